@@ -1,0 +1,25 @@
+"""fulltilt: PyTorch training as fast as your own hardware allows, measured.
+
+The public names load on first use, so that ``import fulltilt`` needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fulltilt.tasks import Workload
+    from fulltilt.tuner import tune
+
+__version__ = "0.1.0"
+__all__ = ["Workload", "__version__", "tune"]
+
+_HOMES = {"Workload": "fulltilt.tasks", "tune": "fulltilt.tuner"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fulltilt' has no attribute {name!r}; it has {', '.join(__all__)}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,98 @@
+"""Every error fulltilt raises on purpose. One tree; each class knows the exit code the CLI ends with.
+
+FulltiltError                 1
+├── UsageError                2   wrong flags, wrong call
+│   ├── ConfigError           2   a configuration file: carries file, line and key
+│   ├── DataError             2   a data file is missing, unreadable, truncated or too short
+│   ├── DeviceError           2   the device asked for is not there
+│   └── RunFolderError        2   the output folder is locked or belongs to another run
+├── NoPlanError               3   the search ran and no plan can run
+├── CheckFailedError          3   a check ran and found problems
+├── StorageError              1   no space left, read-only file system
+└── TrainingError             1   the run itself failed
+    ├── NonFiniteLossError    1
+    ├── WorkerDiedError       1   a data worker died
+    └── DeviceMemoryError     1   out of memory, whichever spelling
+
+A message says the fact, the values and the remedy: ``batch_size 512 is larger than the dataset (360 samples);
+use batch_size 360 or less``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FulltiltError(Exception):
+    """Base of all errors that fulltilt raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(FulltiltError):
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration that cannot be used.
+
+    Args:
+        message: Fact, values, remedy.
+        file: The file the value came from, or how it was given ("command line").
+        line: 1-based line in ``file``.
+        key: Dotted key, for instance ``data.batch_size``.
+    """
+
+    def __init__(self, message: str, *, file: str | None = None, line: int | None = None, key: str | None = None):
+        place = ":".join(str(part) for part in (file, line) if part is not None)
+        super().__init__(": ".join(part for part in (place, key, message) if part))
+        self.file, self.line, self.key, self.message = file, line, key, message
+
+
+class DataError(UsageError):
+    pass
+
+
+class DeviceError(UsageError):
+    pass
+
+
+class RunFolderError(UsageError):
+    pass
+
+
+class NoPlanError(FulltiltError):
+    exit_code = 3
+
+
+class CheckFailedError(FulltiltError):
+    exit_code = 3
+
+
+class StorageError(FulltiltError):
+    pass
+
+
+class TrainingError(FulltiltError):
+    pass
+
+
+class NonFiniteLossError(TrainingError):
+    pass
+
+
+class WorkerDiedError(TrainingError):
+    pass
+
+
+class DeviceMemoryError(TrainingError):
+    pass
+
+
+def format_nearest(unknown: str, valid: Iterable[str]) -> str:
+    """``did you mean a, b? valid: …``: the end of every message about an unknown name."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(unknown, names, n=3, cutoff=0.5)
+    listing = f"valid: {', '.join(names)}"
+    return f"did you mean {' or '.join(near)}? {listing}" if near else listing

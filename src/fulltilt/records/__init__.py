@@ -1,0 +1,49 @@
+"""The language between rooms: frozen, keyword-only records with units in their names, and one JSON codec."""
+
+from fulltilt.records._codec import VERSION, decode, dumps, encode, loads
+from fulltilt.records.events import (
+    CheckpointSaved,
+    EpochDone,
+    Evaluated,
+    Event,
+    Listener,
+    Noted,
+    RunEnded,
+    RunStarted,
+    StepsDone,
+)
+from fulltilt.records.machine import Device, Machine, Roof
+from fulltilt.records.measurement import PHASES, Measurement, PhasesMs
+from fulltilt.records.outcome import Evidence, classify_outcome
+from fulltilt.records.plan import Plan
+from fulltilt.records.trial import Status, Trial, TrialRequest, WorkloadSource
+
+__all__ = [
+    "PHASES",
+    "VERSION",
+    "CheckpointSaved",
+    "Device",
+    "EpochDone",
+    "Evaluated",
+    "Event",
+    "Evidence",
+    "Listener",
+    "Machine",
+    "Measurement",
+    "Noted",
+    "PhasesMs",
+    "Plan",
+    "Roof",
+    "RunEnded",
+    "RunStarted",
+    "Status",
+    "StepsDone",
+    "Trial",
+    "TrialRequest",
+    "WorkloadSource",
+    "classify_outcome",
+    "decode",
+    "dumps",
+    "encode",
+    "loads",
+]

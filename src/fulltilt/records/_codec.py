@@ -1,0 +1,110 @@
+"""The one JSON codec: frozen dataclasses to plain JSON and back, by their type hints.
+
+Reading is lenient where the contract lets keys join (unknown keys are ignored, missing ones take their
+default) and strict in types. Non-finite floats never reach a file: JSON has no spelling for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+VERSION = 1
+T = TypeVar("T")
+
+
+def encode(value: Any) -> Any:
+    """Turn a record into JSON-ready dicts and lists; a non-finite float becomes ``None``."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): encode(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [encode(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no JSON form here; give the record a to_json()")
+
+
+def decode(cls: type[T], data: Any) -> T:
+    """Build ``cls`` from what ``encode`` made.
+
+    Raises:
+        ValueError: a required field is missing, or a value has the wrong type; names the field.
+    """
+    return typing.cast(T, _decode(cls, data, cls.__name__))
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    return json.dumps(encode(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def loads(cls: type[T], text: str | bytes) -> T:
+    return decode(cls, json.loads(text))
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _decode(hint: Any, data: Any, where: str) -> Any:
+    if hint is Any:
+        return data
+    if hasattr(hint, "from_json"):
+        return hint.from_json(data)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in args:
+            return None
+        return _decode_union([a for a in args if a is not type(None)], data, where)
+    if origin is typing.Literal:
+        if data not in args:
+            raise ValueError(f"{where} is {data!r}, expected one of {', '.join(map(repr, args))}")
+        return data
+    if origin is tuple:
+        inner = args[:1] * len(data) if args[-1:] == (Ellipsis,) else args
+        return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(inner, data, strict=True)))
+    if origin is list:
+        return [_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data)]
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        return {k: _decode(args[1], v, f"{where}.{k}") for k, v in data.items()}
+    if dataclasses.is_dataclass(hint):
+        return _decode_dataclass(typing.cast(type, hint), data, where)
+    if hint is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if isinstance(hint, type) and not isinstance(data, hint):
+        raise ValueError(f"{where} is {data!r} ({type(data).__name__}), expected {hint.__name__}")
+    return data
+
+
+def _decode_union(options: list[Any], data: Any, where: str) -> Any:
+    problems = []
+    for option in options:
+        try:
+            return _decode(option, data, where)
+        except (ValueError, TypeError, AttributeError) as problem:
+            problems.append(str(problem))
+    raise ValueError("; ".join(problems))
+
+
+def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} is {type(data).__name__}, expected an object with the fields of {cls.__name__}")
+    values = {}
+    for field in dataclasses.fields(cls):
+        if field.name in data:
+            values[field.name] = _decode(_hints(cls)[field.name], data[field.name], f"{where}.{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{where}.{field.name} is missing")
+    return cls(**values)

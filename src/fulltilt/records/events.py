@@ -1,0 +1,94 @@
+"""What the engine says while it runs. Listeners take these; the engine knows none of them.
+
+Every event carries ``rank`` and ``attempt``, so that a listener can tell ranks and restarts apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    rank: int = 0
+    attempt: int = 0
+    time_s: float = 0.0  # Unix time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunStarted(Event):
+    name: str
+    out_dir: str
+    device: str
+    plan: dict[str, Any]
+    n_parameters: int
+    n_samples: int | None
+    steps_per_epoch: int | None
+    n_epochs: int
+    first_epoch: int = 0  # above 0 when resumed
+    first_step: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepsDone(Event):
+    """A logging interval ended: figures over the interval's steps, never one that forced a host sync per step."""
+
+    epoch: int
+    step: int  # optimizer steps since the start of the run
+    step_in_epoch: int
+    n_steps: int  # in this interval
+    n_samples: int
+    seconds: float
+    loss: float
+    lr: float
+    samples_per_s: float
+    phases_ms: dict[str, float | None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EpochDone(Event):
+    epoch: int
+    step: int
+    loss: float
+    metrics: dict[str, float]  # training metrics
+    seconds: float
+    samples_per_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated(Event):
+    epoch: int
+    step: int
+    split: str
+    metrics: dict[str, float]
+    seconds: float
+    training_seconds: float  # since the start of training, evaluation and checkpoints left out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSaved(Event):
+    epoch: int
+    step: int
+    path: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Noted(Event):
+    """Something a person should know: a fallback taken, a lever without effect."""
+
+    message: str
+    level: str = "note"  # "note" or "warning"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunEnded(Event):
+    reason: str  # "finished", "interrupted", "failed: …"
+    step: int
+    seconds: float
+    metrics: dict[str, float]
+
+
+Listener = Callable[[Event], None]

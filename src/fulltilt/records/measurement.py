@@ -1,0 +1,47 @@
+"""What a trial saw: phases, throughput, memory. Units are in the names; ``None`` is "not read", 0 is zero."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
+"""Phases of one optimizer step, in their order. They sum to ``step``; ``other`` is what none of them claims."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PhasesMs:
+    """Median milliseconds per optimizer step (all micro-steps of an accumulation window together)."""
+
+    data_wait: float | None
+    h2d: float | None
+    forward: float | None
+    backward: float | None
+    optimizer: float | None
+    other: float | None
+    step: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """The samples of one trial with their spread."""
+
+    phases_ms: PhasesMs
+    samples_per_s: float
+    samples_per_s_ci95: tuple[float, float]
+    block_samples_per_s: tuple[float, ...]  # one figure per timed block: the unit of replication
+    n_steps: int  # timed optimizer steps
+    n_warmup_steps: int
+    first_step_s: float | None = None  # build of kernels, compile, worker start
+    gpu_utilization_pct: float | None = None
+    memory_allocated_peak_gib: float | None = None
+    memory_reserved_peak_gib: float | None = None
+    memory_rss_peak_gib: float | None = None  # process tree
+    flops_per_sample: float | None = None
+    flops_coverage_pct: float | None = None  # share of the step's operator calls whose FLOPs are known
+    cpu_pressure_pct: float | None = None  # PSI "some", over the timed blocks
+    steal_pct: float | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    observed: dict[str, Any] = dataclasses.field(default_factory=dict)  # lever → value read back inside the run

@@ -1,0 +1,187 @@
+"""One run folder: locked by one process, written durably, refused to another run.
+
+Used by everything that writes under ``--out``. Appends survive SIGKILL (a torn last line is dropped on
+reading), whole files are replaced atomically, and the fingerprint says whose results lie here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from fulltilt.errors import RunFolderError, StorageError
+
+FINGERPRINT_FILE = "fingerprint.json"
+LOCK_FILE = ".lock"
+
+
+def compute_fingerprint(parts: Mapping[str, Any]) -> str:
+    """A stable digest of what a run depends on: configuration, code, machine."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class RunFolder:
+    """A folder owned by this process until ``close``.
+
+    Raises:
+        RunFolderError: another living process holds it, or it belongs to a run with another fingerprint.
+        StorageError: it cannot be created or written.
+    """
+
+    def __init__(self, path: str | Path, *, fingerprint_parts: Mapping[str, Any], command: str):
+        self.path = Path(path)
+        with _storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._take_lock()
+            self.is_resumed = self._claim(fingerprint_parts, command)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock. The lock file stays: removing it would let two processes lock two files."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def write_atomic(self, name: str, content: str | bytes) -> Path:
+        return write_atomic(self.path / name, content)
+
+    def append_line(self, name: str, line: str) -> None:
+        """Append one line durably: it is on the disk when this returns, or StorageError is raised."""
+        append_line(self.path / name, line)
+
+    def read_lines(self, name: str) -> list[str]:
+        return read_lines(self.path / name)
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise RunFolderError(
+                f"{self.path} is in use by process {holder}; wait for it, or give another folder with --out"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _claim(self, parts: Mapping[str, Any], command: str) -> bool:
+        mine = {"command": command, "fingerprint": compute_fingerprint(parts), "parts": dict(parts)}
+        file = self.path / FINGERPRINT_FILE
+        if not file.exists():
+            self.write_atomic(FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
+            return False
+        try:
+            found = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{file} cannot be read ({error}); give another folder with --out") from None
+        if found.get("command") != command or found.get("fingerprint") != mine["fingerprint"]:
+            changed = _describe_change(found.get("parts", {}), mine["parts"])
+            raise RunFolderError(
+                f"{self.path} holds the results of another run ({changed}); give another folder with --out, "
+                f"or remove this one"
+            )
+        return True
+
+
+def write_atomic(path: Path, content: str | bytes) -> Path:
+    """Write a whole file so that a reader, or a crash, sees the old one or the new one and never a part.
+
+    Raises:
+        StorageError: no space, no permission; the old file is untouched.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with _storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+    return path
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line and sync it. A torn line left by a crash is cut off first.
+
+    Raises:
+        StorageError: no space; what this call wrote of the line is taken back.
+    """
+    if "\n" in line:
+        raise ValueError("a journal line must not hold a line break")
+    with _storage_errors(path), path.open("ab+") as stream:
+        end = _drop_torn_line(stream)
+        try:
+            stream.write(line.encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(stream.fileno(), end)
+            raise
+
+
+def read_lines(path: Path) -> list[str]:
+    """The whole lines of a journal; a torn last line (no line break) is left out."""
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.split("\n")[:-1] if line.strip()]
+
+
+def _drop_torn_line(stream: BinaryIO) -> int:
+    """Cut back to the last line break; return the size then."""
+    end = stream.seek(0, os.SEEK_END)
+    if not end:
+        return 0
+    stream.seek(end - 1)
+    if stream.read(1) == b"\n":
+        return end
+    stream.seek(0)
+    end = stream.read().rfind(b"\n") + 1
+    os.ftruncate(stream.fileno(), end)
+    return end
+
+
+@contextlib.contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(f"no space left for {path}; free some and run the same command again") from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EFBIG):
+            raise StorageError(f"{path} cannot be written ({error.strerror}); give another place with --out") from error
+        raise
+
+
+def _describe_change(found: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    names = sorted(k for k in {*found, *mine} if str(found.get(k)) != str(mine.get(k)))
+    return f"changed: {', '.join(names)}" if names else "another command"

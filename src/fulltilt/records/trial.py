@@ -1,0 +1,72 @@
+"""A trial: what is asked of a trial process, and the row it becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from fulltilt.records.measurement import PhasesMs
+from fulltilt.records.plan import Plan
+
+Status = Literal["ok", "out_of_memory", "timeout", "error", "skipped"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadSource:
+    """How a trial process gets the workload: always a resolved configuration, which may name ``module:object``.
+
+    ``pickled`` is base64 cloudpickle of a Workload that has no import path (a notebook's); it only ever
+    travels from a parent to its own child.
+    """
+
+    config: dict[str, Any]
+    base_dir: str  # relative paths in the configuration start here
+    import_paths: tuple[str, ...] = ()  # put in front of sys.path
+    pickled: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRequest:
+    """One JSON line to a trial process."""
+
+    id: str
+    source: WorkloadSource
+    plan: Plan
+    device: str  # "cpu", "cuda", "cuda:1"
+    n_steps: int  # timed optimizer steps at least; blocks may need more
+    seed: int = 0
+    memory_limit_bytes: int | None = None
+    deadline_s: float = 120.0
+    max_measure_s: float | None = None  # stop adding blocks after this long, once n_steps are in
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One row of ``trials.jsonl`` and of the JSON contract."""
+
+    id: str
+    plan: Plan
+    status: Status
+    reason: str | None = None
+    why: str | None = None  # why the search chose this trial
+    kind: str = "end_to_end"
+    n_devices: int = 1
+    batch_size_per_device: int = 0
+    effective_batch_size: int = 0
+    phases_ms: PhasesMs | None = None
+    samples_per_s: float | None = None
+    samples_per_s_ci95: tuple[float, float] | None = None
+    block_samples_per_s: tuple[float, ...] = ()
+    gpu_utilization_pct: float | None = None
+    memory_allocated_peak_gib: float | None = None
+    memory_reserved_peak_gib: float | None = None
+    memory_rss_peak_gib: float | None = None
+    first_step_s: float | None = None
+    flops_per_sample: float | None = None
+    flops_coverage_pct: float | None = None
+    cpu_pressure_pct: float | None = None
+    steal_pct: float | None = None
+    n_steps: int = 0
+    seconds: float = 0.0
+    observed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
