@@ -5,6 +5,7 @@ FulltiltError                 1
 │   ├── ConfigError           2   a configuration file: carries file, line and key
 │   ├── DataError             2   a data file is missing, unreadable, truncated or too short
 │   ├── DeviceError           2   the device asked for is not there
+│   ├── PlanObstacleError     2   a lever's value cannot apply to this model on this machine
 │   └── RunFolderError        2   the output folder is locked or belongs to another run
 ├── NoPlanError               3   the search ran and no plan can run
 ├── CheckFailedError          3   a check ran and found problems
@@ -55,6 +56,10 @@ class DataError(UsageError):
 
 
 class DeviceError(UsageError):
+    pass
+
+
+class PlanObstacleError(UsageError):
     pass
 
 

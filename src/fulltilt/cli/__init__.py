@@ -1,0 +1,81 @@
+"""``fulltilt``: one file a command, loaded only when it is called, so that ``--help`` needs none of them.
+
+A command module has ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fulltilt import __version__
+from fulltilt.errors import FulltiltError
+
+COMMANDS = {
+    "tune": "find the fastest safe settings for this model, this data and this machine",
+    "train": "train from a configuration",
+    "check": "build everything, push one batch through, and go through the checklist",
+    "machine": "what is there, with measured roofs",
+    "levers": "the catalogue of performance levers",
+    "schema": "the JSON Schema of the configuration",
+    "data": "make data files",
+}
+EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE = 130, 143, 141
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived: unwinds like KeyboardInterrupt, so that every ``finally`` runs."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the ``fulltilt`` program. Always ends with SystemExit."""
+    sys.exit(run_command(sys.argv[1:] if argv is None else list(argv)))
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code; argparse's own exits pass through as SystemExit."""
+    command = next((word for word in argv if not word.startswith("-")), None)
+    args = build_parser(command).parse_args(argv)
+    if args.command is None:
+        build_parser(None).print_help()
+        return 2
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        return args.run(args)
+    except FulltiltError as error:
+        print(f"fulltilt {args.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"fulltilt {args.command}: interrupted; what was measured is kept", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Terminated:
+        return EXIT_TERMINATED
+    except BrokenPipeError:
+        # The reader of our stdout went away; Python would complain again while closing it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def build_parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser with every command named and, of them all, only ``command`` loaded."""
+    parser = argparse.ArgumentParser(
+        prog="fulltilt", description="PyTorch training as fast as your own hardware allows, measured."
+    )
+    parser.add_argument("--version", action="version", version=f"fulltilt {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, summary in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
+        if name == command:
+            module = importlib.import_module(f"fulltilt.cli.{name}")
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+    return parser
+
+
+def _raise_terminated(number: int, frame: object) -> NoReturn:
+    raise Terminated

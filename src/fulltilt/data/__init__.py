@@ -1,0 +1,46 @@
+"""Data: datasets by name, image transforms, HDF5 of any layout, loaders whose position can be saved.
+
+A builder of ``DATASETS`` takes ``split`` ("train" or "val"), ``transform``, ``path``, ``base_dir`` (where relative
+paths start) and typed arguments of its own, and returns a map-style dataset of (inputs, targets) with ``name``,
+``n_classes`` (None when targets are no classes) and ``sample_shape``. Such a dataset offers
+``get_batch(indices) -> (inputs, targets)``, which ``build_loader`` uses in place of one call per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch.utils.data import Dataset
+
+from fulltilt.data.cifar10 import cifar10
+from fulltilt.data.collate import fast_collate
+from fulltilt.data.digits import digits
+from fulltilt.data.hdf5 import hdf5
+from fulltilt.data.image_folder import image_folder
+from fulltilt.data.loader import build_loader
+from fulltilt.data.loader_errors import explain_loader_error
+from fulltilt.data.make_sensor import make_sensor_hdf5
+from fulltilt.data.pipeline import Pipeline, build_pipeline
+from fulltilt.data.sampler import EpochSampler
+from fulltilt.data.sensor import sensor_hdf5
+from fulltilt.data.transforms import TRANSFORMS
+
+DATASETS: Mapping[str, Callable[..., Dataset]] = {
+    "cifar10": cifar10,
+    "digits": digits,
+    "hdf5": hdf5,
+    "image_folder": image_folder,
+    "sensor_hdf5": sensor_hdf5,
+}
+
+__all__ = [
+    "DATASETS",
+    "TRANSFORMS",
+    "EpochSampler",
+    "Pipeline",
+    "build_loader",
+    "build_pipeline",
+    "explain_loader_error",
+    "fast_collate",
+    "make_sensor_hdf5",
+]

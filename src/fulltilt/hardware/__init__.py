@@ -1,0 +1,70 @@
+"""What the machine has and what it is doing: NVML, /proc and control groups. Nothing here imports torch.
+
+Readers take the root folder of the machine, so that recorded trees can stand in for it.
+"""
+
+from fulltilt.hardware.cgroup import read_cpu_quota_cores, read_memory_limit_bytes, read_oom_kills
+from fulltilt.hardware.cpu import (
+    CpuTimes,
+    Pressure,
+    compute_steal_pct,
+    count_usable_cores,
+    has_c_compiler,
+    read_cpu_model,
+    read_cpu_times,
+    read_memory_bytes,
+    read_pressure,
+)
+from fulltilt.hardware.datasheet import DataSheet, find_data_sheet
+from fulltilt.hardware.devices import find_nvml_index, read_package_version, read_visible_devices, resolve_device
+from fulltilt.hardware.filesystem import Filesystem, ShmSpace, read_filesystem, read_shm
+from fulltilt.hardware.machine import is_wsl, read_machine
+from fulltilt.hardware.nvml import Nvml, NvmlDevice, NvmlProcess, NvmlStatus, RealNvml, Utilization
+from fulltilt.hardware.nvml_fake import FakeNvml, build_status
+from fulltilt.hardware.process_memory import (
+    ProcessMemory,
+    read_process_tree,
+    read_process_tree_memory,
+    read_rss_bytes,
+)
+from fulltilt.hardware.watchdog import MemoryWatchdog
+
+__all__ = [
+    "CpuTimes",
+    "DataSheet",
+    "FakeNvml",
+    "Filesystem",
+    "MemoryWatchdog",
+    "Nvml",
+    "NvmlDevice",
+    "NvmlProcess",
+    "NvmlStatus",
+    "Pressure",
+    "ProcessMemory",
+    "RealNvml",
+    "ShmSpace",
+    "Utilization",
+    "build_status",
+    "compute_steal_pct",
+    "count_usable_cores",
+    "find_data_sheet",
+    "find_nvml_index",
+    "has_c_compiler",
+    "is_wsl",
+    "read_cpu_model",
+    "read_cpu_quota_cores",
+    "read_cpu_times",
+    "read_filesystem",
+    "read_machine",
+    "read_memory_bytes",
+    "read_memory_limit_bytes",
+    "read_oom_kills",
+    "read_package_version",
+    "read_pressure",
+    "read_process_tree",
+    "read_process_tree_memory",
+    "read_rss_bytes",
+    "read_shm",
+    "read_visible_devices",
+    "resolve_device",
+]

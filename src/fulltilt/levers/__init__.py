@@ -14,7 +14,19 @@ from typing import Any
 from fulltilt.levers._spec import STAGES, Facts, Lever, Setup, Stage, Trade
 from fulltilt.records import Plan
 
-__all__ = ["STAGES", "Facts", "Lever", "Setup", "Stage", "Trade", "default_plan", "find_obstacles", "load_catalogue"]
+__all__ = [
+    "STAGES",
+    "Facts",
+    "Lever",
+    "Setup",
+    "Stage",
+    "Trade",
+    "default_plan",
+    "find_notes",
+    "find_obstacles",
+    "load_catalogue",
+    "settle_plan",
+]
 
 
 @functools.cache
@@ -44,3 +56,31 @@ def find_obstacles(plan: Mapping[str, Any], facts: Facts) -> list[str]:
     catalogue = load_catalogue()
     reasons = ((name, catalogue[name].guard(value, plan, facts)) for name, value in plan.items())
     return [f"{name}={plan[name]}: {reason}" for name, reason in reasons if reason]
+
+
+NEVER_SETTLED = ("accumulate", "batch_size", "num_workers", "precision")
+"""Levers whose value the user must change: another one would change what is learned, or how it is computed."""
+
+
+def settle_plan(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
+    """A user's plan made applicable here: what cannot apply is taken at its default, one note a lever.
+
+    For training from a configuration that was written for another machine (``pin_memory: true`` on a CPU). A trial is
+    never settled: its row would be of another plan.
+    """
+    catalogue = load_catalogue()
+    notes = []
+    for name, value in plan.items():
+        default = catalogue[name].default
+        reason = None if name in NEVER_SETTLED or value == default else catalogue[name].guard(value, plan, facts)
+        if reason:
+            plan = plan.replace(**{name: default})
+            notes.append(f"{name}={value} cannot apply and is taken as {default}: {reason}")
+    return plan, notes
+
+
+def find_notes(plan: Mapping[str, Any], facts: Facts) -> list[str]:
+    """What a user should know about values that do apply, one line a lever."""
+    catalogue = load_catalogue()
+    notes = ((name, catalogue[name].note(value, plan, facts)) for name, value in plan.items())
+    return [f"{name}={plan[name]}: {note}" for name, note in notes if note]

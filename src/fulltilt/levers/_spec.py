@@ -32,6 +32,8 @@ class Facts:
     optimizer: str | None = None  # class name, "AdamW"
     n_samples: int | None = None  # length of the training set
     is_iterable: bool | None = None  # an IterableDataset
+    has_any_conv: bool | None = None  # convolutions of any dimension
+    has_native_bf16: bool | None = None  # bf16 arithmetic in hardware, not emulated
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -56,6 +58,9 @@ class Setup:
     accumulate: int = 1
     loader: Any = None  # the DataLoader, once built: for observe
     notes: list[str] = dataclasses.field(default_factory=list)  # fallbacks taken, said to the user
+    state: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # what the first step saw, and levers' own: for observe
 
 
 def _no_guard(value: Any, plan: Mapping[str, Any], facts: Facts) -> str | None:
@@ -84,6 +89,7 @@ class Lever:
         observe: Reads the value really in force back from a built run; the effect tests and every trial use it.
         complexity: Of two tied plans the one with the smaller sum is the simpler one.
         parse_alias: Turns an alias' value into a value of this lever (``use_amp: true``).
+        note: What the user should know about the value in this plan on this machine, though it applies; None: nothing.
     """
 
     name: str
@@ -103,3 +109,4 @@ class Lever:
     guard: Callable[[Any, Mapping[str, Any], Facts], str | None] = _no_guard
     complexity: Callable[[Any], float] = float
     parse_alias: Callable[[str, Any], Any] | None = None
+    note: Callable[[Any, Mapping[str, Any], Facts], str | None] = _no_guard

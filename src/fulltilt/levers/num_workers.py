@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from fulltilt.levers._spec import Facts, Lever, Setup
 
@@ -31,7 +33,7 @@ def _apply(setup: Setup, value: int) -> None:
 LEVER = Lever(
     name="num_workers",
     key="data.num_workers",
-    type=int,
+    type=Annotated[int, Ge(0)],
     default=0,
     unit="processes",
     summary="Processes that load and collate batches beside the training process.",

@@ -1,0 +1,64 @@
+"""Clocks, phases, memory, utilisation, FLOPs and roofs of the device at hand.
+
+Names load on first use, so that a clock does not pull in what only roofs need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fulltilt.measure.clock import Clock, CudaClock, FakeClock, HostClock
+    from fulltilt.measure.flops import Flops, count_flops
+    from fulltilt.measure.limit import apply_memory_limit
+    from fulltilt.measure.memory import MemoryMeter
+    from fulltilt.measure.phase_timer import NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
+    from fulltilt.measure.roofs import measure_roofs
+    from fulltilt.measure.steps import Block, StepsResult, measure_steps
+    from fulltilt.measure.utilization import UtilizationSampler
+
+__all__ = [
+    "Block",
+    "Clock",
+    "CudaClock",
+    "FakeClock",
+    "Flops",
+    "HostClock",
+    "MemoryMeter",
+    "NullTimer",
+    "PhaseTimer",
+    "StepSample",
+    "StepsResult",
+    "UtilizationSampler",
+    "apply_memory_limit",
+    "check_closure",
+    "count_flops",
+    "measure_roofs",
+    "measure_steps",
+    "summarize_phases",
+]
+
+_HOMES = {
+    "clock": ("Clock", "CudaClock", "FakeClock", "HostClock"),
+    "flops": ("Flops", "count_flops"),
+    "limit": ("apply_memory_limit",),
+    "memory": ("MemoryMeter",),
+    "phase_timer": ("NullTimer", "PhaseTimer", "StepSample", "check_closure", "summarize_phases"),
+    "roofs": ("measure_roofs",),
+    "steps": ("Block", "StepsResult", "measure_steps"),
+    "utilization": ("UtilizationSampler",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,7 +11,7 @@ PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PhasesMs:
-    """Median milliseconds per optimizer step (all micro-steps of an accumulation window together)."""
+    """Mean milliseconds per optimizer step (all micro-steps of an accumulation window together)."""
 
     data_wait: float | None
     h2d: float | None
@@ -44,4 +44,5 @@ class Measurement:
     first_loss: float | None = None
     last_loss: float | None = None
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # contended blocks, a warm-up that did not end: what doubts the figure
     observed: dict[str, Any] = dataclasses.field(default_factory=dict)  # lever → value read back inside the run

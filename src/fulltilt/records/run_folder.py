@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -32,19 +33,23 @@ def compute_fingerprint(parts: Mapping[str, Any]) -> str:
 class RunFolder:
     """A folder owned by this process until ``close``.
 
+    Args:
+        results: Files that make the folder somebody's. Where none of them is there yet, an earlier run ended before
+            it had anything to lose, and another fingerprint takes the folder over.
+
     Raises:
         RunFolderError: another living process holds it, or it belongs to a run with another fingerprint.
         StorageError: it cannot be created or written.
     """
 
-    def __init__(self, path: str | Path, *, fingerprint_parts: Mapping[str, Any], command: str):
+    def __init__(self, path: str | Path, *, fingerprint_parts: Mapping[str, Any], command: str, results: Sequence[str]):
         self.path = Path(path)
         with _storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._take_lock()
-            self.is_resumed = self._claim(fingerprint_parts, command)
+            self.is_resumed = self._claim(fingerprint_parts, command, results)
         except BaseException:
             os.close(self._lock)
             raise
@@ -84,10 +89,10 @@ class RunFolder:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
-    def _claim(self, parts: Mapping[str, Any], command: str) -> bool:
+    def _claim(self, parts: Mapping[str, Any], command: str, results: Sequence[str]) -> bool:
         mine = {"command": command, "fingerprint": compute_fingerprint(parts), "parts": dict(parts)}
         file = self.path / FINGERPRINT_FILE
-        if not file.exists():
+        if not file.exists() or not any((self.path / name).exists() for name in results):
             self.write_atomic(FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
             return False
         try:
@@ -110,12 +115,24 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
         StorageError: no space, no permission; the old file is untouched.
     """
     data = content.encode() if isinstance(content, str) else content
+    with open_atomic(path) as stream:
+        stream.write(data)
+    return path
+
+
+@contextlib.contextmanager
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
+    """The same for content that is written in pieces: the file takes its place, synced, when the block ends well.
+
+    Raises:
+        StorageError: as for ``write_atomic``.
+    """
     with _storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
+                yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             Path(temporary).chmod(0o644)
@@ -124,7 +141,6 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
             raise
-    return path
 
 
 def append_line(path: Path, line: str) -> None:
@@ -135,11 +151,13 @@ def append_line(path: Path, line: str) -> None:
     """
     if "\n" in line:
         raise ValueError("a journal line must not hold a line break")
-    with _storage_errors(path), path.open("ab+") as stream:
+    # Unbuffered: a buffer would write its rest once more when the file is closed after a failure.
+    with _storage_errors(path), path.open("ab+", buffering=0) as stream:
         end = _drop_torn_line(stream)
         try:
-            stream.write(line.encode() + b"\n")
-            stream.flush()
+            rest = line.encode() + b"\n"
+            while rest:
+                rest = rest[stream.write(rest) :]
             os.fsync(stream.fileno())
         except OSError:
             with contextlib.suppress(OSError):
@@ -156,7 +174,7 @@ def read_lines(path: Path) -> list[str]:
     return [line for line in text.split("\n")[:-1] if line.strip()]
 
 
-def _drop_torn_line(stream: BinaryIO) -> int:
+def _drop_torn_line(stream: FileIO) -> int:
     """Cut back to the last line break; return the size then."""
     end = stream.seek(0, os.SEEK_END)
     if not end:
@@ -177,7 +195,15 @@ def _storage_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageError(f"no space left for {path}; free some and run the same command again") from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EFBIG):
+        if error.errno in (
+            errno.EROFS,
+            errno.EACCES,
+            errno.EPERM,
+            errno.ENOTDIR,
+            errno.EEXIST,
+            errno.EISDIR,
+            errno.EFBIG,
+        ):
             raise StorageError(f"{path} cannot be written ({error.strerror}); give another place with --out") from error
         raise
 

@@ -68,5 +68,6 @@ class Trial:
     steal_pct: float | None = None
     n_steps: int = 0
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
     observed: dict[str, Any] = dataclasses.field(default_factory=dict)
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,74 @@
+"""The search for the fastest safe plan. Names load on first use; torch is imported in trial processes only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fulltilt.tuner.hints import Hint
+    from fulltilt.tuner.progress import (
+        PickMade,
+        SearchEvent,
+        SearchNoted,
+        SearchStarted,
+        TrialDone,
+        TrialProgressed,
+        TrialStarted,
+    )
+    from fulltilt.tuner.recommend import LearningRate, Pick, Picks
+    from fulltilt.tuner.result import EpochSeconds, SearchSummary, TuneResult, read_schema
+    from fulltilt.tuner.space import Space, build_space
+    from fulltilt.tuner.target import ProcessTarget, Target
+    from fulltilt.tuner.tuning import tune
+
+_HOMES = {
+    "hints": ("Hint",),
+    "progress": (
+        "PickMade",
+        "SearchEvent",
+        "SearchNoted",
+        "SearchStarted",
+        "TrialDone",
+        "TrialProgressed",
+        "TrialStarted",
+    ),
+    "recommend": ("LearningRate", "Pick", "Picks"),
+    "result": ("EpochSeconds", "SearchSummary", "TuneResult", "read_schema"),
+    "space": ("Space", "build_space"),
+    "target": ("ProcessTarget", "Target"),
+    "tuning": ("tune",),
+}
+
+__all__ = [
+    "EpochSeconds",
+    "Hint",
+    "LearningRate",
+    "Pick",
+    "PickMade",
+    "Picks",
+    "ProcessTarget",
+    "SearchEvent",
+    "SearchNoted",
+    "SearchStarted",
+    "SearchSummary",
+    "Space",
+    "Target",
+    "TrialDone",
+    "TrialProgressed",
+    "TrialStarted",
+    "TuneResult",
+    "build_space",
+    "read_schema",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")

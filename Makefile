@@ -1,0 +1,51 @@
+# The only entrance: people and CI call the same targets.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALLED := $(VENV)/.installed
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench test-gpu bench-gpu docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch goes in first and by its pin: whatever asks for torch later finds it there.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (torch first; a few minutes the first time)"
+	@$(PIP) torch
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## tune the digits workload, apply the pick, train with both (about 2 minutes)
+	@$(BIN)/python scripts/demo.py
+
+test: $(INSTALLED) check ## the whole fast test set, offline
+	@$(BIN)/python -m pytest
+
+check: $(INSTALLED) ## format, lint, types of the torch-free half, import contracts
+	@$(BIN)/ruff format --check --quiet . || (echo "run 'make format'"; exit 1)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/basedpyright
+	@$(BIN)/lint-imports --no-cache
+
+format: $(INSTALLED) ## format and fix what ruff can fix
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+
+bench: $(INSTALLED) ## all benchmarks, peers in an environment of their own; writes benchmarks/results/
+	@$(BIN)/python -m benchmarks --all
+
+test-gpu: $(INSTALLED) ## the tests that need an NVIDIA GPU
+	@$(BIN)/python -m pytest -m gpu
+
+bench-gpu: $(INSTALLED) ## the benchmarks that need an NVIDIA GPU
+	@$(BIN)/python -m benchmarks --all --device cuda
+
+docs: $(INSTALLED) ## write the generated pages again
+	@$(BIN)/python -m fulltilt.config.document > docs/config.md
+
+clean: ## remove the environment and what the commands wrote
+	rm -rf $(VENV) .venv-peers runs demo

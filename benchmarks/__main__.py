@@ -1,0 +1,61 @@
+"""``python -m benchmarks [NAME …] [--all] [--device cpu|cuda] [--quick]``"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from benchmarks._runner import (
+    Context,
+    describe_result,
+    find_benchmarks,
+    run_benchmark,
+    run_in_peers_environment,
+    write_result,
+)
+from fulltilt.errors import format_nearest
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    found = find_benchmarks()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(found))
+    parser.add_argument("--all", action="store_true", help="run every benchmark of this device")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--quick", action="store_true", help="few repetitions; nothing is written")
+    parser.add_argument("--here", action="store_true", help="in this environment, even where peers are needed")
+    args = parser.parse_args(arguments)
+    chosen = _choose(parser, args, found)
+    context = Context(device=args.device, quick=args.quick)
+    failures = 0
+    for name, module in chosen.items():
+        if module.NEEDS_PEERS and not args.here:
+            failures += run_in_peers_environment(name, context) != 0
+            continue
+        result = run_benchmark(module, context)
+        print(describe_result(result), flush=True)
+        if args.quick:
+            print("  quick: nothing was written, and too few repetitions for an interval", flush=True)
+        else:
+            print(f"  written: {write_result(result)}", flush=True)
+    return min(failures, 1)
+
+
+def _choose(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, found: dict[str, ModuleType]
+) -> dict[str, ModuleType]:
+    if bool(args.names) == args.all:
+        parser.error("give names, or --all, not both" if args.all else f"give names, or --all: {', '.join(found)}")
+    for name in args.names:
+        if name not in found:
+            parser.error(f"no benchmark named {name}; {format_nearest(name, found)}")
+        if args.device not in found[name].DEVICES:
+            parser.error(f"{name} runs on {', '.join(found[name].DEVICES)}, not on {args.device}")
+    names = args.names or [name for name, module in found.items() if args.device in module.DEVICES]
+    return {name: found[name] for name in names}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

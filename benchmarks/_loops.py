@@ -1,0 +1,278 @@
+"""One training run by each of the loops that ``loop_overhead`` compares: same model, data, loader and optimizer.
+
+Every block is one call of what a user would call, on a model built anew, so that no arm keeps a lucky or unlucky place
+in memory. Time is taken by the dataset, when it is asked for the batches at either end of the timed steps: the same
+two reads in every loop, whatever hooks it has. Loops that fetch a batch ahead do so at both ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import io
+import logging
+import resource
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from fulltilt.config import config_from_values
+from fulltilt.data import build_loader
+from fulltilt.engine.train import train
+from fulltilt.tasks import Workload
+
+BATCH_SIZE = 64
+N_FEATURES = 64
+N_CLASSES = 10
+N_HIDDEN_LAYERS = 4
+SPARE_STEPS = 4  # behind the timed ones: loops that fetch ahead need batches to fetch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model of one size, and how many steps of it make a block."""
+
+    name: str
+    width: int
+    n_warmup: int
+    n_steps: int
+
+    @property
+    def n_batches(self) -> int:
+        return self.n_warmup + self.n_steps + SPARE_STEPS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Mean time of a step over the timed steps of one run."""
+
+    wall_us: float
+    cpu_us: float  # user and system time of the process: without what other processes took from it
+    waits: float  # times the process gave the core back by itself
+
+
+class Mark(NamedTuple):
+    wall_s: float
+    cpu_s: float
+    n_waits: int
+
+
+def read_mark() -> Mark:
+    return Mark(time.perf_counter(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw)
+
+
+class MarkedRows(Dataset):
+    """Rows in memory; reads the clocks when batch ``first`` and batch ``last`` are asked for, counted from 0."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, *, first: int, last: int):
+        self._inputs, self._targets = inputs, targets
+        self._first, self._last = first, last
+        self._n_asked = 0
+        self.marks: list[Mark] = []
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def get_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        if self._n_asked == self._first or self._n_asked == self._last:
+            self.marks.append(read_mark())
+        self._n_asked += 1
+        return self._inputs[indices], self._targets[indices]
+
+
+def build_model(width: int) -> nn.Module:
+    layers: list[nn.Module] = [nn.Linear(N_FEATURES, width), nn.ReLU()]
+    for _ in range(N_HIDDEN_LAYERS - 1):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, N_CLASSES))
+
+
+def build_optimizer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def build_shared_loader(dataset: Dataset) -> DataLoader:
+    """The loader of every arm; fulltilt's engine builds this one by itself."""
+    return build_loader(dataset, batch_size=BATCH_SIZE, shuffle=True, drop_last=False, seed=0)
+
+
+def run_by_hand(model: nn.Module, dataset: Dataset) -> None:
+    optimizer = build_optimizer(model.parameters())
+    for inputs, targets in build_shared_loader(dataset):
+        loss = functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def run_fulltilt(model: nn.Module, dataset: Dataset, *, with_listeners: bool = False) -> None:
+    config = config_from_values(
+        {
+            "data": {"batch_size": BATCH_SIZE},
+            "speed": {"threads": torch.get_num_threads()},
+            "run": {"epochs": 1, "device": "cpu", "seed": 0, "evaluate_every": None, "checkpoint_every": None},
+        },
+        base_dir=".",
+    )
+    workload = Workload(
+        model=lambda: model, dataset=lambda: dataset, loss=functional.cross_entropy, optimizer=build_optimizer
+    )
+    with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
+        listeners = build_listeners(Path(folder)) if with_listeners else ()
+        train(config, out_dir=folder, listeners=listeners, workload=workload)
+
+
+def build_listeners(folder: Path) -> tuple[Callable[[Any], None], ...]:
+    """Those of ``fulltilt train``; the bar draws on a terminal that nobody sees."""
+    from rich.console import Console
+
+    from fulltilt.listeners import CsvLog, EventLog, ProgressBar
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    return CsvLog(folder), EventLog(folder), ProgressBar(console)
+
+
+def run_lightning(model: nn.Module, dataset: Dataset) -> None:
+    import lightning
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, barebones=True, use_distributed_sampler=False
+    )
+    trainer.fit(_build_lightning_module(model), build_shared_loader(dataset))
+
+
+def run_fabric(model: nn.Module, dataset: Dataset) -> None:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    wrapped, optimizer = fabric.setup(model, build_optimizer(model.parameters()))
+    loader = fabric.setup_dataloaders(build_shared_loader(dataset), use_distributed_sampler=False, move_to_device=False)
+    for inputs, targets in loader:
+        loss = functional.cross_entropy(wrapped(inputs), targets)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def run_accelerate(model: nn.Module, dataset: Dataset) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, device_placement=False)
+    wrapped, optimizer, loader = accelerator.prepare(
+        model, build_optimizer(model.parameters()), build_shared_loader(dataset)
+    )
+    for inputs, targets in loader:
+        loss = functional.cross_entropy(wrapped(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.free_memory()
+
+
+REFERENCE = "hand-written"
+AGAIN = "hand-written again"
+OURS = "fulltilt"
+OURS_LISTENING = "fulltilt, listeners"
+
+ARMS: Mapping[str, Callable[[nn.Module, Dataset], None]] = {
+    REFERENCE: run_by_hand,
+    AGAIN: run_by_hand,
+    OURS: run_fulltilt,
+    OURS_LISTENING: functools.partial(run_fulltilt, with_listeners=True),
+    "lightning": run_lightning,
+    "fabric": run_fabric,
+    "accelerate": run_accelerate,
+}
+
+PEERS = {"lightning": "lightning", "fabric": "lightning", "accelerate": "accelerate"}
+"""Arms of other libraries → the package they need."""
+
+NOTES = {
+    REFERENCE: "for inputs, targets in loader: forward, backward, step, zero_grad; the loss is never read",
+    AGAIN: "the reference against itself: what the method calls a difference when there is none",
+    OURS: "engine.train.train with no listener; counts, sums the loss, reads it every 10 steps, sets the learning rate",
+    OURS_LISTENING: "the same with what `fulltilt train` has on: CSV, event log, progress bar on a terminal",
+    "lightning": "Trainer(barebones=True): https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.trainer.trainer.Trainer.html",
+    "fabric": (
+        "setup, setup_dataloaders(move_to_device=False), backward: "
+        "https://lightning.ai/docs/fabric/stable/fundamentals/convert.html"
+    ),
+    "accelerate": (
+        "Accelerator(device_placement=False), prepare, backward: "
+        "https://huggingface.co/docs/accelerate/package_reference/accelerator"
+    ),
+}
+
+
+def measure_block(arm: str, case: Case) -> Block:
+    """Train a new model by one loop and return what a step took. Cost: the whole run, warm-up included."""
+    torch.manual_seed(0)
+    n_samples = case.n_batches * BATCH_SIZE
+    inputs, targets = torch.randn(n_samples, N_FEATURES), torch.randint(N_CLASSES, (n_samples,))
+    dataset = MarkedRows(inputs, targets, first=case.n_warmup, last=case.n_warmup + case.n_steps)
+    with _silence_peers():
+        ARMS[arm](build_model(case.width), dataset)
+    if len(dataset.marks) != 2:
+        raise RuntimeError(f"{arm} asked for too few batches: {len(dataset.marks)} of 2 marks were passed")
+    start, end = dataset.marks
+    return Block(
+        wall_us=1e6 * (end.wall_s - start.wall_s) / case.n_steps,
+        cpu_us=1e6 * (end.cpu_s - start.cpu_s) / case.n_steps,
+        waits=(end.n_waits - start.n_waits) / case.n_steps,
+    )
+
+
+def calibrate_width(target_ms: float, *, n_tries: int = 5) -> int:
+    """The width, a multiple of 16, at which a step of the hand-written loop takes about ``target_ms`` of a core."""
+    low, high = 1, 256  # in units of 16
+    while low < high:
+        middle = (low + high) // 2
+        case = Case(name="calibration", width=16 * middle, n_warmup=3, n_steps=max(5, round(20 / target_ms)))
+        # The fastest try: what slows a short block down is never the block.
+        fastest_us = min(measure_block(REFERENCE, case).cpu_us for _ in range(n_tries))
+        low, high = (middle + 1, high) if fastest_us < 1000 * target_ms else (low, middle)
+    return 16 * low
+
+
+def load_peers(names: Sequence[str]) -> None:
+    """Import them, before anything is timed and before their loggers are turned down."""
+    for package in {PEERS[name] for name in names if name in PEERS}:
+        importlib.import_module(package)
+
+
+@contextlib.contextmanager
+def _silence_peers() -> Iterator[None]:
+    """Peers say at every start what they do not use; hundreds of starts would drown the result."""
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "accelerate"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _build_lightning_module(model: nn.Module) -> Any:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            inputs, targets = batch
+            return functional.cross_entropy(self.model(inputs), targets)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return build_optimizer(self.model.parameters())
+
+    return Module()

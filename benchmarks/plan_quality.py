@@ -1,0 +1,183 @@
+"""The plan that the default search recommends, against the fastest of the whole grid, on three workloads.
+
+Both searches run over the same space. Their winners are then measured again, in turn, in fresh trial processes: the
+grid's winner is the best of many noisy rows, and a second measurement takes that luck away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks._duel import compute_ratios, describe_plan, find_differences, run_duel
+from benchmarks._runner import ROOT, Context, Findings
+from benchmarks._schema import Arm, Target, build_arm, judge
+from fulltilt.data import make_sensor_hdf5
+from fulltilt.records import Plan, Trial
+from fulltilt.tuner import ProcessTarget, TuneResult, tune
+from fulltilt.tuner.source import resolve_target
+
+NAME = "plan_quality"
+CLAIM = "The recommended plan runs at 0.97 or more of the speed of the fastest plan of the whole grid."
+NEEDS_PEERS = False
+DEVICES = ("cpu",)
+
+LIMIT_RATIO = 0.97
+REPLICATION = "pair of trial processes, order in turn"
+MAX_MEASURE_S = 8.0  # of a trial, as the default search has it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is tuned, and the settings that span its space.
+
+    Attributes:
+        axes: Levers that vary; at most 24 plans together.
+    """
+
+    name: str
+    target: str
+    settings: Mapping[str, Any]
+    axes: tuple[str, ...]
+
+
+def list_workloads(folder: Path) -> list[Workload]:
+    """Three workloads that differ in what bounds them: small convolutions, the step itself, attention with I/O."""
+    sensor_file = make_sensor_hdf5(folder / "sensors.h5", 2048, 64, seed=0)
+    return [
+        Workload(
+            name="digits, small CNN",
+            target=str(ROOT / "configs" / "digits.yaml"),
+            settings=_span([32, 128, 512], [0, 1], {"channels_last": [False, True]}),
+            axes=("batch_size", "num_workers", "channels_last"),
+        ),
+        Workload(
+            name="digits as rows, MLP",
+            target="benchmarks._tabular:workload",
+            settings=_span([32, 128, 512], [0, 1], {"fused_optimizer": [False, True]}),
+            axes=("batch_size", "num_workers", "fused_optimizer"),
+        ),
+        Workload(
+            name="sensors, diffusion",
+            target=str(ROOT / "configs" / "checking_gpu_optimization.yaml"),
+            settings={
+                **_span([8, 32, 128], [0, 1], {"threads": [1, 2]}),
+                "model": "sensor_transformer(depth=1, hidden=16, heads=2)",
+                "data.path": str(sensor_file),
+                "data.pin_memory": False,
+            },
+            axes=("batch_size", "num_workers", "threads"),
+        ),
+    ]
+
+
+def _span(batch_sizes: list[int], num_workers: list[int], levers: Mapping[str, list[Any]]) -> dict[str, Any]:
+    return {
+        "run.device": "cpu",
+        "speed.precision": "fp32",
+        "speed.threads": 1,  # two threads on two cores wait for each other whenever anything else runs
+        "benchmark.batch_sizes": batch_sizes,
+        "benchmark.num_workers_options": num_workers,
+        "benchmark.steps_per_test": 10,
+        "benchmark.test_mixed_precision": False,
+        "benchmark.test_pin_memory": False,
+        "benchmark.levers": dict(levers),
+    }
+
+
+def run(context: Context) -> Findings:
+    arms: list[Arm] = []
+    targets: list[Target] = []
+    notes = [
+        "grid: tune --exhaustive; search: tune with its defaults; both on the same axes, in folders of their own",
+        "the grid's best is the row with the most samples/s, without a tie rule; the search's is its recommended pick",
+    ]
+    with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
+        workloads = list_workloads(Path(folder))
+        for workload in workloads[:1] if context.quick else workloads:
+            found, judged, said = compare_workload(workload, Path(folder), n_rounds=2 if context.quick else 12)
+            arms += found
+            targets.append(judged)
+            notes.append(said)
+    return Findings(arms=tuple(arms), targets=tuple(targets), notes=tuple(notes))
+
+
+def compare_workload(workload: Workload, folder: Path, *, n_rounds: int) -> tuple[list[Arm], Target, str]:
+    """Search twice, then set the two winners against each other. Cost: grid, search and 2 × ``n_rounds`` trials."""
+    stem = workload.name.replace(" ", "-").replace(",", "")
+    results = {
+        "grid": tune(workload.target, settings=workload.settings, exhaustive=True, out=folder / f"{stem}-grid"),
+        "search": tune(workload.target, settings=workload.settings, out=folder / f"{stem}-search"),
+    }
+    arms = [arm for name, result in results.items() for arm in describe_search(workload.name, name, result)]
+    best = find_fastest(results["grid"].trials).plan
+    recommended = results["search"].picks.recommended.trial.plan
+    plans = (
+        f"{workload.name}: the grid's best is {describe_plan(best, workload.axes)}, recommended is "
+        f"{describe_plan(recommended, workload.axes)}"
+    )
+    name = f"{workload.name}: recommended over best"
+    if recommended == best:
+        target = judge(name, 1.0, None, at_least=LIMIT_RATIO, note="same plan")
+        return arms, target, f"{plans}: the same plan, not measured again"
+    with open_runner(workload, folder / f"{stem}-duel") as run_plan:
+        pairs = run_duel(recommended, best, run_plan, n_rounds=n_rounds)
+    arms += describe_duel(workload.name, pairs)
+    ratio = arms[-1]
+    target = judge(name, ratio.median, ratio.ci95, at_least=LIMIT_RATIO)
+    return arms, target, f"{plans}; they differ in {', '.join(find_differences(recommended, best))}"
+
+
+def find_fastest(trials: Sequence[Trial]) -> Trial:
+    """The ok row with the most samples per second."""
+    return max((trial for trial in trials if trial.status == "ok"), key=lambda trial: trial.samples_per_s or 0.0)
+
+
+@contextlib.contextmanager
+def open_runner(workload: Workload, folder: Path) -> Iterator[Callable[[Plan], Trial]]:
+    """Runs one plan in a fresh trial process, set up as the search sets up its own."""
+    aim = resolve_target(workload.target, workload.settings)
+    target = ProcessTarget(
+        aim.source,
+        device="cpu",
+        folder=folder,
+        n_steps=aim.config.benchmark.steps_per_test,
+        seed=aim.config.run.seed,
+        max_measure_s=MAX_MEASURE_S,
+    )
+    numbers = itertools.count(1)
+    try:
+        yield lambda plan: target(plan, id=f"d{next(numbers)}", why="recommended against the grid's best")
+    finally:
+        target.close()
+
+
+def describe_search(case: str, name: str, result: TuneResult) -> list[Arm]:
+    summary = result.search
+    figures = {
+        "trials": summary.n_end_to_end,
+        "plans_in_grid": summary.grid_size,
+        "seconds": summary.seconds,
+    }
+    return [
+        build_arm([float(value)], case=case, arm=name, metric=metric, unit_of_replication="search")
+        for metric, value in figures.items()
+    ]
+
+
+def describe_duel(case: str, pairs: list[tuple[float, float]]) -> list[Arm]:
+    """Both rates, and last the ratio."""
+    columns = {
+        ("recommended", "samples_per_s"): [first for first, _ in pairs],
+        ("grid's best", "samples_per_s"): [second for _, second in pairs],
+        ("recommended", "ratio_to_grid_best"): compute_ratios(pairs),
+    }
+    return [
+        build_arm(values, case=case, arm=arm, metric=metric, unit_of_replication=REPLICATION)
+        for (arm, metric), values in columns.items()
+    ]

@@ -1,0 +1,113 @@
+"""``make demo``: tune real data on this machine, apply the pick to a copy of the YAML, train with both, compare.
+
+Everything here goes through the command line as a user would; this file only lines the commands up and does sums.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fulltilt.report import format_duration
+from fulltilt.stats import compare_blocks, compute_interval
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "demo"
+CONFIG = ROOT / "configs" / "digits.yaml"
+N_PAIRS = 3  # trainings of each arm, in turn, each with a seed of its own
+console = Console(highlight=False)
+
+
+def main() -> int:
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir()
+    tuned = OUT / "digits-tuned.yaml"
+    shutil.copy(CONFIG, tuned)
+
+    say("1. find the fastest safe settings")
+    run("tune", str(CONFIG), "--budget", "60s", "--out", str(OUT / "tune"), "--apply", str(tuned))
+
+    say("2. train with the settings as they were and with the pick, in turn")
+    runs: dict[str, list[dict[str, Any]]] = {"as it was": [], "tuned": []}
+    for pair in range(N_PAIRS):
+        order = [("as it was", CONFIG), ("tuned", tuned)]
+        for name, config in order if pair % 2 == 0 else reversed(order):
+            runs[name].append(train(name, config, seed=pair))
+    report(runs)
+    console.print(f"\nreport: {OUT / 'tune' / 'report.html'}\nsettings: {tuned}")
+    return 0
+
+
+def say(text: str) -> None:
+    console.print(f"\n[bold]{text}[/]")
+
+
+def run(*words: str) -> None:
+    """Run a fulltilt command and end with its exit code when it fails."""
+    console.print(f"$ fulltilt {' '.join(words)}", markup=False, style="dim")
+    code = subprocess.run([sys.executable, "-m", "fulltilt", *words]).returncode
+    if code:
+        sys.exit(code)
+
+
+def train(name: str, config: Path, *, seed: int) -> dict[str, Any]:
+    out = OUT / "train" / f"{name.replace(' ', '-')}-{seed}"
+    with console.status(f"training {name}, seed {seed}"):
+        run_quietly(
+            "train", str(config), f"run.seed={seed}", "--out", str(out), "--quiet", "--json", str(out) + ".json"
+        )
+    return json.loads(Path(f"{out}.json").read_text())
+
+
+def run_quietly(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "fulltilt", *words], capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stdout + done.stderr)
+        sys.exit(done.returncode)
+
+
+def report(runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Throughput, time to the same validation accuracy, and both accuracies: faster must not mean learning worse."""
+    results_of_all = [result for results in runs.values() for result in results]
+    target = min(max(point["metrics"]["accuracy"] for point in result["evaluations"]) for result in results_of_all)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("", "samples/s (95 % interval)", f"time to {100 * target:.1f} % accuracy", "final accuracy"):
+        table.add_column(title)
+    for name, results in runs.items():
+        speeds = [result["samples_per_s"] for result in results]
+        low, high = compute_interval(speeds)
+        times = [find_time_to(result, target) for result in results]
+        final = [result["metrics"]["accuracy"] for result in results]
+        table.add_row(
+            name,
+            f"{statistics.mean(speeds):,.0f} ({low:,.0f} to {high:,.0f})",
+            " ".join([format_duration(statistics.median(times)), describe_range(times, format_duration)]),
+            f"{100 * statistics.mean(final):.1f} % {describe_range(final, lambda x: f'{100 * x:.1f}')}",
+        )
+    console.print(table)
+    before, after = ([result["samples_per_s"] for result in results] for results in runs.values())
+    effect = compare_blocks(before, after)
+    low, high = effect.ci95_pct
+    console.print(f"n = {N_PAIRS} trainings each; throughput {effect.effect_pct:+.0f} % ({low:+.0f} to {high:+.0f})")
+
+
+def describe_range(values: list[float], show: Callable[[float], str]) -> str:
+    return f"({show(min(values))} to {show(max(values))})"
+
+
+def find_time_to(result: dict[str, Any], target: float) -> float:
+    """Training seconds until an evaluation first reached ``target``; evaluation itself is not counted."""
+    return next(point["training_seconds"] for point in result["evaluations"] if point["metrics"]["accuracy"] >= target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

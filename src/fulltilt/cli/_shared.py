@@ -1,0 +1,92 @@
+"""Arguments and helpers that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fulltilt.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fulltilt.config import Config
+
+
+PLAIN_WIDTH = 200  # of output that goes to a file or a pipe, where nothing tells a width
+
+
+def add_config_argument(parser: argparse.ArgumentParser, *, metavar: str = "CONFIG") -> None:
+    """The configuration as a positional argument or, as the guides have it, behind ``--config``."""
+    parser.add_argument("config", nargs="?", metavar=metavar, help="YAML file, or module:object with a Workload")
+    parser.add_argument("--config", dest="config_flag", metavar="CONFIG", help="the same, spelled as a flag")
+
+
+def add_data_path_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data-path", metavar="P", help="where the data lies (data.path of the configuration)")
+
+
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="auto|cuda|cpu", help="device to use (run.device of the configuration)")
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """Load the configuration that ``args`` names, with its ``key=value`` words and flags on top.
+
+    Raises:
+        UsageError: none was given, or two different ones.
+        ConfigError: it cannot be used.
+    """
+    from fulltilt.config import config_for_object, load_config
+
+    source = resolve_config_argument(args)
+    words: list[str] = list(getattr(args, "overrides", []))
+    if getattr(args, "data_path", None):
+        words.append(f"data.path={json.dumps(str(Path(args.data_path).resolve()))}")
+    if getattr(args, "device", None):
+        words.append(f"run.device={args.device}")
+    if getattr(args, "epochs", None) is not None:
+        words.append(f"run.epochs={args.epochs}")
+    return config_for_object(source, words) if is_import_path(source) else load_config(source, words)
+
+
+def resolve_config_argument(args: argparse.Namespace) -> str:
+    positional, flag = args.config, args.config_flag
+    if flag and positional and "=" in positional and hasattr(args, "overrides"):
+        args.overrides.insert(0, positional)  # with --config, the first word is an override already
+        positional = None
+    if positional and flag and positional != flag:
+        raise UsageError(f"two configurations were given, {positional} and --config {flag}; give one")
+    source = positional or flag
+    if not source:
+        raise UsageError("no configuration was given; name a YAML file or module:object")
+    return source
+
+
+def is_import_path(source: str) -> bool:
+    """``my_module:workload``, as opposed to a file (which may hold a colon on no system we run on)."""
+    return ":" in source and not Path(source).exists()
+
+
+def build_console(*, to_stderr: bool = False) -> Console:
+    """The console for people. With ``--json -`` stdout belongs to the document, so people read stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=to_stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console
+
+
+def write_json(destination: str, text: str) -> None:
+    """Write a JSON document to a file, or to stdout where ``destination`` is ``-``."""
+    if destination == "-":
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+        return
+    from fulltilt.records.run_folder import write_atomic
+
+    write_atomic(Path(destination), text if text.endswith("\n") else text + "\n")

@@ -1,0 +1,45 @@
+"""``fulltilt check``: the dry run and the checklist before an experiment."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fulltilt.cli._shared import (
+    add_config_argument,
+    add_data_path_argument,
+    add_device_argument,
+    build_console,
+    read_config,
+    write_json,
+)
+
+STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_argument(parser)
+    add_data_path_argument(parser)
+    add_device_argument(parser)
+    parser.add_argument("--out", metavar="DIR", default="runs", help="where the run would write (default runs)")
+    parser.add_argument("--json", metavar="F", help="write the list as JSON (- for stdout)")
+
+
+def run(args: argparse.Namespace) -> int:
+    config = read_config(args)
+    from fulltilt.engine.build import check_device
+    from fulltilt.engine.check import run_checks
+    from fulltilt.engine.session import choose_device
+    from fulltilt.records import VERSION, dumps
+
+    device = str(check_device(choose_device(config)))
+    items = run_checks(config, device=device, out_dir=Path(args.out))
+    n_problems = sum(item.verdict == "problem" for item in items)
+    if args.json:
+        document = {"version": VERSION, "config": config.source, "device": device, "items": items}
+        write_json(args.json, dumps({**document, "n_problems": n_problems}, indent=1))
+    console = build_console(to_stderr=args.json == "-")
+    for item in items:
+        console.print(f"[{STYLES[item.verdict]}]{item.verdict:<8}[/]", end="")
+        console.print(f"{item.name}: {item.text}", markup=False)
+    return 3 if n_problems else 0

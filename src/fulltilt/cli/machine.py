@@ -1,0 +1,82 @@
+"""``fulltilt machine``: what is there, with measured roofs beside nominal ones."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING
+
+from fulltilt.cli._shared import build_console, write_json
+
+if TYPE_CHECKING:
+    from fulltilt.records import Machine, Roof
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-roofs", action="store_true", help="do not measure matmul and memory copy (saves seconds)")
+    parser.add_argument("--device", metavar="auto|cuda|cpu", default="auto", help="the device whose roofs to measure")
+    parser.add_argument("--json", metavar="F", help="write it as JSON (- for stdout)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fulltilt.hardware import read_machine, resolve_device
+
+    machine = read_machine()
+    device = resolve_device(args.device)
+    if not args.no_roofs:
+        from fulltilt.measure import measure_roofs
+
+        with build_console(to_stderr=True).status(f"measuring the roofs of {device}"):
+            machine = dataclasses.replace(machine, roofs=measure_roofs(device))
+    if args.json:
+        from fulltilt.records import VERSION, dumps, encode
+
+        write_json(args.json, dumps({"version": VERSION, **encode(machine)}, indent=1))
+    if args.json != "-":
+        print_machine(machine)
+    return 0
+
+
+def print_machine(machine: Machine) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    limit = f", limited to {_gib(machine.memory_limit_bytes)}" if machine.memory_limit_bytes else ""
+    rows = {
+        "system": machine.system + (" (WSL2)" if machine.is_wsl else ""),
+        "processor": machine.cpu_model,
+        "cores": f"{machine.n_cores_usable} usable of {machine.n_cores_logical} logical, "
+        f"{machine.n_cores_physical or 'unknown number of'} physical",
+        "memory": f"{_gib(machine.memory_total_bytes)}, {_gib(machine.memory_available_bytes)} available{limit}",
+        "/dev/shm": _gib(machine.shm_total_bytes) if machine.shm_total_bytes is not None else "none",
+        "python": machine.python,
+        "packages": ", ".join(f"{name} {version}" for name, version in machine.packages.items()),
+    }
+    for device in machine.devices:
+        free = f", {_gib(device.memory_free_bytes)} free" if device.memory_free_bytes is not None else ""
+        total = _gib(device.memory_total_bytes) if device.memory_total_bytes is not None else "memory unknown"
+        rows[f"GPU {device.index}"] = f"{device.name}, {total}{free}, driver {device.driver or 'unknown'}"
+    for name, text in rows.items():
+        table.add_row(name, text)
+    for roof in machine.roofs:
+        table.add_row(f"roof: {roof.name}", describe_roof(roof))
+    for name, reason in machine.null_reasons.items():
+        table.add_row(f"not read: {name}", reason)
+    build_console().print(table)
+
+
+def describe_roof(roof: Roof) -> str:
+    unit = {"tflops": "TFLOP/s", "gib_per_s": "GiB/s"}[roof.unit]
+    low, high = roof.measured_ci95
+    text = f"{roof.measured:.3g} {unit} measured ({low:.3g} to {high:.3g})"
+    if roof.nominal:
+        text += (
+            f"; {roof.nominal:.4g} nominal ({roof.nominal_source}), {100 * roof.measured / roof.nominal:.0f} % of it"
+        )
+    return text
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB"

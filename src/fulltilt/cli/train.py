@@ -1,0 +1,51 @@
+"""``fulltilt train``: train from a configuration, with every lever it names in force."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fulltilt.cli._shared import (
+    add_config_argument,
+    add_data_path_argument,
+    add_device_argument,
+    build_console,
+    read_config,
+    write_json,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_argument(parser)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
+    add_data_path_argument(parser)
+    add_device_argument(parser)
+    parser.add_argument("--epochs", type=int, metavar="N", help="passes over the training set (run.epochs)")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
+    parser.add_argument("--out", metavar="DIR", help="where to write (default runs/train/NAME)")
+    parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
+    parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    config = read_config(args)
+    from fulltilt.engine.assemble import name_run
+    from fulltilt.engine.train import train
+    from fulltilt.listeners import CsvLog, EventLog, ProgressBar, TensorBoardLog
+
+    out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
+    listeners = [CsvLog(out_dir), EventLog(out_dir)]
+    if args.tensorboard:
+        listeners.append(TensorBoardLog(out_dir / "tensorboard"))
+    if not args.quiet:
+        listeners.append(ProgressBar(build_console(to_stderr=args.json == "-")))
+    result = train(config, out_dir=out_dir, listeners=listeners, resume=args.resume)
+    if args.json:
+        from fulltilt.records import dumps
+
+        write_json(args.json, dumps(result, indent=1))
+    console = build_console(to_stderr=args.json == "-")
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+    console.print(f"{result.reason}: {figures}; {result.samples_per_s:,.0f} samples/s; files: {out_dir}", markup=False)
+    return 0

@@ -1,0 +1,261 @@
+"""From a component call to the thing itself: find the target, type its arguments, call it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from fulltilt.config.calls import ComponentCall, format_value, parse_call
+from fulltilt.errors import ConfigError, format_nearest
+
+
+def build_component(
+    call_or_text: ComponentCall | str,
+    registry: Mapping[str, Callable[..., Any]],
+    *,
+    kind: str,
+    where: str,
+    base_dir: str | None = None,
+    **given: Any,
+) -> Any:
+    """Find a component by name, bind its arguments and call it.
+
+    A name is a key of ``registry``, or ``module:object`` in the user's code. A registry key that ends with a colon
+    (``"timm:"``) is a resolver: it is called with the rest of the name and returns the callable.
+
+    Args:
+        kind: What is built, for messages: "model".
+        where: The key it stands at, for messages: "data.dataset".
+        base_dir: Folder that ``module:object`` is looked up in before the current folder and ``sys.path``.
+        **given: Values for parameters of these names, where the target has them and the user has not set them.
+
+    Raises:
+        ConfigError: unknown name, unknown, missing or ill-typed argument, module or attribute not found.
+    """
+    call = parse_call(call_or_text) if isinstance(call_or_text, str) else call_or_text
+    target = find_target(call.name, registry, kind=kind, where=where, base_dir=base_dir)
+    if not _is_factory(target):
+        if call.args or call.kwargs:
+            raise ConfigError(f"{call.name} is a {type(target).__name__} and takes no arguments; drop them", key=where)
+        return target
+    arguments = bind_call(call, target, where=where, registry=registry, given=given)
+    accepted = _named_parameters(target)
+    injected = {name: value for name, value in given.items() if name in accepted and name not in arguments}
+    return target(**arguments, **injected)
+
+
+def find_target(
+    name: str, registry: Mapping[str, Callable[..., Any]], *, kind: str, where: str, base_dir: str | None = None
+) -> Any:
+    """The callable (or ready object) that a name stands for.
+
+    Raises:
+        ConfigError: neither in the registry nor importable.
+    """
+    if name in registry:
+        return registry[name]
+    prefix, colon, rest = name.partition(":")
+    if colon and f"{prefix}:" in registry:
+        return registry[f"{prefix}:"](rest)
+    if colon:
+        return import_object(name, base_dir=base_dir, where=where)
+    names = [f"{n}NAME" if n.endswith(":") else n for n in registry]
+    raise ConfigError(
+        f"unknown {kind} {name!r}; {format_nearest(name, names)}, or module:object for your own", key=where
+    )
+
+
+def import_object(path: str, *, base_dir: str | None = None, where: str | None = None) -> Any:
+    """Import ``module:object``; dots in ``object`` reach inside it.
+
+    ``base_dir`` and the current folder are put in front of ``sys.path`` and stay there: data workers and unpickling
+    import the module again by its name.
+
+    Raises:
+        ConfigError: no such module, no such attribute, or the module's own imports fail.
+    """
+    module_name, _, attributes = path.partition(":")
+    folders = [str(Path(folder).resolve()) for folder in (base_dir, ".") if folder is not None]
+    for folder in reversed(folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            looked = ", ".join(dict.fromkeys(folders))
+            raise ConfigError(
+                f"no module {error.name!r} in {looked} or the environment; put {error.name}.py there, "
+                f"or add its folder to PYTHONPATH",
+                key=where,
+            ) from None
+        raise ConfigError(f"importing {module_name} failed: {error}; install what it imports", key=where) from error
+    except (ImportError, SyntaxError) as error:
+        raise ConfigError(f"importing {module_name} failed: {error}", key=where) from error
+    for name in attributes.split("."):
+        if not hasattr(found, name):
+            holder = getattr(found, "__name__", type(found).__name__)
+            public = [n for n in dir(found) if not n.startswith("_")]
+            raise ConfigError(f"{holder} has no {name!r}; {format_nearest(name, public)}", key=where)
+        found = getattr(found, name)
+    return found
+
+
+def bind_call(
+    call: ComponentCall,
+    target: Callable[..., Any],
+    *,
+    where: str,
+    registry: Mapping[str, Callable[..., Any]] | None = None,
+    given: Collection[str] = (),
+) -> dict[str, Any]:
+    """Keyword arguments for ``target``, each of the type its annotation says.
+
+    Args:
+        registry: Where a call inside an argument is looked up and built; without one it stays a ComponentCall.
+        given: Names that the caller will add, so that they are not missing.
+
+    Raises:
+        ConfigError: unknown argument (with the valid ones), too many, given twice, missing, or of the wrong type.
+    """
+    parameters = _read_parameters(target)
+    if parameters is None:
+        if call.args:
+            raise ConfigError(f"{call.name} needs its arguments by name: name=value", key=where)
+        return dict(call.kwargs)
+    arguments = _name_arguments(call, parameters, where)
+    hints = _read_hints(target)
+    bound = {}
+    for name, value in arguments.items():
+        value = _build_nested(value, registry, where)
+        parameter = parameters.get(name)
+        hint = hints.get(name, _hint_from_default(parameter)) if parameter else Any
+        bound[name] = _coerce(value, hint, call=call, name=name, where=where)
+    missing = [n for n, p in parameters.items() if _is_required(p) and n not in bound and n not in given]
+    if missing:
+        raise ConfigError(f"{call.name} needs {', '.join(missing)}; write {call.name}({missing[0]}=…)", key=where)
+    return bound
+
+
+def _name_arguments(call: ComponentCall, parameters: Mapping[str, inspect.Parameter], where: str) -> dict[str, Any]:
+    by_position = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    by_name = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if len(call.args) > len(by_position):
+        raise ConfigError(
+            f"{call.name} takes {len(by_position)} arguments by position ({', '.join(by_position)}), "
+            f"{len(call.args)} are given",
+            key=where,
+        )
+    arguments = dict(zip(by_position, call.args, strict=False))
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name, value in call.kwargs.items():
+        if name in arguments:
+            raise ConfigError(f"{call.name}: {name} is given by position and by name; keep one", key=where)
+        if name not in by_name and not takes_any:
+            remedy = format_nearest(name, by_name) if by_name else "it takes no arguments"
+            raise ConfigError(
+                f"{call.name} has no argument {name!r} (value {format_value(value)}); {remedy}", key=where
+            )
+        arguments[name] = value
+    return arguments
+
+
+def _build_nested(value: Any, registry: Mapping[str, Callable[..., Any]] | None, where: str) -> Any:
+    if isinstance(value, ComponentCall) and registry is not None:
+        return build_component(value, registry, kind="component", where=where)
+    if isinstance(value, list):
+        return [_build_nested(v, registry, where) for v in value]
+    return value
+
+
+def _coerce(value: Any, hint: Any, *, call: ComponentCall, name: str, where: str) -> Any:
+    """``value`` as the annotation has it; an annotation that pydantic cannot read lets it pass."""
+    adapter = _find_adapter(hint)
+    if adapter is None or _holds_built(value):
+        return value
+    try:
+        if isinstance(value, bool) and not _admits_bool(hint):
+            raise ValueError("true and false are not numbers")
+        return adapter.validate_python(value)
+    except (ValidationError, ValueError):
+        expected = inspect.formatannotation(hint).replace("typing.", "")
+        raise ConfigError(f"{call.name}: {name}={format_value(value)}: expected {expected}", key=where) from None
+
+
+def _find_adapter(hint: Any) -> TypeAdapter[Any] | None:
+    if hint is Any or hint is inspect.Parameter.empty:
+        return None
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
+    except (PydanticUserError, TypeError, NameError):
+        return None
+
+
+def _holds_built(value: Any) -> bool:
+    """True for objects that a nested call has built: their class is their type."""
+    if isinstance(value, list):
+        return any(_holds_built(v) for v in value)
+    return not (value is None or isinstance(value, bool | int | float | str))
+
+
+def _admits_bool(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_admits_bool(arg) for arg in typing.get_args(hint))
+    if origin is typing.Annotated:
+        return _admits_bool(typing.get_args(hint)[0])
+    if origin is typing.Literal:
+        return any(isinstance(v, bool) for v in typing.get_args(hint))
+    return (origin or hint) not in (int, float, complex)
+
+
+def _hint_from_default(parameter: inspect.Parameter) -> Any:
+    """Without an annotation a default of a plain type tells the type; 0 and 1 as defaults may stand for floats."""
+    default = parameter.default
+    if isinstance(default, bool):
+        return bool
+    if isinstance(default, int | float):
+        return int | float
+    return Any
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    return named and parameter.default is parameter.empty
+
+
+def _is_factory(target: Any) -> bool:
+    """Classes and functions are called; any other object is the component itself, even when it is callable."""
+    return isinstance(target, type | functools.partial) or inspect.isroutine(target)
+
+
+def _read_parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
+    try:
+        return dict(inspect.signature(target).parameters)
+    except (ValueError, TypeError):
+        return None
+
+
+def _named_parameters(target: Callable[..., Any]) -> set[str]:
+    parameters = _read_parameters(target) or {}
+    return {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _read_hints(target: Callable[..., Any]) -> dict[str, Any]:
+    function = target.func if isinstance(target, functools.partial) else target
+    if isinstance(function, type):
+        function = function.__init__
+    try:
+        return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,72 @@
+"""Type annotations as data: what they admit, and how they read in words."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic.fields import FieldInfo
+
+
+def admits(hint: Any, *wanted: Any, deep: bool = False) -> bool:
+    """True when a value of one of the ``wanted`` types fits the annotation; ``deep``: or an entry inside the value."""
+    return any(kind in wanted for kind in _list_kinds(hint, deep=deep))
+
+
+def _list_kinds(hint: Any, *, deep: bool) -> list[Any]:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _list_kinds(args[0], deep=deep)
+    if origin is Literal:
+        return [type(value) for value in args]
+    inner = args if origin in (typing.Union, types.UnionType) or deep else ()
+    kinds = [kind for arg in inner for kind in _list_kinds(arg, deep=deep)]
+    return kinds if origin in (typing.Union, types.UnionType) else [origin or hint, *kinds]
+
+
+_TYPE_NAMES: Mapping[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    Any: "a value",
+}
+
+
+def describe_type(hint: Any) -> str:
+    """A type in words: "an integer of at least 1 or null"."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return describe_type(args[0]) + "".join(_describe_bound(m) for m in args[1:])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(describe_type(a) for a in args))
+    if origin is Literal:
+        return " or ".join("null" if v is None else json.dumps(v) if isinstance(v, bool) else str(v) for v in args)
+    if origin in (list, tuple):
+        return f"a list of ({describe_type(args[0])})" if args and args[0] is not Any else "a list"
+    if origin is dict:
+        return f"a mapping of ({describe_type(args[0])}) to ({describe_type(args[1])})"
+    names = {
+        int: "an integer",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+        Any: "a value",
+    }
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _describe_bound(bound: Any) -> str:
+    if isinstance(bound, FieldInfo):
+        return "".join(_describe_bound(m) for m in bound.metadata)
+    words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below", "min_length": "with at least"}
+    for name, text in words.items():
+        limit = getattr(bound, name, None)
+        if limit is not None:
+            return f" {text} {limit}" + (" entry" if name == "min_length" else "")
+    return ""

@@ -1,0 +1,267 @@
+"""The configuration as a frozen pydantic model. The fields of levers are generated from the catalogue."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import typing
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import annotated_types
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
+
+from fulltilt.config.calls import parse_call, parse_pipeline
+from fulltilt.config.hints import admits, describe_type
+from fulltilt.config.quantities import parse_interval, parse_warmup
+from fulltilt.errors import ConfigError, format_nearest
+from fulltilt.levers import Lever, load_catalogue
+
+CONFIG_ONLY: Mapping[str, tuple[str, ...]] = {"precision": ("auto",)}
+"""Values a lever takes in a configuration and never in a Plan; the engine resolves them on the device."""
+
+
+def _check(parse: Any) -> AfterValidator:
+    """Keep the value as the user wrote it, once ``parse`` has read it without complaint."""
+
+    def check(value: Any) -> Any:
+        try:
+            parse(value)
+        except ConfigError as error:
+            raise ValueError(error.message) from None
+        return value
+
+    return AfterValidator(check)
+
+
+def _check_device(device: str | int | list[int]) -> str | int | list[int]:
+    if isinstance(device, str):
+        kind, _, index = device.partition(":")
+        if kind in ("tpu", "xla", "mps", "rocm", "xpu"):
+            raise ValueError(f"{kind} is not supported; devices are auto, cpu, cuda, cuda:1 or a list like [0, 1]")
+        if kind not in ("auto", "cpu", "cuda") or (":" in device and not (kind == "cuda" and index.isdecimal())):
+            raise ValueError("expected auto, cpu, cuda, cuda:1, or a list of GPU numbers like [0, 1]")
+    elif isinstance(device, list) and len(set(device)) < len(device):
+        raise ValueError("names a GPU twice")
+    return device
+
+
+Call = Annotated[str, _check(parse_call)]
+Pipeline = Annotated[str, _check(parse_pipeline)]
+Text = Annotated[str, Field(coerce_numbers_to_str=True)]
+Every = Annotated[Text | None, _check(parse_interval)]
+WarmupValue = Annotated[int | float | str, _check(parse_warmup)]
+GpuIndex = Annotated[int, annotated_types.Ge(0)]
+DeviceValue = Annotated[str | GpuIndex | Annotated[list[GpuIndex], Field(min_length=1)], AfterValidator(_check_device)]
+PositiveFloat = Annotated[float, annotated_types.Gt(0)]
+PositiveInt = Annotated[int, annotated_types.Ge(1)]
+NaturalInt = Annotated[int, annotated_types.Ge(0)]
+Percentile = Literal["p50", "p90", "p95", "p99", "mean", "max"]
+Latency = Annotated[dict[Percentile, PositiveFloat], Field(min_length=1)]
+
+
+def _holds_bool(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_bool(v) for v in value.values())
+    return any(_holds_bool(v) for v in value) if isinstance(value, list | tuple) else isinstance(value, bool)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic takes ``true`` for 1; ``batch_size: true`` is a mistake."""
+        hint = cls.model_fields[str(info.field_name)].annotation
+        is_section = isinstance(hint, type) and issubclass(hint, BaseModel)
+        if not is_section and _holds_bool(value) and not admits(hint, bool, Any, deep=True):
+            raise ValueError("true and false are not numbers")
+        return value
+
+    if TYPE_CHECKING:  # the generated fields of levers
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class Transform(Section):
+    train: Pipeline | None = Field(default=None, description="Transforms of training samples, `a | b(c=1)`.")
+    val: Pipeline | None = Field(default=None, description="Transforms of validation samples.")
+
+
+class _Data(Section):
+    dataset: Call | None = Field(default=None, description="The dataset as a component call, `cifar10(root=data)`.")
+    path: str | None = Field(default=None, description="File or folder of the data; goes to the dataset as `path`.")
+    val_dataset: Call | None = Field(default=None, description="Validation dataset; null: `dataset` with `split=val`.")
+    transform: Transform = Transform()
+    shuffle: bool = Field(default=True, description="Shuffle the training set anew every epoch.")
+    drop_last: bool = Field(default=False, description="Leave out the last, shorter training batch.")
+    val_batch_size: PositiveInt | None = Field(
+        default=None, description="Samples of a validation batch; null: batch_size."
+    )
+
+
+class Optim(Section):
+    optimizer: Call = Field(default="adamw", description="The optimizer as a component call, `sgd(momentum=0.9)`.")
+    lr: PositiveFloat = Field(default=1e-3, description="Learning rate after warm-up.")
+    weight_decay: Annotated[float, annotated_types.Ge(0)] | None = Field(
+        default=None, description="Weight decay; null: the optimizer's own default."
+    )
+    schedule: Call = Field(
+        default="constant", description="Learning rate over time: constant, cosine, linear, step(…)."
+    )
+    warmup: WarmupValue = Field(default=0, description="Warm-up: steps (500), epochs ('1 epoch') or a fraction (0.05).")
+    clip_norm: PositiveFloat | None = Field(default=None, description="Largest gradient norm; null: no clipping.")
+
+
+class _Speed(Section):
+    pass
+
+
+class RunSection(Section):
+    name: Text | None = Field(default=None, description="Name of the run; null: the name of the file.")
+    epochs: PositiveInt = Field(default=10, description="Passes over the training set.")
+    device: DeviceValue = Field(default="auto", description="auto, cpu, cuda, cuda:1, or a list of GPU numbers.")
+    seed: NaturalInt = Field(default=42, description="Seed of initialisation, order and augmentation.")
+    deterministic: bool = Field(default=False, description="Refuse operators that are not reproducible; slower.")
+    checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
+    evaluate_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
+    log_every_n_steps: PositiveInt = Field(default=10, description="Optimizer steps between two log lines.")
+
+
+class Benchmark(Section):
+    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] | None = Field(
+        default=None, description="Batch sizes to try; naming them frees the effective batch."
+    )
+    num_workers_options: Annotated[list[NaturalInt], Field(min_length=1)] | None = Field(
+        default=None, description="Worker counts to try; null: from the machine."
+    )
+    steps_per_test: PositiveInt = Field(default=10, description="Timed optimizer steps per trial, at least.")
+    test_mixed_precision: bool | None = Field(default=None, description="Try mixed precision; null: the tuner decides.")
+    test_pin_memory: bool | None = Field(default=None, description="Try pinned memory; null: the tuner decides.")
+    levers: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+        default_factory=dict, description="Values to try of further levers, `{compile: [false, true]}`."
+    )
+
+    @field_validator("levers")
+    @classmethod
+    def _check_levers(cls, levers: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        catalogue = load_catalogue()
+        for name in levers.keys() - catalogue.keys():
+            raise ValueError(f"no lever named {name!r}; {format_nearest(name, catalogue)}")
+        return {name: [_check_lever_value(catalogue[name], v) for v in values] for name, values in levers.items()}
+
+
+class Targets(Section):
+    batch_latency_ms: Latency | None = Field(default=None, description="Largest time of a batch, `{p99: 100}`.")
+    memory_gib: PositiveFloat | None = Field(default=None, description="Most memory of the device used.")
+    samples_per_hour: PositiveFloat | None = Field(default=None, description="Smallest throughput.")
+    response_s: Latency | None = Field(default=None, description="Largest time of an answer under load, `{p95: 2}`.")
+
+
+def _check_lever_value(lever: Lever, value: Any) -> Any:
+    if isinstance(value, bool) and not admits(lever.type, bool, Any):
+        raise ValueError(f"{lever.name}: {value!r}: expected {describe_type(lever.type)}")
+    try:
+        return _adapter(lever.name).validate_python(value)
+    except ValueError:
+        raise ValueError(f"{lever.name}: {value!r}: expected {describe_type(lever.type)}") from None
+
+
+@functools.cache
+def _adapter(lever_name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(load_catalogue()[lever_name].type)
+
+
+def _lever_fields(section: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for lever in load_catalogue().values():
+        home, _, name = lever.key.partition(".")
+        if home == section:
+            extra = CONFIG_ONLY.get(lever.name, ())
+            hint = typing.Union[(lever.type, Literal[extra])] if extra else lever.type  # noqa: UP007
+            fields[name] = (hint, Field(lever.default, description=lever.summary))
+    return fields
+
+
+if TYPE_CHECKING:
+
+    class Data(_Data): ...
+
+    class Speed(_Speed): ...
+else:
+    Data = create_model("Data", __base__=_Data, **_lever_fields("data"))
+    Speed = create_model("Speed", __base__=_Speed, **_lever_fields("speed"))
+
+
+class Config(Section):
+    """A validated, resolved configuration: no alias, no reference and no grid is left in it.
+
+    Two are equal when their values and their ``base_dir`` are.
+
+    Attributes:
+        provenance: Where each value came from, by dotted key: "file:line", "command line", "default",
+            "alias use_amp (file:line)".
+        base_dir: The folder that relative paths in the values start from.
+        source: The file, when there was one.
+    """
+
+    task: Call = Field(default="classification", description="classification, diffusion, … or module:object.")
+    model: Call | None = Field(
+        default=None, description="`wideresnet(depth=28)`, `timm:convnext_tiny`, `my_module:build`."
+    )
+    loss: Call | None = Field(default=None, description="The loss as a component call; null: the task's own.")
+    data: Data = Data()
+    optim: Optim = Optim()
+    speed: Speed = Speed()
+    run: RunSection = RunSection()
+    benchmark: Benchmark = Benchmark()
+    targets: Targets = Targets()
+
+    _base_dir: str = PrivateAttr("")
+    _source: str | None = PrivateAttr(None)
+    _provenance: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def base_dir(self) -> str:
+        return self._base_dir
+
+    @property
+    def source(self) -> str | None:
+        return self._source
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        return dict(self._provenance)
+
+    def to_values(self) -> dict[str, Any]:
+        """Plain, resolved, JSON-ready: ``config_from_values`` makes an equal Config of it."""
+        return self.model_dump(mode="json")
+
+    @property
+    def digest(self) -> str:
+        """A stable hash of the values; the folder they lie in does not matter."""
+        text = json.dumps(self.to_values(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self.base_dir == other.base_dir and self.to_values() == other.to_values()
+
+    def __hash__(self) -> int:
+        return hash((self.digest, self.base_dir))
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of a resolved configuration in its canonical spelling."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

@@ -1,0 +1,127 @@
+"""Values that carry their own unit: ``12GiB``, ``6m``, ``1 epoch``. Used by the configuration and by the flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Literal
+
+from fulltilt.errors import ConfigError
+
+BYTES_PER_UNIT = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+SECONDS_PER_UNIT = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+_NUMBER = r"(\d+(?:_\d+)*(?:\.\d*)?|\.\d+)"
+_BYTES = re.compile(rf"{_NUMBER}\s*([a-z]+)", re.IGNORECASE)
+_DURATION = re.compile(rf"{_NUMBER}\s*([a-z]+)\s*", re.IGNORECASE)
+_INTERVAL = re.compile(r"(\d+(?:_\d+)*)\s*(steps?|epochs?)", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """Something that happens every ``count`` optimizer steps or epochs."""
+
+    count: int
+    unit: Literal["steps", "epochs"]
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.unit if self.count != 1 else self.unit[:-1]}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Warmup:
+    """A length of training: optimizer steps, epochs, or a fraction (0 to 1) of the whole run."""
+
+    count: float
+    unit: Literal["steps", "epochs", "fraction"]
+
+
+def parse_bytes(text: str | int) -> int:
+    """``12GiB`` → 12 · 2³⁰, ``12GB`` → 12 · 10⁹, a plain integer → bytes.
+
+    Raises:
+        ConfigError: no number, an unknown unit, or less than one byte.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        count = text
+    elif str(text).strip().isdecimal():
+        count = int(str(text))
+    else:
+        match = _BYTES.fullmatch(str(text).strip())
+        if match is None or match[2].lower() not in BYTES_PER_UNIT:
+            raise ConfigError(f"{text!r} is not a size in bytes; write a number and its unit, as in 12GiB or 500MiB")
+        count = round(float(match[1].replace("_", "")) * BYTES_PER_UNIT[match[2].lower()])
+    if count < 1:
+        raise ConfigError(f"{text!r} is less than one byte; write a positive size, as in 12GiB")
+    return count
+
+
+def parse_duration_s(text: str | int | float) -> float:
+    """``6m`` → 360.0, ``1h30m`` → 5400.0, ``90s`` → 90.0; seconds.
+
+    Raises:
+        ConfigError: no unit, an unknown unit, or not more than zero.
+    """
+    rest, total_s = str(text).strip(), 0.0
+    while rest:
+        match = _DURATION.match(rest)
+        if match is None or match[2].lower() not in SECONDS_PER_UNIT:
+            raise ConfigError(f"{text!r} is not a duration; write a number and its unit, as in 90s, 6m or 1h30m")
+        total_s += float(match[1].replace("_", "")) * SECONDS_PER_UNIT[match[2].lower()]
+        rest = rest[match.end() :]
+    if not 0 < total_s < math.inf:
+        raise ConfigError(f"{text!r} is not a duration of more than zero; write for instance 90s or 6m")
+    return total_s
+
+
+def parse_interval(text: str | None) -> Interval | None:
+    """``1 epoch`` or ``500 steps``; ``None`` and ``none`` are "never".
+
+    Raises:
+        ConfigError: no unit, another unit, or a count of 0.
+    """
+    if text is None or str(text).strip().lower() in ("none", "never"):
+        return None
+    match = _INTERVAL.fullmatch(str(text).strip())
+    if match is None:
+        raise ConfigError(f"{text!r} does not say how often; write '1 epoch', '500 steps' or none")
+    count = int(match[1].replace("_", ""))
+    if count < 1:
+        raise ConfigError(f"{text!r} is an interval of nothing; write '1 epoch', '500 steps' or none")
+    return Interval(count=count, unit="epochs" if match[2].lower().startswith("epoch") else "steps")
+
+
+def parse_warmup(value: str | int | float) -> Warmup:
+    """``0.05`` is a fraction of the run, ``500`` and ``"500 steps"`` are optimizer steps, ``"2 epochs"`` epochs.
+
+    Raises:
+        ConfigError: negative, a fraction of 1 or more, or another unit.
+    """
+    number = _read_number(value)
+    if number is None:
+        interval = parse_interval(str(value))
+        return Warmup(count=interval.count, unit=interval.unit) if interval else Warmup(count=0, unit="steps")
+    if 0 < number < 1:
+        return Warmup(count=number, unit="fraction")
+    if number < 0 or number != int(number):
+        raise ConfigError(f"warmup {value} is neither a fraction below 1 nor whole steps; write 0.05 or '500 steps'")
+    return Warmup(count=int(number), unit="steps")
+
+
+def _read_number(value: str | int | float) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,286 @@
+"""YAML text to a tree that knows the line and extent of everything in it; only plain values are constructed."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from fulltilt.config.calls import format_value
+from fulltilt.errors import ConfigError
+
+MAX_FILE_BYTES = 2**20
+MAX_VALUES = 100_000  # anchors can multiply a small file without end
+MAX_DEPTH = 40
+GRID_TAG = "!grid"
+COMMAND_LINE = "command line"
+_PREFIX = "tag:yaml.org,2002:"
+_AS_TEXT = (f"{_PREFIX}str", f"{_PREFIX}timestamp", f"{_PREFIX}value", f"{_PREFIX}merge")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Grid:
+    """Values to try one after the other. One object is one axis, however many keys it sets."""
+
+    values: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One key of a mapping and what stands there. ``start`` and ``end`` are offsets of the value in the text."""
+
+    key: str
+    value: Any  # a scalar, a list, a Grid, or a Branch
+    line: int | None = None
+    key_start: int = 0
+    key_end: int = 0
+    start: int = 0
+    end: int = 0
+    is_flow: bool = False  # stands inside { } or [ ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Branch:
+    """A mapping; ``items`` in the order of the file."""
+
+    items: tuple[Item, ...] = ()
+    is_flow: bool = False
+    start: int = 0
+    end: int = 0
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a configuration file, line ends as they are.
+
+    Raises:
+        ConfigError: missing, a folder, not readable, too large or not UTF-8.
+    """
+    file = Path(path)
+    try:
+        if file.is_dir():
+            raise ConfigError(f"is a folder; name a file in it{_suggest(file / 'config.yaml')}", file=str(path))
+        if file.is_file() and file.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"is larger than {MAX_FILE_BYTES // 2**20} MiB; is it a data file?", file=str(path))
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"no such file{_suggest(file)}", file=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = data[error.start]
+        raise ConfigError(
+            f"byte 0x{byte:02x} is not UTF-8; save the file as UTF-8", file=str(path), line=line
+        ) from None
+
+
+def _suggest(file: Path) -> str:
+    try:
+        names = sorted(p.name for p in file.parent.iterdir() if p.suffix in (".yaml", ".yml"))
+    except OSError:
+        return f"; the folder {file.parent} is not there either"
+    near = difflib.get_close_matches(file.name, names, n=3, cutoff=0.5) or names[:3]
+    return f"; in that folder: {', '.join(near)}" if near else ""
+
+
+def read_tree(text: str, *, file: str) -> Branch:
+    """Parse YAML 1.2 whose root is a mapping.
+
+    Raises:
+        ConfigError: not YAML, empty, a tag other than ``!grid``, a key twice.
+    """
+    node = _compose(text, file)
+    if node is None:
+        raise ConfigError("is empty; a configuration names at least a dataset and a model", file=file)
+    value = _Reader(file).read(node, depth=0, in_flow=False)
+    if not isinstance(value, Branch):
+        raise ConfigError(f"holds {_describe(value)}, expected 'key: value' lines", file=file, line=_line_of(node))
+    return value
+
+
+def read_value(text: str, *, file: str = COMMAND_LINE) -> Any:
+    """One value as YAML writes it: ``1e-4``, ``[64, 128]``, ``sgd(lr=0.1, momentum=0.9)``."""
+    node = _compose(text, file)
+    return None if node is None else _Reader(file).read(node, depth=0, in_flow=False)
+
+
+def build_branch(values: Mapping[str, Any]) -> Branch:
+    """The same tree from plain values, without lines."""
+    return Branch(
+        items=tuple(Item(key=str(k), value=build_branch(v) if isinstance(v, Mapping) else v) for k, v in values.items())
+    )
+
+
+def to_plain(value: Any) -> Any:
+    """Branches back to dicts, everywhere inside ``value``."""
+    if isinstance(value, Branch):
+        return {item.key: to_plain(item.value) for item in value.items}
+    if isinstance(value, list | tuple):
+        return [to_plain(v) for v in value]
+    return value
+
+
+def _compose(text: str, file: str) -> Node | None:
+    try:
+        return YAML(typ="safe", pure=True).compose(text)
+    except RecursionError:
+        raise ConfigError(f"is nested deeper than {MAX_DEPTH} levels", file=file) from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ConfigError(_explain(error), file=file, line=mark.line + 1 if mark else None) from None
+    except YAMLError as error:
+        at = getattr(error, "position", None)
+        line = text.count("\n", 0, at) + 1 if isinstance(at, int) else None
+        raise ConfigError(f"is not YAML: {str(error).splitlines()[0]}", file=file, line=line) from None
+
+
+def _explain(error: MarkedYAMLError) -> str:
+    problem = f"{error.problem}"
+    if "'\\t'" in problem:
+        return "a tab stands where YAML allows only spaces; indent with spaces"
+    if "another document" in problem:
+        return "holds a second document after '---'; keep one per file"
+    hint = ""
+    if "flow" in f"{error.context}":
+        hint = "; put quotes around a component call or a ${reference} inside { } or [ ]"
+    return f"is not YAML: {problem}" + (f" ({error.context})" if error.context else "") + hint
+
+
+def _line_of(node: Node) -> int:
+    return node.start_mark.line + 1
+
+
+def _describe(value: Any) -> str:
+    return "a list" if isinstance(value, list | Grid) else f"the single value {value!r}"
+
+
+class _Reader:
+    """Nodes to values, counting them."""
+
+    def __init__(self, file: str):
+        self.file, self.n_values = file, 0
+        self.constructor = YAML(typ="safe", pure=True).constructor
+
+    def fail(self, message: str, node: Node) -> ConfigError:
+        return ConfigError(message, file=self.file, line=_line_of(node))
+
+    def read(self, node: Node, *, depth: int, in_flow: bool) -> Any:
+        self.n_values += 1
+        if self.n_values > MAX_VALUES or depth > MAX_DEPTH:
+            raise self.fail(f"more than {MAX_VALUES} values or {MAX_DEPTH} levels (an anchor inside itself?)", node)
+        tag = str(node.tag)
+        if isinstance(node, SequenceNode) and tag in (f"{_PREFIX}seq", GRID_TAG):
+            values = _rejoin_calls([self.read(n, depth=depth + 1, in_flow=True) for n in node.value])
+            return Grid(tuple(to_plain(v) for v in values)) if tag == GRID_TAG else values
+        if isinstance(node, MappingNode) and tag == f"{_PREFIX}map":
+            is_flow = in_flow or bool(node.flow_style)
+            items = tuple(self.read_items(node, depth=depth, is_flow=is_flow))
+            return Branch(items=items, is_flow=is_flow, start=node.start_mark.index, end=find_end(node))
+        if isinstance(node, ScalarNode) and tag.startswith(_PREFIX):
+            return self.read_scalar(node, tag)
+        raise self.fail(f"unknown tag {tag.replace(_PREFIX, '!!')}; the only tag is !grid, before a list", node)
+
+    def read_scalar(self, node: ScalarNode, tag: str) -> Any:
+        if tag in _AS_TEXT:
+            return node.value
+        if tag.removeprefix(_PREFIX) not in ("int", "float", "bool", "null"):
+            raise self.fail(f"unknown tag {tag.replace(_PREFIX, '!!')}; the only tag is !grid, before a list", node)
+        try:
+            return self.constructor.construct_object(node)
+        except (ValueError, KeyError, YAMLError):
+            raise self.fail(f"{node.value!r} is not {tag.removeprefix(_PREFIX)}", node) from None
+
+    def read_items(self, node: MappingNode, *, depth: int, is_flow: bool) -> Iterator[Item]:
+        pairs = list(_expand_merges(node))
+        seen: dict[str, Node] = {}
+        for key_node, _, is_merged in pairs:
+            if not isinstance(key_node, ScalarNode):
+                raise self.fail("a key must be a single word", key_node)
+            key = str(key_node.value)
+            if key in seen and is_merged:
+                continue
+            if key in seen:
+                raise self.fail(f"key {key!r} stands here and in line {_line_of(seen[key])}; keep one", key_node)
+            seen[key] = key_node
+        yield from _rejoin_items([self.read_item(k, v, depth, is_flow) for k, v, _ in _first_of_each(pairs)])
+
+    def read_item(self, key: Node, value: Node, depth: int, is_flow: bool) -> Item:
+        return Item(
+            key=str(key.value),
+            value=self.read(value, depth=depth + 1, in_flow=is_flow),
+            line=_line_of(key),
+            key_start=key.start_mark.index,
+            key_end=key.end_mark.index,
+            start=value.start_mark.index,
+            end=find_end(value),
+            is_flow=is_flow,
+        )
+
+
+def _expand_merges(node: MappingNode, depth: int = 0) -> Iterator[tuple[Node, Node, bool]]:
+    """Own pairs first, then those of ``<<``."""
+    merged: list[Node] = []
+    for key, value in node.value:
+        sources = value.value if isinstance(value, SequenceNode) else [value]
+        is_merge = str(key.value) == "<<" and all(isinstance(source, MappingNode) for source in sources)
+        if is_merge and depth < MAX_DEPTH:
+            merged.extend(sources)
+        else:
+            yield key, value, depth > 0
+    for source in merged:
+        if isinstance(source, MappingNode):
+            yield from ((k, v, True) for k, v, _ in _expand_merges(source, depth + 1))
+
+
+def _first_of_each(pairs: list[tuple[Node, Node, bool]]) -> list[tuple[Node, Node, bool]]:
+    first: dict[str, tuple[Node, Node, bool]] = {}
+    for pair in pairs:
+        first.setdefault(str(pair[0].value), pair)
+    return list(first.values())
+
+
+def find_end(node: Node) -> int:
+    """Where the text of a node ends: a block collection's own mark lies after the comments that follow it."""
+    if not isinstance(node, SequenceNode | MappingNode) or not node.value or node.flow_style:
+        return node.end_mark.index
+    last = node.value[-1]
+    return find_end(last[-1] if isinstance(last, tuple) else last)
+
+
+def _is_open(value: Any) -> bool:
+    return isinstance(value, str) and "(" in value and value.count("(") > value.count(")")
+
+
+def _rejoin_calls(values: list[Any]) -> list[Any]:
+    """``[sgd(lr=0.1, momentum=0.9), adam]``: YAML ends a plain value at a comma, also inside parentheses."""
+    joined: list[Any] = []
+    for value in values:
+        if joined and _is_open(joined[-1]) and not isinstance(value, list | Grid | Branch):
+            joined[-1] = f"{joined[-1]}, {_as_written(value)}"
+        else:
+            joined.append(value)
+    return joined
+
+
+def _rejoin_items(items: list[Item]) -> list[Item]:
+    """The same for ``{train: basic(split=train, shuffle=true)}``, whose tail YAML reads as keys without values."""
+    joined: list[Item] = []
+    for item in items:
+        if joined and item.is_flow and _is_open(joined[-1].value) and item.value is None:
+            last = joined[-1]
+            joined[-1] = dataclasses.replace(last, value=f"{last.value}, {item.key}", end=item.key_end)
+        else:
+            joined.append(item)
+    return joined
+
+
+def _as_written(value: Any) -> str:
+    return format_value(value) if value is None or isinstance(value, bool) else str(value)

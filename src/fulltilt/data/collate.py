@@ -1,0 +1,56 @@
+"""Samples to a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate, get_worker_info
+
+from fulltilt.errors import DataError
+
+
+def identity(batch: Any) -> Any:
+    """For a dataset that hands over whole batches."""
+    return batch
+
+
+def fast_collate(samples: Sequence[Any]) -> Any:
+    """Stack a list of samples; tuples of tensors and whole numbers take a short path, the rest torch's own.
+
+    Raises:
+        DataError: Tensors of one field differ in shape.
+    """
+    first = samples[0]
+    if isinstance(first, torch.Tensor):
+        return _collate_column(samples)
+    if type(first) is tuple:
+        return tuple(_collate_column(column) for column in zip(*samples, strict=True))
+    return default_collate(list(samples))
+
+
+def _collate_column(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        return _stack(values)
+    if type(first) is int:
+        return torch.tensor(values)
+    return default_collate(values)
+
+
+def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) > 1:
+        raise DataError(
+            f"samples of one batch differ in shape: {', '.join(map(str, sorted(shapes)[:4]))}; "
+            f"add resize(…), center_crop(…) or random_resized_crop(…) to data.transform, or give a collate function"
+        )
+    if get_worker_info() is None:
+        return torch.stack(tuple(tensors))
+    # A batch leaves a worker through shared memory; stacking into it saves the copy on the way out.
+    first = tensors[0]
+    shape = (len(tensors), *first.shape)
+    storage = torch.UntypedStorage._new_shared(first.element_size() * first.numel() * len(tensors))
+    out = torch.empty(0, dtype=first.dtype).set_(storage).view(shape)
+    return torch.stack(tuple(tensors), out=out)

@@ -1,0 +1,73 @@
+"""Decoded images kept on disk, so that a search of many processes decodes a folder once.
+
+A cache file is a pair of plain .npy arrays; its name holds a fingerprint of the names, sizes and times of the
+source's files, so a changed source gets another file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+_PREFIX = "images-"
+_N_KEPT = 8
+
+
+def find_cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/fulltilt/decoded`` or ``~/.cache/fulltilt/decoded``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "fulltilt" / "decoded"
+
+
+def compute_source_fingerprint(parts: Iterable[object]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{part}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def read_cached(fingerprint: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """(images, targets), or None when they are not there or cannot be read."""
+    try:
+        # Opened here: np.load leaves a file open that turns out to be torn.
+        with _file(fingerprint).open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            return arrays["images"], arrays["targets"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def write_cached(fingerprint: str, images: np.ndarray, targets: np.ndarray) -> bool:
+    """Keep decoded images; False when the disk does not take them, which costs time only."""
+    file = _file(fingerprint)
+    temporary = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".npz")
+        with os.fdopen(handle, "wb") as stream:
+            np.savez(stream, images=images, targets=targets)
+        Path(temporary).replace(file)
+    except OSError:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+        return False
+    _drop_oldest(file.parent)
+    return True
+
+
+def _file(fingerprint: str) -> Path:
+    return find_cache_folder() / f"{_PREFIX}{fingerprint}.npz"
+
+
+def _drop_oldest(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        files = sorted(folder.glob(f"{_PREFIX}*.npz"), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in files[_N_KEPT:]:
+            file.unlink()

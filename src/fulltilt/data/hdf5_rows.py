@@ -1,0 +1,235 @@
+"""Rows of one HDF5 dataset, read safely from any process.
+
+Two ways, chosen by the layout of the file:
+
+- ``DirectRows``: a contiguous, uncompressed dataset of a native type is a plain array at an offset. Its rows are read
+  with ``preadv``: no HDF5 call, no lock, no file position that a forked process would share, and no mapped pages that
+  a memory watchdog would count.
+- ``LibraryRows``: everything else goes through h5py. Its handle belongs to one process: it is opened at the first
+  read, closed before a fork, and left out of a pickle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fulltilt.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What an HDF5 dataset looks like. ``offset`` is None unless ``DirectRows`` can read it."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunk_rows: int | None
+    offset: int | None
+
+    @property
+    def n_rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return self.shape[1:]
+
+
+def build_rows(layout: Layout) -> DirectRows | LibraryRows:
+    return DirectRows(layout) if layout.offset is not None else LibraryRows(layout)
+
+
+def describe_layout(path: Path, dataset: Any) -> Layout:
+    """Read the layout of an open ``h5py.Dataset``."""
+    return Layout(
+        path=path,
+        name=dataset.name,
+        shape=tuple(dataset.shape),
+        dtype=dataset.dtype,
+        chunk_rows=dataset.chunks[0] if dataset.chunks else None,
+        offset=_find_offset(path, dataset),
+    )
+
+
+class DirectRows:
+    """Rows of a plain array inside a file. The descriptor may cross a fork: ``preadv`` names its own position."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self._row_bytes = int(np.prod(layout.row_shape, dtype=np.int64)) * layout.dtype.itemsize
+        self._descriptor: int | None = None
+
+    def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """(len(indices), *row_shape), in the order asked for.
+
+        Raises:
+            DataError: The file has become shorter or cannot be read.
+        """
+        layout = self.layout
+        order, runs = plan_runs(indices)
+        out = np.empty((len(order), *layout.row_shape), dtype=layout.dtype)
+        for first, places in runs:
+            if len(places) == 1:
+                self._fill(out[places[0] : places[0] + 1], first)
+            else:
+                block = np.empty((len(places), *layout.row_shape), dtype=layout.dtype)
+                self._fill(block, first)
+                out[places] = block
+        return out
+
+    def _fill(self, block: np.ndarray, first_row: int) -> None:
+        view = memoryview(block.reshape(-1).view(np.uint8))
+        position = (self.layout.offset or 0) + first_row * self._row_bytes
+        try:
+            while len(view):
+                n_read = os.preadv(self._open(), [view], position)
+                if n_read == 0:
+                    raise DataError(f"{self.layout.path} ends before row {first_row} of {self.layout.name}; it was cut")
+                view, position = view[n_read:], position + n_read
+        except OSError as error:
+            raise DataError(f"{self.layout.path}: row {first_row} cannot be read ({error})") from error
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            try:
+                self._descriptor = os.open(self.layout.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise DataError(f"{self.layout.path} cannot be opened ({error.strerror})") from error
+            weakref.finalize(self, os.close, self._descriptor)
+        return self._descriptor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layout": self.layout, "_row_bytes": self._row_bytes, "_descriptor": None}
+
+
+class LibraryRows:
+    """Rows through h5py."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self._prepare()
+
+    def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """(len(indices), *row_shape), in the order asked for. A chunk is read (and decompressed) once per call.
+
+        Raises:
+            DataError: The file has gone or is damaged there.
+        """
+        layout = self.layout
+        order, runs = plan_runs(indices)
+        if layout.chunk_rows and layout.chunk_rows > 1:
+            runs = _plan_chunks(order, indices, layout.chunk_rows)
+        out = np.empty((len(order), *layout.row_shape), dtype=layout.dtype)
+        with self._lock:
+            dataset = self._open()
+            for first, places, *picked in runs:
+                try:
+                    if picked:
+                        rows = picked[0]
+                        out[places] = dataset[first : first + int(rows[-1]) + 1][rows]
+                    elif len(places) == 1:
+                        out[places[0]] = dataset[first]
+                    else:
+                        out[places] = dataset[first : first + len(places)]
+                except (OSError, KeyError, RuntimeError) as error:
+                    raise DataError(
+                        f"{layout.path}: {layout.name} cannot be read at row {first} ({error}); the file is damaged, "
+                        f"or a filter plugin is missing"
+                    ) from error
+        return out
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = self._dataset = None
+
+    def _open(self) -> Any:
+        if self._dataset is None:
+            import h5py
+
+            try:
+                self._file = h5py.File(self.layout.path, "r")
+                self._dataset = self._file[self.layout.name]
+            except (OSError, KeyError) as error:
+                raise DataError(f"{self.layout.path} cannot be opened any more ({error})") from error
+            _OPEN.add(self)
+        return self._dataset
+
+    def _prepare(self) -> None:
+        self._lock = threading.Lock()
+        self._file: Any = None
+        self._dataset: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layout": self.layout}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.layout = state["layout"]
+        self._prepare()
+
+
+def plan_runs(indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, Iterator[tuple[int, np.ndarray]]]:
+    """Indices in rising order, and runs of neighbours: (first row, places in the answer)."""
+    rows = np.asarray(indices, dtype=np.int64)
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
+    starts = np.concatenate(([0], breaks)) if len(rows) else np.empty(0, np.int64)
+    ends = np.append(breaks, len(rows))
+    return order, ((int(ordered[a]), order[a:b]) for a, b in zip(starts, ends, strict=False))
+
+
+def _plan_chunks(
+    order: np.ndarray, indices: Sequence[int] | np.ndarray, chunk_rows: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """One read per touched chunk: (first row, places in the answer, rows counted from the first)."""
+    ordered = np.asarray(indices, dtype=np.int64)[order]
+    breaks = np.flatnonzero(np.diff(ordered // chunk_rows)) + 1
+    for places, rows in zip(np.split(order, breaks), np.split(ordered, breaks), strict=True):
+        if len(rows):
+            yield int(rows[0]), places, rows - rows[0]
+
+
+def _find_offset(path: Path, dataset: Any) -> int | None:
+    """Where the array starts in the file, when it is one plain array there; checked on its first and last row."""
+    native = dataset.dtype.isnative and dataset.dtype.kind in "iufb" and dataset.dtype.fields is None
+    if dataset.chunks or dataset.external or dataset.is_virtual or not native or not dataset.size or not dataset.ndim:
+        return None
+    offset = dataset.id.get_offset()
+    if offset is None:  # never written, or stored in the header
+        return None
+    layout = Layout(
+        path=path, name=dataset.name, shape=dataset.shape, dtype=dataset.dtype, chunk_rows=None, offset=offset
+    )
+    ends = [0, dataset.shape[0] - 1]
+    try:
+        read = DirectRows(layout).read(ends)
+    except DataError:
+        return None
+    same = all(
+        mine.tobytes() == np.asarray(dataset[row], dtype=dataset.dtype).tobytes()
+        for mine, row in zip(read, ends, strict=True)
+    )
+    return offset if same else None
+
+
+_OPEN: weakref.WeakSet[LibraryRows] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for rows in list(_OPEN):
+        rows.close()
+
+
+# A handle that crossed a fork would share one file position, and one HDF5 library state, between two processes.
+os.register_at_fork(before=_close_all)

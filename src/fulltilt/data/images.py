@@ -1,0 +1,92 @@
+"""Images in memory, and images decoded from files."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fulltilt.data.pipeline import apply_transform
+from fulltilt.errors import DataError
+
+IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
+
+
+class MemoryImages(Dataset):
+    """Classified images held as one uint8 tensor.
+
+    Attributes:
+        name: Of the dataset.
+        classes: Names of the classes, by target.
+        n_classes: Number of classes.
+        sample_shape: (C, H, W) of a sample after the transform.
+        images: (N, C, H, W) uint8.
+        targets: (N,) int64.
+        transform: On a batch (Pipeline) or on one image; without one a sample is float32 in [0, 1].
+    """
+
+    def __init__(
+        self, name: str, images: Tensor, targets: Tensor, *, classes: Sequence[str], transform: Callable | None
+    ):
+        self.name, self.images, self.targets, self.transform = name, images, targets, transform
+        self.classes, self.n_classes = tuple(classes), len(classes)
+        self.sample_shape = read_sample_shape(lambda: self[0][0])
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        inputs, targets = self.get_batch([index])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        inputs, targets = self.get_batch(indices)
+        return list(zip(inputs, targets, strict=True))
+
+    def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """A whole batch: (B, C, H, W) float32 and (B,) int64."""
+        rows = torch.as_tensor(indices) % len(self)  # -1 is the last one
+        return apply_transform(self.transform, self.images.index_select(0, rows), generator), self.targets[rows]
+
+
+def decode_image(source: str | Path | IO[bytes], *, mode: str = "RGB", name: str | None = None) -> Tensor:
+    """Decode one image file to (C, H, W) uint8.
+
+    Args:
+        source: A path or an open binary file.
+        mode: ``RGB`` or ``L`` (one channel); the image is converted.
+        name: What to call it in an error.
+
+    Raises:
+        DataError: The file is missing, is no image, is truncated, or Pillow is not installed.
+    """
+    image_module = import_pillow()
+    try:
+        with image_module.open(source) as image:
+            pixels = np.asarray(image.convert(mode))
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, image_module.DecompressionBombError) as error:
+        raise DataError(f"{name or source} cannot be decoded ({error}); remove the file or replace it") from error
+    pixels_HWC = pixels[..., None] if pixels.ndim == 2 else pixels
+    return torch.from_numpy(pixels_HWC.transpose(2, 0, 1).copy())
+
+
+def import_pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("image files need Pillow, which is not installed; run: pip install pillow") from None
+    return Image
+
+
+def read_sample_shape(read_sample: Callable[[], Tensor]) -> tuple[int, ...]:
+    """Of one transformed sample, without a draw from the global generator that the caller's run would notice."""
+    with torch.random.fork_rng(devices=[]):
+        return tuple(read_sample().shape)

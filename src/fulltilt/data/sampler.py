@@ -1,0 +1,92 @@
+"""The order of samples: a pure function of (seed, epoch), so that a run can stop and go on anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch.utils.data import Sampler
+
+from fulltilt.data.seeds import compute_seed
+from fulltilt.errors import DataError
+
+
+class EpochSampler(Sampler[int]):
+    """Yields every index of ``range(n_samples)`` once per epoch.
+
+    The loader built by ``build_loader`` carries it as ``loader.sampler``. Call ``set_epoch`` before each epoch;
+    without that every epoch has the order of epoch 0.
+
+    Args:
+        n_samples: Length of the dataset.
+        shuffle: False yields 0, 1, 2, …
+        seed: Of the run.
+        share_epoch: Put the epoch into memory that worker processes see, so that augmentation follows it.
+
+    Attributes:
+        epoch: The current epoch.
+        start_index: How many samples of this epoch's order are left out: those that were consumed already.
+    """
+
+    def __init__(self, n_samples: int, shuffle: bool, seed: int, *, share_epoch: bool = False):
+        if n_samples < 1:
+            raise DataError(f"the dataset holds {n_samples} samples; at least 1 is needed")
+        self.n_samples, self.shuffle, self.seed = n_samples, shuffle, seed
+        self.start_index = 0
+        self.epoch_cell = torch.zeros(1, dtype=torch.int64)
+        if share_epoch:
+            self.epoch_cell.share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        return int(self.epoch_cell[0])
+
+    def set_epoch(self, epoch: int, start_index: int = 0) -> None:
+        """Choose the epoch of the next ``iter``, from its sample number ``start_index`` on.
+
+        Call it between two passes over the loader: workers that are still busy would draw from the new epoch.
+
+        Raises:
+            DataError: ``start_index`` lies outside of the dataset.
+        """
+        if not 0 <= start_index <= self.n_samples:
+            raise DataError(
+                f"cannot start epoch {epoch} at sample {start_index}: the dataset holds {self.n_samples} samples; "
+                f"resume with the dataset the run was started with"
+            )
+        self.epoch_cell[0] = epoch
+        self.start_index = start_index
+
+    def __len__(self) -> int:
+        """What is left of this epoch."""
+        return self.n_samples - self.start_index
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.shuffle:
+            return iter(range(self.start_index, self.n_samples))
+        generator = torch.Generator().manual_seed(compute_seed(self.seed, self.epoch))
+        return iter(torch.randperm(self.n_samples, generator=generator)[self.start_index :].tolist())
+
+    def state_dict(self) -> dict[str, int]:
+        """Whole numbers only. ``start_index`` is where ``set_epoch`` put it: the caller counts what it consumed."""
+        return {
+            "epoch": self.epoch,
+            "start_index": self.start_index,
+            "seed": self.seed,
+            "n_samples": self.n_samples,
+            "shuffle": int(self.shuffle),
+        }
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where ``state`` was taken.
+
+        Raises:
+            DataError: The state belongs to a dataset of another length.
+        """
+        if state["n_samples"] != self.n_samples:
+            raise DataError(
+                f"the saved position is in a dataset of {state['n_samples']} samples, this one holds "
+                f"{self.n_samples}; resume with the dataset the run was started with, or start a new run"
+            )
+        self.seed, self.shuffle = int(state["seed"]), bool(state["shuffle"])
+        self.set_epoch(int(state["epoch"]), int(state["start_index"]))

@@ -1,0 +1,45 @@
+"""Deterministic splits into training and validation rows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fulltilt.errors import DataError
+
+Split = Literal["train", "val"]
+
+
+def check_split(split: str) -> None:
+    if split not in ("train", "val"):
+        raise DataError(f"split {split!r} is not known; use train or val")
+
+
+def split_rows(n_rows: int, split: str, *, val_fraction: float, seed: int, what: str) -> np.ndarray:
+    """Rows of one split, drawn at random and in rising order, so that reading in order moves forward in the file.
+
+    Raises:
+        DataError: ``val_fraction`` leaves a split without a row.
+    """
+    return split_stratified(np.zeros(n_rows, dtype=np.int64), split, val_fraction=val_fraction, seed=seed, what=what)
+
+
+def split_stratified(targets: np.ndarray, split: str, *, val_fraction: float, seed: int, what: str) -> np.ndarray:
+    """Rows of one split with every class in the same share (within one row), in rising order.
+
+    Raises:
+        DataError: ``val_fraction`` leaves a split without a row.
+    """
+    check_split(split)
+    if not 0 < val_fraction < 1:
+        raise DataError(f"val_fraction {val_fraction} is not between 0 and 1")
+    n_rows = len(targets)
+    shuffled = np.random.default_rng(seed).permutation(n_rows)
+    by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
+    quota = np.floor(np.arange(n_rows + 1) * val_fraction + 1e-9)
+    is_val = quota[1:] > quota[:-1]
+    rows = np.sort(by_class[is_val if split == "val" else ~is_val])
+    if not len(rows):
+        raise DataError(f"{what} has {n_rows} samples: val_fraction {val_fraction} leaves none for {split}; change it")
+    return rows

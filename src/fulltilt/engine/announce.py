@@ -1,0 +1,58 @@
+"""Events to listeners. A full disk in a log file is told and does not end the run; a bug in a listener does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fulltilt.errors import StorageError
+from fulltilt.records import Event, Listener, Noted, RunEnded
+
+
+class Announcer:
+    """Builds events and hands them to every listener.
+
+    A listener that cannot store an event (StorageError, OSError) is named once in a ``Noted`` to the others and
+    asked again at the next event: space may have been freed. Any other error of a listener ends the run.
+
+    Attributes:
+        notes: Every note of the run, for the result.
+    """
+
+    def __init__(self, listeners: Sequence[Listener], *, attempt: int = 0):
+        self._listeners = tuple(listeners)
+        self._attempt = attempt
+        self._n_lost: dict[int, int] = {}
+        self.notes: list[str] = []
+
+    def __call__(self, kind: type[Event], **fields: Any) -> None:
+        if kind is RunEnded:
+            self._tell_losses()
+        self._send(kind(attempt=self._attempt, time_s=time.time(), **fields))
+
+    def note(self, message: str, *, level: str = "note") -> None:
+        self.notes.append(message)
+        self(Noted, message=message, level=level)
+
+    def _send(self, event: Event) -> None:
+        failed = []
+        for index, listener in enumerate(self._listeners):
+            try:
+                listener(event)
+            except (StorageError, OSError) as error:
+                self._n_lost[index] = self._n_lost.get(index, 0) + 1
+                if self._n_lost[index] == 1:
+                    what = type(event).__name__
+                    failed.append(f"{_name(listener)} could not store {what} ({error}); training goes on")
+        for message in failed:
+            self.note(message, level="warning")
+
+    def _tell_losses(self) -> None:
+        lost = {index: count for index, count in self._n_lost.items() if count > 1}
+        for index, count in lost.items():
+            self.note(f"{_name(self._listeners[index])} could not store {count} events of this run", level="warning")
+
+
+def _name(listener: Listener) -> str:
+    return getattr(listener, "__name__", type(listener).__name__)

@@ -1,0 +1,305 @@
+"""From a configuration and a plan to a run that can take its first step; levers are applied stage by stage."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
+
+from fulltilt.data import build_loader
+from fulltilt.engine.facts import count_dataset, describe, name_optimizer, resolve_plan
+from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError, format_nearest
+from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
+from fulltilt.records import Plan
+from fulltilt.tasks import Workload
+
+if TYPE_CHECKING:
+    from fulltilt.config import Config
+
+DEFAULT_SEED = 42
+
+
+@dataclasses.dataclass(kw_only=True)
+class Run:
+    """A training run, built and ready. ``close`` ends its data workers.
+
+    Attributes:
+        setup: Model, forward, optimizer, scaler and loader as the levers left them.
+        n_samples: Length of the training set, None when it streams.
+        steps_per_epoch: Optimizer steps, a short last window included; None when the data streams.
+        generator: On the device; the randomness of ``workload.prepare``.
+        loader_generator: On the CPU; seeds the data workers.
+        notes: What the user should know of the plan as it was built.
+    """
+
+    config: Config | None
+    plan: Plan
+    workload: Workload
+    setup: Setup
+    facts: Facts
+    device: torch.device
+    dataset: Any
+    loader: DataLoader
+    n_samples: int | None
+    batch_size: int
+    steps_per_epoch: int | None
+    seed: int
+    clip_norm: float | None
+    generator: torch.Generator
+    loader_generator: torch.Generator
+    notes: list[str]
+    _iterators: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
+
+    def start_epoch(self, epoch: int, start_index: int = 0) -> Iterator[Any]:
+        """Batches of one epoch, from its sample number ``start_index`` on.
+
+        Cost: starts the data workers unless they persist.
+        """
+        for source in (self.loader.sampler, self.dataset):
+            if hasattr(source, "set_epoch"):
+                source.set_epoch(epoch, start_index) if start_index else source.set_epoch(epoch)
+                break
+        batches = iter(self.loader)
+        self._iterators.add(batches)
+        return batches
+
+    def close(self) -> None:
+        """End data workers that are still alive. The run cannot start another epoch with persistent workers after."""
+        for batches in list(self._iterators):
+            # DataLoader has no public way to end workers in the middle of an epoch; else they live until collected.
+            if hasattr(batches, "_shutdown_workers"):
+                batches._shutdown_workers()
+        self._iterators.clear()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def build_run(
+    config: Config | None,
+    plan: Plan,
+    *,
+    device: str | torch.device,
+    workload: Workload | None = None,
+    seed: int | None = None,
+    strict: bool = True,
+) -> Run:
+    """Build model, data and optimizer, and put every value of ``plan`` in force.
+
+    Args:
+        config: May be None when ``workload`` is given: then shuffled, unclipped, with every sample.
+        plan: One value for every lever; a precision of "auto" is resolved here.
+        device: "cpu", "cuda", "cuda:1".
+        workload: What ``config`` names when None.
+        seed: That of the configuration when None. Runs with one seed start from equal weights and see equal batches.
+        strict: False takes switches that cannot apply here at their default, with a note (``levers.settle_plan``).
+
+    Raises:
+        PlanObstacleError: a value of the plan cannot apply to this model on this device.
+        DataError: the dataset is empty or shorter than one batch.
+        DeviceError: the device is not there.
+        UsageError: the workload builds something that cannot be trained.
+    """
+    device = check_device(device)
+    _check_complete(plan)
+    workload = _resolve_workload(config, workload)
+    options = config.data if config is not None else None
+    seed = seed if seed is not None else config.run.seed if config is not None else DEFAULT_SEED
+    if config is not None and config.run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not reproducible without it
+        torch.use_deterministic_algorithms(True)
+
+    seed_everything(seed)
+    dataset = workload.dataset()
+    seed_everything(seed)
+    model = _build_model(workload)
+    n_samples = _check_length(dataset, plan["batch_size"], workload.name)
+    facts = describe(model, dataset, device)
+    plan, notes = resolve_plan(plan, facts)
+    plan = _settle(plan, facts, notes, strict)
+
+    setup = Setup(device=device, notes=notes)
+    _apply_stage("environment", plan, setup)
+    _apply_stage("loader", plan, setup)
+    loader_generator = torch.Generator().manual_seed(seed)
+    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, options)
+    setup.model = model.to(device).train()
+    _apply_stage("model", plan, setup)
+    setup.forward = setup.model
+    _apply_stage("compile", plan, setup)
+    setup.optimizer = _build_optimizer(workload, setup.model)
+    facts = dataclasses.replace(facts, optimizer=name_optimizer(setup.optimizer))
+    plan = _settle(plan, facts, notes, strict)
+    for stage in STAGES[STAGES.index("optimizer") :]:
+        _apply_stage(stage, plan, setup)
+    setup.notes += find_notes(plan, facts)
+
+    seed_everything(seed)  # what building consumed differs between plans; training starts from the same numbers
+    return Run(
+        config=config,
+        plan=plan,
+        workload=workload,
+        setup=setup,
+        facts=facts,
+        device=device,
+        dataset=dataset,
+        loader=setup.loader,
+        n_samples=n_samples,
+        batch_size=plan["batch_size"],
+        steps_per_epoch=None if n_samples is None else -(-len(setup.loader) // setup.accumulate),
+        seed=seed,
+        clip_norm=config.optim.clip_norm if config is not None else None,
+        generator=torch.Generator(device).manual_seed(seed),
+        loader_generator=loader_generator,
+        notes=setup.notes,
+    )
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of torch (all devices), numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """The device with its index.
+
+    Raises:
+        DeviceError: no such device; says what there is.
+    """
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f"device {device!r} is not a device torch knows ({str(error).splitlines()[0]})") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise DeviceError(f"device {device} is not supported; use cpu, cuda or cuda:N")
+    n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = device.index if device.index is not None else 0
+    if index >= n_devices:
+        there = f"{n_devices} CUDA devices" if n_devices else "no CUDA device"
+        raise DeviceError(f"device {device} is not there: torch {torch.__version__} sees {there}; use cpu, or auto")
+    return torch.device("cuda", index)
+
+
+def _resolve_workload(config: Config | None, workload: Workload | None) -> Workload:
+    if workload is not None:
+        return workload
+    if config is None:
+        raise UsageError("build_run needs a configuration or a workload, and got neither")
+    from fulltilt.engine.assemble import build_workload
+
+    return build_workload(config)
+
+
+def _check_complete(plan: Plan) -> None:
+    catalogue = load_catalogue()
+    for name in plan.keys() - catalogue.keys():
+        raise PlanObstacleError(f"the plan names a lever {name!r} that there is not; {format_nearest(name, catalogue)}")
+    missing = catalogue.keys() - plan.keys()
+    if missing:
+        raise PlanObstacleError(
+            f"the plan has no value for {', '.join(sorted(missing))}; levers.default_plan(values) completes one"
+        )
+
+
+def _apply_stage(stage: Stage, plan: Plan, setup: Setup) -> None:
+    for name, lever in load_catalogue().items():
+        if lever.stage == stage:
+            lever.apply(setup, plan[name])
+
+
+def _settle(plan: Plan, facts: Facts, notes: list[str], strict: bool) -> Plan:
+    """The plan as it will run; what it changes is added to ``notes``."""
+    if not strict:
+        plan, changed = settle_plan(plan, facts)
+        notes += changed
+    obstacles = find_obstacles(plan, facts)
+    if obstacles:
+        raise PlanObstacleError("; ".join(obstacles))
+    return plan
+
+
+def _check_length(dataset: Any, batch_size: int, name: str) -> int | None:
+    n_samples = count_dataset(dataset)
+    if n_samples == 0:
+        raise DataError(f"the training set of {name} holds 0 samples; at least {batch_size} are needed for one batch")
+    if n_samples is not None and batch_size > n_samples:
+        raise DataError(
+            f"batch_size {batch_size} is larger than the training set of {name} ({n_samples} samples); "
+            f"use batch_size {n_samples} or less"
+        )
+    return n_samples
+
+
+def _build_loader(
+    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, options: Any
+) -> DataLoader:
+    loader_options = dict(setup.loader_options)
+    loader = build_loader(
+        dataset,
+        batch_size=loader_options.pop("batch_size"),
+        shuffle=True if options is None else options.shuffle,
+        drop_last=False if options is None else options.drop_last,
+        generator=generator,
+        options=loader_options,
+        worker_options=setup.worker_options,
+        collate=workload.collate,
+        seed=seed,
+    )
+    if loader.num_workers:
+        seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()
+        setup.state["worker_threads"] = seen
+        loader.worker_init_fn = _ReportThreads(loader.worker_init_fn, seen)
+    return loader
+
+
+class _ReportThreads:
+    """Runs in each data worker at its start: tells the training process how many threads are in force there."""
+
+    def __init__(self, start: Callable[[int], None] | None, seen: Tensor):
+        self._start, self._seen = start, seen
+
+    def __call__(self, worker_id: int) -> None:
+        if self._start is not None:
+            self._start(worker_id)
+        self._seen[worker_id] = torch.get_num_threads()
+
+
+def _build_optimizer(workload: Workload, model: nn.Module) -> optim.Optimizer:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise UsageError(f"the model of {workload.name} has no parameter that requires a gradient; nothing to train")
+    optimizer = (workload.optimizer or optim.AdamW)(parameters)
+    if not isinstance(optimizer, optim.Optimizer):
+        raise UsageError(
+            f"the optimizer of {workload.name} returned {type(optimizer).__name__}; it must return an Optimizer"
+        )
+    return optimizer
+
+
+def _build_model(workload: Workload) -> nn.Module:
+    model = workload.model()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model of {workload.name} returned {type(model).__name__}; it must return an nn.Module")
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise UsageError(
+            f"the model of {workload.name} has parameters without a shape yet ({', '.join(lazy[:3])}); run one batch "
+            "through it in the function that builds it"
+        )
+    return model

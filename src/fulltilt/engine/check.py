@@ -1,0 +1,212 @@
+"""The dry run and the checklist before an experiment: one real step, then everything that ruins a run later."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fulltilt.config import Config, plan_of
+from fulltilt.engine.assemble import build_workload
+from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.step import TrainStep
+from fulltilt.errors import FulltiltError
+from fulltilt.hardware import (
+    Nvml,
+    RealNvml,
+    count_usable_cores,
+    read_filesystem,
+    read_memory_limit_bytes,
+)
+from fulltilt.hardware.cpu import read_memory_bytes
+from fulltilt.measure import MemoryMeter, NullTimer
+from fulltilt.measure.utilization import find_device_index
+from fulltilt.records import Evidence, classify_outcome
+
+Verdict = Literal["ok", "note", "problem"]
+MEMORY_NOTE_PCT = 80.0
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckItem:
+    name: str
+    verdict: Verdict
+    text: str
+
+
+def run_checks(config: Config, *, device: str, out_dir: Path, nvml: Nvml | None = None) -> list[CheckItem]:
+    """Build everything, take one training step and one validation batch, then go through the checklist.
+
+    Nothing raises for what is wrong with the workload: that becomes a problem in the list. A check that needs the run
+    is left out when the run could not be built.
+
+    Args:
+        device: Resolved: "cpu", "cuda:0".
+        out_dir: Where the run would write.
+        nvml: The driver's library; the machine's own when None.
+    """
+    items = check_gpu(device, nvml or RealNvml())
+    try:
+        workload = build_workload(config)
+        run = build_run(config, plan_of(config), device=device, workload=workload, strict=False)
+    except Exception as error:  # boundary to the user's own model and data: whatever it raises is a finding
+        items.append(CheckItem(name="build", verdict="problem", text=describe_error(error)))
+        return [*items, check_data_path(config), check_checkpoints(config)]
+    with run:
+        items.append(check_build(run))
+        items += check_one_step(run)
+        items.append(check_validation(run))
+        items.append(check_workers(run))
+        items += [check_data_path(config), check_checkpoints(config), check_disk(run, config, out_dir)]
+    return items
+
+
+def check_gpu(device: str, nvml: Nvml) -> list[CheckItem]:
+    """Free memory of the GPU, and who else uses it."""
+    if not device.startswith("cuda"):
+        return [CheckItem(name="device", verdict="ok", text=f"{device}, {count_usable_cores()} usable cores")]
+    index = find_device_index(torch.device(device), nvml)
+    status = nvml.read_status(index) if index is not None else None
+    if status is None or status.memory_free_bytes is None or status.memory_used_bytes is None:
+        return [CheckItem(name="device", verdict="note", text=f"{device}: the driver does not say what is free")]
+    total = status.memory_free_bytes + status.memory_used_bytes
+    text = f"{device}: {status.memory_free_bytes / GIB:.1f} of {total / GIB:.1f} GiB free"
+    items = [CheckItem(name="device", verdict="ok", text=text)]
+    if status.processes:
+        pids = ", ".join(str(process.pid) for process in status.processes)
+        text = f"{len(status.processes)} other processes use the GPU (pid {pids}): figures and memory will suffer"
+        items.append(CheckItem(name="other processes", verdict="note", text=text))
+    return items
+
+
+def check_build(run: Run) -> CheckItem:
+    n_parameters = sum(p.numel() for p in run.setup.model.parameters())
+    size = f"{run.n_samples} samples" if run.n_samples is not None else "a stream of samples"
+    steps = f", {run.steps_per_epoch} steps an epoch" if run.steps_per_epoch else ""
+    text = f"{run.workload.name}: {n_parameters:,} parameters, {size}{steps}"
+    notes = "".join(f"; {note}" for note in run.notes)
+    return CheckItem(name="build", verdict="note" if notes else "ok", text=text + notes)
+
+
+def check_one_step(run: Run) -> list[CheckItem]:
+    """One optimizer step on real batches: does it run, is the loss a number, how much memory does it take."""
+    meter = MemoryMeter(run.device)
+    meter.start()
+    try:
+        outcome = TrainStep(run)(run.start_epoch(0), NullTimer())
+        loss = float(outcome.loss) if outcome is not None else math.nan
+    except Exception as error:  # boundary to the user's own model and data
+        meter.stop()
+        return [CheckItem(name="one step", verdict="problem", text=describe_error(error))]
+    peaks = meter.stop()
+    if outcome is None:
+        return [CheckItem(name="one step", verdict="problem", text="the training set yielded no batch")]
+    finite = math.isfinite(loss)
+    text = f"{outcome.n_samples} samples forward, backward and update; loss {loss:.4g}"
+    items = [CheckItem(name="one step", verdict="ok" if finite else "problem", text=text)]
+    return [*items, check_memory(run, peaks.reserved_peak_gib, peaks.rss_peak_gib)]
+
+
+def check_memory(run: Run, reserved_gib: float | None, rss_gib: float | None) -> CheckItem:
+    """Does the batch fit, with room to spare."""
+    if run.device.type == "cuda":
+        used_gib, capacity_gib = reserved_gib, torch.cuda.get_device_properties(run.device).total_memory / GIB
+    else:
+        used_gib = rss_gib
+        capacity_gib = (read_memory_limit_bytes() or read_memory_bytes()[0]) / GIB
+    if used_gib is None:
+        return CheckItem(name="memory", verdict="note", text="the peak of one step could not be read")
+    share_pct = 100 * used_gib / capacity_gib
+    text = f"one step peaks at {used_gib:.2f} of {capacity_gib:.1f} GiB ({share_pct:.0f} %)"
+    if share_pct <= MEMORY_NOTE_PCT:
+        return CheckItem(name="memory", verdict="ok", text=text)
+    return CheckItem(name="memory", verdict="note", text=f"{text}: halve data.batch_size and set speed.accumulate 2")
+
+
+def check_validation(run: Run) -> CheckItem:
+    if run.workload.validation is None:
+        return CheckItem(name="validation", verdict="note", text="there is no validation set: quality goes unseen")
+    try:
+        dataset = run.workload.validation()
+        n_samples = len(dataset) if hasattr(dataset, "__len__") else None  # type: ignore[arg-type]
+        if n_samples == 0:
+            return CheckItem(name="validation", verdict="problem", text="the validation set holds 0 samples")
+        dataset[0]
+    except Exception as error:  # boundary to the user's own data
+        return CheckItem(name="validation", verdict="problem", text=describe_error(error))
+    return CheckItem(name="validation", verdict="ok", text=f"{n_samples} samples")
+
+
+def check_workers(run: Run) -> CheckItem:
+    n_workers, n_cores = run.plan["num_workers"], count_usable_cores()
+    text = f"{n_workers} data workers on {n_cores} usable cores"
+    if n_workers > n_cores:
+        return CheckItem(name="data workers", verdict="note", text=f"{text}: they will take turns; see fulltilt tune")
+    return CheckItem(name="data workers", verdict="ok", text=text)
+
+
+def check_data_path(config: Config) -> CheckItem:
+    if not config.data.path:
+        return CheckItem(name="data on a local disk", verdict="ok", text="no data.path: the dataset knows its place")
+    filesystem = read_filesystem(Path(config.base_dir) / config.data.path)
+    text = f"{config.data.path} lies on {filesystem.type or 'an unknown file system'}"
+    if filesystem.is_network:
+        text = f"{text}, over the network: copy it to a local disk first"
+        return CheckItem(name="data on a local disk", verdict="note", text=text)
+    return CheckItem(name="data on a local disk", verdict="ok", text=text)
+
+
+def check_checkpoints(config: Config) -> CheckItem:
+    every = config.run.checkpoint_every
+    if every is None:
+        text = "off: a run that stops starts again from nothing; set run.checkpoint_every: 1 epoch"
+        return CheckItem(name="checkpoints", verdict="note", text=text)
+    return CheckItem(name="checkpoints", verdict="ok", text=f"every {every}")
+
+
+def check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
+    """Room for the checkpoints (two kept, one being written), and what earlier runs left there."""
+    need = 3 * measure_state_bytes(run) if config.run.checkpoint_every else 0
+    free = read_filesystem(out_dir).free_bytes
+    earlier = sum(path.stat().st_size for path in out_dir.rglob("*") if path.is_file()) if out_dir.exists() else 0
+    text = f"checkpoints and logs need about {need / GIB:.2f} GiB in {out_dir}"
+    text += f", {free / GIB:.1f} GiB are free" if free is not None else ""
+    text += f"; {earlier / GIB:.2f} GiB lie there from earlier runs" if earlier else ""
+    full = free is not None and need > free
+    return CheckItem(name="disk", verdict="problem" if full else "ok", text=text)
+
+
+def measure_state_bytes(run: Run) -> int:
+    """Bytes of model and optimizer as a checkpoint holds them."""
+    counter = _ByteCounter()
+    torch.save({"model": run.setup.model.state_dict(), "optimizer": run.setup.optimizer.state_dict()}, counter)
+    return counter.n_bytes
+
+
+def describe_error(error: BaseException) -> str:
+    """The message of our own errors as it is; of others with their class, and as out of memory where it is that."""
+    if isinstance(error, FulltiltError):
+        return str(error)
+    status, reason = classify_outcome(
+        Evidence(exit_code=1, exception_type=type(error).__name__, message=str(error).strip() or "no message")
+    )
+    return f"out of memory: {reason}; use a smaller data.batch_size" if status == "out_of_memory" else str(reason)
+
+
+class _ByteCounter(io.RawIOBase):
+    """A file that keeps only how much was written."""
+
+    n_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data) -> int:  # type: ignore[override]
+        size = memoryview(data).nbytes
+        self.n_bytes += size
+        return size

@@ -1,0 +1,89 @@
+"""Evaluation: the exact mean of loss and metrics over every sample of the validation set."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fulltilt.data.loader import build_loader
+from fulltilt.engine.build import Run
+from fulltilt.engine.progress import LossMeter
+from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
+from fulltilt.errors import DataError
+
+
+def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataLoader | None:
+    """The loader over the workload's validation set, in its own order; ``None`` when there is none.
+
+    Its workers end after each pass: between two of them the cores and the memory belong to training.
+
+    Raises:
+        DataError: the validation set is empty.
+    """
+    if run.workload.validation is None:
+        return None
+    options = {name: value for name, value in run.setup.loader_options.items() if name != "batch_size"}
+    if options.get("num_workers"):
+        options["persistent_workers"] = False
+    return build_loader(
+        run.workload.validation(),
+        batch_size=batch_size or run.batch_size,
+        shuffle=False,
+        drop_last=False,
+        generator=torch.Generator().manual_seed(run.seed),
+        options=options,
+        worker_options=run.setup.worker_options,
+        collate=run.workload.collate,
+        seed=run.seed,
+    )
+
+
+def evaluate(
+    run: Run, loader: DataLoader, *, should_stop: Callable[[], object] | None = None
+) -> dict[str, float] | None:
+    """Mean loss and metrics per sample over ``loader``; the short last batch counts by its samples.
+
+    Runs the model itself in evaluation mode, not its compiled form: that would be compiled once more for this mode
+    and once more for the last batch. Precision is that of training. ``workload.prepare`` draws from a generator
+    of its own, seeded anew each time: evaluations are comparable, and training goes on as if there had been none.
+
+    Args:
+        should_stop: Asked before each batch; true ends the evaluation without a result.
+
+    Returns:
+        ``{"loss": …, metric: …}``, ``None`` when stopped.
+
+    Raises:
+        DataError: no batch came.
+
+    Device: synchronises once, at the end.
+    """
+    generator = torch.Generator(run.device).manual_seed(run.seed)
+    meter = LossMeter(run.device, run.workload.metrics)
+    step = TrainStep(dataclasses.replace(run, generator=generator), observe=meter.observe, forward=run.setup.model)
+    with _evaluation_mode(run.setup.model), torch.no_grad():
+        for batch in fetch_batches(iter(loader)):
+            if should_stop is not None and should_stop():
+                return None
+            meter.add(step.compute_loss(batch), count_samples(batch))
+    if meter.n_samples == 0:
+        raise DataError(f"the validation set of {run.workload.name} yielded no sample; give it some, or leave it out")
+    n_samples = meter.n_samples
+    return {name: total / n_samples for name, total in meter.take().read_sums().items()}
+
+
+@contextlib.contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module gets its own mode back: a layer that was frozen in evaluation mode stays so."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training

@@ -1,0 +1,99 @@
+"""What the levers' guards may know of a workload on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn, optim
+from torch.utils.data import IterableDataset
+
+from fulltilt.hardware import count_usable_cores, has_c_compiler, is_wsl
+from fulltilt.levers import Facts
+from fulltilt.levers.activation_checkpointing import count_blocks
+from fulltilt.levers.precision import resolve
+from fulltilt.records import Machine, Plan
+from fulltilt.tasks import Workload
+
+if TYPE_CHECKING:
+    from fulltilt.engine.build import Run
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+MATMULS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase)
+
+
+def read_facts(source: Run | Workload, device: str | torch.device, machine: Machine | None = None) -> Facts:
+    """Facts of a run, or of a workload that is built on the CPU for the purpose.
+
+    Cost: for a workload, one model, one dataset and one optimizer.
+    """
+    if not isinstance(source, Workload):
+        return source.facts
+    dataset, model = source.dataset(), source.model()
+    optimizer = (source.optimizer or optim.AdamW)([p for p in model.parameters() if p.requires_grad])
+    facts = describe(model, dataset, torch.device(device), machine)
+    return dataclasses.replace(facts, optimizer=name_optimizer(optimizer))
+
+
+def describe(model: nn.Module, dataset: Any, device: torch.device, machine: Machine | None = None) -> Facts:
+    """Facts of what is built already; the optimizer is left open."""
+    capability = _read_capability(device, machine)
+    has_conv2d = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules())
+    return Facts(
+        device_type=device.type,
+        compute_capability=capability,
+        n_cores_usable=machine.n_cores_usable if machine else count_usable_cores(),
+        is_wsl=machine.is_wsl if machine else is_wsl(),
+        has_c_compiler=has_c_compiler(),
+        has_conv=has_conv2d or any(p.dim() == 4 for p in model.parameters()),
+        has_any_conv=any(isinstance(m, CONVS) for m in model.modules()),
+        has_matmul=any(isinstance(m, MATMULS) for m in model.modules()),
+        n_checkpointable=count_blocks(model),
+        n_samples=count_dataset(dataset),
+        is_iterable=isinstance(dataset, IterableDataset),
+        has_native_bf16=_has_native_bf16(device, capability),
+    )
+
+
+def resolve_plan(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
+    """Replace a precision of ``auto`` by this machine's; the notes say what was chosen against expectation."""
+    value, note = resolve(plan["precision"], facts)
+    if value == plan["precision"]:
+        return plan, []
+    return plan.replace(precision=value), [f"precision: {note}"] if note else []
+
+
+def count_dataset(dataset: Any) -> int | None:
+    """Length of a map-style dataset; None for one that streams, whose length is a promise at most."""
+    return None if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") else len(dataset)
+
+
+def name_optimizer(optimizer: optim.Optimizer) -> str:
+    """The class of torch.optim whose step it runs: for a subclass with the inherited step, that of its base."""
+    step = inspect.unwrap(type(optimizer).step)
+    for base in type(optimizer).__mro__:
+        if base.__module__.startswith("torch.optim") and inspect.unwrap(base.step) is step:
+            return base.__name__
+    return type(optimizer).__name__
+
+
+def _read_capability(device: torch.device, machine: Machine | None) -> tuple[int, int] | None:
+    if device.type != "cuda":
+        return None
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_capability(device)
+    index = device.index or 0
+    return next((d.compute_capability for d in machine.devices if d.index == index), None) if machine else None
+
+
+def _has_native_bf16(device: torch.device, capability: tuple[int, int] | None) -> bool | None:
+    if device.type == "cuda":
+        return None if capability is None else capability >= (8, 0)
+    if device.type != "cpu":
+        return None
+    if not hasattr(torch.cpu, "get_capabilities"):  # not in every release
+        return None
+    features = torch.cpu.get_capabilities()
+    return any(bool(features.get(name)) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))

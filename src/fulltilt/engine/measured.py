@@ -1,0 +1,258 @@
+"""Measure a built run: its throughput, phases, memory, FLOPs, and every lever read back from what ran."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulltilt.engine.build import Run
+from fulltilt.engine.step import StepOutcome, TrainStep, count_samples
+from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
+from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
+from fulltilt.levers import load_catalogue
+from fulltilt.levers.activation_checkpointing import without_checkpointing
+from fulltilt.measure import (
+    Block,
+    CudaClock,
+    HostClock,
+    MemoryMeter,
+    NullTimer,
+    PhaseTimer,
+    StepsResult,
+    UtilizationSampler,
+    count_flops,
+    measure_steps,
+)
+from fulltilt.measure.memory import MemoryPeaks
+from fulltilt.measure.utilization import UtilizationMean, find_device_index
+from fulltilt.records import Measurement
+
+SHORT_EPOCH_STEPS = 8
+SHORT_EPOCH_STEPS_WITH_WORKERS = 32  # their start, or refill, at each epoch's begin costs as much as many steps
+FLOPS_SAMPLES = 8
+
+
+class EndlessSteps:
+    """Optimizer steps over as many epochs as asked for: ends of epochs, short windows and worker starts included.
+
+    Attributes:
+        n_done: Optimizer steps taken.
+        first_loss, last_loss: On the device.
+    """
+
+    def __init__(self, run: Run, timer: PhaseTimer | NullTimer, on_first: Callable[[StepOutcome], None] | None = None):
+        self._run, self._timer, self._on_first = run, timer, on_first
+        self._step = TrainStep(run)
+        self._batches: Iterator[Any] | None = None
+        self._epoch = 0
+        self.n_done = 0
+        self.last_loss: Tensor | None = None
+
+    def __call__(self) -> int:
+        """Take one step → samples it consumed."""
+        outcome = self._step(self._batches, self._timer) if self._batches is not None else None
+        if outcome is None:
+            self._batches = None  # the old workers end before new ones start
+            self._batches = self._run.start_epoch(self._epoch)
+            self._epoch += 1
+            outcome = self._step(self._batches, self._timer)
+            if outcome is None:
+                raise DataError(
+                    f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}"
+                )
+        self.n_done += 1
+        self.last_loss = outcome.loss
+        if self.n_done == 1 and self._on_first is not None:
+            self._on_first(outcome)
+        return outcome.n_samples
+
+    def take_batch(self) -> Any:
+        """One more batch, from a new epoch when this one is over."""
+        for _ in range(2):
+            if self._batches is not None and (batch := next(self._batches, None)) is not None:
+                return batch
+            self._batches = self._run.start_epoch(self._epoch)
+            self._epoch += 1
+        raise DataError(f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}")
+
+
+def run_measured(
+    run: Run,
+    *,
+    n_steps: int,
+    max_measure_s: float | None = None,
+    max_warmup_s: float = 30.0,
+    on_progress: Callable[[int], None] | None = None,
+) -> Measurement:
+    """Train ``run`` for as long as the measurement takes.
+
+    An epoch of at most 8 steps, or 32 with data workers, is timed as a whole, so that what happens once an epoch
+    (workers that start anew, a short last batch) is in the figure with its true share.
+
+    Args:
+        n_steps: Timed optimizer steps at least.
+        max_measure_s: Stop adding blocks after this long.
+        on_progress: Told the optimizer steps taken so far, after every block.
+
+    Raises:
+        NonFiniteLossError: the first or the last loss is not a number or infinite.
+        TrainingError: a value of the plan is not in force in the run.
+    """
+    device = run.device
+    timer = PhaseTimer(CudaClock(device) if device.type == "cuda" else HostClock())
+    seen: dict[str, Any] = {}
+
+    def check_first(outcome: StepOutcome) -> None:
+        seen["first_loss"] = _read_loss(outcome.loss, 1)
+        seen["observed"] = check_observed(run)
+
+    steps = EndlessSteps(run, timer, check_first)
+    memory = MemoryMeter(device)
+    utilization = _build_utilization(device)
+    memory.start()
+    utilization.start()
+    try:
+        result = measure_steps(
+            steps,
+            n_steps=n_steps,
+            min_block_steps=_count_block_steps(run),
+            max_warmup_s=max_warmup_s,
+            max_measure_s=max_measure_s,
+            timer=timer,
+            synchronize=functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing,
+            read_pressure=read_pressure,
+            read_cpu_times=read_cpu_times,
+            on_block=_report_to(on_progress, steps),
+        )
+    finally:
+        peaks, mean = memory.stop(), utilization.stop()
+    assert steps.last_loss is not None
+    last_loss = _read_loss(steps.last_loss, steps.n_done)
+    flops_per_sample, coverage_pct, flops_reason = measure_flops(run, steps.take_batch())
+    return _join(result, peaks, mean, (flops_per_sample, coverage_pct, flops_reason), seen, last_loss)
+
+
+def check_observed(run: Run) -> dict[str, Any]:
+    """Every lever as found in force, after a step.
+
+    A plan's ``None`` leaves the value to PyTorch, so whatever is found fits it.
+
+    Raises:
+        TrainingError: a value found is not the plan's.
+    """
+    observed = {name: lever.observe(run.setup) for name, lever in load_catalogue().items() if name in run.plan}
+    wrong = [
+        f"{name}: plan says {run.plan[name]}, in force {value}"
+        for name, value in observed.items()
+        if run.plan[name] is not None and value != run.plan[name]
+    ]
+    if wrong:
+        raise TrainingError("; ".join(wrong))
+    return observed
+
+
+def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str | None]:
+    """FLOPs per sample of forward and backward, their coverage, and why there is none.
+
+    Counted on the model itself with at most 8 samples, recomputation of activations left out. It leaves gradients at
+    zero and running statistics changed.
+    """
+    small = take_samples(batch, count_samples(batch), FLOPS_SAMPLES)
+    step = TrainStep(run, forward=run.setup.model)
+    try:
+        with without_checkpointing(run.setup.model):
+            flops = count_flops(lambda: step.compute_gradients(small))
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        # Optional figure: a model that does not take a smaller batch, or an operator that cannot be traced.
+        return None, None, f"the step could not be counted with {count_samples(small)} samples: {error}"
+    finally:
+        run.setup.optimizer.zero_grad(set_to_none=True)
+    if not flops.total:
+        return None, flops.coverage_pct, "no operator with known FLOPs ran"
+    return flops.total / count_samples(small), flops.coverage_pct, None
+
+
+def take_samples(value: Any, n_samples: int, n_wanted: int) -> Any:
+    """The first samples of a nested batch; tensors with another first dimension stay whole."""
+    if isinstance(value, Tensor):
+        return value[:n_wanted] if value.dim() and value.shape[0] == n_samples else value
+    if isinstance(value, dict):
+        return {key: take_samples(item, n_samples, n_wanted) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(take_samples(item, n_samples, n_wanted) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(take_samples(item, n_samples, n_wanted) for item in value)
+    return value
+
+
+def _read_loss(loss: Tensor, step: int) -> float:
+    value = float(loss)
+    if not math.isfinite(value):
+        raise NonFiniteLossError(
+            f"the loss is {value} at step {step}; use a smaller learning rate, clip_norm, or precision bf16 or fp32"
+        )
+    return value
+
+
+def _count_block_steps(run: Run) -> int:
+    steps = run.steps_per_epoch
+    limit = SHORT_EPOCH_STEPS_WITH_WORKERS if run.loader.num_workers else SHORT_EPOCH_STEPS
+    return steps if steps is not None and 0 < steps <= limit else 1
+
+
+def _build_utilization(device: torch.device) -> UtilizationSampler:
+    nvml = RealNvml()
+    return UtilizationSampler(nvml, find_device_index(device, nvml) if device.type == "cuda" else None)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _report_to(on_progress: Callable[[int], None] | None, steps: EndlessSteps) -> Callable[[Block], None] | None:
+    return None if on_progress is None else lambda block: on_progress(steps.n_done)
+
+
+def _join(
+    result: StepsResult,
+    peaks: MemoryPeaks,
+    mean: UtilizationMean,
+    flops: tuple[float | None, float | None, str | None],
+    seen: dict[str, Any],
+    last_loss: float,
+) -> Measurement:
+    reasons = {**result.null_reasons, **peaks.null_reasons}
+    if mean.mean_pct is None:
+        reasons["gpu_utilization_pct"] = mean.reason or "not read"
+    flops_per_sample, coverage_pct, flops_reason = flops
+    if flops_reason:
+        reasons["flops_per_sample"] = flops_reason
+    if coverage_pct is None:
+        reasons["flops_coverage_pct"] = flops_reason or "no operator that computes was seen"
+    return Measurement(
+        phases_ms=result.phases_ms,
+        samples_per_s=result.samples_per_s,
+        samples_per_s_ci95=result.samples_per_s_ci95,
+        block_samples_per_s=result.block_samples_per_s,
+        n_steps=result.n_steps,
+        n_warmup_steps=result.n_warmup_steps,
+        first_step_s=result.first_step_s,
+        gpu_utilization_pct=mean.mean_pct,
+        memory_allocated_peak_gib=peaks.allocated_peak_gib,
+        memory_reserved_peak_gib=peaks.reserved_peak_gib,
+        memory_rss_peak_gib=peaks.rss_peak_gib,
+        flops_per_sample=flops_per_sample,
+        flops_coverage_pct=coverage_pct,
+        cpu_pressure_pct=result.cpu_pressure_pct,
+        steal_pct=result.steal_pct,
+        first_loss=seen["first_loss"],
+        last_loss=last_loss,
+        null_reasons=reasons,
+        notes=tuple(result.notes),
+        observed=seen["observed"],
+    )

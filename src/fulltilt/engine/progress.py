@@ -1,0 +1,155 @@
+"""Where a run is, and the loss on its way there: counted on the host, summed on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulltilt.engine.step import StepOutcome
+
+
+@dataclasses.dataclass(kw_only=True)
+class Progress:
+    """The position of a run. Whole numbers and floats only: it is saved as it stands.
+
+    Attributes:
+        epoch: The epoch under way, from 0; its end counts to it until ``next_epoch``.
+        step: Optimizer steps since the start of the run.
+        samples_in_epoch: Samples consumed: the index in the epoch's order where a resumed run goes on.
+        micro_in_epoch: Micro-batches consumed, for data that streams and cannot jump.
+        epoch_sums: Sums over the samples of the epoch that were read back: the loss and the training metrics.
+        is_epoch_announced: The epoch's end was told to the listeners, its evaluation is still missing.
+        evaluated_step: The step of the newest evaluation.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    step_in_epoch: int = 0
+    samples_in_epoch: int = 0
+    micro_in_epoch: int = 0
+    n_samples: int = 0
+    training_seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    epoch_sums: dict[str, float] = dataclasses.field(default_factory=dict)
+    is_epoch_announced: bool = False
+    evaluated_step: int = -1
+    last_loss: float | None = None
+
+    def count(self, outcome: StepOutcome) -> None:
+        self.step += 1
+        self.step_in_epoch += 1
+        self.samples_in_epoch += outcome.n_samples
+        self.micro_in_epoch += outcome.n_micro
+        self.n_samples += outcome.n_samples
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.step_in_epoch = self.samples_in_epoch = self.micro_in_epoch = 0
+        self.epoch_seconds = 0.0
+        self.epoch_sums = {}
+        self.is_epoch_announced = False
+
+    def add_seconds(self, seconds: float) -> None:
+        self.training_seconds += seconds
+        self.epoch_seconds += seconds
+
+    def compute_epoch_means(self) -> dict[str, float]:
+        return {name: total / max(1, self.samples_in_epoch) for name, total in self.epoch_sums.items()}
+
+
+class LossMeter:
+    """Sums of the loss and of metrics over samples. ``add`` and ``observe`` never wait for the device."""
+
+    def __init__(self, device: torch.device, metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None):
+        self._metrics = dict(metrics or {})
+        self._names = ("loss", *self._metrics)
+        # float64: at a million steps a float32 sum of losses has no digits left for the next one.
+        self._sums = torch.zeros(len(self._names), dtype=torch.float64, device=device)
+        self._loss_sum, *self._metric_sums = self._sums.unbind()
+        self.n_samples = self.n_steps = 0
+
+    def add(self, loss: Tensor, n_samples: int) -> None:
+        self._loss_sum.add_(loss, alpha=n_samples)
+        self.n_samples += n_samples
+        self.n_steps += 1
+
+    def observe(self, outputs: Any, targets: Any) -> None:
+        for total, metric in zip(self._metric_sums, self._metrics.values(), strict=True):
+            total.add_(metric(outputs, targets).sum())
+
+    def take(self) -> Reading:
+        """What was summed since the last ``take``; its values are on their way to the host."""
+        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps)
+        self._sums.zero_()
+        self.n_samples = self.n_steps = 0
+        return reading
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self._sums.cpu(), "n_samples": self.n_samples, "n_steps": self.n_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["sums"].shape == self._sums.shape:
+            self._sums.copy_(state["sums"])
+        else:  # saved with or without training metrics, now the other way: only the loss has a sum
+            self._loss_sum.copy_(state["sums"][0])
+        self.n_samples, self.n_steps = state["n_samples"], state["n_steps"]
+
+
+class Reading:
+    """Sums that are being copied to the host; ``read`` waits for the copy and not for what was queued after it."""
+
+    def __init__(self, names: tuple[str, ...], sums: Tensor, n_samples: int, n_steps: int):
+        self._names, self.n_samples, self.n_steps = names, n_samples, n_steps
+        self._event: torch.cuda.Event | None = None
+        if sums.device.type == "cuda":
+            self._host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+            self._host.copy_(sums, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(sums.device))
+        else:
+            self._host = sums.clone()
+
+    def read_sums(self) -> dict[str, float]:
+        if self._event is not None:
+            self._event.synchronize()
+        return dict(zip(self._names, self._host.tolist(), strict=True))
+
+
+class Stopwatch:
+    """Seconds of training, without evaluation, checkpoints and the time before the first step."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._since: float | None = None
+        self._mark = 0.0
+
+    def start(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def read(self) -> float:
+        """Bill the time so far and go on; seconds of training since the start of the run."""
+        if self._since is not None:
+            now = time.perf_counter()
+            self._progress.add_seconds(now - self._since)
+            self._since = now
+        return self._progress.training_seconds
+
+    def stop(self) -> None:
+        self.read()
+        self._since = None
+
+    def take_interval(self) -> float:
+        """Seconds of training since the last call."""
+        seconds = self.read() - self._mark
+        self._mark += seconds
+        return seconds
+
+    def restart(self) -> None:
+        """After a resume: intervals begin here."""
+        self._mark = self._progress.training_seconds

@@ -1,0 +1,188 @@
+"""Learning-rate schedules: pure functions of the optimizer step that give a factor of the configured rate.
+
+Nothing here has state, so a resumed run needs only the step number to go on with the same rates. The unit of
+every schedule is the optimizer step; a length in epochs is said so.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from fulltilt.config import build_component
+from fulltilt.config.quantities import parse_warmup
+from fulltilt.errors import ConfigError
+
+Schedule = Callable[[int], float]
+"""Optimizer steps taken so far → factor of the configured learning rate for the next step."""
+
+
+def constant(*, total_steps: int) -> Schedule:
+    """The configured rate throughout."""
+    return lambda step: 1.0
+
+
+def cosine(*, total_steps: int, final: float = 0.0) -> Schedule:
+    """Half a cosine from 1 down to ``final`` (Loshchilov & Hutter 2017, without restarts)."""
+    _require("final", final, at_least=0.0)
+    return lambda step: final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * _share(step, total_steps)))
+
+
+def linear(*, total_steps: int, final: float = 0.0) -> Schedule:
+    """A straight line from 1 down to ``final``."""
+    _require("final", final, at_least=0.0)
+    return lambda step: 1.0 + (final - 1.0) * _share(step, total_steps)
+
+
+def step(
+    *,
+    total_steps: int,
+    steps_per_epoch: int,
+    milestones: list[float] | None = None,
+    size: float | None = None,
+    gamma: float = 0.1,
+) -> Schedule:
+    """Multiply by ``gamma`` at each of ``milestones``, or every ``size``; both in epochs.
+
+    Raises:
+        ConfigError: neither or both are given, or one is not positive.
+    """
+    _require("gamma", gamma, at_least=0.0)
+    if (milestones is None) == (size is None):
+        raise ConfigError("step needs either milestones or size, both in epochs: step(milestones=[60, 120], gamma=0.2)")
+    if size is not None:
+        _require("size", size, above=0.0)
+        width = size * steps_per_epoch
+        return lambda taken: gamma ** int((taken + 1e-9) / width)
+    edges = sorted(_require("milestones", m, above=0.0) * steps_per_epoch for m in milestones or ())
+    return lambda taken: gamma ** bisect.bisect_right(edges, taken + 1e-9)
+
+
+def onecycle(
+    *,
+    total_steps: int,
+    steps_per_epoch: int,
+    warmup: float | int | str = 0.3,
+    start_div: float = 25.0,
+    final_div: float = 1e4,
+) -> Schedule:
+    """Up from ``1 / start_div`` to 1 and down to ``1 / (start_div × final_div)``, each half a cosine.
+
+    ``warmup`` is the rising part: a fraction of the run (0.3), steps (500), or epochs ("2 epochs").
+    Source: Smith & Topin 2018, in the two-phase form that PyTorch's OneCycleLR has.
+    """
+    _require("start_div", start_div, at_least=1.0)
+    _require("final_div", final_div, at_least=1.0)
+    rise = count_warmup_steps(warmup, total_steps, steps_per_epoch)
+    start, final = 1.0 / start_div, 1.0 / (start_div * final_div)
+
+    def factor(taken: int) -> float:
+        if taken < rise:
+            return _cosine_between(start, 1.0, taken / rise)
+        return _cosine_between(1.0, final, _share(taken - rise, total_steps - rise))
+
+    return factor
+
+
+SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
+    {"constant": constant, "cosine": cosine, "linear": linear, "step": step, "onecycle": onecycle}
+)
+
+
+def build_schedule(spec: Any, *, total_steps: int, steps_per_epoch: int, warmup: float | int | str = 0) -> Schedule:
+    """The schedule that ``spec`` (``"cosine(final=0.01)"``) names, with a linear warm-up in front.
+
+    The named schedule runs over the steps that the warm-up leaves, except milestones in epochs, which count
+    from the start of training.
+
+    Args:
+        total_steps: Optimizer steps of the whole run.
+        warmup: A fraction of the run (0.05), optimizer steps (500), or epochs ("1 epoch"); 0: none.
+
+    Raises:
+        ConfigError: unknown name or argument, or a value out of its range.
+    """
+    n_warmup = count_warmup_steps(warmup, total_steps, steps_per_epoch)
+    given: dict[str, Any] = {"total_steps": max(1, total_steps - n_warmup), "steps_per_epoch": steps_per_epoch}
+    main = build_component(spec, SCHEDULES, kind="schedule", where="optim.schedule", **given)
+    if n_warmup == 0:
+        return main
+    shift = 0 if _counts_epochs(spec) else n_warmup
+
+    def factor(taken: int) -> float:
+        return (taken + 1) / (n_warmup + 1) if taken < n_warmup else main(taken - shift)
+
+    return factor
+
+
+def count_warmup_steps(warmup: float | int | str, total_steps: int, steps_per_epoch: int) -> int:
+    """Optimizer steps of a warm-up.
+
+    Raises:
+        ConfigError: it is no length of training, or as long as the run.
+    """
+    length = parse_warmup(warmup)
+    per_unit = {"steps": 1, "epochs": steps_per_epoch, "fraction": total_steps}[length.unit]
+    n_steps = round(length.count * per_unit)
+    if n_steps and n_steps >= total_steps:
+        raise ConfigError(
+            f"a warm-up of {n_steps} steps leaves nothing of a run of {total_steps} steps; use fewer, or more epochs",
+            key="optim.warmup",
+        )
+    return n_steps
+
+
+def count_total_steps(epochs: int, steps_per_epoch: int, max_steps: int | None = None) -> int:
+    """Optimizer steps of a run; ``steps_per_epoch`` counts accumulation windows, the short last one included."""
+    total = epochs * steps_per_epoch
+    return total if max_steps is None else min(total, max_steps)
+
+
+class LearningRate:
+    """Writes the schedule's factor into an optimizer's parameter groups.
+
+    Args:
+        optimizer: Its current rates are taken as the configured ones: make this before a state is loaded.
+    """
+
+    def __init__(self, optimizer: Any, schedule: Schedule):
+        self._optimizer = optimizer
+        self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._schedule = schedule
+
+    def set_step(self, steps_taken: int) -> None:
+        """Set the rates for the step that comes after ``steps_taken``."""
+        factor = self._schedule(steps_taken)
+        for group, base in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
+            group["lr"] = base * factor
+
+    def compute_lr(self, steps_taken: int) -> float:
+        """The first group's rate for the step that comes after ``steps_taken``."""
+        return self._base_lrs[0] * self._schedule(steps_taken)
+
+
+def _counts_epochs(spec: Any) -> bool:
+    return (spec if isinstance(spec, str) else spec.name).partition("(")[0].strip() == "step"
+
+
+def _share(taken: int, total_steps: int) -> float:
+    """0 for the first step, 1 after the last: the last step itself is never taken with a rate of zero."""
+    return min(1.0, max(0.0, taken / max(1, total_steps)))
+
+
+def _cosine_between(start: float, end: float, share: float) -> float:
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def _require(name: str, value: float, *, at_least: float | None = None, above: float | None = None) -> float:
+    if (
+        not math.isfinite(value)
+        or (at_least is not None and value < at_least)
+        or (above is not None and value <= above)
+    ):
+        bound = f"at least {at_least:g}" if at_least is not None else f"above {above:g}"
+        raise ConfigError(f"{name} is {value}, expected {bound}", key="optim.schedule")
+    return value

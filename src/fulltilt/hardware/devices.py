@@ -1,0 +1,139 @@
+"""Which GPUs this process may use, in CUDA's order, and what a device name on the command line means."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from fulltilt.errors import DeviceError, format_nearest
+from fulltilt.hardware.datasheet import find_data_sheet
+from fulltilt.hardware.nvml import Nvml, NvmlDevice, RealNvml
+from fulltilt.records import Device
+
+DEVICE_NAMES = ("auto", "cpu", "cuda", "cuda:0")
+
+
+def read_visible_devices(nvml: Nvml, environ: Mapping[str, str] | None = None) -> tuple[NvmlDevice, ...]:
+    """The devices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order.
+
+    An entry that names no device hides itself and all after it, as CUDA does. Numbers are taken in the order of the
+    PCI bus: with GPUs of different speed CUDA counts otherwise unless ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+    """
+    environ = os.environ if environ is None else environ
+    devices = nvml.read_devices()
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return devices
+    visible: list[NvmlDevice] = []
+    for entry in (part.strip() for part in listed.split(",")):
+        match = _find_listed(entry, devices)
+        if match is None or match in visible:
+            break
+        visible.append(match)
+    return tuple(visible)
+
+
+def find_nvml_index(uuid: str, nvml: Nvml) -> int | None:
+    """NVML's index of the device that CUDA calls ``uuid`` (with or without "GPU-")."""
+    wanted = uuid.lower().removeprefix("gpu-")
+    for device in nvml.read_devices():
+        if (device.uuid or "").lower().removeprefix("gpu-") == wanted:
+            return device.index
+    return None
+
+
+def resolve_device(
+    name: str,
+    nvml: Nvml | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    torch_version: str | None = None,
+) -> str:
+    """``auto | cpu | cuda | cuda:N`` to ``cpu`` or ``cuda:N``. ``auto`` is the first GPU, else the CPU.
+
+    Args:
+        nvml: Where to look for GPUs; the driver when not given.
+        environ: Holds ``CUDA_VISIBLE_DEVICES``; the process' own when not given.
+        torch_version: As installed when not given. A build for the CPU ("+cpu") has no use for a GPU.
+
+    Raises:
+        DeviceError: the name is unknown, or the device is not there; says what is there.
+    """
+    match = re.fullmatch(r"auto|cpu|cuda(?::(\d+))?", name)
+    if match is None:
+        raise DeviceError(f"unknown device {name!r}: {format_nearest(name, DEVICE_NAMES)} (cuda:N for another GPU)")
+    if name == "cpu":
+        return "cpu"
+    version = read_package_version("torch") if torch_version is None else torch_version
+    built_for_cpu = bool(version and version.endswith("+cpu"))
+    if name == "auto" and built_for_cpu:
+        return "cpu"
+    visible, absence = _look_for_gpus(nvml, environ)
+    if name == "auto":
+        return "cuda:0" if visible else "cpu"
+    index = int(match[1] or 0)
+    if built_for_cpu:
+        raise DeviceError(
+            f"device {name} needs a torch built for CUDA, torch {version} is built for the CPU; "
+            f"install a CUDA build or use --device cpu"
+        )
+    if not visible:
+        raise DeviceError(f"device {name} is not there: {absence}; use --device cpu")
+    if index >= len(visible):
+        there = ", ".join(f"cuda:{i} ({device.name})" for i, device in enumerate(visible))
+        raise DeviceError(f"device {name} is not there; there is {there}")
+    return f"cuda:{index}"
+
+
+def build_device_records(nvml: Nvml, environ: Mapping[str, str] | None = None) -> tuple[Device, ...]:
+    """The visible GPUs as they stand in a ``Machine``; ``index`` is CUDA's."""
+    records = []
+    for index, device in enumerate(read_visible_devices(nvml, environ)):
+        sheet = find_data_sheet(device.name, device.memory_total_bytes)
+        records.append(
+            Device(
+                name=device.name,
+                type="cuda",
+                index=index,
+                memory_total_bytes=device.memory_total_bytes,
+                memory_free_bytes=nvml.read_status(device.index).memory_free_bytes,
+                compute_capability=device.compute_capability,
+                driver=nvml.driver,
+                uuid=device.uuid,
+                nominal_bf16_tflops=sheet.bf16_tflops if sheet else None,
+                nominal_memory_gib_per_s=sheet.memory_gib_per_s if sheet else None,
+            )
+        )
+    return tuple(records)
+
+
+def read_package_version(name: str) -> str | None:
+    """Version of an installed package, without importing it."""
+    from importlib import metadata  # 15 ms, of no use to the other readers
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _look_for_gpus(nvml: Nvml | None, environ: Mapping[str, str] | None) -> tuple[tuple[NvmlDevice, ...], str | None]:
+    """Visible devices, and why there is none."""
+    library = RealNvml() if nvml is None else nvml
+    try:
+        visible = read_visible_devices(library, environ)
+        hidden = "CUDA_VISIBLE_DEVICES hides every GPU" if library.read_devices() else None
+        return visible, library.absence or hidden
+    finally:
+        if nvml is None:
+            library.close()
+
+
+def _find_listed(entry: str, devices: tuple[NvmlDevice, ...]) -> NvmlDevice | None:
+    if entry.isdigit():
+        return next((device for device in devices if device.index == int(entry)), None)
+    if entry.startswith("GPU-"):
+        found = [device for device in devices if (device.uuid or "").startswith(entry)]
+        return found[0] if len(found) == 1 else None
+    return None

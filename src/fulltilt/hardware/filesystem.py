@@ -1,0 +1,69 @@
+"""What kind of file system a path lies on, and the shared memory of the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from fulltilt.hardware._files import Root
+from fulltilt.hardware._mounts import read_mounts
+
+# A WSL drive (/mnt/c) is a 9p mount: every access crosses to another machine there too.
+NETWORK_TYPES = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "smb3"}
+    | {f"fuse.{name}" for name in ("ceph", "gcsfuse", "glusterfs", "juicefs", "rclone", "s3fs", "sshfs")}
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Filesystem:
+    """Where a path lies. ``None``: could not be read."""
+
+    type: str | None  # as mount(8) names it: "ext4", "nfs4", "overlay"
+    is_network: bool | None
+    free_bytes: int | None  # for an ordinary user
+
+
+class ShmSpace(NamedTuple):
+    """Size and use of /dev/shm, where data workers hand over their batches. ``None``: there is none."""
+
+    total_bytes: int | None
+    used_bytes: int | None
+
+
+def read_filesystem(path: str | Path, root: Root = "/") -> Filesystem:
+    """The file system that ``path`` lies on, or would lie on: it need not exist yet."""
+    real = Path(os.path.realpath(path))
+    type_ = None
+    longest = -1
+    for mount in read_mounts(root):
+        point = Path(mount.point)
+        if (real == point or point in real.parents) and len(point.parts) >= longest:
+            longest, type_ = len(point.parts), mount.type
+    return Filesystem(
+        type=type_,
+        is_network=None if type_ is None else type_ in NETWORK_TYPES,
+        free_bytes=_read_free_bytes(real),
+    )
+
+
+def read_shm(root: Root = "/") -> ShmSpace:
+    try:
+        stat = os.statvfs(Path(root) / "dev/shm")
+    except OSError:
+        return ShmSpace(None, None)
+    return ShmSpace(stat.f_blocks * stat.f_frsize, (stat.f_blocks - stat.f_bfree) * stat.f_frsize)
+
+
+def _read_free_bytes(path: Path) -> int | None:
+    for folder in (path, *path.parents):
+        try:
+            stat = os.statvfs(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return None
+        return stat.f_bavail * stat.f_frsize
+    return None

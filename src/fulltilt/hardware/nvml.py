@@ -1,0 +1,216 @@
+"""NVIDIA's management library: what the driver knows of each GPU, without a CUDA context.
+
+``Nvml`` is the seam: ``RealNvml`` asks the driver, ``FakeNvml`` (``nvml_fake``) answers from records, and one suite
+of tests holds both to the same behaviour. What a device does not tell is ``None`` with a reason, never 0.
+
+An index here is NVML's, in the order of the PCI bus. CUDA may count otherwise; a UUID ties the two together.
+
+Source: NVML API reference, "Device Queries". Each field names the ``nvidia-smi`` query that shows the same figure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from fulltilt.errors import DeviceError
+
+T = TypeVar("T")
+
+THROTTLE_REASONS = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class NvmlDevice:
+    """What does not change while the machine runs."""
+
+    index: int
+    name: str
+    uuid: str | None  # uuid
+    memory_total_bytes: int | None  # memory.total
+    compute_capability: tuple[int, int] | None  # compute_cap
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class NvmlProcess:
+    """A process with a context on the device. In a container the id is the host's."""
+
+    pid: int
+    memory_used_bytes: int | None  # compute-apps: used_memory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class NvmlStatus:
+    """One reading of all that changes."""
+
+    memory_used_bytes: int | None  # memory.used
+    memory_free_bytes: int | None  # memory.free
+    utilization_pct: float | None  # utilization.gpu: share of the driver's last window in which any kernel ran
+    memory_utilization_pct: float | None  # utilization.memory
+    sm_clock_mhz: int | None  # clocks.sm
+    sm_clock_max_mhz: int | None  # clocks.max.sm
+    memory_clock_mhz: int | None  # clocks.mem
+    temperature_c: int | None  # temperature.gpu
+    power_w: float | None  # power.draw
+    power_limit_w: float | None  # enforced.power.limit
+    throttle_reasons: tuple[str, ...] | None  # clocks_event_reasons.active
+    processes: tuple[NvmlProcess, ...] | None  # compute-apps
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Utilization:
+    gpu_pct: float | None
+    reason: str | None = None  # why there is no figure
+
+
+class Nvml(Protocol):
+    """What fulltilt asks of the driver. An index that no device has raises ``DeviceError``."""
+
+    @property
+    def absence(self) -> str | None:
+        """Why there are no devices; ``None`` when there are."""
+        ...
+
+    @property
+    def driver(self) -> str | None: ...
+
+    def read_devices(self) -> tuple[NvmlDevice, ...]: ...
+
+    def read_status(self, index: int) -> NvmlStatus: ...
+
+    def read_utilization(self, index: int) -> Utilization: ...
+
+    def close(self) -> None:
+        """Let go of the library; harmless when repeated."""
+        ...
+
+
+class RealNvml:
+    """The driver's own library.
+
+    Args:
+        library: The ``pynvml`` module, or one that speaks like it.
+    """
+
+    def __init__(self, library: Any = None):
+        if library is None:
+            library = importlib.import_module("pynvml")  # nvidia-ml-py, 20 ms: only where it is used
+        self._library = library
+        self._handles: list[Any] = []
+        self._open = False
+        self.driver: str | None = None
+        self.absence: str | None = None
+        try:
+            library.nvmlInit()
+            self._open = True
+            self._handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+            self.driver = library.nvmlSystemGetDriverVersion()
+        except library.NVMLError as problem:
+            self.absence = f"no answer from the NVIDIA driver: {problem}"
+        if not self._handles and self.absence is None:
+            self.absence = "the NVIDIA driver lists no device"
+
+    def read_devices(self) -> tuple[NvmlDevice, ...]:
+        return tuple(self._read_device(i) for i in range(len(self._handles)))
+
+    def read_status(self, index: int) -> NvmlStatus:
+        handle, library, reasons = self._find(index), self._library, dict[str, str]()
+
+        def ask(call: Callable[[], T], *fields: str) -> T | None:
+            return self._ask(call, fields, reasons)
+
+        memory = ask(lambda: library.nvmlDeviceGetMemoryInfo(handle), "memory_used_bytes", "memory_free_bytes")
+        rates = ask(lambda: library.nvmlDeviceGetUtilizationRates(handle), "utilization_pct", "memory_utilization_pct")
+        power_mw = ask(lambda: library.nvmlDeviceGetPowerUsage(handle), "power_w")
+        limit_mw = ask(lambda: library.nvmlDeviceGetEnforcedPowerLimit(handle), "power_limit_w")
+        mask = ask(lambda: self._read_throttle_mask(handle), "throttle_reasons")
+        found = ask(lambda: library.nvmlDeviceGetComputeRunningProcesses(handle), "processes")
+        sm, mem = library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM
+        return NvmlStatus(
+            memory_used_bytes=None if memory is None else memory.used,
+            memory_free_bytes=None if memory is None else memory.free,
+            utilization_pct=None if rates is None else float(rates.gpu),
+            memory_utilization_pct=None if rates is None else float(rates.memory),
+            sm_clock_mhz=ask(lambda: library.nvmlDeviceGetClockInfo(handle, sm), "sm_clock_mhz"),
+            sm_clock_max_mhz=ask(lambda: library.nvmlDeviceGetMaxClockInfo(handle, sm), "sm_clock_max_mhz"),
+            memory_clock_mhz=ask(lambda: library.nvmlDeviceGetClockInfo(handle, mem), "memory_clock_mhz"),
+            temperature_c=ask(
+                lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU), "temperature_c"
+            ),
+            power_w=None if power_mw is None else power_mw / 1000,
+            power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            throttle_reasons=None if mask is None else decode_throttle_reasons(mask),
+            processes=None
+            if found is None
+            else tuple(NvmlProcess(pid=p.pid, memory_used_bytes=p.usedGpuMemory) for p in found),
+            null_reasons=reasons,
+        )
+
+    def read_utilization(self, index: int) -> Utilization:
+        handle, reasons = self._find(index), dict[str, str]()
+        rates = self._ask(lambda: self._library.nvmlDeviceGetUtilizationRates(handle), ("gpu_pct",), reasons)
+        return Utilization(gpu_pct=None if rates is None else float(rates.gpu), reason=reasons.get("gpu_pct"))
+
+    def close(self) -> None:
+        if self._open:
+            self._open, self._handles = False, []
+            self.absence = "NVML was closed"
+            self._library.nvmlShutdown()
+
+    def _read_device(self, index: int) -> NvmlDevice:
+        handle, library, reasons = self._handles[index], self._library, dict[str, str]()
+        memory = self._ask(lambda: library.nvmlDeviceGetMemoryInfo(handle), ("memory_total_bytes",), reasons)
+        return NvmlDevice(
+            index=index,
+            name=self._ask(lambda: library.nvmlDeviceGetName(handle), ("name",), reasons) or "unknown NVIDIA device",
+            uuid=self._ask(lambda: library.nvmlDeviceGetUUID(handle), ("uuid",), reasons),
+            memory_total_bytes=None if memory is None else memory.total,
+            compute_capability=self._ask(
+                lambda: tuple(library.nvmlDeviceGetCudaComputeCapability(handle)), ("compute_capability",), reasons
+            ),
+            null_reasons=reasons,
+        )
+
+    def _read_throttle_mask(self, handle: Any) -> int:
+        """Drivers before 535 know the reading by its old name only."""
+        try:
+            return self._library.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        except self._library.NVMLError_FunctionNotFound:
+            return self._library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+
+    def _ask(self, call: Callable[[], T], fields: tuple[str, ...], reasons: dict[str, str]) -> T | None:
+        try:
+            return call()
+        except self._library.NVMLError as problem:
+            reasons.update(dict.fromkeys(fields, f"NVML: {problem}"))
+            return None
+
+    def _find(self, index: int) -> Any:
+        if not 0 <= index < len(self._handles):
+            raise DeviceError(describe_missing_index(index, len(self._handles), self.absence))
+        return self._handles[index]
+
+
+def decode_throttle_reasons(mask: int) -> tuple[str, ...]:
+    """The names of the bits set; a bit of a newer driver comes as ``bit_0x…``."""
+    bits = [1 << n for n in range(mask.bit_length()) if mask >> n & 1]
+    return tuple(THROTTLE_REASONS.get(bit, f"bit_{bit:#x}") for bit in bits)
+
+
+def describe_missing_index(index: int, count: int, absence: str | None) -> str:
+    there = absence or f"there are {count} (0 to {count - 1})"
+    return f"no NVIDIA device with index {index}: {there}"

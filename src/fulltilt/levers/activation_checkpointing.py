@@ -1,0 +1,253 @@
+"""activation_checkpointing: the model's blocks forget their activations and compute them again in the backward pass."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fulltilt.errors import PlanObstacleError, TrainingError
+from fulltilt.levers._spec import Facts, Lever, Setup
+
+MARK = "_is_activation_checkpointed"
+
+
+def find_blocks(model: Any) -> list[Any]:
+    """The modules that checkpointing wraps, none inside another: repeated blocks, else plain chains of layers.
+
+    Repeated blocks are modules with children, of one class that occurs at least twice, listed in a Sequential or
+    ModuleList (residual blocks, transformer layers); where none are listed, the outermost repeated ones. A model
+    without any is looked through for Sequentials, which are then run in segments.
+    """
+    counts = collections.Counter(type(m) for m in model.modules())
+    listed = {
+        id(child)
+        for container in model.modules()
+        if _is_container(container)
+        for child in container.children()
+        if counts[type(child)] > 1 and _is_block(child)
+    }
+    if blocks := _collect(model, listed, innermost=True):
+        return blocks
+    repeated = {id(m) for m in model.modules() if m is not model and counts[type(m)] > 1 and _is_block(m)}
+    return _collect(model, repeated, innermost=False) or _find_chains(model)
+
+
+def _is_container(module: Any) -> bool:
+    from torch import nn
+
+    return isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+
+
+def _is_block(module: Any) -> bool:
+    """Worth wrapping: it has layers inside, weights, and a forward of its class that a subclass can stand in for."""
+    return (
+        not _is_container(module)
+        and next(module.children(), None) is not None
+        and next(module.parameters(), None) is not None
+        and _is_wrappable(module)
+    )
+
+
+def _is_wrappable(module: Any) -> bool:
+    from torch import jit
+
+    return "forward" not in vars(module) and not isinstance(module, jit.ScriptModule)
+
+
+def _collect(module: Any, chosen: set[int], *, innermost: bool) -> list[Any]:
+    """Chosen modules below ``module``; of nested ones the outer, or the inner when it holds at least two (stages)."""
+    found: dict[int, Any] = {}
+    for child in module.children():
+        inner = _collect(child, chosen, innermost=innermost)
+        if id(child) in chosen and not (innermost and len(inner) > 1):
+            inner = [child]
+        found |= {id(block): block for block in inner}
+    return list(found.values())
+
+
+def _find_chains(module: Any) -> list[Any]:
+    """Outermost Sequentials with weights; one alone is only worth it when it is long enough to be cut in two."""
+    from torch import nn
+
+    def visit(m: Any) -> Iterator[Any]:
+        if isinstance(m, nn.Sequential) and len(m) > 1 and _is_wrappable(m) and next(m.parameters(), None) is not None:
+            yield m
+            return
+        for child in m.children():
+            yield from visit(child)
+
+    chains = list({id(m): m for m in visit(module)}.values())
+    return chains if sum(_count_segments(chain) for chain in chains) > 1 else []
+
+
+def _count_segments(module: Any) -> int:
+    """A chain of n layers is cut into √n segments: the least memory for one recomputation (Chen et al. 2016)."""
+    from torch import nn
+
+    plain = type(module).forward is nn.Sequential.forward if isinstance(module, nn.Sequential) else False
+    return max(1, round(math.sqrt(len(module)))) if plain else 1
+
+
+def wrap_block(module: Any) -> None:
+    """Let ``module`` run its forward under ``torch.utils.checkpoint``, in place.
+
+    The class of this one module is replaced by a subclass of the same name: parameter names, hooks and ``isinstance``
+    stay as they are, and a deep copy of the model computes with its own weights.
+    """
+    base = type(module)
+    n_segments = _count_segments(module)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if not torch.is_grad_enabled() or not getattr(self, MARK):
+            return base.forward(self, *args, **kwargs)
+        if n_segments == 1:
+            return _run_checkpointed(self, lambda *a, **k: base.forward(self, *a, **k), args, kwargs)
+        return _run_in_segments(self, n_segments, *args, **kwargs)
+
+    members = {"forward": forward, "__module__": base.__module__, "__qualname__": base.__qualname__, MARK: True}
+    module.__class__ = type(base.__name__, (base,), members)
+
+
+def _run_in_segments(chain: Any, n_segments: int, x: Any) -> Any:
+    for segment in _cut(list(chain), n_segments):
+
+        def run(value: Any, segment: list[Any] = segment) -> Any:
+            for layer in segment:
+                value = layer(value)
+            return value
+
+        x = _run_checkpointed(chain, run, (x,), {})
+    return x
+
+
+def _cut(layers: list[Any], n_segments: int) -> list[list[Any]]:
+    """Segments of equal length, but none that starts with a layer which overwrites its input."""
+    size = math.ceil(len(layers) / n_segments)
+    segments: list[list[Any]] = []
+    for layer in layers:
+        if not segments or (len(segments[-1]) >= size and not getattr(layer, "inplace", False)):
+            segments.append([])
+        segments[-1].append(layer)
+    return segments
+
+
+def _run_checkpointed(module: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    if torch.compiler.is_compiling():
+        # The compiler recomputes operators, not the module: buffers are written once anyway.
+        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+    def contexts() -> tuple[Any, Any]:
+        return contextlib.nullcontext(), _norms_held(module)
+
+    kept, kept_by_name = _copy_containers(args), _copy_containers(kwargs)
+    given = [value for value in (*kept, *kept_by_name.values()) if isinstance(value, torch.Tensor)]
+    versions = [tensor._version for tensor in given]
+    outputs = checkpoint(function, *kept, use_reentrant=False, context_fn=contexts, **kept_by_name)
+    if any(tensor._version != version for tensor, version in zip(given, versions, strict=True)):
+        raise TrainingError(
+            f"activation_checkpointing: {type(module).__name__} changes its input in place; computed again it would "
+            "start from the changed one; use inplace=False there, or activation_checkpointing false"
+        )
+    return outputs
+
+
+def _copy_containers(value: Any) -> Any:
+    """Lists and dicts copied, tensors shared: a caller may go on filling the list it passed (DenseNet does)."""
+    if type(value) in (list, tuple):
+        return type(value)(_copy_containers(item) for item in value)
+    if type(value) is dict:
+        return {key: _copy_containers(item) for key, item in value.items()}
+    return value
+
+
+@contextlib.contextmanager
+def _norms_held(module: Any) -> Iterator[None]:
+    """Keep running statistics of BatchNorm and InstanceNorm as the first forward left them while it is repeated."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    # With momentum 0 the update leaves what is there, and as many tensors are saved as in the first forward, which
+    # checkpoint checks; without tracking two fewer would be.
+    norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
+    held = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in held:
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+def count_blocks(model: Any) -> int:
+    """Blocks and chain segments that ``apply`` would run under checkpointing."""
+    return sum(_count_segments(block) for block in find_blocks(model))
+
+
+def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value and facts.n_checkpointable == 0:
+        return "the model has no repeated blocks and no chains of layers to wrap; use activation_checkpointing false"
+    return None
+
+
+def _apply(setup: Setup, value: bool) -> None:
+    if not value:
+        return
+    blocks = find_blocks(setup.model)
+    if not blocks:
+        raise PlanObstacleError(
+            "activation_checkpointing=True: the model has no repeated blocks and no chains of layers to wrap; "
+            "use activation_checkpointing false"
+        )
+    for block in blocks:
+        wrap_block(block)
+
+
+def count_wrapped(model: Any) -> int:
+    return sum(hasattr(type(m), MARK) for m in model.modules())
+
+
+@contextlib.contextmanager
+def without_checkpointing(model: Any) -> Iterator[None]:
+    """Run wrapped blocks as if they were not, for counts that leave recomputation out."""
+    wrapped = [type(m) for m in model.modules() if hasattr(type(m), MARK)]
+    for cls in wrapped:
+        setattr(cls, MARK, False)
+    try:
+        yield
+    finally:
+        for cls in wrapped:
+            setattr(cls, MARK, True)
+
+
+LEVER = Lever(
+    name="activation_checkpointing",
+    key="speed.activation_checkpointing",
+    aliases=("gradient_checkpointing",),
+    type=bool,
+    default=False,
+    summary="Blocks of the model forget their activations and compute them again in the backward pass.",
+    doc=(
+        "Trades a second forward of the wrapped blocks (about a third more compute) for the memory of their inner "
+        "activations; that pays when the memory allows a larger batch that fills the device better, or the model "
+        "does not fit at all. A residual network of 1,000 layers went from 48 to 7 GB for 30 % more time (Chen et "
+        "al. 2016, arXiv:1604.06174). Gradients, dropout masks and the running statistics of BatchNorm and "
+        "InstanceNorm are those of the plain run. A module that changes other buffers of its own in forward (the "
+        "power iteration of spectral norm) changes them twice."
+    ),
+    trades=("speed", "memory"),
+    stage="model",
+    restart=True,
+    candidates=lambda facts: (False, True) if facts.n_checkpointable != 0 else (False,),
+    guard=_guard,
+    apply=_apply,
+    observe=lambda setup: count_wrapped(setup.model) > 0,
+    complexity=lambda value: 2.0 * value,
+)

@@ -1,0 +1,67 @@
+"""batch_size: samples per micro-step, over all devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from fulltilt.levers._spec import Facts, Lever, Setup
+
+SMALLEST, LARGEST = 16, 1024
+
+
+def _candidates(facts: Facts) -> tuple[int, ...]:
+    """Powers of two between 16 and 1,024 that the training set can fill."""
+    limit = LARGEST if facts.n_samples is None else min(LARGEST, facts.n_samples)
+    values = []
+    value = SMALLEST
+    while value <= limit:
+        values.append(value)
+        value *= 2
+    return tuple(values) or (max(1, limit),)
+
+
+def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if facts.n_samples is not None and value > facts.n_samples:
+        return f"larger than the dataset ({facts.n_samples} samples); use batch_size {facts.n_samples} or less"
+    return None
+
+
+def _apply(setup: Setup, value: int) -> None:
+    setup.loader_options["batch_size"] = value
+
+
+def _observe(setup: Setup) -> Any:
+    """The size of the first micro-batch that a step computed on; before any step, what the loader will deliver."""
+    if "batch_size" in setup.state:
+        return setup.state["batch_size"]
+    for source in (setup.loader, getattr(setup.loader, "batch_sampler", None), getattr(setup.loader, "sampler", None)):
+        size = getattr(source, "batch_size", None)
+        if size is not None:
+            return size
+    return None
+
+
+LEVER = Lever(
+    name="batch_size",
+    key="data.batch_size",
+    type=Annotated[int, Ge(1)],
+    default=32,
+    unit="samples",
+    summary="Samples per micro-step over all devices.",
+    doc=(
+        "Larger batches fill the device better until it is full, and take memory in proportion. They also change "
+        "the recipe unless accumulate keeps batch_size × accumulate, the effective batch, as it was: fewer "
+        "optimizer steps per epoch, another best learning rate, other BatchNorm statistics. Losses that compare "
+        "samples within a batch see the micro-batch only, whatever accumulate says."
+    ),
+    trades=("speed", "memory", "recipe"),
+    stage="loader",
+    restart=False,
+    candidates=_candidates,
+    guard=_guard,
+    apply=_apply,
+    observe=_observe,
+)

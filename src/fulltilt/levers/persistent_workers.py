@@ -1,0 +1,38 @@
+"""persistent_workers: data workers live on from one epoch to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fulltilt.levers._spec import Facts, Lever, Setup
+
+
+def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value and not plan.get("num_workers", 0):
+        return "there are no data workers to keep; set num_workers to 1 or more"
+    return None
+
+
+def _apply(setup: Setup, value: bool) -> None:
+    setup.loader_options["persistent_workers"] = value
+
+
+LEVER = Lever(
+    name="persistent_workers",
+    key="data.persistent_workers",
+    type=bool,
+    default=False,
+    summary="Data workers live on from one epoch to the next instead of being started anew.",
+    doc=(
+        "Saves the start of every worker at each epoch edge, which is most of the epoch when the dataset is small. "
+        "Workers keep their memory between epochs, and what a dataset caches or leaks stays with them."
+    ),
+    trades=("speed", "memory"),
+    stage="loader",
+    restart=True,
+    candidates=lambda facts: (False, True),
+    guard=_guard,
+    apply=_apply,
+    observe=lambda setup: setup.loader.persistent_workers,
+)

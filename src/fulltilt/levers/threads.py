@@ -1,0 +1,69 @@
+"""threads: threads that one operator on the CPU may use (intra-op)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
+
+from annotated_types import Ge
+
+from fulltilt.levers._spec import Facts, Lever, Setup
+
+Count: TypeAlias = Annotated[int, Ge(1)] | None
+
+
+@functools.cache
+def _read_initial_threads() -> int:
+    """The thread count before any plan changed it: what ``null`` goes back to."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _candidates(facts: Facts) -> tuple[int | None, ...]:
+    """The default, then half the cores (the rest is left to data workers), then one core less."""
+    cores = facts.n_cores_usable
+    return (None, *sorted({n for n in (cores // 2, cores - 1) if 1 <= n < cores}))
+
+
+def _note(value: int | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value is not None and value > facts.n_cores_usable:
+        return f"more threads than the {facts.n_cores_usable} usable cores: they take turns"
+    return None
+
+
+def _apply(setup: Setup, value: int | None) -> None:
+    import torch
+
+    initial = _read_initial_threads()
+    torch.set_num_threads(initial if value is None else value)
+
+
+def _observe(setup: Setup) -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+LEVER = Lever(
+    name="threads",
+    key="speed.threads",
+    type=Count,
+    default=None,
+    unit="threads",
+    summary="Threads that one operator on the CPU may use; null leaves torch's default (one per core).",
+    doc=(
+        "On the CPU the step and the data workers share the cores: with workers, fewer threads for the step can be "
+        "faster as a whole. On a GPU it matters little beyond the CPU parts of the step. Sums are split differently "
+        "with another thread count, so results may differ in the last bits."
+    ),
+    trades=("speed", "numerics"),
+    stage="environment",
+    restart=False,
+    candidates=_candidates,
+    note=_note,
+    apply=_apply,
+    observe=_observe,
+    complexity=lambda value: 0.0 if value is None else 1.0,
+)

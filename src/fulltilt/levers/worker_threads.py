@@ -1,0 +1,56 @@
+"""worker_threads: threads that torch may use inside each data worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from fulltilt.levers._spec import Facts, Lever, Setup
+
+
+def _candidates(facts: Facts) -> tuple[int, ...]:
+    return (1, 2) if facts.n_cores_usable >= 4 else (1,)
+
+
+def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value > 1 and not plan.get("num_workers", 0):
+        return "there are no data workers; set num_workers to 1 or more, or worker_threads to 1"
+    return None
+
+
+def _apply(setup: Setup, value: int) -> None:
+    setup.worker_options["threads"] = value
+
+
+def _observe(setup: Setup) -> Any:
+    """What the workers reported when they started; the planned value where no worker exists or none has started."""
+    if not setup.loader.num_workers or "worker_threads" not in setup.state:
+        return setup.worker_options.get("threads")
+    reported = sorted({int(n) for n in setup.state["worker_threads"] if n})
+    if not reported:
+        return None
+    return reported[0] if len(reported) == 1 else reported
+
+
+LEVER = Lever(
+    name="worker_threads",
+    key="data.worker_threads",
+    type=Annotated[int, Ge(1)],
+    default=1,
+    unit="threads per worker",
+    summary="Threads that torch may use inside each data worker.",
+    doc=(
+        "DataLoader sets 1. More helps when there are few workers, many cores and transforms that are single large "
+        "tensor operations; otherwise workers take cores from each other and from the step. Libraries with thread "
+        "pools of their own (OpenCV, numexpr) are not governed by it."
+    ),
+    trades=("speed",),
+    stage="loader",
+    restart=True,
+    candidates=_candidates,
+    guard=_guard,
+    apply=_apply,
+    observe=_observe,
+)

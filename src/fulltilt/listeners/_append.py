@@ -1,0 +1,74 @@
+"""A text file that only grows: whole lines, on the way to the disk when ``append`` returns."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from pathlib import Path
+
+from fulltilt.errors import StorageError
+
+BLOCK_BYTES = 65536
+
+
+class AppendFile:
+    """Opened on first use. A torn last line, left by a killed process, is cut off then.
+
+    Raises:
+        StorageError: it cannot be opened or written; what an append wrote of its line is taken back.
+    """
+
+    def __init__(self, path: str | Path):
+        self._stream: io.FileIO | None = None
+        self.path = Path(path)
+        self._end = 0
+
+    def append(self, line: str) -> None:
+        """Write one line and hand it to the operating system: it survives a killed process."""
+        data = f"{line}\n".encode()
+        try:
+            stream = self._stream or self._open()
+            if stream.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._take_back()
+            raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
+        self._end += len(data)
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _open(self) -> io.FileIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # "a+": after the file was cut back, the next write goes to its end again.
+        stream = io.FileIO(self.path, "a+")
+        size = stream.seek(0, os.SEEK_END)
+        self._end = _find_end_of_lines(stream, size)
+        if self._end < size:
+            stream.truncate(self._end)
+        self._stream = stream
+        return stream
+
+    def _take_back(self) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(OSError):
+                self._stream.truncate(self._end)
+
+
+def _find_end_of_lines(stream: io.FileIO, size: int) -> int:
+    """The position after the last line break, found from the end: a log may be large."""
+    start = size
+    while start > 0:
+        end, start = start, max(0, start - BLOCK_BYTES)
+        stream.seek(start)
+        found = (stream.read(end - start) or b"").rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+    return 0

@@ -1,0 +1,115 @@
+"""``ProgressBar``: where a run is and what is left of it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from fulltilt.records import CheckpointSaved, EpochDone, Evaluated, Event, Noted, RunEnded, RunStarted, StepsDone
+
+
+class ProgressBar:
+    """A bar on a terminal and one line an epoch; elsewhere only the lines.
+
+    Redrawn when an event comes in, never by a thread: a forked data worker must not inherit a held lock.
+
+    Args:
+        console: Where it goes; standard error when None, so that standard output stays free for results.
+    """
+
+    def __init__(self, console: Console | None = None):
+        self._console = console or Console(stderr=True)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._started: RunStarted | None = None
+        self._n_total: int | None = None
+        self._seconds = 0.0  # of training in this process
+        self._epoch_line: str | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Evaluated):
+            self._print_epoch(event)
+            return
+        self._print_epoch(None)
+        if isinstance(event, RunStarted):
+            self._start(event)
+        elif isinstance(event, StepsDone):
+            self._seconds += event.seconds
+            self._advance(event)
+        elif isinstance(event, EpochDone):
+            self._epoch_line = self._format_epoch(event)
+        elif isinstance(event, Noted):
+            self._print(f"{event.level}: {event.message}")
+        elif isinstance(event, RunEnded):
+            self._end(event)
+        elif isinstance(event, CheckpointSaved) and self._bar is not None:
+            self._bar.refresh()
+
+    def _start(self, event: RunStarted) -> None:
+        self._started, self._seconds = event, 0.0
+        self._n_total = event.steps_per_epoch * event.n_epochs if event.steps_per_epoch else None
+        self._print(f"{event.name} on {event.device}, {event.n_parameters:,} parameters, files in {event.out_dir}")
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+            bar = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
+            bar.start()
+            self._task = bar.add_task("", total=self._n_total, completed=event.first_step, figures="")
+            self._bar = bar
+
+    def _advance(self, event: StepsDone) -> None:
+        if self._bar is None or self._task is None or self._started is None:
+            return
+        of_steps = f"/{self._n_total:,}" if self._n_total else ""
+        left_s = self._estimate_left_s(event.step)
+        left = f" · {format_seconds(left_s)} left" if left_s is not None else ""
+        self._bar.update(
+            self._task,
+            completed=event.step,
+            description=f"epoch {event.epoch + 1}/{self._started.n_epochs} · step {event.step:,}{of_steps}",
+            figures=f"loss {event.loss:.4g} · {event.samples_per_s:,.0f} samples/s{left}",
+        )
+        self._bar.refresh()
+
+    def _estimate_left_s(self, step: int) -> float | None:
+        n_done = step - (self._started.first_step if self._started else 0)
+        if not self._n_total or n_done <= 0:
+            return None
+        return max(0, self._n_total - step) * self._seconds / n_done
+
+    def _format_epoch(self, event: EpochDone) -> str:
+        n_epochs = self._started.n_epochs if self._started else "?"
+        return "  ".join(
+            [
+                f"epoch {event.epoch + 1}/{n_epochs}",
+                f"loss {event.loss:.4g}",
+                *(f"{name} {value:.4g}" for name, value in event.metrics.items()),
+                f"{event.samples_per_s:,.0f} samples/s",
+                format_seconds(event.seconds),
+            ]
+        )
+
+    def _print_epoch(self, evaluated: Evaluated | None) -> None:
+        """Print the epoch's line; it waits for the evaluation that may follow it."""
+        figures = [] if evaluated is None else [f"{evaluated.split} {k} {v:.4g}" for k, v in evaluated.metrics.items()]
+        parts = ([self._epoch_line] if self._epoch_line else []) + figures
+        self._epoch_line = None
+        if parts:
+            self._print("  ".join(parts))
+
+    def _end(self, event: RunEnded) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._print(f"{event.reason} after {event.step:,} steps, {format_seconds(event.seconds)}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def format_seconds(seconds: float) -> str:
+    """``4.2 s``, ``3:07``, ``2:15:00``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"

@@ -1,0 +1,147 @@
+"""Peak memory of a span of training: the allocator's on a GPU, the process tree's on the host.
+
+On the host the peak is ``standalone_bytes`` of this process and its data workers: what they would occupy with nobody
+to share pages with. A trial is forked from a process that has torch loaded; PSS would count the pages it shares with
+that process by half, a third, … depending on who else runs, and the same plan would show other figures on a busier
+machine. See ``hardware.process_memory`` for the three figures.
+
+``ru_maxrss`` is of no use here: a forked child starts with its parent's peak.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from fulltilt.hardware import read_process_tree, read_process_tree_memory, read_rss_bytes
+
+_GIB = 2**30
+_GROWTH = 1.005  # a rise of the resident set below 0.5 % does not call for a full reading
+_GROWTH_DUTY = 0.1  # share of one core that sampling may take while memory grows
+_IDLE_DUTY = 0.01  # and while it does not: once for looking often, once for looking closely
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPeaks:
+    """Peaks between ``start`` and ``stop``. A figure that the device does not have is ``None``, with the reason."""
+
+    allocated_peak_gib: float | None  # live tensors
+    reserved_peak_gib: float | None  # what the caching allocator took from the device
+    rss_peak_gib: float | None  # host memory of the process tree, as it would need it on its own
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+class MemoryMeter:
+    """Measures peaks from ``start()`` to ``stop()``; afterwards it may start again.
+
+    The own process' peak on the host is exact where the kernel may be asked to keep it. Data workers are sampled
+    every ``interval_s``: a cheap reading of the resident sets each time, a full one when they grew or a process came
+    or went. Pauses keep sampling below 2 % of one core in steady state and below 11 % while memory grows, so a peak
+    that a worker holds for less than 0.1 s may be missed.
+
+    **Device**: reads counters of the allocator on the host, does not synchronise.
+
+    Args:
+        device: The device trained on.
+        interval_s: Pause between two samples, longer when one takes long.
+    """
+
+    def __init__(self, device: torch.device | str, interval_s: float = 0.02):
+        self._device = torch.device(device)
+        self._interval_s = interval_s
+        self._halt = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._peak_bytes = 0
+        self._kernel_keeps_peak = False
+
+    def start(self) -> None:
+        """Begin a new span.
+
+        Raises:
+            RuntimeError: one is being measured already.
+        """
+        if self._thread is not None:
+            raise RuntimeError("MemoryMeter.start() twice: stop() the first span before the next")
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._kernel_keeps_peak = _reset_own_peak()
+        self._peak_bytes = 0
+        self._halt.clear()
+        self._thread = threading.Thread(target=self._sample, name="memory-meter", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> MemoryPeaks:
+        """End sampling and give the peaks.
+
+        Raises:
+            RuntimeError: the meter was not started.
+        """
+        if self._thread is None:
+            raise RuntimeError("MemoryMeter.stop() without start(): there is no span to measure")
+        self._halt.set()
+        self._thread.join()
+        self._thread = None
+        own_peak_bytes = _read_own_peak_bytes() if self._kernel_keeps_peak else 0
+        rss_peak_gib = max(self._peak_bytes, own_peak_bytes) / _GIB
+        if self._device.type == "cuda":
+            return MemoryPeaks(
+                allocated_peak_gib=torch.cuda.max_memory_allocated(self._device) / _GIB,
+                reserved_peak_gib=torch.cuda.max_memory_reserved(self._device) / _GIB,
+                rss_peak_gib=rss_peak_gib,
+            )
+        reason = "torch keeps no allocator statistics on a CPU"
+        return MemoryPeaks(
+            allocated_peak_gib=None,
+            reserved_peak_gib=None,
+            rss_peak_gib=rss_peak_gib,
+            null_reasons={"memory_allocated_peak_gib": reason, "memory_reserved_peak_gib": reason},
+        )
+
+    def _sample(self) -> None:
+        """Look at the resident sets often, and closely when they grew.
+
+        Costs are CPU time of this thread: on a busy machine wall time would stretch the pauses for nothing.
+        """
+        pid, tree, largest_bytes, may_look_s, must_look_s, pause_s = os.getpid(), (), 0, 0.0, 0.0, 0.0
+        while True:
+            done = self._halt.wait(pause_s)
+            began_s = time.thread_time()
+            seen, tree = tree, read_process_tree(pid, search_session=False)
+            rss_bytes = sum(read_rss_bytes(member) or 0 for member in tree)
+            glance_s = time.thread_time() - began_s
+            now_s = time.monotonic()
+            grown = tree != seen or rss_bytes > largest_bytes * _GROWTH
+            if done or now_s >= must_look_s or (grown and now_s >= may_look_s):
+                self._peak_bytes = max(self._peak_bytes, read_process_tree_memory(pid).standalone_bytes)
+                largest_bytes = rss_bytes
+                look_s = time.thread_time() - began_s - glance_s
+                may_look_s = time.monotonic() + look_s / _GROWTH_DUTY
+                # Copies of shared pages raise the figure while the resident sets stay the same.
+                must_look_s = time.monotonic() + look_s / _IDLE_DUTY
+            if done:
+                return
+            pause_s = max(self._interval_s, glance_s / _IDLE_DUTY)
+
+
+def _reset_own_peak() -> bool:
+    """Let the kernel's peak of the resident set (VmHWM) begin anew, at the present value; whether that was granted.
+
+    Source: proc_pid_clear_refs(5), value 5.
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _read_own_peak_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

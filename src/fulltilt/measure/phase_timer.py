@@ -1,0 +1,261 @@
+"""Where the time of a training step goes, read without a synchronisation.
+
+    timer.start_step()
+    batch = next(batches);   timer.lap("data_wait")
+    batch = move(batch);     timer.lap("h2d")
+    loss = forward(batch);   timer.lap("forward")
+    loss.backward();         timer.lap("backward")
+    optimizer.step();        timer.lap("optimizer")
+    timer.end_step(n_samples)
+
+A lap bills the time since the lap before it; several laps of one phase add up, as in an accumulation window. A
+step begins where the one before it ended, so what happens between two steps is billed too (as ``other``), and step
+times add up to the wall clock. ``pause()`` leaves out what is no training, such as an evaluation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from fulltilt.errors import format_nearest
+from fulltilt.measure.clock import Clock, HostClock
+from fulltilt.records import PHASES, PhasesMs
+
+N_PENDING = 64
+N_FINISHED = 4096
+OTHER_LIMIT_PCT = 5.0
+
+_PHASE_SET = frozenset(PHASES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepSample:
+    """One finished optimizer step.
+
+    Attributes:
+        phases_ms: Every phase of ``records.PHASES``; None for one that the loop never billed. On a device
+            ``data_wait`` is the time the device starved for the batch, and what the queue hid is not in it. On the CPU
+            it is the host's wait, and ``h2d`` is None: there is no copy to a device.
+        step_wall_ms: Host time from the end of the step before to the end of this one. While a device's queue
+            fills or drains this differs from the device's step; over a block of steps it does not.
+        n_samples: Samples the step consumed.
+        step_device_ms: The device's time from end to end, None on the CPU. The phases sum to it, on the CPU
+            to ``step_wall_ms``.
+    """
+
+    phases_ms: dict[str, float | None]
+    step_wall_ms: float
+    n_samples: int
+    step_device_ms: float | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class _PendingStep:
+    begin: Any
+    laps: list[tuple[str, Any]]
+    end: Any
+    wall_ns: int
+    n_samples: int
+
+
+class PhaseTimer:
+    """Times the phases of training steps on a clock. For one thread: the one that trains.
+
+    Args:
+        clock: HostClock when None.
+        n_pending: Steps that may wait for the device before the oldest is given up.
+        n_finished: Finished steps kept until ``take_steps``; the oldest is given up beyond that.
+
+    **Cost** on the host clock, one core of a virtual machine, Python 3.11: 0.15 µs a lap; 5 µs for a step with five
+    laps, reading included.
+    """
+
+    def __init__(self, clock: Clock | None = None, n_pending: int = N_PENDING, n_finished: int = N_FINISHED):
+        if n_pending < 1 or n_finished < 1:
+            raise ValueError(f"n_pending {n_pending} and n_finished {n_finished} must be at least 1")
+        self.clock: Clock = HostClock() if clock is None else clock
+        self.n_lost = 0  # steps given up because nobody took them or the device was too far behind
+        self._n_pending = n_pending
+        self._pending: deque[_PendingStep] = deque()
+        self._finished: deque[StepSample] = deque()
+        self._n_finished = n_finished
+        self._mark = self.clock.mark
+        self._host_ns = self.clock.host_ns
+        self._begin: Any = None
+        self._begin_ns = 0
+        self._laps: list[tuple[str, Any]] = []
+        self._is_started = False
+
+    @property
+    def in_step(self) -> bool:
+        """Between ``start_step`` and ``end_step``."""
+        return self._is_started
+
+    def start_step(self) -> None:
+        """Begin a step; one that was begun and never ended (its body raised) leaves nothing behind."""
+        if self._begin is None or self._is_started or self._laps:
+            self.drop_step()
+            self._begin = self._mark()
+            self._begin_ns = self._host_ns()
+        else:
+            self._laps.append(("other", self._mark()))
+        self._is_started = True
+
+    def lap(self, phase: str) -> None:
+        """Bill the time since the previous lap to ``phase``.
+
+        Raises:
+            ValueError: no such phase.
+        """
+        if phase not in _PHASE_SET:
+            raise ValueError(f"no phase named {phase!r}; {format_nearest(phase, PHASES)}")
+        self._laps.append((phase, self._mark()))
+
+    def end_step(self, n_samples: int) -> None:
+        """End the step and let the next one begin here. Without a begin there is nothing to measure yet."""
+        end, end_ns = self._mark(), self._host_ns()
+        if self._begin is not None:
+            wall_ns = end_ns - self._begin_ns
+            self._pending.append(_PendingStep(self._begin, self._laps, end, wall_ns, n_samples))
+            if len(self._pending) >= self._n_pending:
+                self._collect()
+        self._begin, self._begin_ns, self._laps, self._is_started = end, end_ns, [], False
+
+    def drop_step(self) -> None:
+        """Forget the step under way; the next one begins at ``start_step``."""
+        # The begin mark may also be the end of a pending step, so it is not given back to the pool here.
+        self.clock.release([mark for _, mark in self._laps])
+        self._begin, self._laps, self._is_started = None, [], False
+
+    def pause(self) -> None:
+        """Between steps: what follows, up to ``resume`` or ``start_step``, is no part of any step."""
+        self.drop_step()
+
+    def resume(self) -> None:
+        self.start_step()
+
+    def take_steps(self) -> list[StepSample]:
+        """Hand over the finished steps, oldest first; one that the device has not reached stays."""
+        self._collect()
+        taken = list(self._finished)
+        self._finished.clear()
+        return taken
+
+    def _collect(self) -> None:
+        while self._pending and self.clock.is_ready(self._pending[0].end):
+            step = self._pending.popleft()
+            self._finished.append(_resolve(step, self.clock))
+            self._release(step)
+        while len(self._pending) >= self._n_pending:
+            self._release(self._pending.popleft())
+            self.n_lost += 1
+        while len(self._finished) > self._n_finished:
+            self._finished.popleft()
+            self.n_lost += 1
+
+    def _release(self, step: _PendingStep) -> None:
+        # Its end is the begin of the next step, which gives it back.
+        self.clock.release([step.begin, *(mark for _, mark in step.laps)])
+
+
+class NullTimer:
+    """A phase timer that times nothing, for loops that nobody looks into."""
+
+    n_lost = 0
+    in_step = False
+
+    def start_step(self) -> None:
+        pass
+
+    def lap(self, phase: str) -> None:
+        pass
+
+    def end_step(self, n_samples: int) -> None:
+        pass
+
+    def drop_step(self) -> None:
+        pass
+
+    def pause(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+    def take_steps(self) -> list[StepSample]:
+        return []
+
+
+def summarize_phases(samples: Sequence[StepSample], *, step_ms: float | None = None) -> PhasesMs:
+    """Mean milliseconds per phase and step.
+
+    Means and not medians: means add up to the mean step and so to the wall clock and the throughput, and a wait
+    that comes once an epoch keeps its share. Medians of phases add up to nothing in particular.
+
+    ``other`` is the step less what the phases claim. On a device the two are read on two clocks; where the phases
+    come out longer, ``other`` is 0, and ``check_closure`` tells when the difference is too large to trust.
+
+    Args:
+        samples: Finished steps.
+        step_ms: Wall time per step measured from outside, at block edges; the mean of the samples when None.
+
+    Raises:
+        ValueError: neither samples nor a step time.
+    """
+    if step_ms is None:
+        if not samples:
+            raise ValueError("no finished steps to summarize; call take_steps() after end_step()")
+        step_ms = sum(s.step_wall_ms for s in samples) / len(samples)
+    means = {phase: _mean_phase(samples, phase) for phase in PHASES if phase != "other"}
+    claimed = [ms for ms in means.values() if ms is not None]
+    other = max(0.0, step_ms - sum(claimed)) if claimed else None
+    return PhasesMs(**means, other=other, step=step_ms)
+
+
+def check_closure(
+    samples: Sequence[StepSample], *, step_ms: float | None = None, limit_pct: float = OTHER_LIMIT_PCT
+) -> str | None:
+    """Why the phases of these steps cannot be trusted; None when they account for the wall time.
+
+    Args:
+        step_ms: Wall time per step measured from outside; the mean of the samples when None.
+    """
+    if not samples:
+        return "no step was timed by phase"
+    wall_ms = sum(s.step_wall_ms for s in samples) / len(samples) if step_ms is None else step_ms
+    if wall_ms <= 0:
+        return f"the step took {wall_ms} ms of wall time, nothing to account for"
+    claimed_ms = sum((_mean_phase(samples, phase) or 0.0) for phase in PHASES if phase != "other")
+    other_pct = 100 * (wall_ms - claimed_ms) / wall_ms
+    if other_pct > limit_pct:
+        return (
+            f"no phase claims {other_pct:.1f} % of the step ({wall_ms:.3f} ms); above {limit_pct:g} % phases are void"
+        )
+    if other_pct < -limit_pct:
+        return f"phases exceed the step ({wall_ms:.3f} ms) by {-other_pct:.1f} %; above {limit_pct:g} % they are void"
+    return None
+
+
+def _mean_phase(samples: Sequence[StepSample], phase: str) -> float | None:
+    values = [ms for s in samples if (ms := s.phases_ms[phase]) is not None]
+    return sum(values) / len(samples) if values else None
+
+
+def _resolve(step: _PendingStep, clock: Clock) -> StepSample:
+    spent: dict[str, float] = {}
+    previous = step.begin
+    for phase, mark in step.laps:
+        spent[phase] = spent.get(phase, 0.0) + clock.elapsed_ms(previous, mark)
+        previous = mark
+    spent["other"] = spent.get("other", 0.0) + clock.elapsed_ms(previous, step.end)
+    if not clock.is_device:
+        spent["other"] += spent.pop("h2d", 0.0)  # a move from host to host is no copy to a device
+    return StepSample(
+        phases_ms={phase: spent.get(phase) for phase in PHASES},
+        step_wall_ms=step.wall_ns / 1e6,
+        n_samples=step.n_samples,
+        step_device_ms=clock.elapsed_ms(step.begin, step.end) if clock.is_device else None,
+    )

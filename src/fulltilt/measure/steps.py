@@ -1,0 +1,388 @@
+"""Throughput of a training step: warm up until there is evidence of a steady state, then time whole blocks.
+
+A figure comes from the wall clock between two edges of a block, where the device is synchronised; inside a block
+nothing waits that the loop does not wait for itself. Phases explain the figure and never make it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from fulltilt.measure.clock import Clock, HostClock
+from fulltilt.measure.phase_timer import NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
+from fulltilt.records import PhasesMs
+from fulltilt.stats import compute_rate_interval, find_steady_start
+
+MIN_BLOCK_S = 0.02
+"""Shorter blocks are lengthened: the edge itself (a synchronisation, a scheduler tick) would weigh too much."""
+
+MAX_LENGTHENING = 64
+WARMUP_BLOCK_S = 0.05
+LATE_WARMUP_PCT = 10.0
+N_RECENT_BLOCKS = 64
+STEAL_LIMIT_PCT = 5.0
+PRESSURE_RISE_LIMIT_PCT = 20.0
+
+
+class PressureReading(Protocol):
+    """What ``hardware.read_pressure`` gives: microseconds since boot in which a task waited for a core."""
+
+    @property
+    def some_total_us(self) -> int | None: ...
+    @property
+    def reason(self) -> str | None: ...
+
+
+class CpuTimesReading(Protocol):
+    """What ``hardware.read_cpu_times`` gives: clock ticks of all cores since boot."""
+
+    @property
+    def steal_jiffies(self) -> int | None: ...
+    @property
+    def total_jiffies(self) -> int | None: ...
+    @property
+    def reason(self) -> str | None: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Steps between two synchronised edges.
+
+    Attributes:
+        stage: "warmup" blocks do not count.
+        cpu_pressure_pct: Share of the block's time in which at least one task waited for a core; None: not read.
+        steal_pct: Share of all cores' time that the host gave to others; None: not read.
+        n_steal_jiffies: The same in clock ticks: on a short block one tick is many percent.
+        steps: Steps with their phases, empty without a phase timer.
+    """
+
+    stage: Literal["warmup", "measure"]
+    n_steps: int
+    n_samples: int
+    seconds: float
+    cpu_pressure_pct: float | None = None
+    steal_pct: float | None = None
+    n_steal_jiffies: int = 0
+    steps: tuple[StepSample, ...] = ()
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.n_samples / self.seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepsResult:
+    """What ``measure_steps`` saw. Fields named as in ``records.Measurement`` mean the same.
+
+    Attributes:
+        blocks: Timed blocks that count; ones repeated because of contention are left out.
+        seconds: Wall time of all, warm-up included.
+        is_steady: Warm-up ended by evidence and not at its limit.
+        notes: What a reader of the figures should know.
+        null_reasons: Field → why there is no figure.
+    """
+
+    blocks: tuple[Block, ...]
+    samples_per_s: float
+    samples_per_s_ci95: tuple[float, float]
+    phases_ms: PhasesMs
+    n_steps: int
+    n_warmup_steps: int
+    first_step_s: float
+    seconds: float
+    is_steady: bool
+    cpu_pressure_pct: float | None
+    steal_pct: float | None
+    notes: tuple[str, ...]
+    null_reasons: dict[str, str]
+
+    @property
+    def block_samples_per_s(self) -> tuple[float, ...]:
+        return tuple(block.samples_per_s for block in self.blocks)
+
+
+def measure_steps(
+    run_step: Callable[[], int],
+    *,
+    n_steps: int = 40,
+    min_blocks: int = 5,
+    block_steps: int = 8,
+    min_block_steps: int = 1,
+    max_warmup_s: float = 30.0,
+    max_measure_s: float | None = 60.0,
+    max_repeats: int = 2,
+    clock: Clock | None = None,
+    timer: PhaseTimer | NullTimer | None = None,
+    synchronize: Callable[[], Any] = lambda: None,
+    read_pressure: Callable[[], PressureReading] | None = None,
+    read_cpu_times: Callable[[], CpuTimesReading] | None = None,
+    on_block: Callable[[Block], None] | None = None,
+) -> StepsResult:
+    """Measure training steps.
+
+    The first step is timed by itself. Warm-up blocks follow until their step times settle
+    (``stats.find_steady_start``), for at most ``max_warmup_s`` after the first step. Then blocks are timed until
+    ``n_steps`` steps and ``min_blocks`` blocks are done or ``max_measure_s`` have passed (None: no limit), but never
+    fewer than two, without which there is no interval. Warm-up can hide behind a plateau, so timed blocks whose end
+    shows that their beginning was still warm-up are replaced. A block in which other work took the cores is run
+    again, at most ``max_repeats`` times.
+
+    Args:
+        run_step: One optimizer step, fetching the data included → samples it consumed. It never runs out of data. It
+            calls ``timer.lap``; start and end of the step are set here unless it sets them itself.
+        n_steps: Timed steps, rounded up to whole blocks.
+        block_steps: Steps per block. Shorter steps get more, so that a block lasts 20 ms; where the
+            blocks would not fit into ``max_measure_s`` they get fewer.
+        min_block_steps: Fewest steps of a block; its multiples are the sizes a block may have. Give the
+            steps of an epoch to have whole epochs timed.
+        clock: Whose ``host_ns`` times the blocks; the timer's when None.
+        synchronize: Waits for the device; called at block edges only.
+        read_pressure, read_cpu_times: Readers of room ``hardware``; None: not read.
+        on_block: Told about each block when it is done, for progress.
+
+    Raises:
+        ValueError: a count below 1, ``min_blocks`` below 2, or a step that consumed no samples.
+    """
+    _check_counts(n_steps, min_blocks, block_steps, min_block_steps)
+    timer = NullTimer() if timer is None else timer
+    clock = clock or (timer.clock if isinstance(timer, PhaseTimer) else HostClock())
+    runner = _BlockRunner(run_step, clock, timer, synchronize, read_pressure, read_cpu_times, on_block)
+    max_measure_s = math.inf if max_measure_s is None else max_measure_s
+    begin_ns = clock.host_ns()
+    warm, is_steady = _run_warmup(runner, block_steps, min_block_steps, max_warmup_s)
+    notes = [] if is_steady else [_describe_unsteady(warm, max_warmup_s)]
+
+    step_s = _compute_median_step_s(warm[1:][-3:])
+    size = _plan_block_size(step_s, block_steps, min_block_steps, min_blocks, max_measure_s)
+    if size < block_steps:
+        notes.append(f"blocks of {size} steps instead of {block_steps}: a step takes {step_s:.3g} s")
+    blocks, late, timed_out = _run_blocks(runner, size, n_steps, min_blocks, max_measure_s, notes)
+    if late:
+        notes.append(f"the first {len(late)} timed blocks were still warm-up and do not count")
+    blocks = _repeat_contended(runner, blocks, size, 0 if timed_out else max_repeats, notes)
+    return _summarize(blocks, runner, [*warm, *late], (clock.host_ns() - begin_ns) / 1e9, is_steady, notes)
+
+
+@dataclasses.dataclass(slots=True)
+class _BlockRunner:
+    run_step: Callable[[], int]
+    clock: Clock
+    timer: PhaseTimer | NullTimer
+    synchronize: Callable[[], Any]
+    read_pressure: Callable[[], PressureReading] | None
+    read_cpu_times: Callable[[], CpuTimesReading] | None
+    on_block: Callable[[Block], None] | None
+
+    def run_block(self, n_steps: int, stage: Literal["warmup", "measure"]) -> Block:
+        timer, run_step = self.timer, self.run_step
+        self.synchronize()
+        timer.take_steps()
+        timer.pause()
+        pressure = self.read_pressure() if self.read_pressure else None
+        times = self.read_cpu_times() if self.read_cpu_times else None
+        begin_ns = self.clock.host_ns()
+        n_samples = 0
+        for _ in range(n_steps):
+            timer.start_step()
+            n = run_step()
+            if timer.in_step:
+                timer.end_step(n)
+            n_samples += n
+        self.synchronize()
+        seconds = (self.clock.host_ns() - begin_ns) / 1e9
+        if n_samples <= 0:
+            raise ValueError(f"{n_steps} steps consumed {n_samples} samples; run_step returns the samples of its step")
+        steal_pct, n_steal = self._read_steal(times)
+        block = Block(
+            stage=stage,
+            n_steps=n_steps,
+            n_samples=n_samples,
+            seconds=max(seconds, 1e-9),
+            cpu_pressure_pct=self._read_pressure_pct(pressure, seconds),
+            steal_pct=steal_pct,
+            n_steal_jiffies=n_steal,
+            steps=tuple(timer.take_steps()),
+        )
+        if self.on_block:
+            self.on_block(block)
+        return block
+
+    def _read_pressure_pct(self, before: PressureReading | None, seconds: float) -> float | None:
+        if before is None or self.read_pressure is None or before.some_total_us is None or seconds <= 0:
+            return None
+        after = self.read_pressure().some_total_us
+        return None if after is None else min(100.0, (after - before.some_total_us) / (seconds * 1e6) * 100)
+
+    def _read_steal(self, before: CpuTimesReading | None) -> tuple[float | None, int]:
+        if before is None or self.read_cpu_times is None:
+            return None, 0
+        after = self.read_cpu_times()
+        if before.steal_jiffies is None or after.steal_jiffies is None:
+            return None, 0
+        total = (after.total_jiffies or 0) - (before.total_jiffies or 0)
+        steal = after.steal_jiffies - before.steal_jiffies
+        return (100 * steal / total if total > 0 else None), steal
+
+
+def _run_warmup(
+    runner: _BlockRunner, block_steps: int, min_block_steps: int, max_warmup_s: float
+) -> tuple[list[Block], bool]:
+    """The first step, then blocks until the last ones are steady; the second step decides how long they are."""
+    blocks = [runner.run_block(1, "warmup")]
+    deadline_ns = runner.clock.host_ns() + max_warmup_s * 1e9  # the first step may compile for minutes
+    blocks.append(runner.run_block(1, "warmup"))
+    wanted = min(block_steps, math.ceil(WARMUP_BLOCK_S / blocks[1].seconds))
+    while True:
+        recent = [b.seconds / b.n_steps for b in blocks[-N_RECENT_BLOCKS:]]
+        is_steady = find_steady_start(recent) < len(recent)
+        if is_steady or runner.clock.host_ns() >= deadline_ns:
+            return blocks, is_steady
+        blocks.append(runner.run_block(_round_up(wanted, min_block_steps), "warmup"))
+
+
+def _run_blocks(
+    runner: _BlockRunner, size: int, n_steps: int, min_blocks: int, max_measure_s: float, notes: list[str]
+) -> tuple[list[Block], list[Block], bool]:
+    """Timed blocks, those among the first that turned out to be warm-up, and whether the time limit ended them."""
+    late: list[Block] = []
+    blocks: list[Block] = []
+    deadline_ns = runner.clock.host_ns() + max_measure_s * 1e9
+    while True:
+        while len(blocks) < min_blocks or sum(b.n_steps for b in blocks) < n_steps:
+            if len(blocks) >= 2 and runner.clock.host_ns() >= deadline_ns:
+                done = f"{sum(b.n_steps for b in blocks)} steps in {len(blocks)} blocks"
+                notes.append(f"ended after {done}: the limit of {max_measure_s:g} s was reached")
+                return blocks, late, True
+            blocks.append(runner.run_block(size, "measure"))
+        start = find_steady_start([b.seconds / b.n_steps for b in blocks], tolerance_pct=LATE_WARMUP_PCT)
+        if start == len(blocks) > 2:
+            notes.append(f"step times still changed by more than {LATE_WARMUP_PCT:g} % while they were timed")
+        if start in (0, len(blocks)) or len(late) >= 2 * min_blocks:
+            return blocks, late, False
+        late, blocks = late + blocks[:start], blocks[start:]
+
+
+def _repeat_contended(
+    runner: _BlockRunner, blocks: list[Block], size: int, max_repeats: int, notes: list[str]
+) -> list[Block]:
+    """Replace blocks in which others took the cores, judged by the readings and never by the speed.
+
+    To leave out slow blocks would bias the figure; to leave out disturbed ones does not.
+    """
+    wanted = len(blocks)
+    n_repeated = 0
+    while n_repeated < max_repeats and len(_find_contended(blocks)) > len(blocks) - wanted:
+        blocks = [*blocks, runner.run_block(size, "measure")]
+        n_repeated += 1
+    contended = _find_contended(blocks)
+    dropped = set(contended[: len(blocks) - wanted])
+    if dropped:
+        notes.append(f"{len(dropped)} contended blocks were run again")
+    if len(contended) > len(dropped):
+        notes.append(f"{len(contended) - len(dropped)} of {wanted} blocks ran while other work took the cores")
+    return [block for index, block in enumerate(blocks) if index not in dropped]
+
+
+def _find_contended(blocks: Sequence[Block]) -> list[int]:
+    """Indices of contended blocks, the worst first.
+
+    A plan may put pressure on the cores by its own workers, in every block alike; so pressure counts as far as it is
+    above that of the quieter blocks.
+    """
+    pressures = sorted(b.cpu_pressure_pct for b in blocks if b.cpu_pressure_pct is not None)
+    usual_pct = pressures[len(pressures) // 4] if pressures else 0.0
+    excess = {}
+    for index, block in enumerate(blocks):
+        steal_pct = block.steal_pct if block.steal_pct is not None and block.n_steal_jiffies >= 3 else 0.0
+        rise_pct = 0.0 if block.cpu_pressure_pct is None else block.cpu_pressure_pct - usual_pct
+        if steal_pct > STEAL_LIMIT_PCT or rise_pct > PRESSURE_RISE_LIMIT_PCT:
+            excess[index] = max(steal_pct / STEAL_LIMIT_PCT, rise_pct / PRESSURE_RISE_LIMIT_PCT)
+    return sorted(excess, key=lambda index: -excess[index])
+
+
+def _summarize(
+    blocks: Sequence[Block],
+    runner: _BlockRunner,
+    warm: Sequence[Block],
+    seconds: float,
+    is_steady: bool,
+    notes: list[str],
+) -> StepsResult:
+    n_steps, timed_s = sum(b.n_steps for b in blocks), sum(b.seconds for b in blocks)
+    steps = [step for block in blocks for step in block.steps]
+    step_ms = timed_s / n_steps * 1e3
+    null_reasons = _explain_missing(blocks, runner)
+    void = check_closure(steps, step_ms=step_ms)
+    if void:
+        null_reasons["phases_ms"] = void
+    if steps and len(steps) < n_steps:
+        notes.append(f"phases are from {len(steps)} of {n_steps} steps: the timer gave the others up")
+    return StepsResult(
+        blocks=tuple(blocks),
+        samples_per_s=sum(b.n_samples for b in blocks) / timed_s,
+        samples_per_s_ci95=compute_rate_interval([b.n_samples for b in blocks], [b.seconds for b in blocks]),
+        phases_ms=summarize_phases([] if void else steps, step_ms=step_ms),
+        n_steps=n_steps,
+        n_warmup_steps=sum(b.n_steps for b in warm),
+        first_step_s=warm[0].seconds,
+        seconds=seconds,
+        is_steady=is_steady,
+        cpu_pressure_pct=_compute_mean_over_time(blocks, [b.cpu_pressure_pct for b in blocks]),
+        steal_pct=_compute_mean_over_time(blocks, [b.steal_pct for b in blocks]),
+        notes=tuple(notes),
+        null_reasons=null_reasons,
+    )
+
+
+def _explain_missing(blocks: Sequence[Block], runner: _BlockRunner) -> dict[str, str]:
+    reasons = {}
+    if all(b.cpu_pressure_pct is None for b in blocks):
+        reading = runner.read_pressure() if runner.read_pressure else None
+        reasons["cpu_pressure_pct"] = (reading.reason if reading else None) or "CPU pressure was not read"
+    if all(b.steal_pct is None for b in blocks):
+        times = runner.read_cpu_times() if runner.read_cpu_times else None
+        reasons["steal_pct"] = (times.reason if times else None) or "steal time was not read"
+    return reasons
+
+
+def _compute_mean_over_time(blocks: Sequence[Block], figures: Sequence[float | None]) -> float | None:
+    known = [(b.seconds, f) for b, f in zip(blocks, figures, strict=True) if f is not None]
+    return sum(s * f for s, f in known) / sum(s for s, _ in known) if known else None
+
+
+def _plan_block_size(
+    step_s: float, block_steps: int, min_block_steps: int, min_blocks: int, max_measure_s: float
+) -> int:
+    size = max(block_steps, min(math.ceil(MIN_BLOCK_S / step_s), MAX_LENGTHENING * block_steps))
+    fitting = max_measure_s / (min_blocks * step_s)
+    if size > fitting:
+        return max(1, int(fitting) // min_block_steps) * min_block_steps
+    return _round_up(size, min_block_steps)
+
+
+def _compute_median_step_s(blocks: Sequence[Block]) -> float:
+    times = sorted(b.seconds / b.n_steps for b in blocks)
+    return times[len(times) // 2]
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return math.ceil(n / multiple) * multiple
+
+
+def _describe_unsteady(warm: Sequence[Block], max_warmup_s: float) -> str:
+    times_ms = ", ".join(f"{b.seconds / b.n_steps * 1e3:.3g}" for b in warm[-3:])
+    return f"no steady state within {max_warmup_s:g} s of warm-up; the last blocks took {times_ms} ms per step"
+
+
+def _check_counts(n_steps: int, min_blocks: int, block_steps: int, min_block_steps: int) -> None:
+    for name, value, least in (
+        ("n_steps", n_steps, 1),
+        ("min_blocks", min_blocks, 2),
+        ("block_steps", block_steps, 1),
+        ("min_block_steps", min_block_steps, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")

@@ -1,0 +1,91 @@
+"""GPU utilisation over a span of time, sampled on a thread.
+
+NVML's figure is the share of the driver's last window (1/6 s to 1 s) in which any kernel ran: a duty cycle, not how
+much of the chip was used. It goes beside a result and never ranks one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+from fulltilt.errors import DeviceError
+from fulltilt.hardware import Nvml, find_nvml_index
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class UtilizationMean:
+    mean_pct: float | None
+    n_samples: int
+    reason: str | None = None  # why there is no mean
+
+
+class UtilizationSampler:
+    """Averages one device's utilisation from ``start()`` to ``stop()``; afterwards it may start again.
+
+    Args:
+        nvml: The driver, or its fake.
+        device_index: NVML's index; ``None`` on a CPU.
+        interval_s: Pause between two samples; below the driver's window they repeat.
+    """
+
+    def __init__(self, nvml: Nvml, device_index: int | None, interval_s: float = 0.2):
+        self._nvml, self._index, self._interval_s = nvml, device_index, interval_s
+        self._halt = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._samples: list[float] = []
+        self._reason: str | None = None
+
+    def start(self) -> None:
+        """Begin a new mean. Without a device no thread starts.
+
+        Raises:
+            RuntimeError: one is being taken already.
+        """
+        if self._thread is not None:
+            raise RuntimeError("UtilizationSampler.start() twice: stop() the first span before the next")
+        self._samples, self._reason = [], None
+        if self._index is None:
+            self._reason = "the device is a CPU"
+            return
+        self._halt.clear()
+        self._thread = threading.Thread(target=self._sample, name="utilization-sampler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> UtilizationMean:
+        """End the thread. A span shorter than one interval still has one sample."""
+        if self._thread is not None:
+            self._halt.set()
+            self._thread.join()
+            self._thread = None
+        samples = self._samples
+        if not samples:
+            reason = self._reason or "the sampler was not started"
+            return UtilizationMean(mean_pct=None, n_samples=0, reason=reason)
+        return UtilizationMean(mean_pct=sum(samples) / len(samples), n_samples=len(samples))
+
+    def _sample(self) -> None:
+        assert self._index is not None
+        while True:
+            done = self._halt.wait(self._interval_s)
+            try:
+                reading = self._nvml.read_utilization(self._index)
+            except DeviceError as problem:
+                self._reason = str(problem)
+                return
+            if reading.gpu_pct is None:
+                self._reason = reading.reason
+            else:
+                self._samples.append(reading.gpu_pct)
+            if done:
+                return
+
+
+def find_device_index(device: object, nvml: Nvml) -> int | None:
+    """NVML's index of a torch device: by UUID, because CUDA and NVML count differently. ``None`` on a CPU."""
+    import torch
+
+    device = torch.device(device)  # type: ignore[arg-type]
+    if device.type != "cuda":
+        return None
+    return find_nvml_index(str(torch.cuda.get_device_properties(device).uuid), nvml)

@@ -1,0 +1,171 @@
+"""Charts as inline SVG: no script, no font, no file beside the page. Colours come from the page's CSS variables.
+
+Every mark carries a ``<title>``, so that a pointer resting on it shows the exact figure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+WIDTH, HEIGHT = 640, 320
+LEFT, RIGHT, TOP, BOTTOM = 68, 16, 12, 44
+MAX_LIMIT_SHARE = 3
+MAX_SERIES = 6  # more lines than colours cannot be told apart
+_COLOURS = tuple(f"var(--c{i})" for i in range(MAX_SERIES))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    label: str = ""
+    marked: bool = False  # the recommended one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    label: str
+    parts: Mapping[str, float]  # name → value, in drawing order
+    marked: bool = False
+
+
+def build_line_chart(
+    series: Mapping[str, Sequence[Point]], *, x_title: str, y_title: str, limit: float | None = None
+) -> str:
+    """Lines over a base-2 logarithmic x axis, with intervals as whiskers and a horizontal limit, where that is near."""
+    points = [point for line in series.values() for point in line]
+    if not points:
+        return _empty("nothing was measured")
+    xs = sorted({point.x for point in points})
+    top = max(point.high if point.high is not None else point.y for point in points)
+    if limit is not None and limit > MAX_LIMIT_SHARE * top:
+        limit = None  # so far away that drawing it would press the lines flat
+    ticks = compute_ticks(max(top, limit or 0.0))
+    scale_y = _scale_y(ticks[-1])
+    scale_x = _scale_log2(xs)
+    out = [_grid(ticks, scale_y, y_title), _x_axis([(scale_x(x), f"{x:g}") for x in xs], x_title)]
+    if limit is not None:
+        y = scale_y(limit)
+        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="limit"/>')
+        out.append(f'<text x="{WIDTH - RIGHT}" y="{y - 5:.1f}" class="tick end">limit</text>')
+    for colour, line in zip(_COLOURS, series.values(), strict=False):
+        out.append(_line(sorted(line, key=lambda p: p.x), scale_x, scale_y, colour))
+    return _svg("".join(out), f"{y_title} by {x_title}") + _legend(list(series))
+
+
+def build_bar_chart(bars: Sequence[Bar], *, x_title: str, colours: Mapping[str, str]) -> str:
+    """Horizontal stacked bars, one a row of the table; ``colours`` maps every part to a CSS colour."""
+    if not bars:
+        return _empty("nothing was measured")
+    ticks = compute_ticks(max(sum(bar.parts.values()) for bar in bars))
+    left = 16 + max(7 * max(len(bar.label) for bar in bars), 40)
+    height = TOP + 24 * len(bars) + BOTTOM
+    scale = (WIDTH - left - RIGHT) / ticks[-1]
+    out = []
+    for tick in ticks:
+        x = left + tick * scale
+        out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - BOTTOM}" class="grid"/>')
+        out.append(f'<text x="{x:.1f}" y="{height - BOTTOM + 16}" class="tick mid">{_number(tick)}</text>')
+    for row, bar in enumerate(bars):
+        y, x = TOP + 24 * row + 4, float(left)
+        weight = " strong" if bar.marked else ""
+        out.append(f'<text x="{left - 8}" y="{y + 12}" class="tick end{weight}">{escape(bar.label)}</text>')
+        for name, value in bar.parts.items():
+            title = escape(f"{bar.label}: {name} {value:.3g} ms")
+            out.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{max(value * scale, 0):.1f}" height="16" '
+                f'fill="{colours[name]}"><title>{title}</title></rect>'
+            )
+            x += value * scale
+    out.append(f'<text x="{(left + WIDTH - RIGHT) / 2:.0f}" y="{height - 8}" class="axis mid">{escape(x_title)}</text>')
+    return _svg("".join(out), x_title, height=height) + _legend(list(colours), list(colours.values()))
+
+
+def compute_ticks(top: float, n: int = 5) -> list[float]:
+    """Round figures from 0 to at least ``top``: steps of 1, 2 or 5 times a power of ten."""
+    if top <= 0 or not math.isfinite(top):
+        return [0.0, 1.0]
+    raw = top / n
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    return [i * step for i in range(math.ceil(top / step - 1e-9) + 1)]
+
+
+def _line(points: Sequence[Point], scale_x, scale_y, colour: str) -> str:
+    path = " ".join(f"{scale_x(p.x):.1f},{scale_y(p.y):.1f}" for p in points)
+    out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>']
+    for p in points:
+        x, y = scale_x(p.x), scale_y(p.y)
+        if p.low is not None and p.high is not None:
+            out.append(
+                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{scale_y(p.low):.1f}" y2="{scale_y(p.high):.1f}" '
+                f'stroke="{colour}" stroke-width="1.5" opacity=".6"/>'
+            )
+        ring = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" class="ring"/>' if p.marked else ""
+        title = escape(p.label)
+        out.append(f'{ring}<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{title}</title></circle>')
+    return "".join(out)
+
+
+def _scale_y(top: float):
+    return lambda value: HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
+
+
+def _scale_log2(xs: Sequence[float]):
+    low, high = math.log2(xs[0]), math.log2(xs[-1])
+    if high == low:
+        return lambda x: (LEFT + WIDTH - RIGHT) / 2
+    inner = WIDTH - LEFT - RIGHT - 32
+    return lambda x: LEFT + 16 + (math.log2(x) - low) / (high - low) * inner
+
+
+def _grid(ticks: Sequence[float], scale_y, title: str) -> str:
+    out = []
+    for tick in ticks:
+        y = scale_y(tick)
+        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        out.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" class="tick end">{_number(tick)}</text>')
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    out.append(
+        f'<text x="14" y="{middle:.0f}" class="axis mid" transform="rotate(-90 14 {middle:.0f})">{escape(title)}</text>'
+    )
+    return "".join(out)
+
+
+def _x_axis(ticks: Sequence[tuple[float, str]], title: str) -> str:
+    out, last = [], -math.inf
+    for x, text in ticks:
+        if x - last > 8 * len(text) + 6:  # labels that would touch are left out
+            out.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" class="tick mid">{text}</text>')
+            last = x
+    centre = (LEFT + WIDTH - RIGHT) / 2
+    return "".join(out) + f'<text x="{centre:.0f}" y="{HEIGHT - 6}" class="axis mid">{escape(title)}</text>'
+
+
+def _legend(names: Sequence[str], colours: Sequence[str] = _COLOURS) -> str:
+    if len(names) < 2:
+        return ""
+    items = "".join(
+        f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
+        for name, colour in zip(names, colours, strict=False)
+    )
+    return f'<p class="legend">{items}</p>'
+
+
+def _svg(body: str, label: str, height: int = HEIGHT) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">{body}</svg>'
+
+
+def _empty(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def _number(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:g} M"
+    return f"{value / 1e3:g} k" if value >= 1e4 else f"{value:g}"

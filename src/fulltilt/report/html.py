@@ -1,0 +1,188 @@
+"""The page of a search: one file, no script, nothing fetched.
+
+Built from the JSON document, so an old result can be drawn again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+from fulltilt.report.charts import MAX_SERIES, Bar, Point, build_bar_chart, build_line_chart
+from fulltilt.report.summary import (
+    PICK_TITLES,
+    Document,
+    describe_epoch,
+    describe_gain,
+    describe_learning_rate,
+    describe_pick,
+    describe_search,
+)
+from fulltilt.report.table import (
+    SHORT_NAMES,
+    Row,
+    build_columns,
+    format_throughput,
+    format_value,
+    read_memory_gib,
+    select_levers,
+)
+
+MAX_BARS = 24
+
+PHASE_COLOURS = {
+    "data_wait": "var(--c1)",
+    "h2d": "var(--c4)",
+    "forward": "var(--c0)",
+    "backward": "var(--c2)",
+    "optimizer": "var(--c3)",
+    "other": "var(--muted)",
+}
+
+
+def build_tune_html(document: Document) -> str:
+    """The report page of ``fulltilt tune``."""
+    rows = document["trials"]
+    machine, workload = document.get("machine") or {}, document.get("workload") or {}
+    name = workload.get("name") or "workload"
+    sections = [
+        f"<h1>{escape(str(name))}</h1>",
+        f'<p class="sub">{escape(describe_machine(machine))}<br>{escape(describe_search(document))}</p>',
+        _cards(document),
+        _notes(document),
+        "<h2>What was measured</h2>",
+        _charts(rows, document),
+        f"<h2>All {len(rows)} rows</h2>",
+        _table(rows, document),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>fulltilt tune: {escape(str(name))}</title><style>{_read_style()}</style></head>"
+        f"<body><main>{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def _read_style() -> str:
+    return (resources.files("fulltilt.report") / "page.css").read_text(encoding="utf-8")
+
+
+def describe_machine(machine: Mapping[str, Any]) -> str:
+    """One line: processor, usable cores, memory, accelerators, torch."""
+    parts = []
+    if machine.get("cpu_model"):
+        parts.append(f"{machine['cpu_model']}, {machine.get('n_cores_usable', '?')} usable cores")
+    if machine.get("memory_total_bytes"):
+        parts.append(f"{machine['memory_total_bytes'] / 2**30:.0f} GiB")
+    parts += [device["name"] for device in machine.get("devices") or ()]
+    torch = (machine.get("packages") or {}).get("torch")
+    if torch:
+        parts.append(f"torch {torch}")
+    return " · ".join(parts) or "machine unknown"
+
+
+def _cards(document: Document) -> str:
+    cards = []
+    for key, title in PICK_TITLES.items():
+        pick = document["picks"].get(key)
+        if not pick:
+            continue
+        lines = describe_pick(pick)
+        body = "".join(f'<p class="note">{escape(line)}</p>' for line in lines[2:])
+        kind = " main" if key == "recommended" else ""
+        cards.append(
+            f'<div class="card{kind}"><h3>{title}</h3><p class="big">{escape(format_throughput(pick))}</p>'
+            f'<p class="note">samples/s</p><p>{escape(lines[0])}</p>{body}</div>'
+        )
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _notes(document: Document) -> str:
+    hints = [hint if isinstance(hint, str) else hint.get("text", "") for hint in document.get("hints") or ()]
+    lines = [
+        line
+        for line in (describe_gain(document), describe_epoch(document), describe_learning_rate(document), *hints)
+        if line
+    ]
+    if not lines:
+        return ""
+    return "<h2>Notes</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _charts(rows: Sequence[Row], document: Document) -> str:
+    measured = [row for row in rows if row["status"] == "ok"]
+    recommended = (document["picks"].get("recommended") or {}).get("id")
+    limit = (document.get("search") or {}).get("memory_limit_gib")
+    series = _group_series(measured)
+    throughput = {name: [_throughput_point(row, recommended) for row in line] for name, line in series.items()}
+    memory = {name: [p for row in line if (p := _memory_point(row, recommended))] for name, line in series.items()}
+    dropped = "" if len(measured) == sum(map(len, series.values())) else f" (best {MAX_SERIES} combinations)"
+    figures = [
+        (f"Throughput by batch{dropped}", build_line_chart(throughput, x_title="batch size", y_title="samples/s")),
+        (
+            f"Peak memory by batch{dropped}",
+            build_line_chart(memory, x_title="batch size", y_title="GiB", limit=limit),
+        ),
+        ("Where a step's time goes", _phase_bars(measured, recommended)),
+    ]
+    drawn = "".join(f"<figure><figcaption>{title}</figcaption>{chart}</figure>" for title, chart in figures)
+    return f'<div class="charts">{drawn}</div>'
+
+
+def _group_series(measured: Sequence[Row]) -> dict[str, list[Row]]:
+    """One line per combination of the other levers; the fastest few where there are more than colours."""
+    names = [name for name in select_levers(measured) if name != "batch_size"]
+    names = [name for name in names if len({repr(row["plan"].get(name)) for row in measured}) > 1]
+    groups: dict[str, list[Row]] = {}
+    for row in measured:
+        label = ", ".join(f"{SHORT_NAMES.get(n, n)} {format_value(row['plan'].get(n))}" for n in names)
+        groups.setdefault(label, []).append(row)
+    best = sorted(groups, key=lambda label: -max(row["samples_per_s"] or 0 for row in groups[label]))
+    return {label: groups[label] for label in best[:MAX_SERIES]}
+
+
+def _throughput_point(row: Row, recommended: str | None) -> Point:
+    low, high = row.get("samples_per_s_ci95") or (None, None)
+    label = f"batch {row['plan']['batch_size']}: {format_throughput(row)} samples/s"
+    marked = row["id"] == recommended
+    return Point(x=row["plan"]["batch_size"], y=row["samples_per_s"], low=low, high=high, label=label, marked=marked)
+
+
+def _memory_point(row: Row, recommended: str | None) -> Point | None:
+    memory = read_memory_gib(row)
+    if memory is None:
+        return None
+    label = f"batch {row['plan']['batch_size']}: {memory:.2f} GiB"
+    return Point(x=row["plan"]["batch_size"], y=memory, label=label, marked=row["id"] == recommended)
+
+
+def _phase_bars(measured: Sequence[Row], recommended: str | None) -> str:
+    rows = [row for row in measured if row.get("phases_ms")]
+    rows = sorted(rows, key=lambda row: -(row["samples_per_s"] or 0))[:MAX_BARS]
+    bars = []
+    for row in rows:
+        parts = {name: row["phases_ms"][name] for name in PHASE_COLOURS if row["phases_ms"].get(name) is not None}
+        label = f"{row['id']} · batch {row['plan']['batch_size']}"
+        bars.append(Bar(label=label, parts=parts, marked=row["id"] == recommended))
+    shown = {name: colour for name, colour in PHASE_COLOURS.items() if any(name in bar.parts for bar in bars)}
+    return build_bar_chart(bars, x_title="ms per step, fastest plan first", colours=shown)
+
+
+def _table(rows: Sequence[Row], document: Document) -> str:
+    picked: dict[str, list[str]] = {}
+    for key, pick in document["picks"].items():
+        if pick:
+            picked.setdefault(pick.get("id", ""), []).append(key)
+    columns = build_columns(rows)
+    head = "".join(f"<th>{escape(column.title)}</th>" for column in columns)
+    body = []
+    for row in rows:
+        notes = " · ".join(picked.get(row["id"], ()))
+        reason = row.get("reason") if row["status"] != "ok" else None
+        kind = "pick" if notes else "" if row["status"] == "ok" else "bad"
+        cells = [escape(column.cell(row)) for column in columns]
+        cells[-1] += f" · {escape(notes)}" if notes else f": {escape(reason)}" if reason else ""
+        body.append(f'<tr class="{kind}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'

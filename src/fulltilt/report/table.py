@@ -1,0 +1,120 @@
+"""The table of trials: one source of cells for the terminal and for the page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fulltilt.levers import load_catalogue
+
+Row = Mapping[str, Any]  # a trial as the JSON contract has it
+
+SHORT_NAMES = {
+    "batch_size": "batch",
+    "accumulate": "accum.",
+    "num_workers": "workers",
+    "pin_memory": "pin",
+    "persistent_workers": "persist.",
+    "prefetch_factor": "prefetch",
+    "worker_threads": "w.threads",
+    "fused_optimizer": "fused",
+    "cudnn_benchmark": "cudnn b.",
+    "activation_checkpointing": "act. ckpt",
+}
+_ALWAYS_SHOWN = ("batch_size", "num_workers", "precision")
+_STATUS = {"ok": "ok", "out_of_memory": "OOM", "timeout": "timeout", "error": "error", "skipped": "skipped"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    title: str
+    cell: Callable[[Row], str]
+    is_number: bool = True
+
+
+def select_levers(rows: Sequence[Row]) -> list[str]:
+    """Levers worth a column: those of which the rows hold more than one value, and the three everyone asks for."""
+    shown = []
+    for name in load_catalogue():
+        values = {repr(row["plan"].get(name)) for row in rows}
+        if len(values) > 1 or (name in _ALWAYS_SHOWN and values):
+            shown.append(name)
+    return sorted(shown, key=lambda name: (name not in _ALWAYS_SHOWN, name != "batch_size"))
+
+
+def build_columns(rows: Sequence[Row]) -> list[Column]:
+    """Columns of the trial table. A column that no row has a figure for is left out."""
+    columns = [
+        Column(title=SHORT_NAMES.get(name, name), cell=lambda row, n=name: format_value(row["plan"].get(n)))
+        for name in select_levers(rows)
+    ]
+    for phase, title in (
+        ("data_wait", "data ms"),
+        ("h2d", "h2d ms"),
+        ("forward", "fwd ms"),
+        ("backward", "bwd ms"),
+        ("optimizer", "opt ms"),
+        ("other", "other ms"),
+        ("step", "step ms"),
+    ):
+        if any((row.get("phases_ms") or {}).get(phase) is not None for row in rows):
+            columns.append(Column(title=title, cell=lambda row, p=phase: _ms((row.get("phases_ms") or {}).get(p))))
+    columns.append(Column(title="samples/s", cell=format_throughput))
+    if any(row.get("gpu_utilization_pct") is not None for row in rows):
+        columns.append(Column(title="GPU %", cell=lambda row: _fixed(row.get("gpu_utilization_pct"), 0)))
+    columns.append(Column(title="memory GiB", cell=lambda row: _fixed(read_memory_gib(row), 2)))
+    columns.append(Column(title="status", cell=lambda row: _STATUS[row["status"]], is_number=False))
+    return columns
+
+
+def read_memory_gib(row: Row) -> float | None:
+    """Memory of the device used: reserved on a GPU, the process tree's peak on a CPU."""
+    reserved = row.get("memory_reserved_peak_gib")
+    return reserved if reserved is not None else row.get("memory_rss_peak_gib")
+
+
+def format_throughput(row: Row) -> str:
+    """``1,234 ± 2 %``: half the 95 % interval's width beside the figure."""
+    value, interval = row.get("samples_per_s"), row.get("samples_per_s_ci95")
+    if value is None:
+        return ""
+    text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if not interval or not value:
+        return text
+    return f"{text} ± {100 * (interval[1] - interval[0]) / 2 / value:.1f} %"
+
+
+def format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)
+
+
+def build_trials_table(rows: Sequence[Row], *, marked: Mapping[str, str] | None = None) -> Any:
+    """A rich Table of the trials in the order they ran; ``marked``: trial id → a word set behind its status."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    columns = build_columns(rows)
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
+    styles = {"ok": "", "out_of_memory": "yellow", "skipped": "dim", "error": "red", "timeout": "red"}
+    for row in rows:
+        cells = [Text(column.cell(row)) for column in columns]
+        note = (marked or {}).get(row["id"])
+        if note:
+            cells[-1] = Text(f"{cells[-1].plain} ← {note}")
+        table.add_row(*cells, style="bold green" if note else styles[row["status"]])
+    return table
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,62 @@
+"""What a model may need to know of the data, read from the dataset."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, as_tensor
+from torch.utils.data import Dataset, Subset
+
+_PLAIN = ("n_classes", "n_sensors", "n_labels", "geometry")
+
+
+def read_data_facts(dataset: Dataset) -> dict[str, Any]:
+    """Facts by the names of model parameters; what the dataset does not tell is absent.
+
+    ``n_classes``, ``n_sensors``, ``n_labels`` and ``geometry`` are the dataset's attributes of that name.
+    ``in_channels`` and ``image_size`` (height, when square) follow from a ``sample_shape`` of (C, H, W), ``n_features``
+    is its product. ``n_outputs`` is ``n_classes``, else the number of elements of one target.
+
+    Cost: loads the first sample of a map-style dataset that has no ``sample_shape`` or no ``n_classes``.
+    """
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    facts = {name: getattr(dataset, name) for name in _PLAIN if getattr(dataset, name, None) is not None}
+    shape = getattr(dataset, "sample_shape", None)
+    first = _load_first(dataset) if shape is None or "n_classes" not in facts else None
+    if shape is None and first is not None:
+        shape = _read_shape(first[0])
+    if shape is not None:
+        facts |= _describe_shape(tuple(shape))
+    if "n_classes" in facts:
+        facts["n_outputs"] = facts["n_classes"]
+    elif first is not None and (target_shape := _read_shape(first[1])) is not None:
+        facts["n_outputs"] = math.prod(target_shape)
+    return facts
+
+
+def _describe_shape(shape: tuple[int, ...]) -> dict[str, int]:
+    facts = {"n_features": math.prod(shape)}
+    if len(shape) == 3:
+        facts["in_channels"] = shape[0]
+        if shape[1] == shape[2]:
+            facts["image_size"] = shape[1]
+    return facts
+
+
+def _load_first(dataset: Any) -> tuple[Any, Any] | None:
+    """The first sample when it is a pair; an iterable dataset is left alone, its stream may not rewind."""
+    if not hasattr(dataset, "__len__") or len(dataset) == 0:
+        return None
+    sample = dataset[0]
+    return (sample[0], sample[1]) if isinstance(sample, tuple | list) and len(sample) == 2 else None
+
+
+def _read_shape(value: Any) -> tuple[int, ...] | None:
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    try:
+        return tuple(as_tensor(value).shape)
+    except (TypeError, ValueError, RuntimeError):  # text, dicts, ragged lists: no shape to tell
+        return None

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from fulltilt.config import ComponentCall, build_component
+from fulltilt.errors import ConfigError
+from fulltilt.tasks.models.convolutional import mlp, small_cnn
+from fulltilt.tasks.models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
+from fulltilt.tasks.models.sensor_transformer import sensor_transformer
+from fulltilt.tasks.models.wideresnet import wideresnet
+from fulltilt.tasks.vision import find_timm_model, find_torchvision_model
+
+_OWN = (
+    small_cnn,
+    mlp,
+    wideresnet,
+    resnet18,
+    resnet34,
+    resnet50,
+    resnet101,
+    resnet152,
+    sensor_transformer,
+)
+
+MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {builder.__name__: builder for builder in _OWN} | {"torchvision:": find_torchvision_model, "timm:": find_timm_model}
+)
+"""Name → builder. A key that ends with a colon is a resolver: called with the rest of the name, it returns one."""
+
+
+def build_model(
+    call: str | ComponentCall, *, where: str = "model", base_dir: str | None = None, **facts: Any
+) -> nn.Module:
+    """Build a model from its component call; its weights are random, nothing is ever downloaded.
+
+    Args:
+        call: ``wideresnet(depth=28, width=2)``, ``torchvision:resnet50``, ``timm:convnext_tiny(drop_rate=0.1)`` or
+            ``my_module:build(width=64)``.
+        where: The configuration key that messages name.
+        base_dir: Folder that ``my_module`` is looked up in first.
+        facts: What is known of the data (``read_data_facts``); each reaches a model that has a parameter of that
+            name which the call leaves open. Libraries get ``n_classes`` and ``in_channels`` in their own spelling.
+
+    Raises:
+        ConfigError: no such model or argument, a library that is not installed, pretrained weights asked for, or
+            something that is not a module.
+    """
+    model = build_component(call, MODELS, kind="model", where=where, base_dir=base_dir, **facts)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{call} returned {type(model).__name__}, expected an nn.Module", key=where)
+    return model

@@ -1,0 +1,161 @@
+"""Models of torchvision and timm, without their weights; and their import where operators are missing."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fulltilt.errors import ConfigError, format_nearest
+
+OPERATOR_SCHEMAS: Mapping[str, str] = {
+    "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+"""What torchvision's Python half expects its compiled half to have declared."""
+
+_MISSING_OPERATOR = re.compile(r"operator (torchvision::\w+) does not exist")
+_WEIGHT_ARGUMENTS = ("weights", "weights_backbone", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
+
+
+def find_torchvision_model(name: str) -> Callable[..., nn.Module]:
+    """The builder behind ``torchvision:name(…)``; its model has random weights.
+
+    ``n_classes`` is the library's ``num_classes``; its models take three channels.
+
+    Raises:
+        ConfigError: not installed, no such model; from the builder: an unknown argument, pretrained weights asked
+            for, data that has not three channels.
+    """
+    models = import_torchvision().models
+    names = models.list_models(module=models)
+    if name not in names:
+        raise ConfigError(f"torchvision has no model {name!r}; {_find_near(name, names)}")
+    builder, title = models.get_model_builder(name), f"torchvision:{name}"
+
+    def build(*, n_classes: int | None = None, in_channels: int = 3, **arguments: Any) -> nn.Module:
+        arguments = _refuse_weights(title, arguments)
+        _check_arguments(title, arguments, builder)
+        if in_channels != 3:
+            raise ConfigError(
+                f"{title} takes 3 channels, the data has {in_channels}; take a timm: model or one of the own zoo"
+            )
+        return _call(title, builder, {"num_classes": n_classes} | arguments)
+
+    return build
+
+
+def find_timm_model(name: str) -> Callable[..., nn.Module]:
+    """The builder behind ``timm:name(…)``; its model has random weights.
+
+    ``n_classes`` and ``in_channels`` are the library's ``num_classes`` and ``in_chans``.
+
+    Raises:
+        ConfigError: not installed, no such model; from the builder: an unknown argument, pretrained weights.
+    """
+    timm, title = import_timm(), f"timm:{name}"
+    if not timm.is_model(name):
+        raise ConfigError(f"timm has no model {name!r}; {_find_near(name, timm.list_models())}")
+
+    def build(*, n_classes: int | None = None, in_channels: int | None = None, **arguments: Any) -> nn.Module:
+        given = {"num_classes": n_classes, "in_chans": in_channels} | _refuse_weights(title, arguments)
+        return _call(title, functools.partial(timm.create_model, name, pretrained=False), given)
+
+    return build
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, also where its compiled operators cannot be loaded.
+
+    Its wheel for CUDA beside a CPU-only PyTorch cannot load its library; its Python half then fails on the first
+    operator that the library would have declared. The schemas are declared here, once the import has asked for
+    them: models train, and only calling such an operator fails.
+
+    Raises:
+        ConfigError: not installed, or it fails for another reason.
+    """
+    before = set(sys.modules)
+    for _ in range(len(OPERATOR_SCHEMAS) + 1):
+        try:
+            return _import("torchvision")
+        except RuntimeError as error:
+            missing = _MISSING_OPERATOR.search(str(error))
+            if not missing or missing[1] not in OPERATOR_SCHEMAS:
+                raise ConfigError(
+                    f"torchvision fails to import ({error}); install the version made for torch {torch.__version__}"
+                ) from error
+            torch.library.define(missing[1], OPERATOR_SCHEMAS[missing[1]])
+            for module in [m for m in sys.modules if m.split(".")[0] == "torchvision" and m not in before]:
+                del sys.modules[module]
+    raise AssertionError("every schema was declared and the import still asks for one")
+
+
+def import_timm() -> ModuleType:
+    """Import timm, which imports torchvision.
+
+    Raises:
+        ConfigError: not installed.
+    """
+    import_torchvision()
+    return _import("timm")
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ConfigError(f'{name} is not installed; pip install "fulltilt[vision]"') from error
+
+
+def _refuse_weights(title: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """``arguments`` without the switches of pretrained weights, which must be off.
+
+    Raises:
+        ConfigError: one of them is on.
+    """
+    for name in _WEIGHT_ARGUMENTS:
+        if arguments.get(name) not in (None, False):
+            raise ConfigError(
+                f"{title}: {name}={arguments[name]} would download weights, which fulltilt never does; load them in "
+                "a function of your own and name it: model: my_module:build"
+            )
+    return {name: value for name, value in arguments.items() if name not in _WEIGHT_ARGUMENTS}
+
+
+def _check_arguments(title: str, arguments: Mapping[str, Any], builder: Callable[..., Any]) -> None:
+    """Refuse arguments that the class behind a torchvision builder does not have, where the class can be read."""
+    model = typing.get_type_hints(builder).get("return")
+    if not isinstance(model, type):
+        return
+    parameters = inspect.signature(model).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    valid = [p.name for p in parameters if p.default is not p.empty]
+    for name in arguments:
+        if name not in valid:
+            raise ConfigError(f"{title} has no argument {name!r}; {format_nearest(name, valid)}")
+
+
+def _call(title: str, build: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn.Module:
+    try:
+        return build(**{name: value for name, value in arguments.items() if value is not None})
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"{title} cannot be built: {error}; correct its arguments") from error
+
+
+def _find_near(name: str, names: list[str]) -> str:
+    """The nearest names only: these libraries have hundreds."""
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"it has {len(names)}, for instance resnet18"

@@ -1,0 +1,64 @@
+"""Every trial on disk before the next one starts, so that a search that is killed goes on where it was."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from fulltilt.records import Plan, Trial, dumps, loads
+from fulltilt.records.run_folder import RunFolder
+
+JOURNAL_FILE = "trials.jsonl"
+
+
+class Journal:
+    """The rows of one search, in memory and in its run folder.
+
+    Rows are handed out again in the order they were written: the first request for a plan gets the first row of
+    that plan and kind, and so on, so a plan that is measured three times is not measured a fourth time on resume.
+
+    Args:
+        folder: None keeps the rows in memory only.
+    """
+
+    def __init__(self, folder: RunFolder | None = None):
+        self._folder = folder
+        self.trials: list[Trial] = []
+        self.notes: list[str] = []
+        self._recorded: dict[tuple[Plan, str], list[Trial]] = defaultdict(list)
+        if folder is not None:
+            self._read(folder)
+        self.n_found = len(self.trials)
+
+    def take(self, plan: Plan, kind: str) -> Trial | None:
+        """The next recorded row of this plan that was not handed out yet."""
+        waiting = self._recorded.get((plan, kind))
+        return waiting.pop(0) if waiting else None
+
+    def append(self, trial: Trial) -> None:
+        """Write a row durably.
+
+        Raises:
+            StorageError: no space left; rows written before are untouched, and the search can be started again.
+        """
+        if self._folder is not None:
+            self._folder.append_line(JOURNAL_FILE, dumps(trial))
+        self.trials.append(trial)
+
+    @property
+    def spent_s(self) -> float:
+        return sum(trial.seconds for trial in self.trials)
+
+    def next_id(self) -> str:
+        """One above the highest number in use."""
+        numbers = [int(t.id[1:]) for t in self.trials if t.id[:1] == "t" and t.id[1:].isdigit()]
+        return f"t{max(numbers, default=0) + 1}"
+
+    def _read(self, folder: RunFolder) -> None:
+        for number, line in enumerate(folder.read_lines(JOURNAL_FILE), start=1):
+            try:
+                trial = loads(Trial, line)
+            except (ValueError, TypeError, AttributeError) as error:
+                self.notes.append(f"{folder.path / JOURNAL_FILE}:{number}: unreadable row left out ({error})")
+                continue
+            self.trials.append(trial)
+            self._recorded[(trial.plan, trial.kind)].append(trial)

@@ -1,0 +1,61 @@
+"""What a search says while it runs, for the live table of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fulltilt.records import Plan, Trial
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SearchStarted:
+    strategy: str
+    grid_size: int
+    n_planned: int  # trials at most; an adaptive search usually needs fewer
+    n_resumed: int  # rows found in the run folder
+    device: str
+    folder: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SearchNoted:
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrialStarted:
+    id: str
+    plan: Plan
+    why: str
+    n_done: int
+    n_planned: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrialProgressed:
+    """A sign of life of the running trial, as it was sent."""
+
+    id: str
+    values: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrialDone:
+    trial: Trial
+    n_done: int
+    n_planned: int
+    seconds_left: float | None  # at the pace so far; None before the first trial
+    is_resumed: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PickMade:
+    name: str  # "throughput", "efficiency", "recommended"
+    trial: Trial
+    rule: str
+
+
+SearchEvent = SearchStarted | SearchNoted | TrialStarted | TrialProgressed | TrialDone | PickMade
+OnEvent = Callable[[SearchEvent], None]

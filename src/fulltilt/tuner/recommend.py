@@ -1,0 +1,298 @@
+"""Three picks from the rows of a search, each by a rule that can be checked against the same rows.
+
+Only rows with status ok are considered. A plan that ran several times stands in the table with the row of its median
+run; a plan of which any run failed stands with the failed row, and is not picked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fulltilt.errors import NoPlanError
+from fulltilt.levers import load_catalogue
+from fulltilt.records import Plan, Trial, decode, encode
+from fulltilt.stats import find_ties
+
+LearningRateRule = Literal["sqrt", "linear", "none"]
+
+MEMORY_SAFETY_PCT = 80.0
+INDIFFERENCE_PCT = 2.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Pick:
+    """A whole row of the table, and why it was picked.
+
+    Attributes:
+        tied_with: Ids of rows that are as good within the measurement; this one is the smaller batch or simpler plan.
+        changes: "recipe" and "numerics": what differs from the user's plan in a way that can change what is
+            learned, one sentence each; empty lists when nothing does.
+    """
+
+    trial: Trial
+    rule: str
+    tied_with: tuple[str, ...] = ()
+    changes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **encode(self.trial),
+            "rule": self.rule,
+            "tied_with": list(self.tied_with),
+            "changes": encode(self.changes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Pick:
+        changes = {name: tuple(lines) for name, lines in data.get("changes", {}).items()}
+        return cls(
+            trial=decode(Trial, data),
+            rule=data["rule"],
+            tied_with=tuple(data.get("tied_with", ())),
+            changes=changes,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Picks:
+    throughput: Pick
+    efficiency: Pick | None  # None when no row has a memory figure
+    recommended: Pick
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LearningRate:
+    """The learning rate that goes with the recommended plan; ``from`` and ``to`` in the JSON."""
+
+    rule: LearningRateRule
+    start: float | None
+    to: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rule": self.rule, "from": self.start, "to": self.to}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LearningRate:
+        return cls(rule=data["rule"], start=data["from"], to=data["to"])
+
+
+def merge_repeats(trials: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
+    """One row a plan, and the rows left over.
+
+    The row of a plan is that of its median run by samples/s (the lower of the two middle ones); a run that failed
+    takes the plan's place in the table, because a plan that fails once out of three is not safe.
+    """
+    groups: dict[Plan, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(trial.plan, []).append(trial)
+    kept = [_select_row(rows) for rows in groups.values()]
+    ids = {trial.id for trial in kept}
+    return kept, [trial for trial in trials if trial.id not in ids]
+
+
+def _select_row(rows: Sequence[Trial]) -> Trial:
+    failed = [row for row in rows if row.status != "ok"]
+    if failed:
+        return failed[0]
+    ranked = sorted(rows, key=lambda row: row.samples_per_s or 0.0)
+    return ranked[(len(ranked) - 1) // 2]
+
+
+def select_finalists(trials: Sequence[Trial], *, limit_gib: float | None, n: int = 2) -> list[Plan]:
+    """The plans to measure again: the recommended one, and the best of the others under the memory limit."""
+    rows, _ = merge_repeats(trials)
+    fine = _filter_safe([row for row in rows if row.status == "ok"], limit_gib)
+    if not fine:
+        return []
+    first, _ = _choose(fine, [row.samples_per_s or 0.0 for row in fine])
+    others = sorted((row for row in fine if row.id != first.id), key=lambda row: -(row.samples_per_s or 0.0))
+    return [row.plan for row in (first, *others[: n - 1])]
+
+
+def pick(
+    rows: Sequence[Trial],
+    *,
+    user_plan: Plan,
+    memory_limit_gib: float | None,
+    memory_safety_pct: float = MEMORY_SAFETY_PCT,
+) -> Picks:
+    """Pick from the rows of the table (one a plan).
+
+    Args:
+        memory_limit_gib: What the device, or the limit of the search, allows; None when it is not known.
+
+    Raises:
+        NoPlanError: no row is ok; says how the rows ended.
+    """
+    fine = [row for row in rows if row.status == "ok"]
+    if not fine:
+        raise NoPlanError(describe_failures(rows))
+    limit_gib = None if memory_limit_gib is None else memory_limit_gib * memory_safety_pct / 100
+    return Picks(
+        throughput=_pick_throughput(fine, user_plan),
+        efficiency=_pick_efficiency(fine, user_plan),
+        recommended=_pick_recommended(fine, user_plan, limit_gib, memory_limit_gib, memory_safety_pct),
+    )
+
+
+def describe_failures(rows: Sequence[Trial]) -> str:
+    """``no plan can run: 3 out_of_memory, 1 error; first error: …; …``."""
+    counts: dict[str, list[Trial]] = {}
+    for row in rows:
+        counts.setdefault(row.status, []).append(row)
+    if not counts:
+        return "no plan can run: the search ran no trial; give it a larger --budget"
+    parts = ", ".join(f"{len(found)} {status}" for status, found in counts.items())
+    reasons = "; ".join(f"{status}, {found[0].id}: {found[0].reason}" for status, found in counts.items())
+    remedy = ""
+    if "out_of_memory" in counts:
+        remedy = "; try smaller batch sizes, or a larger --memory-limit"
+    return f"no plan can run: {parts}. {reasons}{remedy}"
+
+
+def read_memory_gib(row: Trial) -> float | None:
+    """Memory of the device used: reserved on a GPU, the process tree's peak on a CPU."""
+    reserved = row.memory_reserved_peak_gib
+    return reserved if reserved is not None else row.memory_rss_peak_gib
+
+
+def _pick_throughput(rows: Sequence[Trial], user_plan: Plan) -> Pick:
+    chosen, tied = _choose(rows, [row.samples_per_s or 0.0 for row in rows])
+    rule = f"highest samples/s of {len(rows)} rows that ran{_say_tie(tied)}"
+    return _build_pick(chosen, tied, rule, user_plan)
+
+
+def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan) -> Pick | None:
+    known = [(row, memory) for row in rows if (memory := read_memory_gib(row))]
+    if not known:
+        return None
+    chosen, tied = _choose(
+        [row for row, _ in known],
+        [(row.samples_per_s or 0.0) / memory for row, memory in known],
+        scale=[1 / memory for _, memory in known],
+    )
+    rule = f"highest samples/s per GiB of {len(known)} rows with a memory figure{_say_tie(tied)}"
+    return _build_pick(chosen, tied, rule, user_plan)
+
+
+def _pick_recommended(
+    rows: Sequence[Trial], user_plan: Plan, limit_gib: float | None, memory_gib: float | None, safety_pct: float
+) -> Pick:
+    if limit_gib is None:
+        safe, where = list(rows), "the memory of the device is not known, so no limit was applied"
+    else:
+        safe = _filter_safe(rows, limit_gib)
+        where = f"memory at most {limit_gib:.2f} GiB, {safety_pct:g} % of {memory_gib:.2f} GiB"
+    if not safe:
+        smallest = min(rows, key=lambda row: (read_memory_gib(row) or math.inf, -(row.samples_per_s or 0.0)))
+        rule = f"no row has {where}; this is the row with the least memory"
+        return _build_pick(smallest, [], rule, user_plan)
+    chosen, tied = _choose(safe, [row.samples_per_s or 0.0 for row in safe])
+    return _build_pick(chosen, tied, f"highest samples/s of {len(safe)} rows ({where}){_say_tie(tied)}", user_plan)
+
+
+def _filter_safe(rows: Sequence[Trial], limit_gib: float | None) -> list[Trial]:
+    """Rows under the limit. A row without a memory figure passes only when no row has one."""
+    if limit_gib is None or all(read_memory_gib(row) is None for row in rows):
+        return list(rows)
+    return [row for row in rows if (memory := read_memory_gib(row)) is not None and memory <= limit_gib]
+
+
+def _choose(
+    rows: Sequence[Trial], values: Sequence[float], *, scale: Sequence[float] | None = None
+) -> tuple[Trial, list[Trial]]:
+    """The best row and those tied with it; of these the smaller batch, then the simpler plan, is taken."""
+    factors = scale or [1.0] * len(rows)
+    figures = []
+    for row, value, factor in zip(rows, values, factors, strict=True):
+        interval = row.samples_per_s_ci95
+        figures.append((value, None if interval is None else (interval[0] * factor, interval[1] * factor)))
+    indices = find_ties(figures, INDIFFERENCE_PCT)
+    tied = [rows[i] for i in indices]
+    order = {id(rows[i]): values[i] for i in indices}
+    chosen = min(tied, key=lambda row: (*_compute_simplicity(row.plan), -order[id(row)], row.id))
+    return chosen, [row for row in tied if row is not chosen]
+
+
+def _compute_simplicity(plan: Plan) -> tuple[int, int, float]:
+    return plan.effective_batch_size, plan["batch_size"], compute_complexity(plan)
+
+
+def compute_complexity(plan: Plan) -> float:
+    """Sum of the levers' own complexities, batch left out: it is compared by size first."""
+    catalogue = load_catalogue()
+    return sum(
+        catalogue[name].complexity(value) for name, value in plan.items() if name in catalogue and name != "batch_size"
+    )
+
+
+def _say_tie(tied: Sequence[Trial]) -> str:
+    if not tied:
+        return ""
+    others = "1 other" if len(tied) == 1 else f"{len(tied)} others"
+    return f"; tied with {others}, of which it is the smaller batch or the simpler plan"
+
+
+def _build_pick(trial: Trial, tied: Sequence[Trial], rule: str, user_plan: Plan) -> Pick:
+    return Pick(
+        trial=trial,
+        rule=rule,
+        tied_with=tuple(row.id for row in tied),
+        changes=describe_changes(user_plan, trial.plan),
+    )
+
+
+def describe_changes(user_plan: Plan, plan: Plan) -> dict[str, tuple[str, ...]]:
+    """What differs from the user's plan in a way that can change what is learned."""
+    recipe, numerics = [], []
+    before, after = user_plan.effective_batch_size, plan.effective_batch_size
+    if before != after:
+        recipe.append(f"effective batch {before} → {after}")
+    elif user_plan["batch_size"] != plan["batch_size"]:
+        recipe.append(
+            f"micro-batch {user_plan['batch_size']} → {plan['batch_size']}, effective batch as before: only layers and "
+            "losses that look across a batch (batch normalisation, contrastive losses) see the difference"
+        )
+    catalogue = load_catalogue()
+    for name, value in plan.items():
+        lever, old = catalogue[name], user_plan.get(name, catalogue[name].default)
+        if name in ("batch_size", "accumulate") or old == value:
+            continue
+        if "numerics" in lever.trades:
+            numerics.append(f"{name} {old} → {value}")
+        if "recipe" in lever.trades:
+            recipe.append(f"{name} {old} → {value}")
+    return {"recipe": tuple(recipe), "numerics": tuple(numerics)}
+
+
+def plan_learning_rate(
+    rate: float | None, *, user_plan: Plan, plan: Plan, rule: LearningRateRule, is_batch_free: bool
+) -> LearningRate:
+    """Scale the learning rate with the effective batch, only when that was allowed to change.
+
+    sqrt: lr × √(new / old), the usual choice for adaptive optimizers; linear: lr × new / old, for SGD with warm-up.
+    """
+    ratio = plan.effective_batch_size / user_plan.effective_batch_size
+    if not is_batch_free or rule == "none" or ratio == 1:
+        return LearningRate(rule="none" if not is_batch_free else rule, start=rate, to=rate)
+    factor = math.sqrt(ratio) if rule == "sqrt" else ratio
+    return LearningRate(rule=rule, start=rate, to=None if rate is None else rate * factor)
+
+
+def compute_gain_pct(trial: Trial, baseline: Trial) -> float | None:
+    """How much faster ``trial`` is, in per cent of the baseline's samples/s; None when one of them has no figure."""
+    if not trial.samples_per_s or not baseline.samples_per_s:
+        return None
+    return 100 * (trial.samples_per_s / baseline.samples_per_s - 1)
+
+
+def compute_spread_pct(rows: Sequence[Trial]) -> float | None:
+    """Range of the repeats of a plan over their median: how far processes differ on this machine."""
+    rates = [row.samples_per_s for row in rows if row.samples_per_s]
+    if len(rates) < 2:
+        return None
+    return 100 * (max(rates) - min(rates)) / statistics.median(rates)

@@ -1,0 +1,107 @@
+"""The result of a search, and its JSON contract (``tune.schema.json`` beside this file)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from fulltilt.records import VERSION, Machine, Plan, Trial, decode, encode
+from fulltilt.tuner.hints import Hint
+from fulltilt.tuner.recommend import LearningRate, Picks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SearchSummary:
+    """How the rows came about.
+
+    Attributes:
+        grid_size: Rows that the full grid has, plans that come to the same counted once.
+        n_trials: Rows in ``trials``.
+        n_end_to_end: Trials that ran, repeats and earlier sessions in the same folder included.
+        n_repeats: Runs of a plan beyond its first.
+        n_resumed: Rows taken from the run folder instead of being run.
+        n_collapsed: Combinations of the axes that came to the same plan as another one.
+        seconds: Wall time, earlier sessions' trials included.
+        memory_limit_gib: What rows were held against; the recommended one keeps below ``memory_safety_pct`` of it.
+        stopped_by_budget: True when the strategy had more to try.
+    """
+
+    strategy: str
+    grid_size: int
+    n_trials: int
+    n_end_to_end: int
+    n_out_of_memory: int
+    seconds: float
+    n_skipped: int = 0
+    n_repeats: int = 0
+    n_resumed: int = 0
+    n_collapsed: int = 0
+    memory_limit_gib: float | None = None
+    memory_safety_pct: float = 80.0
+    stopped_by_budget: bool = False
+    noise_pct: float | None = None  # how far repeats of one plan lay apart
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EpochSeconds:
+    """Time of one pass over the training set with the recommended plan, from its measured throughput."""
+
+    estimate: float | None
+    ci95: tuple[float, float] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TuneResult:
+    """What ``fulltilt tune`` found. ``to_json_text`` is the stable document; ``read`` takes one back."""
+
+    machine: Machine
+    workload: dict[str, Any]
+    trials: tuple[Trial, ...]
+    picks: Picks
+    search: SearchSummary
+    learning_rate: LearningRate
+    epoch_seconds: EpochSeconds
+    user_plan: Plan
+    baseline: Trial | None = None  # the user's plan as measured
+    repeats: tuple[Trial, ...] = ()  # further runs of plans in ``trials``
+    hints: tuple[Hint, ...] = ()
+    notes: tuple[str, ...] = ()
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    folder: str | None = None
+    version: int = VERSION
+
+    def to_document(self) -> dict[str, Any]:
+        """The JSON contract as plain values."""
+        document = encode(self)
+        return {"version": document.pop("version"), **document}
+
+    def to_json_text(self) -> str:
+        return json.dumps(self.to_document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> TuneResult:
+        """Build a result from its document.
+
+        Raises:
+            ValueError: a key is missing or has another type; names it.
+        """
+        return decode(cls, document)
+
+
+def build_epoch_seconds(trial: Trial, n_samples: int | None) -> EpochSeconds:
+    """Samples over samples per second; the interval comes from the throughput's."""
+    if not n_samples or not trial.samples_per_s:
+        return EpochSeconds(estimate=None, ci95=None)
+    interval = trial.samples_per_s_ci95
+    ci95 = None
+    if interval is not None and min(interval) > 0:
+        ci95 = (n_samples / interval[1], n_samples / interval[0])
+    return EpochSeconds(estimate=n_samples / trial.samples_per_s, ci95=ci95)
+
+
+def read_schema() -> dict[str, Any]:
+    """The JSON Schema of the document."""
+    return json.loads((resources.files("fulltilt.tuner") / "tune.schema.json").read_text(encoding="utf-8"))

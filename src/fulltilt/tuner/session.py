@@ -1,0 +1,165 @@
+"""Drives a strategy: asks the target, keeps the journal, counts, and stops at the budget.
+
+A strategy is a generator. It yields ``Ask`` (run this plan; the trial comes back from ``yield``) or ``Skip`` (a row for
+a plan that need not run), and decides from what it gets. It does no I/O of its own, so a new strategy is one function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Generator
+
+from fulltilt.records import Plan, Trial
+from fulltilt.tuner.journal import Journal
+from fulltilt.tuner.progress import OnEvent, SearchEvent, TrialDone, TrialStarted
+from fulltilt.tuner.target import Target, build_row
+
+END_TO_END = "end_to_end"
+REPEAT = "repeat"
+BASELINE = "baseline"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """Run ``plan``. Asked twice, a plan is run once; of kind "repeat" or "baseline" it is always a fresh process."""
+
+    plan: Plan
+    why: str
+    kind: str = END_TO_END
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Skip:
+    plan: Plan
+    reason: str
+    why: str = "part of the grid"
+
+
+Strategy = Generator[Ask | Skip, Trial, None]
+
+
+class Session:
+    """One search in progress.
+
+    Args:
+        budget_s: Wall time of the whole search, earlier runs in the same folder included. None: no limit.
+        reserve_trials: Trials whose time is kept back for measuring the finalists again.
+        n_planned: For progress only.
+        start_s: When the search began, on ``clock``: now, or earlier when it had to be prepared.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        journal: Journal,
+        *,
+        budget_s: float | None = None,
+        reserve_trials: int = 4,
+        n_planned: int = 0,
+        on_event: OnEvent | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        start_s: float | None = None,
+    ):
+        self._target, self._journal = target, journal
+        self._budget_s, self._reserve_trials = budget_s, reserve_trials
+        self.n_planned = n_planned
+        self._on_event = on_event
+        self._clock = clock
+        self._start_s = clock() if start_s is None else start_s
+        self._earlier_s = journal.spent_s
+        self._known: dict[Plan, Trial] = {}
+        self.rows: list[Trial] = []
+        self.n_run = 0  # processes started by this session
+        self.n_resumed = 0
+        self.is_budget_spent = False
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall time of the search: this session, and the trials of earlier ones in the same folder."""
+        return self._earlier_s + self._clock() - self._start_s
+
+    def run(self, strategy: Strategy, *, may_use_reserve: bool = False) -> bool:
+        """Run a strategy to its end; False when the budget ended it first."""
+        answer: Trial | None = None
+        try:
+            while True:
+                wish = next(strategy) if answer is None else strategy.send(answer)
+                if isinstance(wish, Ask) and self._must_stop(wish, may_use_reserve=may_use_reserve):
+                    self.is_budget_spent = True
+                    strategy.close()
+                    return False
+                answer = self._skip(wish) if isinstance(wish, Skip) else self._ask(wish)
+        except StopIteration:
+            return True
+
+    def _must_stop(self, wish: Ask, *, may_use_reserve: bool) -> bool:
+        """Whether the next trial would not fit. The first one always runs, else there is nothing to say."""
+        if self._budget_s is None or not self.rows or self._is_free(wish):
+            return False
+        seconds = [row.seconds for row in self.rows if row.seconds > 0]
+        usual_s = statistics.median(seconds) if seconds else 0.0
+        kept_back = 1 if may_use_reserve else 1 + self._reserve_trials
+        return self.elapsed_s + kept_back * usual_s > self._budget_s
+
+    def _is_free(self, wish: Ask) -> bool:
+        return wish.kind == END_TO_END and wish.plan in self._known
+
+    def _ask(self, wish: Ask) -> Trial:
+        if self._is_free(wish):
+            return self._known[wish.plan]
+        found = self._journal.take(wish.plan, wish.kind)
+        if found is not None:
+            self.n_resumed += 1
+            return self._keep(found, is_resumed=True)
+        id = self._journal.next_id()
+        self._tell(
+            TrialStarted(id=id, plan=wish.plan, why=wish.why, n_done=len(self.rows), n_planned=self._count_planned())
+        )
+        trial = dataclasses.replace(self._target(wish.plan, id=id, why=wish.why), kind=wish.kind)
+        self.n_run += 1
+        self._journal.append(trial)
+        return self._keep(trial)
+
+    def _skip(self, wish: Skip) -> Trial:
+        if wish.plan in self._known:
+            return self._known[wish.plan]
+        found = self._journal.take(wish.plan, END_TO_END)
+        if found is not None:
+            self.n_resumed += 1
+            return self._keep(found, is_resumed=True)
+        id = self._journal.next_id()
+        trial = build_row(wish.plan, id=id, why=wish.why, status="skipped", reason=wish.reason)
+        self._journal.append(trial)
+        return self._keep(trial)
+
+    def _keep(self, trial: Trial, *, is_resumed: bool = False) -> Trial:
+        if trial.kind == END_TO_END:
+            self._known[trial.plan] = trial
+        self.rows.append(trial)
+        left_s = self._estimate_left_s()
+        self._tell(
+            TrialDone(
+                trial=trial,
+                n_done=len(self.rows),
+                n_planned=self._count_planned(),
+                seconds_left=left_s,
+                is_resumed=is_resumed,
+            )
+        )
+        return trial
+
+    def _estimate_left_s(self) -> float | None:
+        seconds = [row.seconds for row in self.rows if row.seconds > 0]
+        if not seconds:
+            return None
+        left_s = statistics.fmean(seconds) * max(0, self._count_planned() - len(self.rows))
+        return left_s if self._budget_s is None else max(0.0, min(left_s, self._budget_s - self.elapsed_s))
+
+    def _count_planned(self) -> int:
+        return max(self.n_planned, len(self.rows))
+
+    def _tell(self, event: SearchEvent) -> None:
+        if self._on_event is not None:
+            self._on_event(event)

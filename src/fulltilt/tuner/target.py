@@ -1,0 +1,211 @@
+"""What a search optimises: something that turns a plan into a trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fulltilt import errors
+from fulltilt.errors import FulltiltError, NoPlanError
+from fulltilt.levers import Facts
+from fulltilt.records import Measurement, PhasesMs, Plan, Trial, TrialRequest, WorkloadSource, classify_outcome, decode
+from fulltilt.tuner.process import OnProgress, ProcessOutcome, Zygote, run_trial_process
+
+NULLABLE = (
+    "phases_ms",
+    "samples_per_s",
+    "samples_per_s_ci95",
+    "gpu_utilization_pct",
+    "memory_allocated_peak_gib",
+    "memory_reserved_peak_gib",
+    "memory_rss_peak_gib",
+    "first_step_s",
+    "flops_per_sample",
+    "flops_coverage_pct",
+    "cpu_pressure_pct",
+    "steal_pct",
+)
+"""Figures of a trial that may be null; each null then has an entry in ``null_reasons``."""
+
+
+PROBE_ID = "facts"
+
+
+class Target(Protocol):
+    """Plan → Trial. Never raises for what goes wrong inside a trial: that is a status and a reason.
+
+    A trial has the plan, id and why it was asked for, a figure for ``samples_per_s`` exactly when its status is ok,
+    a reason exactly when it is not, and a null reason for every null figure.
+    """
+
+    def __call__(self, plan: Plan, *, id: str, why: str) -> Trial: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeResult:
+    """What the facts probe found: for guards, and for the report."""
+
+    facts: Facts
+    workload: dict[str, Any]
+
+
+class ProcessTarget:
+    """The real target: each plan in a process of its own, forked from a zygote that has torch loaded.
+
+    Args:
+        source: The workload.
+        device: Resolved: "cpu", "cuda:0".
+        folder: Where the logs of the trials go, one file each.
+        n_steps: Timed optimizer steps per trial, at least.
+    """
+
+    def __init__(
+        self,
+        source: WorkloadSource,
+        *,
+        device: str,
+        folder: Path,
+        n_steps: int = 20,
+        seed: int = 0,
+        memory_limit_bytes: int | None = None,
+        deadline_s: float = 120.0,
+        max_measure_s: float | None = None,
+        zygote: Zygote | None = None,
+        on_progress: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ):
+        self._source, self._device, self._folder = source, device, folder
+        self._n_steps, self._seed, self._memory_limit_bytes = n_steps, seed, memory_limit_bytes
+        self._deadline_s, self._max_measure_s = deadline_s, max_measure_s
+        self._zygote = zygote or Zygote(folder / "zygote.log")
+        self._on_progress = on_progress
+
+    def __call__(self, plan: Plan, *, id: str, why: str) -> Trial:
+        outcome = self._run(self._build_request(plan, id), "trial")
+        return build_trial(plan, outcome, id=id, why=why, n_devices=1)
+
+    def close(self) -> None:
+        """End the zygote and whatever still runs below it."""
+        self._zygote.close()
+
+    def read_facts(self, plan: Plan) -> ProbeResult:
+        """Build the workload once, in a process of its own, and read what guards need to know.
+
+        Raises:
+            FulltiltError: the workload cannot be built; of the class raised there.
+        """
+        outcome = self._run(self._build_request(plan, PROBE_ID), "facts")
+        if "facts" in outcome.reply and outcome.evidence.exit_code == 0:
+            return ProbeResult(facts=decode(Facts, outcome.reply["facts"]), workload=outcome.reply["workload"])
+        raise _build_error(outcome)
+
+    def _build_request(self, plan: Plan, id: str) -> TrialRequest:
+        return TrialRequest(
+            id=id,
+            source=self._source,
+            plan=plan,
+            device=self._device,
+            n_steps=self._n_steps,
+            seed=self._seed,
+            memory_limit_bytes=self._memory_limit_bytes,
+            deadline_s=self._deadline_s,
+            max_measure_s=self._max_measure_s,
+        )
+
+    def _run(self, request: TrialRequest, kind: str) -> ProcessOutcome:
+        report = self._on_progress
+        on_progress: OnProgress | None = None if report is None else lambda values: report(request.id, values)
+        log_path = self._folder / "logs" / f"{request.id}.log"
+        return run_trial_process(request, zygote=self._zygote, log_path=log_path, kind=kind, on_progress=on_progress)
+
+
+def build_trial(plan: Plan, outcome: ProcessOutcome, *, id: str, why: str, n_devices: int = 1) -> Trial:
+    """The row that a process' end becomes."""
+    status, reason = classify_outcome(outcome.evidence)
+    measurement = outcome.measurement
+    if status == "ok" and measurement is None:
+        status, reason = "error", "the trial ended well but sent no measurement"
+    if status == "ok" and measurement is not None and not _is_rate(measurement.samples_per_s):
+        status, reason = "error", f"the trial measured {measurement.samples_per_s} samples/s, which is no rate"
+    if status != "ok":
+        first_line = (reason or status).strip().splitlines()[0]
+        reason = f"{first_line} (log: {outcome.log_path})"
+    return build_row(
+        plan, id=id, why=why, status=status, reason=reason, measurement=measurement, seconds=outcome.seconds,
+        n_devices=n_devices,
+    )  # fmt: skip
+
+
+def build_row(
+    plan: Plan,
+    *,
+    id: str,
+    why: str,
+    status: Any,
+    reason: str | None,
+    measurement: Measurement | None = None,
+    seconds: float = 0.0,
+    n_devices: int = 1,
+) -> Trial:
+    """A trial with its null reasons complete; the figures of ``measurement`` join when the status is ok."""
+    figures: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    if status == "ok" and measurement is not None:
+        names = {f.name for f in dataclasses.fields(Trial)} & {f.name for f in dataclasses.fields(Measurement)}
+        figures = {name: getattr(measurement, name) for name in names if name != "null_reasons"}
+        figures["samples_per_s_ci95"] = _clean_interval(measurement.samples_per_s_ci95)
+        reasons = dict(measurement.null_reasons)
+    reasons |= _complete_reasons(figures, reasons, default=_say_why_null(status))
+    return Trial(
+        id=id,
+        plan=plan,
+        status=status,
+        reason=reason,
+        why=why,
+        n_devices=n_devices,
+        batch_size_per_device=plan["batch_size"] // n_devices,
+        effective_batch_size=plan.effective_batch_size,
+        seconds=seconds,
+        null_reasons=reasons,
+        **figures,
+    )
+
+
+def _complete_reasons(figures: Mapping[str, Any], given: Mapping[str, str], *, default: str) -> dict[str, str]:
+    missing = [name for name in NULLABLE if figures.get(name) is None and name not in given]
+    phases = figures.get("phases_ms")
+    if isinstance(phases, PhasesMs):
+        names = [f"phases_ms.{f.name}" for f in dataclasses.fields(PhasesMs) if getattr(phases, f.name) is None]
+        void = given.get("phases_ms", default)  # phases that do not close to the wall time keep the step only
+        return dict.fromkeys(missing, default) | {name: void for name in names if name not in given}
+    return dict.fromkeys(missing, default)
+
+
+def _say_why_null(status: str) -> str:
+    if status == "ok":
+        return "the trial did not report it"
+    return "not run" if status == "skipped" else f"the trial ended with {status}"
+
+
+def _clean_interval(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    return interval if interval is not None and all(map(math.isfinite, interval)) else None
+
+
+def _is_rate(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _build_error(outcome: ProcessOutcome) -> FulltiltError:
+    """The error of a workload that cannot be built, of the class it had in its process."""
+    status, reason = classify_outcome(outcome.evidence)
+    cls = getattr(errors, outcome.evidence.exception_type or "", None)
+    said = outcome.evidence.message
+    if isinstance(cls, type) and issubclass(cls, errors.UsageError) and said:
+        return errors.UsageError(said) if cls is errors.ConfigError else cls(said)
+    if status == "ok":
+        reason = "it sent no facts"
+    elif status == "out_of_memory":
+        reason = f"{reason}; give a larger --memory-limit"
+    return NoPlanError(f"the workload cannot be built: {reason} (log: {outcome.log_path})")

@@ -1,0 +1,216 @@
+"""What happens inside a trial process: build the run, measure it, answer in JSON lines.
+
+The zygote calls ``serve_request``; by hand it is ``python -m fulltilt.tuner.trial < request.json``, where the
+request is one encoded ``TrialRequest`` (with ``"kind": "facts"`` for the probe). Answers, one object a line:
+``{"progress": {…}}`` whenever a block of steps is done, then one of ``{"measurement": {…}}``,
+``{"facts": {…}, "workload": {…}}`` and ``{"failure": {"exception_type", "message", "traceback"}}``.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fulltilt.errors import UsageError
+from fulltilt.records import TrialRequest, decode, encode
+
+Answer = Callable[[Mapping[str, Any]], None]
+Body = Callable[[Mapping[str, Any], Answer], None]
+
+TRIAL_VARIABLE = "FULLTILT_TRIAL"
+DEFAULT_BODY = "fulltilt.tuner.trial:run_request"
+TRACEBACK_LIMIT_CHARS = 20000
+PROGRESS_INTERVAL_S = 0.25
+FAILURE_ATTEMPTS = 5
+
+
+def refuse_inside_trial(call: str) -> None:
+    """Raise UsageError when this process is a trial: a search inside a trial would never end."""
+    if trial := os.environ.get(TRIAL_VARIABLE):
+        raise UsageError(
+            f"{call} was called inside trial {trial} (the trial imported the code that calls it); "
+            'put the call under if __name__ == "__main__":'
+        )
+
+
+def run_request(message: Mapping[str, Any], answer: Answer) -> None:
+    request = decode(TrialRequest, message)
+    if message.get("kind", "trial") == "facts":
+        run_facts(request, answer)
+    else:
+        run_trial(request, answer)
+
+
+def run_trial(request: TrialRequest, answer: Answer) -> None:
+    """Measure one plan in this process and answer with the Measurement.
+
+    Raises:
+        FulltiltError: the workload cannot be built or measured; and whatever the user's code raises.
+    """
+    from fulltilt.engine.measured import run_measured
+
+    with _build(request, answer) as run:
+        answer({"progress": {"stage": "built"}})
+        measurement = run_measured(
+            run,
+            n_steps=request.n_steps,
+            max_measure_s=request.max_measure_s,
+            on_progress=_report_steps(answer),
+        )
+        answer({"measurement": encode(measurement)})
+
+
+def run_facts(request: TrialRequest, answer: Answer) -> None:
+    """Build the run without a step and answer with what guards and the report need to know of it."""
+    with _build(request, answer) as run:
+        model = run.setup.model
+        optimizer = run.setup.optimizer
+        workload = {
+            "name": run.workload.name,
+            "model": type(model).__name__,
+            "n_parameters": sum(p.numel() for p in model.parameters()),
+            "n_samples": run.n_samples,
+            "optimizer": type(optimizer).__name__,
+            "learning_rate": float(optimizer.param_groups[0]["lr"]),
+            "notes": list(run.notes),
+        }
+        answer({"facts": encode(run.facts), "workload": workload})
+
+
+@contextlib.contextmanager
+def _build(request: TrialRequest, answer: Answer) -> Iterator[Any]:
+    """A built run under the request's memory limit, closed at the end whatever happens."""
+    from fulltilt.config import config_from_values
+    from fulltilt.engine.build import build_run
+    from fulltilt.measure import apply_memory_limit
+
+    source = request.source
+    sys.path[:0] = [path for path in source.import_paths if path not in sys.path]
+    config = config_from_values(source.config, base_dir=source.base_dir)
+    workload = _unpickle(source.pickled)
+    answer({"progress": {"stage": "configured"}})
+    if request.memory_limit_bytes is not None:
+        apply_memory_limit(request.device, request.memory_limit_bytes)
+    run = build_run(config, request.plan, device=request.device, workload=workload, seed=request.seed)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def serve_request(request: int, answers: int, *, scratch: str, body: str = DEFAULT_BODY) -> int:
+    """Read one request, run it, answer; returns the exit code. This is the boundary of the process."""
+    faulthandler.enable()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _find_compile_cache()
+    os.environ["TMPDIR"] = scratch
+    tempfile.tempdir = None
+    _restore_blas_threads()
+    with os.fdopen(answers, "wb", buffering=0) as stream:
+
+        def answer(message: Mapping[str, Any]) -> None:
+            stream.write(json.dumps({**message, "time_s": time.time()}, allow_nan=False).encode() + b"\n")
+
+        with os.fdopen(request, "rb") as source:
+            message = json.loads(source.read())
+        os.environ[TRIAL_VARIABLE] = str(message.get("id", "?"))
+        return _run_body(message, answer, body)
+
+
+def _run_body(message: Mapping[str, Any], answer: Answer, body: str) -> int:
+    try:
+        sys.path[:0] = [p for p in message.get("source", {}).get("import_paths", ()) if p not in sys.path]
+        module, _, name = body.partition(":")
+        getattr(importlib.import_module(module), name)(message, answer)
+        return 0
+    except BaseException as error:  # process boundary: user code may raise anything, the parent has to learn what
+        failure = error
+    for _ in range(FAILURE_ATTEMPTS):
+        try:
+            # torch's handler raises whenever a dead data worker is noticed, also while its death is being told.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            text = "".join(traceback.format_exception(failure))
+            print(text, file=sys.stderr, flush=True)
+            answer({"failure": describe_failure(failure, text)})
+            break
+        except RuntimeError as again:
+            failure = again
+    return 1
+
+
+def describe_failure(error: BaseException, text: str) -> dict[str, str]:
+    message = str(error) or type(error).__name__
+    return {
+        "exception_type": type(error).__name__,
+        "message": message[:TRACEBACK_LIMIT_CHARS],
+        "traceback": text[-TRACEBACK_LIMIT_CHARS:],
+    }
+
+
+def _unpickle(pickled: str | None) -> Any:
+    if pickled is None:
+        return None
+    import pickle
+
+    import cloudpickle  # noqa: F401  (registers what its pickles need)
+
+    return pickle.loads(base64.b64decode(pickled))
+
+
+def _report_steps(answer: Answer) -> Callable[[int], None]:
+    """A sign of life after a block of steps, not so often that whoever reads it takes cores from the trial."""
+    last_s = -math.inf
+
+    def report(n_steps: int) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s >= PROGRESS_INTERVAL_S:
+            last_s = now_s
+            answer({"progress": {"stage": "measuring", "n_steps": n_steps}})
+
+    return report
+
+
+def _find_compile_cache() -> str:
+    """Where compiled graphs would go without a scratch folder, so that trials share them."""
+    import getpass
+
+    return str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
+
+
+def _restore_blas_threads() -> None:
+    """Give numpy's OpenBLAS the threads it would have had; the zygote loaded it with one."""
+    wanted = int(os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or 0)
+    maps = Path("/proc/self/maps").read_text()
+    files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "openblas" in line and ".so" in line}
+    for file in files:
+        library = ctypes.CDLL(file)
+        for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads"):
+            if function := getattr(library, name, None):
+                function(wanted or len(os.sched_getaffinity(0)))
+                break
+
+
+def main() -> int:
+    """One request on stdin, answers on stdout."""
+    with tempfile.TemporaryDirectory(prefix="fulltilt-") as scratch:
+        answers = os.dup(1)
+        os.dup2(2, 1)  # what user code prints must not mix with the answers
+        return serve_request(os.dup(0), answers, scratch=scratch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

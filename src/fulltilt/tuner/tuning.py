@@ -1,0 +1,366 @@
+"""``tune``: from a workload to the picks. The order of a search, from the flags to the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fulltilt
+from fulltilt.config import Config
+from fulltilt.errors import UsageError
+from fulltilt.hardware import has_c_compiler, read_machine
+from fulltilt.levers import Facts, default_plan, find_obstacles
+from fulltilt.records import Machine, Plan, Trial
+from fulltilt.records.run_folder import RunFolder
+from fulltilt.tuner import recommend, search
+from fulltilt.tuner.hints import find_hints, find_search_hints
+from fulltilt.tuner.journal import JOURNAL_FILE, Journal
+from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
+from fulltilt.tuner.progress import OnEvent, PickMade, SearchNoted, SearchStarted, TrialProgressed
+from fulltilt.tuner.recommend import LearningRateRule, Picks
+from fulltilt.tuner.result import SearchSummary, TuneResult, build_epoch_seconds
+from fulltilt.tuner.session import BASELINE, REPEAT, Ask, Session
+from fulltilt.tuner.source import TuneTarget, resolve_target
+from fulltilt.tuner.space import Space, build_space
+from fulltilt.tuner.target import PROBE_ID, ProbeResult, ProcessTarget
+from fulltilt.tuner.trial import refuse_inside_trial
+
+if TYPE_CHECKING:
+    from fulltilt.tasks import Workload
+
+RESULT_FILE = "tune.json"
+MAX_CONFIRM_PASSES = 3
+NOISE_PCT = 10.0
+
+
+def tune(
+    target: Config | Workload | str | os.PathLike[str],
+    *,
+    data_path: str | os.PathLike[str] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    num_workers: Sequence[int] | None = None,
+    steps: int | None = None,
+    device: str | None = None,
+    memory_limit: str | int | None = None,
+    exhaustive: bool = False,
+    quick: bool = False,
+    budget: str | float | None = None,
+    free_batch: bool = False,
+    lr_rule: LearningRateRule = "sqrt",
+    out: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_event: OnEvent | None = None,
+    deadline_s: float | None = None,
+) -> TuneResult:
+    """Find the fastest safe settings for a workload on this machine, by running them.
+
+    Args:
+        target: A Config, a Workload, a configuration file, or ``"module:object"``.
+        data_path: Where the data lies (``data.path``).
+        batch_sizes: Batch sizes to try; naming them frees the effective batch.
+        num_workers: Worker counts to try.
+        steps: Timed optimizer steps per trial, at least.
+        device: auto, cpu, cuda or cuda:N.
+        memory_limit: Bytes, or text such as ``12GiB``; a trial that needs more is out of memory.
+        exhaustive: Run the whole grid instead of moving one lever at a time.
+        quick: One round, short trials, one repeat of the finalists, 90 s unless ``budget`` says otherwise.
+        budget: Seconds, or text such as ``6m``, for the whole search.
+        free_batch: Let the effective batch change.
+        lr_rule: How the learning rate follows an effective batch that changed: sqrt, linear or none.
+        out: The run folder; ``runs/tune/<name>`` by default. The same search resumes there.
+        settings: Dotted keys that win over the configuration.
+        on_event: Gets progress records as the search goes.
+        deadline_s: Wall time of one trial; 120 s, 60 s when quick.
+
+    Raises:
+        UsageError: wrong arguments, or called inside a trial. NoPlanError: no plan can run.
+        RunFolderError: the folder is in use, or holds another search. StorageError: no space left; rows are kept.
+        KeyboardInterrupt: after the running trial was ended; the rows measured so far are in the folder.
+    """
+    refuse_inside_trial("fulltilt.tune")
+    _check_system()
+    changes = dict(settings or {})
+    if data_path is not None:
+        changes["data.path"] = str(Path(data_path).resolve())
+    aim = resolve_target(target, changes)
+    options = build_options(
+        aim.config, batch_sizes=batch_sizes, num_workers=num_workers, steps=steps, device=device,
+        memory_limit=memory_limit, exhaustive=exhaustive, quick=quick, budget=budget, free_batch=free_batch,
+        lr_rule=lr_rule, deadline_s=deadline_s,
+    )  # fmt: skip
+    machine = read_machine()
+    path = Path(out) if out is not None else Path("runs") / "tune" / aim.name
+    parts = _list_fingerprint_parts(aim, options, machine)
+    with RunFolder(path, fingerprint_parts=parts, command="tune", results=[JOURNAL_FILE]) as folder:
+        return _run(aim, options, machine, folder, on_event or (lambda event: None))
+
+
+def _run(
+    aim: TuneTarget, options: TuneOptions, machine: Machine, folder: RunFolder, tell: OnEvent
+) -> TuneResult:  # fmt: skip
+    start_s = time.monotonic()
+    journal = Journal(folder)
+    target = ProcessTarget(
+        aim.source,
+        device=options.device,
+        folder=folder.path,
+        n_steps=options.n_steps,
+        seed=aim.config.run.seed,
+        memory_limit_bytes=choose_trial_limit_bytes(options, machine),
+        deadline_s=options.deadline_s,
+        max_measure_s=options.max_measure_s,
+        on_progress=lambda id, values: None if id == PROBE_ID else tell(TrialProgressed(id=id, values=values)),
+    )
+    try:
+        probe = target.read_facts(default_plan({"batch_size": 1}))
+        space = build_space(
+            aim.config,
+            _merge_facts(probe.facts, machine, options.device),
+            batch_sizes=options.batch_sizes,
+            num_workers=options.num_workers,
+            free_batch=options.free_batch,
+        )
+        session = _open_session(target, journal, space, options, folder, tell, start_s)
+        memory_gib = find_memory_gib(options, machine)
+        _search(session, space, options, memory_gib)
+    finally:
+        target.close()
+    result = _build_result(aim, options, machine, probe, space, session, journal, memory_gib, folder)
+    for name in ("throughput", "efficiency", "recommended"):
+        chosen = getattr(result.picks, name)
+        if chosen is not None:
+            tell(PickMade(name=name, trial=chosen.trial, rule=chosen.rule))
+    folder.write_atomic(RESULT_FILE, result.to_json_text())
+    return result
+
+
+def _open_session(
+    target: ProcessTarget,
+    journal: Journal,
+    space: Space,
+    options: TuneOptions,
+    folder: RunFolder,
+    tell: OnEvent,
+    start_s: float,
+) -> Session:
+    n_repeats = 2 if options.is_quick else 6  # two finalists and the user's plan, twice
+    n_planned = search.count_planned(space, options.strategy) + n_repeats
+    session = Session(
+        target,
+        journal,
+        budget_s=options.budget_s,
+        reserve_trials=n_repeats,
+        n_planned=n_planned,
+        on_event=tell,
+        start_s=start_s,
+    )
+    tell(
+        SearchStarted(
+            strategy=options.strategy,
+            grid_size=_count_grid(space),
+            n_planned=n_planned,
+            n_resumed=journal.n_found,
+            device=options.device,
+            folder=str(folder.path),
+        )
+    )
+    for note in (*journal.notes, *space.notes):
+        tell(SearchNoted(message=note))
+    return session
+
+
+def _search(session: Session, space: Space, options: TuneOptions, memory_gib: float | None) -> None:
+    """The strategy, the user's own plan, and the finalists again until the recommended plan is one of them."""
+    session.run(search.skip_impossible(space))
+    session.run(search.STRATEGIES[options.strategy](space))
+    limit_gib = None if memory_gib is None else memory_gib * recommend.MEMORY_SAFETY_PCT / 100
+    n_rounds = 1 if options.is_quick else 2
+    for number in range(MAX_CONFIRM_PASSES):
+        finalists = recommend.select_finalists(_select_table(session.rows), limit_gib=limit_gib)
+        confirmed = {row.plan for row in session.rows if row.kind == REPEAT}
+        if not finalists or finalists[0] in confirmed:
+            break
+        baseline = None if number or options.is_quick else _plan_baseline(session, space)
+        session.run(search.confirm(finalists, n_rounds=n_rounds, baseline=baseline), may_use_reserve=True)
+
+
+def _plan_baseline(session: Session, space: Space) -> Ask | None:
+    """The user's own plan beside the finalists; of kind "baseline" where it is no point of the grid."""
+    if find_obstacles(space.user_plan, space.facts):
+        return None
+    is_in_grid = any(row.plan == space.user_plan for row in session.rows)
+    why = "the user's own plan, beside the finalists"
+    return Ask(plan=space.user_plan, why=why, kind=REPEAT if is_in_grid else BASELINE)
+
+
+def _select_baseline(rows: Sequence[Trial], user_plan: Plan) -> Trial | None:
+    """The row of the user's plan: that of its median run."""
+    own, _ = recommend.merge_repeats([row for row in rows if row.plan == user_plan])
+    return own[0] if own else None
+
+
+def _build_result(
+    aim: TuneTarget,
+    options: TuneOptions,
+    machine: Machine,
+    probe: ProbeResult,
+    space: Space,
+    session: Session,
+    journal: Journal,
+    memory_gib: float | None,
+    folder: RunFolder,
+) -> TuneResult:
+    table, _ = recommend.merge_repeats(_select_table(session.rows))
+    baseline = _select_baseline(session.rows, space.user_plan)
+    shown = {row.id for row in table} | ({baseline.id} if baseline else set())
+    repeats = [row for row in session.rows if row.id not in shown]
+    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=memory_gib)
+    chosen = picks.recommended.trial
+    rate = recommend.plan_learning_rate(
+        probe.workload.get("learning_rate"),
+        user_plan=space.user_plan,
+        plan=chosen.plan,
+        rule=options.lr_rule,
+        is_batch_free=space.effective_batch_size is None,
+    )
+    summary = _summarize(options, space, session, table, repeats, memory_gib)
+    n_samples = probe.facts.n_samples
+    epoch = build_epoch_seconds(chosen, n_samples)
+    return TuneResult(
+        machine=machine,
+        workload={"name": aim.name, "task": aim.config.task, **_describe_probe(probe)},
+        trials=tuple(table),
+        picks=picks,
+        search=summary,
+        learning_rate=rate,
+        epoch_seconds=epoch,
+        user_plan=space.user_plan,
+        baseline=baseline,
+        repeats=tuple(repeats),
+        hints=(*find_hints(chosen, memory_gib), *find_search_hints(table)),
+        notes=(*journal.notes, *space.notes, *probe.workload.get("notes", ()), *_note_trust(session, chosen, summary)),
+        null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples),
+        folder=str(folder.path),
+    )
+
+
+def _note_trust(session: Session, chosen: Trial, summary: SearchSummary) -> list[str]:
+    """What keeps the figures from being taken at face value."""
+    notes = []
+    if not any(row.kind == REPEAT and row.plan == chosen.plan for row in session.rows):
+        why = "the budget was spent" if session.is_budget_spent else "the runs that confirm it kept changing the order"
+        notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
+    if summary.noise_pct is not None and summary.noise_pct > NOISE_PCT:
+        notes.append(
+            f"runs of one and the same plan lay {summary.noise_pct:.0f} % apart: other programs used this machine, or "
+            "its clock changed; smaller differences between rows mean nothing, repeat the search when it is quiet"
+        )
+    return notes
+
+
+def _summarize(
+    options: TuneOptions,
+    space: Space,
+    session: Session,
+    table: Sequence[Trial],
+    repeats: Sequence[Trial],
+    memory_gib: float | None,
+) -> SearchSummary:
+    spreads = [
+        spread
+        for plan in {row.plan for row in repeats}
+        if (spread := recommend.compute_spread_pct([r for r in session.rows if r.plan == plan and r.status == "ok"]))
+    ]
+    return SearchSummary(
+        strategy=options.strategy,
+        grid_size=_count_grid(space),
+        n_trials=len(table),
+        n_end_to_end=sum(row.status != "skipped" for row in session.rows),
+        n_out_of_memory=sum(row.status == "out_of_memory" for row in table),
+        seconds=session.elapsed_s,
+        n_skipped=sum(row.status == "skipped" for row in table),
+        n_repeats=len(repeats),
+        n_resumed=session.n_resumed,
+        n_collapsed=(space.n_combinations - len(space.grid())) if space.axes else 0,
+        memory_limit_gib=memory_gib,
+        memory_safety_pct=recommend.MEMORY_SAFETY_PCT,
+        stopped_by_budget=session.is_budget_spent,
+        noise_pct=max(spreads, default=None),
+    )
+
+
+def _merge_facts(facts: Facts, machine: Machine, device: str) -> Facts:
+    """What the probe read inside the trial, completed by what the machine says."""
+    changes: dict[str, Any] = {}
+    if facts.has_c_compiler is None:
+        changes["has_c_compiler"] = has_c_compiler()
+    if facts.n_cores_usable <= 1:
+        changes["n_cores_usable"] = machine.n_cores_usable
+    return dataclasses.replace(facts, device_type=device.partition(":")[0], **changes)
+
+
+def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Machine) -> dict[str, Any]:
+    """What rows depend on. The budget and the strategy are left out: more of a search may be asked for later."""
+    flags = {
+        "batch_sizes": options.batch_sizes,
+        "num_workers": options.num_workers,
+        "n_steps": options.n_steps,
+        "device": options.device,
+        "memory_limit_bytes": options.memory_limit_bytes,
+        "free_batch": options.free_batch,
+        "max_measure_s": options.max_measure_s,
+    }
+    return {
+        "config": aim.config.digest,
+        "code": fulltilt.__version__,
+        "workload": aim.digest,
+        "flags": flags,
+        "machine": {
+            "hostname": machine.hostname_hash,
+            "cpu": machine.cpu_model,
+            "n_cores_usable": machine.n_cores_usable,
+            "devices": [device.name for device in machine.devices],
+            "packages": machine.packages,
+        },
+    }
+
+
+def _select_table(rows: Sequence[Trial]) -> list[Trial]:
+    return [row for row in rows if row.kind != BASELINE]
+
+
+def _count_grid(space: Space) -> int:
+    return (len(space.grid()) if space.axes else 0) + len(space.skipped)
+
+
+def _describe_probe(probe: ProbeResult) -> dict[str, Any]:
+    return {key: value for key, value in probe.workload.items() if key not in ("name", "notes")}
+
+
+def _explain_nulls(
+    picks: Picks, rate: Any, epoch: Any, baseline: Trial | None, memory_gib: float | None, n_samples: int | None
+) -> dict[str, str]:
+    reasons = {}
+    if picks.efficiency is None:
+        reasons["picks.efficiency"] = "no row has a memory figure"
+    if rate.start is None:
+        reasons["learning_rate.from"] = reasons["learning_rate.to"] = "the workload's learning rate could not be read"
+    if epoch.estimate is None:
+        reasons["epoch_seconds.estimate"] = "the dataset has no length" if n_samples is None else "no throughput"
+    if epoch.ci95 is None:
+        reasons["epoch_seconds.ci95"] = "the recommended row has no interval"
+    if baseline is None:
+        reasons["baseline"] = "the user's own plan was not run"
+    if memory_gib is None:
+        reasons["search.memory_limit_gib"] = "the memory of the device could not be read"
+    return reasons
+
+
+def _check_system() -> None:
+    if not sys.platform.startswith("linux"):
+        raise UsageError(f"tune runs on Linux and WSL2; this is {sys.platform}")

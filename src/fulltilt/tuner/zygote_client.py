@@ -1,0 +1,151 @@
+"""The parent's handle on the zygote: start it, talk to it, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from fulltilt.errors import StorageError, TrainingError
+from fulltilt.tuner.trial import DEFAULT_BODY
+
+START_LIMIT_S = 120.0
+EXIT_PATIENCE_S = 15.0
+
+
+class ZygoteDiedError(TrainingError):
+    """The process that trials are forked from is gone; what ran in it is lost."""
+
+
+class Zygote:
+    """A handle on the process that trials are forked from; started at the first trial, one trial at a time.
+
+    Args:
+        log_path: Where its own stderr goes.
+        body: ``module:function`` that a trial process calls with (request, answer).
+        preload: Modules it imports; its own list when None.
+    """
+
+    def __init__(self, log_path: Path, *, body: str = DEFAULT_BODY, preload: tuple[str, ...] | None = None):
+        self.log_path = log_path
+        self.body = body
+        self._preload = preload
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start it and wait until it is ready. Cost: the import of torch, once.
+
+        Raises:
+            TrainingError: it cannot start, with its own words.
+        """
+        if self._process is not None:
+            return
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, open_log(self.log_path) as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _bootstrap(), str(theirs.fileno()), *self._arguments()],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            ready = self.receive(START_LIMIT_S)
+        except ZygoteDiedError as error:
+            raise TrainingError(f"trial processes cannot start: {error}; see {self.log_path}") from None
+        if ready is None or ready.get("say") != "ready":
+            said = f"{ready['exception_type']}: {ready['message']}" if ready else f"no answer in {START_LIMIT_S:.0f} s"
+            self.close()
+            raise TrainingError(f"trial processes cannot start: {said}; see {self.log_path}")
+
+    def _arguments(self) -> list[str]:
+        return [",".join(self._preload)] if self._preload is not None else []
+
+    def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        if self._control is None:
+            raise ZygoteDiedError("it is not running")
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+        except (BrokenPipeError, ConnectionError):
+            raise ZygoteDiedError(self._describe_end()) from None
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next message; None when there was none in time."""
+        if self._control is None:
+            raise ZygoteDiedError("it is not running")
+        if not select.select([self._control], [], [], timeout_s)[0]:
+            return None
+        try:
+            data = self._control.recv(65536)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise ZygoteDiedError(self._describe_end())
+        return json.loads(data)
+
+    def fileno(self) -> int:
+        if self._control is None:
+            raise ZygoteDiedError("it is not running")
+        return self._control.fileno()
+
+    def close(self) -> None:
+        """End it and every process below it."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            try:
+                self._process.wait(EXIT_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def _describe_end(self) -> str:
+        if self._process is None:
+            return "it is not running"
+        try:
+            code = self._process.wait(EXIT_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its socket"
+        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"the process that trials start from {how}"
+
+
+def _bootstrap() -> str:
+    """Code for ``python -c``: ``-m`` would need the package on the path and would put the working folder in front."""
+    home = str(Path(__file__).resolve().parents[2])
+    return (
+        f"import sys; home = {home!r}; home in sys.path or sys.path.append(home); "
+        "from fulltilt.tuner.zygote import main; main()"
+    )
+
+
+@contextlib.contextmanager
+def open_log(path: Path) -> Iterator[BinaryIO]:
+    """A fresh log: lines of an earlier attempt must not pass for this one's last words."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("wb")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror}); give another place with --out") from error
+    with stream:
+        yield stream

@@ -1,0 +1,61 @@
+"""The arrows between rooms, and the half of the package that must start without torch."""
+
+import json
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "fulltilt"
+TORCH_FREE = ["errors", "records", "stats", "levers", "config", "hardware", "listeners", "report", "tuner", "cli"]
+
+
+def read_imported_modules(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("room", TORCH_FREE)
+def test_room_imports_without_torch(room):
+    assert "torch" not in read_imported_modules(f"import fulltilt.{room}")
+
+
+def test_the_catalogue_and_the_schema_need_no_torch():
+    modules = read_imported_modules("import fulltilt.config, fulltilt.levers\nfulltilt.config.schema()")
+    assert "torch" not in modules
+
+
+def test_help_loads_no_room_but_errors():
+    modules = read_imported_modules("from fulltilt.cli import build_parser\nbuild_parser(None).format_help()")
+    rooms = {name for name in modules if name.startswith("fulltilt.")}
+    assert rooms == {"fulltilt.cli", "fulltilt.errors"}
+
+
+def test_import_contracts_hold():
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_room_stands_in_the_layers_contract():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = {room.strip() for layer in contracts[0]["layers"] for room in layer.split("|")}
+    rooms = {path.stem for path in SOURCE.iterdir() if path.stem not in ("__init__", "__main__", "__pycache__")}
+    assert rooms == layers
+
+
+def test_no_file_outgrows_600_lines():
+    sizes = {path.name: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert {name: n for name, n in sizes.items() if n > 600} == {}
+
+
+def test_every_contract_suite_names_its_real_thing():
+    """The closing lines of a run say which suites met the real thing; a suite they do not know would go unseen."""
+    known = runpy.run_path(str(ROOT / "tests" / "conftest.py"))["REAL"]
+    suites = {path.stem.removeprefix("test_contract_") for path in (ROOT / "tests" / "contract").glob("test_*.py")}
+    assert suites == set(known)

@@ -1,0 +1,41 @@
+"""Closing lines of every run: which contract suites met the real thing, and which could not and why."""
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+REAL = {
+    "clock": ("host", "cuda"),
+    "nvml": ("real",),
+    "target": ("process",),
+}
+"""Contract suite → the ids of its parameters that stand for the real thing; the others are its fakes."""
+
+
+def read_contract_id(nodeid):
+    """``tests/contract/test_contract_clock.py::test_x[host]`` → ("clock", "host"); None for other tests."""
+    path, _, rest = nodeid.partition("::")
+    file = Path(path)
+    if file.parent.name != "contract" or "[" not in rest:
+        return None
+    return file.stem.removeprefix("test_contract_"), rest.partition("[")[2].rstrip("]").split("-")[0]
+
+
+def pytest_terminal_summary(terminalreporter):
+    counts, reasons = defaultdict(Counter), defaultdict(set)
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            found = read_contract_id(report.nodeid)
+            if found is None:
+                continue
+            counts[found][outcome] += 1
+            if outcome == "skipped" and isinstance(report.longrepr, tuple):
+                reasons[found].add(report.longrepr[2].removeprefix("Skipped: "))
+    if not counts:
+        return
+    terminalreporter.section("contract suites against the real thing")
+    for suite, names in REAL.items():
+        for name in names:
+            seen = counts.get((suite, name))
+            said = ", ".join(f"{n} {outcome}" for outcome, n in seen.items()) if seen else "did not run"
+            why = f" ({'; '.join(sorted(reasons[suite, name]))})" if reasons.get((suite, name)) else ""
+            terminalreporter.write_line(f"{suite:<8} {name:<8} {said}{why}")

@@ -1,0 +1,254 @@
+"""What every clock keeps, real or fake, and what the phase timer on top of it makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from fulltilt.measure import CudaClock, FakeClock, HostClock, PhaseTimer
+
+
+class HostBench:
+    """The host does the work itself, by sleeping."""
+
+    def __init__(self):
+        self.clock = HostClock()
+
+    def work(self, ms):
+        """Do ``ms`` of host work → how long it took by another clock."""
+        begin = time.perf_counter()
+        time.sleep(ms / 1e3)
+        return (time.perf_counter() - begin) * 1e3
+
+    queue = work
+
+    def settle(self):
+        pass
+
+
+class FakeBench:
+    def __init__(self, *, is_device, ready_delay_ms=0.0):
+        self.clock = FakeClock(is_device=is_device, ready_delay_ms=ready_delay_ms)
+
+    def work(self, ms):
+        self.clock.advance(ms)
+        return ms
+
+    def queue(self, ms):
+        self.clock.enqueue(ms)
+        return ms
+
+    def settle(self):
+        self.clock.synchronize()
+
+
+class CudaBench:
+    """Queued work is a spin kernel of a known number of cycles, timed once beforehand between synchronisations."""
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        self.clock = CudaClock("cuda", n_events=4)  # so small that it has to grow
+        torch.cuda._sleep(1_000_000)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        torch.cuda._sleep(50_000_000)
+        torch.cuda.synchronize()
+        self.cycles_per_ms = 50_000_000 / ((time.perf_counter() - begin) * 1e3)
+
+    def work(self, ms):
+        begin = time.perf_counter()
+        time.sleep(ms / 1e3)
+        return (time.perf_counter() - begin) * 1e3
+
+    def queue(self, ms):
+        self.torch.cuda._sleep(int(ms * self.cycles_per_ms))
+        return ms
+
+    def settle(self):
+        self.torch.cuda.synchronize()
+
+
+def _has_cuda():
+    import torch
+
+    return torch.cuda.is_available()
+
+
+BENCHES = {
+    "host": HostBench,
+    "fake host": lambda: FakeBench(is_device=False),
+    "fake device": lambda: FakeBench(is_device=True),
+    "fake late device": lambda: FakeBench(is_device=True, ready_delay_ms=7.0),
+    "cuda": CudaBench,
+}
+
+
+def make_params(names):
+    return [pytest.param(name, marks=pytest.mark.gpu if name == "cuda" else ()) for name in names]
+
+
+def make_bench(name):
+    if name == "cuda" and not _has_cuda():
+        pytest.skip("no CUDA device")
+    return BENCHES[name]()
+
+
+@pytest.fixture(params=make_params(BENCHES))
+def bench(request):
+    return make_bench(request.param)
+
+
+@pytest.fixture(params=make_params(["fake device", "fake late device", "cuda"]))
+def device_bench(request):
+    return make_bench(request.param)
+
+
+def lies_near(measured_ms, planted_ms, slack_ms):
+    """Planted time is a lower bound that clocks agree on; ``slack_ms`` is what was measured around it."""
+    return planted_ms * 0.9 - 0.2 <= measured_ms <= planted_ms * 1.1 + slack_ms
+
+
+def test_marks_are_in_order_and_add_up(bench):
+    marks = [bench.clock.mark()]
+    for _ in range(3):
+        bench.queue(1.0)
+        marks.append(bench.clock.mark())
+    bench.settle()
+    assert all(bench.clock.is_ready(m) for m in marks)
+    parts = [bench.clock.elapsed_ms(a, b) for a, b in itertools.pairwise(marks)]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) == pytest.approx(bench.clock.elapsed_ms(marks[0], marks[-1]), abs=0.01)
+
+
+def test_a_mark_given_back_can_be_set_again(bench):
+    for _ in range(3):
+        a = bench.clock.mark()
+        bench.queue(1.0)
+        b = bench.clock.mark()
+        bench.settle()
+        assert bench.clock.elapsed_ms(a, b) > 0
+        bench.clock.release([a, b])
+
+
+def test_host_time_only_moves_forward(bench):
+    before = bench.clock.host_ns()
+    planted_ms = bench.work(2.0)
+    assert (bench.clock.host_ns() - before) / 1e6 >= planted_ms * 0.99
+
+
+def test_planted_phases_are_read_right(bench):
+    timer = PhaseTimer(bench.clock)
+    bench.settle()
+    begin = bench.clock.host_ns()
+    timer.start_step()
+    planted = {}
+    for phase, ms in (("data_wait", 12.0), ("forward", 6.0), ("backward", 9.0), ("optimizer", 3.0)):
+        planted[phase] = bench.work(ms) if phase == "data_wait" else bench.queue(ms)
+        timer.lap(phase)
+    timer.end_step(4)
+    bench.settle()
+    around_ms = (bench.clock.host_ns() - begin) / 1e6
+    (step,) = timer.take_steps()
+    slack_ms = max(0.0, around_ms - sum(planted.values())) + 0.5
+    for phase, ms in planted.items():
+        assert lies_near(step.phases_ms[phase], ms, slack_ms), phase
+
+
+def test_queued_earlier_work_is_not_billed_to_the_next_phase(bench):
+    timer = PhaseTimer(bench.clock)
+    bench.settle()
+    begin = bench.clock.host_ns()
+    timer.start_step()
+    planted_ms = bench.queue(20.0)
+    timer.lap("forward")
+    timer.lap("backward")
+    timer.end_step(1)
+    bench.settle()
+    slack_ms = max(0.0, (bench.clock.host_ns() - begin) / 1e6 - planted_ms) + 0.5
+    (step,) = timer.take_steps()
+    assert lies_near(step.phases_ms["forward"], planted_ms, slack_ms)
+    assert step.phases_ms["backward"] <= slack_ms
+
+
+def test_a_wait_that_the_queue_hides_is_no_starvation(device_bench):
+    bench = device_bench
+    timer = PhaseTimer(bench.clock)
+    bench.settle()
+    begin = bench.clock.host_ns()
+    timer.start_step()
+    bench.queue(30.0)
+    timer.lap("optimizer")
+    timer.end_step(1)
+    timer.start_step()
+    waited_ms = bench.work(5.0)  # the host waits for data while the device still works
+    timer.lap("data_wait")
+    timer.end_step(1)
+    bench.settle()
+    excess_ms = max(0.0, (bench.clock.host_ns() - begin) / 1e6 - 30.0)
+    _, second = timer.take_steps()
+    assert second.phases_ms["data_wait"] <= min(excess_ms + 0.5, waited_ms * 0.9)
+
+
+def run_planted_step(bench, timer, ms, *, fails=False):
+    """One step with ``ms`` of work in forward → the most its forward can have taken, by the host's clock."""
+    begin = bench.clock.host_ns()
+    timer.start_step()
+    planted_ms = bench.queue(ms)
+    timer.lap("forward")
+    if fails:
+        raise RuntimeError("planted")
+    timer.end_step(1)
+    return max(planted_ms * 1.1, (bench.clock.host_ns() - begin) / 1e6) + 0.5
+
+
+def test_work_between_pause_and_resume_is_billed_to_nobody(bench):
+    timer = PhaseTimer(bench.clock)
+    bench.settle()
+    limits_ms = [run_planted_step(bench, timer, 1.0)]
+    timer.pause()
+    bench.queue(60.0)
+    bench.settle()
+    timer.resume()
+    limits_ms.append(run_planted_step(bench, timer, 1.0))
+    bench.settle()
+    steps = timer.take_steps()
+    assert len(steps) == 2
+    for step, limit_ms in zip(steps, limits_ms, strict=True):
+        assert step.phases_ms["forward"] <= limit_ms
+        assert step.step_wall_ms <= limit_ms
+
+
+def test_a_body_that_raises_leaves_no_sample(bench):
+    timer = PhaseTimer(bench.clock)
+    bench.settle()
+    limits_ms = [run_planted_step(bench, timer, 1.0)]
+    with pytest.raises(RuntimeError, match="planted"):
+        run_planted_step(bench, timer, 60.0, fails=True)
+    limits_ms.append(run_planted_step(bench, timer, 1.0))
+    bench.settle()
+    steps = timer.take_steps()
+    assert len(steps) == 2
+    for step, limit_ms in zip(steps, limits_ms, strict=True):
+        assert step.phases_ms["forward"] <= limit_ms
+        assert step.step_wall_ms <= limit_ms
+
+
+def test_unfinished_work_is_left_for_later(bench):
+    timer = PhaseTimer(bench.clock)
+    bench.settle()
+    taken = []
+    for n in range(1, 5):
+        timer.start_step()
+        bench.queue(10.0)
+        timer.lap("forward")
+        timer.end_step(n)
+        taken += timer.take_steps()
+    if bench.clock.is_device:
+        assert len(taken) < 4, "the device cannot have finished yet"
+    bench.settle()
+    taken += timer.take_steps()
+    assert [step.n_samples for step in taken] == [1, 2, 3, 4]

@@ -1,0 +1,225 @@
+"""One suite for whatever answers as NVML: the fake, the real class over a scripted library, and over the driver.
+
+The scripted library speaks like ``pynvml``: the same names, the same exceptions, figures in the driver's units.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+
+import pynvml
+import pytest
+
+from fulltilt.errors import DeviceError
+from fulltilt.hardware import FakeNvml, Nvml, NvmlDevice, NvmlProcess, RealNvml, build_status
+
+GIB = 2**30
+
+
+class ScriptedLibrary:
+    """Two devices: one that tells all, one that tells nothing but its name (as in a virtual machine)."""
+
+    NVMLError = pynvml.NVMLError
+    NVMLError_FunctionNotFound = pynvml.NVMLError_FunctionNotFound
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, *, knows_event_reasons: bool = True):
+        self.n_open = 0
+        self._knows_event_reasons = knows_event_reasons
+
+    def nvmlInit(self):  # noqa: N802
+        self.n_open += 1
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.n_open -= 1
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        return "580.1"
+
+    def nvmlDeviceGetName(self, handle):  # noqa: N802
+        return ("NVIDIA H200", "NVIDIA Virtual")[handle]
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):  # noqa: N802
+        if not self._knows_event_reasons:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return self._tell(handle, 0x4 | 0x20 | 0x4000)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802
+        return self._tell(handle, 0x40)
+
+    def __getattr__(self, name: str) -> Callable:
+        process = types.SimpleNamespace(pid=42, usedGpuMemory=None)
+        answers = {
+            "nvmlDeviceGetUUID": "GPU-1",
+            "nvmlDeviceGetCudaComputeCapability": (9, 0),
+            "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(total=140 * GIB, used=40 * GIB, free=100 * GIB),
+            "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=87, memory=31),
+            "nvmlDeviceGetClockInfo": 1800,
+            "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetTemperature": 61,
+            "nvmlDeviceGetPowerUsage": 512_500,
+            "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+            "nvmlDeviceGetComputeRunningProcesses": [process],
+        }
+        answer = answers[name]
+        return lambda handle, *_: self._tell(handle, answer)
+
+    @staticmethod
+    def _tell(handle, answer):
+        if handle == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return answer
+
+
+def build_fake() -> Nvml:
+    full = NvmlDevice(
+        index=0, name="NVIDIA H200", uuid="GPU-1", memory_total_bytes=140 * GIB, compute_capability=(9, 0)
+    )
+    silent = ("uuid", "memory_total_bytes", "compute_capability")
+    bare = NvmlDevice(
+        index=1,
+        name="NVIDIA Virtual",
+        uuid=None,
+        memory_total_bytes=None,
+        compute_capability=None,
+        null_reasons=dict.fromkeys(silent, "Not Supported"),
+    )
+    status = build_status(
+        memory_used_bytes=40 * GIB,
+        memory_free_bytes=100 * GIB,
+        utilization_pct=87.0,
+        sm_clock_mhz=1800,
+        throttle_reasons=("sw_power_cap",),
+        processes=(NvmlProcess(pid=42, memory_used_bytes=None),),
+    )
+    return FakeNvml([full, bare], {0: status}, driver="580.1")
+
+
+def build_scripted() -> Nvml:
+    return RealNvml(ScriptedLibrary())
+
+
+def build_real() -> Nvml:
+    nvml = RealNvml()
+    if nvml.absence is not None:
+        pytest.skip(f"needs an NVIDIA GPU and its driver: {nvml.absence}")
+    return nvml
+
+
+@pytest.fixture(params=[build_fake, build_scripted, build_real], ids=["fake", "scripted", "real"])
+def nvml(request):
+    library = request.param()
+    yield library
+    library.close()
+
+
+def list_unexplained(record) -> set[str]:
+    """Fields that are ``None`` without a reason, and reasons for fields that are not ``None``."""
+    silent = {f.name for f in dataclasses.fields(record) if getattr(record, f.name) is None}
+    return silent ^ set(record.null_reasons)
+
+
+def test_devices_are_numbered_and_named(nvml):
+    devices = nvml.read_devices()
+    assert nvml.absence is None
+    assert nvml.driver
+    assert [device.index for device in devices] == list(range(len(devices)))
+    assert all(device.name for device in devices)
+
+
+def test_every_missing_figure_has_its_reason(nvml):
+    for device in nvml.read_devices():
+        assert list_unexplained(device) == set()
+        assert list_unexplained(nvml.read_status(device.index)) == set()
+
+
+def test_figures_are_in_their_units(nvml):
+    for device in nvml.read_devices():
+        status = nvml.read_status(device.index)
+        if None not in (status.memory_used_bytes, status.memory_free_bytes, device.memory_total_bytes):
+            assert 0 < status.memory_used_bytes + status.memory_free_bytes <= device.memory_total_bytes
+            assert device.memory_total_bytes > GIB
+        if status.power_w is not None:
+            assert 1 < status.power_w < 5000
+        assert status.utilization_pct is None or 0 <= status.utilization_pct <= 100
+
+
+def test_utilization_is_a_share_or_says_why_not(nvml):
+    for device in nvml.read_devices():
+        utilization = nvml.read_utilization(device.index)
+        assert (utilization.gpu_pct is None) == (utilization.reason is not None)
+        assert utilization.gpu_pct is None or 0 <= utilization.gpu_pct <= 100
+
+
+@pytest.mark.parametrize("index", [-1, 99])
+def test_unknown_index_says_what_there_is(nvml, index):
+    for read in (nvml.read_status, nvml.read_utilization):
+        with pytest.raises(DeviceError, match=rf"index {index}: there are {len(nvml.read_devices())} "):
+            read(index)
+
+
+def test_after_close_there_is_nothing_and_a_second_close_is_harmless(nvml):
+    nvml.close()
+    nvml.close()
+    assert nvml.read_devices() == ()
+    assert nvml.absence == "NVML was closed"
+    with pytest.raises(DeviceError, match="NVML was closed"):
+        nvml.read_status(0)
+
+
+@pytest.mark.parametrize("build", [FakeNvml, RealNvml], ids=["fake", "real"])
+def test_no_driver_is_no_devices_with_the_reason(build):
+    nvml = build()
+    if nvml.absence is None:
+        nvml.close()
+        pytest.skip("needs a machine without an NVIDIA driver")
+    assert nvml.read_devices() == ()
+    assert "NVIDIA driver" in nvml.absence
+    with pytest.raises(DeviceError, match="NVIDIA driver"):
+        nvml.read_utilization(0)
+    nvml.close()
+    assert "NVIDIA driver" in nvml.absence or nvml.absence == "NVML was closed"
+
+
+def test_driver_units_are_translated():
+    status = build_scripted().read_status(0)
+    assert (status.power_w, status.power_limit_w) == (512.5, 700.0)
+    assert (status.utilization_pct, status.memory_utilization_pct) == (87.0, 31.0)
+    assert (status.sm_clock_mhz, status.sm_clock_max_mhz, status.temperature_c) == (1800, 1980, 61)
+    assert status.throttle_reasons == ("sw_power_cap", "sw_thermal_slowdown", "bit_0x4000")
+    assert status.processes == (NvmlProcess(pid=42, memory_used_bytes=None),)
+
+
+def test_older_driver_knows_throttling_by_its_old_name():
+    nvml = RealNvml(ScriptedLibrary(knows_event_reasons=False))
+    assert nvml.read_status(0).throttle_reasons == ("hw_thermal_slowdown",)
+    assert nvml.read_status(1).throttle_reasons is None
+
+
+def test_library_is_shut_down_once():
+    library = ScriptedLibrary()
+    nvml = RealNvml(library)
+    assert library.n_open == 1
+    nvml.close()
+    nvml.close()
+    assert library.n_open == 0
+
+
+def test_names_used_are_those_of_the_real_library():
+    for name in vars(ScriptedLibrary):
+        if name.startswith(("nvml", "NVML")):
+            assert hasattr(pynvml, name), name
+
+
+def test_fake_replays_readings_in_order_and_stays_at_the_last():
+    device = NvmlDevice(index=0, name="x", uuid=None, memory_total_bytes=None, compute_capability=None)
+    nvml = FakeNvml([device], {0: [build_status(utilization_pct=10.0), build_status(utilization_pct=90.0)]})
+    assert [nvml.read_utilization(0).gpu_pct for _ in range(3)] == [10.0, 90.0, 90.0]

@@ -1,0 +1,75 @@
+"""What every Target promises, held by the simulated one and by the one that runs processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fulltilt.levers import default_plan
+from fulltilt.records import Trial, WorkloadSource, dumps, loads
+from fulltilt.tuner.process import Zygote
+from fulltilt.tuner.simulated import Answer, ReplayTarget, SimulatedTarget
+from fulltilt.tuner.target import NULLABLE, ProcessTarget
+
+BODIES = Path(__file__).parents[1] / "faults"
+PLANS = {
+    "ok": default_plan({"batch_size": 64, "accumulate": 2}),
+    "out_of_memory": default_plan({"batch_size": 512}),
+    "error": default_plan({"batch_size": 7}),
+}
+
+
+def _answer(plan):
+    ends = {64: Answer(samples_per_s=1000.0), 512: Answer(status="out_of_memory"), 7: Answer(status="error")}
+    return ends[plan["batch_size"]]
+
+
+@pytest.fixture(scope="module")
+def process_target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    source = WorkloadSource(config={"act": "by_batch_size"}, base_dir=".", import_paths=(str(BODIES),))
+    zygote = Zygote(folder / "zygote.log", body="trial_bodies:do", preload=("json",))
+    target = ProcessTarget(source, device="cpu", folder=folder, n_steps=4, zygote=zygote, deadline_s=30)
+    yield target
+    target.close()
+
+
+@pytest.fixture(params=["simulated", "replay", "process"])
+def target(request):
+    if request.param == "process":
+        return request.getfixturevalue("process_target")
+    simulated = SimulatedTarget(_answer)
+    if request.param == "simulated":
+        return simulated
+    return ReplayTarget([simulated(plan, id="t0", why="recorded") for plan in PLANS.values()])
+
+
+@pytest.mark.parametrize("status", PLANS)
+def test_a_trial_ends_with_its_own_plan_id_reason_and_figures(target, status):
+    trial = target(PLANS[status], id="t5", why="because")
+    assert (trial.status, trial.id, trial.why, trial.plan) == (status, "t5", "because", PLANS[status])
+    assert (trial.reason is None) == (status == "ok")
+    assert (trial.samples_per_s is not None) == (status == "ok")
+    assert trial.effective_batch_size == PLANS[status].effective_batch_size
+
+
+@pytest.mark.parametrize("status", PLANS)
+def test_every_null_figure_says_why(target, status):
+    trial = target(PLANS[status], id="t5", why="because")
+    missing = [name for name in NULLABLE if getattr(trial, name) is None]
+    assert missing
+    assert all(trial.null_reasons[name] for name in missing)
+    if trial.phases_ms is not None:
+        assert trial.null_reasons["phases_ms.h2d"]
+
+
+def test_a_failed_trial_does_not_change_the_next_one(target):
+    target(PLANS["error"], id="t1", why="first")
+    assert target(PLANS["ok"], id="t2", why="then").status == "ok"
+
+
+@pytest.mark.parametrize("status", PLANS)
+def test_a_row_survives_its_json(target, status):
+    trial = target(PLANS[status], id="t5", why="because")
+    assert loads(Trial, dumps(trial)) == trial

@@ -1,0 +1,127 @@
+"""Training processes that are killed, interrupted, or run out of disk: what they leave, and how they go on."""
+
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).with_name("train_slowly.py")
+N_STEPS = 64
+
+
+def start(out_dir, *options):
+    return subprocess.Popen(
+        [sys.executable, "-u", str(SCRIPT), str(out_dir), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_step(process, step):
+    for line in process.stdout:
+        if line.startswith("step ") and int(line.split()[1]) >= step:
+            return
+    raise AssertionError(f"the run ended before step {step}: {process.stderr.read()}")
+
+
+def run(out_dir, *options):
+    process = start(out_dir, *options)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    code, out, err = run(folder, "--fast")
+    assert code == 0, out + err
+    return folder
+
+
+def read_rows(folder, name, columns):
+    with (folder / name).open() as stream:
+        return [tuple(row[c] for c in columns) for row in csv.DictReader(stream)]
+
+
+def assert_same_run(folder, whole):
+    for name, columns in (("steps.csv", ("step", "n_steps", "loss", "lr")), ("epochs.csv", ("epoch", "split", "loss"))):
+        assert read_rows(folder, name, columns) == read_rows(whole, name, columns)
+    mine, theirs = (torch.load(f / "checkpoint.pt", weights_only=True)["model"] for f in (folder, whole))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_killed_in_the_middle_resumes_to_the_same_result(tmp_path, whole_run):
+    process = start(tmp_path)
+    wait_for_step(process, 18)
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    code, out, err = run(tmp_path, "--resume", "--fast")
+    assert code == 0, out + err
+    assert "no checkpoint" not in out
+    assert_same_run(tmp_path, whole_run)
+
+
+def test_sigterm_ends_with_a_checkpoint_and_143(tmp_path, whole_run):
+    process = start(tmp_path)
+    wait_for_step(process, 6)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (143, "")
+    assert 6 < torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] < N_STEPS
+    assert run(tmp_path, "--resume", "--fast")[0] == 0
+    assert_same_run(tmp_path, whole_run)
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_workers_too_and_the_step_is_finished(tmp_path):
+    process = start(tmp_path, "--num-workers", "2")
+    wait_for_step(process, 6)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert 6 < torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] < N_STEPS
+
+
+def has_user_mounts():
+    if shutil.which("unshare") is None:
+        return False
+    probe = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(probe, capture_output=True).returncode == 0
+
+
+FULL_DISK = """
+mount -t tmpfs -o size=2600k none "$1" || exit 99
+"$2" -u "$3" "$1/out" --fast --n-weights 400000; echo "exit $?"
+ls -A "$1/out"; echo "--- more room"
+mount -o remount,size=64m "$1"
+"$2" -u "$3" "$1/out" --fast --n-weights 400000 --resume; echo "exit $?"
+cat "$1/out/steps.csv"
+"""
+
+
+@pytest.mark.skipif(not has_user_mounts(), reason="needs unshare with user and mount namespaces, to mount a tmpfs")
+def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_with_more_room(tmp_path):
+    """2.6 MB hold one checkpoint of 1.6 MB and not a second beside it"""
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL_DISK, "sh"]
+    done = subprocess.run(
+        [*command, str(tmp_path), sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120
+    )
+    first, _, second = done.stdout.partition("--- more room\n")
+    assert "StorageError: no checkpoint of step 10: no space left for" in first, done.stdout + done.stderr
+    assert "the checkpoint of step 5 is kept" in first
+    files = first.split("exit 1\n")[1].split()
+    assert [name for name in files if "checkpoint" in name] == ["checkpoint.pt"]
+    assert second.startswith("step 6\n")
+    assert "exit 0" in second
+    steps = [line.split(",")[1] for line in second.splitlines() if line[:2] in ("0,", "1,", "2,", "3,")]
+    assert steps == [str(step) for step in range(2, N_STEPS + 1, 2)]
+    assert "Traceback" not in done.stderr

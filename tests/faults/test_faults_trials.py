@@ -1,0 +1,390 @@
+"""Real child processes that fail in every way we know of: each is a row with a reason, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fulltilt.errors import RunFolderError, StorageError, TrainingError, UsageError
+from fulltilt.levers import default_plan
+from fulltilt.records import TrialRequest, WorkloadSource, classify_outcome
+from fulltilt.records.run_folder import RunFolder
+from fulltilt.tuner import process
+from fulltilt.tuner.journal import Journal
+from fulltilt.tuner.process import Zygote, run_trial_process
+from fulltilt.tuner.search import exhaustive
+from fulltilt.tuner.session import Session
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.target import build_trial
+
+HERE = Path(__file__).parent
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    path = tmp_path_factory.mktemp("zygote") / "zygote.log"
+    with Zygote(path, body="trial_bodies:do", preload=("numpy", "torch", "torch.utils.data")) as started:
+        started.start()
+        yield started
+
+
+@pytest.fixture
+def light_zygote(tmp_path):
+    """Without torch, for tests that have it start again and again."""
+    with Zygote(tmp_path / "light.log", body="trial_bodies:do", preload=("json",)) as started:
+        yield started
+
+
+@pytest.fixture
+def interruptible():
+    """A test run in the background starts with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def run(zygote, tmp_path):
+    """Run one act in a trial process and return its outcome."""
+    return _build_runner(zygote, tmp_path)
+
+
+@pytest.fixture
+def run_light(light_zygote, tmp_path):
+    return _build_runner(light_zygote, tmp_path)
+
+
+def _build_runner(zygote, tmp_path):
+    def run_act(act: str, *, deadline_s: float = 60.0, memory_limit_bytes: int | None = None, **details):
+        request = TrialRequest(
+            id="t1",
+            source=WorkloadSource(config={"act": act, **details}, base_dir=".", import_paths=(str(HERE),)),
+            plan=default_plan({"batch_size": 8}),
+            device="cpu",
+            n_steps=4,
+            deadline_s=deadline_s,
+            memory_limit_bytes=memory_limit_bytes,
+        )
+        return run_trial_process(request, zygote=zygote, log_path=tmp_path / "t1.log")
+
+    return run_act
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_trial_that_works_is_ok(run):
+    outcome = run("finish")
+    assert classify_outcome(outcome.evidence) == ("ok", None)
+    assert outcome.measurement.samples_per_s == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("details", "status", "words"),
+    [
+        ({"type": "RuntimeError", "message": "shapes cannot be multiplied"}, "error", "shapes cannot be multiplied"),
+        ({"type": "MemoryError"}, "out_of_memory", "MemoryError"),
+        ({"type": "OutOfMemoryError", "message": "Tried to allocate 2 GiB"}, "out_of_memory", "Tried to allocate"),
+        ({"message": "CUDA out of memory. Tried to allocate 2.00 GiB"}, "out_of_memory", "CUDA out of memory"),
+        ({"message": "CUDA error: out of memory"}, "out_of_memory", "CUDA error"),
+        ({"message": "HIP out of memory. Tried to allocate"}, "out_of_memory", "HIP"),
+        ({"message": "MPS backend out of memory (MPS allocated: 9 GB)"}, "out_of_memory", "MPS"),
+        ({"message": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"}, "out_of_memory", "CUBLAS"),
+        ({"message": "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"}, "out_of_memory", "CUDNN"),
+        ({"message": "bus error in a worker: insufficient shared memory (shm)"}, "out_of_memory", "shm"),
+        ({"message": "Unable to allocate 3 GiB for an array with shape"}, "out_of_memory", "array"),
+        ({"message": "[Errno 12] Cannot allocate memory"}, "out_of_memory", "Errno 12"),
+        ({"message": "loss is nan at step 3"}, "error", "nan"),
+    ],
+    ids=lambda value: value.get("message", value.get("type"))[:24] if isinstance(value, dict) else None,
+)  # fmt: skip
+def test_an_exception_becomes_its_status(run, details, status, words):
+    outcome = run("raise", **details)
+    found, reason = classify_outcome(outcome.evidence)
+    assert found == status
+    assert words in reason
+    assert "trial_bodies.py" in outcome.traceback
+    assert "Traceback" in outcome.log_path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("act", "details", "words"),
+    [
+        ("exit", {"code": 0}, "no result"),
+        ("exit", {"code": 3}, "exit code 3"),
+        ("signal", {"signal": int(signal.SIGKILL)}, "SIGKILL"),
+        ("signal", {"signal": int(signal.SIGABRT)}, "SIGABRT"),
+        ("signal", {"signal": int(signal.SIGTERM)}, "SIGTERM"),
+        ("segfault", {}, "SIGSEGV"),
+    ],
+)
+def test_a_sudden_end_is_an_error_that_says_how(run, act, details, words):
+    status, reason = classify_outcome(run(act, **details).evidence)
+    assert status == "error"
+    assert words in reason
+
+
+def test_a_child_that_prints_error_and_is_fine_is_ok(run):
+    outcome = run("print_error")
+    assert classify_outcome(outcome.evidence)[0] == "ok"
+    assert "ERROR: something harmless" in outcome.log_path.read_text()
+
+
+def test_words_of_an_earlier_attempt_do_not_reach_this_one(run):
+    run("raise", message="CUDA out of memory")
+    assert classify_outcome(run("exit", code=3).evidence)[0] == "error"
+
+
+def test_a_hang_ends_at_its_deadline_with_all_of_its_family(run, tmp_path):
+    note = tmp_path / "note"
+    outcome = run("hang_with_family", note=str(note), deadline_s=2.0)
+    status, reason = classify_outcome(outcome.evidence)
+    pid, child, loner, file = note.read_text().split()
+    assert status == "timeout"
+    assert "deadline is 2 s" in reason
+    assert not any(is_alive(int(p)) for p in (pid, child, loner))
+    assert not Path(f"/dev/shm/torch_{pid}_12345_0").exists()
+    assert not Path(file).exists()
+    assert not Path(file).parent.exists()
+
+
+def test_a_child_that_ignores_sigterm_still_ends(run):
+    assert classify_outcome(run("hang", deadline_s=0.5).evidence)[0] == "timeout"
+
+
+def test_silence_after_the_first_steps_is_a_timeout(run, monkeypatch):
+    monkeypatch.setattr(process, "SILENCE_FLOOR_S", 0.5)
+    status, reason = classify_outcome(run("silent").evidence)
+    assert status == "timeout"
+    assert "no step done for" in reason
+
+
+def test_processes_that_outlive_the_trial_are_ended_and_reported(run, tmp_path):
+    note = tmp_path / "orphan"
+    outcome = run("leave_orphan", note=str(note))
+    assert classify_outcome(outcome.evidence)[0] == "ok"
+    assert outcome.stray_pids == (int(note.read_text()),)
+    assert not is_alive(outcome.stray_pids[0])
+
+
+def test_a_killed_data_worker_is_an_error_that_names_it(run):
+    status, reason = classify_outcome(run("lose_worker").evidence)
+    assert status == "error"
+    assert "WorkerDiedError" in reason
+    assert "SIGKILL" in reason
+
+
+def test_a_real_out_of_memory_under_rlimit(run):
+    details = {"n_blocks": 40, "block_bytes": 100 * 2**20, "limit_bytes": GIB}
+    status, reason = classify_outcome(run("allocate", **details).evidence)
+    assert status == "out_of_memory"
+    assert "allocate" in reason
+
+
+def test_the_memory_watchdog_ends_a_trial_above_its_limit(run):
+    outcome = run("allocate", memory_limit_bytes=GIB, n_blocks=100, block_bytes=64 * 2**20, pause_s=0.05)
+    status, reason = classify_outcome(outcome.evidence)
+    assert status == "out_of_memory"
+    assert "limit is 1.00 GiB" in reason
+
+
+def test_a_trial_below_its_limit_is_left_alone(run):
+    outcome = run("allocate", memory_limit_bytes=2 * GIB, n_blocks=2, block_bytes=64 * 2**20, pause_s=0.3)
+    assert classify_outcome(outcome.evidence)[0] == "ok"
+
+
+def test_a_trial_process_starts_clean(run):
+    state = run("state").reply["state"]
+    assert state["session"] == state["pid"]
+    assert state["sigterm_default"]
+    assert not state["sigint_ignored"]
+    assert state["stdin_empty"]
+    assert state["trial"] == "t1"
+    assert state["tmpdir"] != tempfile.gettempdir()
+    assert state["n_descriptors"] <= 6  # three standard ones, answers, and two of the listing itself
+
+
+def test_tune_inside_a_trial_says_so(run):
+    outcome = run("tune_inside")
+    assert outcome.evidence.exception_type == UsageError.__name__
+    assert "inside trial t1" in outcome.evidence.message
+
+
+def test_a_zygote_that_dies_is_started_again(run_light, tmp_path, light_zygote):
+    light_zygote.start()
+    before = light_zygote.pid
+    outcome = run_light("kill_zygote_once", note=str(tmp_path / "marker"))
+    assert classify_outcome(outcome.evidence)[0] == "ok"
+    assert light_zygote.pid != before
+
+
+def test_a_zygote_that_dies_twice_is_an_error_and_the_next_trial_runs(run_light):
+    status, reason = classify_outcome(run_light("kill_zygote").evidence)
+    assert status == "error"
+    assert "SIGKILL, twice" in reason
+    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+
+
+def test_a_zygote_that_cannot_start_says_what_is_missing(tmp_path):
+    with (
+        Zygote(tmp_path / "zygote.log", preload=("no_such_module",)) as broken,
+        pytest.raises(TrainingError, match="no_such_module"),
+    ):
+        broken.start()
+
+
+def test_the_zygote_has_one_thread_and_no_device_context(tmp_path):
+    with Zygote(tmp_path / "zygote.log") as full:
+        full.start()
+        full.send({"do": "status"})
+        status = full.receive(30)
+    assert {"torch", "fulltilt.engine.measured"} <= set(status["modules"])
+    assert status["n_threads"] == 1
+    assert not status["has_cuda_context"]
+    assert status["n_device_files"] == 0
+
+
+def test_the_zygote_ends_with_its_parent(tmp_path):
+    """SIGKILL of the parent while a trial hangs: the zygote and the trial's whole family are gone."""
+    note = tmp_path / "note"
+    code = f"""
+import sys
+from pathlib import Path
+from fulltilt.levers import default_plan
+from fulltilt.records import TrialRequest, WorkloadSource
+from fulltilt.tuner.process import Zygote, run_trial_process
+zygote = Zygote(Path({str(tmp_path / "z.log")!r}), body="trial_bodies:do", preload=("json",))
+source = WorkloadSource(config={{"act": "hang_with_family", "note": {str(note)!r}}}, base_dir=".",
+                        import_paths=({str(HERE)!r},))
+request = TrialRequest(id="t1", source=source, plan=default_plan(), device="cpu", n_steps=1)
+run_trial_process(request, zygote=zygote, log_path=Path({str(tmp_path / "t.log")!r}))
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    wait_until(lambda: note.exists() and len(note.read_text().split()) == 4)
+    family = [p.pid for p in psutil.Process(parent.pid).children(recursive=True)]
+    pids = {*family, *map(int, note.read_text().split()[:3])}
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not any(map(is_alive, pids)))
+    pid, _, _, file = note.read_text().split()
+    assert not Path(f"/dev/shm/torch_{pid}_12345_0").exists()
+    assert not Path(file).parent.exists()
+
+
+def test_an_interrupt_ends_the_trial_and_its_family(light_zygote, tmp_path, interruptible):
+    note = tmp_path / "note"
+    request = TrialRequest(
+        id="t1",
+        source=WorkloadSource(
+            config={"act": "hang_with_family", "note": str(note)}, base_dir=".", import_paths=(str(HERE),)
+        ),
+        plan=default_plan(),
+        device="cpu",
+        n_steps=1,
+    )
+
+    def interrupt():
+        wait_until(lambda: note.exists() and len(note.read_text().split()) == 4)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_trial_process(request, zygote=light_zygote, log_path=tmp_path / "t1.log")
+    helper.join()
+    pid, child, loner, file = note.read_text().split()
+    wait_until(lambda: not any(is_alive(int(p)) for p in (pid, child, loner)))
+    assert not Path(file).exists()
+    assert not Path(f"/dev/shm/torch_{pid}_12345_0").exists()
+
+
+def test_a_log_that_cannot_be_written_is_a_storage_error(zygote, tmp_path):
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    request = TrialRequest(
+        id="t1",
+        source=WorkloadSource(config={"act": "finish"}, base_dir="."),
+        plan=default_plan(),
+        device="cpu",
+        n_steps=1,
+    )
+    with pytest.raises(StorageError):
+        run_trial_process(request, zygote=zygote, log_path=tmp_path / "logs" / "t1.log")
+
+
+def test_a_failed_row_names_its_log(run):
+    outcome = run("raise", message="first line\nsecond line")
+    trial = build_trial(default_plan(), outcome, id="t1", why="")
+    assert trial.reason == f"RuntimeError: first line (log: {outcome.log_path})"
+
+
+def test_a_full_disk_stops_the_search_and_loses_no_row(tmp_path):
+    """A real limit on the size of files, in a process of its own: the fourth row does not fit."""
+    code = f"""
+import resource, sys
+sys.path.insert(0, {str(HERE)!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+import test_faults_trials as t
+t.run_small_search({str(tmp_path / "out")!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "StorageError" in ended.stderr
+    whole = (tmp_path / "out" / "trials.jsonl").read_text()
+    assert whole.endswith("\n")
+    kept = [json.loads(line)["plan"]["batch_size"] for line in whole.splitlines()]
+    assert 1 <= len(kept) < 6
+    asked = run_small_search(str(tmp_path / "out"))
+    assert kept + asked == [1, 2, 4, 8, 16, 32]
+
+
+def test_enospc_is_a_storage_error_that_says_to_free_some(tmp_path):
+    with RunFolder(tmp_path / "out", fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+        journal = Journal(folder)
+        target = SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))
+        (folder.path / "trials.jsonl").symlink_to("/dev/full")
+        with pytest.raises(StorageError, match="no space left"):
+            journal.append(target(default_plan(), id="t1", why=""))
+
+
+def test_a_second_search_in_the_same_folder_is_refused(tmp_path):
+    with (
+        RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]),
+        pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"),
+    ):
+        RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"])
+
+
+def run_small_search(path: str) -> list[int]:
+    """Six batch sizes on a simulated target; returns those that were run now."""
+    from fulltilt.levers import Facts
+    from fulltilt.tuner.space import Space
+
+    base = default_plan()
+    space = Space(
+        axes={"batch_size": (1, 2, 4, 8, 16, 32)}, base=base, user_plan=base, facts=Facts(device_type="cpu")
+    )  # fmt: skip
+    target = SimulatedTarget(lambda plan: Answer(samples_per_s=float(plan["batch_size"])))
+    with RunFolder(path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+        Session(target, Journal(folder)).run(exhaustive(space))
+    return [plan["batch_size"] for plan in target.asked]
+
+
+def wait_until(condition, limit_s: float = 60.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)

@@ -1,0 +1,186 @@
+"""The command line as a user runs it: real processes, real data, on the CPU."""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from fulltilt.config import load_config, plan_of
+from fulltilt.tuner import read_schema
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "configs" / "digits.yaml"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # two tests at once must not fight for cores
+SMALL_SEARCH = ["--batch-sizes", "32", "64", "--num-workers", "0", "--steps", "2", "--device", "cpu"]
+
+
+def run_fulltilt(*words, cwd, program=("-m", "fulltilt"), expect=0):
+    done = subprocess.run(
+        [sys.executable, *program, *map(str, words)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """One exhaustive search with everything it can write."""
+    folder = tmp_path_factory.mktemp("search")
+    shutil.copy(DIGITS, folder / "mine.yaml")
+    words = ["tune", DIGITS, "--exhaustive", *SMALL_SEARCH, "--apply", "mine.yaml", "--json", "-", "--out", "run"]
+    done = run_fulltilt(*words, cwd=folder)
+    return folder, done, json.loads(done.stdout)
+
+
+def test_json_to_stdout_is_the_contract_and_nothing_else(searched):
+    _, done, document = searched
+    jsonschema.validate(document, read_schema())
+    assert "samples/s" in done.stderr
+
+
+def test_the_grid_is_whole_and_every_null_has_its_reason(searched):
+    _, _, document = searched
+    names = ("batch_size", "fused_optimizer", "channels_last")
+    plans = [tuple(row["plan"][name] for name in names) for row in document["trials"]]
+    assert sorted(plans) == sorted(itertools.product((32, 64), (False, True), (False, True)))
+    for row in document["trials"]:
+        nulls = {name for name in ("gpu_utilization_pct", "memory_allocated_peak_gib") if row[name] is None}
+        assert nulls <= set(row["null_reasons"])
+
+
+def test_the_picks_follow_their_rules_by_their_own_rows(searched):
+    _, _, document = searched
+    rows = {row["id"]: row for row in document["trials"] if row["status"] == "ok"}
+    fastest = max(row["samples_per_s"] for row in rows.values())
+    picks = document["picks"]
+    for pick in picks.values():
+        assert pick["plan"] == rows[pick["id"]]["plan"]
+    tied = {picks["throughput"]["id"], *picks["throughput"]["tied_with"]}
+    assert fastest in {rows[id]["samples_per_s"] for id in tied}
+    best = max(row["samples_per_s"] / row["memory_rss_peak_gib"] for row in rows.values())
+    efficient = [rows[id] for id in {picks["efficiency"]["id"], *picks["efficiency"]["tied_with"]}]
+    assert best in {row["samples_per_s"] / row["memory_rss_peak_gib"] for row in efficient}
+
+
+def test_every_lever_of_a_row_was_read_back_inside_the_run(searched):
+    _, _, document = searched
+    for row in document["trials"]:
+        wanted = {name: value for name, value in row["plan"].items() if value is not None}
+        assert {name: row["observed"][name] for name in wanted} == wanted
+
+
+def test_phases_add_up_to_the_step(searched):
+    _, _, document = searched
+    for row in document["trials"]:
+        phases = row["phases_ms"]
+        if phases["forward"] is None:
+            assert "phases_ms" in row["null_reasons"]
+            continue
+        parts = [phases[name] or 0 for name in ("data_wait", "h2d", "forward", "backward", "optimizer", "other")]
+        assert sum(parts) == pytest.approx(phases["step"], rel=0.02)
+
+
+def test_the_pick_is_in_the_yaml_and_the_comments_too(searched):
+    folder, _, document = searched
+    plan = plan_of(load_config(folder / "mine.yaml"))
+    recommended = document["picks"]["recommended"]["plan"]
+    assert dict(plan) == recommended
+    comments = [line for line in DIGITS.read_text().splitlines() if line.lstrip().startswith("#")]
+    written = (folder / "mine.yaml").read_text()
+    assert all(line in written for line in comments)
+
+
+def test_the_report_shows_every_row(searched):
+    folder, _, document = searched
+    page = (folder / "run" / "report.html").read_text()
+    assert page.count("<tr") == len(document["trials"]) + 1
+
+
+def test_the_guides_door_is_the_same_search(searched):
+    """The same search again, under the guide's name and flags, finds its rows and runs nothing."""
+    folder, _, document = searched
+    words = ["--config", DIGITS, "--exhaustive", *SMALL_SEARCH, "--json", "-", "--out", "run"]
+    done = run_fulltilt(*words, cwd=folder, program=[str(ROOT / "scripts" / "analysis" / "benchmark_gpu.py")])
+    again = json.loads(done.stdout)
+    assert again["trials"] == document["trials"]
+    assert again["search"]["n_resumed"] >= len(document["trials"])
+
+
+def test_another_search_in_the_same_folder_is_refused_with_the_remedy(searched):
+    folder, _, _ = searched
+    words = ["tune", DIGITS, "--exhaustive", "--batch-sizes", "16", "--device", "cpu", "--out", "run"]
+    done = run_fulltilt(*words, cwd=folder, expect=2)
+    assert "--out" in done.stderr
+
+
+def test_training_resumes_and_ends_where_one_run_ends(tmp_path):
+    door = [str(ROOT / "scripts" / "train.py")]
+    run_fulltilt("--config", DIGITS, "--epochs", "2", "--device", "cpu", "--out", "whole", "--json", "w.json",
+                 cwd=tmp_path, program=door)  # fmt: skip
+    once = json.loads((tmp_path / "w.json").read_text())
+    words = ["train", DIGITS, "--epochs", "2", "--device", "cpu", "--out", "whole"]
+    assert "--resume" in run_fulltilt(*words, cwd=tmp_path, expect=2).stderr
+    done = run_fulltilt(*words, "--resume", "--json", "-", cwd=tmp_path)
+    assert json.loads(done.stdout)["metrics"] == once["metrics"]
+    assert once["metrics"]["accuracy"] > 0.8
+    assert len(once["evaluations"]) == 2
+
+
+def test_check_passes_what_works_and_fails_what_does_not(tmp_path):
+    done = run_fulltilt("check", DIGITS, "--device", "cpu", "--json", "-", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert document["n_problems"] == 0
+    assert {"build", "one step", "memory", "validation"} <= {item["name"] for item in document["items"]}
+    (tmp_path / "bad.yaml").write_text("model: small_cnn\ndata: {dataset: digits, batch_size: 5000}\n")
+    done = run_fulltilt("check", "bad.yaml", "--device", "cpu", cwd=tmp_path, expect=3)
+    assert "batch_size 5000 is larger than" in done.stdout
+
+
+def test_an_unknown_key_is_named_with_file_line_and_nearest(tmp_path):
+    (tmp_path / "bad.yaml").write_text("model: small_cnn\ndata:\n  dataset: digits\n  batchsize: 8\n")
+    for command in ("tune", "train", "check"):
+        done = run_fulltilt(command, "bad.yaml", cwd=tmp_path, expect=2)
+        assert "bad.yaml:4" in done.stderr
+        assert "batch_size" in done.stderr
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path):
+    import torch
+
+    if torch.cuda.device_count() > 7:
+        pytest.skip("this machine has more than seven GPUs")
+    for command in ("tune", "train", "check"):
+        done = run_fulltilt(command, DIGITS, "--device", "cuda:7", cwd=tmp_path, expect=2)
+        assert "cuda:7" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_make_writes_what_tune_reads(tmp_path):
+    run_fulltilt("data", "make", "events.h5", "--n-samples", "64", "--n-sensors", "24", cwd=tmp_path)
+    config = ROOT / "configs" / "checking_gpu_optimization.yaml"
+    words = ["--config", config, "--data-path", "events.h5", "--batch-sizes", "8", "--num-workers", "0", "--steps", "2"]
+    done = run_fulltilt(*words, "--device", "cpu", "--json", "-", cwd=tmp_path,
+                        program=[str(ROOT / "scripts" / "analysis" / "benchmark_gpu.py")])  # fmt: skip
+    document = json.loads(done.stdout)
+    assert document["picks"]["recommended"]["plan"]["batch_size"] == 8
+    done = run_fulltilt("data", "make", "events.h5", cwd=tmp_path, expect=2)
+    assert "--force" in done.stderr
+
+
+def test_a_workload_of_the_users_own_is_tuned_by_its_import_path(tmp_path):
+    (tmp_path / "my_module.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torch.utils.data import TensorDataset\nimport fulltilt\n\n"
+        "def build_data():\n    return TensorDataset(torch.randn(256, 8), torch.randint(2, (256,)))\n\n"
+        "workload = fulltilt.Workload(\n    model=lambda: nn.Linear(8, 2),\n    dataset=build_data,\n"
+        "    loss=nn.CrossEntropyLoss(),\n)\n"
+    )
+    done = run_fulltilt("tune", "my_module:workload", *SMALL_SEARCH, "--json", "-", cwd=tmp_path)
+    assert json.loads(done.stdout)["picks"]["recommended"]["plan"]["batch_size"] in (32, 64)
+    run_fulltilt("train", "my_module:workload", "epochs=1", "--device", "cpu", cwd=tmp_path)
+    run_fulltilt("check", "my_module:workload", "--device", "cpu", cwd=tmp_path)

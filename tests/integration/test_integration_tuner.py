@@ -1,0 +1,315 @@
+"""``tune`` as a user calls it: real trials of a small real workload on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jsonschema
+import psutil
+import pytest
+
+import fulltilt
+from fulltilt.errors import NoPlanError, RunFolderError, UsageError
+from fulltilt.records import Trial, dumps, loads
+from fulltilt.tuner import PickMade, SearchStarted, TrialDone, TuneResult, read_schema
+
+WORKLOADS = '''
+import os
+import torch
+from torch import nn
+import fulltilt
+
+
+class Net(nn.Module):
+    """Wide in the middle, so that memory grows with the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 2048), nn.Linear(2048, 4)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+
+
+class BrokenNet(Net):
+    def forward(self, x):
+        raise ValueError("this model cannot do forward")
+
+
+def dataset():
+    x = torch.randn(40_000, 16, generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def nan_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets) * float("nan")
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def missing_dataset():
+    raise fulltilt.errors.DataError("no file /data/x.h5; make it with fulltilt data make")
+
+
+workload = fulltilt.Workload(model=Net, dataset=dataset, loss=nn.CrossEntropyLoss(), optimizer=sgd, name="wide")
+broken = fulltilt.Workload(model=BrokenNet, dataset=dataset, loss=nn.CrossEntropyLoss())
+diverging = fulltilt.Workload(model=Net, dataset=dataset, loss=nan_loss)
+without_data = fulltilt.Workload(model=Net, dataset=missing_dataset, loss=nn.CrossEntropyLoss())
+'''
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with the user's module, as the working folder."""
+    (tmp_path / "my_workloads.py").write_text(WORKLOADS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def tune(name="workload", **options):
+    given = {"num_workers": [0], "steps": 4, "device": "cpu", "settings": {"benchmark.test_mixed_precision": False}}
+    return fulltilt.tune(f"my_workloads:{name}", **(given | options))
+
+
+def read_rows(folder: Path) -> list[Trial]:
+    return [loads(Trial, line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """One exhaustive search under a memory limit, with batches that do not fit and one that the data cannot fill."""
+    folder = tmp_path_factory.mktemp("searched")
+    (folder / "my_workloads.py").write_text(WORKLOADS)
+    events = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield tune(**GRID, on_event=events.append), folder, events
+
+
+GRID = {
+    "batch_sizes": [16, 64, 32_768, 40_000, 100_000],
+    "memory_limit": "700MiB",
+    "exhaustive": True,
+    "out": "out",
+}
+
+
+def test_the_document_of_a_search_is_valid_and_comes_back(searched):
+    result, folder, _ = searched
+    document = json.loads((folder / "out" / "tune.json").read_text())
+    jsonschema.validate(document, read_schema())
+    assert TuneResult.read(document) == result
+    assert len(result.trials) == result.search.grid_size == 5
+    assert result.workload["n_samples"] == 40_000
+    assert (result.learning_rate.start, result.learning_rate.rule) == (0.1, "sqrt")
+    assert result.baseline.plan["batch_size"] == 32
+
+
+def test_a_memory_limit_gives_out_of_memory_rows_and_still_a_pick(searched):
+    result, _, _ = searched
+    ends = {row.plan["batch_size"]: (row.status, row.reason) for row in result.trials}
+    assert [ends[size][0] for size in (16, 64, 32_768, 40_000)] == ["ok", "ok", "out_of_memory", "skipped"]
+    assert ends[40_000][1] == "larger than batch 32768, which ran out of memory"
+    assert result.picks.recommended.trial.plan["batch_size"] in (16, 64)
+    assert result.search.n_out_of_memory == 1
+
+
+def test_a_batch_larger_than_the_data_is_a_skipped_row_and_no_process(searched):
+    result, folder, _ = searched
+    row = next(row for row in result.trials if row.plan["batch_size"] == 100_000)
+    assert row.status == "skipped"
+    assert "larger than the dataset (40000 samples)" in row.reason
+    assert not (folder / "out" / "logs" / f"{row.id}.log").exists()
+
+
+def test_the_recommended_plan_was_run_three_times_and_read_back(searched):
+    result, _, _ = searched
+    recommended = result.picks.recommended.trial
+    assert sum(row.plan == recommended.plan for row in (*result.trials, *result.repeats)) == 3
+    assert recommended.observed["batch_size"] == recommended.plan["batch_size"]
+
+
+def test_progress_names_every_row_and_every_pick(searched):
+    result, _, events = searched
+    done = [event.trial.id for event in events if isinstance(event, TrialDone)]
+    assert {row.id for row in (*result.trials, *result.repeats)} <= set(done)
+    assert sum(isinstance(event, SearchStarted) for event in events) == 1
+    assert [e.name for e in events if isinstance(e, PickMade)] == ["throughput", "efficiency", "recommended"]
+
+
+def test_the_same_search_again_runs_no_trial(searched):
+    result, folder, _ = searched
+    before = (folder / "out" / "trials.jsonl").read_text()
+    events = []
+    again = tune(**GRID, on_event=events.append)
+    assert (folder / "out" / "trials.jsonl").read_text() == before
+    assert all(event.is_resumed for event in events if isinstance(event, TrialDone))
+    assert again.picks == result.picks
+
+
+def test_another_search_in_the_same_folder_is_refused(searched):
+    with pytest.raises(RunFolderError, match="flags"):
+        tune(**(GRID | {"batch_sizes": [32]}))
+
+
+def test_the_effective_batch_stays_when_nobody_frees_it(project):
+    result = tune(quick=True, settings={"data.batch_size": 64, "benchmark.test_mixed_precision": False}, out="out")
+    assert {row.effective_batch_size for row in result.trials} == {64}
+    assert len({row.plan["batch_size"] for row in result.trials}) > 1
+    assert result.learning_rate.rule == "none"
+    assert result.search.strategy == "quick"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("broken", "ValueError: this model cannot do forward"), ("diverging", "NonFiniteLossError")]
+)
+def test_a_workload_that_cannot_train_is_no_plan_with_the_reason(project, name, words):
+    with pytest.raises(NoPlanError, match=words):
+        tune(name, batch_sizes=[16], quick=True, out="out")
+    assert read_rows(project / "out")[0].status == "error"
+
+
+def test_what_cannot_be_built_is_the_users_own_error(project):
+    with pytest.raises(UsageError, match="no file /data/x"):
+        tune("without_data", out="out")
+
+
+def test_a_memory_limit_below_what_torch_needs_is_no_plan(project):
+    with pytest.raises(NoPlanError, match="give a larger --memory-limit"):
+        tune(memory_limit="50MiB", out="out")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_sizes": [0]},
+        {"num_workers": [-1]},
+        {"steps": 0},
+        {"exhaustive": True, "quick": True},
+        {"lr_rule": "cubic"},
+        {"budget": -1.0},
+        {"device": "tpu"},
+    ],
+)
+def test_bad_flags_are_usage_errors_before_anything_is_written(project, options):
+    with pytest.raises(UsageError):
+        tune(out="out", **options)
+    assert not (project / "out").exists()
+
+
+def test_a_workload_of_a_script_is_tuned_from_the_script_itself(project):
+    """Its functions live in __main__ and travel by value."""
+    script = project / "script.py"
+    tail = """
+    if __name__ == "__main__":
+        options = {"batch_sizes": [16], "num_workers": [0], "steps": 4, "device": "cpu", "out": "out"}
+        result = fulltilt.tune(workload, quick=True, **options)
+        print(result.picks.recommended.trial.plan["batch_size"], result.workload["name"])
+    """
+    script.write_text(WORKLOADS + textwrap.dedent(tail))
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["16", "wide"]
+
+
+SEARCH = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands down SIG_IGN
+sys.path.insert(0, ".")
+import fulltilt
+result = fulltilt.tune("my_workloads:workload", batch_sizes=[8, 16, 32], num_workers=[0], steps=4,
+    device="cpu", exhaustive=True, out="out", settings={"benchmark.test_mixed_precision": False})
+print(result.search.n_resumed)
+"""
+
+
+def start_search(project):
+    """With a folder of its own for temporary files, so that what it leaves there can be told."""
+    (project / "tmp").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", SEARCH],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(project / "tmp")},
+    )
+
+
+def wait_for_rows(project, n):
+    journal = project / "out" / "trials.jsonl"
+    end = time.monotonic() + 120
+    while not journal.exists() or journal.read_text().count("\n") < n:
+        assert time.monotonic() < end, "no rows"
+        time.sleep(0.01)
+
+
+def wait_for_end(processes):
+    """Gone, or dead and not yet reaped by whoever inherited them."""
+    end = time.monotonic() + 60
+    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
+        assert time.monotonic() < end, processes
+        time.sleep(0.02)
+
+
+def test_a_search_killed_half_way_leaves_no_process_and_repeats_no_trial(project):
+    search = start_search(project)
+    wait_for_rows(project, 2)
+    family = psutil.Process(search.pid).children(recursive=True)
+    search.kill()
+    search.communicate()
+    wait_for_end(family)
+    assert not list((project / "tmp").glob("fulltilt-*"))
+    kept = read_rows(project / "out")
+    again = start_search(project)
+    output, errors = again.communicate()
+    assert again.returncode == 0, errors
+    rows = read_rows(project / "out")
+    assert rows[: len(kept)] == kept
+    assert int(output) == len(kept)
+    sizes = [row.plan["batch_size"] for row in rows if row.kind == "end_to_end"]
+    assert sizes == [8, 16, 32]
+
+
+def test_an_interrupted_search_ends_its_children_and_keeps_its_rows(project):
+    search = start_search(project)
+    wait_for_rows(project, 1)
+    family = psutil.Process(search.pid).children(recursive=True)
+    os.kill(search.pid, signal.SIGINT)
+    _, errors = search.communicate()
+    assert "KeyboardInterrupt" in errors
+    wait_for_end(family)
+    assert read_rows(project / "out")
+    assert not list((project / "tmp").glob("fulltilt-*"))
+
+
+def test_a_trial_runs_by_hand_from_its_request(project):
+    from fulltilt.levers import default_plan
+    from fulltilt.records import TrialRequest
+    from fulltilt.tuner.source import resolve_target
+
+    request = TrialRequest(
+        id="t1",
+        source=resolve_target("my_workloads:workload").source,
+        plan=default_plan({"batch_size": 16}),
+        device="cpu",
+        n_steps=4,
+        max_measure_s=1.0,
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "fulltilt.tuner.trial"], input=dumps(request), capture_output=True, text=True
+    )
+    answers = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert ended.returncode == 0, ended.stderr
+    assert answers[-1]["measurement"]["samples_per_s"] > 0
+    assert all("progress" in answer for answer in answers[:-1])

@@ -1,0 +1,133 @@
+"""Every benchmark can be found without the peers, and every result file belongs to one that is still there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from benchmarks import _runner
+from benchmarks.__main__ import main
+from benchmarks._runner import RESULTS, ROOT, Context, Findings, find_benchmarks, run_benchmark, write_result
+from benchmarks._schema import BenchmarkResult, build_arm, compute_median_interval, judge
+
+from fulltilt.records import loads
+
+DELIVERED = {"cli_start", "loop_overhead", "trial_startup", "plan_quality"}
+PEERS = ("lightning", "accelerate")
+
+FIND_WITHOUT_PEERS = f"""
+import importlib.abc, json, sys
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {PEERS!r}:
+            raise ImportError(name + " is not installed here")
+
+sys.meta_path.insert(0, Refuse())
+from benchmarks._runner import find_benchmarks
+print(json.dumps({{name: m.__name__ for name, m in find_benchmarks().items()}}))
+"""
+
+
+def test_all_benchmarks_are_found_where_no_peer_can_be_imported():
+    done = subprocess.run([sys.executable, "-c", FIND_WITHOUT_PEERS], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) >= DELIVERED
+    for name, module in found.items():
+        assert module == f"benchmarks.{name}", "a benchmark is called as its file"
+
+
+@pytest.mark.parametrize("name", sorted(find_benchmarks()))
+def test_a_benchmark_says_what_it_claims(name):
+    module = find_benchmarks()[name]
+    assert module.CLAIM.endswith(".")
+    assert isinstance(module.NEEDS_PEERS, bool)
+    assert module.DEVICES
+    assert set(module.DEVICES) <= {"cpu", "cuda"}
+    assert module.__doc__
+
+
+def test_every_result_file_holds_a_result_of_a_benchmark_that_exists():
+    for path in sorted(RESULTS.glob("*")):
+        result = loads(BenchmarkResult, path.read_text(encoding="utf-8"))
+        module = find_benchmarks()[result.name]
+        assert path.name == f"{result.name}-{result.device}.json"
+        assert result.claim == module.CLAIM
+        assert result.device in module.DEVICES
+        assert result.arms
+        check_figures(result)
+
+
+def check_figures(result: BenchmarkResult) -> None:
+    """Every figure follows from its samples, every judgement from its interval."""
+    for arm in result.arms:
+        assert len(arm.samples) == arm.n
+        assert arm.median == pytest.approx(statistics.median(arm.samples))
+        assert arm.ci95 == pytest.approx(compute_median_interval(arm.samples))
+    for target in result.targets:
+        limits = {target.comparison.replace(" ", "_"): target.limit}
+        assert judge(target.name, target.measured, target.ci95, **limits).met == target.met
+
+
+def test_figures_that_do_not_follow_from_their_samples_are_seen():
+    arm = build_arm([1.0, 2.0, 3.0], case="c", arm="a", metric="seconds", unit_of_replication="run")
+    run = build_benchmark(lambda context: Findings(arms=(dataclasses.replace(arm, median=1.5),), targets=()))
+    with pytest.raises(AssertionError):
+        check_figures(run_benchmark(run, Context(device="cpu", quick=True)))
+
+
+def build_benchmark(run) -> SimpleNamespace:
+    return SimpleNamespace(NAME="made_up", CLAIM="It runs.", NEEDS_PEERS=False, DEVICES=("cpu",), run=run)
+
+
+def test_a_run_becomes_a_result_file_that_reads_back(tmp_path, monkeypatch):
+    def run(context):
+        arm = build_arm([1.0, 2.0, 3.0], case="c", arm="a", metric="seconds", unit_of_replication="run")
+        return Findings(arms=(arm,), targets=(judge("t", 2.0, arm.ci95, at_most=2.5),), notes=("n",))
+
+    monkeypatch.setattr(_runner, "RESULTS", tmp_path / "results")
+    result = run_benchmark(build_benchmark(run), Context(device="cpu", quick=False))
+    path = write_result(result)
+    assert path == tmp_path / "results" / "made_up-cpu.json"
+    assert loads(BenchmarkResult, path.read_text(encoding="utf-8")) == result
+    assert result.command == "python -m benchmarks made_up --device cpu"
+    assert result.versions.keys() >= {"fulltilt", "torch", "numpy", "python"}
+    assert result.targets[0].met is None
+    assert result.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cli_strat"], "cli_start"),
+        ([], "give names"),
+        (["trial_startup", "--device", "cuda"], "runs on cpu"),
+        (["cli_start", "--all"], "not both"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_runs(arguments, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_quick_run_writes_no_result(monkeypatch, capsys, tmp_path):
+    def run(context):
+        assert context.quick
+        arm = build_arm([1.0], case="c", arm="a", metric="seconds", unit_of_replication="run")
+        return Findings(arms=(arm,), targets=())
+
+    monkeypatch.setattr(_runner, "RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.__main__.find_benchmarks", lambda: {"made_up": build_benchmark(run)})
+    assert main(["made_up", "--quick"]) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert "nothing was written" in capsys.readouterr().out
+    with pytest.raises(AssertionError):
+        main(["made_up"])

@@ -1,0 +1,87 @@
+"""The spaces of ``plan_quality`` and the request of ``trial_startup`` are what the benchmarks say they are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from benchmarks import trial_startup
+from benchmarks._startup import STAGES, Startup, _Stopwatch
+from benchmarks.plan_quality import describe_duel, find_fastest, list_workloads
+
+from fulltilt.levers import load_catalogue
+from fulltilt.records import Trial, TrialRequest, dumps, loads
+from fulltilt.tuner.source import resolve_target
+
+
+@pytest.fixture(scope="module")
+def workloads(tmp_path_factory):
+    return list_workloads(tmp_path_factory.mktemp("plans"))
+
+
+def test_there_are_three_workloads_of_moderate_size(workloads):
+    assert len({workload.name for workload in workloads}) == 3
+    for workload in workloads:
+        benchmark = resolve_target(workload.target, workload.settings).config.benchmark
+        sizes = [len(benchmark.batch_sizes), len(benchmark.num_workers_options), *map(len, benchmark.levers.values())]
+        assert 8 <= math.prod(sizes) <= 24
+        assert set(workload.axes) == {"batch_size", "num_workers", *benchmark.levers}
+        assert set(workload.axes) <= load_catalogue().keys()
+        assert benchmark.test_mixed_precision is False
+        assert benchmark.test_pin_memory is False
+
+
+def test_the_users_own_workload_is_found_by_its_path(workloads):
+    aims = [resolve_target(workload.target, workload.settings) for workload in workloads]
+    assert [aim.config.task.partition("(")[0] for aim in aims] == [
+        "classification", "benchmarks._tabular:workload", "diffusion",
+    ]  # fmt: skip
+    assert all(aim.config.run.device == "cpu" for aim in aims)
+
+
+def test_the_grids_best_is_the_fastest_row_that_ran():
+    plan = trial_startup.build_request().plan
+    rates = [("a", "ok", 90.0), ("b", "out_of_memory", None), ("c", "ok", 92.0), ("d", "ok", 91.9)]
+    trials = [Trial(id=id, plan=plan, status=status, samples_per_s=rate) for id, status, rate in rates]
+    assert find_fastest(trials).id == "c"
+
+
+def test_a_duel_is_described_by_both_rates_and_their_ratio():
+    arms = describe_duel("case", [(98.0, 100.0), (99.0, 100.0), (120.0, 100.0)])
+    assert [(arm.arm, arm.metric, arm.median) for arm in arms] == [
+        ("recommended", "samples_per_s", 99.0),
+        ("grid's best", "samples_per_s", 100.0),
+        ("recommended", "ratio_to_grid_best", 0.99),
+    ]
+    assert arms[-1].samples == (0.98, 0.99, 1.2)
+
+
+def test_the_request_holds_a_whole_plan_and_survives_its_way():
+    request = trial_startup.build_request()
+    assert request.plan.keys() == load_catalogue().keys()
+    assert loads(TrialRequest, dumps(request)) == request
+
+
+def test_startup_ratios_are_of_means_in_one_round():
+    def build(seconds):
+        return Startup(configured_s=seconds, built_s=0.0, measuring_s=0.0)
+
+    rounds = [{"fresh python": (build(2.0), build(4.0)), "zygote, running": (build(0.1), build(0.2))}]
+    ratios = trial_startup.compute_ratios(rounds, lambda startup: startup.configured_s)
+    assert ratios == pytest.approx([20.0])
+
+
+def test_a_stage_counts_when_it_is_told_for_the_first_time():
+    watch = _Stopwatch()
+    told = [watch.take({"progress": {"stage": stage}}) for stage in ("configured", "built", "measuring", "measuring")]
+    assert told == [False, False, True, False]
+    startup = watch.read("")
+    assert 0 <= startup.configured_s <= startup.built_s <= startup.measuring_s
+
+
+def test_a_trial_that_ends_too_early_is_an_error_with_its_own_words():
+    watch = _Stopwatch()
+    watch.take({"progress": {"stage": STAGES[0]}})
+    watch.take({"failure": {"exception_type": "DataError"}})
+    with pytest.raises(RuntimeError, match="before it was built: no such file"):
+        watch.read("no such file\n")

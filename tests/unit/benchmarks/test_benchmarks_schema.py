@@ -1,0 +1,131 @@
+"""The result schema: intervals, judgements, and what a result file holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+from benchmarks._runner import describe_result
+from benchmarks._schema import Arm, BenchmarkResult, build_arm, compute_median_interval, judge
+
+from fulltilt.hardware import read_machine
+from fulltilt.records import dumps, loads
+
+
+def build_result(*, ci95: tuple[float, float] = (1.0, 3.0), **changes) -> BenchmarkResult:
+    arm = Arm(
+        case="step 1 ms", arm="fulltilt", metric="overhead_us_per_step", median=2.0, ci95=ci95, n=7,
+        unit_of_replication="round", note="settings", samples=(1.0, 2.0, 3.0),
+    )  # fmt: skip
+    values = {
+        "name": "loop", "claim": "It is fast.", "command": "python -m benchmarks loop", "date": "2026-01-31",
+        "device": "cpu", "machine": read_machine(), "versions": {"torch": "2.13.0"}, "seconds": 1.5, "arms": (arm,),
+        "targets": (judge("overhead, µs", 2.0, ci95, at_most=30),), "notes": ("a note",),
+    }  # fmt: skip
+    return BenchmarkResult(**{**values, **changes})
+
+
+def compute_coverage(k: int, n: int) -> float:
+    """P(the median lies between the k-th smallest and the k-th largest of n), from the binomial distribution."""
+    return 1 - 2 * sum(math.comb(n, i) for i in range(k)) * 0.5**n
+
+
+@pytest.mark.parametrize("n", [6, 7, 9, 15, 21, 24, 40, 101])
+def test_median_interval_is_the_narrowest_that_covers(n):
+    low, high = compute_median_interval(list(range(1, n + 1)))
+    k = int(low)
+    assert high == n + 1 - k
+    assert compute_coverage(k, n) >= 0.95
+    assert compute_coverage(k + 1, n) < 0.95
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_median_interval_of_few_values_is_their_range(n):
+    values = list(range(n))
+    assert compute_coverage(1, n) < 0.95
+    assert compute_median_interval(values) == (0, n - 1)
+
+
+def test_median_interval_covers_a_skewed_distribution_as_often_as_it_says():
+    rng, n, n_runs = random.Random(7), 15, 4000
+    median = math.log(2)
+    hits = 0
+    for _ in range(n_runs):
+        low, high = compute_median_interval([rng.expovariate(1.0) for _ in range(n)])
+        hits += low <= median <= high
+    expected = compute_coverage(4, n)
+    assert abs(hits / n_runs - expected) < 4 * math.sqrt(expected * (1 - expected) / n_runs)
+
+
+def test_median_interval_does_not_depend_on_the_order():
+    values = [5.0, 1.0, 4.0, 2.0, 3.0, 9.0, 7.0]
+    assert compute_median_interval(values) == compute_median_interval(sorted(values)) == (1.0, 9.0)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [1.0, math.inf]])
+def test_an_arm_without_usable_samples_is_refused(values):
+    with pytest.raises(ValueError, match="sample"):
+        build_arm(values, case="c", arm="a", metric="m", unit_of_replication="u")
+
+
+def test_an_arm_keeps_its_samples_in_order():
+    arm = build_arm([3.0, 1.0, 2.0], case="c", arm="a", metric="m_s", unit_of_replication="process")
+    assert (arm.median, arm.n, arm.samples) == (2.0, 3, (3.0, 1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("ci95", "met"), [((10, 30), True), ((29, 31), None), ((30, 31), None), ((30.1, 31), False), (None, True)]
+)
+def test_at_most_is_decided_only_by_the_whole_interval(ci95, met):
+    target = judge("overhead, µs", 20, ci95, at_most=30)
+    assert (target.met, target.comparison, target.limit) == (met, "at most", 30)
+
+
+@pytest.mark.parametrize(
+    ("ci95", "met"), [((0.97, 1.1), True), ((0.96, 1.1), None), ((0.9, 0.97), None), ((0.9, 0.96), False)]
+)
+def test_at_least_is_decided_only_by_the_whole_interval(ci95, met):
+    target = judge("ratio", 1.0, ci95, at_least=0.97)
+    assert (target.met, target.comparison, target.limit) == (met, "at least", 0.97)
+
+
+@pytest.mark.parametrize("limits", [{}, {"at_most": 1, "at_least": 0}])
+def test_a_target_has_one_limit(limits):
+    with pytest.raises(ValueError, match="one of at_most and at_least"):
+        judge("x", 0.5, None, **limits)
+
+
+def test_a_limit_of_zero_is_a_limit():
+    assert judge("x", 1.0, (0.5, 1.5), at_most=0).met is False
+
+
+def test_a_figure_that_is_not_a_number_cannot_meet_a_target():
+    with pytest.raises(ValueError, match="nan"):
+        judge("x", math.nan, None, at_most=1)
+
+
+def test_a_result_comes_back_from_its_file_as_it_was():
+    result = build_result()
+    text = dumps(result, indent=1)
+    assert loads(BenchmarkResult, text) == result
+    assert json.loads(text)["version"] == 1
+
+
+def test_a_result_without_a_required_field_is_refused():
+    document = json.loads(dumps(build_result()))
+    del document["arms"][0]["n"]
+    with pytest.raises(ValueError, match="n"):
+        loads(BenchmarkResult, json.dumps(document))
+
+
+def test_the_description_shows_every_figure_and_every_judgement():
+    targets = tuple(judge(f"limit {limit}", 2.0, (1.0, 3.0), at_most=limit) for limit in (30, 2, 0.5))
+    text = describe_result(build_result(targets=targets))
+    assert "step 1 ms" in text
+    assert "2 (1 to 3) overhead_us_per_step, n=7" in text
+    assert "limit 30: at most 30; measured 2 (1 to 3): met" in text
+    assert "limit 2: at most 2; measured 2 (1 to 3): undecided" in text
+    assert "limit 0.5: at most 0.5; measured 2 (1 to 3): MISSED" in text
+    assert "note: a note" in text

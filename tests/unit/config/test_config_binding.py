@@ -1,0 +1,165 @@
+"""Binding a call to a signature, finding the target, building it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Annotated, Literal
+
+import pytest
+from annotated_types import Ge
+
+from fulltilt.config import ComponentCall, bind_call, build_component, import_object, parse_call
+from fulltilt.errors import ConfigError
+
+
+def wideresnet(depth: int = 28, width: int = 10, *, dropout: float = 0.0, n_classes: int, in_channels: int = 3):
+    return ("wideresnet", depth, width, dropout, n_classes, in_channels)
+
+
+class Sgd:
+    def __init__(
+        self, lr: float, momentum: float = 0.0, nesterov: bool = False, betas: tuple[float, float] = (0.9, 0.99)
+    ):
+        self.lr, self.momentum, self.nesterov, self.betas = lr, momentum, nesterov, betas
+
+
+def untyped(size, scale=1.0, flag=False, **more):
+    return size, scale, flag, more
+
+
+def mode(kind: Literal["a", "b"] = "a", count: Annotated[int, Ge(1)] = 1, name: str | None = None):
+    return kind, count, name
+
+
+REGISTRY = {"wideresnet": wideresnet, "sgd": Sgd, "untyped": untyped, "mode": mode}
+
+
+def bind(text: str, target, **options):
+    return bind_call(parse_call(text), target, where="model", **options)
+
+
+def build(text: str, **given):
+    return build_component(text, REGISTRY, kind="model", where="model", **given)
+
+
+def test_arguments_take_the_type_of_the_annotation():
+    bound = bind('sgd("0.1", nesterov="false", betas=[0, "0.5"])', Sgd)
+    assert bound == {"lr": 0.1, "nesterov": False, "betas": (0.0, 0.5)}
+    assert isinstance(bound["betas"], tuple)
+    assert isinstance(bound["betas"][0], float)
+    assert bind("mode(name=3, count=2.0)", mode) == {"name": "3", "count": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "said"),
+    [
+        ("wideresnet(depht=1)", wideresnet, "no argument 'depht' (value 1); did you mean depth"),
+        ("wideresnet(depth=abc)", wideresnet, "depth=abc: expected int"),
+        ("wideresnet(depth=2.5)", wideresnet, "depth=2.5: expected int"),
+        ("wideresnet(depth=true)", wideresnet, "depth=true: expected int"),
+        ("wideresnet(depth=[1])", wideresnet, "depth=[1]: expected int"),
+        ("wideresnet(1, 2, 3)", wideresnet, "takes 2 arguments by position (depth, width), 3 are given"),
+        ("wideresnet(1, depth=2)", wideresnet, "depth is given by position and by name"),
+        ("wideresnet()", wideresnet, "wideresnet needs n_classes"),
+        ("sgd()", Sgd, "sgd needs lr"),
+        ("sgd(0.1, nesterov=maybe)", Sgd, "nesterov=maybe: expected bool"),
+        ("sgd(0.1, betas=[1, 2, 3])", Sgd, "expected tuple[float, float]"),
+        ("mode(kind=c)", mode, "kind=c: expected Literal['a', 'b']"),
+        ("mode(count=0)", mode, "count=0: expected"),
+        ("untyped(1, scale=big)", untyped, "scale=big: expected int | float"),
+        ("f(1)", lambda: None, "takes 0 arguments"),
+        ("f(a=1)", lambda: None, "it takes no arguments"),
+    ],
+)
+def test_bad_arguments(text, target, said):
+    with pytest.raises(ConfigError) as error:
+        bind(text, target)
+    assert said in str(error.value)
+    assert error.value.key == "model"
+
+
+def test_a_target_with_keywords_of_any_name_takes_them():
+    assert bind("untyped(3, other=x)", untyped) == {"size": 3, "other": "x"}
+
+
+def test_given_values_fill_only_what_the_target_has_and_the_user_left_out():
+    assert build("wideresnet(16)", n_classes=10, in_channels=1, unknown=3) == ("wideresnet", 16, 10, 0.0, 10, 1)
+    assert build("wideresnet(in_channels=4)", n_classes=10, in_channels=1)[-1] == 4
+    assert build("untyped(1)", flag=True, surprise=1) == (1, 1.0, True, {})
+
+
+def test_given_values_go_through_partials():
+    registry = {"net": functools.partial(wideresnet, 40)}
+    assert build_component("net(width=2)", registry, kind="model", where="model", n_classes=5)[1:5] == (40, 2, 0.0, 5)
+
+
+def test_nested_calls_are_built_from_the_same_registry():
+    size, *_ = build("untyped(size=[mode(b), mode()])")
+    assert size == [("b", 1, None), ("a", 1, None)]
+    assert bind("untyped(size=mode(b))", untyped)["size"] == ComponentCall("mode", ("b",))
+
+
+def test_unknown_name_lists_the_nearest():
+    with pytest.raises(ConfigError, match=r"model: unknown model 'wideresnett'; did you mean wideresnet\?"):
+        build("wideresnett(1)")
+
+
+def test_a_registry_key_with_a_colon_resolves_names():
+    registry = {"timm:": lambda name: functools.partial(untyped, name)}
+    assert build_component("timm:convnext(scale=2)", registry, kind="model", where="model") == (
+        "convnext",
+        2,
+        False,
+        {},
+    )
+    with pytest.raises(ConfigError, match="timm:NAME"):
+        build_component("timmm", registry, kind="model", where="model")
+
+
+@pytest.fixture
+def user_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "user_code_of_config_test.py").write_text(
+        "class Callable:\n    def __call__(self):\n        raise AssertionError('called')\n"
+        "class Space:\n    def build(width: int = 1):\n        return width\n"
+        "ready = Callable()\n"
+        "def build(width: int = 1):\n    return width * 2\n"
+    )
+    (folder / "user_code_that_needs_more.py").write_text("import a_module_that_is_not_there\n")
+    (folder / "user_code_that_is_broken.py").write_text("def f(:\n")
+    yield folder
+    for name in [n for n in sys.modules if n.startswith("user_code_")]:
+        del sys.modules[name]
+
+
+def test_own_code_is_found_beside_the_configuration(user_code):
+    options = {"kind": "model", "where": "model", "base_dir": str(user_code)}
+    assert build_component("user_code_of_config_test:build(width=4)", {}, **options) == 8
+    assert build_component("user_code_of_config_test:Space.build(3)", {}, **options) == 3
+
+
+def test_an_object_of_the_users_is_the_component_itself(user_code):
+    ready = build_component("user_code_of_config_test:ready", {}, kind="model", where="model", base_dir=str(user_code))
+    assert type(ready).__name__ == "Callable"
+    with pytest.raises(ConfigError, match="takes no arguments"):
+        build_component("user_code_of_config_test:ready(a=1)", {}, kind="model", where="model", base_dir=str(user_code))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("user_code_not_there:build", "no module 'user_code_not_there' in"),
+        ("user_code_of_config_test:bild", "did you mean build"),
+        ("user_code_of_config_test:Space.nothing", "Space has no 'nothing'"),
+        ("user_code_that_needs_more:build", "No module named 'a_module_that_is_not_there'; install"),
+        ("user_code_that_is_broken:f", "importing user_code_that_is_broken failed"),
+    ],
+)
+def test_own_code_that_cannot_be_imported(user_code, path, said):
+    with pytest.raises(ConfigError) as error:
+        import_object(path, base_dir=str(user_code), where="model")
+    assert said in str(error.value)

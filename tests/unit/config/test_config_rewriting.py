@@ -1,0 +1,269 @@
+"""Settings written into the user's own file: the spelling, comments and order stay."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fulltilt.config import load_config, load_grid, write_settings
+from fulltilt.config.loading import flatten
+from fulltilt.errors import ConfigError, StorageError
+
+GUIDE_000 = """\
+# scenario 1: little memory
+batch_size: 64              # smaller batch
+gradient_accumulation_steps: 2  # as 128
+num_workers: 2
+
+use_amp: true
+dataloader:
+  train: basic(split=train, shuffle=true, prefetch_factor=2)  # loads ahead
+transform:
+  train: "resize(size=128) | random_flip"  # lower resolution
+# the end
+"""
+
+GUIDE_001 = """\
+data:
+  batch_size: 4096      # or 8192
+  num_workers: 12
+  pin_memory: true
+
+training:
+  use_amp: true         # required
+  learning_rate: 0.0003 # by the sqrt rule
+
+benchmark:
+  # powers of two
+  batch_sizes: [1, 2, 4]
+
+  # steps per setting
+  steps_per_test: 10
+"""
+
+GUIDE_002 = """\
+data:
+    num_workers: 6          # 4→6
+    pin_memory: true        # WSL2
+gpu:
+    mixed_precision: true   # automatic
+    gradient_accumulation: 4  # STL-10
+    cudnn_benchmark: true
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text: str):
+        file = tmp_path / "config.yaml"
+        file.write_bytes(text.encode())
+        return file
+
+    return write_file
+
+
+def rewrite(file, changes, **options) -> str:
+    write_settings(file, changes, **options)
+    return file.read_bytes().decode()
+
+
+def changed_lines(diff: str, sign: str) -> list[str]:
+    return [line[1:] for line in diff.splitlines()[2:] if line.startswith(sign)]
+
+
+def test_a_flat_file_keeps_its_spelling(write):
+    file = write(GUIDE_000)
+    changes = {
+        "data.batch_size": 128,
+        "speed.accumulate": 1,
+        "speed.precision": "fp32",
+        "data.prefetch_factor": 4,
+        "data.transform.train": "normalize",
+        "speed.channels_last": True,
+    }
+    diff = write_settings(file, changes, note="measured")
+    assert changed_lines(diff, "+") == [
+        "batch_size: 128              # smaller batch",
+        "gradient_accumulation_steps: 1  # as 128",
+        "use_amp: false",
+        "  train: basic(split=train, shuffle=true, prefetch_factor=4)  # loads ahead",
+        "  train: normalize  # lower resolution",
+        "channels_last: true  # measured",
+    ]
+    assert len(changed_lines(diff, "-")) == 5
+    config = load_config(file)
+    assert {key: flatten(config.to_values())[key] for key in changes} == changes
+
+
+def test_sections_of_other_projects_are_used(write):
+    file = write(GUIDE_001)
+    diff = write_settings(
+        file,
+        {"data.batch_size": 2048, "speed.precision": "bf16", "optim.lr": 0.0002, "speed.accumulate": 2},
+        note="chosen by fulltilt tune",
+    )
+    assert changed_lines(diff, "+") == [
+        "  batch_size: 2048      # or 8192",
+        "  use_amp: bf16         # required",
+        "  learning_rate: 0.0002 # by the sqrt rule",
+        "  accumulate: 2  # chosen by fulltilt tune",
+    ]
+    assert load_config(file).speed.accumulate == 2
+
+
+def test_the_indent_of_the_section_is_kept(write):
+    text = rewrite(write(GUIDE_002), {"speed.accumulate": 5, "speed.compile": True, "data.batch_size": 96})
+    assert "    gradient_accumulation: 5  # STL-10\n    cudnn_benchmark: true\n    compile: true\n" in text
+    assert "    pin_memory: true        # WSL2\n    batch_size: 96\ngpu:\n" in text
+
+
+def test_a_value_already_there_changes_nothing(write):
+    file = write(GUIDE_001)
+    before = file.stat().st_mtime_ns
+    assert write_settings(file, {"data.batch_size": 4096, "speed.precision": "auto"}) == ""
+    assert file.stat().st_mtime_ns == before
+    assert file.read_text() == GUIDE_001
+
+
+def test_out_leaves_the_file_alone(write, tmp_path):
+    file, copy = write(GUIDE_001), tmp_path / "sub" / "copy.yaml"
+    diff = write_settings(file, {"data.batch_size": 8}, out=copy)
+    assert file.read_text() == GUIDE_001
+    assert load_config(copy).data.batch_size == 8
+    assert diff.splitlines()[:2] == [f"--- {file}", f"+++ {copy}"]
+    same = tmp_path / "same.yaml"
+    assert write_settings(file, {}, out=same) == ""
+    assert same.read_text() == GUIDE_001
+
+
+def test_every_spelling_of_a_key_changes_together(write):
+    text = rewrite(write("batch_size: 8\ndata: {batch_size: 8, num_workers: 0}\n"), {"data.batch_size": 16})
+    assert text == "batch_size: 16\ndata: {batch_size: 16, num_workers: 0}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "expected"),
+    [
+        ("data:\n  batch_size: 8", {"data.num_workers": 2}, "data:\n  batch_size: 8\n  num_workers: 2\n"),
+        ("data:\n  batch_size: 8", {"speed.compile": True}, "data:\n  batch_size: 8\nspeed:\n  compile: true\n"),
+        ("speed: {}\nlr: 1\ndata: {}\n", {"speed.compile": True}, "speed: {compile: true}\nlr: 1\ndata: {}\n"),
+        ("speed:  # soon\ndata: {}\n", {"speed.compile": True}, "speed:  # soon\n  compile: true\ndata: {}\n"),
+        ("speed: null\ndata: {}\n", {"speed.compile": True}, "speed:\n  compile: true\ndata: {}\n"),
+        ("data: {batch_size: 8}\n", {"data.pin_memory": True}, "data: {batch_size: 8, pin_memory: true}\n"),
+        ("{lr: 1, epochs: 2}\n", {"speed.compile": True}, "{lr: 1, epochs: 2, speed.compile: true}\n"),
+        ("data:\n  batch_size:\nlr: 1\n", {"data.batch_size": 4}, "data:\n  batch_size: 4\nlr: 1\n"),
+        (
+            "benchmark:\n  batch_sizes:\n    - 1  # one\n    - 2\n  steps_per_test: 3\n",
+            {"benchmark.batch_sizes": [8, 16]},
+            "benchmark:\n  batch_sizes: [8, 16]\n  steps_per_test: 3\n",
+        ),
+        ("lr: [0.1, 0.2]  # a grid\n", {"optim.lr": 0.2}, "lr: 0.2  # a grid\n"),
+        (
+            "batch_size: 8\r\nlr: 1\r\n",
+            {"data.batch_size": 9, "run.epochs": 2},
+            "batch_size: 9\r\nlr: 1\r\nepochs: 2\r\n",
+        ),
+        ("\ufefflr: 1\n", {"optim.lr": 2.5}, "\ufefflr: 2.5\n"),
+        ("model: |\n  resnet18\nlr: 1\n", {"model": "f(b=' #x')"}, "model: \"f(b=' #x')\"\nlr: 1\n"),
+        ("lr: 1\n", {"optim.lr": 1e-5}, "lr: 1.0e-05\n"),
+        ("name: a\nlr: 1\n", {"run.name": "null"}, 'name: "null"\nlr: 1\n'),
+        ("name: a\nlr: 1\n", {"run.name": "yes: no"}, 'name: "yes: no"\nlr: 1\n'),
+        ("'lr': 1\n", {"optim.lr": 2.0}, "'lr': 2.0\n"),
+        (
+            "dataloader: {train: basic()}\n",
+            {"data.shuffle": False},
+            "dataloader: {train: basic()}\ndata:\n  shuffle: false\n",
+        ),
+        ("data:\n  path: x\n", {"data.transform.val": "a"}, "data:\n  path: x\n  transform: {val: a}\n"),
+        ("training: &t\n  seed: 1\nrun:\n  <<: *t\n", {"run.seed": 2}, "training: &t\n  seed: 2\nrun:\n  <<: *t\n"),
+        ("name: a\n", {"run.name": "\x7f\U0001f600\n"}, 'name: "\\x7f\U0001f600\\x0a"\n'),
+        ("batch_size: &n 8\n", {"data.batch_size": 9}, "batch_size: 9\n"),
+        (
+            "data:\n  path: x\n\n# about speed\nspeed: {}\n",
+            {"data.pin_memory": True},
+            "data:\n  path: x\n  pin_memory: true\n\n# about speed\nspeed: {}\n",
+        ),
+    ],
+)
+def test_shapes_of_files(write, text, changes, expected):
+    assert rewrite(write(text), changes) == expected
+
+
+def test_changing_a_call_inside_braces_quotes_it(write):
+    text = rewrite(write("dataloader: {train: basic(split=train, shuffle=true)}\n"), {"data.shuffle": False})
+    assert text == 'dataloader: {train: "basic(split=train, shuffle=false)"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "said"),
+    [
+        ("batch_size: &n 8\naccumulate: *n\n", {"data.batch_size": 16}, "cannot be rewritten .*alias"),
+        ("batch_size: 8\nepochs: &n\n  8\nseed: *n\n", {"run.epochs": 16}, "cannot be rewritten .*alias"),
+        ("training: &t\n  lr: 1\n  seed: 1\nrun:\n  <<: *t\n", {"run.seed": 2}, "unknown key"),
+        ("transform: normalize\n", {"data.transform.train": "a"}, "on a line of its own first"),
+        ("lr: 1\n", {"data.batch_size": 0}, "batch_size 0: expected an integer of at least 1"),
+        ("lr: 1\n", {"batch_size": 8}, "unknown key"),
+        ("lr: 1\n", {"speed.precision": "fp64"}, "expected fp32"),
+    ],
+)
+def test_refused_and_the_file_is_untouched(write, text, changes, said):
+    file = write(text)
+    with pytest.raises(ConfigError, match=said):
+        write_settings(file, changes)
+    assert file.read_text() == text
+
+
+def test_a_link_stays_a_link(write, tmp_path):
+    file = write(GUIDE_001)
+    link = tmp_path / "link.yaml"
+    link.symlink_to(file)
+    write_settings(link, {"data.batch_size": 8})
+    assert link.is_symlink()
+    assert load_config(file).data.batch_size == 8
+
+
+def test_a_place_that_cannot_be_written(write, tmp_path):
+    file = write(GUIDE_001)
+    with pytest.raises(StorageError, match="cannot be written"):
+        write_settings(file, {"data.batch_size": 8}, out=tmp_path)
+    assert file.read_text() == GUIDE_001
+    assert list(tmp_path.iterdir()) == [file]
+
+
+TEXTS = st.sampled_from([GUIDE_000, GUIDE_001, GUIDE_002, "lr: [1, 2]\n", "speed: {compile: true}"])
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "data.batch_size": st.integers(1, 9999),
+        "data.num_workers": st.integers(0, 16),
+        "data.pin_memory": st.booleans(),
+        "data.prefetch_factor": st.none() | st.integers(1, 8),
+        "optim.lr": st.floats(1e-9, 10),
+        "speed.precision": st.sampled_from(["fp32", "bf16", "fp16", "tf32", "auto"]),
+        "speed.accumulate": st.integers(1, 64),
+        "speed.compile": st.booleans(),
+        "run.name": st.text(max_size=12).filter(lambda t: "${" not in t),
+        "model": st.sampled_from(["resnet18", "f(a=1, b=[x, 2])", "m:f(s='#, : {}')"]),
+        "data.transform.val": st.sampled_from(["a | b(1, c='x')", "normalize"]),
+        "benchmark.batch_sizes": st.lists(st.integers(1, 99), min_size=1, max_size=3),
+        "run.device": st.sampled_from(["cuda:1", "cpu", [0, 1], 3]),
+    },
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    text=st.sampled_from([GUIDE_000, GUIDE_001, GUIDE_002, "lr: [1, 2]\n", "speed: {compile: true}"]), changes=CHANGES
+)
+def test_what_was_asked_for_and_nothing_else_changes(write, text, changes):
+    file = write(text)
+    before = flatten(load_grid(file)[0].to_values())
+    write_settings(file, changes, note="measured # twice")
+    after = flatten(load_grid(file)[0].to_values())
+    assert after == {**before, **changes}
+    written = file.read_text()
+    for line in text.splitlines():
+        comment = line.partition("#")[2]
+        assert comment in written
+    assert write_settings(file, changes) == ""

@@ -1,0 +1,187 @@
+"""CIFAR-10 in its forms; small made-up files, and a few real images where they are there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fulltilt.data import DATASETS
+from fulltilt.data.cifar10_formats import CLASSES
+from fulltilt.data.decoded_cache import write_cached
+from fulltilt.errors import DataError
+
+cifar10 = DATASETS["cifar10"]
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def make_rows(n, seed):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (n, 3072), dtype=np.uint8), [int(v) for v in rng.integers(0, 10, n)]
+
+
+def write_pickles(folder, protocol=2):
+    folder.mkdir(parents=True)
+    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+    for seed, name in enumerate(names):
+        rows, labels = make_rows(4, seed)
+        content = {b"data": rows, b"labels": labels, b"batch_label": b"x", b"filenames": [b"a.png"] * 4}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=protocol))
+
+
+def write_binary(folder):
+    folder.mkdir(parents=True)
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+    for seed, name in enumerate(names):
+        rows, labels = make_rows(4, seed)
+        (folder / name).write_bytes(np.column_stack([np.array(labels, np.uint8), rows]).tobytes())
+
+
+def write_folders(root, n=2):
+    """PNG, so that pixels come back exactly."""
+    for split, target in itertools.product(("train", "test"), range(10)):
+        folder = root / split / CLASSES[target]
+        folder.mkdir(parents=True)
+        for i in range(n):
+            Image.fromarray(make_picture(split, target, i)).save(folder / f"{i:04}.png")
+    return root
+
+
+def make_picture(split, target, i):
+    return np.random.default_rng([split == "train", target, i]).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+
+
+def expect_rows(seeds):
+    parts = [make_rows(4, seed) for seed in seeds]
+    return np.concatenate([rows for rows, _ in parts]), [label for _, labels in parts for label in labels]
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("below", ["", "cifar-10-batches-py"])
+def test_python_pickles(tmp_path, protocol, below):
+    write_pickles(tmp_path / "c" / below, protocol)
+    train, val = cifar10("train", path=str(tmp_path / "c")), cifar10("val", root=str(tmp_path / "c"))
+    rows, labels = expect_rows(range(5))
+    assert np.array_equal(train.images.numpy().reshape(20, 3072), rows)
+    assert train.targets.tolist() == labels
+    assert val.targets.tolist() == expect_rows([5])[1]
+    assert (train.n_classes, train.sample_shape, train.classes[3]) == (10, (3, 32, 32), "cat")
+
+
+def test_binary_records(tmp_path):
+    write_binary(tmp_path / "cifar-10-batches-bin")
+    train = cifar10("train", path=str(tmp_path))
+    rows, labels = expect_rows(range(5))
+    assert np.array_equal(train.images.numpy().reshape(20, 3072), rows)
+    assert train.targets.tolist() == labels
+
+
+@pytest.mark.parametrize("form", ["folders", "tar"])
+def test_class_folders_and_a_tar_of_them(tmp_path, form):
+    root = write_folders(tmp_path / "images")
+    path = root
+    if form == "tar":
+        path = tmp_path / "images.tar.xz"
+        with tarfile.open(path, "w:xz") as tar:
+            for folder in ("test", "train"):
+                tar.add(root / folder, arcname=folder)
+    for split, folder in (("train", "train"), ("val", "test")):
+        dataset = cifar10(split, path=str(path))
+        assert dataset.targets.tolist() == [t for t in range(10) for _ in range(2)]
+        for index in range(20):
+            expected = make_picture(folder, index // 2, index % 2).transpose(2, 0, 1)
+            assert np.array_equal(dataset.images[index].numpy(), expected)
+
+
+def test_second_process_takes_decoded_images_from_the_cache_until_the_files_change(tmp_path, own_cache):
+    root = write_folders(tmp_path / "images")
+    first = cifar10("train", path=str(root))
+    files = list(own_cache.rglob("*.npz"))
+    assert len(files) == 1
+    os.truncate(files[0], 100)  # a torn cache is made again
+    assert torch.equal(cifar10("train", path=str(root)).images, first.images)
+    changed = root / "train" / "cat" / "0000.png"
+    Image.new("RGB", (32, 32), (255, 0, 0)).save(changed)
+    again = cifar10("train", path=str(root))
+    assert not torch.equal(again.images, first.images)
+    assert len(list(own_cache.rglob("*.npz"))) == 2
+    # With the cache in place the files are listed and not opened.
+    stamp = changed.stat()
+    changed.write_bytes(b"\0" * stamp.st_size)
+    os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert torch.equal(cifar10("train", path=str(root)).images, again.images)
+    with pytest.raises(DataError, match=r"0000\.png cannot be decoded"):
+        cifar10("train", path=str(root), cache=False)
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(cifar10("val", path=str(write_folders(tmp_path / "images", n=1)))) == 10
+
+
+def test_the_cache_keeps_the_newest_files_only(own_cache):
+    arrays = np.zeros((1, 3, 2, 2), np.uint8), np.zeros(1, np.int64)
+    for number in range(11):
+        assert write_cached(f"f{number:02}", *arrays)
+        os.utime(own_cache / "fulltilt" / "decoded" / f"images-f{number:02}.npz", (number, number))
+    kept = sorted(file.stem for file in own_cache.rglob("*.npz"))
+    assert len(kept) == 8
+    assert kept[-1] == "images-f10"
+    assert "images-f00" not in kept
+
+
+def test_limit_keeps_images_from_everywhere(tmp_path):
+    root = write_folders(tmp_path / "images")
+    assert cifar10("train", path=str(root), limit=10).targets.tolist() == list(range(10))
+    with pytest.raises(DataError, match="limit 21"):
+        cifar10("train", path=str(root), limit=21)
+
+
+def test_relative_paths_start_at_base_dir(tmp_path):
+    write_binary(tmp_path / "data" / "x")
+    assert len(cifar10(base_dir=str(tmp_path))) == 20
+
+
+def test_normalize_knows_the_channels(tmp_path):
+    write_binary(tmp_path / "b")
+    plain, scaled = cifar10(path=str(tmp_path / "b")), cifar10(path=str(tmp_path / "b"), transform="normalize")
+    expected = (plain[0][0][1] - 0.4822) / 0.2435
+    assert torch.allclose(scaled[0][0][1], expected, atol=1e-5)
+
+
+def test_real_jpeg_images(tmp_path):
+    folder = Path(os.environ.get("FULLTILT_DATA", REPOSITORY / ".." / "shared" / "data"))
+    archive = folder / "cifar10_jpeg.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"cifar10_jpeg.tar.xz is not in {folder} (FULLTILT_DATA)")
+    written = {}
+    with tarfile.open(archive, "r|xz") as members:
+        for member in members:
+            parts = member.name.split("/")
+            if len(parts) == 3 and written.setdefault(parts[1], 0) < 2 and member.isfile():
+                written[parts[1]] += 1
+                target = tmp_path / "real" / "train" / parts[1] / parts[2]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(members.extractfile(member).read())
+            if len(written) == 10 and min(written.values()) == 2:
+                break
+    dataset = cifar10("train", path=str(tmp_path / "real"), transform="normalize")
+    inputs, targets = dataset.get_batch(range(20))
+    assert targets.tolist() == [t for t in range(10) for _ in range(2)]
+    assert 0.3 < inputs.std() < 2.0
+    smoothness = (inputs[..., 1:] - inputs[..., :-1]).abs().mean()
+    assert smoothness < 0.5 * inputs.std()  # neighbours are alike in a photograph, not in noise

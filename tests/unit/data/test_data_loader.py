@@ -1,0 +1,240 @@
+"""The loader: whole batches, order, seeds, threads, collation."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from fulltilt.data import DATASETS, build_loader, fast_collate
+from fulltilt.errors import DataError
+
+
+class Squares(Dataset):
+    """Plain dataset of one call per sample."""
+
+    def __init__(self, n=20):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        return torch.tensor([index, index**2], dtype=torch.float32), index
+
+
+class Batches(Squares):
+    """Hands over whole batches and refuses single samples."""
+
+    def __getitem__(self, index):
+        raise AssertionError("a sample was asked for one by one")
+
+    def get_batch(self, indices):
+        rows = torch.tensor(indices)
+        return torch.stack([rows, rows**2], 1).float(), rows
+
+
+class Lists(Squares):
+    """Torch's own batched protocol."""
+
+    def __getitem__(self, index):
+        raise AssertionError("a sample was asked for one by one")
+
+    def __getitems__(self, indices):
+        return [Squares.__getitem__(self, index) for index in indices]
+
+
+class Noise(Dataset):
+    """A user's augmentation with all three global generators."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()]), index
+
+
+class Surroundings(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return os.getpid(), torch.get_num_threads()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.full((2,), float(i)), i) for i in range(7)])
+
+
+class Uneven(Squares):
+    def __getitem__(self, index):
+        return torch.zeros(3, 4 + index % 2), 0
+
+
+def load(dataset, *, workers=0, epoch=0, start=0, seed=5, batch_size=6, **more):
+    options = {"shuffle": True, "drop_last": False, **more}
+    loader = build_loader(dataset, batch_size=batch_size, seed=seed, options={"num_workers": workers}, **options)
+    loader.sampler.set_epoch(epoch, start)
+    batches = iter(loader)
+    try:
+        return list(batches)
+    finally:
+        if workers:
+            batches._shutdown_workers()  # left to the garbage collector after an error, it takes 5 s
+
+
+@pytest.mark.parametrize("kind", [Squares, Batches, Lists])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_kind_of_dataset_gives_the_same_batches(kind, workers):
+    reference = load(Squares())
+    batches = load(kind(), workers=workers)
+    assert [len(targets) for _, targets in batches] == [6, 6, 6, 2]
+    for (inputs, targets), (expected, expected_targets) in zip(batches, reference, strict=True):
+        assert torch.equal(inputs, expected)
+        assert torch.equal(targets, expected_targets)
+        assert torch.equal(inputs[:, 1], targets.float() ** 2)
+
+
+def test_drop_last_leaves_the_short_batch_out():
+    assert [len(targets) for _, targets in load(Batches(), drop_last=True)] == [6, 6, 6]
+
+
+def test_shuffled_epochs_differ_and_unshuffled_are_in_order():
+    first, second = (torch.cat([t for _, t in load(Batches(), epoch=e)]).tolist() for e in (0, 1))
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert torch.cat([t for _, t in load(Batches(), shuffle=False)]).tolist() == list(range(20))
+
+
+def test_generator_seeds_the_order():
+    def order(seed):
+        generator = torch.Generator().manual_seed(seed)
+        loader = build_loader(Batches(), batch_size=20, shuffle=True, drop_last=False, generator=generator)
+        return next(iter(loader))[1].tolist()
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_augmented_batches_do_not_depend_on_workers_or_on_where_an_epoch_was_resumed(workers):
+    dataset = DATASETS["digits"](transform="random_crop(8, padding=2) | random_flip | normalize")
+    whole = load(dataset, epoch=3, batch_size=256)
+    again = load(dataset, epoch=3, start=512, batch_size=256, workers=workers)
+    assert len(again) == len(whole) - 2
+    for (inputs, targets), (expected, expected_targets) in zip(again, whole[2:], strict=True):
+        assert torch.equal(inputs, expected)
+        assert torch.equal(targets, expected_targets)
+    other = load(dataset, epoch=4, batch_size=256, workers=workers)
+    assert not torch.equal(other[0][0], whole[0][0])
+
+
+def test_same_order_augments_differently_in_each_epoch_with_persistent_workers():
+    dataset = DATASETS["digits"](transform="random_crop(8, padding=2)")
+    options = {"num_workers": 1, "persistent_workers": True}
+    loader = build_loader(dataset, batch_size=700, shuffle=False, drop_last=False, options=options, seed=1)
+    passes = []
+    for epoch in (0, 1, 0):
+        loader.sampler.set_epoch(epoch)
+        passes.append(torch.cat([inputs for inputs, _ in loader]))
+    assert torch.equal(passes[0], passes[2])
+    assert not torch.equal(passes[0], passes[1])
+
+
+def test_a_users_random_dataset_repeats_in_workers_whatever_their_number_and_never_within_an_epoch():
+    def values(**more):
+        return torch.cat([inputs for inputs, _ in load(Noise(), batch_size=4, **more)])
+
+    one, two = values(workers=1), values(workers=2)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, values(workers=1, epoch=1))
+    assert len({tuple(row) for row in one.tolist()}) == 24
+    assert torch.equal(one[8:], values(workers=2, start=8))
+
+
+def test_loading_in_the_main_process_leaves_the_steps_generators_alone():
+    dataset = DATASETS["digits"](transform="random_crop(8, padding=2) | random_flip | normalize")
+    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    load(dataset, batch_size=512, generator=torch.Generator())
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert random.getstate() == python_state
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_worker_threads(threads):
+    loader = build_loader(
+        Surroundings(),
+        batch_size=2,
+        shuffle=False,
+        drop_last=False,
+        options={"num_workers": 1},
+        worker_options={"threads": threads},
+    )
+    pids, counts = next(iter(loader))
+    assert set(counts.tolist()) == {threads or 1}
+    assert os.getpid() not in pids.tolist()
+
+
+def test_own_collate_switches_whole_batches_off():
+    batches = load(Lists(), collate=lambda samples: [target for _, target in samples], shuffle=False)
+    assert batches[0] == [0, 1, 2, 3, 4, 5]
+
+
+def test_iterable_dataset_keeps_its_own_order():
+    loader = build_loader(Stream(), batch_size=3, shuffle=True, drop_last=True)
+    assert [targets.tolist() for _, targets in loader] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_spawned_workers_load_the_same_batches():
+    dataset = DATASETS["digits"](transform="random_flip", split="val")
+    loader = build_loader(
+        dataset,
+        batch_size=359,
+        shuffle=True,
+        drop_last=False,
+        seed=2,
+        options={"num_workers": 1, "multiprocessing_context": "forkserver"},
+    )
+    assert torch.equal(next(iter(loader))[0], load(dataset, seed=2, batch_size=359)[0][0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_differ_in_shape_are_named(workers):
+    with pytest.raises(DataError, match=r"\(3, 4\), \(3, 5\).*resize"):
+        load(Uneven(), workers=workers)
+
+
+def test_empty_dataset_and_one_without_length_are_refused():
+    with pytest.raises(DataError, match="0 samples"):
+        build_loader(Squares(0), batch_size=1, shuffle=False, drop_last=False)
+    with pytest.raises(DataError, match="IterableDataset"):
+        build_loader(object(), batch_size=1, shuffle=False, drop_last=False)
+
+
+def test_fast_collate_agrees_with_torch():
+    samples = [(torch.rand(3, 2), i, {"a": float(i)}, "x", np.float32(i)) for i in range(5)]
+    ours, theirs = fast_collate(samples), torch.utils.data.default_collate(samples)
+    assert torch.equal(ours[0], theirs[0])
+    for mine, reference in zip(ours[1:], theirs[1:], strict=True):
+        assert str(mine) == str(reference)
+    assert ours[1].dtype == torch.int64
+
+
+def test_fast_collate_of_other_structures_is_torchs():
+    samples = [{"x": torch.ones(2) * i, "y": [i, i]} for i in range(3)]
+    assert str(fast_collate(samples)) == str(torch.utils.data.default_collate(samples))
+
+
+def test_fetcher_survives_pickling():
+    loader = build_loader(Batches(), batch_size=4, shuffle=False, drop_last=False)
+    copy = pickle.loads(pickle.dumps(loader.dataset))
+    assert torch.equal(copy.__getitems__([1, 2])[0], loader.dataset.__getitems__([1, 2])[0])
+    assert len(loader.dataset) == 20
+    assert isinstance(loader.dataset.source, Batches)

@@ -1,0 +1,78 @@
+"""Order of samples: a pure function of seed and epoch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fulltilt.data import EpochSampler
+from fulltilt.data.seeds import compute_seed
+from fulltilt.errors import DataError
+
+
+def test_every_epoch_is_a_permutation_of_its_own():
+    sampler = EpochSampler(100, True, 7)
+    orders = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_order_depends_on_nothing_but_seed_and_epoch():
+    first, second = EpochSampler(50, True, 1), EpochSampler(50, True, 1)
+    list(first)
+    torch.rand(3)
+    second.set_epoch(5)
+    first.set_epoch(5)
+    assert list(first) == list(second)
+    assert list(EpochSampler(50, True, 2)) != list(EpochSampler(50, True, 1))
+
+
+def test_start_index_continues_the_same_order_and_shortens_the_length():
+    whole, rest = EpochSampler(40, True, 3), EpochSampler(40, True, 3)
+    whole.set_epoch(2)
+    rest.set_epoch(2, start_index=33)
+    assert list(rest) == list(whole)[33:]
+    assert len(rest) == 7
+    rest.set_epoch(3)
+    assert len(rest) == 40
+
+
+def test_without_shuffle_the_order_is_that_of_the_dataset():
+    sampler = EpochSampler(5, False, 0)
+    sampler.set_epoch(4, start_index=2)
+    assert list(sampler) == [2, 3, 4]
+
+
+def test_state_goes_on_in_another_sampler():
+    one = EpochSampler(20, True, 11)
+    one.set_epoch(6, start_index=8)
+    other = EpochSampler(20, True, 99)
+    other.load_state_dict(one.state_dict())
+    assert list(other) == list(one)
+    assert all(type(value) is int for value in one.state_dict().values())
+
+
+def test_state_of_a_dataset_of_another_length_is_refused():
+    with pytest.raises(DataError, match="20 samples, this one holds 21"):
+        EpochSampler(21, True, 0).load_state_dict(EpochSampler(20, True, 0).state_dict())
+
+
+@pytest.mark.parametrize("start", [-1, 11])
+def test_start_outside_of_the_dataset_is_refused(start):
+    with pytest.raises(DataError, match="holds 10 samples"):
+        EpochSampler(10, True, 0).set_epoch(0, start_index=start)
+
+
+def test_no_samples_is_refused():
+    with pytest.raises(DataError, match="0 samples"):
+        EpochSampler(0, True, 0)
+
+
+def test_seeds_do_not_collide_where_parts_are_swapped_or_small():
+    seeds = {compute_seed(a, b, c) for a in range(20) for b in range(20) for c in range(20)}
+    assert len(seeds) == 8000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert compute_seed(2**64 - 1, 3) == compute_seed(-1, 3)

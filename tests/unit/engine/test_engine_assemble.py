@@ -1,0 +1,189 @@
+"""From a configuration to a Workload: names found, facts of the data handed to the model, mistakes named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fulltilt.config import config_from_values
+from fulltilt.engine.assemble import build_workload, name_run
+from fulltilt.engine.build import build_run
+from fulltilt.engine.optimizers import OPTIMIZERS
+from fulltilt.engine.step import TrainStep
+from fulltilt.errors import ConfigError
+from fulltilt.levers import default_plan
+from fulltilt.measure import NullTimer
+
+DIGITS: dict[str, Any] = {"model": "small_cnn(width=4)", "data": {"dataset": "digits"}}
+
+USER_CODE = '''
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+import fulltilt
+
+class Points(TensorDataset):
+    """No split, so no validation set can be made of it."""
+    n_classes = 2
+    def __init__(self, n=32):
+        super().__init__(torch.randn(n, 5), torch.randint(2, (n,)))
+
+def build_net(width=4, n_classes=7):
+    return nn.Sequential(nn.Linear(5, width), nn.Linear(width, n_classes))
+
+def own_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets) * 2
+
+workload = fulltilt.Workload(model=build_net, dataset=Points, loss=nn.CrossEntropyLoss(), name="mine")
+
+def make(width: int, path=None):
+    return fulltilt.Workload(model=lambda: build_net(width, 2), dataset=Points, loss=own_loss,
+                             optimizer=lambda p: torch.optim.SGD(p, lr=0.5), name=f"made {width} {path}")
+
+nothing = 5
+'''
+
+
+@pytest.fixture
+def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "assemble_user_code.py").write_text(USER_CODE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "assemble_user_code", raising=False)
+    return str(tmp_path)
+
+
+def configure(values: dict[str, Any], base_dir: str = ".") -> Any:
+    return config_from_values(values, base_dir=base_dir)
+
+
+def test_digits_train_from_a_configuration():
+    config = configure(DIGITS | {"optim": {"optimizer": "sgd(momentum=0.9)", "lr": 0.1, "weight_decay": 0.01}})
+    run = build_run(config, default_plan({"batch_size": 64, "threads": 1}), device="cpu")
+    group = run.setup.optimizer.param_groups[0]
+    assert isinstance(run.setup.optimizer, torch.optim.SGD)
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.9, 0.01)
+    assert run.n_samples == 1438
+    assert TrainStep(run)(run.start_epoch(0), NullTimer()).loss.isfinite()
+
+
+def test_the_model_learns_of_the_data_and_the_validation_set_is_another():
+    workload = build_workload(configure(DIGITS))
+    images, _ = workload.dataset()[0]
+    assert workload.model()(images[None]).shape == (1, 10)
+    assert len(workload.validation()) == 359
+    assert workload.dataset() is workload.dataset(), "loaded once"
+    assert workload.metrics.keys() == {"accuracy"}
+
+
+def test_transforms_belong_to_their_split():
+    values = DIGITS | {"data": {"dataset": "digits", "transform": {"train": "resize(12)", "val": "resize(10)"}}}
+    workload = build_workload(configure(values))
+    assert workload.dataset()[0][0].shape[-1] == 12
+    assert workload.validation()[0][0].shape[-1] == 10
+
+
+def test_a_loss_by_name_takes_its_arguments():
+    logits, targets = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    workload = build_workload(configure(DIGITS | {"loss": "cross_entropy(label_smoothing=0.5)"}))
+    expected = nn.functional.cross_entropy(logits, targets, label_smoothing=0.5)
+    torch.testing.assert_close(workload.loss(logits, targets), expected)
+
+
+def test_parts_of_the_users_own(user_code):
+    module = "assemble_user_code"
+    values = {
+        "model": f"{module}:build_net(width=3)",
+        "data": {"dataset": f"{module}:Points(n=20)"},
+        "loss": f"{module}:own_loss",
+        "optim": {"optimizer": "torch.optim:NAdam(momentum_decay=0.01)", "lr": 0.25},
+    }
+    workload = build_workload(configure(values, user_code))
+    model = workload.model()
+    assert (model[0].out_features, model[1].out_features) == (3, 2)
+    assert len(workload.dataset()) == 20
+    assert workload.validation is None
+    assert workload.loss.__name__ == "own_loss"
+    optimizer = workload.optimizer(model.parameters())
+    assert isinstance(optimizer, torch.optim.NAdam)
+    assert optimizer.defaults["lr"] == 0.25
+
+
+def test_a_workload_of_the_users_own(user_code):
+    workload = build_workload(
+        configure({"task": "assemble_user_code:workload", "optim": {"optimizer": "adam", "lr": 0.125}}, user_code)
+    )
+    assert workload.name == "mine"
+    optimizer = workload.optimizer(workload.model().parameters())
+    assert type(optimizer) is torch.optim.Adam
+    assert optimizer.defaults["lr"] == 0.125
+
+
+def test_a_function_that_makes_the_workload_keeps_its_own_optimizer(user_code):
+    config = configure({"task": "assemble_user_code:make(width=9)", "data": {"path": "here"}}, user_code)
+    workload = build_workload(config)
+    assert workload.name == "made 9 here"
+    assert isinstance(workload.optimizer(workload.model().parameters()), torch.optim.SGD)
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "words"),
+    [
+        ({"task": "clasification", **DIGITS}, "task", "classification"),
+        ({"data": {"dataset": "digits"}}, "model", "a model is needed"),
+        ({"model": "small_cnn"}, "data.dataset", "a dataset is needed; write one of cifar10"),
+        (DIGITS | {"data": {"dataset": "digitz"}}, "data.dataset", "did you mean digits"),
+        (DIGITS | {"loss": "cross_entrpy"}, "loss", "did you mean cross_entropy"),
+        (DIGITS | {"optim": {"optimizer": "adamm"}}, "optim.optimizer", "did you mean adam"),
+        ({"task": "no_such_module_anywhere:workload"}, "task", "no module"),
+        ({"task": "assemble_user_code:workloat"}, "task", "did you mean workload"),
+        ({"task": "assemble_user_code:nothing"}, "task", "is a int, expected a fulltilt.Workload"),
+    ],
+)
+def test_mistakes_are_named_with_their_key(values, key, words, user_code):
+    with pytest.raises(ConfigError, match=words) as caught:
+        build_workload(configure(values, user_code))
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "words"),
+    [
+        (DIGITS | {"model": "small_cnn(wdth=3)"}, "model", "width"),
+        (DIGITS | {"data": {"dataset": "digits(pth=x)"}}, "dataset", "path"),
+        (
+            DIGITS | {"data": {"dataset": "assemble_user_code:Points", "transform": {"train": "normalize"}}},
+            "dataset",
+            "takes no transform",
+        ),
+    ],
+)
+def test_mistakes_in_arguments_are_named_when_the_part_is_built(values, field, words, user_code):
+    workload = build_workload(configure(values, user_code))
+    with pytest.raises(ConfigError, match=words):
+        getattr(workload, field)()
+
+
+def test_an_optimizer_argument_of_the_wrong_type_is_named():
+    workload = build_workload(configure(DIGITS | {"optim": {"optimizer": "sgd(momentum=fast)"}}))
+    with pytest.raises(ConfigError, match=r"momentum='?fast'?: expected float"):
+        workload.optimizer([nn.Parameter(torch.zeros(1))])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_have_torchs_defaults(name):
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = OPTIMIZERS[name]([parameter])
+    theirs = type(optimizer)([parameter])
+    assert optimizer.defaults == theirs.defaults
+    decayed = OPTIMIZERS[name]([parameter], weight_decay=0.0, lr=0.5)
+    assert (decayed.defaults["weight_decay"], decayed.defaults["lr"]) == (0.0, 0.5)
+
+
+def test_a_run_is_named_after_its_configuration():
+    assert name_run(configure(DIGITS | {"run": {"name": "first"}})) == "first"
+    assert name_run(configure(DIGITS)) == "classification"

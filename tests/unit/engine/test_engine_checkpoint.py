@@ -1,0 +1,229 @@
+"""Checkpoints: whole or absent, readable without running code, and clear when they do not fit."""
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fulltilt.engine.checkpoint import (
+    NEWEST,
+    PREVIOUS,
+    capture_rng,
+    check_finite,
+    find_checkpoint,
+    load_checkpoint,
+    load_model_state,
+    load_part_state,
+    make_plain,
+    restore_rng,
+    save_checkpoint,
+)
+from fulltilt.errors import NonFiniteLossError, RunFolderError, StorageError, UsageError
+
+
+def state_of(step):
+    return {"step": step, "weights": torch.arange(10_000, dtype=torch.float32) + step}
+
+
+def flip_byte(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(bytes(data))
+
+
+def test_the_newest_comes_back_and_the_one_before_is_kept(tmp_path):
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, state_of(step))
+    loaded = load_checkpoint(tmp_path)
+    assert (loaded.state["step"], loaded.note) == (3, None)
+    assert torch.equal(loaded.state["weights"], state_of(3)["weights"])
+    assert torch.load(tmp_path / PREVIOUS, weights_only=True)["step"] == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == [PREVIOUS, NEWEST]
+
+
+def test_an_empty_folder_has_none(tmp_path):
+    assert load_checkpoint(tmp_path) is None
+    assert not find_checkpoint(tmp_path)
+
+
+DAMAGES = {
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: path.write_bytes(b""),
+    "no archive": lambda path: path.write_text("<html>404</html>"),
+    "a flipped byte in a weight": lambda path: flip_byte(path, path.stat().st_size // 2),
+    "of another program": lambda path: torch.save({"state_dict": {}}, path),
+    "a pickle that runs code": lambda path: torch.save({"format": 1, "x": Harmful()}, path),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.mkdir, ("/tmp/fulltilt-was-here",)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path, damage):
+    save_checkpoint(tmp_path, state_of(1))
+    save_checkpoint(tmp_path, state_of(2))
+    DAMAGES[damage](tmp_path / NEWEST)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.state["step"] == 1
+    assert f"{NEWEST} cannot be read" in loaded.note
+    assert f"going on from {PREVIOUS}" in loaded.note
+    assert not os.path.exists("/tmp/fulltilt-was-here")
+
+
+def test_a_crash_between_the_two_renames_leaves_the_one_before(tmp_path):
+    save_checkpoint(tmp_path, state_of(1))
+    (tmp_path / NEWEST).rename(tmp_path / PREVIOUS)
+    assert find_checkpoint(tmp_path)
+    assert load_checkpoint(tmp_path).state["step"] == 1
+
+
+def test_a_damaged_newest_does_not_take_the_place_of_the_good_one(tmp_path):
+    save_checkpoint(tmp_path, state_of(1))
+    save_checkpoint(tmp_path, state_of(2))
+    os.truncate(tmp_path / NEWEST, 100)
+    load_checkpoint(tmp_path)
+    save_checkpoint(tmp_path, state_of(3))
+    os.truncate(tmp_path / NEWEST, 100)
+    assert load_checkpoint(tmp_path).state["step"] == 1
+
+
+def test_when_none_can_be_read_both_are_named(tmp_path):
+    save_checkpoint(tmp_path, state_of(1))
+    save_checkpoint(tmp_path, state_of(2))
+    for name in (NEWEST, PREVIOUS):
+        os.truncate(tmp_path / name, 100)
+    with pytest.raises(RunFolderError) as caught:
+        load_checkpoint(tmp_path)
+    assert NEWEST in str(caught.value)
+    assert PREVIOUS in str(caught.value)
+    assert "--out" in str(caught.value)
+
+
+def test_a_newer_format_is_not_taken_for_damage(tmp_path):
+    save_checkpoint(tmp_path, state_of(1))
+    torch.save({"format": 99, "step": 2}, tmp_path / NEWEST)
+    with pytest.raises(RunFolderError, match="newer fulltilt"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_failed_save_leaves_both_generations_and_no_rest(tmp_path):
+    class Unpicklable:
+        def __reduce__(self):
+            raise pickle.PicklingError("no")
+
+    save_checkpoint(tmp_path, state_of(1))
+    save_checkpoint(tmp_path, state_of(2))
+    with pytest.raises(pickle.PicklingError):
+        save_checkpoint(tmp_path, {"weights": torch.zeros(1000), "bad": Unpicklable()})
+    assert sorted(p.name for p in tmp_path.iterdir()) == [PREVIOUS, NEWEST]
+    assert load_checkpoint(tmp_path).state["step"] == 2
+
+
+SAVE_WITH_LITTLE_ROOM = """
+import pathlib, resource, signal, sys, torch
+from fulltilt.engine.checkpoint import save_checkpoint
+from fulltilt.errors import StorageError
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+for limit in map(int, sys.argv[2:]):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        save_checkpoint(pathlib.Path(sys.argv[1]), {"step": 2, "weights": torch.zeros(100_000)})
+    except StorageError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        print(limit, error, flush=True)
+"""
+
+
+def test_a_file_that_may_not_grow_leaves_the_old_one(tmp_path):
+    """The kernel refuses at different places of the archive: its head, a tensor, its table of contents."""
+    limits_bytes = [0, 100, 50_000, 399_000, 400_300]
+    save_checkpoint(tmp_path, state_of(1))
+    command = [sys.executable, "-c", SAVE_WITH_LITTLE_ROOM, str(tmp_path), *map(str, limits_bytes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [int(line.split()[0]) for line in lines] == limits_bytes
+    assert all("cannot be written" in line for line in lines)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [NEWEST]
+    assert load_checkpoint(tmp_path).state["step"] == 1
+
+
+def test_a_folder_that_is_a_file_is_a_storage_error(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(StorageError):
+        save_checkpoint(tmp_path / "out", state_of(1))
+
+
+def test_every_generator_comes_back(tmp_path):
+    def draw():
+        prepare = torch.randn(2, generator=generator).tolist()
+        return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), random.gauss(0, 1), prepare
+
+    generator = torch.Generator().manual_seed(5)
+    random.gauss(0, 1)  # leaves a second value waiting inside the generator
+    np.random.randn()
+    save_checkpoint(tmp_path, {"rng": capture_rng({"prepare": generator})})
+    expected = draw()
+    draw()
+    restore_rng(load_checkpoint(tmp_path).state["rng"], {"prepare": generator})
+    assert draw() == expected
+
+
+def test_another_model_is_told_by_names_and_shapes():
+    saved = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).state_dict()
+    model = nn.Sequential(nn.Linear(4, 16), nn.Identity(), nn.Linear(16, 3), nn.Linear(3, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(RunFolderError) as caught:
+        load_model_state(model, saved, "checkpoint.pt")
+    message = str(caught.value)
+    assert "2 missing: 3.weight, 3.bias" in message
+    assert "5 unexpected: 1.weight, 1.bias, 1.running_mean, 1.running_var and 1 more" in message
+    assert "0.weight (8, 4) instead of (16, 4)" in message
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_another_optimizer_is_told():
+    model = nn.Linear(2, 2)
+    saved = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1).state_dict()
+    with pytest.raises(RunFolderError, match=r"optimizer in checkpoint\.pt does not fit AdamW"):
+        load_part_state("optimizer", torch.optim.AdamW(model.parameters()), saved, "checkpoint.pt")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_single_bad_weight_is_found(value, dtype):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(dtype)
+    model.register_parameter("empty", nn.Parameter(torch.zeros(0)))
+    check_finite(model, step=1)
+    model[1].bias.data[2] = value
+    with pytest.raises(NonFiniteLossError, match=r"after step 7 1 of 4 .* first 1\.bias"):
+        check_finite(model, step=7)
+
+
+def test_numbers_of_numpy_are_written_as_what_can_be_read_back(tmp_path):
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW([parameter], lr=np.float64(0.1), betas=(np.float64(0.5), 0.9))
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    save_checkpoint(tmp_path, {"optimizer": make_plain(optimizer.state_dict(), "optimizer")})
+    loaded = load_checkpoint(tmp_path).state["optimizer"]
+    assert loaded["param_groups"][0]["lr"] == 0.1
+    assert loaded["param_groups"][0]["betas"] == (0.5, 0.9)
+    assert torch.equal(loaded["state"][0]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+
+
+def test_an_object_in_a_state_is_named_before_anything_is_written():
+    with pytest.raises(UsageError, match=r"optimizer\.state\.0\.kind is a Harmful"):
+        make_plain({"state": {0: {"kind": Harmful()}}}, "optimizer")

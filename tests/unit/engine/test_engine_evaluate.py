@@ -1,0 +1,135 @@
+"""Evaluation: exact means over every sample, and no trace of it in the training that follows."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+from training_cases import Points, build_config, build_workload, run_train
+
+from fulltilt.config import plan_of
+from fulltilt.engine.build import build_run
+from fulltilt.engine.evaluate import build_validation_loader, evaluate
+from fulltilt.errors import DataError
+from fulltilt.records import StepsDone
+
+
+@pytest.fixture
+def make_run():
+    runs = []
+
+    def make(config=None, **changes):
+        config = config or build_config()
+        runs.append(build_run(config, plan_of(config), device="cpu", workload=build_workload(prepare=None, **changes)))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+def compute_by_hand(run, dataset):
+    model = run.setup.model.eval()
+    with torch.no_grad():
+        outputs = model(dataset.inputs)
+    model.train()
+    return {
+        "loss": nn.functional.cross_entropy(outputs, dataset.targets).item(),
+        "accuracy": (outputs.argmax(1) == dataset.targets).float().mean().item(),
+    }
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 16, 31, 64])
+def test_means_do_not_depend_on_the_batch_size(make_run, batch_size):
+    run = make_run()
+    found = evaluate(run, build_validation_loader(run, batch_size=batch_size))
+    assert found == pytest.approx(compute_by_hand(run, Points(n_samples=31, noise=0)), rel=1e-5)
+
+
+def test_workers_give_the_same_figures(make_run):
+    plain, parallel = make_run(), make_run(build_config(data__num_workers=2))
+    assert evaluate(parallel, build_validation_loader(parallel)) == evaluate(plain, build_validation_loader(plain))
+
+
+def test_the_model_is_in_evaluation_mode_and_every_layer_gets_its_own_mode_back(make_run):
+    run = make_run()
+    run.setup.model[1].eval()  # frozen on purpose
+    seen = []
+    run.setup.model.register_forward_hook(lambda module, args, out: seen.append(any(m.training for m in module)))
+    statistics = run.setup.model[1].running_mean.clone()
+    evaluate(run, build_validation_loader(run))
+    assert set(seen) == {False}
+    assert [m.training for m in run.setup.model] == [True, False, True, True, True]
+    assert torch.equal(run.setup.model[1].running_mean, statistics)
+
+
+def test_modes_come_back_after_an_error(make_run):
+    def fail(outputs, targets):
+        raise ValueError("metric")
+
+    run = make_run(metrics={"bad": fail})
+    with pytest.raises(ValueError, match="metric"):
+        evaluate(run, build_validation_loader(run))
+    assert run.setup.model.training
+
+
+def test_it_runs_in_the_precision_of_training(make_run):
+    run = make_run(build_config(speed__precision="bf16"))
+    seen = []
+    run.setup.model[0].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    evaluate(run, build_validation_loader(run))
+    assert set(seen) == {torch.bfloat16}
+
+
+def test_no_graph_is_kept(make_run):
+    run = make_run()
+    seen = []
+    run.setup.model.register_forward_hook(lambda module, args, out: seen.append(out.requires_grad))
+    evaluate(run, build_validation_loader(run))
+    assert set(seen) == {False}
+    assert all(p.grad is None for p in run.setup.model.parameters())
+
+
+def test_training_goes_on_as_if_there_had_been_no_evaluation(tmp_path):
+    losses = []
+    for every in ("1 steps", None):
+        _, recorder = run_train(tmp_path / str(every), build_config(run__evaluate_every=every))
+        losses.append([(e.step, e.loss) for e in recorder.of(StepsDone)])
+    assert losses[0] == losses[1]
+
+
+def test_random_preparation_is_the_same_in_every_evaluation(make_run):
+    def add_noise(batch, generator):
+        return batch[0] + torch.randn(batch[0].shape, generator=generator), batch[1]
+
+    config = build_config()
+    workload = build_workload(prepare=add_noise)
+    with build_run(config, plan_of(config), device="cpu", workload=workload) as run:
+        loader = build_validation_loader(run)
+        state = run.generator.get_state()
+        assert evaluate(run, loader) == evaluate(run, loader)
+        assert torch.equal(run.generator.get_state(), state)
+
+
+def test_it_stops_when_asked(make_run):
+    run = make_run()
+    asked = []
+
+    def should_stop():
+        asked.append(True)
+        return len(asked) == 3
+
+    assert evaluate(run, build_validation_loader(run, batch_size=4), should_stop=should_stop) is None
+    assert len(asked) == 3
+    assert run.setup.model.training
+
+
+class NothingToRead(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize("dataset", [NothingToRead, lambda: Points(n_samples=0)])
+def test_an_empty_validation_set_is_an_error(make_run, dataset):
+    run = make_run(validation=dataset)
+    with pytest.raises(DataError):
+        evaluate(run, build_validation_loader(run))

@@ -1,0 +1,157 @@
+"""A measured run: figures of what ran, every lever read back, and errors where a figure would be a lie."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.measured import EndlessSteps, check_observed, measure_flops, run_measured, take_samples
+from fulltilt.engine.step import TrainStep
+from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
+from fulltilt.levers import default_plan, load_catalogue
+from fulltilt.measure import NullTimer
+from fulltilt.records import Measurement, decode, encode
+from fulltilt.tasks import Workload
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 3))
+
+
+def build_dataset() -> Dataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(40, 12, generator=generator), torch.randint(3, (40,), generator=generator))
+
+
+def build(plan: dict[str, Any] | None = None, **fields: Any) -> Run:
+    given = {"model": build_model, "dataset": build_dataset, "loss": nn.CrossEntropyLoss()}
+    full = default_plan({"batch_size": 16, "threads": 1} | (plan or {}))
+    return build_run(None, full, device="cpu", workload=Workload(**given | fields), seed=1)
+
+
+def test_a_measurement_holds_what_ran():
+    told: list[int] = []
+    with build({"num_workers": 1, "persistent_workers": True, "batch_size": 8, "accumulate": 2}) as run:
+        result = run_measured(run, n_steps=10, on_progress=told.append)
+    assert result.n_steps >= 10
+    assert run.steps_per_epoch == 3
+    assert result.n_steps % 3 == 0, "short epochs are timed whole"
+    low, high = result.samples_per_s_ci95
+    assert 0 < low <= result.samples_per_s <= high
+    assert result.observed == dict(run.plan) | {"prefetch_factor": 2}
+    assert result.first_loss > 0
+    assert result.last_loss > 0
+    assert result.flops_per_sample == 3 * 2 * (12 * 10 + 10 * 10 + 10 * 3) - 2 * 12 * 10, "no gradient of the inputs"
+    assert result.flops_coverage_pct == 100
+    assert result.memory_rss_peak_gib > 0
+    assert result.gpu_utilization_pct is None
+    assert told == sorted(told)
+    assert told[-1] >= result.n_steps + result.n_warmup_steps
+    empty = {f.name for f in dataclasses.fields(result) if getattr(result, f.name) is None}
+    assert empty == {f for f in result.null_reasons if f != "phases_ms"} & empty
+    assert decode(Measurement, encode(result)) == result
+
+
+def test_epochs_follow_one_another_with_their_tails():
+    run = build()
+    steps = EndlessSteps(run, NullTimer())
+    assert [steps() for _ in range(7)] == [16, 16, 8, 16, 16, 8, 16]
+    assert steps.n_done == 7
+    assert len(steps.take_batch()[0]) == 16
+
+
+@pytest.mark.parametrize(("bad_from", "step"), [(0, 1), (6, None)])
+def test_a_loss_that_is_no_number_ends_the_measurement(bad_from, step):
+    calls = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        value = nn.functional.cross_entropy(outputs, targets)
+        return value * float("nan") if len(calls) > bad_from else value
+
+    with pytest.raises(NonFiniteLossError, match=r"the loss is nan at step \d+") as caught:
+        run_measured(build(loss=loss), n_steps=8)
+    if step is not None:
+        assert f"at step {step};" in str(caught.value)
+
+
+def test_a_value_that_is_not_in_force_is_an_error():
+    run = build({"precision": "bf16"})
+    run.setup.autocast_dtype = None
+    TrainStep(run)(run.start_epoch(0), NullTimer())
+    with pytest.raises(TrainingError, match="precision: plan says bf16, in force fp32"):
+        check_observed(run)
+
+
+def test_a_model_that_changes_the_threads_is_caught():
+    class Greedy(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            torch.set_num_threads(2)
+            return super().forward(input)
+
+    try:
+        with pytest.raises(TrainingError, match="threads: plan says 1, in force 2"):
+            run_measured(build(model=lambda: Greedy(12, 3)), n_steps=4)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_model_that_cannot_be_compiled_is_caught():
+    class Eager(nn.Linear):
+        @torch._dynamo.disable
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input)
+
+    with pytest.raises(TrainingError, match="compile: plan says True, in force False"):
+        run_measured(build({"compile": True}, model=lambda: Eager(12, 3)), n_steps=4)
+
+
+def test_recomputation_is_not_counted_as_flops():
+    def count(**plan: Any) -> Any:
+        run = build(plan)
+        return measure_flops(run, next(run.start_epoch(0)))
+
+    assert count(activation_checkpointing=True) == count()
+    assert count()[2] is None
+
+
+def test_flops_that_cannot_be_counted_have_a_reason():
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if len(outputs) != 16:
+            raise ValueError("only batches of 16")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    run = build(loss=loss)
+    per_sample, coverage, reason = measure_flops(run, next(run.start_epoch(0)))
+    assert (per_sample, coverage) == (None, None)
+    assert reason == "the step could not be counted with 8 samples: only batches of 16"
+
+
+def test_samples_are_taken_from_nested_batches():
+    batch = ({"a": torch.arange(10), "b": torch.zeros(3)}, [torch.zeros(10, 2), "text"])
+    small = take_samples(batch, 10, 4)
+    assert small[0]["a"].tolist() == [0, 1, 2, 3]
+    assert small[0]["b"].shape == (3,)
+    assert small[1][0].shape == (4, 2)
+    assert small[1][1] == "text"
+
+
+def test_a_stream_that_runs_dry_is_an_error():
+    class Dry(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(DataError, match="yielded no batch in epoch 1"):
+        run_measured(build(dataset=Dry), n_steps=4)
+
+
+def test_every_lever_is_read_back():
+    run = build()
+    TrainStep(run)(run.start_epoch(0), NullTimer())
+    assert check_observed(run).keys() == load_catalogue().keys()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from fulltilt.hardware import FakeNvml, NvmlDevice, build_status, is_wsl, read_machine
+from fulltilt.records import Machine, dumps, loads
+
+GIB = 2**30
+
+
+def test_recorded_machine_without_a_gpu(recorded):
+    machine = read_machine(recorded, nvml=FakeNvml(absence="NVML Shared Library Not Found"), environ={})
+    assert machine.cpu_model == "AMD EPYC"
+    assert machine.n_cores_usable == 2
+    assert machine.memory_total_bytes == 25276502016
+    assert machine.memory_available_bytes < machine.memory_total_bytes
+    assert not machine.is_wsl
+    assert machine.devices == ()
+    assert machine.null_reasons["devices"] == "NVML Shared Library Not Found"
+    assert machine.memory_limit_bytes is None
+    assert machine.null_reasons["memory_limit_bytes"]
+    assert machine.shm_total_bytes is None
+    assert machine.null_reasons["shm_total_bytes"]
+
+
+def test_real_machine_survives_json_and_names_no_host():
+    machine = read_machine()
+    text = dumps(machine)
+    assert loads(Machine, text) == machine
+    assert socket.gethostname() not in (machine.hostname_hash, machine.cpu_model, machine.system)
+    assert len(machine.hostname_hash) == 12
+    assert 1 <= machine.n_cores_usable <= machine.n_cores_logical
+    assert machine.packages["torch"]
+    for field in ("n_cores_physical", "memory_limit_bytes", "shm_total_bytes"):
+        assert (getattr(machine, field) is None) == (field in machine.null_reasons)
+
+
+def test_gpus_come_in_the_order_of_cuda_with_nominal_figures():
+    devices = [
+        NvmlDevice(index=0, name="NVIDIA H200", uuid="GPU-a", memory_total_bytes=140 * GIB, compute_capability=(9, 0)),
+        NvmlDevice(index=1, name="NVIDIA Oddity", uuid="GPU-b", memory_total_bytes=8 * GIB, compute_capability=(7, 5)),
+    ]
+    nvml = FakeNvml(devices, {0: build_status(memory_free_bytes=100 * GIB)}, driver="580.1")
+    machine = read_machine(nvml=nvml, environ={"CUDA_VISIBLE_DEVICES": "1,0"})
+    odd, h200 = machine.devices
+    assert (odd.index, odd.name, odd.nominal_bf16_tflops, odd.memory_free_bytes) == (0, "NVIDIA Oddity", None, None)
+    assert (h200.index, h200.uuid, h200.nominal_bf16_tflops, h200.driver) == (1, "GPU-a", 989.4, "580.1")
+    assert h200.memory_free_bytes == 100 * GIB
+    assert h200.nominal_memory_gib_per_s == pytest.approx(4470.3, abs=0.1)
+    assert "NVIDIA Oddity" in machine.null_reasons["devices[0].nominal_memory_gib_per_s"]
+    assert machine.null_reasons["devices[0].memory_free_bytes"]
+    assert "devices[1].memory_free_bytes" not in machine.null_reasons
+
+
+def test_hidden_gpus_are_said_to_be_hidden():
+    device = NvmlDevice(index=0, name="x", uuid=None, memory_total_bytes=None, compute_capability=None)
+    machine = read_machine(nvml=FakeNvml([device]), environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert machine.null_reasons["devices"] == "CUDA_VISIBLE_DEVICES hides every GPU"
+
+
+@pytest.mark.parametrize(
+    ("version", "environ", "expected"),
+    [
+        ("Linux version 5.15.167.4-microsoft-standard-WSL2 (root@x)", {}, True),
+        ("Linux version 4.4.0-19041-Microsoft (x)", {}, True),
+        ("Linux version 6.8.0-45-generic (buildd@x)", {}, False),
+        ("Linux version 6.8.0 (custom)", {"WSL_DISTRO_NAME": "Ubuntu"}, True),
+        ("Linux version 6.8.0 (custom)", {"WSL_DISTRO_NAME": ""}, False),
+    ],
+)
+def test_wsl(plant, version, environ, expected):
+    """Synthetic /proc/version."""
+    assert is_wsl(plant({"proc/version": version}), environ) is expected
+
+
+def test_room_and_a_full_reading_need_no_torch():
+    code = "import sys, fulltilt.hardware as h; h.read_machine(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

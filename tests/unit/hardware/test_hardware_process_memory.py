@@ -1,0 +1,220 @@
+"""Memory of real process trees: what is allocated here is what must be read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fulltilt.hardware import MemoryWatchdog, read_process_tree, read_process_tree_memory, read_rss_bytes
+
+MIB = 2**20
+GROW = f"block = bytearray(64 * {MIB}); block[::4096] = b'x' * len(block[::4096])\n"
+READY_AND_WAIT = "os.write(1, b'ready\\n'); sys.stdin.readline()\n"  # one write: lines of forks do not mix
+
+
+@contextlib.contextmanager
+def running(code: str, *, n_ready: int = 1) -> Iterator[subprocess.Popen]:
+    """A Python process in a session of its own that runs ``code`` and says "ready" ``n_ready`` times."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import os, sys, time\n" + code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin
+    assert process.stdout
+    try:
+        for _ in range(n_ready):
+            assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_one_process_is_read_as_large_as_it_is():
+    with running(READY_AND_WAIT) as small, running(GROW + READY_AND_WAIT) as large:
+        before, after = read_process_tree_memory(small.pid), read_process_tree_memory(large.pid)
+    assert before.n_processes == after.n_processes == 1
+    for field in ("rss_bytes", "pss_bytes", "private_bytes", "standalone_bytes"):
+        assert getattr(after, field) - getattr(before, field) == pytest.approx(64 * MIB, rel=0.1), field
+
+
+def test_figures_keep_their_order():
+    fork = GROW + "os.fork()\n" + READY_AND_WAIT
+    with running(fork, n_ready=2) as process:
+        memory = read_process_tree_memory(process.pid)
+    assert memory.n_processes == 2
+    assert 0 < memory.private_bytes <= memory.pss_bytes <= memory.standalone_bytes <= memory.rss_bytes
+
+
+def test_pages_shared_inside_the_tree_count_once():
+    with running(GROW + READY_AND_WAIT) as alone, running(GROW + "os.fork()\n" + READY_AND_WAIT, n_ready=2) as forked:
+        one, two = read_process_tree_memory(alone.pid), read_process_tree_memory(forked.pid)
+    assert two.rss_bytes - one.rss_bytes > 60 * MIB
+    assert two.standalone_bytes - one.standalone_bytes < 16 * MIB
+
+
+def test_copies_that_a_child_makes_count():
+    code = GROW + "if os.fork() == 0: block[::4096] = b'y' * len(block[::4096])\n" + READY_AND_WAIT
+    with running(GROW + READY_AND_WAIT) as alone, running(code, n_ready=2) as copied:
+        one, two = read_process_tree_memory(alone.pid), read_process_tree_memory(copied.pid)
+    assert two.standalone_bytes - one.standalone_bytes == pytest.approx(64 * MIB, rel=0.2)
+
+
+def test_pages_shared_with_a_process_outside_count_in_full():
+    """The zygote's case: a child in a session of its own still needs what it shares with its parent."""
+    code = GROW + "pid = os.fork()\nif pid == 0: os.setsid(); time.sleep(60)\nprint(pid, flush=True)\n" + READY_AND_WAIT
+    with running(code, n_ready=0) as process:
+        assert process.stdout
+        child = int(process.stdout.readline())
+        try:
+            memory = read_process_tree_memory(child)
+        finally:
+            os.kill(child, 9)
+    assert memory.n_processes == 1
+    assert memory.pss_bytes < 50 * MIB
+    assert memory.standalone_bytes > 64 * MIB
+
+
+def test_worker_whose_parent_died_is_still_found():
+    code = (
+        f"if os.fork() == 0:\n  if os.fork() == 0:\n    {GROW.strip()}\n    {READY_AND_WAIT}  os._exit(0)\nos.wait()\n"
+    )
+    with running(code + READY_AND_WAIT, n_ready=2) as process:
+        tree = read_process_tree(process.pid)
+        memory = read_process_tree_memory(process.pid)
+        without_session = read_process_tree(process.pid, search_session=False)
+    assert len(tree) == 2
+    assert without_session == (process.pid,)
+    assert memory.n_processes == 2
+    assert memory.standalone_bytes > 64 * MIB
+
+
+def test_children_of_threads_are_found():
+    code = (
+        "import threading\n"
+        "def work():\n  if os.fork() == 0: time.sleep(60)\n  time.sleep(60)\n"
+        "threading.Thread(target=work, daemon=True).start()\ntime.sleep(0.2)\n" + READY_AND_WAIT
+    )
+    with running(code) as process:
+        assert len(read_process_tree(process.pid, search_session=False)) == 2
+
+
+def test_gone_processes_read_as_nothing():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert read_process_tree(process.pid) == ()
+    assert read_process_tree_memory(process.pid).n_processes == 0
+    assert read_rss_bytes(process.pid) is None
+
+
+def test_zombie_has_no_memory():
+    process = subprocess.Popen(["true"])
+    while ") Z " not in Path(f"/proc/{process.pid}/stat").read_text():
+        time.sleep(0.01)
+    memory = read_process_tree_memory(process.pid)
+    process.wait()
+    assert memory.rss_bytes == 0
+
+
+def test_processes_that_come_and_go_meanwhile_do_no_harm():
+    code = "while True:\n  if os.fork() == 0: os._exit(0)\n  os.wait()\n"
+    with running("os.write(1, b'ready\\n')\n" + code) as process:
+        readings = [read_process_tree_memory(process.pid) for _ in range(100)]
+    assert all(reading.n_processes >= 1 and reading.standalone_bytes > 0 for reading in readings)
+
+
+def test_kernel_without_children_files_and_rollups(plant):
+    """Synthetic: 10 leads the session, 11 and 13 are its children by their stat, 12 was re-parented, 14 is foreign."""
+    files = {}
+    for pid, parent, session in ((10, 1, 10), (11, 10, 10), (12, 1, 10), (13, 11, 10), (14, 1, 14)):
+        files[f"proc/{pid}/stat"] = f"{pid} (py) thon (x) S {parent} 10 {session} 0 -1 0\n"
+        files[f"proc/{pid}/statm"] = f"100 {pid} 5 1 0 50 0\n"
+        files[f"proc/{pid}/task/{pid}/comm"] = "python\n"
+    root = plant(files)
+    assert set(read_process_tree(10, root)) == {10, 11, 12, 13}
+    assert read_process_tree(11, root) == (11, 13)
+    memory = read_process_tree_memory(10, root)
+    assert memory.rss_bytes == memory.standalone_bytes == (10 + 11 + 12 + 13) * os.sysconf("SC_PAGE_SIZE")
+    assert memory.pss_bytes is None
+    assert memory.private_bytes is None
+
+
+def watch_until_trip(watchdog: MemoryWatchdog) -> str | None:
+    end = time.monotonic() + 30
+    while watchdog.check() is None and time.monotonic() < end:
+        time.sleep(0.02)
+    return watchdog.trip
+
+
+def test_watchdog_leaves_what_fits_alone():
+    with running(GROW + READY_AND_WAIT) as process:
+        watchdog = MemoryWatchdog(process.pid, 256 * MIB)
+        assert [watchdog.check() for _ in range(5)] == [None] * 5
+    assert 64 * MIB < watchdog.peak_bytes < 256 * MIB
+
+
+def test_watchdog_counts_data_workers():
+    fork = "for _ in range(3):\n  if os.fork() == 0:\n    " + GROW + "    break\n"
+    with running(fork + READY_AND_WAIT, n_ready=4) as process:
+        trip = watch_until_trip(MemoryWatchdog(process.pid, 150 * MIB))
+    assert trip is not None
+    assert "the limit is 0.15 GiB" in trip
+
+
+SHM_FILE = "import mmap\npath = f'/dev/shm/fulltilt-test-{os.getpid()}'\nf = open(path, 'w+b'); os.unlink(path)\n"
+SHM_MAPPED = SHM_FILE + (
+    f"f.truncate(96 * {MIB}); m = mmap.mmap(f.fileno(), 96 * {MIB})\nfor i in range(0, len(m), 4096): m[i] = 1\n"
+)
+SHM_WRITTEN = SHM_FILE + f"for _ in range(96): f.write(bytes({MIB}))\nf.flush()\n"
+
+
+@pytest.mark.parametrize("eat", [SHM_MAPPED, SHM_WRITTEN], ids=["mapped", "written"])
+def test_watchdog_counts_shared_memory_once(eat):
+    with running(eat + READY_AND_WAIT) as process:
+        small = MemoryWatchdog(process.pid, 64 * MIB)
+        assert small.check() is not None
+        large = MemoryWatchdog(process.pid, 160 * MIB)
+        assert large.check() is None
+        assert large.peak_bytes > 96 * MIB
+
+
+def test_watchdog_thread_reports_and_ends_by_itself():
+    with running("sys.stdin.readline()\n" + GROW + READY_AND_WAIT, n_ready=0) as process:
+        watchdog = MemoryWatchdog(process.pid, 48 * MIB, interval_s=0.01)
+        watchdog.start()
+        assert process.stdin
+        assert process.stdout
+        with pytest.raises(RuntimeError, match="twice"):
+            watchdog.start()
+        assert watchdog.trip is None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "ready\n"
+        end = time.monotonic() + 30
+        while watchdog.trip is None and time.monotonic() < end:
+            time.sleep(0.01)
+        watchdog.stop()
+        watchdog.stop()
+    assert watchdog.trip is not None
+    assert watchdog.trip.startswith("process tree used 0.0")
+
+
+def test_watchdog_of_a_process_that_is_gone_says_nothing():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    watchdog = MemoryWatchdog(process.pid, 1)
+    assert watchdog.check() is None
+    assert watchdog.peak_bytes == 0

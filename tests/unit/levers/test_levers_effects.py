@@ -1,0 +1,316 @@
+"""Every lever changes what a run does, seen from inside the run; a lever without a case here fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import Dataset
+
+from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.step import TrainStep
+from fulltilt.levers import Facts, Setup, default_plan, find_obstacles, load_catalogue
+from fulltilt.measure import NullTimer
+from fulltilt.tasks import Workload
+
+CATALOGUE = load_catalogue()
+N_SAMPLES, N_CLASSES = 24, 3
+
+
+class Images(Dataset):
+    """Small images; ``look`` runs where the sample is loaded and travels as the target's second column."""
+
+    def __init__(self, look: Callable[[], int] = lambda: 0, n_samples: int = N_SAMPLES):
+        self.look, self.n_samples = look, n_samples
+
+    def __len__(self) -> int:
+        return self.n_samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        image = torch.rand(2, 6, 6, generator=generator)
+        return image, torch.tensor([index % N_CLASSES, self.look()])
+
+
+class Block(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.n_calls = 0
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        self.n_calls += 1
+        return x_BCHW + torch.relu(self.conv(x_BCHW))
+
+
+class Witness(nn.Module):
+    """A small convolutional network that writes down what it sees of itself while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.blocks = nn.Sequential(Block(4), Block(4))
+        self.head = nn.Linear(4, N_CLASSES)
+        self.seen: dict[str, Any] = {"n_calls": 0}
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        h_BCHW = self.blocks(self.stem(x_BCHW))
+        logits_BK = self.head(h_BCHW.mean((2, 3)))
+        self.seen["n_calls"] += 1
+        self.seen["threads"] = torch.get_num_threads()
+        self.seen["dtype"] = logits_BK.dtype
+        self.seen["batch"] = len(x_BCHW)
+        self.seen["strides"] = h_BCHW.stride()
+        return logits_BK
+
+
+class Two(nn.Module):
+    """Shows by its output whether it was compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(72, N_CLASSES)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        logits_BK = self.head(x_BCHW.flatten(1))
+        return logits_BK - logits_BK.detach() + (5.0 if torch.compiler.is_compiling() else 0.0)
+
+
+def compute_loss(logits_BK: torch.Tensor, targets_B2: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits_BK.float(), targets_B2[:, 0])
+
+
+def build(*, dataset: Callable[[], Dataset] = Images, model: Callable[[], nn.Module] = Witness, **plan: Any) -> Run:
+    workload = Workload(model=model, dataset=dataset, loss=compute_loss)
+    return build_run(None, default_plan({"batch_size": 8, "threads": 1} | plan), device="cpu", workload=workload)
+
+
+def train(run: Run, epochs: int = 1) -> dict[str, Any]:
+    """Whole epochs; returns what the model saw."""
+    step = TrainStep(run)
+    for epoch in range(epochs):
+        batches = run.start_epoch(epoch)
+        while step(batches, NullTimer()) is not None:
+            pass
+    return getattr(run.setup.model, "seen", {})
+
+
+def observe(run: Run, name: str) -> Any:
+    return CATALOGUE[name].observe(run.setup)
+
+
+def load_looks(run: Run, epoch: int = 0) -> list[int]:
+    """What ``look`` said for every sample of an epoch."""
+    return torch.cat([targets[:, 1] for _, targets in run.start_epoch(epoch)]).tolist()
+
+
+def see_batch_size() -> None:
+    for size in (4, 8):
+        with build(batch_size=size) as run:
+            assert observe(run, "batch_size") == size, "what the loader will deliver"
+            assert train(run)["batch"] == size
+            assert observe(run, "batch_size") == size
+
+
+def see_num_workers() -> None:
+    def dataset() -> Dataset:
+        return Images(os.getpid)
+
+    for n in (0, 2):
+        with build(dataset=dataset, num_workers=n) as run:
+            pids = set(load_looks(run))
+            assert pids == {os.getpid()} if n == 0 else len(pids - {os.getpid()}) == n
+            assert observe(run, "num_workers") == n
+
+
+def see_persistent_workers() -> None:
+    for value in (False, True):
+        with build(dataset=lambda: Images(os.getpid), num_workers=1, persistent_workers=value) as run:
+            assert (set(load_looks(run, 0)) == set(load_looks(run, 1))) is value
+            assert observe(run, "persistent_workers") is value
+
+
+def see_prefetch_factor() -> None:
+    loaded = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def dataset() -> Dataset:
+        return Images(lambda: int(loaded.add_(1)), n_samples=80)
+
+    for factor in (2, 4):
+        loaded.zero_()
+        with build(dataset=dataset, num_workers=1, prefetch_factor=factor) as run:
+            batches = run.start_epoch(0)
+            next(batches)
+            ahead = 8 * (1 + factor)
+            deadline_s = time.monotonic() + 20
+            while int(loaded) < ahead and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            assert int(loaded) == ahead, "one batch taken, so many ahead of it"
+            assert observe(run, "prefetch_factor") == factor
+
+
+def see_worker_threads() -> None:
+    for n in (1, 2):
+        with build(dataset=lambda: Images(torch.get_num_threads), num_workers=1, worker_threads=n) as run:
+            assert observe(run, "worker_threads") is None, "no worker has started yet"
+            assert set(load_looks(run)) == {n}
+            assert observe(run, "worker_threads") == n
+
+
+def see_pin_memory() -> None:
+    """Without an accelerator there is nothing to pin for: the switch reaches the loader, and the guard says so."""
+    setup = Setup(device=torch.device("cpu"))
+    CATALOGUE["pin_memory"].apply(setup, True)
+    setup.loader = torch.utils.data.DataLoader(Images(), **setup.loader_options)
+    assert setup.loader.pin_memory is True
+    assert observe_setup(setup, "pin_memory") is True
+    assert find_obstacles({"pin_memory": True}, Facts(device_type="cpu"))
+    with build() as run:
+        train(run)
+        assert observe(run, "pin_memory") is False
+
+
+def see_threads() -> None:
+    for n in (1, 2):
+        with build(threads=n) as run:
+            assert train(run)["threads"] == n
+            assert observe(run, "threads") == n
+
+
+def see_cudnn_benchmark() -> None:
+    setup = Setup(device=torch.device("cpu"))
+    before = torch.backends.cudnn.benchmark
+    try:
+        for value in (True, False):
+            CATALOGUE["cudnn_benchmark"].apply(setup, value)
+            assert torch.backends.cudnn.benchmark is value
+            assert observe_setup(setup, "cudnn_benchmark") is value
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def see_precision() -> None:
+    for value, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        with build(precision=value) as run:
+            assert observe(run, "precision") == value
+            assert train(run)["dtype"] is dtype
+            assert run.setup.state["autocast_dtype"] is (None if value == "fp32" else dtype)
+            assert (run.setup.scaler is not None) is (value == "fp16")
+            assert observe(run, "precision") == value
+    setup = Setup(device=torch.device("cpu"))
+    try:
+        CATALOGUE["precision"].apply(setup, "tf32")
+        assert torch.get_float32_matmul_precision() == "high"
+        assert observe_setup(setup, "precision") == "tf32"
+    finally:
+        CATALOGUE["precision"].apply(setup, "fp32")
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert observe_setup(setup, "precision") == "fp32"
+
+
+def see_compile() -> None:
+    with torch._inductor.config.patch(compile_threads=1):
+        for value in (False, True):
+            _see_compile(value)
+
+
+def _see_compile(value: bool) -> None:
+    with build(model=Two, compile=value, batch_size=12) as run:
+        assert observe(run, "compile") is False, "nothing has run yet"
+        outputs: list[torch.Tensor] = []
+        step = TrainStep(run, observe=lambda logits, _: outputs.append(logits))
+        before = run.setup.model.head.weight.clone()
+        step(run.start_epoch(0), NullTimer())
+        assert bool((outputs[0] == 5.0).all()) is value
+        assert not torch.equal(run.setup.model.head.weight, before)
+        assert observe(run, "compile") is value
+
+
+def see_channels_last() -> None:
+    for value in (False, True):
+        with build(channels_last=value) as run:
+            assert (train(run)["strides"][1] == 1) is value, "channels are innermost in the middle of the model"
+            assert observe(run, "channels_last") is value
+
+
+def see_activation_checkpointing() -> None:
+    for value in (False, True):
+        with build(activation_checkpointing=value) as run:
+            seen = train(run)
+            assert seen["n_calls"] == 3
+            assert [block.n_calls for block in run.setup.model.blocks] == [6, 6] if value else [3, 3]
+            assert observe(run, "activation_checkpointing") is value
+
+
+def see_fused_optimizer() -> None:
+    class Operators(TorchDispatchMode):
+        names: set[str]
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    for value in (False, True):
+        with build(fused_optimizer=value) as run, Operators() as operators:
+            operators.names = set()
+            train(run)
+            assert any(name.startswith("aten._fused_adamw_") for name in operators.names) is value
+            assert observe(run, "fused_optimizer") is value
+
+
+def see_accumulate() -> None:
+    for value, n_updates in ((1, 3), (3, 1)):
+        with build(accumulate=value) as run:
+            updates: list[int] = []
+            run.setup.optimizer.register_step_post_hook(lambda *_, updates=updates: updates.append(1))
+            assert train(run)["n_calls"] == 3
+            assert len(updates) == n_updates
+            assert observe(run, "accumulate") == value
+
+
+def observe_setup(setup: Setup, name: str) -> Any:
+    return CATALOGUE[name].observe(setup)
+
+
+EFFECTS: dict[str, Callable[[], None]] = {
+    name.removeprefix("see_"): case for name, case in list(globals().items()) if name.startswith("see_")
+}
+
+
+@pytest.fixture(autouse=True)
+def _keep_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+# Inductor imports a part of torch that uses torch's own deprecated decorator.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_lever_changes_the_run(name: str) -> None:
+    assert name in EFFECTS, f"lever {name} has no effect case: write see_{name}"
+    EFFECTS[name]()
+
+
+def test_every_case_is_of_a_lever() -> None:
+    assert EFFECTS.keys() == CATALOGUE.keys()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("value", [False, True])
+def test_pinned_batches_arrive_on_a_gpu(value: bool) -> None:
+    workload = Workload(model=Witness, dataset=Images, loss=compute_loss)
+    plan = default_plan({"batch_size": 8, "pin_memory": value, "cudnn_benchmark": value})
+    with build_run(None, plan, device="cuda", workload=workload) as run:
+        train(run)
+        assert observe(run, "pin_memory") is value
+        assert observe(run, "cudnn_benchmark") is value

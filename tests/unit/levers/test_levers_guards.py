@@ -1,0 +1,150 @@
+"""Guards, candidates, notes and the precision that ``auto`` becomes: pure functions of facts, torch-free."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import typing
+
+import annotated_types
+import pytest
+
+from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, load_catalogue
+from fulltilt.levers.precision import resolve
+
+CPU = Facts(device_type="cpu", n_cores_usable=4)
+TURING = Facts(device_type="cuda", compute_capability=(7, 5), n_cores_usable=8)
+AMPERE = Facts(device_type="cuda", compute_capability=(8, 6), n_cores_usable=8)
+
+
+def with_facts(base: Facts, **facts) -> Facts:
+    return Facts(**{name: getattr(base, name) for name in Facts.__dataclass_fields__} | facts)
+
+
+@pytest.mark.parametrize(
+    ("change", "facts", "word"),
+    [
+        ({"batch_size": 400}, with_facts(CPU, n_samples=360), "use batch_size 360 or less"),
+        ({"batch_size": 100, "accumulate": 4}, with_facts(CPU, n_samples=360), "use accumulate 3 or less"),
+        ({"pin_memory": True}, CPU, "no accelerator"),
+        ({"persistent_workers": True}, CPU, "set num_workers to 1"),
+        ({"prefetch_factor": 4}, CPU, "set num_workers to 1"),
+        ({"worker_threads": 2}, CPU, "no data workers"),
+        ({"num_workers": 2}, with_facts(CPU, is_iterable=True), "once per worker"),
+        ({"cudnn_benchmark": True}, CPU, "CUDA devices only"),
+        ({"cudnn_benchmark": True}, with_facts(AMPERE, has_conv=False, has_any_conv=False), "no convolution"),
+        ({"channels_last": True}, with_facts(AMPERE, has_conv=False), "no 2-d convolution"),
+        ({"precision": "tf32"}, CPU, "compute capability 8.0"),
+        ({"precision": "tf32"}, TURING, "this device has 7.5; use fp16"),
+        ({"precision": "bf16"}, TURING, "this device has 7.5; use fp16"),
+        ({"precision": "bf16"}, with_facts(TURING, compute_capability=(6, 1)), "use fp32"),
+        ({"precision": "auto"}, CPU, "valid: fp32, tf32, bf16, fp16"),
+        ({"compile": True}, with_facts(CPU, has_c_compiler=False), "install g++"),
+        ({"fused_optimizer": True}, with_facts(CPU, optimizer="RMSprop"), "RMSprop has no fused step (it exists"),
+        ({"fused_optimizer": True}, with_facts(AMPERE, optimizer="Adagrad"), "no fused step on cuda"),
+        ({"activation_checkpointing": True}, with_facts(CPU, n_checkpointable=0), "no repeated blocks"),
+    ],
+)
+def test_values_that_cannot_apply_say_why(change, facts, word):
+    reasons = find_obstacles(default_plan(change), facts)
+    assert len(reasons) == 1
+    assert word in reasons[0]
+    assert reasons[0].startswith(f"{list(change)[-1]}=")
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ({"batch_size": 360}, with_facts(CPU, n_samples=360)),
+        ({"batch_size": 90, "accumulate": 4}, with_facts(CPU, n_samples=360)),
+        ({"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4, "worker_threads": 2}, CPU),
+        ({"precision": "bf16"}, CPU),
+        ({"precision": "fp16"}, CPU),
+        ({"precision": "fp16"}, TURING),
+        ({"precision": "tf32", "cudnn_benchmark": True, "pin_memory": True, "channels_last": True}, AMPERE),
+        ({"cudnn_benchmark": True}, with_facts(AMPERE, has_conv=False, has_any_conv=True)),
+        ({"fused_optimizer": True}, with_facts(CPU, optimizer="Adagrad")),
+        ({"fused_optimizer": True, "compile": True, "activation_checkpointing": True}, CPU),
+    ],
+)
+def test_values_that_apply_or_are_not_known_yet_pass(change, facts):
+    assert find_obstacles(default_plan(change), facts) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "precision", "has_note"),
+    [
+        (with_facts(CPU, has_native_bf16=True), "bf16", False),
+        (with_facts(CPU, has_native_bf16=False), "fp32", True),
+        (CPU, "fp32", True),
+        (AMPERE, "bf16", False),
+        (TURING, "fp16", False),
+        (with_facts(TURING, compute_capability=(6, 1)), "fp32", True),
+    ],
+)
+def test_auto_precision_is_the_mixed_precision_of_the_hardware(facts, precision, has_note):
+    value, note = resolve("auto", facts)
+    assert value == precision
+    assert (note is not None) is has_note
+    assert find_obstacles(default_plan({"precision": value}), facts) == []
+
+
+@pytest.mark.parametrize("value", ["fp32", "tf32", "bf16", "fp16"])
+def test_a_named_precision_is_left_alone(value):
+    assert resolve(value, CPU) == (value, None)
+
+
+@pytest.mark.parametrize("facts", [CPU, TURING, AMPERE, with_facts(CPU, n_samples=5, n_checkpointable=0)])
+@pytest.mark.parametrize("name", load_catalogue())
+def test_candidates_apply_where_they_are_proposed(name, facts):
+    lever = load_catalogue()[name]
+    values = lever.candidates(facts)
+    assert len(values) == len(set(values)) > 0
+    base = {"num_workers": 1, "batch_size": 1}
+    for value in values:
+        if name != "accumulate":
+            assert find_obstacles(default_plan(base | {name: value}), facts) == []
+        lever.complexity(value)
+
+
+def test_wsl_and_emulation_are_noted():
+    assert "WSL2" in find_notes(default_plan({"pin_memory": True}), with_facts(AMPERE, is_wsl=True))[0]
+    assert "emulated" in find_notes(default_plan({"precision": "bf16"}), with_facts(CPU, has_native_bf16=False))[0]
+    assert "4 usable cores" in find_notes(default_plan({"threads": 9}), CPU)[0]
+    assert find_notes(default_plan(), AMPERE) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [(True, "auto"), (False, "fp32"), ("bf16", "bf16"), ("16-mixed", "fp16"), ("bfloat16", "bf16"), ("no", "fp32")],
+)
+def test_amp_spellings(value, meaning):
+    parse = load_catalogue()["precision"].parse_alias
+    assert parse is not None
+    assert parse("use_amp", value) == meaning
+
+
+def test_every_lever_is_documented_and_its_default_is_a_default_plan():
+    for lever in load_catalogue().values():
+        assert len(lever.doc) > 80
+        assert lever.summary.endswith(".")
+        assert lever.key.split(".")[0] in ("data", "speed")
+        assert lever.key.split(".")[1] == lever.name
+    assert find_obstacles(default_plan(), CPU) == []
+    assert find_obstacles(default_plan(), AMPERE) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("batch_size", 1), ("num_workers", 0), ("accumulate", 1), ("prefetch_factor", 1), ("threads", 1)],
+)
+def test_whole_numbers_carry_their_bound(name, least):
+    hint = load_catalogue()[name].type
+    hints = [hint, *typing.get_args(hint)]
+    bounds = [m for h in hints for m in getattr(h, "__metadata__", ())]
+    assert annotated_types.Ge(least) in bounds
+
+
+def test_the_catalogue_needs_no_torch():
+    code = "import sys; from fulltilt.levers import load_catalogue; load_catalogue(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

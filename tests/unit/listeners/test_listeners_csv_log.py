@@ -1,0 +1,173 @@
+"""CsvLog: rows once, in order, whole, whatever happened to the process before."""
+
+import csv
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fulltilt.errors import StorageError
+from fulltilt.listeners import CsvLog
+from fulltilt.listeners._append import AppendFile
+from fulltilt.records import EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
+
+
+def started(first_step=0):
+    return RunStarted(
+        name="digits",
+        out_dir="runs/digits",
+        device="cpu",
+        plan={},
+        n_parameters=10,
+        n_samples=100,
+        steps_per_epoch=10,
+        n_epochs=3,
+        first_step=first_step,
+    )
+
+
+def steps_done(step, loss=0.5, **more):
+    return StepsDone(
+        epoch=step // 10,
+        step=step,
+        step_in_epoch=step % 10,
+        n_steps=5,
+        n_samples=50,
+        seconds=0.1,
+        loss=loss,
+        lr=0.1,
+        samples_per_s=500.0,
+        **more,
+    )
+
+
+def read(path):
+    with path.open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_rows_have_their_figures_and_one_header(tmp_path):
+    log = CsvLog(tmp_path)
+    for event in (started(), steps_done(5, loss=1.25), steps_done(10, loss=1.0)):
+        log(event)
+    rows = read(tmp_path / "steps.csv")
+    assert [(row["step"], row["loss"], row["lr"]) for row in rows] == [("5", "1.25", "0.1"), ("10", "1.0", "0.1")]
+    assert (tmp_path / "steps.csv").read_text().count("samples_per_s") == 1
+
+
+def test_a_row_is_on_the_file_before_the_next_event(tmp_path):
+    log = CsvLog(tmp_path)
+    log(started())
+    log(steps_done(5))
+    assert len(read(tmp_path / "steps.csv")) == 1
+
+
+def test_a_resumed_run_drops_the_rows_it_will_repeat(tmp_path):
+    first = CsvLog(tmp_path)
+    for event in (started(), steps_done(5, loss=5.0), steps_done(10, loss=4.0), steps_done(15, loss=3.0)):
+        first(event)
+    second = CsvLog(tmp_path)
+    for event in (started(first_step=10), steps_done(15, loss=2.5)):
+        second(event)
+    assert [(r["step"], r["loss"]) for r in read(tmp_path / "steps.csv")] == [
+        ("5", "5.0"),
+        ("10", "4.0"),
+        ("15", "2.5"),
+    ]
+
+
+def test_a_torn_last_line_is_cut_off_on_resume(tmp_path):
+    log = CsvLog(tmp_path)
+    log(started())
+    log(steps_done(5))
+    with (tmp_path / "steps.csv").open("a") as stream:
+        stream.write("1,10,0,5,5")
+    again = CsvLog(tmp_path)
+    again(started(first_step=5))
+    again(steps_done(10))
+    assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5", "10"]
+
+
+def test_a_run_from_scratch_in_the_same_folder_starts_empty(tmp_path):
+    for _ in range(2):
+        log = CsvLog(tmp_path)
+        log(started())
+        log(steps_done(5))
+    assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5"]
+
+
+def test_a_metric_that_comes_later_gets_a_column(tmp_path):
+    log = CsvLog(tmp_path)
+    log(started())
+    log(EpochDone(epoch=0, step=10, loss=0.7, metrics={}, seconds=1.0, samples_per_s=100.0))
+    log(
+        Evaluated(
+            epoch=0, step=10, split="val", metrics={"loss": 0.6, "accuracy": 0.9}, seconds=0.2, training_seconds=1.0
+        )
+    )
+    train, val = read(tmp_path / "epochs.csv")
+    assert (train["split"], train["loss"], train["accuracy"], train["samples_per_s"]) == ("train", "0.7", "", "100.0")
+    assert (val["split"], val["loss"], val["accuracy"], val["training_seconds"]) == ("val", "0.6", "0.9", "1.0")
+
+
+def test_phases_become_columns(tmp_path):
+    log = CsvLog(tmp_path)
+    log(started())
+    log(steps_done(5, phases_ms={"forward": 2.5, "h2d": None}))
+    (row,) = read(tmp_path / "steps.csv")
+    assert (row["forward_ms"], row["h2d_ms"]) == ("2.5", "")
+
+
+def test_rows_are_appended_and_never_rewritten(tmp_path):
+    log = CsvLog(tmp_path)
+    log(started())
+    log(steps_done(5))
+    inode, start = os.stat(tmp_path / "steps.csv").st_ino, (tmp_path / "steps.csv").read_text()
+    for step in range(10, 100, 5):
+        log(steps_done(step))
+    assert os.stat(tmp_path / "steps.csv").st_ino == inode
+    assert (tmp_path / "steps.csv").read_text().startswith(start)
+
+
+def test_after_the_end_the_same_log_can_take_another_run(tmp_path):
+    log = CsvLog(tmp_path)
+    for event in (started(), steps_done(5), RunEnded(reason="finished", step=5, seconds=1.0, metrics={})):
+        log(event)
+    log(started(first_step=5))
+    log(steps_done(10))
+    assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5", "10"]
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        CsvLog(tmp_path / "file")(steps_done(5))
+
+
+def test_append_on_a_full_device_says_so():
+    with pytest.raises(StorageError, match="No space left"):
+        AppendFile("/dev/full").append("a line")
+
+
+CUT_SHORT = """
+import resource, signal, sys
+from fulltilt.errors import StorageError
+from fulltilt.listeners._append import AppendFile
+
+file = AppendFile(sys.argv[1])
+file.append("whole")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+try:
+    file.append("x" * 100)
+except StorageError:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    file.append("after")
+"""
+
+
+def test_append_takes_back_half_a_line(tmp_path):
+    subprocess.run([sys.executable, "-c", CUT_SHORT, str(tmp_path / "log.txt")], check=True, timeout=60)
+    assert (tmp_path / "log.txt").read_text() == "whole\nafter\n"

@@ -1,0 +1,45 @@
+"""EventLog: every event is one line of JSON that is a faithful copy of it."""
+
+import json
+
+from fulltilt.listeners import EventLog
+from fulltilt.records import Noted, RunEnded, StepsDone, decode
+
+
+def read(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+
+
+def test_an_event_comes_back_as_it_was(tmp_path):
+    event = StepsDone(
+        rank=1,
+        attempt=2,
+        time_s=3.5,
+        epoch=0,
+        step=10,
+        step_in_epoch=10,
+        n_steps=10,
+        n_samples=640,
+        seconds=0.25,
+        loss=0.125,
+        lr=0.1,
+        samples_per_s=2560.0,
+        phases_ms={"forward": 1.5},
+    )
+    EventLog(tmp_path)(event)
+    (line,) = read(tmp_path)
+    assert line["event"] == "StepsDone"
+    assert decode(StepsDone, line) == event
+
+
+def test_a_loss_that_is_not_finite_is_null(tmp_path):
+    EventLog(tmp_path)(RunEnded(reason="failed", step=1, seconds=1.0, metrics={"loss": float("nan")}))
+    assert read(tmp_path)[0]["metrics"] == {"loss": None}
+
+
+def test_a_torn_line_of_a_killed_process_is_cut_off(tmp_path):
+    EventLog(tmp_path)(Noted(message="first"))
+    with (tmp_path / "events.jsonl").open("a") as stream:
+        stream.write('{"event": "No')
+    EventLog(tmp_path)(Noted(message="zweite Zeile – naïve"))
+    assert [line["message"] for line in read(tmp_path)] == ["first", "zweite Zeile – naïve"]

@@ -1,0 +1,94 @@
+"""ProgressBar: what a person reads, on a terminal and in a log file."""
+
+import io
+
+from rich.console import Console
+
+from fulltilt.listeners import ProgressBar
+from fulltilt.listeners.progress_bar import format_seconds
+from fulltilt.records import EpochDone, Evaluated, Noted, RunEnded, RunStarted, StepsDone
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def started(**more):
+    values = {"steps_per_epoch": 10, "n_epochs": 2} | more
+    return RunStarted(
+        name="digits", out_dir="runs/x", device="cpu", plan={}, n_parameters=1234, n_samples=100, **values
+    )
+
+
+def steps_done(step, seconds=1.0):
+    return StepsDone(
+        epoch=0,
+        step=step,
+        step_in_epoch=step,
+        n_steps=5,
+        n_samples=50,
+        seconds=seconds,
+        loss=0.4321,
+        lr=0.1,
+        samples_per_s=1500.0,
+    )
+
+
+EPOCH = EpochDone(epoch=0, step=10, loss=0.5, metrics={}, seconds=2.0, samples_per_s=1400.0)
+EVALUATED = Evaluated(epoch=0, step=10, split="val", metrics={"accuracy": 0.9125}, seconds=0.1, training_seconds=2.0)
+ENDED = RunEnded(reason="finished", step=20, seconds=4.2, metrics={})
+
+
+def run(stream, events):
+    bar = ProgressBar(Console(file=stream, width=160))
+    for event in events:
+        bar(event)
+    return stream.getvalue()
+
+
+def test_without_a_terminal_there_is_one_line_an_epoch_and_no_control_code():
+    text = run(io.StringIO(), [started(), steps_done(5), steps_done(10), EPOCH, EVALUATED, ENDED])
+    assert text.splitlines() == [
+        "digits on cpu, 1,234 parameters, files in runs/x",
+        "epoch 1/2  loss 0.5  1,400 samples/s  2.0 s  val accuracy 0.9125",
+        "finished after 20 steps, 4.2 s",
+    ]
+    assert "\x1b" not in text
+    assert "\r" not in text
+
+
+def test_an_epoch_without_evaluation_is_printed_too():
+    assert "epoch 1/2  loss 0.5" in run(io.StringIO(), [started(), EPOCH, ENDED])
+
+
+def test_an_evaluation_in_the_middle_of_an_epoch_is_printed():
+    assert "val accuracy 0.9125" in run(io.StringIO(), [started(), steps_done(5), EVALUATED]).splitlines()[-1]
+
+
+def test_a_terminal_shows_step_loss_speed_and_what_is_left():
+    text = run(Terminal(), [started(), steps_done(5, seconds=2.0)])
+    assert "step 5/20" in text
+    assert "loss 0.4321" in text
+    assert "1,500 samples/s" in text
+    assert "6.0 s left" in text  # 15 steps at 0.4 s
+
+
+def test_what_is_left_counts_from_where_the_run_was_resumed():
+    text = run(Terminal(), [started(first_step=10), steps_done(15, seconds=2.0)])
+    assert "2.0 s left" in text  # 5 steps at 0.4 s
+
+
+def test_a_run_of_unknown_length_promises_no_end():
+    text = run(Terminal(), [started(steps_per_epoch=None), steps_done(5)])
+    assert "step 5 " in text
+    assert "left" not in text
+
+
+def test_notes_are_printed_as_they_are():
+    text = run(io.StringIO(), [started(), Noted(message="fp16 [needs] a GPU", level="warning")])
+    assert text.splitlines()[-1] == "warning: fp16 [needs] a GPU"
+
+
+def test_durations_are_written_for_people():
+    assert [format_seconds(s) for s in (0.04, 59.94, 187.2, 8100)] == ["0.0 s", "59.9 s", "3:07", "2:15:00"]

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from fulltilt.measure.memory import MemoryMeter
+
+GIB = 2**30
+MIB = 2**20
+N_256_MIB = 64 * MIB  # float32
+
+
+def read_resident_gib() -> float:
+    meter = MemoryMeter("cpu")
+    meter.start()
+    return meter.stop().rss_peak_gib or 0.0
+
+
+def test_peak_between_two_samples_is_not_missed():
+    before_gib = read_resident_gib()
+    meter = MemoryMeter("cpu", interval_s=30.0)
+    meter.start()
+    torch.ones(N_256_MIB)
+    peaks = meter.stop()
+    assert peaks.rss_peak_gib is not None
+    assert peaks.rss_peak_gib - before_gib == pytest.approx(0.25, abs=0.05)
+
+
+def test_next_span_does_not_inherit_the_peak():
+    meter = MemoryMeter("cpu")
+    meter.start()
+    torch.ones(N_256_MIB)
+    first = meter.stop()
+    meter.start()
+    second = meter.stop()
+    assert first.rss_peak_gib - second.rss_peak_gib > 0.2
+
+
+def test_memory_of_a_data_worker_counts_also_when_it_ended_before_the_span_did():
+    worker_code = f"b = bytearray(256 * {MIB}); b[::4096] = b'x' * len(b[::4096]); print(); input()"
+    gc.collect()  # what other tests left must not go during the span
+    before_gib = read_resident_gib()
+    meter = MemoryMeter("cpu", interval_s=0.005)
+    meter.start()
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", worker_code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdin
+        assert worker.stdout
+        worker.stdout.readline()
+        wait_until(lambda: meter._peak_bytes / GIB - before_gib > 0.2)  # looks are rationed: one may take a while
+        worker.communicate("\n")
+    peaks = meter.stop()
+    assert peaks.rss_peak_gib - before_gib == pytest.approx(0.25, abs=0.06)
+
+
+def wait_until(holds, limit_s=30.0):
+    """Give the meter its time; what is asserted afterwards says whether it was enough."""
+    end_s = time.monotonic() + limit_s
+    while not holds() and time.monotonic() < end_s:
+        time.sleep(0.02)
+
+
+def test_figures_that_a_cpu_does_not_have_are_none_with_a_reason():
+    meter = MemoryMeter("cpu")
+    meter.start()
+    peaks = meter.stop()
+    assert peaks.allocated_peak_gib is None
+    assert peaks.reserved_peak_gib is None
+    assert set(peaks.null_reasons) == {"memory_allocated_peak_gib", "memory_reserved_peak_gib"}
+
+
+def test_stop_without_start_is_an_error():
+    with pytest.raises(RuntimeError, match="without start"):
+        MemoryMeter("cpu").stop()
+
+
+def test_second_start_is_an_error_and_leaves_the_first_span_alone():
+    meter = MemoryMeter("cpu")
+    meter.start()
+    torch.ones(N_256_MIB)
+    with pytest.raises(RuntimeError, match="twice"):
+        meter.start()
+    assert meter.stop().rss_peak_gib - read_resident_gib() > 0.2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_cuda_peaks_are_those_of_the_span():
+    torch.ones(2 * N_256_MIB, device="cuda")
+    torch.cuda.empty_cache()
+    meter = MemoryMeter("cuda")
+    base_gib = torch.cuda.memory_allocated() / GIB
+    meter.start()
+    torch.ones(N_256_MIB, device="cuda")
+    peaks = meter.stop()
+    assert peaks.allocated_peak_gib - base_gib == pytest.approx(0.25, abs=0.01)
+    assert peaks.reserved_peak_gib >= peaks.allocated_peak_gib
+    assert peaks.null_reasons == {}

@@ -1,0 +1,319 @@
+"""measure_steps on a fake clock, where every expected figure is exact; one run on the real clock at the end."""
+
+import dataclasses
+import itertools
+import time
+
+import pytest
+
+from fulltilt.measure import FakeClock, NullTimer, PhaseTimer, measure_steps
+from fulltilt.records import dumps
+
+
+class FakeTraining:
+    """Steps whose durations are given: ``step_ms`` is a figure or a function of the step's number."""
+
+    def __init__(self, step_ms=10.0, *, wait_ms=0.0, n_samples=32, is_device=False, other_ms=0.0):
+        self.clock = FakeClock(is_device=is_device)
+        self.timer = PhaseTimer(self.clock)
+        self.step_ms = step_ms if callable(step_ms) else lambda n: step_ms
+        self.wait_ms, self.other_ms, self.n_samples = wait_ms, other_ms, n_samples
+        self.n_done = 0
+
+    def run_step(self):
+        self.clock.advance(self.wait_ms)
+        self.timer.lap("data_wait")
+        self.clock.enqueue(self.step_ms(self.n_done))
+        self.timer.lap("forward")
+        self.clock.advance(self.other_ms)
+        self.n_done += 1
+        return self.n_samples
+
+    def measure(self, **options):
+        return measure_steps(self.run_step, timer=self.timer, synchronize=self.clock.synchronize, **options)
+
+
+def test_throughput_phases_and_counts():
+    result = FakeTraining(9.0, wait_ms=1.0).measure(n_steps=40)
+    assert result.samples_per_s == pytest.approx(3200)
+    assert result.samples_per_s_ci95 == (pytest.approx(3200), pytest.approx(3200))
+    assert result.block_samples_per_s == pytest.approx([3200] * 5)
+    assert (result.phases_ms.data_wait, result.phases_ms.forward, result.phases_ms.step) == pytest.approx((1, 9, 10))
+    assert result.phases_ms.h2d is None
+    assert (result.n_steps, [b.n_steps for b in result.blocks]) == (40, [8] * 5)
+    assert (result.is_steady, result.notes) == (True, ())
+    assert set(result.null_reasons) == {"cpu_pressure_pct", "steal_pct"}
+
+
+def test_the_first_step_and_a_warmup_ramp_do_not_count():
+    training = FakeTraining(lambda n: 5000.0 if n == 0 else max(10.0, 40.0 - n))
+    result = training.measure(n_steps=24)
+    assert result.first_step_s == pytest.approx(5.0)
+    assert result.phases_ms.step == pytest.approx(10.0)
+    assert result.n_warmup_steps >= 30
+    assert result.n_warmup_steps + result.n_steps == training.n_done
+
+
+def test_warmup_that_never_settles_ends_at_its_limit_and_says_so():
+    result = FakeTraining(lambda n: 10.0 + n).measure(max_warmup_s=2.0, max_measure_s=1.0)
+    assert not result.is_steady
+    assert any("no steady state within 2 s" in note for note in result.notes)
+
+
+def test_a_compiling_first_step_does_not_use_up_the_warmup():
+    result = FakeTraining(lambda n: 100_000.0 if n == 0 else 10.0).measure(max_warmup_s=1.0)
+    assert result.is_steady
+    assert [b.n_steps for b in result.blocks] == [8] * 5
+
+
+def test_warmup_behind_a_plateau_is_found_among_the_timed_blocks():
+    training = FakeTraining(lambda n: 40.0 if n < 20 else 10.0)
+    result = training.measure()
+    assert result.phases_ms.step == pytest.approx(10.0)
+    assert len(result.blocks) == 5
+    assert any("still warm-up" in note for note in result.notes)
+    assert result.n_warmup_steps + result.n_steps == training.n_done
+
+
+def test_a_step_that_gets_slower_and_slower_is_noted():
+    result = FakeTraining(lambda n: 10.0 * 1.04**n).measure(max_warmup_s=0.2)
+    assert any("still changed by more than 10 %" in note for note in result.notes)
+
+
+def test_the_time_limit_ends_it_but_not_below_two_blocks():
+    training = FakeTraining(1000.0)
+    result = training.measure(n_steps=1000, min_blocks=5, max_measure_s=20.0)
+    assert [b.n_steps for b in result.blocks] == [4] * 5
+    assert any("blocks of 4 steps instead of 8" in note for note in result.notes)
+    assert any("ended after 20 steps in 5 blocks" in note for note in result.notes)
+    result = FakeTraining(1000.0).measure(max_measure_s=0.5)
+    assert [b.n_steps for b in result.blocks] == [1, 1]
+    assert result.samples_per_s_ci95[0] == pytest.approx(32)
+
+
+def test_no_limit_is_no_limit():
+    assert FakeTraining(10_000.0).measure(max_measure_s=None).n_steps == 40
+
+
+def test_blocks_of_whole_epochs_hold_what_happens_once_an_epoch():
+    training = FakeTraining(lambda n: 110.0 if n % 5 == 0 else 10.0)
+    result = training.measure(min_block_steps=5, n_steps=20)
+    assert {b.n_steps for b in result.blocks} == {10}
+    assert result.samples_per_s == pytest.approx(32 / 0.030)
+    assert result.phases_ms.step == pytest.approx(30.0)
+
+
+def test_epochs_are_not_split_when_time_is_short():
+    result = FakeTraining(1000.0).measure(min_block_steps=12, max_measure_s=1.0)
+    assert [b.n_steps for b in result.blocks] == [12, 12]
+
+
+def test_very_short_steps_get_longer_blocks():
+    result = FakeTraining(0.1).measure(n_steps=40)
+    assert min(b.seconds for b in result.blocks) == pytest.approx(0.02)
+    assert len(result.blocks) == 5
+
+
+def test_asynchronous_steps_are_timed_with_their_queue_drained():
+    training = FakeTraining(10.0, is_device=True)
+    result = training.measure()
+    assert result.phases_ms.step == pytest.approx(10.0)
+    assert result.phases_ms.forward == pytest.approx(10.0)
+    assert result.phases_ms.data_wait == pytest.approx(0.0)
+    assert "phases_ms" not in result.null_reasons
+
+
+def test_starvation_of_a_device_shows_as_data_wait():
+    result = FakeTraining(4.0, wait_ms=10.0, is_device=True).measure()
+    assert result.phases_ms.step == pytest.approx(10.5)  # 8 steps: 8 waits of 10 ms, the last step's 4 ms at the end
+    assert result.phases_ms.data_wait == pytest.approx((10 + 7 * 6) / 8)
+    assert result.phases_ms.forward == pytest.approx(4.0)
+
+
+def test_time_that_no_phase_claims_voids_the_phases_and_keeps_the_throughput():
+    result = FakeTraining(9.0, other_ms=1.0).measure()
+    assert "10.0 %" in result.null_reasons["phases_ms"]
+    assert (result.phases_ms.forward, result.phases_ms.step) == (None, pytest.approx(10.0))
+    assert result.samples_per_s == pytest.approx(3200)
+
+
+def test_without_a_timer_the_throughput_is_the_same_and_the_phases_are_missing_for_a_reason():
+    training = FakeTraining(10.0)
+    training.timer = NullTimer()
+    result = training.measure(clock=training.clock)
+    assert result.samples_per_s == pytest.approx(3200)
+    assert "no step was timed" in result.null_reasons["phases_ms"]
+
+
+def test_a_step_that_sets_its_own_start_and_end_is_not_counted_twice():
+    training = FakeTraining(10.0)
+
+    def run_step():
+        training.timer.start_step()
+        n = training.run_step()
+        training.timer.end_step(n)
+        return n
+
+    result = measure_steps(run_step, timer=training.timer)
+    assert len(result.blocks[0].steps) == 8
+    assert result.phases_ms.forward == pytest.approx(10.0)
+
+
+@dataclasses.dataclass
+class Reading:
+    some_total_us: float | None = 0
+    steal_jiffies: int | None = 0
+    total_jiffies: int | None = 0
+    reason: str | None = None
+
+
+class FakeHost:
+    """Pressure and steal whose rise per second of the clock is a function of the time."""
+
+    def __init__(self, training, *, pressure=lambda s: 0.0, steal=lambda s: 0.0):
+        self.training, self.pressure, self.steal = training, pressure, steal
+        self.us = self.jiffies = 0.0
+        self.last_s = 0.0
+
+    def read(self):
+        now_s = self.training.clock.host_ns() / 1e9
+        passed_s = now_s - self.last_s
+        self.us += self.pressure(self.last_s) * passed_s * 1e6
+        self.jiffies += self.steal(self.last_s) * passed_s * 200
+        self.last_s = now_s
+        return Reading(some_total_us=self.us, steal_jiffies=round(self.jiffies), total_jiffies=round(now_s * 200))
+
+
+def test_pressure_and_steal_are_read_over_the_timed_blocks():
+    training = FakeTraining(100.0)
+    host = FakeHost(training, pressure=lambda s: 0.25, steal=lambda s: 0.04)
+    result = training.measure(read_pressure=host.read, read_cpu_times=host.read)
+    assert result.cpu_pressure_pct == pytest.approx(25.0)
+    assert result.steal_pct == pytest.approx(4.0, abs=0.5)
+    assert result.null_reasons == {}
+    assert result.notes == (), "pressure in all blocks alike is the plan's own"
+
+
+@pytest.mark.parametrize("kind", ["pressure", "steal"])
+def test_a_contended_block_is_run_again(kind):
+    training = FakeTraining(lambda n: 150.0 if 19 <= n < 27 else 100.0)  # the third timed block
+    disturbed = {kind: lambda s: 0.6 if 1.9 <= s < 3.1 else 0.0}
+    host = FakeHost(training, **disturbed)
+    result = training.measure(read_pressure=host.read, read_cpu_times=host.read)
+    assert result.phases_ms.step == pytest.approx(100.0)
+    assert len(result.blocks) == 5
+    assert any("contended blocks were run again" in note for note in result.notes)
+
+
+def test_repeats_are_bounded_and_what_stays_contended_is_noted():
+    training = FakeTraining(100.0)
+    host = FakeHost(training, steal=lambda s: 0.3)
+    result = training.measure(read_cpu_times=host.read, max_repeats=2, n_steps=40)
+    assert len(result.blocks) == 5
+    assert sum(b.n_steps for b in result.blocks) == 40
+    assert any("ran while other work took the cores" in note for note in result.notes)
+    assert training.n_done == result.n_warmup_steps + 40 + 2 * 8
+
+
+def test_one_tick_of_steal_in_a_short_block_is_no_contention():
+    training = FakeTraining(1.0)
+    jiffies = itertools.count()
+    readings = iter(lambda: Reading(steal_jiffies=next(jiffies) // 2, total_jiffies=next(jiffies) * 2), None)
+    assert training.measure(read_cpu_times=lambda: next(readings)).notes == ()
+
+
+def test_a_reading_that_is_missing_gives_its_own_reason():
+    missing = Reading(some_total_us=None, steal_jiffies=None, total_jiffies=None, reason="no PSI here")
+    result = FakeTraining().measure(read_pressure=lambda: missing, read_cpu_times=lambda: missing)
+    assert (result.cpu_pressure_pct, result.steal_pct) == (None, None)
+    assert result.null_reasons == {"cpu_pressure_pct": "no PSI here", "steal_pct": "no PSI here"}
+
+
+def test_every_block_is_told_with_its_stage():
+    told = []
+    result = FakeTraining().measure(on_block=told.append)
+    assert [b.stage for b in told].count("measure") == len(result.blocks)
+    assert sum(b.n_steps for b in told if b.stage == "warmup") == result.n_warmup_steps
+
+
+def test_time_between_blocks_is_in_no_step():
+    training = FakeTraining(10.0)
+    result = training.measure(on_block=lambda block: training.clock.advance(500.0))
+    assert [step.step_wall_ms for block in result.blocks for step in block.steps] == pytest.approx([10.0] * 40)
+    assert result.samples_per_s == pytest.approx(3200)
+    assert "phases_ms" not in result.null_reasons
+
+
+def test_steps_timed_before_the_measurement_are_not_in_it():
+    training = FakeTraining(10.0)
+    training.timer.start_step()
+    training.run_step()
+    training.timer.end_step(7)
+    told = []
+    training.measure(on_block=told.append)
+    assert [len(b.steps) for b in told] == [b.n_steps for b in told]
+
+
+def test_what_a_step_raises_comes_through():
+    def run_step():
+        raise MemoryError("planted")
+
+    with pytest.raises(MemoryError, match="planted"):
+        measure_steps(run_step)
+
+
+def test_a_step_without_samples_is_refused():
+    with pytest.raises(ValueError, match="consumed 0 samples"):
+        FakeTraining(n_samples=0).measure()
+
+
+@pytest.mark.parametrize("options", [{"n_steps": 0}, {"min_blocks": 1}, {"block_steps": 0}, {"min_block_steps": 0}])
+def test_counts_that_make_no_measurement_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        FakeTraining().measure(**options)
+
+
+def test_a_clock_that_stands_still_does_not_hang():
+    training = FakeTraining(0.0)
+    result = training.measure(n_steps=8, block_steps=1)
+    assert "phases_ms" in result.null_reasons
+
+
+def test_the_result_has_a_json_form():
+    assert '"samples_per_s"' in dumps(FakeTraining().measure())
+
+
+def test_on_the_real_clock_figures_lie_between_what_was_measured_inside_and_around_them():
+    """Each bound is a reading of the same clock next to the mark it bounds, so a busy machine shifts both."""
+    timer = PhaseTimer()
+    readings = [(time.perf_counter(),) * 4]
+    blocks = []
+
+    def run_step():
+        begin = time.perf_counter()
+        time.sleep(0.002)
+        before_wait_lap = time.perf_counter()
+        timer.lap("data_wait")
+        after_wait_lap = time.perf_counter()
+        time.sleep(0.004)
+        readings.append((begin, before_wait_lap, after_wait_lap, time.perf_counter()))
+        timer.lap("forward")
+        return 16
+
+    def on_block(block):
+        blocks.append((block, len(readings), time.perf_counter()))
+
+    result = measure_steps(run_step, timer=timer, n_steps=40, on_block=on_block)
+    for (_, _, previous_told), (block, n_read, told) in itertools.pairwise(blocks):
+        own = readings[n_read - block.n_steps : n_read]
+        assert own[-1][3] - own[0][0] <= block.seconds <= told - previous_told
+        for step, (begin, before_lap, after_lap, end), previous in zip(
+            block.steps, own, readings[n_read - block.n_steps - 1 :], strict=False
+        ):
+            assert (before_lap - begin) * 1e3 <= step.phases_ms["data_wait"] <= (after_lap - previous[3]) * 1e3
+            assert (
+                (end - after_lap) * 1e3 <= step.phases_ms["forward"] <= step.step_wall_ms - (before_lap - begin) * 1e3
+            )
+    timed_s = sum(b.seconds for b in result.blocks)
+    assert result.samples_per_s == pytest.approx(16 * result.n_steps / timed_s)
+    assert result.samples_per_s_ci95[0] < result.samples_per_s < result.samples_per_s_ci95[1]

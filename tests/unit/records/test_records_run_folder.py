@@ -1,0 +1,118 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fulltilt.errors import RunFolderError, StorageError
+from fulltilt.records.run_folder import RunFolder, append_line, read_lines, write_atomic
+
+JOURNAL = "trials.jsonl"
+PARTS = {"config": "c1", "machine": "m1"}
+
+
+def test_the_same_run_resumes_and_another_is_refused_with_what_changed(tmp_path):
+    with RunFolder(tmp_path / "run", fingerprint_parts=PARTS, command="tune", results=[JOURNAL]) as folder:
+        assert not folder.is_resumed
+        folder.append_line(JOURNAL, "one")
+    with RunFolder(tmp_path / "run", fingerprint_parts=PARTS, command="tune", results=[JOURNAL]) as folder:
+        assert folder.is_resumed
+    with pytest.raises(RunFolderError, match=r"changed: machine.*--out"):
+        RunFolder(tmp_path / "run", fingerprint_parts={**PARTS, "machine": "m2"}, command="tune", results=[JOURNAL])
+    with pytest.raises(RunFolderError, match="another command"):
+        RunFolder(tmp_path / "run", fingerprint_parts=PARTS, command="train", results=[JOURNAL])
+
+
+def test_a_second_process_is_refused_while_the_first_lives(tmp_path):
+    folder = RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL])
+    with pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
+        RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL])
+    folder.close()
+    RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL]).close()
+
+
+def test_a_killed_holder_leaves_the_folder_free(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from fulltilt.records.run_folder import RunFolder\n"
+        "parts = {'config': 'c1', 'machine': 'm1'}\n"
+        "folder = RunFolder(sys.argv[1], fingerprint_parts=parts, command='tune', results=['trials.jsonl'])\n"
+        "folder.append_line('trials.jsonl', 'one')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
+    with RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL]) as folder:
+        assert folder.is_resumed
+        assert folder.read_lines("trials.jsonl") == ["one"]
+
+
+def test_a_torn_last_line_is_left_out_and_then_cut_off(tmp_path):
+    journal = tmp_path / "trials.jsonl"
+    journal.write_text("one\ntwo\nthr")
+    assert read_lines(journal) == ["one", "two"]
+    append_line(journal, "three")
+    assert journal.read_text() == "one\ntwo\nthree\n"
+
+
+def test_a_line_break_in_a_line_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="line break"):
+        append_line(tmp_path / "j", "a\nb")
+
+
+def test_a_full_disk_keeps_the_whole_lines(tmp_path):
+    """RLIMIT_FSIZE makes a real short write with EFBIG, where a full disk gives ENOSPC."""
+    code = (
+        "import resource, signal, sys\nfrom pathlib import Path\n"
+        "from fulltilt.errors import StorageError\n"
+        "from fulltilt.records.run_folder import append_line\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        "append_line(Path(sys.argv[1]), 'x' * 10)\n"
+        "try:\n    append_line(Path(sys.argv[1]), 'y' * 15)\n"
+        "except StorageError as error:\n    print(error)\n"
+    )
+    journal = tmp_path / "j"
+    done = subprocess.run([sys.executable, "-c", code, str(journal)], capture_output=True, text=True, check=True)
+    assert "cannot be written" in done.stdout
+    assert journal.read_text() == "x" * 10 + "\n"
+
+
+def test_no_space_left_is_said_with_the_remedy(tmp_path):
+    journal = tmp_path / "trials.jsonl"
+    journal.symlink_to("/dev/full")  # answers every write with ENOSPC
+    with pytest.raises(StorageError, match=r"no space left.*free some"):
+        append_line(journal, "one")
+
+
+def test_a_failed_atomic_write_leaves_the_old_file_and_no_other(tmp_path):
+    code = (
+        "import resource, signal, sys\nfrom pathlib import Path\n"
+        "from fulltilt.errors import StorageError\n"
+        "from fulltilt.records.run_folder import write_atomic\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        "try:\n    write_atomic(Path(sys.argv[1]), 'y' * 100)\n"
+        "except StorageError:\n    print('refused')\n"
+    )
+    file = write_atomic(tmp_path / "result.json", "old")
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+    assert file.read_text() == "old"
+
+
+def test_an_unreadable_fingerprint_is_not_taken_for_ours(tmp_path):
+    append_line(tmp_path / JOURNAL, "one")
+    (tmp_path / "fingerprint.json").write_text("{broken")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL])
+
+
+def test_a_run_that_ended_before_its_first_result_does_not_hold_the_folder(tmp_path):
+    RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL]).close()
+    mended = {**PARTS, "config": "c2"}
+    with RunFolder(tmp_path, fingerprint_parts=mended, command="tune", results=[JOURNAL]) as folder:
+        assert not folder.is_resumed
+        folder.append_line(JOURNAL, "one")
+    with pytest.raises(RunFolderError, match="changed: config"):
+        RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL])

@@ -1,0 +1,185 @@
+"""Comparisons: direction, verdicts, the A/A arm, and error rates by simulation."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from fulltilt.stats import compare, compare_blocks, compute_proportion_interval
+
+
+class SimulatedMachine:
+    """Block times with AR(1) jitter per step, drift as a random walk and slow steps; one step after another."""
+
+    def __init__(self, seed, factors, *, steps=8, jitter=0.02, correlation=0.5, drift=0.0005, n_blocks=200):
+        rng = np.random.default_rng(seed)
+        n = steps * n_blocks
+        fresh = rng.normal(0, jitter * math.sqrt(1 - correlation**2), n)
+        noise = np.empty(n)
+        last = rng.normal(0, jitter)
+        for i in range(n):
+            last = correlation * last + fresh[i]
+            noise[i] = last
+        noise += np.cumsum(rng.normal(0, drift, n))
+        times = np.exp(noise) * np.where(rng.random(n) < 0.03, 1.5, 1.0)
+        self.blocks = iter(times.reshape(n_blocks, steps))
+        self.factors = factors
+
+    def run_block(self, arm):
+        return next(self.blocks) * self.factors[arm]
+
+
+def test_effect_is_the_change_from_baseline_to_arm():
+    found = compare_blocks([10.0, 10.0, 10.0, 10.0], [9.0, 9.01, 8.99, 9.0])
+    assert found.effect_pct == pytest.approx(-10, abs=0.1)
+    assert found.ci95_pct[0] < -10 < found.ci95_pct[1] < 0
+    assert (found.verdict, found.n) == ("faster", 4)
+
+
+def test_rates_turn_the_verdict_round():
+    slow, fast = [100.0, 101, 99], [90.0, 91, 89]
+    assert compare_blocks(slow, fast).verdict == "faster"
+    assert compare_blocks(slow, fast, higher_is_better=True).verdict == "slower"
+
+
+def test_pairing_removes_what_both_arms_share():
+    drift = np.array([1.0, 1.5, 2.2, 3.1, 4.0])
+    assert compare_blocks(drift, drift * 1.05 * [1, 1.001, 0.999, 1, 1]).verdict == "slower"
+
+
+def test_a_real_but_small_difference_is_a_tie():
+    found = compare_blocks([1.0, 1.0, 1.0, 1.0], [1.005, 1.0051, 1.0049, 1.005])
+    assert found.ci95_pct[0] > 0
+    assert found.verdict == "tie"
+
+
+def test_noise_is_unclear_and_one_pair_has_no_interval():
+    assert compare_blocks([1.0, 1.0, 1.0], [1.2, 0.8, 1.1]).verdict == "unclear"
+    single = compare_blocks([1.0], [2.0])
+    assert (single.verdict, single.n) == ("unclear", 1)
+    assert math.isnan(single.ci95_pct[0])
+
+
+def test_rows_of_steps_count_by_their_median():
+    blocks = [[1.0, 1.0, 50.0], [1.0, 1.0, 1.0]]
+    assert compare_blocks(blocks, [[1.1, 1.1, 1.1], [1.1, 1.1, 90.0]]).effect_pct == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        ([1.0], [1.0, 2.0], "pairs"),
+        ([], [], "shape"),
+        ([1.0, 0.0], [1.0, 1.0], "above 0"),
+        ([1.0], [math.nan], "above"),
+    ],
+)
+def test_blocks_that_cannot_be_compared_are_refused(a, b, message):
+    with pytest.raises(ValueError, match=message):
+        compare_blocks(a, b)
+
+
+def test_rounds_are_palindromes_with_the_baseline_twice():
+    ran = []
+
+    def run_block(arm):
+        ran.append(arm)
+        return 1.0
+
+    result = compare(["a", "b"], run_block, n_rounds=3)
+    rounds = [ran[i : i + 6] for i in range(0, 18, 6)]
+    assert all(r == r[::-1] and r.count("a") == 4 and r.count("b") == 2 for r in rounds)
+    assert len(set(map(tuple, rounds))) == 3, "the order turns from round to round"
+    assert len(result.block_values["b"]) == 6
+    assert result.comparisons["b"].verdict == "tie"
+
+
+def test_linear_drift_cancels_within_a_round():
+    ticks = itertools.count(100)
+    result = compare(["a", "b", "c"], lambda arm: math.exp(next(ticks) * 0.01), n_rounds=4)
+    assert [c.effect_pct for c in (result.a_a, *result.comparisons.values())] == pytest.approx([0, 0, 0], abs=1e-9)
+
+
+def test_a_baseline_that_differs_from_itself_silences_every_verdict():
+    noisy = _Alternating()
+    result = compare(["a", "b"], noisy.run_block, n_rounds=4)
+    assert not result.is_quiet
+    assert result.a_a.verdict == "slower"
+    assert result.comparisons["b"].verdict == "too noisy to tell"
+    assert result.noise_floor_pct > 40
+
+
+class _Alternating:
+    """Slow whenever the baseline's second copy runs; told apart by counting the calls of a round."""
+
+    def __init__(self):
+        self.n = 0
+
+    def run_block(self, arm):
+        turned = [["a", "b", "again"], ["b", "again", "a"], ["again", "a", "b"]][self.n // 6 % 3]
+        copy = [*turned, *reversed(turned)][self.n % 6]
+        self.n += 1
+        return {"a": 1.0, "b": 0.5, "again": 1.5}[copy] * (1 + 0.001 * (self.n % 5))
+
+
+def test_a_clear_case_ends_at_the_first_look():
+    machine = SimulatedMachine(1, {"a": 1.0, "b": 0.7}, jitter=0.003)
+    result = compare(["a", "b"], machine.run_block, n_rounds=12, n_looks=3)
+    assert (result.n_rounds, result.n_looks) == (4, 1)
+    assert result.comparisons["b"].verdict == "faster"
+
+
+def test_an_unclear_case_uses_all_looks():
+    machine = SimulatedMachine(2, {"a": 1.0, "b": 0.98}, jitter=0.08)
+    result = compare(["a", "b"], machine.run_block, n_rounds=6, n_looks=3)
+    assert (result.n_rounds, result.n_looks) == (6, 3)
+
+
+def test_progress_is_told_after_each_round():
+    told = []
+    compare(["a", "b"], lambda arm: 1.0, n_rounds=3, on_round=lambda n, values: told.append((n, len(values["b"]))))
+    assert told == [(1, 2), (2, 4), (3, 6)]
+
+
+def test_an_arm_that_raises_is_not_hidden():
+    def run_block(arm):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compare(["a", "b"], run_block)
+
+
+@pytest.mark.parametrize(
+    ("arms", "options", "message"),
+    [
+        (["a"], {}, "arms"),
+        (["a", "a"], {}, "arms"),
+        (["a", "b"], {"n_rounds": 1}, "n_rounds"),
+        (["a", "b"], {"n_looks": 4}, "n_looks"),
+    ],
+)
+def test_designs_without_an_answer_are_refused(arms, options, message):
+    with pytest.raises(ValueError, match=message):
+        compare(arms, lambda arm: 1.0, **options)
+
+
+@pytest.mark.parametrize(("n_rounds", "n_looks"), [(5, 1), (9, 3)])
+def test_false_differences_stay_at_five_pct(n_rounds, n_looks):
+    """Two equal arms on a noisy drifting machine: the interval leaves out 0 in 5 % of the runs, or fewer."""
+    n_runs, n_false = 250, 0
+    for seed in range(n_runs):
+        machine = SimulatedMachine(seed, {"a": 1.0, "b": 1.0}, n_blocks=6 * n_rounds)
+        low, high = compare(["a", "b"], machine.run_block, n_rounds=n_rounds, n_looks=n_looks).comparisons["b"].ci95_pct
+        n_false += not low <= 0 <= high
+    assert compute_proportion_interval(n_false, n_runs)[0] <= 0.05, f"{n_false} of {n_runs}"
+
+
+def test_power_at_five_pct():
+    """A true 5 % is found in at least 90 % of the runs by 5 rounds of blocks of 8 steps."""
+    n_runs, n_found = 200, 0
+    for seed in range(n_runs):
+        machine = SimulatedMachine(1000 + seed, {"a": 1.0, "b": 0.95}, n_blocks=30)
+        result = compare(["a", "b"], machine.run_block, n_rounds=5)
+        n_found += result.comparisons["b"].ci95_pct[1] < 0
+    assert compute_proportion_interval(n_found, n_runs)[1] >= 0.90, f"{n_found} of {n_runs}"

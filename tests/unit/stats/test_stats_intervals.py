@@ -1,0 +1,134 @@
+"""Intervals: exact values where they are known, coverage by simulation where they are not."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fulltilt.stats import (
+    compute_interval,
+    compute_proportion_interval,
+    compute_rate_interval,
+    compute_t_quantile,
+)
+
+# Two-sided 95 % and one-sided 99.5 % points of Student's t as printed tables have them.
+TABLE = {(0.975, 1): 12.7062, (0.975, 2): 4.3027, (0.975, 4): 2.7764, (0.975, 9): 2.2622, (0.995, 3): 5.8409}
+
+
+@pytest.mark.parametrize(("key", "expected"), TABLE.items())
+def test_t_quantile_matches_the_printed_table(key, expected):
+    assert compute_t_quantile(*key) == pytest.approx(expected, abs=5e-5)
+
+
+def test_t_quantile_is_antisymmetric_and_nears_the_normal_one():
+    assert compute_t_quantile(0.025, 7) == -compute_t_quantile(0.975, 7)
+    assert compute_t_quantile(0.5, 3) == pytest.approx(0, abs=1e-12)
+    assert compute_t_quantile(0.975, 2000) == pytest.approx(1.95996, abs=2e-3)
+
+
+@pytest.mark.parametrize(("p", "df"), [(0, 3), (1, 3), (0.9, 0)])
+def test_t_quantile_refuses_what_has_none(p, df):
+    with pytest.raises(ValueError, match="no t quantile"):
+        compute_t_quantile(p, df)
+
+
+def test_t_interval_by_hand():
+    # mean 3, sd sqrt(2.5), n 5: half-width 2.7764 * sqrt(2.5 / 5)
+    low, high = compute_interval([1, 2, 3, 4, 5])
+    assert (low, high) == (pytest.approx(3 - 1.96328, abs=1e-4), pytest.approx(3 + 1.96328, abs=1e-4))
+
+
+def test_one_value_has_no_interval():
+    assert all(math.isnan(bound) for bound in compute_interval([3.0]))
+    assert all(math.isnan(bound) for bound in compute_rate_interval([8], [0.1]))
+
+
+def test_bootstrap_repeats_itself_and_holds_the_mean():
+    values = np.random.default_rng(3).gamma(2.0, size=40)
+    assert compute_interval(values) == compute_interval(values)
+    low, high = compute_interval(values)
+    assert low < values.mean() < high
+    assert compute_interval(values, 0.99)[0] < low
+
+
+@pytest.mark.parametrize("bad", [[], [1.0, math.nan], [math.inf]])
+def test_values_that_were_not_measured_are_refused(bad):
+    with pytest.raises(ValueError, match=r"finite|no values"):
+        compute_interval(bad)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95])
+def test_confidence_is_a_share(confidence):
+    with pytest.raises(ValueError, match="confidence"):
+        compute_interval([1.0, 2.0], confidence)
+
+
+def simulate_blocks(rng, n_runs, n_blocks, correlation):
+    """Seconds of blocks of 8 steps with AR(1) jitter of 2 % around 1 s a step."""
+    steps = np.empty((n_runs, n_blocks * 8))
+    steps[:, 0] = rng.normal(0, 0.02, n_runs)
+    for i in range(1, steps.shape[1]):
+        steps[:, i] = correlation * steps[:, i - 1] + rng.normal(0, 0.02 * math.sqrt(1 - correlation**2), n_runs)
+    return (1 + steps).reshape(n_runs, n_blocks, 8).sum(axis=2)
+
+
+@pytest.mark.parametrize(("n_blocks", "correlation"), [(5, 0.0), (14, 0.0), (15, 0.5), (40, 0.5)])
+def test_coverage_of_95_pct_intervals(n_blocks, correlation):
+    """1,000 runs (400 of the bootstrap); fails when the binomial interval of the hits lies below the nominal share."""
+    n_runs = 1000 if n_blocks < 15 else 400
+    seconds = simulate_blocks(np.random.default_rng(n_blocks), n_runs, n_blocks, correlation)
+    for true, bounds in (
+        (8.0, [compute_interval(run) for run in seconds]),
+        (1.0, [compute_rate_interval(np.full(n_blocks, 8), run) for run in seconds]),
+    ):
+        n_hits = sum(low <= true <= high for low, high in bounds)
+        assert compute_proportion_interval(n_hits, n_runs)[1] >= 0.95, f"{n_hits} of {n_runs} hold the mean"
+        assert n_hits < n_runs, "an interval that always holds the mean says nothing"
+
+
+def test_correlated_blocks_widen_the_interval():
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=60)
+    trend = np.sort(values)
+    shuffled = compute_interval(values)
+    ordered = compute_interval(trend)
+    assert ordered[1] - ordered[0] > 2 * (shuffled[1] - shuffled[0])
+
+
+def test_many_blocks_are_resampled_in_parts():
+    low, high = compute_interval(np.random.default_rng(4).normal(10, 1, 3000))
+    assert high - low == pytest.approx(2 * 1.96 / math.sqrt(3000), rel=0.15)
+
+
+def test_equal_values_have_an_interval_of_no_width():
+    assert compute_interval([2.0] * 20) == (2.0, 2.0)
+    assert compute_rate_interval([8] * 20, [0.5] * 20) == (pytest.approx(16), pytest.approx(16))
+
+
+def test_rate_interval_is_positive_and_holds_the_rate_even_when_blocks_disagree_widely():
+    samples, seconds = np.full(2, 64), np.array([0.1, 1.0])
+    low, high = compute_rate_interval(samples, seconds)
+    assert 0 < low < samples.sum() / seconds.sum() < high
+
+
+@pytest.mark.parametrize("n", [6, 40])
+def test_rate_interval_weighs_blocks_by_their_length(n):
+    seconds = np.random.default_rng(1).uniform(0.9, 1.1, size=n)
+    low, high = compute_rate_interval(np.full(n, 100), seconds)
+    assert low < 100 * n / seconds.sum() < high
+    assert (high - low) / (100 * n / seconds.sum()) < 0.2
+
+
+@pytest.mark.parametrize(("samples", "seconds"), [([1, 2], [1.0]), ([0, 2], [1.0, 1.0]), ([1, 2], [1.0, 0.0])])
+def test_rate_interval_refuses_blocks_without_work(samples, seconds):
+    with pytest.raises(ValueError, match=r"rate needs|durations"):
+        compute_rate_interval(samples, seconds)
+
+
+def test_wilson_interval_by_hand():
+    # 8 of 10 at 95 %: 0.4902 to 0.9433 in the literature
+    assert compute_proportion_interval(8, 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert compute_proportion_interval(0, 10)[0] == pytest.approx(0, abs=1e-12)
+    with pytest.raises(ValueError, match="no share"):
+        compute_proportion_interval(11, 10)

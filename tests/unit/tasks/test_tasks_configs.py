@@ -1,0 +1,103 @@
+"""The configurations that come with the project load, build and learn from one batch."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from fulltilt.config import load_config, plan_of
+from fulltilt.data import make_sensor_hdf5
+from fulltilt.engine import build_workload
+from fulltilt.tasks import Workload
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+GUIDE_BATCH_SIZES = [2**i for i in range(14)]
+
+
+def take_steps(workload: Workload, batch_size: int, n_steps: int) -> tuple[list[float], float]:
+    """Losses of steps on one batch, and the largest metric value of the last outputs."""
+    torch.manual_seed(0)
+    model, data, generator = workload.model(), workload.dataset(), torch.Generator().manual_seed(0)
+    batch, losses = data.get_batch(list(range(batch_size))), []
+    optimizer = workload.optimizer(model.parameters())
+    for _ in range(n_steps):
+        inputs, targets = workload.prepare(batch, generator.manual_seed(0)) if workload.prepare else batch
+        outputs = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        loss = workload.loss(outputs, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    values = [metric(outputs, targets) for metric in workload.metrics.values()]
+    assert all(v.shape == (batch_size,) for v in values)
+    return losses, max(v.max().item() for v in values)
+
+
+def test_every_configuration_is_tested_here():
+    names = {path.stem for path in CONFIGS.glob("*.yaml")}
+    assert names >= {"digits", "cifar10", "checking_gpu_optimization", "default"}
+
+
+def test_digits_learn():
+    workload = build_workload(load_config(CONFIGS / "digits.yaml"))
+    losses, accuracy = take_steps(workload, batch_size=64, n_steps=12)
+    assert losses[-1] < 0.7 * losses[0]
+    assert accuracy == 1.0
+    assert len(workload.validation()) > 300
+
+
+def write_cifar10(folder: Path, n_samples: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        pixels = torch.randint(256, (n_samples, 3072), generator=generator, dtype=torch.uint8).numpy()
+        content = {b"data": pixels, b"labels": [i % 10 for i in range(n_samples)]}
+        (folder / name).write_bytes(pickle.dumps(content))
+
+
+def test_cifar10_learns_with_its_transforms(tmp_path):
+    write_cifar10(tmp_path, n_samples=8)
+    config = load_config(CONFIGS / "cifar10.yaml", [f"data.path={tmp_path}", "optim.lr=0.02"])
+    workload = build_workload(config)
+    assert sum(p.numel() for p in workload.model().parameters()) == 691_674
+    losses, _ = take_steps(workload, batch_size=8, n_steps=6)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", ["checking_gpu_optimization", "default"])
+def test_the_sensor_model_learns(name: str, tmp_path):
+    path = make_sensor_hdf5(tmp_path / "events.h5", 40, n_sensors=60)
+    workload = build_workload(load_config(CONFIGS / f"{name}.yaml", [f"data.path={path}", "optim.lr=0.01"]))
+    geometry = workload.model().geometry_S3
+    assert geometry.shape == (60, 3)
+    assert geometry.abs().max() > 0
+    losses, _ = take_steps(workload, batch_size=16, n_steps=30)
+    assert losses[0] == pytest.approx(1.0, abs=0.2)  # noise of unit variance, predicted as zero
+    assert losses[-1] < 0.97 * losses[0]
+
+
+def test_the_benchmark_section_is_the_guides():
+    benchmark = load_config(CONFIGS / "checking_gpu_optimization.yaml").benchmark
+    assert benchmark.batch_sizes == GUIDE_BATCH_SIZES
+    assert benchmark.num_workers_options == [0, 2, 4, 8, 12, 16]
+    assert benchmark.steps_per_test == 10
+    assert benchmark.test_mixed_precision is True
+    assert benchmark.test_pin_memory is True
+
+
+def test_the_benchmark_and_the_training_configuration_train_the_same():
+    searched = load_config(CONFIGS / "checking_gpu_optimization.yaml")
+    trained = load_config(CONFIGS / "default.yaml")
+    assert (searched.task, searched.model, searched.data) == (trained.task, trained.model, trained.data)
+    assert plan_of(searched) == plan_of(trained)
+    assert searched.optim.lr == trained.optim.lr
+
+
+def test_the_guides_spellings_reach_their_keys():
+    config = load_config(CONFIGS / "default.yaml")
+    assert config.speed.precision == "auto"
+    assert config.speed.accumulate == 1
+    assert config.optim.lr == 1e-4
+    assert "use_amp" in config.provenance["speed.precision"]

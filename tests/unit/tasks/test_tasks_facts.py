@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from fulltilt.tasks import TASKS, Workload, read_data_facts
+
+
+class Images(Dataset):
+    n_classes = 10
+    sample_shape = (3, 32, 32)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int):
+        raise AssertionError("facts are told by the attributes; no sample needs loading")
+
+
+class Sensors(Dataset):
+    n_sensors, n_labels, geometry = 5, 6, torch.zeros(3, 5)
+    sample_shape = (2, 5)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int):
+        return torch.zeros(2, 5), torch.zeros(6)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        raise AssertionError("a stream may not rewind")
+
+
+def test_attributes_of_an_image_dataset():
+    assert read_data_facts(Images()) == {
+        "n_classes": 10,
+        "n_outputs": 10,
+        "in_channels": 3,
+        "image_size": 32,
+        "n_features": 3072,
+    }
+
+
+def test_a_subset_tells_what_its_dataset_tells():
+    assert read_data_facts(Subset(Subset(Images(), [0, 1]), [0])) == read_data_facts(Images())
+
+
+def test_sensors_tell_their_geometry():
+    facts = read_data_facts(Sensors())
+    assert facts["geometry"].shape == (3, 5)
+    assert (facts["n_sensors"], facts["n_labels"], facts["n_outputs"], facts["n_features"]) == (5, 6, 6, 10)
+    assert "in_channels" not in facts
+
+
+def test_a_plain_dataset_is_read_by_its_first_sample():
+    facts = read_data_facts(TensorDataset(torch.zeros(4, 7), torch.zeros(4, 2)))
+    assert facts == {"n_features": 7, "n_outputs": 2}
+
+
+def test_a_scalar_target_is_one_output():
+    assert read_data_facts(TensorDataset(torch.zeros(4, 7), torch.zeros(4)))["n_outputs"] == 1
+
+
+def test_an_image_that_is_not_square_has_no_size():
+    facts = read_data_facts(TensorDataset(torch.zeros(4, 1, 8, 6), torch.zeros(4)))
+    assert facts == {"n_features": 48, "in_channels": 1, "n_outputs": 1}
+
+
+def test_a_stream_and_an_empty_dataset_tell_nothing():
+    assert read_data_facts(Stream()) == {}
+    assert read_data_facts(TensorDataset(torch.zeros(0, 3), torch.zeros(0))) == {}
+
+
+@pytest.mark.parametrize("sample", [("text", {"a": 1}), ([[1], [2, 3]], None), "just text", (1, 2, 3)])
+def test_samples_without_a_shape_are_no_error(sample: object):
+    class Odd(Dataset):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int):
+            return sample
+
+    assert read_data_facts(Odd()) == {}
+
+
+def test_every_task_takes_the_same_arguments_and_defaults_its_loss():
+    for name, build in TASKS.items():
+        workload = build(
+            model=nn.Identity, train=Images, validation=Images, loss=None, optimizer=torch.optim.SGD, name="named"
+        )
+        assert isinstance(workload, Workload), name
+        assert workload.name == "named"
+        assert workload.optimizer is torch.optim.SGD
+        assert callable(workload.loss)
+        assert workload.metrics
+
+
+def test_a_loss_that_is_given_replaces_the_tasks_own():
+    own = nn.L1Loss()
+    for build in TASKS.values():
+        assert build(model=nn.Identity, train=Images, loss=own).loss is own
+
+
+def test_classification_trains_a_model_end_to_end():
+    """The contract as the engine uses it: build, forward, loss, step, metric."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+    data = TensorDataset(x, (x[:, 0] > 0).long())
+    workload = TASKS["classification"](model=lambda: nn.Linear(6, 2), train=lambda: data)
+    model, (inputs, targets) = workload.model(), data[:]
+    before = workload.metrics["accuracy"](model(inputs), targets).mean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(30):
+        optimizer.zero_grad()
+        workload.loss(model(inputs), targets).backward()
+        optimizer.step()
+    assert workload.metrics["accuracy"](model(inputs), targets).mean() > max(before, 0.9)
+
+
+def test_regression_has_squared_error_by_default():
+    workload = TASKS["regression"](model=nn.Identity, train=Images)
+    assert list(workload.metrics) == ["squared_error"]
+    assert workload.loss(torch.ones(2, 1), torch.zeros(2)).item() == 1.0

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fulltilt.errors import UsageError
+from fulltilt.tasks import LOSSES, METRICS
+from fulltilt.tasks.recipes import pick_metrics
+
+
+def test_the_registries_hold_what_the_documents_name():
+    assert set(LOSSES) == {"cross_entropy", "mse", "l1", "bce_with_logits", "huber"}
+    assert set(METRICS) == {"accuracy", "top5", "squared_error", "absolute_error", "binary_accuracy"}
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_is_the_mean_over_samples(name: str):
+    """Two micro-batches weighted by their sizes give the loss of the whole batch; accumulation rests on it."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(12, 5, generator=generator, dtype=torch.float64)
+    if name == "cross_entropy":
+        targets = torch.randint(5, (12,), generator=generator)
+    else:
+        targets = torch.rand(12, 5, generator=generator, dtype=torch.float64)
+    loss = LOSSES[name]()
+    whole = loss(outputs, targets)
+    assert whole.shape == ()
+    parts = (loss(outputs[:8], targets[:8]) * 8 + loss(outputs[8:], targets[8:]) * 4) / 12
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_label_smoothing_reaches_the_loss():
+    logits, targets = torch.tensor([[4.0, 0.0, 0.0]]), torch.tensor([0])
+    smoothed = LOSSES["cross_entropy"](label_smoothing=0.3)(logits, targets)
+    spread = torch.tensor([[0.8, 0.1, 0.1]])
+    torch.testing.assert_close(smoothed, -(spread * logits.log_softmax(1)).sum())
+
+
+def test_huber_is_linear_beyond_delta():
+    loss = LOSSES["huber"](delta=0.5)
+    torch.testing.assert_close(loss(torch.tensor([3.0]), torch.tensor([0.0])), torch.tensor(0.5 * (3.0 - 0.25)))
+
+
+def test_one_column_of_outputs_meets_flat_targets_without_broadcasting():
+    outputs, targets = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(LOSSES["mse"]()(outputs, targets), torch.tensor(1.0 / 3.0))
+    assert METRICS["squared_error"](outputs, targets).tolist() == [0.0, 0.0, 1.0]
+
+
+def test_a_view_that_is_not_contiguous_is_matched_too():
+    targets = torch.arange(12.0).reshape(3, 4).T
+    outputs = targets.reshape(4, 3, 1).clone()
+    assert LOSSES["mse"]()(outputs, targets).item() == 0.0
+
+
+@pytest.mark.parametrize("shapes", [((4, 2), (4,)), ((4, 1), (1, 4)), ((2, 6), (3, 4))])
+def test_shapes_that_disagree_are_an_error_with_both(shapes):
+    outputs, targets = (torch.zeros(shape) for shape in shapes)
+    with pytest.raises(UsageError) as raised:
+        LOSSES["mse"]()(outputs, targets)
+    assert str(shapes[0]) in str(raised.value)
+    assert str(shapes[1]) in str(raised.value)
+
+
+def test_integer_targets_serve_real_valued_losses():
+    loss = LOSSES["bce_with_logits"]()(torch.zeros(4, 1), torch.tensor([0, 1, 1, 0]))
+    torch.testing.assert_close(loss, torch.tensor(0.6931472))
+
+
+def test_gradients_flow_through_every_elementwise_loss():
+    for name in ("mse", "l1", "huber", "bce_with_logits"):
+        outputs = torch.full((3, 1), 0.3, requires_grad=True)
+        LOSSES[name]()(outputs, torch.tensor([0.0, 1.0, 0.0])).backward()
+        assert outputs.grad.abs().min() > 0, name
+
+
+def test_losses_are_finite_under_bf16_autocast():
+    outputs = torch.randn(4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = outputs @ torch.eye(3)
+        assert hidden.dtype is torch.bfloat16
+        for name in ("mse", "l1", "huber", "bce_with_logits"):
+            assert torch.isfinite(LOSSES[name]()(hidden, torch.rand(4, 3))), name
+        assert torch.isfinite(LOSSES["cross_entropy"]()(hidden, torch.tensor([0, 1, 2, 0])))
+
+
+def test_accuracy_is_one_value_per_sample():
+    logits = torch.tensor([[3.0, 1.0], [0.0, 2.0], [5.0, 1.0]])
+    values = METRICS["accuracy"](logits, torch.tensor([0, 1, 1]))
+    assert values.dtype is torch.float32
+    assert values.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_accuracy_of_probabilities_takes_their_largest():
+    logits = torch.tensor([[3.0, 1.0], [0.0, 2.0]])
+    assert METRICS["accuracy"](logits, torch.tensor([[0.2, 0.8], [0.1, 0.9]])).tolist() == [0.0, 1.0]
+
+
+def test_accuracy_averages_positions_of_a_sample():
+    logits = functional.one_hot(torch.tensor([[0, 1, 1, 0]]), 2).float().movedim(-1, 1)
+    assert METRICS["accuracy"](logits, torch.tensor([[0, 1, 0, 1]])).tolist() == [0.5]
+
+
+def test_top5_counts_the_five_largest_only():
+    logits = torch.arange(10.0).repeat(3, 1)
+    assert METRICS["top5"](logits, torch.tensor([9, 5, 4])).tolist() == [1.0, 1.0, 0.0]
+
+
+def test_top5_of_three_classes_is_always_right():
+    assert METRICS["top5"](torch.randn(4, 3), torch.tensor([0, 1, 2, 0])).tolist() == [1.0] * 4
+
+
+def test_errors_and_binary_accuracy_by_hand():
+    outputs, targets = torch.tensor([[1.0, -1.0], [0.5, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 1.0]])
+    assert METRICS["absolute_error"](outputs, targets).tolist() == [1.5, 0.75]
+    assert METRICS["squared_error"](outputs, targets).tolist() == [2.5, 0.625]
+    assert METRICS["binary_accuracy"](outputs, targets).tolist() == [0.0, 1.0]
+
+
+def test_unequal_batches_average_to_the_exact_mean():
+    generator = torch.Generator().manual_seed(1)
+    logits, targets = torch.randn(11, 4, generator=generator), torch.randint(4, (11,), generator=generator)
+    whole = METRICS["accuracy"](logits, targets)
+    parts = torch.cat([METRICS["accuracy"](logits[a:b], targets[a:b]) for a, b in ((0, 8), (8, 11))])
+    assert torch.equal(whole, parts)
+
+
+def test_an_unknown_metric_names_the_nearest():
+    with pytest.raises(UsageError, match="did you mean accuracy"):
+        pick_metrics(["acuracy"])
+
+
+def test_one_metric_may_be_given_as_text():
+    assert list(pick_metrics("top5")) == ["top5"]

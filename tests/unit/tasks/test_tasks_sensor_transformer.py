@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fulltilt.errors import ConfigError
+from fulltilt.tasks import build_model
+from fulltilt.tasks.models.sensor_transformer import attend, sensor_transformer
+
+N_SENSORS = 20
+
+
+def build(**changes: object) -> nn.Module:
+    torch.manual_seed(0)
+    geometry = torch.randn(3, N_SENSORS) * 500
+    return sensor_transformer(**({"n_sensors": N_SENSORS, "n_labels": 6, "depth": 2, "geometry": geometry} | changes))
+
+
+def draw_batch(n: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 2, N_SENSORS, generator=generator)
+    return x, torch.randint(1000, (n,), generator=generator), torch.randn(n, 6, generator=generator)
+
+
+def train_a_little(model: nn.Module, n_steps: int = 4) -> list[float]:
+    optimizer, batch = torch.optim.AdamW(model.parameters(), lr=1e-2), draw_batch(16)
+    target, losses = torch.randn(16, 2, N_SENSORS, generator=torch.Generator().manual_seed(2)), []
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(*batch), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_it_predicts_one_noise_per_signal_and_sensor():
+    assert build()(*draw_batch()).shape == (4, 2, N_SENSORS)
+
+
+def test_the_full_detector_goes_through():
+    model = build_model("sensor_transformer(depth=1, hidden=8)").eval()
+    with torch.no_grad():
+        assert model(torch.randn(1, 2, 5160), torch.tensor([3]), torch.randn(1, 6)).shape == (1, 2, 5160)
+
+
+def test_parameter_count_of_the_small_model():
+    # tokens 5160·16; signal 2→16; place 3→16; time 128→16→16; label 6→16→16; no_label 16; head 16→2;
+    # three blocks of qkv, out, mlp ×4 and six-fold steering; final steering.
+    block = (16 * 48 + 48) + (16 * 16 + 16) + (16 * 64 + 64 + 64 * 16 + 16) + (16 * 96 + 96)
+    outside = 5160 * 16 + 48 + 64 + (128 * 16 + 16 + 272) + (112 + 272) + 16 + 34 + (16 * 32 + 32)
+    assert sum(p.numel() for p in build_model("sensor_transformer").parameters()) == 3 * block + outside
+
+
+def test_an_untrained_model_predicts_zero():
+    assert build()(*draw_batch()).abs().max() == 0
+
+
+def test_every_parameter_learns_once_the_gates_have_opened():
+    model = build(label_dropout=0.5)
+    train_a_little(model)
+    model.zero_grad()
+    model(*draw_batch(16)).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_training_lowers_the_loss():
+    losses = train_a_little(build(label_dropout=0.0), n_steps=60)
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_timestep_label_geometry_and_signal_each_matter():
+    model, (x, t, label) = build(), draw_batch()
+    train_a_little(model)
+    model.eval()
+    plain = model(x, t, label)
+    moved = build(geometry=torch.randn(3, N_SENSORS))
+    moved.load_state_dict({k: v for k, v in model.state_dict().items() if k != "geometry_S3"}, strict=False)
+    for changed in (
+        model(x + 1, t, label),
+        model(x, 999 - t, label),
+        model(x, t, label + 1),
+        moved.eval()(x, t, label),
+    ):
+        assert (changed - plain).abs().max() > 1e-5
+
+
+def test_attention_carries_a_signal_from_one_sensor_to_another():
+    model, (x, t, label) = build(), draw_batch()
+    train_a_little(model)
+    model.eval()
+    nudged = x.clone()
+    nudged[:, 0, 0] += 5
+    assert (model(nudged, t, label) - model(x, t, label))[:, :, 1:].abs().max() > 1e-6
+
+
+def test_samples_of_a_batch_do_not_see_each_other():
+    model, (x, t, label) = build(), draw_batch()
+    train_a_little(model)
+    model.eval()
+    torch.testing.assert_close(model(x[:1], t[:1], label[:1]), model(x, t, label)[:1], rtol=1e-4, atol=1e-5)
+
+
+def test_labels_are_dropped_in_training_only():
+    model, (x, t, label) = build(label_dropout=0.5), draw_batch()
+    train_a_little(model)
+    assert len({model(x, t, label).sum().item() for _ in range(8)}) > 1
+    model.eval()
+    assert torch.equal(model(x, t, label), model(x, t, label))
+
+
+@pytest.mark.parametrize("width", [2, 3, 8])
+def test_padded_heads_attend_as_narrow_ones_do(width: int):
+    generator = torch.Generator().manual_seed(3)
+    parts = [torch.randn(2, 4, 10, width, generator=generator, dtype=torch.float64) for _ in range(3)]
+    torch.testing.assert_close(attend(*parts, pad=-width % 8 or 8), attend(*parts), rtol=1e-10, atol=1e-12)
+
+
+def test_neighbouring_timesteps_stay_apart_in_bf16():
+    model = build(hidden=16).bfloat16()
+    embedded = model._embed_time(torch.arange(990, 1000))
+    assert embedded.dtype is torch.bfloat16
+    assert len({tuple(row) for row in embedded.float().tolist()}) == 10
+
+
+def test_it_runs_under_bf16_autocast_and_stays_finite():
+    model = build()
+    train_a_little(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(*draw_batch()).float().square().mean()
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_the_geometry_is_standardised_and_saved_with_the_model():
+    model = build()
+    places = model.state_dict()["geometry_S3"]
+    assert places.shape == (N_SENSORS, 3)
+    torch.testing.assert_close(places.mean(dim=0), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(places.square().mean(), torch.tensor(1.0))
+
+
+def test_sensors_all_in_one_place_do_not_divide_by_zero():
+    assert torch.isfinite(build(geometry=torch.full((3, N_SENSORS), 7.0)).geometry_S3).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden": 12, "heads": 8}, ["hidden 12", "heads 8", "[1, 2, 3, 4, 6, 12]"]),
+        ({"geometry": torch.zeros(N_SENSORS, 3)}, ["(20, 3)", "(3, 20)"]),
+        ({"geometry": torch.full((3, N_SENSORS), float("nan"))}, ["NaN", "xpmt"]),
+    ],
+)
+def test_sizes_that_do_not_fit_are_explained(changes: dict, words: list[str]):
+    with pytest.raises(ConfigError) as raised:
+        build(**changes)
+    for word in words:
+        assert word in str(raised.value)

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from fulltilt.errors import ConfigError
+from fulltilt.tasks import build_model
+
+needs_torchvision = pytest.mark.skipif(
+    find_spec("torchvision") is None, reason="torchvision is not installed (extra: vision)"
+)
+needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed (extra: vision)")
+
+
+def run_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", *options, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@needs_torchvision
+def test_a_torchvision_model_gets_the_number_of_classes_of_the_data():
+    model = build_model("torchvision:resnet18", n_classes=7, in_channels=3, image_size=32)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    assert sum(p.numel() for p in model.parameters()) == 11_689_512 - 993 * 513
+
+
+@needs_torchvision
+def test_arguments_of_the_call_win_and_reach_the_library():
+    model = build_model("torchvision:resnet18(num_classes=5, zero_init_residual=true)", n_classes=7)
+    assert model.fc.out_features == 5
+    assert model.layer1[0].bn2.weight.abs().max() == 0
+    assert build_model("torchvision:resnet18(n_classes=6)", n_classes=7).fc.out_features == 6
+
+
+@needs_torchvision
+@pytest.mark.parametrize(
+    ("call", "facts", "words"),
+    [
+        ("torchvision:resnet19", {}, ["no model 'resnet19'", "did you mean resnet18"]),
+        ("torchvision:zzzz", {}, ["no model 'zzzz'", "for instance"]),
+        ("torchvision:resnet18(zero_init=true)", {}, ["no argument 'zero_init'", "zero_init_residual"]),
+        ("torchvision:resnet18(weights=DEFAULT)", {}, ["weights=DEFAULT", "never does", "my_module:build"]),
+        ("torchvision:resnet18(pretrained=true)", {}, ["pretrained=True"]),
+        ("torchvision:resnet18(7)", {}, ["torchvision:resnet18", "position"]),
+        ("torchvision:resnet18", {"in_channels": 1}, ["3 channels", "has 1", "timm"]),
+        ("torchvision:resnet18(replace_stride_with_dilation=[true])", {}, ["cannot be built", "dilation"]),
+    ],
+)
+def test_a_torchvision_call_that_cannot_be_built_is_explained(call: str, facts: dict, words: list[str]):
+    with pytest.raises(ConfigError) as raised:
+        build_model(call, **facts)
+    for word in words:
+        assert word in str(raised.value)
+
+
+@needs_torchvision
+def test_weights_that_are_off_may_be_written_out():
+    assert isinstance(build_model("torchvision:resnet18(weights=null, n_classes=2)"), nn.Module)
+
+
+@needs_timm
+def test_a_timm_model_gets_classes_and_channels_of_the_data():
+    model = build_model("timm:resnet10t(drop_rate=0.25)", n_classes=7, in_channels=1, image_size=32)
+    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
+    assert model.drop_rate == 0.25
+
+
+@needs_timm
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("timm:resnet10x", ["no model 'resnet10x'", "did you mean"]),
+        ("timm:resnet10t(pretrained=true)", ["pretrained=True", "never does"]),
+        ("timm:resnet10t(widht=3)", ["timm:resnet10t cannot be built", "widht"]),
+    ],
+)
+def test_a_timm_call_that_cannot_be_built_is_explained(call: str, words: list[str]):
+    with pytest.raises(ConfigError) as raised:
+        build_model(call)
+    for word in words:
+        assert word in str(raised.value)
+
+
+@needs_torchvision
+def test_the_import_works_first_thing_in_a_fresh_process_and_twice():
+    done = run_python(
+        "from fulltilt.tasks.vision import import_torchvision as i\n"
+        "assert i() is i()\n"
+        "import torchvision.ops, torchvision.transforms.v2\n"
+        "print(i().models.resnet18.__name__)"
+    )
+    assert done.stdout.strip() == "resnet18", done.stderr
+
+
+@needs_torchvision
+def test_tasks_leave_torchvision_alone_until_a_model_asks_for_it():
+    done = run_python("import sys, fulltilt.tasks; print('torchvision' in sys.modules, 'timm' in sys.modules)")
+    assert done.stdout.strip() == "False False", done.stderr
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_a_library_that_is_not_installed_names_the_extra(library: str, tmp_path):
+    """A finder that knows neither library stands for an environment without them."""
+    done = run_python(
+        "import sys, importlib.abc\n"
+        "class Absent(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('torchvision', 'timm'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from fulltilt.errors import ConfigError\n"
+        "from fulltilt.tasks import build_model\n"
+        "try:\n"
+        f"    build_model('{library}:resnet18')\n"
+        "except ConfigError as error:\n"
+        "    print(error)"
+    )
+    assert 'not installed; pip install "fulltilt[vision]"' in done.stdout, done.stderr
+
+
+def test_a_torchvision_that_fails_otherwise_says_so(tmp_path):
+    folder = tmp_path / "torchvision"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('compiled for another planet')\n")
+    done = run_python(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from fulltilt.errors import ConfigError\n"
+        "from fulltilt.tasks import build_model\n"
+        "try:\n"
+        "    build_model('torchvision:resnet18')\n"
+        "except ConfigError as error:\n"
+        "    print(error)"
+    )
+    assert "compiled for another planet" in done.stdout, done.stderr
+    assert "install the version made for torch" in done.stdout
+
+
+def test_schemas_are_declared_for_operators_that_are_missing_and_for_no_other(tmp_path):
+    """A package that asks for qnms, fails, and is imported again once it has been declared."""
+    folder = tmp_path / "torchvision"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "import torch\n"
+        "from torchvision import first\n"
+        "if not torch._C._dispatch_has_kernel('torchvision::qnms') and not any(\n"
+        "    s.name == 'torchvision::qnms' for s in torch._C._jit_get_schemas_for_operator('torchvision::qnms')\n"
+        "):\n"
+        "    raise RuntimeError('operator torchvision::qnms does not exist')\n"
+    )
+    (folder / "first.py").write_text("print('imported')\n")
+    done = run_python(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import torch\n"
+        "from fulltilt.tasks.vision import import_torchvision\n"
+        "import_torchvision()\n"
+        "print(len(torch._C._jit_get_schemas_for_operator('torchvision::nms')))\n"
+        "print(len(torch._C._jit_get_schemas_for_operator('torchvision::qnms')))"
+    )
+    assert done.stdout.split() == ["imported", "imported", "0", "1"], done.stderr

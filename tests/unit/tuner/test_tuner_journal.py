@@ -1,0 +1,69 @@
+"""The journal: what was written is handed out again once, in order, and unreadable lines cost only themselves."""
+
+from __future__ import annotations
+
+import json
+
+from fulltilt.levers import default_plan
+from fulltilt.records.run_folder import RunFolder
+from fulltilt.tuner.journal import JOURNAL_FILE, Journal
+from fulltilt.tuner.session import END_TO_END, REPEAT
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+
+PLAN = default_plan()
+
+
+def make_row(id, **changes):
+    import dataclasses
+
+    row = SimulatedTarget(lambda plan: Answer(samples_per_s=10.0, seconds=2.0))(PLAN, id=id, why="")
+    return dataclasses.replace(row, **changes)
+
+
+def open_folder(path):
+    return RunFolder(path, fingerprint_parts={"a": 1}, command="tune", results=["trials.jsonl"])
+
+
+def test_rows_come_back_in_order_and_once(tmp_path):
+    with open_folder(tmp_path) as folder:
+        journal = Journal(folder)
+        for row in (make_row("t1"), make_row("t2", kind=REPEAT), make_row("t3", kind=REPEAT)):
+            journal.append(row)
+    with open_folder(tmp_path) as folder:
+        journal = Journal(folder)
+    assert journal.take(PLAN, END_TO_END).id == "t1"
+    assert journal.take(PLAN, END_TO_END) is None
+    assert [journal.take(PLAN, REPEAT).id for _ in range(2)] == ["t2", "t3"]
+    assert journal.take(PLAN, REPEAT) is None
+    assert journal.next_id() == "t4"
+    assert journal.spent_s == 6.0
+
+
+def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(tmp_path):
+    with open_folder(tmp_path) as folder:
+        Journal(folder).append(make_row("t1"))
+        wrong = json.loads((tmp_path / JOURNAL_FILE).read_text()) | {"status": "splendid"}
+        with (tmp_path / JOURNAL_FILE).open("a") as stream:
+            stream.write('{"id": \n\x00\xff\n[]\n' + json.dumps(wrong) + "\n")
+        Journal(folder).append(make_row("t2"))
+        journal = Journal(folder)
+    assert [trial.id for trial in journal.trials] == ["t1", "t2"]
+    assert len(journal.notes) == 4
+    assert f"{JOURNAL_FILE}:2" in journal.notes[0]
+
+
+def test_a_torn_last_line_is_no_row(tmp_path):
+    with open_folder(tmp_path) as folder:
+        Journal(folder).append(make_row("t1"))
+        with (tmp_path / JOURNAL_FILE).open("a") as stream:
+            stream.write('{"id": "t2", "plan": {"batch')
+        journal = Journal(folder)
+        assert [trial.id for trial in journal.trials] == ["t1"]
+        journal.append(make_row("t3"))
+        assert [trial.id for trial in Journal(folder).trials] == ["t1", "t3"]
+
+
+def test_without_a_folder_rows_stay_in_memory():
+    journal = Journal()
+    journal.append(make_row("t1"))
+    assert journal.next_id() == "t2"

@@ -1,0 +1,99 @@
+"""Flags parsed and checked, and the memory limits that follow from them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fulltilt.config import config_from_values
+from fulltilt.errors import FulltiltError, UsageError
+from fulltilt.records import Device, Machine
+from fulltilt.tuner.options import build_options, choose_trial_limit_bytes, find_memory_gib
+
+GIB = 2**30
+MACHINE = Machine(
+    hostname_hash="0" * 12, system="Linux", is_wsl=False, cpu_model="cpu", n_cores_physical=2, n_cores_logical=2,
+    n_cores_usable=2, memory_total_bytes=32 * GIB, memory_available_bytes=20 * GIB, memory_limit_bytes=None,
+    shm_total_bytes=None, python="3.11", packages={},
+    devices=(Device(name="small", type="cuda", memory_total_bytes=8 * GIB),
+             Device(name="large", type="cuda", index=1, memory_total_bytes=24 * GIB)),
+)  # fmt: skip
+
+FLAGS = {
+    "batch_sizes": None, "num_workers": None, "steps": None, "device": "cpu", "memory_limit": None,
+    "exhaustive": False, "quick": False, "budget": None, "free_batch": False, "lr_rule": "sqrt", "deadline_s": None,
+}  # fmt: skip
+
+
+def build(config=None, **flags):
+    return build_options(config or config_from_values({}, base_dir="."), **(FLAGS | flags))
+
+
+def test_text_with_units_becomes_bytes_and_seconds():
+    options = build(memory_limit="12GiB", budget="6m")
+    assert (options.memory_limit_bytes, options.budget_s) == (12 * GIB, 360.0)
+
+
+def test_steps_come_from_the_configuration_unless_a_flag_says_otherwise():
+    config = config_from_values({"benchmark": {"steps_per_test": 7}}, base_dir=".")
+    assert build(config).n_steps == 7
+    assert build(config, steps=3).n_steps == 3
+
+
+def test_the_device_comes_from_the_configuration_unless_a_flag_says_otherwise():
+    config = config_from_values({"run": {"device": "cpu"}}, base_dir=".")
+    assert build(config, device=None).device == "cpu"
+
+
+def test_quick_has_a_budget_and_no_deadline_beyond_it():
+    assert (build(quick=True).strategy, build(quick=True).budget_s) == ("quick", 90.0)
+    assert build(quick=True, budget="3m").budget_s == 180.0
+    assert build(budget=20.0).deadline_s == 20.0
+    assert build().deadline_s == 120.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"batch_sizes": [0]}, "batch_size 0 cannot be tried"),
+        ({"batch_sizes": [8, 2.5]}, "2.5"),
+        ({"num_workers": [-1]}, "num_workers -1"),
+        ({"steps": True}, "steps True"),
+        ({"exhaustive": True, "quick": True}, "contradict"),
+        ({"lr_rule": "cubic"}, "sqrt, linear, none"),
+        ({"budget": 0.0}, "leaves no time"),
+        ({"device": "cuda:99"}, "cuda:99"),
+    ],
+)
+def test_bad_flags_say_the_value(flags, words):
+    with pytest.raises(UsageError, match=words):
+        build(**flags)
+
+
+@pytest.mark.parametrize("flags", [{"memory_limit": "a lot"}, {"budget": "soon"}])
+def test_bad_quantities_are_errors_of_usage(flags):
+    with pytest.raises(FulltiltError) as caught:
+        build(**flags)
+    assert caught.value.exit_code == 2
+
+
+def test_a_limit_that_is_asked_for_holds_for_trials_and_picks():
+    options = build(memory_limit=4 * GIB)
+    assert choose_trial_limit_bytes(options, MACHINE) == 4 * GIB
+    assert find_memory_gib(options, MACHINE) == 4.0
+
+
+def test_without_one_a_cpu_keeps_a_tenth_of_what_is_free_and_minds_the_cgroup():
+    assert choose_trial_limit_bytes(build(), MACHINE) == int(0.9 * 20 * GIB)
+    boxed = dataclasses.replace(MACHINE, memory_limit_bytes=2 * GIB)
+    assert choose_trial_limit_bytes(build(), boxed) == int(0.9 * 2 * GIB)
+    assert (find_memory_gib(build(), MACHINE), find_memory_gib(build(), boxed)) == (32.0, 2.0)
+
+
+def test_a_gpu_is_limited_only_where_it_would_spill():
+    options = dataclasses.replace(build(), device="cuda:1")
+    assert choose_trial_limit_bytes(options, MACHINE) is None
+    assert choose_trial_limit_bytes(options, dataclasses.replace(MACHINE, is_wsl=True)) == int(0.95 * 24 * GIB)
+    assert find_memory_gib(options, MACHINE) == 24.0
+    assert find_memory_gib(dataclasses.replace(options, device="cuda:7"), MACHINE) is None

@@ -1,0 +1,70 @@
+"""Who belongs to a trial, read from /proc."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fulltilt.tuner import proctree
+from fulltilt.tuner.proctree import ProcessEntry
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def entry(pid, parent, session=1):
+    return ProcessEntry(pid=pid, parent_pid=parent, session=session, is_zombie=False)
+
+
+def test_descendants_are_found_at_any_depth_and_in_any_session():
+    entries = [entry(2, 1), entry(3, 2), entry(4, 3, session=4), entry(9, 8)]
+    assert sorted(proctree.find_descendants(1, entries)) == [2, 3, 4]
+    assert proctree.find_descendants(9, entries) == []
+
+
+def test_a_command_name_with_parentheses_and_spaces_is_read_right(tmp_path):
+    folder = tmp_path / "77"
+    folder.mkdir()
+    (folder / "stat").write_text("77 (a) b (c) R 5 77 42 0 -1 0")
+    (tmp_path / "78").mkdir()  # gone while it was read
+    assert proctree.read_processes(tmp_path) == [ProcessEntry(pid=77, parent_pid=5, session=42, is_zombie=False)]
+
+
+def test_a_session_ends_with_what_it_started_elsewhere():
+    code = f"import subprocess, time; subprocess.Popen({SLEEP!r}, start_new_session=True); print(1); time.sleep(600)"
+    leader = subprocess.Popen(
+        [sys.executable, "-uc", code], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert leader.stdout is not None
+    leader.stdout.readline()
+    below = proctree.find_descendants(leader.pid)
+    seen = proctree.kill_session(leader.pid)
+    leader.wait()
+    leader.stdout.close()
+    assert len(below) == 1
+    assert {leader.pid, *below} <= set(seen)
+    assert proctree.find_members(leader.pid) == []
+
+
+def test_only_shared_segments_of_the_given_processes_are_removed(tmp_path):
+    for name in ("torch_11_2_0", "torch_12_2_0", "psm_11", "torch_11"):
+        (tmp_path / name).write_bytes(b"")
+    assert proctree.remove_shared_segments({11}, tmp_path) == ["torch_11_2_0"]
+    assert sorted(os.listdir(tmp_path)) == ["psm_11", "torch_11", "torch_12_2_0"]
+
+
+def test_a_cleaner_is_spared_and_others_are_not():
+    code = "import time; time.sleep(600)  # multiprocessing.resource_tracker"
+    cleaner, other = subprocess.Popen([sys.executable, "-c", code]), subprocess.Popen(SLEEP)
+    try:
+        while b"-c" not in Path(f"/proc/{cleaner.pid}/cmdline").read_bytes():
+            pass
+        proctree.kill_processes([cleaner.pid, other.pid], spare_cleaners=True)
+        assert other.wait(30) == -9
+        assert cleaner.poll() is None
+        proctree.kill_processes([cleaner.pid])
+        assert cleaner.wait(30) == -9
+    finally:
+        cleaner.kill()
+        cleaner.wait()

@@ -1,0 +1,207 @@
+"""Picks follow their stated rules by the rows they are picked from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulltilt.errors import NoPlanError
+from fulltilt.levers import default_plan
+from fulltilt.tuner import recommend
+from fulltilt.tuner.recommend import Pick, pick, read_memory_gib
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+
+USER = default_plan({"batch_size": 32})
+
+
+def make_row(number, rate, *, memory=1.0, spread_pct=0.5, status="ok", kind="end_to_end", **levers):
+    plan = USER.replace(**levers)
+    answer = Answer(samples_per_s=rate, memory_gib=memory, spread_pct=spread_pct, status=status)
+    row = SimulatedTarget(lambda _: answer)(plan, id=f"t{number}", why="")
+    return dataclasses.replace(row, kind=kind)
+
+
+def test_each_pick_follows_its_own_rule():
+    rows = [
+        make_row(1, 1000.0, memory=2.0, batch_size=64),
+        make_row(2, 1500.0, memory=9.0, batch_size=256),
+        make_row(3, 600.0, memory=1.0, batch_size=16),
+    ]
+    picks = pick(rows, user_plan=USER, memory_limit_gib=10.0)
+    assert picks.throughput.trial.id == "t2"
+    assert picks.efficiency.trial.id == "t3"
+    assert picks.recommended.trial.id == "t1"
+    assert "8.00 GiB, 80 % of 10.00 GiB" in picks.recommended.rule
+
+
+def test_a_tie_goes_to_the_smaller_batch_and_names_the_others():
+    rows = [make_row(1, 1010.0, batch_size=256), make_row(2, 1000.0, batch_size=64), make_row(3, 900.0, batch_size=16)]
+    chosen = pick(rows, user_plan=USER, memory_limit_gib=None).throughput
+    assert (chosen.trial.id, chosen.tied_with) == ("t2", ("t1",))
+    assert "tied with 1 other" in chosen.rule
+
+
+def test_a_tie_within_one_batch_goes_to_the_simpler_plan():
+    rows = [make_row(1, 1010.0, num_workers=2, precision="bf16"), make_row(2, 1000.0, num_workers=2), make_row(3, 1.0)]
+    assert pick(rows, user_plan=USER, memory_limit_gib=None).recommended.trial.id == "t2"
+
+
+def test_a_gap_beyond_the_noise_is_no_tie():
+    rows = [make_row(1, 1100.0, batch_size=256), make_row(2, 1000.0, batch_size=64)]
+    chosen = pick(rows, user_plan=USER, memory_limit_gib=None).throughput
+    assert (chosen.trial.id, chosen.tied_with) == ("t1", ())
+
+
+def test_only_rows_that_ran_are_picked():
+    rows = [make_row(1, None, status="out_of_memory", batch_size=512), make_row(2, 5.0)]
+    picks = pick(rows, user_plan=USER, memory_limit_gib=8.0)
+    assert {picks.throughput.trial.id, picks.efficiency.trial.id, picks.recommended.trial.id} == {"t2"}
+
+
+def test_when_every_row_is_above_the_limit_the_smallest_is_taken_and_said():
+    rows = [make_row(1, 1000.0, memory=9.5), make_row(2, 900.0, memory=9.0, batch_size=16)]
+    chosen = pick(rows, user_plan=USER, memory_limit_gib=10.0).recommended
+    assert chosen.trial.id == "t2"
+    assert chosen.rule.startswith("no row has memory at most 8.00 GiB")
+
+
+def test_a_row_without_a_memory_figure_is_not_called_safe():
+    blind = dataclasses.replace(make_row(1, 2000.0, batch_size=64), memory_rss_peak_gib=None)
+    picks = pick([blind, make_row(2, 1000.0)], user_plan=USER, memory_limit_gib=10.0)
+    assert picks.recommended.trial.id == "t2"
+    assert picks.throughput.trial.id == "t1"
+
+
+def test_without_any_memory_figure_there_is_no_efficiency_pick():
+    blind = dataclasses.replace(make_row(1, 2000.0), memory_rss_peak_gib=None)
+    picks = pick([blind], user_plan=USER, memory_limit_gib=10.0)
+    assert picks.efficiency is None
+    assert picks.recommended.trial.id == "t1"
+
+
+def test_on_a_gpu_memory_is_what_is_reserved():
+    row = dataclasses.replace(make_row(1, 10.0, memory=30.0), memory_reserved_peak_gib=2.0)
+    assert read_memory_gib(row) == 2.0
+
+
+def test_no_plan_can_run_says_how_the_rows_ended():
+    rows = [make_row(1, None, status="out_of_memory"), make_row(2, None, status="error", batch_size=16)]
+    with pytest.raises(NoPlanError, match=r"1 out_of_memory, 1 error.*t1.*t2.*--memory-limit"):
+        pick(rows, user_plan=USER, memory_limit_gib=None)
+    with pytest.raises(NoPlanError, match="ran no trial"):
+        pick([], user_plan=USER, memory_limit_gib=None)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(1.0, 1e6),
+            st.floats(0.1, 20.0),
+            st.sampled_from([8, 16, 32, 64, 128]),
+            st.sampled_from([0, 1, 2, 4]),
+            st.sampled_from(["ok", "ok", "ok", "error", "out_of_memory"]),
+        ),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda item: (item[2], item[3]),
+    )
+)
+def test_picks_are_rows_that_obey_their_rules(items):
+    rows = [
+        make_row(i, rate, memory=memory, batch_size=batch, num_workers=workers, status=status)
+        for i, (rate, memory, batch, workers, status) in enumerate(items)
+    ]
+    fine = [row for row in rows if row.status == "ok"]
+    if not fine:
+        with pytest.raises(NoPlanError):
+            pick(rows, user_plan=USER, memory_limit_gib=10.0)
+        return
+    picks = pick(rows, user_plan=USER, memory_limit_gib=10.0)
+    best = max(row.samples_per_s for row in fine)
+    assert picks.throughput.trial.samples_per_s >= 0.95 * best
+    ids = {row.id for row in fine}
+    for made in (picks.throughput, picks.efficiency, picks.recommended):
+        assert {made.trial.id, *made.tied_with} <= ids
+        for other in made.tied_with:
+            row = next(r for r in fine if r.id == other)
+            assert made.trial.effective_batch_size <= row.effective_batch_size
+    safe = [row for row in fine if row.memory_rss_peak_gib <= 8.0]
+    if safe:
+        assert picks.recommended.trial.memory_rss_peak_gib <= 8.0
+        assert picks.recommended.trial.samples_per_s >= 0.95 * max(row.samples_per_s for row in safe)
+
+
+def test_repeats_leave_the_median_run_in_the_table():
+    rows = [
+        make_row(1, 1300.0, batch_size=64),
+        make_row(2, 1250.0),
+        make_row(3, 1200.0, kind="repeat", batch_size=64),
+        make_row(4, 1210.0, kind="repeat", batch_size=64),
+    ]
+    table, repeats = recommend.merge_repeats(rows)
+    assert [row.id for row in table] == ["t4", "t2"]
+    assert [row.id for row in repeats] == ["t1", "t3"]
+
+
+def test_a_plan_that_failed_once_is_not_picked():
+    rows = [
+        make_row(1, 1300.0, batch_size=64),
+        make_row(2, None, status="out_of_memory", kind="repeat", batch_size=64),
+        make_row(3, 900.0),
+    ]
+    table, _ = recommend.merge_repeats(rows)
+    assert [row.status for row in table] == ["out_of_memory", "ok"]
+    assert pick(table, user_plan=USER, memory_limit_gib=None).recommended.trial.id == "t3"
+
+
+def test_finalists_are_the_recommended_plan_and_the_fastest_other():
+    rows = [make_row(1, 1000.0, batch_size=64), make_row(2, 1200.0, batch_size=128), make_row(3, 100.0)]
+    finalists = recommend.select_finalists(rows, limit_gib=None)
+    assert [plan["batch_size"] for plan in finalists] == [128, 64]
+    assert recommend.select_finalists([make_row(1, 1.0, memory=9.0)], limit_gib=1.0) == []
+
+
+def test_changes_name_recipe_and_numerics():
+    changes = recommend.describe_changes(USER, USER.replace(batch_size=128, precision="bf16", num_workers=4))
+    assert changes["recipe"] == ("effective batch 32 → 128",)
+    assert changes["numerics"] == ("precision fp32 → bf16",)
+    kept = recommend.describe_changes(USER, USER.replace(batch_size=16, accumulate=2))
+    assert kept["recipe"][0].startswith("micro-batch 32 → 16, effective batch as before")
+    assert recommend.describe_changes(USER, USER) == {"recipe": (), "numerics": ()}
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_free", "batch_size", "expected"),
+    [
+        ("sqrt", True, 128, ("sqrt", 0.2)),
+        ("linear", True, 128, ("linear", 0.4)),
+        ("none", True, 128, ("none", 0.1)),
+        ("sqrt", False, 128, ("none", 0.1)),
+        ("sqrt", True, 32, ("sqrt", 0.1)),
+        ("sqrt", True, 8, ("sqrt", 0.05)),
+    ],
+)
+def test_the_learning_rate_follows_only_a_batch_that_was_allowed_to_change(rule, is_free, batch_size, expected):
+    made = recommend.plan_learning_rate(
+        0.1, user_plan=USER, plan=USER.replace(batch_size=batch_size), rule=rule, is_batch_free=is_free
+    )
+    assert made.rule == expected[0]
+    assert math.isclose(made.to, expected[1])
+    assert made.start == 0.1
+
+
+def test_a_learning_rate_that_is_not_known_stays_unknown():
+    made = recommend.plan_learning_rate(
+        None, user_plan=USER, plan=USER.replace(batch_size=64), rule="sqrt", is_batch_free=True
+    )
+    assert (made.start, made.to) == (None, None)
+
+
+def test_a_pick_survives_its_json():
+    made = pick([make_row(1, 10.0, precision="bf16")], user_plan=USER, memory_limit_gib=4.0).recommended
+    assert Pick.from_json(made.to_json()) == made
+    assert made.to_json()["plan"]["precision"] == "bf16"

@@ -1,0 +1,245 @@
+"""Strategies on a simulated target: what they run, in which order, and when they stop."""
+
+from __future__ import annotations
+
+from fulltilt.levers import Facts, default_plan
+from fulltilt.records.run_folder import RunFolder
+from fulltilt.tuner import search
+from fulltilt.tuner.journal import Journal
+from fulltilt.tuner.progress import TrialDone, TrialStarted
+from fulltilt.tuner.session import END_TO_END, REPEAT, Ask, Session, Skip
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.space import Space
+
+BASE = default_plan({"batch_size": 32})
+SIZES = (16, 32, 64, 128, 256)
+
+
+def build_space(**axes):
+    return Space(axes=axes, base=BASE, user_plan=BASE, facts=Facts(device_type="cpu", n_cores_usable=4))
+
+
+def answer_like_a_machine(plan):
+    """Throughput that saturates in the batch and peaks at two workers; batch 256 does not fit, 128 not in fp32."""
+    limit = 256 if plan["precision"] == "bf16" else 128
+    if plan["batch_size"] >= limit:
+        return Answer(status="out_of_memory")
+    rate = 1000 * plan["batch_size"] / (plan["batch_size"] + 40)
+    rate *= {0: 0.5, 1: 0.8, 2: 1.0, 4: 0.9}[plan["num_workers"]]
+    return Answer(samples_per_s=rate * (1.6 if plan["precision"] == "bf16" else 1.0))
+
+
+SPACE = build_space(batch_size=SIZES, num_workers=(0, 1, 2, 4), precision=("fp32", "bf16"))
+
+
+def run(strategy, answer=answer_like_a_machine, **options):
+    target = SimulatedTarget(answer)
+    session = Session(target, Journal(), **options)
+    is_complete = session.run(strategy)
+    return session, target, is_complete
+
+
+def test_exhaustive_has_a_row_for_every_plan_of_the_grid():
+    session, _, _ = run(search.exhaustive(SPACE))
+    assert [row.plan for row in session.rows] == SPACE.grid()
+
+
+def test_exhaustive_stops_a_batch_direction_at_its_out_of_memory():
+    session, target, _ = run(search.exhaustive(SPACE))
+    fp32 = [row for row in session.rows if row.plan["precision"] == "fp32" and row.plan["num_workers"] == 0]
+    assert [row.status for row in fp32] == ["ok", "ok", "ok", "out_of_memory", "skipped"]
+    assert fp32[-1].reason == "larger than batch 128, which ran out of memory"
+    assert fp32[-1].plan not in target.asked
+
+
+def test_exhaustive_goes_on_after_an_error():
+    answers = iter([Answer(status="error"), Answer(status="timeout"), *[Answer(samples_per_s=1.0)] * 3])
+    session, _, _ = run(search.exhaustive(build_space(batch_size=SIZES)), lambda plan: next(answers))
+    assert [row.status for row in session.rows] == ["error", "timeout", "ok", "ok", "ok"]
+
+
+def test_coordinate_descent_finds_the_best_plan_with_fewer_trials_than_the_grid():
+    session, target, is_complete = run(search.coordinate_descent(SPACE))
+    best = max((row for row in session.rows if row.status == "ok"), key=lambda row: row.samples_per_s)
+    everything, _, _ = run(search.exhaustive(SPACE))
+    truth = max((row for row in everything.rows if row.status == "ok"), key=lambda row: row.samples_per_s)
+    assert best.plan == truth.plan
+    assert is_complete
+    assert len(target.asked) < len(everything.rows) / 2
+    assert len(target.asked) == len(set(target.asked))
+
+
+def test_coordinate_descent_starts_at_the_users_plan_and_says_why_for_each_trial():
+    session, _, _ = run(search.coordinate_descent(SPACE))
+    assert session.rows[0].plan == BASE
+    assert session.rows[0].why == "the user's plan, or the nearest one in the space"
+    assert all(row.why for row in session.rows)
+    assert any("round 1: num_workers 2" in row.why for row in session.rows)
+
+
+def test_coordinate_descent_does_not_run_batches_above_an_out_of_memory():
+    session, _, _ = run(search.coordinate_descent(SPACE))
+    first = [row for row in session.rows if row.plan.replace(batch_size=1) == BASE.replace(batch_size=1)]
+    assert {row.plan["batch_size"]: row.status for row in first}[256] == "skipped"
+
+
+def test_coordinate_descent_finds_the_larger_batch_that_a_later_lever_makes_room_for():
+    session, _, _ = run(search.coordinate_descent(SPACE))
+    best = max((row for row in session.rows if row.status == "ok"), key=lambda row: row.samples_per_s)
+    assert best.plan["batch_size"] == 128
+    assert best.plan["precision"] == "bf16"
+
+
+def test_coordinate_descent_survives_a_start_that_does_not_run():
+    def answer(plan):
+        return Answer(status="error") if plan["batch_size"] == 32 else answer_like_a_machine(plan)
+
+    session, _, _ = run(search.coordinate_descent(SPACE), answer)
+    assert any(row.status == "ok" for row in session.rows)
+
+
+def test_coordinate_descent_keeps_the_effective_batch():
+    base = default_plan({"batch_size": 64, "accumulate": 4})
+    space = Space(
+        axes={"batch_size": (64, 128, 256)}, base=base, user_plan=base, facts=Facts(device_type="cpu"),
+        effective_batch_size=256,
+    )  # fmt: skip
+    session, _, _ = run(search.coordinate_descent(space), lambda plan: Answer(samples_per_s=plan["batch_size"]))
+    assert {row.plan.effective_batch_size for row in session.rows} == {256}
+
+
+def test_a_search_ends_on_noise_that_never_settles():
+    rates = iter(range(1, 10_000))
+    _, target, is_complete = run(
+        search.coordinate_descent(build_space(batch_size=SIZES, num_workers=(0, 1, 2, 4))),
+        lambda plan: Answer(samples_per_s=float(next(rates))),
+    )
+    assert is_complete
+    assert len(target.asked) <= 20
+
+
+def test_impossible_values_are_rows():
+    space = Space(
+        axes={}, base=BASE, user_plan=BASE, facts=Facts(device_type="cpu"),
+        skipped=((BASE.replace(pin_memory=True), "pin_memory=True: no accelerator"),),
+    )  # fmt: skip
+    session, target, _ = run(search.skip_impossible(space))
+    assert [(row.status, row.reason) for row in session.rows] == [("skipped", "pin_memory=True: no accelerator")]
+    assert not target.asked
+
+
+def test_finalists_are_measured_again_interleaved_and_in_reverse():
+    a, b = BASE, BASE.replace(batch_size=64)
+    session, target, _ = run(search.confirm([a, b]), lambda plan: Answer(samples_per_s=1.0))
+    assert target.asked == [a, b, b, a]
+    assert {row.kind for row in session.rows} == {REPEAT}
+
+
+def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
+    now = [0.0]
+
+    def answer(plan):
+        now[0] += 10.0
+        return Answer(samples_per_s=1.0, seconds=10.0)
+
+    session, target, is_complete = run(
+        search.exhaustive(SPACE), answer, budget_s=100.0, reserve_trials=4, clock=lambda: now[0]
+    )
+    assert not is_complete
+    assert session.is_budget_spent
+    assert len(target.asked) == 6
+    assert session.run(search.confirm([BASE, BASE.replace(batch_size=64)]), may_use_reserve=True)
+    assert now[0] == 100.0
+
+
+def test_the_first_trial_runs_whatever_the_budget():
+    session, _, _ = run(search.exhaustive(SPACE), budget_s=0.001, clock=lambda: 5.0)
+    assert len(session.rows) == 1
+
+
+def test_a_plan_asked_twice_is_run_once_and_a_repeat_is_run_again():
+    def strategy():
+        yield Ask(plan=BASE, why="one")
+        yield Ask(plan=BASE, why="two")
+        yield Ask(plan=BASE, why="three", kind=REPEAT)
+
+    session, target, _ = run(strategy())
+    assert len(target.asked) == 2
+    assert [row.id for row in session.rows] == ["t1", "t2"]
+
+
+def test_a_killed_search_repeats_no_finished_trial(tmp_path):
+    class KilledError(Exception):
+        pass
+
+    def search_once(limit):
+        calls = []
+
+        def count(plan):
+            if len(calls) == limit:
+                raise KilledError
+            calls.append(plan)
+
+        target = SimulatedTarget(answer_like_a_machine, on_call=count)
+        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+            session = Session(target, Journal(folder))
+            try:
+                session.run(search.exhaustive(SPACE))
+                session.run(search.confirm([BASE, BASE.replace(batch_size=64)]))
+            except KilledError:
+                pass
+        return session, target
+
+    _, first = search_once(7)
+    _, second = search_once(20)
+    session, third = search_once(10_000)
+    whole, target, _ = run(search.exhaustive(SPACE))
+    assert [*first.asked, *second.asked, *third.asked][: len(target.asked)] == target.asked
+    assert len(first.asked) + len(second.asked) + len(third.asked) == len(target.asked) + 4
+    assert [row.plan for row in session.rows[: len(whole.rows)]] == [row.plan for row in whole.rows]
+    assert len({row.id for row in session.rows}) == len(session.rows)
+    assert session.n_resumed > 0
+
+
+def test_progress_says_what_is_left():
+    events = []
+    run(
+        search.exhaustive(build_space(batch_size=SIZES)),
+        lambda plan: Answer(samples_per_s=1.0, seconds=3.0),
+        on_event=events.append,
+        n_planned=5,
+    )
+    started = [event for event in events if isinstance(event, TrialStarted)]
+    done = [event for event in events if isinstance(event, TrialDone)]
+    assert [event.n_done for event in started] == [0, 1, 2, 3, 4]
+    assert [event.seconds_left for event in done] == [12.0, 9.0, 6.0, 3.0, 0.0]
+
+
+def test_a_skipped_row_never_reaches_the_target():
+    def strategy():
+        trial = yield Skip(plan=BASE, reason="because")
+        assert trial.kind == END_TO_END
+
+    session, target, _ = run(strategy())
+    assert not target.asked
+    assert session.rows[0].null_reasons["samples_per_s"] == "not run"
+
+
+def test_planned_trials_are_an_upper_bound_here():
+    for name, strategy in search.STRATEGIES.items():
+        session, _, _ = run(strategy(SPACE))
+        assert len(session.rows) <= search.count_planned(SPACE, name)
+
+
+def test_the_users_plan_runs_in_the_rounds_of_the_finalists():
+    a, b, own = BASE.replace(batch_size=64), BASE.replace(batch_size=128), BASE
+    baseline = Ask(plan=own, why="own", kind="baseline")
+    session, target, _ = run(search.confirm([a, b], baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
+    assert target.asked == [a, b, own, own, b, a]
+    assert [row.kind for row in session.rows if row.plan == own] == ["baseline", "baseline"]
+
+
+def test_a_users_plan_that_is_a_finalist_is_not_run_twice_a_round():
+    baseline = Ask(plan=BASE, why="own", kind=REPEAT)
+    _, target, _ = run(search.confirm([BASE], baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
+    assert target.asked == [BASE, BASE]

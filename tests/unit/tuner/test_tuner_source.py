@@ -1,0 +1,116 @@
+"""From what a user hands over to what a trial can build."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import subprocess
+import sys
+import types
+
+import pytest
+
+from fulltilt.config import config_from_values
+from fulltilt.errors import ConfigError, UsageError
+from fulltilt.tuner import source as room
+from fulltilt.tuner.source import resolve_target
+
+
+def make_workload(**changes):
+    parts = {"model": lambda: "model", "dataset": lambda: "data", "loss": lambda a, b: 0, "name": "mine"}
+    return types.SimpleNamespace(**(parts | changes))
+
+
+def test_a_file_is_named_after_itself_and_its_folder_is_importable(tmp_path):
+    (tmp_path / "digits.yaml").write_text("data: {batch_size: 16}\n")
+    aim = resolve_target(tmp_path / "digits.yaml")
+    assert aim.name == "digits"
+    assert aim.config.data.batch_size == 16
+    assert aim.source.base_dir == str(tmp_path)
+    assert aim.source.import_paths[0] == str(tmp_path)
+
+
+def test_module_and_object_become_the_task():
+    aim = resolve_target("my_module:workload")
+    assert aim.config.task == "my_module:workload"
+    assert aim.name == "my_module.workload"
+
+
+def test_settings_win_over_the_file(tmp_path):
+    (tmp_path / "a.yaml").write_text("data: {batch_size: 16}\n")
+    aim = resolve_target(tmp_path / "a.yaml", {"data.batch_size": 8, "data.path": "/there"})
+    assert (aim.config.data.batch_size, aim.config.data.path) == (8, "/there")
+    with pytest.raises(ConfigError):
+        resolve_target(tmp_path / "a.yaml", {"data.bach_size": 8})
+
+
+def test_a_workload_of_a_module_travels_by_import_path(tmp_path, monkeypatch):
+    module = types.ModuleType("room_of_workloads")
+    module.__file__ = str(tmp_path / "room_of_workloads.py")
+    module.mine = make_workload()
+    monkeypatch.setitem(sys.modules, "room_of_workloads", module)
+    aim = resolve_target(module.mine)
+    assert aim.config.task == "room_of_workloads:mine"
+    assert aim.source.pickled is None
+
+
+def test_a_workload_without_a_name_travels_by_value():
+    aim = resolve_target(make_workload())
+    assert aim.name == "mine"
+    assert pickle.loads(base64.b64decode(aim.source.pickled)).model() == "model"
+
+
+def test_a_workload_that_cannot_be_pickled_says_what_to_do():
+    import threading
+
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match="put it into a module"):
+        resolve_target(make_workload(loss=lambda a, b: lock))
+
+
+def test_something_else_is_refused_by_its_type():
+    with pytest.raises(UsageError, match="not int"):
+        resolve_target(3)
+
+
+def test_the_digest_follows_the_users_code(tmp_path):
+    (tmp_path / "my_net.py").write_text("def build(): return 1\n")
+    config = config_from_values({"model": "my_net:build"}, base_dir=str(tmp_path))
+    first = resolve_target(config).digest
+    assert resolve_target(config).digest == first
+    (tmp_path / "my_net.py").write_text("def build(): return 2\n")
+    assert resolve_target(config).digest != first
+
+
+def test_the_digest_of_a_package_covers_its_files_without_importing_it(tmp_path):
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "net.py").write_text("x = 1\n")
+    files = room.find_module_files("pack.net", (str(tmp_path),))
+    assert [file.name for file in files] == ["__init__.py", "net.py"]
+    assert room.find_module_files("nowhere", (str(tmp_path),)) == []
+
+
+def test_a_workload_in_main_keeps_its_digest_from_process_to_process(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import types\n"
+        "from fulltilt.tuner.source import resolve_target\n"
+        "def build(): return 1\n"
+        "w = types.SimpleNamespace(model=build, dataset=build, loss=build, name='w')\n"
+        "print(resolve_target(w).digest)\n"
+    )
+    found = {
+        subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
+    assert len(found) == 1
+
+
+def test_import_paths_leave_the_interpreters_own_folders_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    paths = room.find_import_paths("/base")
+    assert paths[0] == "/base"
+    assert str(tmp_path) in paths
+    assert not any("site-packages" in path for path in paths)

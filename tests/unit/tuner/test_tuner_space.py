@@ -1,0 +1,151 @@
+"""What a search may try: axes by precedence, plans that come to the same, the effective batch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulltilt.config import config_from_values
+from fulltilt.errors import ConfigError
+from fulltilt.levers import Facts, find_obstacles
+from fulltilt.tuner.space import build_space, canonicalize, suggest_divisors
+
+CPU = Facts(device_type="cpu", n_cores_usable=4, n_samples=10_000, is_iterable=False, has_native_bf16=False)
+GPU = Facts(
+    device_type="cuda", compute_capability=(8, 0), n_cores_usable=4, n_samples=10_000, is_iterable=False,
+    has_native_bf16=True,
+)  # fmt: skip
+
+
+def build_config(**sections):
+    return config_from_values(sections, base_dir=".")
+
+
+def test_flags_win_over_the_configuration():
+    config = build_config(benchmark={"batch_sizes": [8], "num_workers_options": [3]})
+    space = build_space(config, CPU, batch_sizes=[64, 32], num_workers=[1, 0])
+    assert space.axes["batch_size"] == (32, 64)
+    assert space.axes["num_workers"] == (1, 0)
+
+
+def test_the_configuration_wins_over_suggestions():
+    space = build_space(build_config(benchmark={"batch_sizes": [8], "num_workers_options": [3]}), CPU)
+    assert (space.axes["batch_size"], space.axes["num_workers"]) == ((8,), (3,))
+
+
+def test_named_batch_sizes_free_the_effective_batch():
+    space = build_space(build_config(data={"batch_size": 64}), CPU, batch_sizes=[32, 128])
+    assert space.effective_batch_size is None
+    assert {plan.effective_batch_size for plan in space.grid()} == {32, 128}
+
+
+def test_named_batch_sizes_keep_the_users_accumulate():
+    space = build_space(build_config(data={"batch_size": 64}, speed={"accumulate": 4}), CPU, batch_sizes=[32])
+    assert {plan["accumulate"] for plan in space.grid()} == {4}
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(256, 1), (64, 4), (48, 2), (97, 1), (1, 1), (100, 3)])
+def test_without_names_the_effective_batch_is_kept_exactly(batch_size, accumulate):
+    config = build_config(data={"batch_size": batch_size}, speed={"accumulate": accumulate})
+    space = build_space(config, CPU)
+    assert {plan.effective_batch_size for plan in space.grid()} == {batch_size * accumulate}
+    assert batch_size in space.axes["batch_size"]
+
+
+@given(st.integers(1, 5000))
+def test_divisors_divide_ascend_and_hold_the_whole(effective):
+    values = suggest_divisors(effective)
+    assert all(effective % value == 0 for value in values)
+    assert list(values) == sorted(set(values))
+    assert values[-1] == effective
+    assert len(values) <= 6
+
+
+def test_free_batch_doubles_from_the_users_up_to_the_dataset():
+    space = build_space(build_config(data={"batch_size": 2000}), CPU, free_batch=True)
+    assert space.axes["batch_size"] == (1000, 2000, 4000, 8000)
+    assert space.effective_batch_size is None
+
+
+def test_precision_and_pin_axes_follow_the_machine():
+    on_gpu = build_space(build_config(), GPU).axes
+    assert on_gpu["precision"] == ("fp32", "tf32", "bf16")
+    assert on_gpu["pin_memory"] == (False, True)
+    assert {"precision", "pin_memory"}.isdisjoint(build_space(build_config(), CPU).axes)
+
+
+def test_false_takes_an_axis_out():
+    config = build_config(benchmark={"test_mixed_precision": False, "test_pin_memory": False})
+    assert {"precision", "pin_memory"}.isdisjoint(build_space(config, GPU).axes)
+
+
+def test_mixed_precision_that_is_asked_for_is_tried_even_where_it_is_emulated():
+    space = build_space(build_config(benchmark={"test_mixed_precision": True}), CPU)
+    assert space.axes["precision"] == ("fp32", "bf16")
+
+
+def test_a_value_that_can_apply_in_no_plan_is_one_skipped_row_with_its_reason():
+    config = build_config(benchmark={"batch_sizes": [8, 20_000], "num_workers_options": [0], "test_pin_memory": True})
+    space = build_space(config, CPU)
+    assert all(not find_obstacles(plan, CPU) for plan in space.grid())
+    reasons = [reason for _, reason in space.skipped]
+    assert any(reason.startswith("batch_size=20000: larger than the dataset") for reason in reasons)
+    assert any(reason.startswith("pin_memory=True: there is no accelerator") for reason in reasons)
+    assert len(reasons) == 2
+
+
+def test_values_that_need_another_lever_collapse_instead_of_being_run_twice():
+    config = build_config(
+        benchmark={
+            "batch_sizes": [8],
+            "num_workers_options": [0, 2],
+            "test_mixed_precision": False,
+            "levers": {"persistent_workers": [False, True]},
+        }
+    )
+    space = build_space(config, CPU)
+    made = [(plan["num_workers"], plan["persistent_workers"]) for plan in space.grid()]
+    assert made == [(0, False), (2, False), (2, True)]
+    assert space.n_combinations - len(made) == 1
+
+
+def test_the_users_own_impossible_value_is_replaced_and_said():
+    config = build_config(data={"pin_memory": True})
+    space = build_space(config, CPU)
+    assert space.user_plan["pin_memory"] is False
+    assert any("pin_memory=True of the configuration cannot apply" in note for note in space.notes)
+
+
+def test_auto_precision_never_reaches_a_plan():
+    config = build_config(use_amp=True)
+    assert build_space(config, GPU).user_plan["precision"] == "bf16"
+    space = build_space(config, CPU)
+    assert space.user_plan["precision"] == "fp32"
+    assert any("emulated" in note for note in space.notes)
+
+
+def test_an_unknown_lever_names_the_nearest():
+    with pytest.raises(ConfigError, match="channels_last"):
+        build_space(build_config(benchmark={"levers": {"chanels_last": [True]}}), CPU)
+
+
+def test_a_lever_with_its_own_key_is_refused():
+    with pytest.raises(ConfigError, match="num_workers_options"):
+        build_space(build_config(benchmark={"levers": {"num_workers": [1]}}), CPU)
+
+
+def test_when_no_batch_size_can_apply_only_skipped_rows_are_left():
+    space = build_space(build_config(), CPU, batch_sizes=[50_000])
+    assert not space.axes
+    assert [plan["batch_size"] for plan, _ in space.skipped] == [50_000]
+
+
+@given(st.sampled_from([0, 1, 2]), st.booleans(), st.sampled_from([None, 2, 4]), st.booleans())
+def test_canonical_plans_are_stable_and_free_of_obstacles(workers, persistent, prefetch, pin):
+    base = build_space(build_config(), CPU, batch_sizes=[8]).base
+    plan = base.replace(num_workers=workers, persistent_workers=persistent, prefetch_factor=prefetch, pin_memory=pin)
+    made = canonicalize(plan, CPU)
+    assert not find_obstacles(made, CPU)
+    assert canonicalize(made, CPU) == made
+    assert made["num_workers"] == workers

@@ -1,0 +1,77 @@
+"""What a search says about how far its own figures can be trusted."""
+
+from __future__ import annotations
+
+from fulltilt.levers import Facts, default_plan
+from fulltilt.tuner import search, tuning
+from fulltilt.tuner.journal import Journal
+from fulltilt.tuner.options import TuneOptions
+from fulltilt.tuner.session import Session
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.space import Space
+
+USER = default_plan({"batch_size": 32})
+SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"))
+OPTIONS = TuneOptions(
+    batch_sizes=(16, 64), num_workers=None, n_steps=4, device="cpu", memory_limit_bytes=None, strategy="exhaustive",
+    budget_s=None, free_batch=False, lr_rule="sqrt", deadline_s=1.0, max_measure_s=1.0,
+)  # fmt: skip
+
+
+def run(answer, options=OPTIONS, **session_options):
+    session = Session(SimulatedTarget(answer), Journal(), **session_options)
+    tuning._search(session, SPACE, options, 8.0)
+    table, repeats = tuning.recommend.merge_repeats(tuning._select_table(session.rows))
+    summary = tuning._summarize(options, SPACE, session, table, repeats, 8.0)
+    chosen = tuning.recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
+    return session, tuning._note_trust(session, chosen, summary)
+
+
+def test_finalists_and_the_users_plan_are_run_side_by_side():
+    session, notes = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+    asked = [(row.plan["batch_size"], row.kind) for row in session.rows]
+    rounds = [(64, "repeat"), (16, "repeat"), (32, "baseline")]
+    assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds)]
+    assert notes == []
+    assert tuning._select_baseline(session.rows, USER).samples_per_s == 320.0
+
+
+def test_a_machine_that_does_not_repeat_itself_is_called_noisy():
+    rates = iter([100.0, 900.0, 300.0, 100.0, 50.0, 20.0, 90.0, 800.0, *[500.0] * 20])
+    _, notes = run(lambda plan: Answer(samples_per_s=next(rates)))
+    assert any("lay" in note and "% apart" in note for note in notes)
+
+
+def test_a_finalist_that_fails_when_run_again_gives_way_to_one_that_does_not():
+    seen = []
+
+    def answer(plan):
+        seen.append(plan["batch_size"])
+        if plan["batch_size"] == 64 and seen.count(64) > 1:
+            return Answer(status="out_of_memory")
+        return Answer(samples_per_s=10.0 * plan["batch_size"])
+
+    session, _ = run(answer)
+    table, _ = tuning.recommend.merge_repeats(tuning._select_table(session.rows))
+    chosen = tuning.recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
+    assert chosen.plan["batch_size"] == 16
+    assert {row.status for row in table} == {"ok", "out_of_memory"}
+
+
+def test_a_recommendation_without_a_second_run_says_so():
+    now = [0.0]
+
+    def answer(plan):
+        now[0] += 10.0
+        return Answer(samples_per_s=1.0, seconds=10.0)
+
+    _, notes = run(answer, budget_s=15.0, clock=lambda: now[0])
+    assert any("measured once" in note and "budget" in note for note in notes)
+
+
+def test_the_search_is_counted_right():
+    session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+    table, repeats = tuning.recommend.merge_repeats(tuning._select_table(session.rows))
+    summary = tuning._summarize(OPTIONS, SPACE, session, table, repeats, 8.0)
+    assert (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats) == (2, 2, 8, 4)
+    assert search.count_planned(SPACE, "exhaustive") == 2
