@@ -31,7 +31,6 @@ from fulltilt.data import build_loader
 from fulltilt.engine.train import train
 from fulltilt.tasks import Workload
 
-BATCH_SIZE = 64
 N_FEATURES = 64
 N_CLASSES = 10
 N_HIDDEN_LAYERS = 4
@@ -40,16 +39,17 @@ SPARE_STEPS = 4  # behind the timed ones: loops that fetch ahead need batches to
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A model of one size, and how many steps of it make a block."""
+    """A model and a batch of one size, and how many steps make a block."""
 
     name: str
     width: int
+    batch_size: int
     n_warmup: int
     n_steps: int
 
     @property
-    def n_batches(self) -> int:
-        return self.n_warmup + self.n_steps + SPARE_STEPS
+    def n_samples(self) -> int:
+        return (self.n_warmup + self.n_steps + SPARE_STEPS) * self.batch_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,8 @@ def read_mark() -> Mark:
 class MarkedRows(Dataset):
     """Rows in memory; reads the clocks when batch ``first`` and batch ``last`` are asked for, counted from 0."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, *, first: int, last: int):
+    def __init__(self, inputs: Tensor, targets: Tensor, *, batch_size: int, first: int, last: int):
+        self.batch_size = batch_size
         self._inputs, self._targets = inputs, targets
         self._first, self._last = first, last
         self._n_asked = 0
@@ -101,12 +102,12 @@ def build_optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-def build_shared_loader(dataset: Dataset) -> DataLoader:
+def build_shared_loader(dataset: MarkedRows) -> DataLoader:
     """The loader of every arm; fulltilt's engine builds this one by itself."""
-    return build_loader(dataset, batch_size=BATCH_SIZE, shuffle=True, drop_last=False, seed=0)
+    return build_loader(dataset, batch_size=dataset.batch_size, shuffle=True, drop_last=False, seed=0)
 
 
-def run_by_hand(model: nn.Module, dataset: Dataset) -> None:
+def run_by_hand(model: nn.Module, dataset: MarkedRows) -> None:
     optimizer = build_optimizer(model.parameters())
     for inputs, targets in build_shared_loader(dataset):
         loss = functional.cross_entropy(model(inputs), targets)
@@ -115,10 +116,10 @@ def run_by_hand(model: nn.Module, dataset: Dataset) -> None:
         optimizer.zero_grad()
 
 
-def run_fulltilt(model: nn.Module, dataset: Dataset, *, with_listeners: bool = False) -> None:
+def run_fulltilt(model: nn.Module, dataset: MarkedRows, *, with_listeners: bool = False) -> None:
     config = config_from_values(
         {
-            "data": {"batch_size": BATCH_SIZE},
+            "data": {"batch_size": dataset.batch_size},
             "speed": {"threads": torch.get_num_threads()},
             "run": {"epochs": 1, "device": "cpu", "seed": 0, "evaluate_every": None, "checkpoint_every": None},
         },
@@ -142,7 +143,7 @@ def build_listeners(folder: Path) -> tuple[Callable[[Any], None], ...]:
     return CsvLog(folder), EventLog(folder), ProgressBar(console)
 
 
-def run_lightning(model: nn.Module, dataset: Dataset) -> None:
+def run_lightning(model: nn.Module, dataset: MarkedRows) -> None:
     import lightning
 
     trainer = lightning.Trainer(
@@ -151,7 +152,7 @@ def run_lightning(model: nn.Module, dataset: Dataset) -> None:
     trainer.fit(_build_lightning_module(model), build_shared_loader(dataset))
 
 
-def run_fabric(model: nn.Module, dataset: Dataset) -> None:
+def run_fabric(model: nn.Module, dataset: MarkedRows) -> None:
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -164,7 +165,7 @@ def run_fabric(model: nn.Module, dataset: Dataset) -> None:
         optimizer.zero_grad()
 
 
-def run_accelerate(model: nn.Module, dataset: Dataset) -> None:
+def run_accelerate(model: nn.Module, dataset: MarkedRows) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, device_placement=False)
@@ -184,7 +185,7 @@ AGAIN = "hand-written again"
 OURS = "fulltilt"
 OURS_LISTENING = "fulltilt, listeners"
 
-ARMS: Mapping[str, Callable[[nn.Module, Dataset], None]] = {
+ARMS: Mapping[str, Callable[[nn.Module, MarkedRows], None]] = {
     REFERENCE: run_by_hand,
     AGAIN: run_by_hand,
     OURS: run_fulltilt,
@@ -217,9 +218,13 @@ NOTES = {
 def measure_block(arm: str, case: Case) -> Block:
     """Train a new model by one loop and return what a step took. Cost: the whole run, warm-up included."""
     torch.manual_seed(0)
-    n_samples = case.n_batches * BATCH_SIZE
-    inputs, targets = torch.randn(n_samples, N_FEATURES), torch.randint(N_CLASSES, (n_samples,))
-    dataset = MarkedRows(inputs, targets, first=case.n_warmup, last=case.n_warmup + case.n_steps)
+    dataset = MarkedRows(
+        torch.randn(case.n_samples, N_FEATURES),
+        torch.randint(N_CLASSES, (case.n_samples,)),
+        batch_size=case.batch_size,
+        first=case.n_warmup,
+        last=case.n_warmup + case.n_steps,
+    )
     with _silence_peers():
         ARMS[arm](build_model(case.width), dataset)
     if len(dataset.marks) != 2:
@@ -232,16 +237,21 @@ def measure_block(arm: str, case: Case) -> Block:
     )
 
 
-def calibrate_width(target_ms: float, *, n_tries: int = 5) -> int:
-    """The width, a multiple of 16, at which a step of the hand-written loop takes about ``target_ms`` of a core."""
-    low, high = 1, 256  # in units of 16
+def calibrate_batch_size(target_ms: float, *, width: int, n_tries: int = 5) -> int:
+    """The batch size, a multiple of 8, at which a step of the hand-written loop takes about ``target_ms`` of a core.
+
+    The batch grows and not the model: weights and the optimizer's state stay in the cache, where neighbours on the
+    machine disturb a step least.
+    """
+    low, high = 1, 512  # in units of 8
     while low < high:
         middle = (low + high) // 2
-        case = Case(name="calibration", width=16 * middle, n_warmup=3, n_steps=max(5, round(20 / target_ms)))
+        n_steps = max(5, round(20 / target_ms))
+        case = Case(name="calibration", width=width, batch_size=8 * middle, n_warmup=3, n_steps=n_steps)
         # The fastest try: what slows a short block down is never the block.
         fastest_us = min(measure_block(REFERENCE, case).cpu_us for _ in range(n_tries))
         low, high = (middle + 1, high) if fastest_us < 1000 * target_ms else (low, middle)
-    return 16 * low
+    return 8 * low
 
 
 def load_peers(names: Sequence[str]) -> None:

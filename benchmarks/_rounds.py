@@ -21,9 +21,7 @@ def order_blocks(names: Sequence[str], rng: random.Random) -> list[str]:
     return [*turned, *reversed(turned)]
 
 
-def run_rounds(
-    names: Sequence[str], run_block: Callable[[str], B], *, n_rounds: int, seed: int = 0
-) -> list[dict[str, tuple[B, B]]]:
+def run_rounds(names: Sequence[str], run_block: Callable[[str], B], *, n_rounds: int, seed: int = 0) -> list[Round[B]]:
     """Both blocks of every arm, round by round."""
     rng = random.Random(seed)
     rounds = []

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import _loops
 from benchmarks._loops import AGAIN, ARMS, NOTES, OURS, PEERS, REFERENCE, Block, Case
-from benchmarks._rounds import compute_differences, compute_differences_pct, compute_means, run_rounds
+from benchmarks._rounds import Round, compute_differences, compute_differences_pct, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 
@@ -25,6 +25,10 @@ DEVICES = ("cpu",)
 LIMIT_PCT = 1.0
 LIMIT_US = 30.0
 STEPS_MS = {"step 1 ms": 1.0, "step 10 ms": 10.0}
+JUDGED = (AGAIN, OURS)
+N_CORE_ROUNDS = 48  # the targets lie at 0.3 % of a step
+N_OTHER_ROUNDS = 12
+WIDTHS = {"step 1 ms": 128, "step 10 ms": 256}
 REPLICATION = "round of two blocks an arm, interleaved, each on a new model"
 
 READERS: dict[str, Callable[[Block], float]] = {
@@ -41,48 +45,66 @@ def run(context: Context) -> Findings:
     targets: list[Target] = []
     notes = list(_describe_method())
     for case in build_cases(quick=context.quick):
-        rounds = run_rounds(
-            names, lambda arm, case=case: _loops.measure_block(arm, case), n_rounds=3 if context.quick else 24
-        )
-        arms += describe_rounds(rounds, names, case)
-        targets += judge_rounds(rounds, case)
-        notes.append(f"{case.name}: width {case.width}, {case.n_steps} timed steps a block after {case.n_warmup}")
+        core, others = measure_case(case, names, quick=context.quick)
+        arms += describe_reference(core, case)
+        arms += describe_differences(core, JUDGED, case)
+        arms += describe_differences(others, [name for name in names if name not in (REFERENCE, *JUDGED)], case)
+        targets += judge_rounds(core, case)
+        sizes = f"width {case.width}, batch {case.batch_size}"
+        notes.append(f"{case.name}: {sizes}, {case.n_steps} timed steps a block after {case.n_warmup}")
     missing = [name for name in ARMS if name not in names]
     if missing:
         notes.append(f"not installed here and left out: {', '.join(missing)}")
     return Findings(arms=tuple(arms), targets=tuple(targets), notes=tuple(notes))
 
 
+def measure_case(case: Case, names: Sequence[str], *, quick: bool) -> tuple[list[Round[Block]], list[Round[Block]]]:
+    """Rounds of the arms that targets hang on, and fewer of all others; the reference is in both."""
+    core = [REFERENCE, *JUDGED]
+    others = [name for name in names if name not in JUDGED]
+    n_core, n_others = (3, 3) if quick else (N_CORE_ROUNDS, N_OTHER_ROUNDS)
+
+    def measure(arm: str) -> Block:
+        return _loops.measure_block(arm, case)
+
+    return run_rounds(core, measure, n_rounds=n_core), run_rounds(others, measure, n_rounds=n_others)
+
+
 def build_cases(*, quick: bool) -> list[Case]:
-    """Models sized so that a step of the hand-written loop takes what the case says, on this machine, now."""
+    """Sized so that a step of the hand-written loop takes what the case says, on this machine, now."""
     cases = []
     for name, step_ms in STEPS_MS.items():
-        width = _loops.calibrate_width(step_ms, n_tries=2 if quick else 5)
+        width = WIDTHS[name]
+        batch_size = _loops.calibrate_batch_size(step_ms, width=width, n_tries=2 if quick else 5)
         n_steps = max(20, round(150 / step_ms))
-        cases.append(Case(name=name, width=width, n_warmup=max(5, n_steps // 8), n_steps=n_steps))
+        n_warmup = max(5, n_steps // 8)
+        cases.append(Case(name=name, width=width, batch_size=batch_size, n_warmup=n_warmup, n_steps=n_steps))
     return cases
 
 
-def describe_rounds(rounds: Sequence[dict[str, tuple[Block, Block]]], names: Sequence[str], case: Case) -> list[Arm]:
-    """The reference's own time, then every other arm's difference to it, by wall clock and by CPU time."""
-    arms: list[Arm] = []
+def describe_reference(rounds: Sequence[Round[Block]], case: Case) -> list[Arm]:
+    """The hand-written loop's own step, and how often a step of ours waits."""
+    arms = []
     for clock, read in READERS.items():
         values = [us / 1000 for us in compute_means(rounds, REFERENCE, read)]
         arms.append(_build(values, case, REFERENCE, f"step_{clock}_ms"))
+    waits = compute_means(rounds, OURS, lambda block: block.waits)
+    return [*arms, _build(waits, case, OURS, "voluntary_context_switches_per_step")]
+
+
+def describe_differences(rounds: Sequence[Round[Block]], names: Sequence[str], case: Case) -> list[Arm]:
+    """Each arm's difference to the reference in the same round, by wall clock and by CPU time."""
+    arms = []
     for name in names:
-        if name == REFERENCE:
-            continue
         for clock, read in READERS.items():
             us = compute_differences(rounds, name, REFERENCE, read)
             pct = compute_differences_pct(rounds, name, REFERENCE, read)
             arms.append(_build(us, case, name, f"overhead_{clock}_us_per_step"))
             arms.append(_build(pct, case, name, f"overhead_{clock}_pct"))
-    waits = compute_means(rounds, OURS, lambda block: block.waits)
-    arms.append(_build(waits, case, OURS, "voluntary_context_switches_per_step"))
     return arms
 
 
-def judge_rounds(rounds: Sequence[dict[str, tuple[Block, Block]]], case: Case) -> list[Target]:
+def judge_rounds(rounds: Sequence[Round[Block]], case: Case) -> list[Target]:
     """Held against CPU time; the reason is in the notes."""
     read = READERS["cpu"]
     us = _build(compute_differences(rounds, OURS, REFERENCE, read), case, OURS, "us")
@@ -101,7 +123,7 @@ def _build(values: Sequence[float], case: Case, name: str, metric: str) -> Arm:
 
 def _describe_method() -> tuple[str, ...]:
     return (
-        f"MLP of {_loops.N_HIDDEN_LAYERS} hidden layers, batch {_loops.BATCH_SIZE}, cross entropy, AdamW, fp32, no "
+        f"MLP of {_loops.N_HIDDEN_LAYERS} hidden layers, cross entropy, AdamW, fp32, no "
         "accumulation, 1 thread; every arm iterates the same DataLoader over rows in memory (no workers, whole-batch "
         "reads, shuffled)",
         "the clocks are read in the dataset, when it is asked for the first and for the last of the timed batches",

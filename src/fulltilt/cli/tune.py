@@ -109,7 +109,7 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
                 console.print(f"  {line}", markup=False)
     console.print()
     notes = [describe_gain(document), describe_epoch(document), describe_learning_rate(document)]
-    notes += [hint["text"] for hint in document.get("hints", ())]
+    notes += [hint["text"] for hint in document.get("hints", ())] + list(document.get("notes", ()))
     for line in [*notes, describe_search(document)]:
         if line:
             console.print(f"· {line}", markup=False)

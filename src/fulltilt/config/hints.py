@@ -50,15 +50,7 @@ def describe_type(hint: Any) -> str:
         return f"a list of ({describe_type(args[0])})" if args and args[0] is not Any else "a list"
     if origin is dict:
         return f"a mapping of ({describe_type(args[0])}) to ({describe_type(args[1])})"
-    names = {
-        int: "an integer",
-        float: "a number",
-        str: "text",
-        bool: "true or false",
-        type(None): "null",
-        Any: "a value",
-    }
-    return names.get(hint, getattr(hint, "__name__", str(hint)))
+    return _TYPE_NAMES.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def _describe_bound(bound: Any) -> str:

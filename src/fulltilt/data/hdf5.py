@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from fulltilt.data.batched import BatchedDataset
 from fulltilt.data.hdf5_file import find_layouts
 from fulltilt.data.hdf5_rows import build_rows
+from fulltilt.data.images import read_sample_shape
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.pipeline import Transform, apply_transform, resolve_transform
 from fulltilt.data.splits import Split, check_split, split_rows
@@ -48,7 +49,7 @@ def hdf5(
     return Hdf5Dataset(file, inputs, targets, rows=rows, transform=resolve_transform(transform, base_dir=base_dir))
 
 
-class Hdf5Dataset(Dataset):
+class Hdf5Dataset(BatchedDataset):
     """Chosen rows of an HDF5 file; safe to fork and to pickle.
 
     Attributes:
@@ -67,21 +68,10 @@ class Hdf5Dataset(Dataset):
         self._inputs, self._targets = build_rows(inputs_layout), build_rows(targets_layout)
         self.target_shape = targets_layout.row_shape
         self.n_classes = self._count_classes()
-        with torch.random.fork_rng(devices=[]):
-            self.sample_shape = tuple(self[0][0].shape)
+        self.sample_shape = read_sample_shape(lambda: self[0][0])
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not -len(self.rows) <= index < len(self.rows):
-            raise IndexError(f"sample {index} of {len(self.rows)}")
-        inputs, targets = self.get_batch([index])
-        return inputs[0], targets[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        inputs, targets = self.get_batch(indices)
-        return list(zip(inputs, targets, strict=True))
 
     def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """A whole batch, read in rising order of rows whatever the order asked for.

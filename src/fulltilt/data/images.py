@@ -10,15 +10,15 @@ from typing import IO, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from fulltilt.data.batched import BatchedDataset
 from fulltilt.data.pipeline import apply_transform
 from fulltilt.errors import DataError
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 
 
-class MemoryImages(Dataset):
+class MemoryImages(BatchedDataset):
     """Classified images held as one uint8 tensor.
 
     Attributes:
@@ -40,16 +40,6 @@ class MemoryImages(Dataset):
 
     def __len__(self) -> int:
         return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        inputs, targets = self.get_batch([index])
-        return inputs[0], targets[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        inputs, targets = self.get_batch(indices)
-        return list(zip(inputs, targets, strict=True))
 
     def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """A whole batch: (B, C, H, W) float32 and (B,) int64."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 import signal
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,13 +64,20 @@ def build_loader(
         **options,
     }
     if isinstance(dataset, IterableDataset):
-        return DataLoader(dataset, collate_fn=collate or fast_collate, **common)
+        return _build_quietly(dataset, collate_fn=collate or fast_collate, **common)
     if seed is None:
         seed = generator.initial_seed() if generator is not None else torch.initial_seed()
     sampler = EpochSampler(_read_length(dataset), shuffle, seed, share_epoch=n_workers > 0)
     fetcher = BatchFetcher(dataset, seed=seed, epoch_cell=sampler.epoch_cell, whole_batches=collate is None)
     collate = collate or (identity if fetcher.has_whole_batches else fast_collate)
-    return DataLoader(fetcher, sampler=sampler, collate_fn=collate, **common)
+    return _build_quietly(fetcher, sampler=sampler, collate_fn=collate, **common)
+
+
+def _build_quietly(dataset: Dataset, **options: Any) -> DataLoader:
+    """Without torch's paragraph about more workers than cores: ``check`` says it in a line, ``tune`` measures it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        return DataLoader(dataset, **options)
 
 
 class BatchFetcher(Dataset):

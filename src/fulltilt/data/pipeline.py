@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fulltilt.config import build_component, parse_pipeline
-from fulltilt.data.transforms import TRANSFORMS, Step, to_unit_float
+from fulltilt.data.transform_steps import Step, to_unit_float
+from fulltilt.data.transforms import TRANSFORMS
 from fulltilt.errors import DataError
 
 Transform = str | Callable[[Tensor], Tensor] | None

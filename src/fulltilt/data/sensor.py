@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from fulltilt.data.batched import BatchedDataset
 from fulltilt.data.hdf5 import pick_rows, require_path, to_tensor
 from fulltilt.data.hdf5_file import find_dataset, find_layouts, open_hdf5
 from fulltilt.data.hdf5_rows import build_rows
@@ -57,7 +57,7 @@ def sensor_hdf5(
     return SensorEvents(file, rows=rows, scale=scale, transform=transform if callable(transform) else None)
 
 
-class SensorEvents(Dataset):
+class SensorEvents(BatchedDataset):
     """Chosen events of a sensor file; safe to fork and to pickle.
 
     Attributes:
@@ -88,16 +88,6 @@ class SensorEvents(Dataset):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not -len(self.rows) <= index < len(self.rows):
-            raise IndexError(f"sample {index} of {len(self.rows)}")
-        inputs, labels = self.get_batch([index])
-        return inputs[0], labels[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        inputs, labels = self.get_batch(indices)
-        return list(zip(inputs, labels, strict=True))
 
     def get_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """(B, 2, S) and (B, L) float32; a value that is not finite becomes 0.

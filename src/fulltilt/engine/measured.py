@@ -227,6 +227,8 @@ def _join(
     last_loss: float,
 ) -> Measurement:
     reasons = {**result.null_reasons, **peaks.null_reasons}
+    if result.phases_ms.h2d is None and "phases_ms" not in reasons:
+        reasons["phases_ms.h2d"] = "on a CPU nothing is copied to a device"
     if mean.mean_pct is None:
         reasons["gpu_utilization_pct"] = mean.reason or "not read"
     flops_per_sample, coverage_pct, flops_reason = flops

@@ -41,11 +41,12 @@ class Progress:
     last_loss: float | None = None
 
     def count(self, outcome: StepOutcome) -> None:
+        _, n_samples, n_micro = outcome
         self.step += 1
         self.step_in_epoch += 1
-        self.samples_in_epoch += outcome.n_samples
-        self.micro_in_epoch += outcome.n_micro
-        self.n_samples += outcome.n_samples
+        self.samples_in_epoch += n_samples
+        self.micro_in_epoch += n_micro
+        self.n_samples += n_samples
 
     def next_epoch(self) -> None:
         self.epoch += 1
@@ -68,8 +69,9 @@ class LossMeter:
     def __init__(self, device: torch.device, metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None):
         self._metrics = dict(metrics or {})
         self._names = ("loss", *self._metrics)
-        # float64: at a million steps a float32 sum of losses has no digits left for the next one.
-        self._sums = torch.zeros(len(self._names), dtype=torch.float64, device=device)
+        # float32 like the loss itself, else every add converts (6.6 against 2 µs): a sum lives for one logging
+        # interval, and the intervals of an epoch are added up on the host in double precision.
+        self._sums = torch.zeros(len(self._names), device=device)
         self._loss_sum, *self._metric_sums = self._sums.unbind()
         self.n_samples = self.n_steps = 0
 

@@ -152,10 +152,14 @@ class LearningRate:
         self._optimizer = optimizer
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._schedule = schedule
+        self._factor: float | None = None  # the one in force
 
     def set_step(self, steps_taken: int) -> None:
         """Set the rates for the step that comes after ``steps_taken``."""
         factor = self._schedule(steps_taken)
+        if factor == self._factor:
+            return
+        self._factor = factor
         for group, base in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base * factor
 

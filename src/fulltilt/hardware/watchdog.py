@@ -6,15 +6,11 @@ it starts. The watchdog only reports; whoever started the process ends it.
 
 from __future__ import annotations
 
-import threading
-import time
-
 from fulltilt.hardware._files import Root
 from fulltilt.hardware.filesystem import read_shm
 from fulltilt.hardware.process_memory import read_process_tree, read_process_tree_memory, read_unmapped_shm_bytes
 
 _GIB = 2**30
-_MAX_DUTY = 0.1  # share of one core that reading may take
 
 
 class MemoryWatchdog:
@@ -23,19 +19,16 @@ class MemoryWatchdog:
     What counts is ``standalone_bytes`` of the tree (see ``process_memory``) plus what it keeps in /dev/shm without
     having it mapped: the same figure that a trial reports as its peak, so that no row is over its limit and ok.
 
-    Use it polled (``check()``) or on a thread (``start()`` … ``stop()``, then ``trip``).
+    Whoever watches calls ``check()`` as often as the cost of a reading allows.
 
     Args:
         pid: First process of the tree. When it leads a session, the whole session counts.
         limit_bytes: What the tree may use.
-        interval_s: Pause between two readings of the thread; longer when a reading takes long.
         root: Where /proc and /dev/shm are.
     """
 
-    def __init__(self, pid: int, limit_bytes: int, *, interval_s: float = 0.05, root: Root = "/"):
-        self._pid, self._limit_bytes, self._interval_s, self._root = pid, limit_bytes, interval_s, root
-        self._halt = threading.Event()
-        self._thread: threading.Thread | None = None
+    def __init__(self, pid: int, limit_bytes: int, *, root: Root = "/"):
+        self._pid, self._limit_bytes, self._root = pid, limit_bytes, root
         self.peak_bytes = 0
         self.trip: str | None = None
         """What was seen when the limit was passed; stays from then on."""
@@ -56,29 +49,3 @@ class MemoryWatchdog:
             return memory.standalone_bytes
         pids = read_process_tree(self._pid, self._root)
         return memory.standalone_bytes + read_unmapped_shm_bytes(pids, self._root, mapped_bytes=mapped_bytes)
-
-    def start(self) -> None:
-        """Watch on a thread of its own until ``stop()`` or until the limit is passed.
-
-        Raises:
-            RuntimeError: it watches already.
-        """
-        if self._thread is not None:
-            raise RuntimeError("MemoryWatchdog.start() twice: stop() it first")
-        self._halt.clear()
-        self._thread = threading.Thread(target=self._watch, name="memory-watchdog", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; harmless when it never started."""
-        self._halt.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _watch(self) -> None:
-        pause_s = 0.0
-        while self.trip is None and not self._halt.wait(pause_s):
-            began_s = time.thread_time()
-            self.check()
-            pause_s = max(self._interval_s, (time.thread_time() - began_s) / _MAX_DUTY)

@@ -89,9 +89,9 @@ LEVER = Lever(
     summary="One kernel updates all parameters (fused=True of torch.optim).",
     doc=(
         "By default the optimizers run one kernel per operation (foreach on CUDA) or per operation and tensor "
-        "(CPU). The optimizer's part of the step shrinks: 22 to 8 ms, 3 % of the step, in deepmodeling/deepmd- "
-        "kit#4463; 1.5 to 2 % MFU in pytorch/torchtitan#355. With fp16 it also spares the scaler's wait for the "
-        "device in every step. Rounding differs in the last bits."
+        "(CPU). The optimizer's part of the step shrinks: 22 to 8 ms, 3 % of the step, in "
+        "deepmodeling/deepmd-kit#4463; 1.5 to 2 % MFU in pytorch/torchtitan#355. With fp16 it also spares the scaler's "
+        "wait for the device in every step. Rounding differs in the last bits."
     ),
     trades=("speed", "numerics"),
     stage="optimizer",

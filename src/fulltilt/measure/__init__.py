@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulltilt.measure.blocks import Block
     from fulltilt.measure.clock import Clock, CudaClock, FakeClock, HostClock
     from fulltilt.measure.flops import Flops, count_flops
     from fulltilt.measure.limit import apply_memory_limit
     from fulltilt.measure.memory import MemoryMeter
     from fulltilt.measure.phase_timer import NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
     from fulltilt.measure.roofs import measure_roofs
-    from fulltilt.measure.steps import Block, StepsResult, measure_steps
+    from fulltilt.measure.steps import StepsResult, measure_steps
     from fulltilt.measure.utilization import UtilizationSampler
 
 __all__ = [
@@ -40,13 +41,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "blocks": ("Block",),
     "clock": ("Clock", "CudaClock", "FakeClock", "HostClock"),
     "flops": ("Flops", "count_flops"),
     "limit": ("apply_memory_limit",),
     "memory": ("MemoryMeter",),
     "phase_timer": ("NullTimer", "PhaseTimer", "StepSample", "check_closure", "summarize_phases"),
     "roofs": ("measure_roofs",),
-    "steps": ("Block", "StepsResult", "measure_steps"),
+    "steps": ("StepsResult", "measure_steps"),
     "utilization": ("UtilizationSampler",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any
 
+from fulltilt.hardware import CpuTimes, Pressure
+from fulltilt.measure.blocks import Block, BlockRunner, find_contended
 from fulltilt.measure.clock import Clock, HostClock
-from fulltilt.measure.phase_timer import NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
+from fulltilt.measure.phase_timer import NullTimer, PhaseTimer, check_closure, summarize_phases
 from fulltilt.records import PhasesMs
 from fulltilt.stats import compute_rate_interval, find_steady_start
 
@@ -23,54 +25,6 @@ MAX_LENGTHENING = 64
 WARMUP_BLOCK_S = 0.05
 LATE_WARMUP_PCT = 10.0
 N_RECENT_BLOCKS = 64
-STEAL_LIMIT_PCT = 5.0
-PRESSURE_RISE_LIMIT_PCT = 20.0
-
-
-class PressureReading(Protocol):
-    """What ``hardware.read_pressure`` gives: microseconds since boot in which a task waited for a core."""
-
-    @property
-    def some_total_us(self) -> int | None: ...
-    @property
-    def reason(self) -> str | None: ...
-
-
-class CpuTimesReading(Protocol):
-    """What ``hardware.read_cpu_times`` gives: clock ticks of all cores since boot."""
-
-    @property
-    def steal_jiffies(self) -> int | None: ...
-    @property
-    def total_jiffies(self) -> int | None: ...
-    @property
-    def reason(self) -> str | None: ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """Steps between two synchronised edges.
-
-    Attributes:
-        stage: "warmup" blocks do not count.
-        cpu_pressure_pct: Share of the block's time in which at least one task waited for a core; None: not read.
-        steal_pct: Share of all cores' time that the host gave to others; None: not read.
-        n_steal_jiffies: The same in clock ticks: on a short block one tick is many percent.
-        steps: Steps with their phases, empty without a phase timer.
-    """
-
-    stage: Literal["warmup", "measure"]
-    n_steps: int
-    n_samples: int
-    seconds: float
-    cpu_pressure_pct: float | None = None
-    steal_pct: float | None = None
-    n_steal_jiffies: int = 0
-    steps: tuple[StepSample, ...] = ()
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.n_samples / self.seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +71,8 @@ def measure_steps(
     clock: Clock | None = None,
     timer: PhaseTimer | NullTimer | None = None,
     synchronize: Callable[[], Any] = lambda: None,
-    read_pressure: Callable[[], PressureReading] | None = None,
-    read_cpu_times: Callable[[], CpuTimesReading] | None = None,
+    read_pressure: Callable[[], Pressure] | None = None,
+    read_cpu_times: Callable[[], CpuTimes] | None = None,
     on_block: Callable[[Block], None] | None = None,
 ) -> StepsResult:
     """Measure training steps.
@@ -149,7 +103,7 @@ def measure_steps(
     _check_counts(n_steps, min_blocks, block_steps, min_block_steps)
     timer = NullTimer() if timer is None else timer
     clock = clock or (timer.clock if isinstance(timer, PhaseTimer) else HostClock())
-    runner = _BlockRunner(run_step, clock, timer, synchronize, read_pressure, read_cpu_times, on_block)
+    runner = BlockRunner(run_step, clock, timer, synchronize, read_pressure, read_cpu_times, on_block)
     max_measure_s = math.inf if max_measure_s is None else max_measure_s
     begin_ns = clock.host_ns()
     warm, is_steady = _run_warmup(runner, block_steps, min_block_steps, max_warmup_s)
@@ -166,69 +120,8 @@ def measure_steps(
     return _summarize(blocks, runner, [*warm, *late], (clock.host_ns() - begin_ns) / 1e9, is_steady, notes)
 
 
-@dataclasses.dataclass(slots=True)
-class _BlockRunner:
-    run_step: Callable[[], int]
-    clock: Clock
-    timer: PhaseTimer | NullTimer
-    synchronize: Callable[[], Any]
-    read_pressure: Callable[[], PressureReading] | None
-    read_cpu_times: Callable[[], CpuTimesReading] | None
-    on_block: Callable[[Block], None] | None
-
-    def run_block(self, n_steps: int, stage: Literal["warmup", "measure"]) -> Block:
-        timer, run_step = self.timer, self.run_step
-        self.synchronize()
-        timer.take_steps()
-        timer.pause()
-        pressure = self.read_pressure() if self.read_pressure else None
-        times = self.read_cpu_times() if self.read_cpu_times else None
-        begin_ns = self.clock.host_ns()
-        n_samples = 0
-        for _ in range(n_steps):
-            timer.start_step()
-            n = run_step()
-            if timer.in_step:
-                timer.end_step(n)
-            n_samples += n
-        self.synchronize()
-        seconds = (self.clock.host_ns() - begin_ns) / 1e9
-        if n_samples <= 0:
-            raise ValueError(f"{n_steps} steps consumed {n_samples} samples; run_step returns the samples of its step")
-        steal_pct, n_steal = self._read_steal(times)
-        block = Block(
-            stage=stage,
-            n_steps=n_steps,
-            n_samples=n_samples,
-            seconds=max(seconds, 1e-9),
-            cpu_pressure_pct=self._read_pressure_pct(pressure, seconds),
-            steal_pct=steal_pct,
-            n_steal_jiffies=n_steal,
-            steps=tuple(timer.take_steps()),
-        )
-        if self.on_block:
-            self.on_block(block)
-        return block
-
-    def _read_pressure_pct(self, before: PressureReading | None, seconds: float) -> float | None:
-        if before is None or self.read_pressure is None or before.some_total_us is None or seconds <= 0:
-            return None
-        after = self.read_pressure().some_total_us
-        return None if after is None else min(100.0, (after - before.some_total_us) / (seconds * 1e6) * 100)
-
-    def _read_steal(self, before: CpuTimesReading | None) -> tuple[float | None, int]:
-        if before is None or self.read_cpu_times is None:
-            return None, 0
-        after = self.read_cpu_times()
-        if before.steal_jiffies is None or after.steal_jiffies is None:
-            return None, 0
-        total = (after.total_jiffies or 0) - (before.total_jiffies or 0)
-        steal = after.steal_jiffies - before.steal_jiffies
-        return (100 * steal / total if total > 0 else None), steal
-
-
 def _run_warmup(
-    runner: _BlockRunner, block_steps: int, min_block_steps: int, max_warmup_s: float
+    runner: BlockRunner, block_steps: int, min_block_steps: int, max_warmup_s: float
 ) -> tuple[list[Block], bool]:
     """The first step, then blocks until the last ones are steady; the second step decides how long they are."""
     blocks = [runner.run_block(1, "warmup")]
@@ -244,7 +137,7 @@ def _run_warmup(
 
 
 def _run_blocks(
-    runner: _BlockRunner, size: int, n_steps: int, min_blocks: int, max_measure_s: float, notes: list[str]
+    runner: BlockRunner, size: int, n_steps: int, min_blocks: int, max_measure_s: float, notes: list[str]
 ) -> tuple[list[Block], list[Block], bool]:
     """Timed blocks, those among the first that turned out to be warm-up, and whether the time limit ended them."""
     late: list[Block] = []
@@ -266,7 +159,7 @@ def _run_blocks(
 
 
 def _repeat_contended(
-    runner: _BlockRunner, blocks: list[Block], size: int, max_repeats: int, notes: list[str]
+    runner: BlockRunner, blocks: list[Block], size: int, max_repeats: int, notes: list[str]
 ) -> list[Block]:
     """Replace blocks in which others took the cores, judged by the readings and never by the speed.
 
@@ -274,10 +167,10 @@ def _repeat_contended(
     """
     wanted = len(blocks)
     n_repeated = 0
-    while n_repeated < max_repeats and len(_find_contended(blocks)) > len(blocks) - wanted:
+    while n_repeated < max_repeats and len(find_contended(blocks)) > len(blocks) - wanted:
         blocks = [*blocks, runner.run_block(size, "measure")]
         n_repeated += 1
-    contended = _find_contended(blocks)
+    contended = find_contended(blocks)
     dropped = set(contended[: len(blocks) - wanted])
     if dropped:
         notes.append(f"{len(dropped)} contended blocks were run again")
@@ -286,26 +179,9 @@ def _repeat_contended(
     return [block for index, block in enumerate(blocks) if index not in dropped]
 
 
-def _find_contended(blocks: Sequence[Block]) -> list[int]:
-    """Indices of contended blocks, the worst first.
-
-    A plan may put pressure on the cores by its own workers, in every block alike; so pressure counts as far as it is
-    above that of the quieter blocks.
-    """
-    pressures = sorted(b.cpu_pressure_pct for b in blocks if b.cpu_pressure_pct is not None)
-    usual_pct = pressures[len(pressures) // 4] if pressures else 0.0
-    excess = {}
-    for index, block in enumerate(blocks):
-        steal_pct = block.steal_pct if block.steal_pct is not None and block.n_steal_jiffies >= 3 else 0.0
-        rise_pct = 0.0 if block.cpu_pressure_pct is None else block.cpu_pressure_pct - usual_pct
-        if steal_pct > STEAL_LIMIT_PCT or rise_pct > PRESSURE_RISE_LIMIT_PCT:
-            excess[index] = max(steal_pct / STEAL_LIMIT_PCT, rise_pct / PRESSURE_RISE_LIMIT_PCT)
-    return sorted(excess, key=lambda index: -excess[index])
-
-
 def _summarize(
     blocks: Sequence[Block],
-    runner: _BlockRunner,
+    runner: BlockRunner,
     warm: Sequence[Block],
     seconds: float,
     is_steady: bool,
@@ -337,7 +213,7 @@ def _summarize(
     )
 
 
-def _explain_missing(blocks: Sequence[Block], runner: _BlockRunner) -> dict[str, str]:
+def _explain_missing(blocks: Sequence[Block], runner: BlockRunner) -> dict[str, str]:
     reasons = {}
     if all(b.cpu_pressure_pct is None for b in blocks):
         reading = runner.read_pressure() if runner.read_pressure else None

@@ -103,7 +103,13 @@ def _notes(document: Document) -> str:
     hints = [hint if isinstance(hint, str) else hint.get("text", "") for hint in document.get("hints") or ()]
     lines = [
         line
-        for line in (describe_gain(document), describe_epoch(document), describe_learning_rate(document), *hints)
+        for line in (
+            describe_gain(document),
+            describe_epoch(document),
+            describe_learning_rate(document),
+            *hints,
+            *document.get("notes", ()),
+        )
         if line
     ]
     if not lines:

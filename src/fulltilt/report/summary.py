@@ -63,6 +63,9 @@ def describe_gain(document: Document) -> str | None:
     if not pick or not baseline or not baseline.get("samples_per_s") or pick.get("id") == baseline.get("id"):
         return None
     ratio = pick["samples_per_s"] / baseline["samples_per_s"]
+    noise_pct = document["search"].get("noise_pct") or 0.0
+    if 100 * abs(ratio - 1) <= noise_pct:
+        return f"no difference from the settings as they were: runs of one plan lay {noise_pct:.0f} % apart"
     return (
         f"{ratio:.2f} × the throughput of the settings as they were "
         f"({format_throughput(baseline)} samples/s with {describe_plan(baseline['plan'])})"

@@ -29,7 +29,8 @@ class Comparison:
 
     Attributes:
         effect_pct: Change of the block value from baseline to arm; −10 is a tenth less time.
-        ci95_pct: Interval of the effect, same unit; nan bounds when there was one pair only.
+        ci95_pct: Interval of the effect, same unit; nan bounds when there was one pair only. Wider than 95 % where
+            ``compare`` may look several times: then all looks together leave out the truth in 5 %.
         verdict: About the arm: "faster" or "slower" than the baseline; "tie" when the interval lies inside the
             indifference zone; "unclear" when it holds both 0 and a difference that would matter.
         n: Pairs (rounds).

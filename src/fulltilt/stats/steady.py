@@ -62,7 +62,7 @@ def _find_start(x: NDArray[np.float64], tolerance_pct: float, min_steady: int) -
     for start in range(x.size - shortest + 1):
         tail = x[start:]
         if _halves_agree(tail, tolerance_pct):
-            return start + _count_warm_head(tail, tolerance_pct)
+            return min(start + _count_warm_head(tail, tolerance_pct), x.size - min_steady)
     return int(x.size)
 
 

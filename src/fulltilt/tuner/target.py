@@ -11,7 +11,17 @@ from typing import Any, Protocol
 from fulltilt import errors
 from fulltilt.errors import FulltiltError, NoPlanError
 from fulltilt.levers import Facts
-from fulltilt.records import Measurement, PhasesMs, Plan, Trial, TrialRequest, WorkloadSource, classify_outcome, decode
+from fulltilt.records import (
+    Measurement,
+    PhasesMs,
+    Plan,
+    Status,
+    Trial,
+    TrialRequest,
+    WorkloadSource,
+    classify_outcome,
+    decode,
+)
 from fulltilt.tuner.process import OnProgress, ProcessOutcome, Zygote, run_trial_process
 
 NULLABLE = (
@@ -84,7 +94,7 @@ class ProcessTarget:
 
     def __call__(self, plan: Plan, *, id: str, why: str) -> Trial:
         outcome = self._run(self._build_request(plan, id), "trial")
-        return build_trial(plan, outcome, id=id, why=why, n_devices=1)
+        return build_trial(plan, outcome, id=id, why=why, memory_limit_bytes=self._memory_limit_bytes)
 
     def close(self) -> None:
         """End the zygote and whatever still runs below it."""
@@ -121,14 +131,22 @@ class ProcessTarget:
         return run_trial_process(request, zygote=self._zygote, log_path=log_path, kind=kind, on_progress=on_progress)
 
 
-def build_trial(plan: Plan, outcome: ProcessOutcome, *, id: str, why: str, n_devices: int = 1) -> Trial:
-    """The row that a process' end becomes."""
+def build_trial(
+    plan: Plan, outcome: ProcessOutcome, *, id: str, why: str, n_devices: int = 1, memory_limit_bytes: int | None = None
+) -> Trial:
+    """The row that a process' end becomes.
+
+    A trial that ended well though its peak lay above the limit is out of memory: between two looks of the watchdog,
+    and in the room that the limit leaves for stacks, a run can pass unseen.
+    """
     status, reason = classify_outcome(outcome.evidence)
     measurement = outcome.measurement
     if status == "ok" and measurement is None:
         status, reason = "error", "the trial ended well but sent no measurement"
     if status == "ok" and measurement is not None and not _is_rate(measurement.samples_per_s):
         status, reason = "error", f"the trial measured {measurement.samples_per_s} samples/s, which is no rate"
+    if status == "ok" and measurement is not None and memory_limit_bytes is not None:
+        status, reason = _hold_against_limit(measurement, memory_limit_bytes)
     if status != "ok":
         first_line = (reason or status).strip().splitlines()[0]
         reason = f"{first_line} (log: {outcome.log_path})"
@@ -181,6 +199,14 @@ def _complete_reasons(figures: Mapping[str, Any], given: Mapping[str, str], *, d
         void = given.get("phases_ms", default)  # phases that do not close to the wall time keep the step only
         return dict.fromkeys(missing, default) | {name: void for name in names if name not in given}
     return dict.fromkeys(missing, default)
+
+
+def _hold_against_limit(measurement: Measurement, limit_bytes: int) -> tuple[Status, str | None]:
+    used_gib = measurement.memory_reserved_peak_gib or measurement.memory_rss_peak_gib
+    limit_gib = limit_bytes / 2**30
+    if used_gib is None or used_gib <= limit_gib:
+        return "ok", None
+    return "out_of_memory", f"the run peaked at {used_gib:.2f} GiB, the limit is {limit_gib:.2f} GiB"
 
 
 def _say_why_null(status: str) -> str:

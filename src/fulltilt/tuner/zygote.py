@@ -36,10 +36,14 @@ PRELOAD = (
     "torch.utils.data",
     "torch.utils.flop_counter",
     "torch._dynamo",  # every optimizer imports it when it is built: 0.9 s a trial otherwise
-    "fulltilt.config",
+    "h5py",
+    "fulltilt.config.loading",  # the rooms load their parts on first use: each trial would pay for that again
     "fulltilt.hardware",
+    "fulltilt.measure.limit",
+    "fulltilt.engine.assemble",
     "fulltilt.engine.build",
     "fulltilt.engine.measured",
+    "fulltilt.engine.optimizers",
     "fulltilt.tuner.trial",
 )
 MESSAGE_LIMIT_BYTES = 65536

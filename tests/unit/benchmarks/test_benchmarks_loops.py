@@ -9,7 +9,6 @@ import pytest
 import torch
 from benchmarks._loops import (
     ARMS,
-    BATCH_SIZE,
     N_CLASSES,
     N_FEATURES,
     NOTES,
@@ -27,9 +26,9 @@ HERE = [arm for arm in ARMS if arm not in PEERS or importlib.util.find_spec(PEER
 
 def build_rows(n_batches: int, *, first: int = 0, last: int = 1) -> MarkedRows:
     generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(n_batches * BATCH_SIZE, N_FEATURES, generator=generator)
+    inputs = torch.randn(n_batches * 8, N_FEATURES, generator=generator)
     targets = torch.randint(N_CLASSES, (len(inputs),), generator=generator)
-    return MarkedRows(inputs, targets, first=first, last=last)
+    return MarkedRows(inputs, targets, batch_size=8, first=first, last=last)
 
 
 def test_every_arm_has_a_note_on_its_settings():
@@ -51,7 +50,7 @@ def test_every_arm_ends_with_the_weights_of_the_hand_written_loop(arm):
 
 @pytest.mark.parametrize("arm", HERE)
 def test_a_block_times_the_steps_between_its_marks(arm):
-    block = measure_block(arm, Case(name="c", width=16, n_warmup=3, n_steps=10))
+    block = measure_block(arm, Case(name="c", width=16, batch_size=8, n_warmup=3, n_steps=10))
     assert block.wall_us > 0
     assert block.cpu_us > 0
     assert block.waits >= 0
@@ -72,4 +71,4 @@ def test_a_loop_that_stops_early_gives_no_figure(monkeypatch):
 
     monkeypatch.setitem(ARMS, REFERENCE, stop_early)
     with pytest.raises(RuntimeError, match="too few batches"):
-        measure_block(REFERENCE, Case(name="c", width=16, n_warmup=3, n_steps=10))
+        measure_block(REFERENCE, Case(name="c", width=16, batch_size=8, n_warmup=3, n_steps=10))

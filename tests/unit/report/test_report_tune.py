@@ -6,7 +6,14 @@ from html.parser import HTMLParser
 import pytest
 
 from fulltilt.levers import default_plan
-from fulltilt.report import build_trials_table, build_tune_html, describe_pick, format_duration, format_throughput
+from fulltilt.report import (
+    build_trials_table,
+    build_tune_html,
+    describe_gain,
+    describe_pick,
+    format_duration,
+    format_throughput,
+)
 
 
 def build_row(trial_id, *, status="ok", samples_per_s=1000.0, reason=None, **plan):
@@ -127,3 +134,15 @@ def test_throughput_is_written_with_its_interval(row, text):
 )
 def test_durations_read_as_people_say_them(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_a_gain_within_the_noise_is_not_claimed():
+    baseline = build_row("t1", samples_per_s=1400.0)
+    document = DOCUMENT | {"baseline": baseline}
+    assert describe_gain(document).startswith("1.07 × the throughput")
+    noisy = document | {"search": DOCUMENT["search"] | {"noise_pct": 8.0}}
+    assert describe_gain(noisy) == "no difference from the settings as they were: runs of one plan lay 8 % apart"
+
+
+def test_a_pick_that_is_the_baseline_gains_nothing():
+    assert describe_gain(DOCUMENT | {"baseline": PICK}) is None

@@ -55,6 +55,15 @@ def test_scale_and_unit_do_not_matter():
     assert find_steady_start(series) == find_steady_start(series * 1e6) == find_steady_start(series / 1e6)
 
 
+def test_a_steady_tail_is_never_shorter_than_the_least():
+    """Halves of a short, noisy tail may agree while its head lies outside of the band."""
+    rng = np.random.default_rng(11)
+    for n in range(3, 12):
+        for series in np.exp(rng.normal(0, 0.02, (300, n))):
+            start = find_steady_start(series)
+            assert start == n or n - start >= 3, series
+
+
 def test_long_series_are_judged_alike():
     series = np.concatenate([np.full(500, 2.0), np.full(2000, 1.0)])
     assert abs(find_steady_start(series) - 500) <= 10

@@ -1,0 +1,30 @@
+"""Datasets that read a whole batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class BatchedDataset(Dataset):
+    """One sample, and a list of them, by way of ``get_batch``. Subclasses give ``__len__`` and ``get_batch``."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def get_batch(self, indices: Sequence[int], **options: Any) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the samples ``indices``, the batch as first dimension of both."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        inputs, targets = self.get_batch([index])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        inputs, targets = self.get_batch(indices)
+        return list(zip(inputs, targets, strict=True))

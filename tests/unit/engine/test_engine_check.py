@@ -1,0 +1,126 @@
+"""The dry run: a problem in the list instead of a traceback, and notes that come from what is really there."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fulltilt import Workload
+from fulltilt.config import config_from_values
+from fulltilt.engine import check as checks
+from fulltilt.engine.check import describe_error, measure_state_bytes, run_checks
+from fulltilt.hardware import FakeNvml, NvmlDevice, NvmlProcess, build_status
+
+GIB = 2**30
+
+
+class Raising(nn.Linear):
+    def forward(self, input):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def build_data():
+    return TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
+
+
+def run(monkeypatch, tmp_path, *, values=None, **parts):
+    workload = Workload(
+        **{"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()} | parts
+    )
+    monkeypatch.setattr(checks, "build_workload", lambda config: workload)
+    config = config_from_values({"data": {"batch_size": 8}} | (values or {}), base_dir=str(tmp_path))
+    return {item.name: item for item in run_checks(config, device="cpu", out_dir=tmp_path / "runs")}
+
+
+def test_what_works_has_no_problem_and_says_what_one_step_took(monkeypatch, tmp_path):
+    items = run(monkeypatch, tmp_path, validation=build_data)
+    assert {item.verdict for item in items.values()} == {"ok"}
+    assert "8 samples forward, backward and update; loss" in items["one step"].text
+    assert "10 parameters, 64 samples, 8 steps an epoch" in items["build"].text
+    assert "GiB" in items["memory"].text
+
+
+def test_a_model_that_raises_is_a_problem_with_its_words(monkeypatch, tmp_path):
+    items = run(monkeypatch, tmp_path, model=lambda: Raising(4, 2))
+    assert items["one step"].verdict == "problem"
+    assert "RuntimeError: mat1 and mat2 shapes" in items["one step"].text
+
+
+def test_a_model_that_cannot_be_built_leaves_the_checks_that_need_none(monkeypatch, tmp_path):
+    def build_nothing():
+        raise ValueError("no such width")
+
+    items = run(monkeypatch, tmp_path, model=build_nothing)
+    assert items["build"].verdict == "problem"
+    assert "no such width" in items["build"].text
+    assert "one step" not in items
+    assert "checkpoints" in items
+
+
+def test_a_loss_that_is_not_a_number_is_a_problem(monkeypatch, tmp_path):
+    items = run(monkeypatch, tmp_path, loss=lambda outputs, targets: outputs.sum() * float("nan"))
+    assert items["one step"].verdict == "problem"
+    assert "loss nan" in items["one step"].text
+
+
+def test_an_empty_validation_set_is_a_problem_and_none_is_a_note(monkeypatch, tmp_path):
+    empty = run(monkeypatch, tmp_path, validation=lambda: TensorDataset(torch.zeros(0, 4)))
+    assert empty["validation"].verdict == "problem"
+    assert run(monkeypatch, tmp_path)["validation"].verdict == "note"
+
+
+def test_checkpoints_off_is_a_note(monkeypatch, tmp_path):
+    items = run(monkeypatch, tmp_path, values={"run": {"checkpoint_every": None}})
+    assert items["checkpoints"].verdict == "note"
+
+
+def test_more_workers_than_cores_is_a_note(monkeypatch, tmp_path):
+    n_workers = (os.cpu_count() or 1) + 1
+    items = run(monkeypatch, tmp_path, values={"data": {"batch_size": 8, "num_workers": n_workers}})
+    assert items["data workers"].verdict == "note"
+    assert f"{n_workers} data workers" in items["data workers"].text
+
+
+def test_what_earlier_runs_left_is_counted(monkeypatch, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "old.log").write_bytes(b"x" * 30 * 2**20)
+    assert "0.03 GiB lie there" in run(monkeypatch, tmp_path)["disk"].text
+
+
+def test_the_gpu_is_shown_with_what_is_free_and_who_uses_it(monkeypatch):
+    device = NvmlDevice(index=0, name="Card", uuid="GPU-1", memory_total_bytes=12 * GIB, compute_capability=(8, 6))
+    status = build_status(
+        memory_used_bytes=3 * GIB,
+        memory_free_bytes=9 * GIB,
+        processes=(NvmlProcess(pid=4711, memory_used_bytes=2 * GIB),),
+    )
+    monkeypatch.setattr(checks, "find_device_index", lambda device, nvml: 0)
+    items = {item.name: item for item in checks.check_gpu("cuda:0", FakeNvml([device], {0: status}))}
+    assert items["device"].text == "cuda:0: 9.0 of 12.0 GiB free"
+    assert "pid 4711" in items["other processes"].text
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            MemoryError("Unable to allocate 7 GiB"),
+            "out of memory: MemoryError: Unable to allocate 7 GiB; use a smaller",
+        ),
+        (ValueError(""), "ValueError: no message"),
+    ],
+)
+def test_an_error_is_told_in_the_users_terms(error, said):
+    assert describe_error(error).startswith(said)
+
+
+def test_the_state_is_measured_as_a_checkpoint_would_hold_it(monkeypatch, tmp_path):
+    from fulltilt.engine.build import build_run
+    from fulltilt.levers import default_plan
+
+    workload = Workload(model=lambda: nn.Linear(256, 256), dataset=build_data, loss=nn.CrossEntropyLoss())
+    with build_run(None, default_plan({"batch_size": 8}), device="cpu", workload=workload) as built:
+        n_bytes = measure_state_bytes(built)
+    assert 4 * 256 * 257 <= n_bytes < 6 * 256 * 257

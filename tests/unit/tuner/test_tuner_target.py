@@ -1,0 +1,57 @@
+"""What becomes of a trial's end: the row, and the limit it is held against."""
+
+from pathlib import Path
+
+import pytest
+
+from fulltilt.levers import default_plan
+from fulltilt.records import Evidence, Measurement, PhasesMs
+from fulltilt.tuner.process import ProcessOutcome
+from fulltilt.tuner.target import build_trial
+
+PHASES = PhasesMs(data_wait=0.0, h2d=None, forward=1.0, backward=2.0, optimizer=0.5, other=0.0, step=3.5)
+GIB = 2**30
+
+
+def build_outcome(**memory):
+    measurement = Measurement(
+        phases_ms=PHASES,
+        samples_per_s=100.0,
+        samples_per_s_ci95=(99.0, 101.0),
+        block_samples_per_s=(100.0, 100.0),
+        n_steps=16,
+        n_warmup_steps=8,
+        **memory,
+    )
+    return ProcessOutcome(
+        evidence=Evidence(has_result=True, exit_code=0),
+        measurement=measurement,
+        reply={},
+        traceback=None,
+        log_path=Path("t1.log"),
+        seconds=1.0,
+        stray_pids=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "status"),
+    [
+        ({"memory_rss_peak_gib": 1.9}, "ok"),
+        ({"memory_rss_peak_gib": 2.1}, "out_of_memory"),
+        ({"memory_reserved_peak_gib": 1.5, "memory_rss_peak_gib": 8.0}, "ok"),  # a GPU's limit is about the GPU
+        ({"memory_reserved_peak_gib": 2.5, "memory_rss_peak_gib": 0.5}, "out_of_memory"),
+        ({}, "ok"),
+    ],
+)
+def test_a_run_that_peaked_above_its_limit_is_out_of_memory_though_it_ended_well(memory, status):
+    trial = build_trial(default_plan(), build_outcome(**memory), id="t1", why="", memory_limit_bytes=2 * GIB)
+    assert trial.status == status
+    assert (trial.samples_per_s is None) is (status == "out_of_memory")
+    if status == "out_of_memory":
+        assert "the limit is 2.00 GiB" in trial.reason
+
+
+def test_without_a_limit_nothing_is_held_against_one():
+    trial = build_trial(default_plan(), build_outcome(memory_rss_peak_gib=999.0), id="t1", why="")
+    assert trial.status == "ok"
