@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench test-gpu bench-gpu docs clean
+.PHONY: help demo test check format bench test-gpu docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,9 +40,6 @@ bench: $(INSTALLED) ## all benchmarks, peers in an environment of their own; wri
 
 test-gpu: $(INSTALLED) ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu
-
-bench-gpu: $(INSTALLED) ## the benchmarks that need an NVIDIA GPU
-	@$(BIN)/python -m benchmarks --all --device cuda
 
 docs: $(INSTALLED) ## write the generated pages again
 	@$(BIN)/python -m fulltilt.config.document > docs/config.md

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fulltilt.records import Machine
+from fulltilt.stats import compute_quantile_interval
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,28 +46,12 @@ def build_arm(
         arm=arm,
         metric=metric,
         median=statistics.median(samples),
-        ci95=compute_median_interval(samples),
+        ci95=compute_quantile_interval(samples, 0.5),
         n=len(samples),
         unit_of_replication=unit_of_replication,
         note=note,
         samples=tuple(samples),
     )
-
-
-def compute_median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of the median from order statistics: it assumes nothing of the distribution.
-
-    Below 6 samples no such interval reaches 95 %; the range is returned then.
-    """
-    ordered, n = sorted(samples), len(samples)
-    tail, below = (1 - confidence) / 2, 0.0
-    k = 0
-    for i in range(n // 2):
-        below += math.comb(n, i) * 0.5**n
-        if below > tail:
-            break
-        k = i + 1
-    return ordered[max(k - 1, 0)], ordered[n - max(k, 1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

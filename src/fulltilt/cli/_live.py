@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.report import describe_plan, format_duration, format_throughput, read_memory_gib
+from fulltilt.report import describe_plan, format_duration, format_throughput
 from fulltilt.tuner.progress import SearchEvent, SearchNoted, SearchStarted, TrialDone, TrialProgressed, TrialStarted
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ class SearchView:
         if trial.status != "ok":
             return f"{trial.id:>4}  {trial.status.replace('_', ' ')}: {plan}\n      {trial.reason}"
         row = {"samples_per_s": trial.samples_per_s, "samples_per_s_ci95": trial.samples_per_s_ci95}
-        memory = read_memory_gib(
-            {
-                "memory_reserved_peak_gib": trial.memory_reserved_peak_gib,
-                "memory_rss_peak_gib": trial.memory_rss_peak_gib,
-            }
-        )
+        memory = trial.device_memory_peak_gib
         size = f"{memory:.2f} GiB  " if memory is not None else ""
         return f"{trial.id:>4}  {format_throughput(row):>18} samples/s  {size}{plan}"
 

@@ -7,6 +7,8 @@ import math
 import time
 from typing import Any
 
+import torch
+
 from fulltilt.data import explain_loader_error
 from fulltilt.engine import checkpoint
 from fulltilt.engine.evaluate import evaluate
@@ -144,6 +146,8 @@ def evaluate_once(s: Session, stop: StopRequest) -> bool:
     if s.validation is None or progress.evaluated_step == progress.step:
         return True
     flush_log(s)
+    if s.run.device.type == "cuda":
+        torch.cuda.synchronize(s.run.device)  # steps still queued are training time, not evaluation
     s.watch.stop()
     began_s = time.perf_counter()
     metrics = evaluate(s.run, s.validation, should_stop=stop.__bool__)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fulltilt.engine.build import Run
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-MATMULS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase)
 
 
 def read_facts(source: Run | Workload, device: str | torch.device, machine: Machine | None = None) -> Facts:
@@ -49,7 +48,6 @@ def describe(model: nn.Module, dataset: Any, device: torch.device, machine: Mach
         has_c_compiler=has_c_compiler(),
         has_conv=has_conv2d or any(p.dim() == 4 for p in model.parameters()),
         has_any_conv=any(isinstance(m, CONVS) for m in model.modules()),
-        has_matmul=any(isinstance(m, MATMULS) for m in model.modules()),
         n_checkpointable=count_blocks(model),
         n_samples=count_dataset(dataset),
         is_iterable=isinstance(dataset, IterableDataset),

@@ -33,7 +33,7 @@ from fulltilt.measure.utilization import UtilizationMean, find_device_index
 from fulltilt.records import Measurement
 
 SHORT_EPOCH_STEPS = 8
-SHORT_EPOCH_STEPS_WITH_WORKERS = 32  # their start, or refill, at each epoch's begin costs as much as many steps
+BUSY_PCT = 50.0  # above this share of the time some task waited for a core: the figures are of a busy machine
 FLOPS_SAMPLES = 8
 
 
@@ -121,13 +121,15 @@ def run_measured(
             steps,
             n_steps=n_steps,
             min_block_steps=_count_block_steps(run),
+            # Workers start, or refill, at each epoch's begin: only whole epochs hold that with its true share.
+            epoch_steps=run.steps_per_epoch if run.loader.num_workers else None,
             max_warmup_s=max_warmup_s,
             max_measure_s=max_measure_s,
             timer=timer,
             synchronize=functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing,
             read_pressure=read_pressure,
             read_cpu_times=read_cpu_times,
-            on_block=_report_to(on_progress, steps),
+            on_block=_follow_blocks(on_progress, steps, utilization),
         )
     finally:
         peaks, mean = memory.stop(), utilization.stop()
@@ -201,8 +203,7 @@ def _read_loss(loss: Tensor, step: int) -> float:
 
 def _count_block_steps(run: Run) -> int:
     steps = run.steps_per_epoch
-    limit = SHORT_EPOCH_STEPS_WITH_WORKERS if run.loader.num_workers else SHORT_EPOCH_STEPS
-    return steps if steps is not None and 0 < steps <= limit else 1
+    return steps if steps is not None and 0 < steps <= SHORT_EPOCH_STEPS else 1
 
 
 def _build_utilization(device: torch.device) -> UtilizationSampler:
@@ -214,8 +215,23 @@ def _nothing() -> None:
     pass
 
 
-def _report_to(on_progress: Callable[[int], None] | None, steps: EndlessSteps) -> Callable[[Block], None] | None:
-    return None if on_progress is None else lambda block: on_progress(steps.n_done)
+def _follow_blocks(
+    on_progress: Callable[[int], None] | None, steps: EndlessSteps, utilization: UtilizationSampler
+) -> Callable[[Block], None]:
+    def follow(block: Block) -> None:
+        if block.stage == "warmup":  # compiling and warming up are no part of the mean
+            utilization.stop()
+            utilization.start()
+        if on_progress is not None:
+            on_progress(steps.n_done)
+
+    return follow
+
+
+def _note_busy(result: StepsResult) -> list[str]:
+    if result.cpu_pressure_pct is None or result.cpu_pressure_pct <= BUSY_PCT:
+        return []
+    return [f"some task waited for a core {result.cpu_pressure_pct:.0f} % of the time: this is a busy machine's figure"]
 
 
 def _join(
@@ -255,6 +271,6 @@ def _join(
         first_loss=seen["first_loss"],
         last_loss=last_loss,
         null_reasons=reasons,
-        notes=tuple(result.notes),
+        notes=(*result.notes, *_note_busy(result)),
         observed=seen["observed"],
     )

@@ -135,12 +135,6 @@ def count_warmup_steps(warmup: float | int | str, total_steps: int, steps_per_ep
     return n_steps
 
 
-def count_total_steps(epochs: int, steps_per_epoch: int, max_steps: int | None = None) -> int:
-    """Optimizer steps of a run; ``steps_per_epoch`` counts accumulation windows, the short last one included."""
-    total = epochs * steps_per_epoch
-    return total if max_steps is None else min(total, max_steps)
-
-
 class LearningRate:
     """Writes the schedule's factor into an optimizer's parameter groups.
 

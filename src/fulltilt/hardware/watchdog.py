@@ -16,10 +16,9 @@ _GIB = 2**30
 class MemoryWatchdog:
     """Reads a tree's memory until it passes the limit.
 
-    What counts is ``standalone_bytes`` of the tree (see ``process_memory``) plus what it keeps in /dev/shm without
-    having it mapped: the same figure that a trial reports as its peak, so that no row is over its limit and ok.
-
-    Whoever watches calls ``check()`` as often as the cost of a reading allows.
+    What counts is ``standalone_bytes`` of the tree (see ``process_memory``), which is also what a trial reports as its
+    peak, plus what the tree keeps in /dev/shm without having it mapped. Whoever watches calls ``check()`` as often as
+    the cost of a reading allows; a peak between two readings passes unseen.
 
     Args:
         pid: First process of the tree. When it leads a session, the whole session counts.

@@ -27,7 +27,6 @@ class Facts:
     is_wsl: bool = False
     has_c_compiler: bool | None = None
     has_conv: bool | None = None  # 2-d convolutions in the model
-    has_matmul: bool | None = None
     n_checkpointable: int | None = None  # blocks that activation checkpointing can wrap
     optimizer: str | None = None  # class name, "AdamW"
     n_samples: int | None = None  # length of the training set

@@ -13,11 +13,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 
 from fulltilt.errors import DeviceError
 from fulltilt.hardware import DataSheet, find_data_sheet
 from fulltilt.records import Roof
+from fulltilt.stats import compute_quantile_interval
 
 _QUANTILE = 0.75
 _BLOCK_S = 0.015
@@ -134,29 +136,8 @@ def _measure_rates(run: Callable[[], object], device: torch.device, seconds: flo
     return rates
 
 
-def compute_quantile_with_interval(values: list[float], quantile: float) -> tuple[float, tuple[float, float]]:
-    """A quantile and its 95 % interval from the order of the values alone, whatever their distribution.
-
-    The number of values below the true quantile is binomial; the interval runs between the values at the ranks that
-    this distribution leaves 2.5 % outside on either side, as far as there are values.
-    """
-    ordered = sorted(values)
-    n = len(ordered)
-    cumulative, ranks = 0.0, []
-    for k in range(n + 1):
-        cumulative += math.comb(n, k) * quantile**k * (1 - quantile) ** (n - k)
-        ranks.append(cumulative)
-    low = next(k for k, p in enumerate(ranks) if p > 0.025)
-    high = next((k for k, p in enumerate(ranks) if p >= 0.975), n)
-    position = quantile * (n - 1)
-    below = ordered[math.floor(position)]
-    above = ordered[math.ceil(position)]
-    middle = below + (above - below) * (position - math.floor(position))
-    return middle, (ordered[max(0, low - 1)], ordered[min(n - 1, high)])
-
-
 def _build_roof(name: str, unit: str, values: list[float], nominal: float | None, sheet: DataSheet | None) -> Roof:
-    measured, interval = compute_quantile_with_interval(values, _QUANTILE)
+    measured, interval = float(np.quantile(values, _QUANTILE)), compute_quantile_interval(values, _QUANTILE)
     source = sheet.source if sheet is not None and nominal is not None else None
     return Roof(name=name, unit=unit, measured=measured, measured_ci95=interval, nominal=nominal, nominal_source=source)
 

@@ -71,3 +71,9 @@ class Trial:
     notes: tuple[str, ...] = ()
     observed: dict[str, Any] = dataclasses.field(default_factory=dict)
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def device_memory_peak_gib(self) -> float | None:
+        """Of the device used: what the allocator reserved on a GPU, the process tree's peak on a CPU."""
+        reserved_gib = self.memory_reserved_peak_gib
+        return reserved_gib if reserved_gib is not None else self.memory_rss_peak_gib

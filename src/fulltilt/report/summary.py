@@ -76,8 +76,11 @@ def describe_epoch(document: Document) -> str | None:
     epoch = document.get("epoch_seconds") or {}
     if not epoch.get("estimate"):
         return None
+    text = f"one epoch takes about {format_duration(epoch['estimate'])}"
+    if not epoch.get("ci95"):
+        return text
     low, high = map(format_duration, epoch["ci95"])
-    return f"one epoch takes about {format_duration(epoch['estimate'])} ({low} to {high})"
+    return f"{text} ({low} to {high})"
 
 
 def describe_learning_rate(document: Document) -> str | None:

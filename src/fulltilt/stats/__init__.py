@@ -10,6 +10,7 @@ from fulltilt.stats.compare import (
 from fulltilt.stats.intervals import (
     compute_interval,
     compute_proportion_interval,
+    compute_quantile_interval,
     compute_rate_interval,
     compute_t_quantile,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "compare_blocks",
     "compute_interval",
     "compute_proportion_interval",
+    "compute_quantile_interval",
     "compute_rate_interval",
     "compute_t_quantile",
     "find_steady_start",

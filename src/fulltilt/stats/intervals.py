@@ -6,6 +6,7 @@ The unit of replication is the block: steps inside one are correlated, and an in
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from statistics import NormalDist
@@ -96,6 +97,28 @@ def compute_proportion_interval(n_hits: int, n: int, confidence: float = 0.95) -
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def compute_quantile_interval(values: ArrayLike, quantile: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval for a quantile from the order of the values alone, whatever their distribution.
+
+    The number of values below the true quantile is binomial; the interval runs between the values at the ranks that
+    this distribution leaves the same tail outside of on either side, as far as there are values: fewer than 6 cover
+    the median, fewer than 13 the upper quartile, less often than 95 %.
+
+    Raises:
+        ValueError: no values, a value that is not finite, or a quantile or confidence outside (0, 1).
+    """
+    ordered = np.sort(_check_values(values))
+    _check_confidence(confidence)
+    if not 0 < quantile < 1:
+        raise ValueError(f"quantile {quantile} is outside (0, 1); 0.5 is the median")
+    n, tail = ordered.size, 0.5 - confidence / 2
+    shares = [math.comb(n, k) * quantile**k * (1 - quantile) ** (n - k) for k in range(n + 1)]
+    cumulative = list(itertools.accumulate(shares))
+    low = next((k for k, p in enumerate(cumulative) if p > tail), n)
+    high = next((k for k, p in enumerate(cumulative) if p >= 1 - tail), n)
+    return float(ordered[max(0, low - 1)]), float(ordered[min(n - 1, high)])
 
 
 @functools.cache

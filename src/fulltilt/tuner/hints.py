@@ -11,7 +11,6 @@ from fulltilt.records import Trial
 DATA_WAIT_PCT = 20.0
 UTILIZATION_PCT = 70.0
 MEMORY_LOW_PCT, MEMORY_HIGH_PCT = 50.0, 85.0
-OTHER_PCT = 5.0
 PRESSURE_PCT = 10.0
 STEAL_PCT = 5.0
 
@@ -79,23 +78,12 @@ def hint_memory(trial: Trial, memory_limit_gib: float | None) -> Hint | None:
     )
 
 
-def hint_other(trial: Trial, memory_limit_gib: float | None) -> Hint | None:
-    """Phases that do not add up to the step, or a large share that none of them claims."""
-    phases = trial.phases_ms
-    if trial.status == "ok" and "phases_ms" in trial.null_reasons:
-        text = f"the phases of the step are not shown: {trial.null_reasons['phases_ms']}"
-        return Hint(rule="other", trial_id=trial.id, text=text, evidence={})
-    if phases is None or phases.other is None or not phases.step:
+def hint_phases(trial: Trial, memory_limit_gib: float | None) -> Hint | None:
+    """Phases that do not add up to the step."""
+    if trial.status != "ok" or "phases_ms" not in trial.null_reasons:
         return None
-    share_pct = 100 * phases.other / phases.step
-    if share_pct <= OTHER_PCT:
-        return None
-    return Hint(
-        rule="other",
-        trial_id=trial.id,
-        text=f"{share_pct:.0f} % of the step belongs to no phase ({phases.other:.2f} of {phases.step:.2f} ms)",
-        evidence={"other_pct": share_pct, "other_ms": phases.other, "step_ms": phases.step},
-    )
+    text = f"the phases of the step are not shown: {trial.null_reasons['phases_ms']}"
+    return Hint(rule="phases", trial_id=trial.id, text=text, evidence={})
 
 
 def hint_contention(trial: Trial, memory_limit_gib: float | None) -> Hint | None:
@@ -118,7 +106,7 @@ HINTS: tuple[Callable[[Trial, float | None], Hint | None], ...] = (
     hint_data_wait,
     hint_utilization,
     hint_memory,
-    hint_other,
+    hint_phases,
     hint_contention,
 )
 

@@ -83,8 +83,9 @@ class LearningRate:
 def merge_repeats(trials: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
     """One row a plan, and the rows left over.
 
-    The row of a plan is that of its median run by samples/s (the lower of the two middle ones); a run that failed
-    takes the plan's place in the table, because a plan that fails once out of three is not safe.
+    The row of a plan is that of its median run by samples/s (the lower of the two middle ones). Where a plan was
+    measured again, the run that made it a finalist does not count: it was chosen for being fast, luck included. A run
+    that failed takes the plan's place in the table, because a plan that fails once out of three is not safe.
     """
     groups: dict[Plan, list[Trial]] = {}
     for trial in trials:
@@ -98,7 +99,8 @@ def _select_row(rows: Sequence[Trial]) -> Trial:
     failed = [row for row in rows if row.status != "ok"]
     if failed:
         return failed[0]
-    ranked = sorted(rows, key=lambda row: row.samples_per_s or 0.0)
+    fresh = [row for row in rows if row.kind != "end_to_end"] or rows
+    ranked = sorted(fresh, key=lambda row: row.samples_per_s or 0.0)
     return ranked[(len(ranked) - 1) // 2]
 
 
@@ -154,12 +156,6 @@ def describe_failures(rows: Sequence[Trial]) -> str:
     return f"no plan can run: {parts}. {reasons}{remedy}"
 
 
-def read_memory_gib(row: Trial) -> float | None:
-    """Memory of the device used: reserved on a GPU, the process tree's peak on a CPU."""
-    reserved = row.memory_reserved_peak_gib
-    return reserved if reserved is not None else row.memory_rss_peak_gib
-
-
 def _pick_throughput(rows: Sequence[Trial], user_plan: Plan) -> Pick:
     chosen, tied = _choose(rows, [row.samples_per_s or 0.0 for row in rows])
     rule = f"highest samples/s of {len(rows)} rows that ran{_say_tie(tied)}"
@@ -167,7 +163,7 @@ def _pick_throughput(rows: Sequence[Trial], user_plan: Plan) -> Pick:
 
 
 def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan) -> Pick | None:
-    known = [(row, memory) for row in rows if (memory := read_memory_gib(row))]
+    known = [(row, memory) for row in rows if (memory := row.device_memory_peak_gib)]
     if not known:
         return None
     chosen, tied = _choose(
@@ -188,7 +184,7 @@ def _pick_recommended(
         safe = _filter_safe(rows, limit_gib)
         where = f"memory at most {limit_gib:.2f} GiB, {safety_pct:g} % of {memory_gib:.2f} GiB"
     if not safe:
-        smallest = min(rows, key=lambda row: (read_memory_gib(row) or math.inf, -(row.samples_per_s or 0.0)))
+        smallest = min(rows, key=lambda row: (row.device_memory_peak_gib or math.inf, -(row.samples_per_s or 0.0)))
         rule = f"no row has {where}; this is the row with the least memory"
         return _build_pick(smallest, [], rule, user_plan)
     chosen, tied = _choose(safe, [row.samples_per_s or 0.0 for row in safe])
@@ -197,9 +193,9 @@ def _pick_recommended(
 
 def _filter_safe(rows: Sequence[Trial], limit_gib: float | None) -> list[Trial]:
     """Rows under the limit. A row without a memory figure passes only when no row has one."""
-    if limit_gib is None or all(read_memory_gib(row) is None for row in rows):
+    if limit_gib is None or all(row.device_memory_peak_gib is None for row in rows):
         return list(rows)
-    return [row for row in rows if (memory := read_memory_gib(row)) is not None and memory <= limit_gib]
+    return [row for row in rows if (memory := row.device_memory_peak_gib) is not None and memory <= limit_gib]
 
 
 def _choose(
@@ -281,13 +277,6 @@ def plan_learning_rate(
         return LearningRate(rule="none" if not is_batch_free else rule, start=rate, to=rate)
     factor = math.sqrt(ratio) if rule == "sqrt" else ratio
     return LearningRate(rule=rule, start=rate, to=None if rate is None else rate * factor)
-
-
-def compute_gain_pct(trial: Trial, baseline: Trial) -> float | None:
-    """How much faster ``trial`` is, in per cent of the baseline's samples/s; None when one of them has no figure."""
-    if not trial.samples_per_s or not baseline.samples_per_s:
-        return None
-    return 100 * (trial.samples_per_s / baseline.samples_per_s - 1)
 
 
 def compute_spread_pct(rows: Sequence[Trial]) -> float | None:

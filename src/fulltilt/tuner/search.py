@@ -5,7 +5,6 @@ Each is a generator function of a Space (see ``session``). ``confirm`` runs afte
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -157,10 +156,3 @@ def _find_nearest(value: Any, values: Sequence[Any]) -> Any:
 
 def _without_batch(plan: Plan) -> Plan:
     return plan.replace(batch_size=0, accumulate=0)
-
-
-def group_by_plan(trials: Sequence[Trial]) -> dict[Plan, list[Trial]]:
-    """Rows of each plan in the order they ran."""
-    ordered = sorted(trials, key=lambda t: t.plan.key)
-    groups = {plan: list(rows) for plan, rows in itertools.groupby(ordered, key=lambda t: t.plan)}
-    return {trial.plan: groups[trial.plan] for trial in trials}

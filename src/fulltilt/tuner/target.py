@@ -202,7 +202,7 @@ def _complete_reasons(figures: Mapping[str, Any], given: Mapping[str, str], *, d
 
 
 def _hold_against_limit(measurement: Measurement, limit_bytes: int) -> tuple[Status, str | None]:
-    used_gib = measurement.memory_reserved_peak_gib or measurement.memory_rss_peak_gib
+    used_gib = measurement.device_memory_peak_gib
     limit_gib = limit_bytes / 2**30
     if used_gib is None or used_gib <= limit_gib:
         return "ok", None

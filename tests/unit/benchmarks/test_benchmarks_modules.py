@@ -13,9 +13,10 @@ import pytest
 from benchmarks import _runner
 from benchmarks.__main__ import main
 from benchmarks._runner import RESULTS, ROOT, Context, Findings, find_benchmarks, run_benchmark, write_result
-from benchmarks._schema import BenchmarkResult, build_arm, compute_median_interval, judge
+from benchmarks._schema import BenchmarkResult, build_arm, judge
 
 from fulltilt.records import loads
+from fulltilt.stats import compute_quantile_interval
 
 DELIVERED = {"cli_start", "loop_overhead", "trial_startup", "plan_quality"}
 PEERS = ("lightning", "accelerate")
@@ -69,7 +70,7 @@ def check_figures(result: BenchmarkResult) -> None:
     for arm in result.arms:
         assert len(arm.samples) == arm.n
         assert arm.median == pytest.approx(statistics.median(arm.samples))
-        assert arm.ci95 == pytest.approx(compute_median_interval(arm.samples))
+        assert arm.ci95 == pytest.approx(compute_quantile_interval(arm.samples, 0.5))
     for target in result.targets:
         limits = {target.comparison.replace(" ", "_"): target.limit}
         assert judge(target.name, target.measured, target.ci95, **limits).met == target.met

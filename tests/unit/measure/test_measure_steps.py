@@ -108,6 +108,33 @@ def test_epochs_are_not_split_when_time_is_short():
     assert [b.n_steps for b in result.blocks] == [12, 12]
 
 
+@pytest.mark.parametrize("offset", [0, 5, 40, 85])
+def test_the_begin_of_an_epoch_is_in_the_figure_wherever_the_measurement_starts(offset):
+    """The begin of an epoch takes 350 ms in which tasks wait for a core: workers start. It is no contention."""
+    training = FakeTraining(lambda n: 353.0 if (n + offset) % 90 == 0 else 3.0)
+    host = FakeHost(training)
+    true_samples_per_s = 32 * 90 / (90 * 0.003 + 0.350)
+
+    def run_step():
+        begin_s = training.clock.host_ns() / 1e9
+        n = training.run_step()
+        host.us += 1e6 * (training.clock.host_ns() / 1e9 - begin_s - 0.003)
+        return n
+
+    result = measure_steps(
+        run_step, timer=training.timer, n_steps=10, max_measure_s=8.0, epoch_steps=90, read_pressure=host.read
+    )
+    assert result.samples_per_s == pytest.approx(true_samples_per_s, rel=1e-6)
+    assert {b.n_steps for b in result.blocks} == {90}
+    assert result.notes == ()
+
+
+def test_an_epoch_that_is_too_long_to_time_is_said_to_be():
+    result = FakeTraining(10.0).measure(epoch_steps=1000, max_measure_s=8.0)
+    assert {b.n_steps for b in result.blocks} == {8}
+    assert any("epoch of 1000 steps is too long" in note for note in result.notes)
+
+
 def test_very_short_steps_get_longer_blocks():
     result = FakeTraining(0.1).measure(n_steps=40)
     assert min(b.seconds for b in result.blocks) == pytest.approx(0.02)
@@ -267,7 +294,9 @@ def test_a_step_without_samples_is_refused():
         FakeTraining(n_samples=0).measure()
 
 
-@pytest.mark.parametrize("options", [{"n_steps": 0}, {"min_blocks": 1}, {"block_steps": 0}, {"min_block_steps": 0}])
+@pytest.mark.parametrize(
+    "options", [{"n_steps": 0}, {"min_blocks": 1}, {"block_steps": 0}, {"min_block_steps": 0}, {"epoch_steps": 0}]
+)
 def test_counts_that_make_no_measurement_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         FakeTraining().measure(**options)

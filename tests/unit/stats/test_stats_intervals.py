@@ -8,6 +8,7 @@ import pytest
 from fulltilt.stats import (
     compute_interval,
     compute_proportion_interval,
+    compute_quantile_interval,
     compute_rate_interval,
     compute_t_quantile,
 )
@@ -124,6 +125,29 @@ def test_rate_interval_weighs_blocks_by_their_length(n):
 def test_rate_interval_refuses_blocks_without_work(samples, seconds):
     with pytest.raises(ValueError, match=r"rate needs|durations"):
         compute_rate_interval(samples, seconds)
+
+
+def test_quantile_interval_by_hand():
+    # Ranks 2 and 9 of 10 leave 11 of 1,024 outside on either side of the median.
+    assert compute_quantile_interval(range(1, 11), 0.5) == (2, 9)
+    assert compute_quantile_interval([3.0], 0.75) == (3.0, 3.0)
+
+
+@pytest.mark.parametrize(("n", "quantile"), [(6, 0.5), (13, 0.75), (40, 0.75)])
+def test_coverage_of_quantile_intervals(n, quantile):
+    """2,000 runs; ranks are whole numbers, so the interval covers at least what is asked for."""
+    n_runs = 2000
+    runs = np.random.default_rng(n).uniform(size=(n_runs, n))
+    bounds = [compute_quantile_interval(run, quantile) for run in runs]
+    n_hits = sum(low <= quantile <= high for low, high in bounds)
+    assert compute_proportion_interval(n_hits, n_runs)[1] >= 0.95, f"{n_hits} of {n_runs} hold the quantile"
+    assert n_hits < n_runs
+
+
+@pytest.mark.parametrize(("values", "quantile"), [([], 0.5), ([1.0, math.nan], 0.5), ([1.0], 0.0), ([1.0], 1.0)])
+def test_quantile_interval_refuses_what_has_none(values, quantile):
+    with pytest.raises(ValueError, match=r"no values|finite|quantile"):
+        compute_quantile_interval(values, quantile)
 
 
 def test_wilson_interval_by_hand():

@@ -23,7 +23,6 @@ def with_phases(**changes):
     ("row", "limit_gib", "rule", "words"),
     [
         (with_phases(data_wait=3.0), None, "data-wait", "30 % of the step waits for data"),
-        (with_phases(other=1.0), None, "other", "10 % of the step"),
         (dataclasses.replace(QUIET, gpu_utilization_pct=40.0), None, "utilization", "40 %"),
         (dataclasses.replace(QUIET, memory_reserved_peak_gib=2.0), 10.0, "memory", "a larger batch"),
         (dataclasses.replace(QUIET, memory_reserved_peak_gib=9.5), 10.0, "memory", "leaves room"),
@@ -32,7 +31,7 @@ def with_phases(**changes):
         (
             dataclasses.replace(QUIET, null_reasons={"phases_ms": "no phase claims 12 %"}),
             None,
-            "other",
+            "phases",
             "no phase claims 12 %",
         ),
     ],
