@@ -8,7 +8,7 @@ from collections.abc import Sequence
 Row = tuple[float, tuple[float, float] | None]
 
 INDIFFERENCE_PCT = 2.0
-MAX_GAP_PCT = 5.0
+MAX_GAP_PCT = 3.0
 
 
 def find_ties(

@@ -15,7 +15,7 @@ def test_within_the_indifference_zone_rows_tie_best_first_whatever_their_interva
 
 def test_a_gap_the_intervals_cannot_tell_is_a_tie_only_up_to_the_second_limit():
     noisy = (-20.0, 20.0)
-    rows = [(v, (v + noisy[0], v + noisy[1])) for v in (100.0, 96.0, 80.0)]
+    rows = [(v, (v + noisy[0], v + noisy[1])) for v in (100.0, 97.5, 96.0)]
     assert find_ties(rows) == (0, 1)
 
 
