@@ -6,6 +6,7 @@ Everything here goes through the command line as a user would; this file only li
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -23,7 +24,7 @@ from fulltilt.stats import compare_blocks, compute_interval
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "demo"
 CONFIG = ROOT / "configs" / "digits.yaml"
-N_PAIRS = 3  # trainings of each arm, in turn, each with a seed of its own
+N_PAIRS = 5  # trainings of each arm, in turn, each with a seed of its own
 console = Console(highlight=False)
 
 
@@ -35,6 +36,10 @@ def main() -> int:
 
     say("1. find the fastest safe settings")
     run("tune", str(CONFIG), "--budget", "60s", "--out", str(OUT / "tune"), "--apply", str(tuned))
+
+    if tuned.read_text() == CONFIG.read_text():
+        console.print("\nthe settings as they were are the fastest safe ones here: nothing to compare")
+        return 0
 
     say("2. train with the settings as they were and with the pick, in turn")
     runs: dict[str, list[dict[str, Any]]] = {"as it was": [], "tuned": []}
@@ -84,20 +89,23 @@ def report(runs: dict[str, list[dict[str, Any]]]) -> None:
         table.add_column(title)
     for name, results in runs.items():
         speeds = [result["samples_per_s"] for result in results]
-        low, high = compute_interval(speeds)
+        low, high = (math.exp(bound) for bound in compute_interval([math.log(speed) for speed in speeds]))
         times = [find_time_to(result, target) for result in results]
         final = [result["metrics"]["accuracy"] for result in results]
         table.add_row(
             name,
-            f"{statistics.mean(speeds):,.0f} ({low:,.0f} to {high:,.0f})",
+            f"{statistics.geometric_mean(speeds):,.0f} ({low:,.0f} to {high:,.0f})",
             " ".join([format_duration(statistics.median(times)), describe_range(times, format_duration)]),
             f"{100 * statistics.mean(final):.1f} % {describe_range(final, lambda x: f'{100 * x:.1f}')}",
         )
     console.print(table)
     before, after = ([result["samples_per_s"] for result in results] for results in runs.values())
-    effect = compare_blocks(before, after)
+    effect = compare_blocks(before, after, higher_is_better=True)
     low, high = effect.ci95_pct
-    console.print(f"n = {N_PAIRS} trainings each; throughput {effect.effect_pct:+.0f} % ({low:+.0f} to {high:+.0f})")
+    console.print(
+        f"n = {N_PAIRS} trainings each, in turn; throughput {effect.effect_pct:+.0f} % ({low:+.0f} to {high:+.0f}): "
+        f"{effect.verdict}"
+    )
 
 
 def describe_range(values: list[float], show: Callable[[float], str]) -> str:

@@ -10,11 +10,13 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from fulltilt import __version__
-from fulltilt.errors import FulltiltError
+from fulltilt.errors import FulltiltError, UsageError
 
 COMMANDS = {
     "tune": "find the fastest safe settings for this model, this data and this machine",
@@ -40,12 +42,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run_command(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; argparse's own exits pass through as SystemExit."""
     command = next((word for word in argv if not word.startswith("-")), None)
-    args = build_parser(command).parse_args(argv)
+    args = parse_arguments(build_parser(command), argv)
     if args.command is None:
         build_parser(None).print_help()
         return 2
     signal.signal(signal.SIGTERM, _raise_terminated)
     try:
+        _check_json_folder(args)
         return args.run(args)
     except FulltiltError as error:
         print(f"fulltilt {args.command}: {error}", file=sys.stderr)
@@ -54,11 +57,34 @@ def run_command(argv: Sequence[str]) -> int:
         print(f"fulltilt {args.command}: interrupted; what was measured is kept", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Terminated:
+        print(f"fulltilt {args.command}: terminated; what was measured is kept", file=sys.stderr)
         return EXIT_TERMINATED
     except BrokenPipeError:
         # The reader of our stdout went away; Python would complain again while closing it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    except Exception as error:  # process boundary: most come from the user's own model or data, so the trace stays
+        traceback.print_exc()
+        print(f"fulltilt {args.command}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse, and let ``key=value`` words stand anywhere: argparse alone takes them only right after CONFIG."""
+    args, rest = parser.parse_known_args(argv)
+    overrides = [word for word in rest if "=" in word and not word.startswith("-")]
+    if len(overrides) != len(rest) or (rest and not hasattr(args, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides += overrides
+    return args
+
+
+def _check_json_folder(args: argparse.Namespace) -> None:
+    """Said before the work, not after it."""
+    target = getattr(args, "json", None)
+    if target and target != "-" and not Path(target).resolve().parent.is_dir():
+        raise UsageError(f"--json {target}: there is no folder {Path(target).parent}; make it first")
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:

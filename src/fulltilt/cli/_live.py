@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+KINDS = {"repeat": " (again)", "baseline": " (the settings as they were)"}
 STATUS_STYLES = {"ok": "green", "out_of_memory": "yellow", "skipped": "dim", "error": "red", "timeout": "red"}
 
 
@@ -57,7 +58,7 @@ class SearchView:
 
     def _describe(self, event: TrialDone) -> str:
         trial = event.trial
-        plan = describe_plan(trial.plan)
+        plan = describe_plan(trial.plan) + KINDS.get(trial.kind, "")
         if trial.status != "ok":
             return f"{trial.id:>4}  {trial.status.replace('_', ' ')}: {plan}\n      {trial.reason}"
         row = {"samples_per_s": trial.samples_per_s, "samples_per_s_ci95": trial.samples_per_s_ci95}

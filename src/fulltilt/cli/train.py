@@ -46,6 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
         write_json(args.json, dumps(result, indent=1))
     console = build_console(to_stderr=args.json == "-")
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-    console.print(f"{result.reason}: {figures}; {result.samples_per_s:,.0f} samples/s; files: {out_dir}", markup=False)
+    figures = [f"{name} {value:.4g}" for name, value in result.metrics.items()]
+    if not figures and result.loss is not None:
+        figures = [f"training loss {result.loss:.4g}"]
+    figures.append(f"{result.samples_per_s or 0.0:,.0f} samples/s")
+    console.print(f"{result.reason}: {', '.join(figures)}; files: {out_dir}", markup=False)
     return 0

@@ -12,7 +12,7 @@ from fulltilt.cli._shared import (
     add_data_path_argument,
     add_device_argument,
     build_console,
-    resolve_config_argument,
+    read_config,
     write_json,
 )
 
@@ -24,6 +24,7 @@ REPORT_FILE = "report.html"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_argument(parser, metavar="CONFIG|module:object")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
     add_data_path_argument(parser)
     add_device_argument(parser)
     parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="batch sizes to try")
@@ -45,20 +46,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    source = resolve_config_argument(args)
+    config = read_config(args)
     from fulltilt.cli._live import SearchView
+    from fulltilt.config import load_config
     from fulltilt.report import build_tune_html
     from fulltilt.tuner import tune
 
+    if args.apply:
+        load_config(args.apply)  # a file that cannot be written into is said before the search, not after it
     console = build_console(to_stderr=args.json == "-")
     with SearchView(console).show() as view:
         result = tune(
-            source,
-            data_path=args.data_path,
+            config,
             batch_sizes=args.batch_sizes,
             num_workers=args.num_workers,
             steps=args.steps,
-            device=args.device,
             memory_limit=args.memory_limit,
             exhaustive=args.exhaustive,
             quick=args.quick,

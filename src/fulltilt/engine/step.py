@@ -184,6 +184,8 @@ class TrainStep:
 
     def _look_at_batch(self, batch: Any, n: int) -> None:
         """What levers read back of the first batch: ``Lever.observe``."""
+        if self._prepare is None and isinstance(batch, Mapping):
+            raise DataError(_describe_bad_batch(batch))
         self._state["batch_size"] = n
         if self._on_gpu and (first := find_tensor(batch)) is not None:
             self._state["pinned"] = first.is_pinned()

@@ -86,8 +86,9 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} is in use by process {holder}; wait for it, or give another folder with --out"
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        with _storage_errors(self.path):
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def _claim(self, parts: Mapping[str, Any], command: str, results: Sequence[str]) -> bool:
         mine = {"command": command, "fingerprint": compute_fingerprint(parts), "parts": dict(parts)}
@@ -201,6 +202,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
             errno.EPERM,
             errno.ENOTDIR,
             errno.EEXIST,
+            errno.ENOENT,
             errno.EISDIR,
             errno.EFBIG,
         ):

@@ -34,6 +34,16 @@ class Journal:
         waiting = self._recorded.get((plan, kind))
         return waiting.pop(0) if waiting else None
 
+    def holds(self, plan: Plan, kind: str) -> bool:
+        """Whether ``take`` would hand out a row."""
+        return bool(self._recorded.get((plan, kind)))
+
+    def take_rest(self) -> list[Trial]:
+        """All recorded rows that were not handed out yet, in the order they were written."""
+        waiting = {trial.id for rows in self._recorded.values() for trial in rows}
+        self._recorded.clear()
+        return [trial for trial in self.trials if trial.id in waiting]
+
     def append(self, trial: Trial) -> None:
         """Write a row durably.
 

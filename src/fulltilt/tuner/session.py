@@ -18,6 +18,7 @@ from fulltilt.tuner.target import Target, build_row
 
 END_TO_END = "end_to_end"
 REPEAT = "repeat"
+RESERVE_SHARE = 0.3  # of the budget at most is kept back for repeats: plans that were never tried come first
 BASELINE = "baseline"
 
 
@@ -100,14 +101,23 @@ class Session:
             return False
         seconds = [row.seconds for row in self.rows if row.seconds > 0]
         usual_s = statistics.median(seconds) if seconds else 0.0
-        kept_back = 1 if may_use_reserve else 1 + self._reserve_trials
-        return self.elapsed_s + kept_back * usual_s > self._budget_s
+        reserve_s = 0.0 if may_use_reserve else min(self._reserve_trials * usual_s, RESERVE_SHARE * self._budget_s)
+        return self.elapsed_s + usual_s + reserve_s > self._budget_s
 
     def _is_free(self, wish: Ask) -> bool:
+        return self._is_known(wish) or self._journal.holds(wish.plan, wish.kind)
+
+    def _is_known(self, wish: Ask) -> bool:
         return wish.kind == END_TO_END and wish.plan in self._known
 
+    def adopt_rest(self) -> None:
+        """Take in the rows of earlier sessions that nobody asked for: a resumed search never reports less."""
+        for trial in self._journal.take_rest():
+            self.n_resumed += 1
+            self._keep(trial, is_resumed=True)
+
     def _ask(self, wish: Ask) -> Trial:
-        if self._is_free(wish):
+        if self._is_known(wish):
             return self._known[wish.plan]
         found = self._journal.take(wish.plan, wish.kind)
         if found is not None:

@@ -64,7 +64,8 @@ def resolve_target(
 def _read_target(target: Any) -> tuple[Config, str, str | None, str | None]:
     """Configuration, name, pickled workload, digest of the pickled workload's code."""
     if isinstance(target, Config):
-        return target, Path(target.source).stem if target.source else "config", None, None
+        name = Path(target.source).stem if target.source else target.task.replace(":", ".")
+        return target, name, None, None
     if isinstance(target, str | os.PathLike):
         text = os.fspath(target)
         if ":" in text and not Path(text).exists():

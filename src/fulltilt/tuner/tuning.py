@@ -181,12 +181,13 @@ def _search(session: Session, space: Space, options: TuneOptions, memory_gib: fl
     limit_gib = None if memory_gib is None else memory_gib * recommend.MEMORY_SAFETY_PCT / 100
     n_rounds = 1 if options.is_quick else 2
     for number in range(MAX_CONFIRM_PASSES):
-        finalists = recommend.select_finalists(_select_table(session.rows), limit_gib=limit_gib)
+        finalists = recommend.select_finalists(session.rows, limit_gib=limit_gib)
         confirmed = {row.plan for row in session.rows if row.kind == REPEAT}
         if not finalists or finalists[0] in confirmed:
             break
         baseline = None if number or options.is_quick else _plan_baseline(session, space)
         session.run(search.confirm(finalists, n_rounds=n_rounds, baseline=baseline), may_use_reserve=True)
+    session.adopt_rest()
 
 
 def _plan_baseline(session: Session, space: Space) -> Ask | None:
@@ -215,7 +216,7 @@ def _build_result(
     memory_gib: float | None,
     folder: RunFolder,
 ) -> TuneResult:
-    table, _ = recommend.merge_repeats(_select_table(session.rows))
+    table, _ = recommend.merge_repeats(session.rows)
     baseline = _select_baseline(session.rows, space.user_plan)
     shown = {row.id for row in table} | ({baseline.id} if baseline else set())
     repeats = [row for row in session.rows if row.id not in shown]
@@ -243,15 +244,24 @@ def _build_result(
         baseline=baseline,
         repeats=tuple(repeats),
         hints=(*find_hints(chosen, memory_gib), *find_search_hints(table)),
-        notes=(*journal.notes, *space.notes, *probe.workload.get("notes", ()), *_note_trust(session, chosen, summary)),
+        notes=(
+            *journal.notes,
+            *space.notes,
+            *probe.workload.get("notes", ()),
+            *_note_trust(session, chosen, summary, space),
+        ),
         null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples),
         folder=str(folder.path),
     )
 
 
-def _note_trust(session: Session, chosen: Trial, summary: SearchSummary) -> list[str]:
+def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: Space) -> list[str]:
     """What keeps the figures from being taken at face value."""
     notes = []
+    if session.is_budget_spent:
+        tried = {row.plan for row in session.rows}
+        n_untried = sum(plan not in tried for plan in space.grid()) if space.axes else 0
+        notes.append(f"the budget ended the search: {n_untried} plans of the grid were not tried; a larger one goes on")
     if not any(row.kind == REPEAT and row.plan == chosen.plan for row in session.rows):
         why = "the budget was spent" if session.is_budget_spent else "the runs that confirm it kept changing the order"
         notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
@@ -328,10 +338,6 @@ def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Mach
             "packages": machine.packages,
         },
     }
-
-
-def _select_table(rows: Sequence[Trial]) -> list[Trial]:
-    return [row for row in rows if row.kind != BASELINE]
 
 
 def _count_grid(space: Space) -> int:

@@ -147,9 +147,31 @@ def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
     )
     assert not is_complete
     assert session.is_budget_spent
-    assert len(target.asked) == 6
-    assert session.run(search.confirm([BASE, BASE.replace(batch_size=64)]), may_use_reserve=True)
+    assert len(target.asked) == 7  # 30 s, and not the 40 s of four trials, are kept back
+    assert not session.run(search.confirm([BASE, BASE.replace(batch_size=64)]), may_use_reserve=True)
     assert now[0] == 100.0
+
+
+def test_rows_on_disk_cost_no_budget_and_are_never_left_out(tmp_path):
+    """A search resumed after its budget was spent once reported one row of nine."""
+
+    def search_in_folder(strategy, target, **options):
+        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+            session = Session(target, Journal(folder), **options)
+            session.run(strategy)
+            session.adopt_rest()
+            return session
+
+    def answer(plan):
+        return Answer(samples_per_s=float(plan["batch_size"]), seconds=10.0)
+
+    first = search_in_folder(search.exhaustive(SPACE), SimulatedTarget(answer))
+    idle = SimulatedTarget(answer)
+    again = search_in_folder(search.exhaustive(SPACE), idle, budget_s=1.0)
+    assert idle.asked == []
+    assert [row.id for row in again.rows] == [row.id for row in first.rows]
+    other = search_in_folder(search.confirm([BASE]), SimulatedTarget(answer), budget_s=1.0)
+    assert {row.id for row in first.rows} <= {row.id for row in other.rows}
 
 
 def test_the_first_trial_runs_whatever_the_budget():

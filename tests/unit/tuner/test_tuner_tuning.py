@@ -21,10 +21,10 @@ OPTIONS = TuneOptions(
 def run(answer, options=OPTIONS, **session_options):
     session = Session(SimulatedTarget(answer), Journal(), **session_options)
     tuning._search(session, SPACE, options, 8.0)
-    table, repeats = tuning.recommend.merge_repeats(tuning._select_table(session.rows))
+    table, repeats = tuning.recommend.merge_repeats(session.rows)
     summary = tuning._summarize(options, SPACE, session, table, repeats, 8.0)
     chosen = tuning.recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
-    return session, tuning._note_trust(session, chosen, summary)
+    return session, tuning._note_trust(session, chosen, summary, SPACE)
 
 
 def test_finalists_and_the_users_plan_are_run_side_by_side():
@@ -52,9 +52,9 @@ def test_a_finalist_that_fails_when_run_again_gives_way_to_one_that_does_not():
         return Answer(samples_per_s=10.0 * plan["batch_size"])
 
     session, _ = run(answer)
-    table, _ = tuning.recommend.merge_repeats(tuning._select_table(session.rows))
+    table, _ = tuning.recommend.merge_repeats(session.rows)
     chosen = tuning.recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
-    assert chosen.plan["batch_size"] == 16
+    assert chosen.plan["batch_size"] == 32  # the user's own: it competes
     assert {row.status for row in table} == {"ok", "out_of_memory"}
 
 
@@ -71,7 +71,30 @@ def test_a_recommendation_without_a_second_run_says_so():
 
 def test_the_search_is_counted_right():
     session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
-    table, repeats = tuning.recommend.merge_repeats(tuning._select_table(session.rows))
+    table, repeats = tuning.recommend.merge_repeats(session.rows)
     summary = tuning._summarize(OPTIONS, SPACE, session, table, repeats, 8.0)
-    assert (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats) == (2, 2, 8, 4)
+    assert (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats) == (
+        3,
+        2,
+        8,
+        5,
+    )  # the user's own plan is a row too
     assert search.count_planned(SPACE, "exhaustive") == 2
+
+
+def test_the_settings_as_they_were_are_recommended_where_they_are_the_fastest():
+    session, _ = run(lambda plan: Answer(samples_per_s=900.0 if plan == USER else 100.0))
+    table, _ = tuning.recommend.merge_repeats(session.rows)
+    picks = tuning.recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
+    assert picks.recommended.trial.plan == USER
+
+
+def test_a_search_that_the_budget_ended_says_how_much_is_untried():
+    now = [0.0]
+
+    def answer(plan):
+        now[0] += 10.0
+        return Answer(samples_per_s=1.0, seconds=10.0)
+
+    _, notes = run(answer, budget_s=12.0, clock=lambda: now[0])
+    assert any("the budget ended the search: 1 plans of the grid were not tried" in note for note in notes)
