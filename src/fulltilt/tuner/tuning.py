@@ -148,7 +148,7 @@ def _open_session(
     tell: OnEvent,
     start_s: float,
 ) -> Session:
-    n_repeats = 2 if options.is_quick else 6  # two finalists and the user's plan, twice
+    n_repeats = 3 if options.is_quick else 8  # the finalists once; with the user's plan, twice
     n_planned = search.count_planned(space, options.strategy) + n_repeats
     session = Session(
         target,
@@ -175,15 +175,14 @@ def _open_session(
 
 
 def _search(session: Session, space: Space, options: TuneOptions, memory_gib: float | None) -> None:
-    """The strategy, the user's own plan, and the finalists again until the recommended plan is one of them."""
+    """The strategy, then the finalists and the user's own plan side by side; others where all of those fail."""
     session.run(search.skip_impossible(space))
     session.run(search.STRATEGIES[options.strategy](space))
     limit_gib = None if memory_gib is None else memory_gib * recommend.MEMORY_SAFETY_PCT / 100
     n_rounds = 1 if options.is_quick else 2
     for number in range(MAX_CONFIRM_PASSES):
         finalists = recommend.select_finalists(session.rows, limit_gib=limit_gib)
-        confirmed = {row.plan for row in session.rows if row.kind == REPEAT}
-        if not finalists or finalists[0] in confirmed:
+        if not finalists or recommend.find_confirmed(recommend.merge_repeats(session.rows)[0]):
             break
         baseline = None if number or options.is_quick else _plan_baseline(session, space)
         session.run(search.confirm(finalists, n_rounds=n_rounds, baseline=baseline), may_use_reserve=True)

@@ -160,10 +160,10 @@ def test_a_plan_that_failed_once_is_not_picked():
     assert pick(table, user_plan=USER, memory_limit_gib=None).recommended.trial.id == "t3"
 
 
-def test_finalists_are_the_recommended_plan_and_the_fastest_other():
+def test_finalists_are_the_recommended_plan_and_the_fastest_others():
     rows = [make_row(1, 1000.0, batch_size=64), make_row(2, 1200.0, batch_size=128), make_row(3, 100.0)]
     finalists = recommend.select_finalists(rows, limit_gib=None)
-    assert [plan["batch_size"] for plan in finalists] == [128, 64]
+    assert [plan["batch_size"] for plan in finalists] == [128, 64, 32]
     assert recommend.select_finalists([make_row(1, 1.0, memory=9.0)], limit_gib=1.0) == []
 
 
@@ -207,3 +207,15 @@ def test_a_pick_survives_its_json():
     made = pick([make_row(1, 10.0, precision="bf16")], user_plan=USER, memory_limit_gib=4.0).recommended
     assert Pick.from_json(made.to_json()) == made
     assert made.to_json()["plan"]["precision"] == "bf16"
+
+
+def test_a_row_of_a_faster_minute_does_not_win_against_those_measured_again():
+    """The machine slowed down after the first rows: only what was measured side by side is compared."""
+    rows = [
+        make_row(1, 1800.0, batch_size=64),
+        make_row(2, 1200.0, kind="repeat", batch_size=32),
+        make_row(3, 1100.0, kind="repeat", batch_size=16),
+    ]
+    recommended = pick(rows, user_plan=rows[0].plan, memory_limit_gib=8.0).recommended
+    assert recommended.trial.id == "t2"
+    assert "2 rows that were measured again, side by side, of 3 that ran" in recommended.rule
