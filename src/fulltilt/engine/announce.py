@@ -27,6 +27,8 @@ class Announcer:
         self.notes: list[str] = []
 
     def __call__(self, kind: type[Event], **fields: Any) -> None:
+        if not self._listeners:
+            return
         if kind is RunEnded:
             self._tell_losses()
         self._send(kind(attempt=self._attempt, time_s=time.time(), **fields))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,13 @@ class Limits:
     log_every: int
     evaluate_every: Interval | None
     checkpoint_every: Interval | None
+
+    @functools.cached_property
+    def has_step_duties(self) -> bool:
+        """Whether anything can fall due in the middle of an epoch; looked up at every step."""
+        return any(
+            every is not None and every.unit == "steps" for every in (self.evaluate_every, self.checkpoint_every)
+        )
 
     def is_evaluation_due(self, *, steps: int = 0, epochs: int = 0) -> bool:
         """After so many steps, or epochs; the end of the last epoch is always evaluated, unless none is."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fulltilt.engine.build import Run
 
 _END = object()
+SEQUENCES = (tuple, list)  # made once: `tuple | list` builds a new object each time it is evaluated
 
 
 class StepOutcome(NamedTuple):
@@ -135,13 +136,13 @@ class TrainStep:
         except (TypeError, ValueError):
             raise DataError(_describe_bad_batch(batch)) from None
         if self._autocast is None:
-            outputs = self._forward(*inputs) if isinstance(inputs, tuple | list) else self._forward(inputs)
+            outputs = self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
             loss = self._loss(outputs, targets)
             if not self._has_looked:
                 self._look_at_loss(loss, inputs)
         else:
             with self._autocast:
-                outputs = self._forward(*inputs) if isinstance(inputs, tuple | list) else self._forward(inputs)
+                outputs = self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
                 loss = self._loss(outputs, targets)
                 if not self._has_looked:
                     self._look_at_loss(loss, inputs)
@@ -230,7 +231,7 @@ def find_tensor(value: Any) -> Tensor | None:
 def count_samples(batch: Any) -> int:
     """First dimension of the first tensor of a batch."""
     first = batch
-    while isinstance(first, tuple | list) and first:
+    while isinstance(first, SEQUENCES) and first:
         first = first[0]
     if not isinstance(first, Tensor) or not first.dim():
         first = find_tensor(batch)

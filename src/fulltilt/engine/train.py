@@ -95,7 +95,7 @@ def _train_epoch(s: Session, stop: StopRequest) -> bool:
     progress, limits, timer = s.progress, s.limits, NullTimer()
     s.watch.start()
     batches = s.start_epoch()
-    while _do_due_work(s, stop):
+    while not limits.has_step_duties or _do_due_work(s, stop):
         if stop or (progress.step >= limits.max_steps and progress.step_in_epoch != s.run.steps_per_epoch):
             return False
         s.learning_rate.set_step(progress.step)

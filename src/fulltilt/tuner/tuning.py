@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 RESULT_FILE = "tune.json"
 MAX_CONFIRM_PASSES = 3
+CONFIRM_ROUNDS = 3  # with two, one slow process decides the median
 NOISE_PCT = 10.0
 
 
@@ -148,7 +149,7 @@ def _open_session(
     tell: OnEvent,
     start_s: float,
 ) -> Session:
-    n_repeats = 3 if options.is_quick else 8  # the finalists once; with the user's plan, twice
+    n_repeats = 3 if options.is_quick else 4 * CONFIRM_ROUNDS  # the finalists once; with the user's plan, in rounds
     n_planned = search.count_planned(space, options.strategy) + n_repeats
     session = Session(
         target,
@@ -179,7 +180,7 @@ def _search(session: Session, space: Space, options: TuneOptions, memory_gib: fl
     session.run(search.skip_impossible(space))
     session.run(search.STRATEGIES[options.strategy](space))
     limit_gib = None if memory_gib is None else memory_gib * recommend.MEMORY_SAFETY_PCT / 100
-    n_rounds = 1 if options.is_quick else 2
+    n_rounds = 1 if options.is_quick else CONFIRM_ROUNDS
     for number in range(MAX_CONFIRM_PASSES):
         finalists = recommend.select_finalists(session.rows, limit_gib=limit_gib)
         if not finalists or recommend.find_confirmed(recommend.merge_repeats(session.rows)[0]):

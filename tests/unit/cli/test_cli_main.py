@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fulltilt.cli import COMMANDS, build_parser, run_command
+from fulltilt.cli import COMMANDS, build_parser, parse_arguments, run_command
 from fulltilt.levers import load_catalogue
 
 
@@ -73,3 +73,43 @@ def test_a_reader_that_goes_away_is_no_traceback():
         process.stdout.close()
         said = process.stderr.read().decode()
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_overrides_may_stand_anywhere(command):
+    words = [command, "x.yaml", "optim.lr=1e-3", "--device", "cpu", "run.seed=7"]
+    args = parse_arguments(build_parser(command), words)
+    assert args.config == "x.yaml"
+    assert args.overrides == ["optim.lr=1e-3", "run.seed=7"]
+
+
+def test_a_stray_word_is_still_an_error(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command(["levers", "--json", "-", "batch_size", "--colour=3"])
+    assert ended.value.code == 2
+    assert "--colour=3" in capsys.readouterr().err
+
+
+def test_a_json_folder_that_is_not_there_is_said_before_the_work(tmp_path, capsys):
+    target = tmp_path / "none" / "result.json"
+    assert run_command(["levers", "--json", str(target)]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert not target.parent.exists()
+
+
+def test_a_file_to_apply_to_is_looked_at_before_the_search(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    assert run_command(["tune", "a.yaml", "--apply", "nofile.yaml"]) == 2
+    assert "nofile.yaml: no such file" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_of_the_users_code_ends_in_one_line_under_its_trace(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_model.py").write_text("def build():\n    raise ValueError('my shape is wrong')\n")
+    (tmp_path / "a.yaml").write_text("model: broken_model:build\ndata: {dataset: digits}\nrun: {device: cpu}\n")
+    assert run_command(["train", "a.yaml", "--quiet"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "fulltilt train: ValueError: my shape is wrong"
+    assert any("broken_model.py" in line for line in said)

@@ -240,3 +240,20 @@ def test_errors_of_the_users_code_come_through_as_they_are():
     run = build(model=lambda: Broken(1, 1))
     with pytest.raises(KeyError, match="mine"):
         TrainStep(run)(run.start_epoch(0), NullTimer())
+
+
+def test_a_batch_that_is_a_mapping_needs_prepare_and_says_so():
+    """A dict of two keys unpacks into its keys: the model would get a text."""
+
+    class Named(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return {"x": torch.rand(1), "y": torch.rand(1)}
+
+    with (
+        build(dataset=Named, plan={"batch_size": 2}) as run,
+        pytest.raises(DataError, match=r"a batch is a dict, expected \(inputs, targets\).*prepare"),
+    ):
+        TrainStep(run)(run.start_epoch(0), NullTimer())

@@ -31,7 +31,7 @@ def test_finalists_and_the_users_plan_are_run_side_by_side():
     session, notes = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
     asked = [(row.plan["batch_size"], row.kind) for row in session.rows]
     rounds = [(64, "repeat"), (16, "repeat"), (32, "baseline")]
-    assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds)]
+    assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds), *rounds]
     assert notes == []
     assert tuning._select_baseline(session.rows, USER).samples_per_s == 320.0
 
