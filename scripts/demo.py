@@ -30,7 +30,7 @@ console = Console(highlight=False)
 
 def main() -> int:
     shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir()
+    (OUT / "train").mkdir(parents=True)
     tuned = OUT / "digits-tuned.yaml"
     shutil.copy(CONFIG, tuned)
 

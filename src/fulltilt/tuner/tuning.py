@@ -281,10 +281,11 @@ def _summarize(
     repeats: Sequence[Trial],
     memory_gib: float | None,
 ) -> SearchSummary:
+    confirmed = recommend.find_confirmed(session.rows)  # from one stretch of time: drift before it says nothing here
     spreads = [
         spread
-        for plan in {row.plan for row in repeats}
-        if (spread := recommend.compute_spread_pct([r for r in session.rows if r.plan == plan and r.status == "ok"]))
+        for plan in {row.plan for row in confirmed}
+        if (spread := recommend.compute_spread_pct([row for row in confirmed if row.plan == plan]))
     ]
     return SearchSummary(
         strategy=options.strategy,
