@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -20,11 +21,13 @@ TARGET = Path(__file__).parents[1] / "docs" / "images" / "tune.svg"
 
 def main(source: str) -> None:
     document = json.loads(Path(source).read_text())
-    console = Console(record=True, width=118, file=io.StringIO(), force_terminal=True, highlight=False)
+    console = Console(record=True, width=150, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print("$ fulltilt tune configs/digits.yaml", style="dim")
     print_result(console, document)
     TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(console.export_svg(title="fulltilt tune", theme=MONOKAI, font_aspect_ratio=0.61))
+    picture = console.export_svg(title="fulltilt tune", theme=MONOKAI, font_aspect_ratio=0.61)
+    # A picture in a repository fetches nothing: the reader's own monospace font serves.
+    TARGET.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.S))
 
 
 if __name__ == "__main__":

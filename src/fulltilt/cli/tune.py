@@ -97,18 +97,22 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
     )
 
     marked: dict[str, str] = {}
-    for name in ("throughput", "efficiency", "recommended"):
+    for name in ("recommended", "throughput", "efficiency"):
         pick = document["picks"].get(name)
         if pick:
             marked[pick["id"]] = f"{marked[pick['id']]}, {name}" if pick["id"] in marked else name
     console.print()
-    console.print(build_trials_table(document["trials"], marked=marked))
+    console.print(build_trials_table(document["trials"], marked=marked, width=console.width))
+    shown: dict[str, str] = {}
     for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)
-        if pick:
-            console.print(f"\n[bold]{title}[/]")
-            for line in describe_pick(pick):
-                console.print(f"  {line}", markup=False)
+        if not pick:
+            continue
+        console.print(f"\n[bold]{title}[/]")
+        same = shown.get(pick["id"])
+        shown.setdefault(pick["id"], title)
+        for line in [f"the same plan; rule: {pick['rule']}"] if same else describe_pick(pick):
+            console.print(f"  {line}", markup=False)
     console.print()
     notes = [describe_gain(document), describe_epoch(document), describe_learning_rate(document)]
     notes += [hint["text"] for hint in document.get("hints", ())] + list(document.get("notes", ()))

@@ -22,6 +22,7 @@ SHORT_NAMES = {
     "cudnn_benchmark": "cudnn b.",
     "activation_checkpointing": "act. ckpt",
 }
+WIDE = 140  # columns of a terminal that shows every phase
 _ALWAYS_SHOWN = ("batch_size", "num_workers", "precision")
 _STATUS = {"ok": "ok", "out_of_memory": "OOM", "timeout": "timeout", "error": "error", "skipped": "skipped"}
 
@@ -43,8 +44,11 @@ def select_levers(rows: Sequence[Row]) -> list[str]:
     return sorted(shown, key=lambda name: (name not in _ALWAYS_SHOWN, name != "batch_size"))
 
 
-def build_columns(rows: Sequence[Row]) -> list[Column]:
-    """Columns of the trial table. A column that no row has a figure for is left out."""
+def build_columns(rows: Sequence[Row], *, is_narrow: bool = False) -> list[Column]:
+    """Columns of the trial table. A column that no row has a figure for is left out.
+
+    A narrow table keeps data wait and step of the phases: cut-off figures help nobody.
+    """
     columns = [
         Column(title=SHORT_NAMES.get(name, name), cell=lambda row, n=name: format_value(row["plan"].get(n)))
         for name in select_levers(rows)
@@ -58,6 +62,8 @@ def build_columns(rows: Sequence[Row]) -> list[Column]:
         ("other", "other ms"),
         ("step", "step ms"),
     ):
+        if is_narrow and phase not in ("data_wait", "step"):
+            continue
         if any((row.get("phases_ms") or {}).get(phase) is not None for row in rows):
             columns.append(Column(title=title, cell=lambda row, p=phase: _ms((row.get("phases_ms") or {}).get(p))))
     columns.append(Column(title="samples/s", cell=format_throughput))
@@ -91,13 +97,15 @@ def format_value(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def build_trials_table(rows: Sequence[Row], *, marked: Mapping[str, str] | None = None) -> Any:
+def build_trials_table(
+    rows: Sequence[Row], *, marked: Mapping[str, str] | None = None, width: int | None = None
+) -> Any:
     """A rich Table of the trials in the order they ran; ``marked``: trial id → a word set behind its status."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    columns = build_columns(rows)
+    columns = build_columns(rows, is_narrow=width is not None and width < WIDE)
     for column in columns:
         table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
     styles = {"ok": "", "out_of_memory": "yellow", "skipped": "dim", "error": "red", "timeout": "red"}

@@ -146,3 +146,11 @@ def test_a_gain_within_the_noise_is_not_claimed():
 
 def test_a_pick_that_is_the_baseline_gains_nothing():
     assert describe_gain(DOCUMENT | {"baseline": PICK}) is None
+
+
+def test_a_narrow_terminal_gets_fewer_columns_instead_of_cut_off_figures():
+    wide = [column.header for column in build_trials_table(ROWS, width=160).columns]
+    narrow = [column.header for column in build_trials_table(ROWS, width=100).columns]
+    assert "fwd ms" in wide
+    assert "fwd ms" not in narrow
+    assert {"data ms", "step ms", "samples/s", "status"} <= set(narrow)
