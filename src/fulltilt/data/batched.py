@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +10,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 
-class BatchedDataset(Dataset):
+class BatchedDataset(Dataset, abc.ABC):
     """One sample, and a list of them, by way of ``get_batch``. Subclasses give ``__len__`` and ``get_batch``."""
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
 
+    @abc.abstractmethod
     def get_batch(self, indices: Sequence[int], **options: Any) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the samples ``indices``, the batch as first dimension of both."""
-        raise NotImplementedError
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not -len(self) <= index < len(self):
