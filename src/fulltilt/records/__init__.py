@@ -16,11 +16,13 @@ from fulltilt.records.machine import Device, Machine, Roof
 from fulltilt.records.measurement import PHASES, Measurement, PhasesMs
 from fulltilt.records.outcome import Evidence, classify_outcome
 from fulltilt.records.plan import Plan
-from fulltilt.records.trial import Status, Trial, TrialRequest, WorkloadSource
+from fulltilt.records.trial import PROBES, WHOLE_RUNS, Status, Trial, TrialRequest, WorkloadSource
 
 __all__ = [
     "PHASES",
+    "PROBES",
     "VERSION",
+    "WHOLE_RUNS",
     "CheckpointSaved",
     "Device",
     "EpochDone",

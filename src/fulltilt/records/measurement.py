@@ -24,14 +24,15 @@ class PhasesMs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """The samples of one trial with their spread."""
+    """The samples of one trial with their spread. A probe leaves null what it did not run."""
 
-    phases_ms: PhasesMs
-    samples_per_s: float
-    samples_per_s_ci95: tuple[float, float]
+    phases_ms: PhasesMs | None
+    samples_per_s: float | None
+    samples_per_s_ci95: tuple[float, float] | None
     block_samples_per_s: tuple[float, ...]  # one figure per timed block: the unit of replication
     n_steps: int  # timed optimizer steps
     n_warmup_steps: int
+    receive_ms: float | None = None  # loader probes with workers: one next() of a full queue, in the main process
     first_step_s: float | None = None  # build of kernels, compile, worker start
     gpu_utilization_pct: float | None = None
     memory_allocated_peak_gib: float | None = None

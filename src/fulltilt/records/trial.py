@@ -10,6 +10,12 @@ from fulltilt.records.plan import Plan
 
 Status = Literal["ok", "out_of_memory", "timeout", "error", "skipped"]
 
+WHOLE_RUNS = ("end_to_end", "repeat", "baseline")
+"""Kinds of trial that run the training step with its loader; only these are picked from."""
+
+PROBES = ("device", "loader", "memory")
+"""Kinds that run a part: the step on batches already on the device, the loader alone, one step on fake tensors."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadSource:
@@ -49,13 +55,14 @@ class Trial:
     status: Status
     reason: str | None = None
     why: str | None = None  # why the search chose this trial
-    kind: str = "end_to_end"
+    kind: str = "end_to_end"  # of WHOLE_RUNS or PROBES
     n_devices: int = 1
     batch_size_per_device: int = 0
     effective_batch_size: int = 0
     phases_ms: PhasesMs | None = None
     samples_per_s: float | None = None
     samples_per_s_ci95: tuple[float, float] | None = None
+    receive_ms: float | None = None  # loader probes with workers: one next() of a full queue, in the main process
     block_samples_per_s: tuple[float, ...] = ()
     gpu_utilization_pct: float | None = None
     memory_allocated_peak_gib: float | None = None

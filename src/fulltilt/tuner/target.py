@@ -219,8 +219,8 @@ def _clean_interval(interval: tuple[float, float] | None) -> tuple[float, float]
     return interval if interval is not None and all(map(math.isfinite, interval)) else None
 
 
-def _is_rate(value: float) -> bool:
-    return math.isfinite(value) and value > 0
+def _is_rate(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value > 0
 
 
 def _build_error(outcome: ProcessOutcome) -> FulltiltError:
