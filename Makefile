@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench test-gpu docs clean
+.PHONY: help demo test check format bench test-gpu chaos docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ bench: $(INSTALLED) ## all benchmarks, peers in an environment of their own; wri
 
 test-gpu: $(INSTALLED) ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu
+
+chaos: $(INSTALLED) ## 1,000 trials that fail in every known way, and a search killed 20 times (about 5 minutes)
+	@$(BIN)/python -m pytest -m chaos tests/chaos
 
 docs: $(INSTALLED) ## write the generated pages again
 	@$(BIN)/python -m fulltilt.config.document > docs/config.md

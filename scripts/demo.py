@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fulltilt.config import load_config
 from fulltilt.report import format_duration
-from fulltilt.stats import compare_blocks, compute_interval
+from fulltilt.stats import compute_interval, decide
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "demo"
@@ -28,6 +28,12 @@ CONFIG = ROOT / "configs" / "digits.yaml"
 DEFAULTS = "PyTorch's defaults"  # what configs/digits.yaml says: no workers, fp32, every switch off
 N_PAIRS = 5  # trainings of each arm, in turn, each with a seed of its own
 N_EPOCHS = 25  # enough for what happens once, such as the first step, to weigh little
+SAID = {
+    "faster": "the pick is faster",
+    "slower": "the pick is slower",
+    "tie": "a tie",
+    "too_noisy": "too noisy to tell, other work is on this machine",
+}
 console = Console(highlight=False)
 
 
@@ -102,11 +108,11 @@ def report(runs: dict[str, list[dict[str, Any]]]) -> None:
         )
     console.print(table)
     before, after = ([result["samples_per_s"] for result in results] for results in runs.values())
-    effect = compare_blocks(before, after, higher_is_better=True)
-    low, high = effect.ci95_pct
+    decision = decide(before, after, higher_is_better=True)
+    low, high = decision.ci_pct
     console.print(
-        f"n = {N_PAIRS} trainings each, in turn; throughput {effect.effect_pct:+.0f} % ({low:+.0f} to {high:+.0f}): "
-        f"{effect.verdict}"
+        f"n = {N_PAIRS} trainings each, in turn; throughput {decision.effect_pct:+.0f} % ({low:+.0f} to {high:+.0f}): "
+        f"{SAID[decision.verdict]}"
     )
 
 

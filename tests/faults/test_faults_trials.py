@@ -19,7 +19,7 @@ from fulltilt.errors import RunFolderError, StorageError, TrainingError, UsageEr
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource, classify_outcome
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner import process
+from fulltilt.tuner import process, zygote_client
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.process import Zygote, run_trial_process
 from fulltilt.tuner.search import exhaustive
@@ -29,6 +29,7 @@ from fulltilt.tuner.target import build_trial
 
 HERE = Path(__file__).parent
 GIB = 2**30
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +239,67 @@ def test_a_zygote_that_dies_twice_is_an_error_and_the_next_trial_runs(run_light)
     assert status == "error"
     assert "SIGKILL, twice" in reason
     assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+
+
+def test_what_left_its_session_ends_though_the_zygote_was_killed(run_light, tmp_path):
+    note = tmp_path / "note"
+    run_light("kill_zygote_with_loner", note=str(note))
+    pids = note.read_text().split()
+    assert len(pids) == 4  # a zygote that dies is tried twice
+    assert not any(is_alive(int(pid)) for pid in pids)
+
+
+def test_a_zygote_that_was_stopped_costs_a_timeout_and_the_next_trial_runs(run_light, monkeypatch):
+    monkeypatch.setattr(process, "EXIT_PATIENCE_S", 0.5)
+    monkeypatch.setattr(zygote_client, "EXIT_PATIENCE_S", 0.5)
+    assert classify_outcome(run_light("stop_zygote", deadline_s=0.5).evidence)[0] == "timeout"
+    monkeypatch.undo()
+    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+
+
+def test_a_folder_for_temporary_files_that_vanished_costs_a_new_zygote(light_zygote, tmp_path, monkeypatch):
+    home = Path(tempfile.mkdtemp())
+    monkeypatch.setenv("TMPDIR", str(home))
+    run_light = _build_runner(light_zygote, tmp_path)
+    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    before = light_zygote.pid
+    home.rmdir()
+    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    assert light_zygote.pid != before
+
+
+def test_workers_hand_over_batches_though_the_folder_for_temporary_files_has_a_long_name(tmp_path, monkeypatch):
+    """The name of their socket lies in it, and may have 107 characters."""
+    home = tmp_path / ("long" * 10)
+    home.mkdir()
+    monkeypatch.setenv("TMPDIR", str(home))
+    with Zygote(tmp_path / "z.log", body="trial_bodies:do", preload=("torch.utils.data",)) as started:
+        outcome = _build_runner(started, tmp_path)("share_batches")
+    assert outcome.reply["state"]["sum"] == 8.0, outcome.traceback
+
+
+@pytest.mark.skipif(not os.access(MEMORY_GROUPS, os.W_OK), reason="needs a memory control group of its own (v1, root)")
+def test_a_trial_ended_by_the_kernel_for_memory_is_out_of_memory(tmp_path):
+    """The whole search lies in a group with a limit, as in a container: the kernel takes its largest process."""
+    group = MEMORY_GROUPS / f"fulltilt-test-{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(192 * 2**20))
+    code = f"""
+import os, sys
+from pathlib import Path
+Path({str(group / "cgroup.procs")!r}).write_text(str(os.getpid()))
+sys.path.insert(0, {str(HERE)!r})
+import test_faults_trials as t
+from fulltilt.tuner.process import Zygote
+path = Path({str(tmp_path)!r})
+with Zygote(path / "z.log", body="trial_bodies:do", preload=("json",)) as zygote:
+    print(*t.classify_outcome(t._build_runner(zygote, path)("fill").evidence), sep=": ")
+"""
+    try:
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    finally:
+        group.rmdir()
+    assert ended.stdout.strip() == "out_of_memory: killed by the kernel's out-of-memory killer", ended.stderr
 
 
 def test_a_zygote_that_cannot_start_says_what_is_missing(tmp_path):

@@ -128,6 +128,40 @@ def _allocate(act, answer):
     finish(act, answer)
 
 
+def _fill(act, answer):
+    """Until somebody ends it."""
+    pieces = []
+    while True:
+        pieces.append(b"x" * 2**20)
+
+
+def _stop_zygote(act, answer):
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(600)
+
+
+def _kill_zygote_with_loner(act, answer):
+    """By fork and by exec, both in sessions of their own when the zygote dies."""
+    loner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    forked = os.fork()
+    if forked == 0:
+        os.setsid()
+        time.sleep(600)
+    while os.getsid(forked) == os.getsid(0):
+        time.sleep(0.001)
+    with Path(act["note"]).open("a") as stream:
+        stream.write(f"{loner.pid} {forked}\n")
+    _kill_zygote(act, answer)
+
+
+def _share_batches(act, answer):
+    """A data worker that hands over tensors, through a socket in the folder for temporary files."""
+    import torch
+
+    data = torch.utils.data.TensorDataset(torch.ones(4, 2))
+    answer({"state": {"sum": sum(float(batch.sum()) for (batch,) in torch.utils.data.DataLoader(data, num_workers=1))}})
+
+
 def _lose_worker(act, answer):
     """A DataLoader whose worker is killed while it loads."""
     import torch
@@ -204,6 +238,10 @@ ACTS = {
     "kill_zygote_once": _kill_zygote_once,
     "allocate": _allocate,
     "lose_worker": _lose_worker,
+    "fill": _fill,
+    "stop_zygote": _stop_zygote,
+    "kill_zygote_with_loner": _kill_zygote_with_loner,
+    "share_batches": _share_batches,
     "state": _read_state,
     "by_batch_size": _end_by_batch_size,
     "tune_inside": _tune_inside,

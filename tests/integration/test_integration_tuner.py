@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_progress_names_every_row_and_every_pick(searched):
     done = [event.trial.id for event in events if isinstance(event, TrialDone)]
     assert {row.id for row in (*result.trials, *result.repeats)} <= set(done)
     assert sum(isinstance(event, SearchStarted) for event in events) == 1
-    assert [e.name for e in events if isinstance(e, PickMade)] == ["throughput", "efficiency", "recommended"]
+    assert [e.name for e in events if isinstance(e, PickMade)] == ["throughput", "efficiency", "memory", "recommended"]
 
 
 def test_the_same_search_again_runs_no_trial(searched):
@@ -235,15 +236,21 @@ print(result.search.n_resumed)
 """
 
 
-def start_search(project):
+@pytest.fixture
+def scratch():
+    """A folder for temporary files with a name so short that the zygote uses it: sockets are made there."""
+    with tempfile.TemporaryDirectory(prefix="tune-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def start_search(scratch):
     """With a folder of its own for temporary files, so that what it leaves there can be told."""
-    (project / "tmp").mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-c", SEARCH],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"TMPDIR": str(project / "tmp")},
+        env=os.environ | {"TMPDIR": str(scratch)},
     )
 
 
@@ -263,16 +270,16 @@ def wait_for_end(processes):
         time.sleep(0.02)
 
 
-def test_a_search_killed_half_way_leaves_no_process_and_repeats_no_trial(project):
-    search = start_search(project)
+def test_a_search_killed_half_way_leaves_no_process_and_repeats_no_trial(project, scratch):
+    search = start_search(scratch)
     wait_for_rows(project, 2)
     family = psutil.Process(search.pid).children(recursive=True)
     search.kill()
     search.communicate()
     wait_for_end(family)
-    assert not list((project / "tmp").glob("fulltilt-*"))
+    assert not list(scratch.glob("fulltilt-*"))
     kept = read_rows(project / "out")
-    again = start_search(project)
+    again = start_search(scratch)
     output, errors = again.communicate()
     assert again.returncode == 0, errors
     rows = read_rows(project / "out")
@@ -282,8 +289,8 @@ def test_a_search_killed_half_way_leaves_no_process_and_repeats_no_trial(project
     assert sizes == [8, 16, 32]
 
 
-def test_an_interrupted_search_ends_its_children_and_keeps_its_rows(project):
-    search = start_search(project)
+def test_an_interrupted_search_ends_its_children_and_keeps_its_rows(project, scratch):
+    search = start_search(scratch)
     wait_for_rows(project, 1)
     family = psutil.Process(search.pid).children(recursive=True)
     os.kill(search.pid, signal.SIGINT)
@@ -291,7 +298,7 @@ def test_an_interrupted_search_ends_its_children_and_keeps_its_rows(project):
     assert "KeyboardInterrupt" in errors
     wait_for_end(family)
     assert read_rows(project / "out")
-    assert not list((project / "tmp").glob("fulltilt-*"))
+    assert not list(scratch.glob("fulltilt-*"))
 
 
 def test_a_trial_runs_by_hand_from_its_request(project):

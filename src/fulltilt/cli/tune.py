@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +17,15 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
+from fulltilt.errors import TrainingError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-REPORT_FILE = "report.html"
+    from fulltilt.config import Config
+    from fulltilt.tuner import TuneResult
+
+REPORT_FILE, CSV_FILE, RESULT_FILE = "report.html", "trials.csv", "tune.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lr-rule", choices=["sqrt", "linear", "none"], default="sqrt", help="how lr follows the batch"
     )
+    parser.add_argument(
+        "--verify", action="store_true", help="train the settings as they were and the pick in turn, compare quality"
+    )
+    parser.add_argument("--verify-pairs", type=int, default=3, metavar="N", help="trainings of each (default 3)")
+    parser.add_argument("--verify-epochs", type=int, metavar="N", help="their length (default run.epochs)")
     parser.add_argument("--apply", metavar="FILE", help="write the recommended settings into this YAML file")
     parser.add_argument(
         "--out", metavar="DIR", help="run folder (default runs/tune/NAME); the same search resumes there"
@@ -49,11 +60,11 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args)
     from fulltilt.cli._live import SearchView
     from fulltilt.config import load_config
-    from fulltilt.report import build_tune_html
     from fulltilt.tuner import tune
 
     if args.apply:
         load_config(args.apply)  # a file that cannot be written into is said before the search, not after it
+    _check_verify(args)
     console = build_console(to_stderr=args.json == "-")
     with SearchView(console).show() as view:
         result = tune(
@@ -70,12 +81,12 @@ def run(args: argparse.Namespace) -> int:
             out=args.out,
             on_event=view,
         )
+    if args.verify:
+        _write_files(result, result.to_document())  # kept, should the trainings be interrupted
+        result = _verify(args, config, result, console)
     document = result.to_document()
     print_result(console, document)
-    files = [Path(result.folder or ".") / "tune.json"]
-    from fulltilt.records.run_folder import write_atomic
-
-    files.append(write_atomic(Path(result.folder or ".") / REPORT_FILE, build_tune_html(document)))
+    files = _write_files(result, document)
     if args.apply:
         print_applied(console, result, args.apply)
     if args.json:
@@ -84,20 +95,91 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_verify(args: argparse.Namespace) -> None:
+    """Said before the search, not after it."""
+    if args.verify_pairs < 2:
+        raise UsageError(f"--verify-pairs {args.verify_pairs}: an interval over pairs needs at least 2")
+    if args.verify_epochs is not None and args.verify_epochs < 1:
+        raise UsageError(f"--verify-epochs {args.verify_epochs}: give at least 1")
+
+
+def _verify(args: argparse.Namespace, config: Config, result: TuneResult, console: Console) -> TuneResult:
+    """Train both plans in turn, and put the verdict into the result; why there is none is said there too."""
+    from fulltilt.report import format_duration
+    from fulltilt.tuner.apply import plan_changes
+    from fulltilt.tuner.verify import run_verification
+
+    settings = plan_changes(result, config)
+    if not settings:
+        return _without_verification(result, "the recommended plan is the user's own: there is nothing to compare")
+
+    folder, start_s = Path(result.folder or ".") / "verify", time.monotonic()
+
+    def tell(arm: str, seed: int, n_done: int, n_planned: int) -> None:
+        each_s = (time.monotonic() - start_s) / max(n_done, 1)
+        left = f", about {format_duration(each_s * (n_planned - n_done))} left" if n_done else f"; logs in {folder}"
+        console.print(
+            f"verify: training {n_done + 1} of {n_planned}, {arm}, seed {seed}{left}", style="dim", markup=False
+        )
+
+    try:
+        verification = run_verification(
+            _list_train_words(args, config),
+            settings,
+            folder=folder,
+            seed=config.run.seed,
+            n_pairs=args.verify_pairs,
+            epochs=args.verify_epochs,
+            on_run=tell,
+        )
+    except TrainingError as error:
+        return _without_verification(result, str(error))
+    reasons = {name: reason for name, reason in result.null_reasons.items() if name != "verification"}
+    return dataclasses.replace(result, verification=verification, null_reasons=reasons)
+
+
+def _without_verification(result: TuneResult, reason: str) -> TuneResult:
+    notes = (*result.notes, f"--verify came to no verdict: {reason}")
+    return dataclasses.replace(result, notes=notes, null_reasons={**result.null_reasons, "verification": reason})
+
+
+def _list_train_words(args: argparse.Namespace, config: Config) -> list[str]:
+    """The words that make ``fulltilt train`` train what this search was about."""
+    words = [config.source or args.config_flag or args.config, *args.overrides]
+    words += ["--data-path", args.data_path] if args.data_path else []
+    return words + (["--device", args.device] if args.device else [])
+
+
+def _write_files(result: TuneResult, document: Mapping[str, Any]) -> list[Path]:
+    """The result, all its rows for a spreadsheet, and the page; next to the search's own files."""
+    from fulltilt.records.run_folder import write_atomic
+    from fulltilt.report import build_trials_csv, build_tune_html
+
+    folder = Path(result.folder or ".")
+    return [
+        write_atomic(folder / RESULT_FILE, result.to_json_text()),
+        write_atomic(folder / CSV_FILE, build_trials_csv(document)),
+        write_atomic(folder / REPORT_FILE, build_tune_html(document)),
+    ]
+
+
 def print_result(console: Console, document: Mapping[str, Any]) -> None:
     """The table, the picks and the notes, for people."""
     from fulltilt.report import (
         PICK_TITLES,
         build_trials_table,
+        describe_advice,
         describe_epoch,
         describe_gain,
         describe_learning_rate,
         describe_pick,
+        describe_savings,
         describe_search,
+        describe_verification,
     )
 
     marked: dict[str, str] = {}
-    for name in ("recommended", "throughput", "efficiency"):
+    for name in PICK_TITLES:
         pick = document["picks"].get(name)
         if pick:
             marked[pick["id"]] = f"{marked[pick['id']]}, {name}" if pick["id"] in marked else name
@@ -114,11 +196,20 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         for line in [f"the same plan; rule: {pick['rule']}"] if same else describe_pick(pick):
             console.print(f"  {line}", markup=False)
     console.print()
-    notes = [describe_gain(document), describe_epoch(document), describe_learning_rate(document)]
+    notes = [describe_gain(document), *describe_savings(document), describe_epoch(document)]
+    notes += [describe_learning_rate(document), describe_verification(document)]
     notes += [hint["text"] for hint in document.get("hints", ())] + list(document.get("notes", ()))
-    for line in [*notes, describe_search(document)]:
+    _print_lines(console, [*notes, describe_search(document)])
+    advice = describe_advice(document)
+    if advice:
+        console.print("\n[bold]What would make it faster still[/]")
+        _print_lines(console, advice)
+
+
+def _print_lines(console: Console, lines: Iterable[str | None]) -> None:
+    for line in lines:
         if line:
-            console.print(f"· {line}", markup=False)
+            console.print(f"· {line}", markup=False, soft_wrap=not console.is_terminal)
 
 
 def print_applied(console: Console, result: Any, path: str) -> None:

@@ -17,17 +17,19 @@ class Announcer:
     asked again at the next event: space may have been freed. Any other error of a listener ends the run.
 
     Attributes:
+        has_listeners: False when an event would be built for nobody.
         notes: Every note of the run, for the result.
     """
 
     def __init__(self, listeners: Sequence[Listener], *, attempt: int = 0):
         self._listeners = tuple(listeners)
+        self.has_listeners = bool(listeners)
         self._attempt = attempt
         self._n_lost: dict[int, int] = {}
         self.notes: list[str] = []
 
     def __call__(self, kind: type[Event], **fields: Any) -> None:
-        if not self._listeners:
+        if not self.has_listeners:
             return
         if kind is RunEnded:
             self._tell_losses()
@@ -53,7 +55,7 @@ class Announcer:
     def _tell_losses(self) -> None:
         lost = {index: count for index, count in self._n_lost.items() if count > 1}
         for index, count in lost.items():
-            self.note(f"{_name(self._listeners[index])} could not store {count} events of this run", level="warning")
+            self.note(f"{_name(self._listeners[index])} failed to store events {count} times", level="warning")
 
 
 def _name(listener: Listener) -> str:

@@ -17,6 +17,7 @@ from fulltilt.engine.session import OpenInterval, Session
 from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError, StorageError
 from fulltilt.records import (
     CheckpointSaved,
+    CheckpointStarted,
     EpochDone,
     Evaluated,
     Evidence,
@@ -78,20 +79,11 @@ def log_interval(s: Session) -> None:
     """Close the logging interval: its sums start on their way to the host, those of the one before are told."""
     if s.meter.n_steps == 0:
         return
-    progress, reading = s.progress, s.meter.take()
-    seconds = s.watch.take_interval()
-    fields = {
-        "epoch": progress.epoch,
-        "step": progress.step,
-        "step_in_epoch": progress.step_in_epoch,
-        "n_steps": reading.n_steps,
-        "n_samples": reading.n_samples,
-        "seconds": seconds,
-        "lr": s.learning_rate.compute_lr(progress.step - 1),
-        "samples_per_s": reading.n_samples / seconds if seconds > 0 else 0.0,
-    }
+    at = s.progress
+    lr = s.learning_rate.compute_lr(at.step - 1)
+    interval = OpenInterval(s.meter.take(), s.watch.take_interval(), lr, at.epoch, at.step, at.step_in_epoch)
     flush_log(s)
-    s.pending = OpenInterval(reading=reading, fields=fields, first_step=progress.step - reading.n_steps + 1)
+    s.pending = interval
 
 
 def flush_log(s: Session) -> None:
@@ -105,13 +97,26 @@ def flush_log(s: Session) -> None:
     if s.pending is None:
         return
     interval, s.pending = s.pending, None
-    sums = interval.reading.read_sums()
-    loss = sums["loss"] / interval.reading.n_samples
+    reading, seconds = interval.reading, interval.seconds
+    sums, epoch_sums = reading.read_sums(), s.progress.epoch_sums
+    loss = sums["loss"] / reading.n_samples
     if not math.isfinite(loss):
         raise _describe_non_finite(s, loss, interval)
     for name, total in sums.items():
-        s.progress.epoch_sums[name] = s.progress.epoch_sums.get(name, 0.0) + total
-    s.announce(StepsDone, loss=loss, **interval.fields)
+        epoch_sums[name] = epoch_sums.get(name, 0.0) + total
+    if s.announce.has_listeners:
+        s.announce(
+            StepsDone,
+            epoch=interval.epoch,
+            step=interval.step,
+            step_in_epoch=interval.step_in_epoch,
+            n_steps=reading.n_steps,
+            n_samples=reading.n_samples,
+            seconds=seconds,
+            loss=loss,
+            lr=interval.lr,
+            samples_per_s=reading.n_samples / seconds if seconds > 0 else 0.0,
+        )
 
 
 def announce_epoch(s: Session) -> None:
@@ -179,6 +184,7 @@ def save(s: Session) -> None:
     if s.saved_position == s.position:
         return
     s.watch.stop()
+    s.announce(CheckpointStarted, epoch=s.progress.epoch, step=s.progress.step)
     began_s = time.perf_counter()
     checkpoint.check_finite(s.run.setup.model, step=s.progress.step)
     try:
@@ -234,10 +240,11 @@ def explain_error(s: Session, error: Exception) -> FulltiltError | None:
 
 
 def _describe_non_finite(s: Session, loss: float, interval: OpenInterval) -> NonFiniteLossError:
+    first = interval.step - interval.reading.n_steps + 1
     return NonFiniteLossError(
-        f"the loss is {loss} in steps {interval.first_step} to {interval.fields['step']} (learning rate "
-        f"{interval.fields['lr']:.3g}, precision {s.run.plan['precision']}); {_describe_saved(s)}. Lower optim.lr, set "
-        "optim.clip_norm, or use precision bf16 or fp32"
+        f"the loss is {loss} in steps {first} to {interval.step} (learning rate {interval.lr:.3g}, "
+        f"precision {s.run.plan['precision']}); {_describe_saved(s)}. Lower optim.lr, set optim.clip_norm, or use "
+        "precision bf16 or fp32"
     )
 
 

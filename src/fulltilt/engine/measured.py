@@ -45,10 +45,16 @@ class EndlessSteps:
         first_loss, last_loss: On the device.
     """
 
-    def __init__(self, run: Run, timer: PhaseTimer | NullTimer, on_first: Callable[[StepOutcome], None] | None = None):
+    def __init__(
+        self,
+        run: Run,
+        timer: PhaseTimer | NullTimer,
+        on_first: Callable[[StepOutcome], None] | None = None,
+        batches: Iterator[Any] | None = None,
+    ):
         self._run, self._timer, self._on_first = run, timer, on_first
         self._step = TrainStep(run)
-        self._batches: Iterator[Any] | None = None
+        self._batches = batches
         self._epoch = 0
         self.n_done = 0
         self.last_loss: Tensor | None = None
@@ -88,6 +94,7 @@ def run_measured(
     max_measure_s: float | None = None,
     max_warmup_s: float = 30.0,
     on_progress: Callable[[int], None] | None = None,
+    batches: Iterator[Any] | None = None,
 ) -> Measurement:
     """Train ``run`` for as long as the measurement takes.
 
@@ -98,6 +105,7 @@ def run_measured(
         n_steps: Timed optimizer steps at least.
         max_measure_s: Stop adding blocks after this long.
         on_progress: Told the optimizer steps taken so far, after every block.
+        batches: Taken instead of the run's own epochs; they must not end.
 
     Raises:
         NonFiniteLossError: the first or the last loss is not a number or infinite.
@@ -111,7 +119,7 @@ def run_measured(
         seen["first_loss"] = _read_loss(outcome.loss, 1)
         seen["observed"] = check_observed(run)
 
-    steps = EndlessSteps(run, timer, check_first)
+    steps = EndlessSteps(run, timer, check_first, batches)
     memory = MemoryMeter(device)
     utilization = _build_utilization(device)
     memory.start()
@@ -120,9 +128,9 @@ def run_measured(
         result = measure_steps(
             steps,
             n_steps=n_steps,
-            min_block_steps=_count_block_steps(run),
+            min_block_steps=_count_block_steps(run) if batches is None else 1,
             # Workers start, or refill, at each epoch's begin: only whole epochs hold that with its true share.
-            epoch_steps=run.steps_per_epoch if run.loader.num_workers else None,
+            epoch_steps=run.steps_per_epoch if run.loader.num_workers and batches is None else None,
             max_warmup_s=max_warmup_s,
             max_measure_s=max_measure_s,
             timer=timer,
@@ -242,7 +250,7 @@ def _join(
     seen: dict[str, Any],
     last_loss: float,
 ) -> Measurement:
-    reasons = {**result.null_reasons, **peaks.null_reasons}
+    reasons = {**result.null_reasons, **peaks.null_reasons, "receive_ms": "only probes of the loader measure it"}
     if result.phases_ms.h2d is None and "phases_ms" not in reasons:
         reasons["phases_ms.h2d"] = "on a CPU nothing is copied to a device"
     if mean.mean_pct is None:

@@ -66,13 +66,15 @@ class Position(NamedTuple):
     evaluated_step: int
 
 
-@dataclasses.dataclass(kw_only=True)
-class OpenInterval:
-    """A logging interval whose figures are on their way from the device."""
+class OpenInterval(NamedTuple):
+    """A logging interval whose sums are on their way from the device, and where it ended."""
 
     reading: Reading
-    fields: dict[str, Any]
-    first_step: int
+    seconds: float
+    lr: float  # of its last step
+    epoch: int
+    step: int
+    step_in_epoch: int
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -96,7 +96,7 @@ class TrainStep:
             if not self._has_looked:
                 self._look_at_batch(batch, n)
             if self._must_place:
-                batch = self._place(batch)
+                batch = self.place(batch)
                 if self._on_gpu:
                     lap("h2d")
             loss = self._compute_loss(batch)
@@ -126,7 +126,7 @@ class TrainStep:
 
     def compute_loss(self, batch: Any) -> Tensor:
         """Forward and loss of one batch by itself: for evaluation, under ``torch.no_grad()``."""
-        return self._compute_loss(self._place(batch) if self._must_place else batch)
+        return self._compute_loss(self.place(batch) if self._must_place else batch)
 
     def _compute_loss(self, batch: Any) -> Tensor:
         if self._prepare is not None:
@@ -167,7 +167,7 @@ class TrainStep:
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
-    def _place(self, value: Any) -> Any:
+    def place(self, value: Any) -> Any:
         """Tensors of a nested batch onto the device, 4-d ones in the run's memory format."""
         if isinstance(value, Tensor):
             if self._on_gpu:
@@ -176,11 +176,11 @@ class TrainStep:
                 value = value.contiguous(memory_format=self._memory_format)
             return value
         if isinstance(value, Mapping):
-            return {key: self._place(item) for key, item in value.items()}
+            return {key: self.place(item) for key, item in value.items()}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self._place, value))
+            return type(value)(*map(self.place, value))
         if isinstance(value, tuple | list):
-            return type(value)(map(self._place, value))
+            return type(value)(map(self.place, value))
         return value
 
     def _look_at_batch(self, batch: Any, n: int) -> None:

@@ -1,4 +1,5 @@
-"""A text file that only grows: whole lines, on the way to the disk when ``append`` returns."""
+"""A text file that only grows: whole lines, with the operating system when ``append`` returns, on the disk after
+``sync``."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from fulltilt.errors import StorageError
@@ -17,7 +19,7 @@ class AppendFile:
     """Opened on first use. A torn last line, left by a killed process, is cut off then.
 
     Raises:
-        StorageError: it cannot be opened or written; what an append wrote of its line is taken back.
+        StorageError: it cannot be opened or written; what an append wrote of its lines is taken back.
     """
 
     def __init__(self, path: str | Path):
@@ -25,17 +27,27 @@ class AppendFile:
         self.path = Path(path)
         self._end = 0
 
-    def append(self, line: str) -> None:
-        """Write one line and hand it to the operating system: it survives a killed process."""
-        data = f"{line}\n".encode()
+    def append(self, lines: Sequence[str]) -> None:
+        """Hand lines to the operating system in one write, all or none: they survive a killed process."""
+        data = "".join([f"{line}\n" for line in lines]).encode()
         try:
             stream = self._stream or self._open()
             if stream.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._take_back()
-            raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
+            lost = f"{len(lines)} line{'s are' if len(lines) > 1 else ' is'} lost"
+            raise StorageError(f"{self.path} cannot be written: {error.strerror}; {lost}") from error
         self._end += len(data)
+
+    def sync(self) -> None:
+        """Wait until every line is on the disk: they survive a loss of power. Cost: milliseconds."""
+        if self._stream is None:
+            return
+        try:
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
         if self._stream is not None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import StorageError
 from fulltilt.listeners._append import AppendFile
-from fulltilt.records import EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
+from fulltilt.listeners._held import HeldEvents
+from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
 from fulltilt.records.run_folder import write_atomic
 
 STEP_COLUMNS = ("epoch", "step", "step_in_epoch", "n_steps", "n_samples", "seconds", "loss", "lr", "samples_per_s")
@@ -22,26 +24,46 @@ class CsvLog:
 
     A resumed run goes on in the same files: the rows that came after its checkpoint are dropped first, so that
     every step is there once.
+
+    Rows of steps are stored once a second and before every checkpoint; only a killed process loses some
+    (``_held.py``), and the resumed run repeats those steps. What was stored by a checkpoint or by the end of the run
+    is on the disk.
     """
 
-    def __init__(self, out_dir: str | Path):
+    def __init__(self, out_dir: str | Path, *, clock: Callable[[], float] = time.monotonic):
         self._steps = _Table(Path(out_dir) / "steps.csv", STEP_COLUMNS)
         self._epochs = _Table(Path(out_dir) / "epochs.csv", EPOCH_COLUMNS)
+        self._held = HeldEvents(clock)
 
     def __call__(self, event: Event) -> None:
+        if not self._held.add(event):
+            return
+        held = self._held.take()
+        try:
+            self._steps.append([_step_row_of(e) for e in held if isinstance(e, StepsDone)])
+        finally:  # one file that cannot be written leaves the other
+            self._store(event)
+
+    def _store(self, event: Event) -> None:
+        """What an event means beside the rows of steps."""
         if isinstance(event, RunStarted):
             self._steps.drop_rows_after(event.first_step)
             self._epochs.drop_rows_after(event.first_step)
-        elif isinstance(event, StepsDone):
-            phases = {f"{phase}_ms": value for phase, value in event.phases_ms.items()}
-            self._steps.append({name: getattr(event, name) for name in STEP_COLUMNS} | phases)
         elif isinstance(event, EpochDone):
-            self._epochs.append(_row_of(event, split="train", loss=event.loss, samples_per_s=event.samples_per_s))
+            self._epochs.append([_row_of(event, split="train", loss=event.loss, samples_per_s=event.samples_per_s)])
         elif isinstance(event, Evaluated):
-            self._epochs.append(_row_of(event, split=event.split, training_seconds=event.training_seconds))
+            self._epochs.append([_row_of(event, split=event.split, training_seconds=event.training_seconds)])
+        elif isinstance(event, CheckpointStarted):
+            self._steps.sync()
+            self._epochs.sync()
         elif isinstance(event, RunEnded):
             self._steps.close()
             self._epochs.close()
+
+
+def _step_row_of(event: StepsDone) -> dict[str, Any]:
+    phases = {f"{phase}_ms": value for phase, value in event.phases_ms.items()}
+    return {name: getattr(event, name) for name in STEP_COLUMNS} | phases
 
 
 def _row_of(event: EpochDone | Evaluated, **fields: Any) -> dict[str, Any]:
@@ -58,13 +80,15 @@ class _Table:
         self._file = AppendFile(path)
         self._is_started = False
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows:
+            return
         if not self._is_started:
             self._start()
-        new = [name for name in row if name not in self._columns]
+        new = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in self._columns]
         if new:
             self._widen(new)
-        self._file.append(_format_line([row.get(name, "") for name in self._columns]))
+        self._file.append([_format_line(_list_values(row, self._columns)) for row in rows])
 
     def drop_rows_after(self, step: int) -> None:
         """Keep the whole rows up to ``step``. The file is replaced only when something has to go."""
@@ -75,16 +99,23 @@ class _Table:
         if header and text != _format_table(header, kept):
             write_atomic(self.path, _format_table(header, kept))
 
+    def sync(self) -> None:
+        self._file.sync()
+
     def close(self) -> None:
-        self._file.close()
-        self._is_started = False
+        """End with every row on the disk."""
+        try:
+            self._file.sync()
+        finally:
+            self._file.close()
+            self._is_started = False
 
     def _start(self) -> None:
         header, _ = _parse(_read_text(self.path))
         if header:
             self._columns = header
         else:
-            self._file.append(_format_line(self._columns))
+            self._file.append([_format_line(self._columns)])
         self._is_started = True
 
     def _widen(self, new: list[str]) -> None:
@@ -113,8 +144,12 @@ def _parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def _format_table(header: list[str], rows: list[dict[str, str]]) -> str:
-    lines = [_format_line(header), *(_format_line([row.get(name, "") for name in header]) for row in rows)]
+    lines = [_format_line(header), *(_format_line(_list_values(row, header)) for row in rows)]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _list_values(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any]:
+    return [row.get(name, "") for name in columns]
 
 
 def _format_line(values: list[Any]) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fulltilt.listeners._append import AppendFile
-from fulltilt.records import Event, RunEnded, encode
+from fulltilt.listeners._held import HeldEvents
+from fulltilt.records import CheckpointStarted, Event, RunEnded, encode
 
 
 class EventLog:
@@ -14,13 +17,25 @@ class EventLog:
 
     Nothing is ever removed: after a resume the repeated steps are there twice, told apart by ``attempt`` and
     by the ``RunStarted`` in front of them. A loss that is not finite is ``null``.
+
+    Logging intervals are stored once a second and before every checkpoint; only a killed process loses some
+    (``_held.py``). What was stored by a checkpoint or by the end of the run is on the disk.
     """
 
-    def __init__(self, out_dir: str | Path):
+    def __init__(self, out_dir: str | Path, *, clock: Callable[[], float] = time.monotonic):
         self.path = Path(out_dir) / "events.jsonl"
         self._file = AppendFile(self.path)
+        self._held = HeldEvents(clock)
 
     def __call__(self, event: Event) -> None:
-        self._file.append(json.dumps({"event": type(event).__name__, **encode(event)}, ensure_ascii=False))
+        if not self._held.add(event):
+            return
+        self._file.append([_format_event(held) for held in self._held.take()])
+        if isinstance(event, CheckpointStarted | RunEnded):
+            self._file.sync()
         if isinstance(event, RunEnded):
             self._file.close()
+
+
+def _format_event(event: Event) -> str:
+    return json.dumps({"event": type(event).__name__, **encode(event)}, ensure_ascii=False)

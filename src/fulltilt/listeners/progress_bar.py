@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fulltilt.records import CheckpointSaved, EpochDone, Evaluated, Event, Noted, RunEnded, RunStarted, StepsDone
 
+REDRAW_S = 0.2  # drawing takes 0.4 ms
+
 
 class ProgressBar:
     """A bar on a terminal and one line an epoch; elsewhere only the lines.
 
-    Redrawn when an event comes in, never by a thread: a forked data worker must not inherit a held lock.
+    Redrawn when an event comes in, at most five times a second, never by a thread: a forked data worker must not
+    inherit a held lock.
 
     Args:
         console: Where it goes; standard error when None, so that standard output stays free for results.
+        clock: Seconds from any start.
     """
 
-    def __init__(self, console: Console | None = None):
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic):
         self._console = console or Console(stderr=True)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -25,6 +33,8 @@ class ProgressBar:
         self._n_total: int | None = None
         self._seconds = 0.0  # of training in this process
         self._epoch_line: str | None = None
+        self._clock = clock
+        self._drawn_s = -math.inf
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Evaluated):
@@ -59,6 +69,10 @@ class ProgressBar:
     def _advance(self, event: StepsDone) -> None:
         if self._bar is None or self._task is None or self._started is None:
             return
+        now_s = self._clock()
+        if now_s - self._drawn_s < REDRAW_S:
+            return
+        self._drawn_s = now_s
         of_steps = f"/{self._n_total:,}" if self._n_total else ""
         left_s = self._estimate_left_s(event.step)
         left = f" · {format_seconds(left_s)} left" if left_s is not None else ""

@@ -3,6 +3,7 @@
 from fulltilt.records._codec import VERSION, decode, dumps, encode, loads
 from fulltilt.records.events import (
     CheckpointSaved,
+    CheckpointStarted,
     EpochDone,
     Evaluated,
     Event,
@@ -24,6 +25,7 @@ __all__ = [
     "VERSION",
     "WHOLE_RUNS",
     "CheckpointSaved",
+    "CheckpointStarted",
     "Device",
     "EpochDone",
     "Evaluated",

@@ -68,6 +68,15 @@ class Evaluated(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointStarted(Event):
+    """A checkpoint of this step is about to be written. A resumed run repeats nothing of what came before: a listener
+    that holds something back stores it now."""
+
+    epoch: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSaved(Event):
     epoch: int
     step: int

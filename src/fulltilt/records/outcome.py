@@ -1,33 +1,52 @@
 """One classifier of outcomes, from evidence: exit path first, then the typed exception, then its words.
 
 A message is the weakest evidence, so a child that prints "error" and exits cleanly with a result is fine,
-and a run killed by its own memory watchdog is out of memory whatever it printed.
+and a run killed by its own memory watchdog is out of memory whatever it printed. Words count only in the message of
+an exception that could mean it, and in the last lines of a process that could say no more.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 
 from fulltilt.records.trial import Status
 
 OUT_OF_MEMORY_TYPES = frozenset({"OutOfMemoryError", "MemoryError", "DeviceMemoryError"})
 
-OUT_OF_MEMORY_WORDS = (
-    "out of memory",  # CUDA, HIP, MPS ("MPS backend out of memory"), "CUDA error: out of memory"
-    "can't allocate memory",  # DefaultCPUAllocator
-    "cannot allocate memory",  # ENOMEM from fork, mmap, shm
-    "not enough memory",  # DefaultCPUAllocator: not enough memory
-    "unable to allocate",  # numpy
-    "cublas_status_alloc_failed",
-    "cusolver_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-    "cudnn_status_internal_error_host_allocation_failed",
-    "failed to allocate memory",  # cuFFT, NCCL
-    "insufficient shared memory",  # DataLoader: /dev/shm
-    "std::bad_alloc",
-    "bad_alloc",
+OUT_OF_MEMORY_PATTERNS = (
+    # CUDA, HIP, MPS, XPU, NCCL, JAX; the driver's CUDA_ERROR_OUT_OF_MEMORY. Not "out of memory map", "out of memory-…"
+    r"(?<![a-z])out[ _]of[ _](?:\w+[ _])?memory(?![a-z]|-| map)",
+    r"error(?:outofmemory|memoryallocation)|outofmemoryerror:",  # hipErrorOutOfMemory, cudaErrorMemoryAllocation
+    # DefaultCPUAllocator, ENOMEM from fork and mmap, onnxruntime. Loading a library with static TLS says so too.
+    r"(?:can't|cannot|could not|unable to|failed to) (?:allocate|map) (?:\w+ )?memory(?! in static tls)",
+    r"not enough (?!shared)(?:\w+ )?memory|insufficient (?:\w+ )?memory",  # DefaultCPUAllocator, OpenCV; DataLoader
+    r"(?:unable|failed) to allocate \d",  # numpy, OpenCV: followed by an amount
+    r"memory allocation (?:of \d+ bytes )?failed",  # Rust (tokenizers), HDF5
+    # CUBLAS_STATUS_ALLOC_FAILED; cuFFT, cuDNN, cuSOLVER, cuSPARSE, cuRAND; hipBLAS; MIOpen
+    r"(?<![a-z])(?:cu|hip|miopen|roc|memory_)\w*alloc(?:ation)?_?failed\b",
+    r"cublas_status_not_initialized.*cublascreate",  # its workspace is the first thing it allocates
+    r"rocblas_status_memory_error",
+    r"\bbad_alloc\b",  # C++
+    r"no space left on device.*(?:/dev/shm|\bshm\b|shared memory)",  # torch, NCCL, multiprocessing: tmpfs is memory
+    r"(?:/dev/shm|\bshm\b|shared memory).*no space left on device",
+    r"no space left on device: '/(?:psm_|torch_|wnsm_)",  # names given to shm_open come without their folder
 )
+_OUT_OF_MEMORY = re.compile("|".join(OUT_OF_MEMORY_PATTERNS), re.IGNORECASE | re.DOTALL)
+
+WORDLESS_TYPES = frozenset(
+    {"AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError"}
+    | {"NotImplementedError", "SyntaxError", "TypeError", "UnboundLocalError", "ZeroDivisionError"}
+)
+"""Errors of the program itself: whatever words they hold, memory is not what they are about."""
+
+_KILLED_WORKER = re.compile(r"killed by SIGKILL|killed by signal: Killed")
+_TRACEBACK_END = re.compile(rf"^(?:\w+\.)*_?\w*(?:{'|'.join(sorted(OUT_OF_MEMORY_TYPES))})\b")
+_DUMP = "Fatal Python error: "  # faulthandler: stacks of all threads follow
+_CRASHED_THREAD = re.compile(r"Current thread .*\(most recent call first\):\s+(File .+)")
+_LAST_LINES = 4  # "terminate called …" and "what(): …" are two
+_SIGNAL_HINTS = {signal.SIGBUS: " (a mapped file was cut short, or /dev/shm is full)"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +56,7 @@ class Evidence:
     has_result: bool = False
     exit_code: int | None = None  # None while it lives; negative: minus the signal, as subprocess has it
     exception_type: str | None = None  # class name sent by the process itself
+    exception_types: tuple[str, ...] = ()  # with its base classes, and those of what it was raised from
     message: str = ""
     stderr_tail: str = ""
     memory_watchdog: str | None = None  # what the watchdog saw when it ended the process
@@ -53,39 +73,49 @@ def classify_outcome(evidence: Evidence) -> tuple[Status, str | None]:
         return "timeout", e.deadline
     if e.has_result and e.exit_code in (0, None):
         return "ok", None
-    if e.exception_type or e.message:
-        said = f"{e.exception_type}: {e.message}" if e.exception_type else e.message
-        if e.exception_type in OUT_OF_MEMORY_TYPES or _says_out_of_memory(e.message):
-            return "out_of_memory", said
-        return "error", said
+    if e.exception_type or e.message.strip():
+        said = ": ".join(part for part in (e.exception_type, e.message.strip()) if part)
+        return ("out_of_memory" if _is_out_of_memory(e) else "error"), said
     if e.exit_code == -signal.SIGKILL and e.host_oom_kills > 0:
         return "out_of_memory", "killed by the kernel's out-of-memory killer"
+    words = _read_last_words(e.stderr_tail)
     if e.exit_code is not None and e.exit_code < 0:
-        if e.exit_code == -signal.SIGABRT and _says_out_of_memory(e.stderr_tail):
-            return "out_of_memory", _last_line(e.stderr_tail)
-        return "error", f"ended by {_signal_name(-e.exit_code)}" + _tail(e.stderr_tail)
-    if e.exit_code and _says_out_of_memory(e.stderr_tail):
-        return "out_of_memory", _last_line(e.stderr_tail)
-    return "error", f"ended with exit code {e.exit_code} and no result" + _tail(e.stderr_tail)
+        if e.exit_code == -signal.SIGABRT and _say_out_of_memory(words):
+            return "out_of_memory", words[-1]
+        return "error", f"ended by {_name_signal(-e.exit_code)}" + _describe_end(e.stderr_tail, words)
+    if e.exit_code and _say_out_of_memory(words):
+        return "out_of_memory", words[-1]
+    return "error", f"ended with exit code {e.exit_code} and no result" + _describe_end(e.stderr_tail, words)
 
 
-def _says_out_of_memory(text: str) -> bool:
-    lowered = text.lower()
-    return any(word in lowered for word in OUT_OF_MEMORY_WORDS)
+def _is_out_of_memory(e: Evidence) -> bool:
+    """Whether the exception that ended the process was about memory: by its class, its worker's end, its words."""
+    if OUT_OF_MEMORY_TYPES & {e.exception_type, *e.exception_types}:
+        return True
+    if e.host_oom_kills > 0 and _KILLED_WORKER.search(e.message):
+        return True
+    return e.exception_type not in WORDLESS_TYPES and bool(_OUT_OF_MEMORY.search(e.message))
 
 
-def _signal_name(number: int) -> str:
+def _say_out_of_memory(lines: list[str]) -> bool:
+    return any(_OUT_OF_MEMORY.search(line) for line in lines) or any(_TRACEBACK_END.match(line) for line in lines[-1:])
+
+
+def _name_signal(number: int) -> str:
     try:
-        return signal.Signals(number).name
+        return signal.Signals(number).name + _SIGNAL_HINTS.get(signal.Signals(number), "")
     except ValueError:
         return f"signal {number}"
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def _read_last_words(text: str) -> list[str]:
+    """The last lines that the process wrote itself; where faulthandler wrote after them, those before."""
+    lines = [line.strip() for line in text.partition(_DUMP)[0].splitlines()]
+    return [line for line in lines if line][-_LAST_LINES:]
 
 
-def _tail(text: str) -> str:
-    line = _last_line(text)
-    return f"; last line on stderr: {line}" if line else ""
+def _describe_end(text: str, words: list[str]) -> str:
+    """Where it died, when faulthandler said so; else its last line."""
+    if place := _CRASHED_THREAD.search(text.partition(_DUMP)[2]):
+        return f" at {place[1].strip()}"
+    return f"; last line on stderr: {words[-1]}" if words else ""

@@ -3,28 +3,37 @@
 from fulltilt.report.html import build_tune_html, describe_machine
 from fulltilt.report.summary import (
     PICK_TITLES,
+    describe_advice,
     describe_epoch,
     describe_gain,
     describe_learning_rate,
     describe_pick,
     describe_plan,
+    describe_savings,
     describe_search,
+    describe_verification,
     format_duration,
 )
-from fulltilt.report.table import build_trials_table, format_throughput, format_value, read_memory_gib
+from fulltilt.report.table import build_trials_table, format_gib, format_throughput, format_value, read_memory_gib
+from fulltilt.report.trials_csv import build_trials_csv
 
 __all__ = [
     "PICK_TITLES",
+    "build_trials_csv",
     "build_trials_table",
     "build_tune_html",
+    "describe_advice",
     "describe_epoch",
     "describe_gain",
     "describe_learning_rate",
     "describe_machine",
     "describe_pick",
     "describe_plan",
+    "describe_savings",
     "describe_search",
+    "describe_verification",
     "format_duration",
+    "format_gib",
     "format_throughput",
     "format_value",
     "read_memory_gib",

@@ -58,6 +58,25 @@ def build_line_chart(
     return _svg("".join(out), f"{y_title} by {x_title}") + _legend(list(series))
 
 
+def build_curve_chart(groups: Mapping[str, Sequence[Sequence[Point]]], *, x_title: str, y_title: str) -> str:
+    """Several lines a group, in the group's colour, over a linear x axis; the y axis spans what was measured."""
+    points = [point for lines in groups.values() for line in lines for point in line]
+    if not points:
+        return _empty("nothing was measured")
+    x_ticks = compute_ticks(max(point.x for point in points))
+    y_ticks = compute_ticks_between(min(point.y for point in points), max(point.y for point in points))
+    scale_y = _scale_y(y_ticks[-1], y_ticks[0])
+    inner = WIDTH - LEFT - RIGHT - 16
+
+    def scale_x(x: float) -> float:
+        return LEFT + x / x_ticks[-1] * inner
+
+    out = [_grid(y_ticks, scale_y, y_title), _x_axis([(scale_x(x), f"{x:g}") for x in x_ticks], x_title)]
+    for colour, lines in zip(_COLOURS, groups.values(), strict=False):
+        out += [_line(line, scale_x, scale_y, colour) for line in lines]
+    return _svg("".join(out), f"{y_title} by {x_title}") + _legend(list(groups))
+
+
 def build_bar_chart(bars: Sequence[Bar], *, x_title: str, colours: Mapping[str, str]) -> str:
     """Horizontal stacked bars, one a row of the table; ``colours`` maps every part to a CSS colour."""
     if not bars:
@@ -96,6 +115,15 @@ def compute_ticks(top: float, n: int = 5) -> list[float]:
     return [i * step for i in range(math.ceil(top / step - 1e-9) + 1)]
 
 
+def compute_ticks_between(low: float, high: float, n: int = 5) -> list[float]:
+    """Round figures from at most ``low`` to at least ``high``."""
+    if not high > low:
+        low, high = low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
+    step = compute_ticks(high - low, n)[1]
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
 def _line(points: Sequence[Point], scale_x, scale_y, colour: str) -> str:
     path = " ".join(f"{scale_x(p.x):.1f},{scale_y(p.y):.1f}" for p in points)
     out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>']
@@ -112,8 +140,8 @@ def _line(points: Sequence[Point], scale_x, scale_y, colour: str) -> str:
     return "".join(out)
 
 
-def _scale_y(top: float):
-    return lambda value: HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
+def _scale_y(top: float, bottom: float = 0.0):
+    return lambda value: HEIGHT - BOTTOM - (value - bottom) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
 
 
 def _scale_log2(xs: Sequence[float]):
@@ -168,4 +196,4 @@ def _empty(text: str) -> str:
 def _number(value: float) -> str:
     if value >= 1e6:
         return f"{value / 1e6:g} M"
-    return f"{value / 1e3:g} k" if value >= 1e4 else f"{value:g}"
+    return f"{value / 1e3:g} k" if value >= 1e4 else f"{value:.6g}"

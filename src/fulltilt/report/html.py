@@ -10,20 +10,25 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from fulltilt.report.charts import MAX_SERIES, Bar, Point, build_bar_chart, build_line_chart
+from fulltilt.report.charts import MAX_SERIES, Bar, Point, build_bar_chart, build_curve_chart, build_line_chart
 from fulltilt.report.summary import (
     PICK_TITLES,
     Document,
+    describe_advice,
     describe_epoch,
     describe_gain,
     describe_learning_rate,
     describe_pick,
+    describe_plan,
+    describe_savings,
     describe_search,
+    describe_verification,
 )
 from fulltilt.report.table import (
     SHORT_NAMES,
     Row,
     build_columns,
+    format_gib,
     format_throughput,
     format_value,
     read_memory_gib,
@@ -52,10 +57,13 @@ def build_tune_html(document: Document) -> str:
         f'<p class="sub">{escape(describe_machine(machine))}<br>{escape(describe_search(document))}</p>',
         _cards(document),
         _notes(document),
+        _advice(document),
+        _verification(document),
         "<h2>What was measured</h2>",
         _charts(rows, document),
         f"<h2>All {len(rows)} rows</h2>",
         _table(rows, document),
+        _probes(document),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -84,17 +92,21 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
 
 
 def _cards(document: Document) -> str:
-    cards = []
+    cards: list[str] = []
+    shown: dict[str, str] = {}
     for key, title in PICK_TITLES.items():
         pick = document["picks"].get(key)
         if not pick:
             continue
-        lines = describe_pick(pick)
-        body = "".join(f'<p class="note">{escape(line)}</p>' for line in lines[2:])
+        plan, _, *notes = describe_pick(pick)
+        if pick["id"] in shown:
+            plan, notes = f"the same plan as {shown[pick['id']]}", [f"rule: {pick['rule']}"]
+        shown.setdefault(pick["id"], title.lower())
+        body = "".join(f'<p class="note">{escape(line)}</p>' for line in notes)
         kind = " main" if key == "recommended" else ""
         cards.append(
             f'<div class="card{kind}"><h3>{title}</h3><p class="big">{escape(format_throughput(pick))}</p>'
-            f'<p class="note">samples/s</p><p>{escape(lines[0])}</p>{body}</div>'
+            f'<p class="note">samples/s</p><p>{escape(plan)}</p>{body}</div>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -105,6 +117,7 @@ def _notes(document: Document) -> str:
         line
         for line in (
             describe_gain(document),
+            *describe_savings(document),
             describe_epoch(document),
             describe_learning_rate(document),
             *hints,
@@ -112,9 +125,57 @@ def _notes(document: Document) -> str:
         )
         if line
     ]
+    return _list("What it comes to", lines)
+
+
+def _list(title: str, lines: Sequence[str]) -> str:
     if not lines:
         return ""
-    return "<h2>Notes</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+    return f"<h2>{escape(title)}</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _advice(document: Document) -> str:
+    return _list("What would make it faster still", describe_advice(document, in_full=True))
+
+
+def _verification(document: Document) -> str:
+    """Quality over training time, one line a training, one colour a plan."""
+    said = describe_verification(document)
+    if said is None:
+        return ""
+    verification = document["verification"]
+    curves: dict[str, list[list[Point]]] = {}
+    for run in verification["runs"]:
+        label = f"{run['arm']}, seed {run['seed']}"
+        points = [Point(x=x, y=y, label=f"{label}: {y:.4g} after {x:.3g} s") for x, y in run["curve"]]
+        curves.setdefault(run["arm"], []).append(points)
+    title = f"validation {verification['metric']}"
+    chart = build_curve_chart(curves, x_title="seconds of training", y_title=title)
+    return (
+        f"<h2>Does it learn as well?</h2><p>{escape(said)}</p>"
+        f'<div class="charts"><figure><figcaption>{escape(title.capitalize())} while training</figcaption>'
+        f"{chart}</figure></div>"
+    )
+
+
+def _probes(document: Document) -> str:
+    """Parts of the step that were run alone: what the search predicted from, never what it picked."""
+    probes = document.get("probes") or ()
+    if not probes:
+        return ""
+    lines = "".join(f"<li>{escape(_describe_probe(probe))}</li>" for probe in probes)
+    count = "1 probe" if len(probes) == 1 else f"{len(probes)} probes"
+    summary = f"{count} of parts of the step: what whole runs were chosen by, never picked themselves"
+    return f"<details><summary>{escape(summary)}</summary><ul>{lines}</ul></details>"
+
+
+def _describe_probe(probe: Row) -> str:
+    figure = f"{format_throughput(probe)} samples/s" if probe.get("samples_per_s") else ""
+    memory = probe.get("memory_allocated_peak_gib") if probe["kind"] == "memory" else read_memory_gib(probe)
+    size = "" if memory is None else f"{format_gib(memory)}{' estimated' if probe['kind'] == 'memory' else ''}"
+    end = probe["status"] if probe["status"] == "ok" else f"{probe['status']}: {probe.get('reason')}"
+    parts = (f"{probe['id']} {probe['kind']}", describe_plan(probe["plan"]), figure, size, probe.get("why") or "", end)
+    return " · ".join(part for part in parts if part)
 
 
 def _charts(rows: Sequence[Row], document: Document) -> str:

@@ -14,7 +14,10 @@ PICK_TITLES = {
     "recommended": "Recommended for training",
     "throughput": "Highest throughput",
     "efficiency": "Best efficiency (samples/s per GiB)",
+    "memory": "Least memory at an acceptable speed",
 }
+TIE_PCT = 2.0  # differences below it are none
+SAID_IN_SHORT = ("not in the space", "not reached", "failed")  # of the levers: what was never seen to run
 
 
 def describe_plan(plan: Mapping[str, Any], *, base: Mapping[str, Any] | None = None) -> str:
@@ -49,8 +52,9 @@ def describe_pick(pick: Mapping[str, Any]) -> list[str]:
 
 def describe_search(document: Document) -> str:
     search = document["search"]
+    probes = f" and {search['n_probes']} probes" if search.get("n_probes") else ""
     parts = [
-        f"{search['n_trials']} trials of a grid of {search['grid_size']}",
+        f"{search['n_trials']} trials of a grid of {search['grid_size']}{probes}",
         f"{search['n_out_of_memory']} out of memory",
         f"{format_duration(search['seconds'])}",
     ]
@@ -62,14 +66,75 @@ def describe_gain(document: Document) -> str | None:
     pick, baseline = document["picks"].get("recommended"), document.get("baseline")
     if not pick or not baseline or not baseline.get("samples_per_s") or pick.get("id") == baseline.get("id"):
         return None
+    verdict = (document.get("savings") or {}).get("verdict")
+    if verdict in ("no gain", "same plan"):
+        return None  # what was saved says so
     ratio = pick["samples_per_s"] / baseline["samples_per_s"]
     noise_pct = document["search"].get("noise_pct") or 0.0
-    if 100 * abs(ratio - 1) <= noise_pct:
+    if verdict is None and 100 * abs(ratio - 1) <= noise_pct:
         return f"no difference from the settings as they were: runs of one plan lay {noise_pct:.0f} % apart"
+    is_alone = "savings" in (document.get("null_reasons") or {})
     return (
         f"{ratio:.2f} × the throughput of the settings as they were "
         f"({format_throughput(baseline)} samples/s with {describe_plan(baseline['plan'])})"
+        f"{', in too few runs to tell it from chance' if is_alone else ''}"
     )
+
+
+def describe_savings(document: Document) -> list[str]:
+    """Time of the user's own run before and after, and when the search has paid for itself."""
+    savings = document.get("savings")
+    if not savings:
+        reason = (document.get("null_reasons") or {}).get("savings")
+        return [f"time saved: not known, {reason}"] if reason else []
+    if savings["verdict"] == "same plan":
+        return ["no gain: the settings as they were are the recommended ones"]
+    low, high = savings["gain_ci95_pct"]
+    gain = f"{savings['gain_pct']:.1f} % ({low:.1f} to {high:.1f} %; {savings['n_pairs']} pairs of runs side by side)"
+    if savings["verdict"] == "no gain":
+        shown = "no gain" if max(abs(low), abs(high)) <= TIE_PCT else "no gain that this search could prove"
+        return [f"{shown} over the settings as they were: {gain} of the training time, and that interval holds 0"]
+    slower = f"slower than the settings as they were: the share of the training time saved is {gain}"
+    share = f"{gain} of the training time is saved" if savings["verdict"] == "faster" else slower
+    if savings["before_s"] is None:
+        return [share, *_describe_payback(savings)]
+    run = f"this run, {savings['n_epochs']} epochs of {savings['n_samples']:,} samples"
+    before, after = format_duration(savings["before_s"]), format_duration(savings["after_s"])
+    return [f"{run}: {before} → {after}; {share}", *_describe_payback(savings)]
+
+
+def _describe_payback(savings: Mapping[str, Any]) -> list[str]:
+    if savings.get("payback_s") is None:
+        return []
+    low, high = map(format_duration, savings["payback_s_ci95"])
+    took, after = format_duration(savings["search_s"]), format_duration(savings["payback_s"])
+    text = f"the search took {took} and has paid for itself after {after} of training ({low} to {high})"
+    if savings["after_s"] is not None and savings["payback_s"] > savings["after_s"]:
+        text += f": longer than this run, which saves {format_duration(savings['saved_s'])}"
+    return [text]
+
+
+def describe_advice(document: Document, *, in_full: bool = False) -> list[str]:
+    """What would make the recommended plan faster still; of the levers those that were never run, or all in full."""
+    advice, reasons = document.get("advice"), document.get("null_reasons") or {}
+    if not advice:
+        return []
+    lines = []
+    for part, name in (("bound", "what bounds the step"), ("roof", "MFU and roof")):
+        if advice[part]:
+            lines.append(advice[part]["text"])
+        elif f"advice.{part}" in reasons:
+            lines.append(f"{name}: not known, {reasons[f'advice.{part}']}")
+        if part == "bound":
+            lines += [ceiling["text"] for ceiling in advice["ceilings"]]
+    levers = [lever["text"] for lever in advice["levers"] if in_full or lever["state"] in SAID_IN_SHORT]
+    return lines + levers
+
+
+def describe_verification(document: Document) -> str | None:
+    """The verdict of ``--verify``; None when it was not asked for."""
+    verification = document.get("verification")
+    return verification["text"] if verification else None
 
 
 def describe_epoch(document: Document) -> str | None:

@@ -91,6 +91,11 @@ def format_throughput(row: Row) -> str:
     return f"{text} ± {100 * (interval[1] - interval[0]) / 2 / value:.1f} %"
 
 
+def format_gib(value: float) -> str:
+    """``3.20 GiB``, ``0.0047 GiB``: two figures of what is small."""
+    return f"{value:.2f} GiB" if value >= 0.1 else f"{value:.2g} GiB"
+
+
 def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -1,33 +1,46 @@
 """Statistics of timings, in numpy alone: intervals, steady state, interleaved comparison, ties."""
 
-from fulltilt.stats.compare import (
-    Comparison,
-    ComparisonResult,
+from fulltilt.stats.decision import (
+    MARGIN_PCT,
+    Decision,
+    Look,
     Verdict,
-    compare,
-    compare_blocks,
+    decide,
+    decide_apart,
+    find_look,
+    plan_looks,
 )
+from fulltilt.stats.interleave import ComparisonResult, compare
 from fulltilt.stats.intervals import (
+    compute_contrast_interval,
     compute_interval,
     compute_proportion_interval,
     compute_quantile_interval,
     compute_rate_interval,
     compute_t_quantile,
+    compute_trimmed_interval,
 )
 from fulltilt.stats.steady import find_steady_start
 from fulltilt.stats.ties import find_ties
 
 __all__ = [
-    "Comparison",
+    "MARGIN_PCT",
     "ComparisonResult",
+    "Decision",
+    "Look",
     "Verdict",
     "compare",
-    "compare_blocks",
+    "compute_contrast_interval",
     "compute_interval",
     "compute_proportion_interval",
     "compute_quantile_interval",
     "compute_rate_interval",
     "compute_t_quantile",
+    "compute_trimmed_interval",
+    "decide",
+    "decide_apart",
+    "find_look",
     "find_steady_start",
     "find_ties",
+    "plan_looks",
 ]

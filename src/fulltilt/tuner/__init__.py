@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fulltilt.tuner.hints import Hint
+    from fulltilt.tuner.picks import Pick, Picks
     from fulltilt.tuner.progress import (
         PickMade,
         SearchEvent,
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
         TrialProgressed,
         TrialStarted,
     )
-    from fulltilt.tuner.recommend import LearningRate, Pick, Picks
+    from fulltilt.tuner.recommend import LearningRate
     from fulltilt.tuner.result import EpochSeconds, SearchSummary, TuneResult, read_schema
     from fulltilt.tuner.space import Space, build_space
     from fulltilt.tuner.target import ProcessTarget, Target
@@ -32,7 +33,8 @@ _HOMES = {
         "TrialProgressed",
         "TrialStarted",
     ),
-    "recommend": ("LearningRate", "Pick", "Picks"),
+    "picks": ("Pick", "Picks"),
+    "recommend": ("LearningRate",),
     "result": ("EpochSeconds", "SearchSummary", "TuneResult", "read_schema"),
     "space": ("Space", "build_space"),
     "target": ("ProcessTarget", "Target"),

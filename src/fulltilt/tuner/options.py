@@ -70,7 +70,7 @@ def build_options(
         n_steps=n_steps,
         device=resolve_device(_select_device(config, device)),
         memory_limit_bytes=parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit,
-        strategy="exhaustive" if exhaustive else "quick" if quick else "coordinate_descent",
+        strategy="exhaustive" if exhaustive else "quick" if quick else "model_first",
         budget_s=90.0 if quick and budget_s is None else budget_s,
         free_batch=free_batch,
         lr_rule=lr_rule,

@@ -25,7 +25,9 @@ WATCH_INTERVAL_S = 0.25
 WATCH_DUTY = 0.03  # share of one core that reading the tree's memory may take from the trial
 SILENCE_FLOOR_S = 60.0  # a compile of another batch shape is silent too
 SILENCE_FACTOR = 20.0  # times the longest pause between two signs of progress so far
-LOG_TAIL_BYTES = 4096
+LOG_TAIL_BYTES = 65536  # the stacks of all threads stand behind the last words of a process that was aborted
+ANSWER_LIMIT_BYTES = 4 * 2**20  # of one line; an answer has some kilobytes
+_TORN = b"\0"  # put for the begin of a line that is too long: what follows of it cannot be read as JSON
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -36,7 +38,7 @@ class ProcessOutcome:
 
     evidence: Evidence
     measurement: Measurement | None
-    reply: dict[str, Any]  # the last answer that was neither progress nor failure, as sent
+    reply: dict[str, Any]  # the answers that were neither progress nor failure, as sent, joined
     traceback: str | None
     log_path: Path
     seconds: float
@@ -71,6 +73,8 @@ def run_trial_process(
                 return watch.build_outcome(time.monotonic() - start)
         except ZygoteDiedError as error:
             zygote.close()
+            if watch.is_condemned:  # it was to be ended anyhow, and the reason stands
+                return watch.build_outcome(time.monotonic() - start)
             if attempt == 2:
                 evidence = Evidence(message=f"{error}, twice", stderr_tail=_read_tail(log_path))
                 return watch.build_outcome(time.monotonic() - start, evidence)
@@ -91,7 +95,7 @@ class _Watch:
         self._seen_pids: set[int] = set()
         self._buffer = b""
         self._reply: dict[str, Any] = {}
-        self._failure: dict[str, str] = {}
+        self._failure: dict[str, Any] = {}
         self._deadline: str | None = None
         self._memory: str | None = None
         self._kill_sent_s: float | None = None
@@ -112,13 +116,15 @@ class _Watch:
         finally:
             os.close(answers)
 
+    @property
+    def is_condemned(self) -> bool:
+        """Whether a deadline or a memory limit was passed, so that it was told to end."""
+        return self._kill_sent_s is not None
+
     def build_outcome(self, seconds: float, evidence: Evidence | None = None) -> ProcessOutcome:
-        measurement = None
-        if "measurement" in self._reply:
-            measurement = decode(Measurement, self._reply["measurement"])
         return ProcessOutcome(
             evidence=evidence or self._collect_evidence(),
-            measurement=measurement,
+            measurement=self._read_measurement(),
             reply=self._reply,
             traceback=self._failure.get("traceback"),
             log_path=self._log_path,
@@ -152,6 +158,8 @@ class _Watch:
                 self._is_asked = True
                 self._zygote.send(order, (request, writer, log.fileno()))
             said = self._zygote.receive(START_LIMIT_S)
+            if said is not None and said["say"] == "refused":
+                raise ZygoteDiedError(f"no trial process can be forked: {said['message']}")
             if said is None or said["say"] != "forked":
                 raise ZygoteDiedError(f"the process that trials start from did not answer a fork ({said})")
         except BaseException:
@@ -208,37 +216,55 @@ class _Watch:
     def _read_answers(self, answers: int) -> bool:
         data = os.read(answers, 65536)
         *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > ANSWER_LIMIT_BYTES:
+            self._buffer = _TORN
         for line in lines:
-            # A torn or foreign line is no answer; what the process really said comes as whole objects.
-            with contextlib.suppress(ValueError):
-                self._take(json.loads(line))
+            message = _parse_answer(line)
+            if isinstance(message.get("progress"), dict):
+                self._note_progress(message["progress"])
+            elif isinstance(message.get("failure"), dict):
+                self._failure = message["failure"]
+            else:
+                self._reply |= message
         return bool(data)
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if "progress" in message:
-            now = time.monotonic()
-            if message["progress"].get("stage") == "measuring":
-                if self._progress_s is not None:
-                    self._longest_pause_s = max(self._longest_pause_s, now - self._progress_s)
-                self._progress_s = now
-            if self._on_progress is not None:
-                self._on_progress(message["progress"])
-        elif "failure" in message:
-            self._failure = message["failure"]
-        else:
-            self._reply = message
+    def _note_progress(self, progress: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if progress.get("stage") == "measuring":
+            if self._progress_s is not None:
+                self._longest_pause_s = max(self._longest_pause_s, now - self._progress_s)
+            self._progress_s = now
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def _read_measurement(self) -> Measurement | None:
+        """None without one, and for one that cannot be read."""
+        try:
+            return decode(Measurement, self._reply["measurement"])
+        except (KeyError, ValueError, TypeError, AttributeError):
+            return None
 
     def _collect_evidence(self) -> Evidence:
         return Evidence(
             has_result=bool(self._reply),
             exit_code=(self._exit or {}).get("exit_code"),
-            exception_type=self._failure.get("exception_type"),
-            message=self._failure.get("message", ""),
+            exception_type=str(self._failure["exception_type"]) if "exception_type" in self._failure else None,
+            exception_types=tuple(str(self._failure.get("exception_types", "")).split()),
+            message=str(self._failure.get("message", "")),
             stderr_tail=_read_tail(self._log_path),
             memory_watchdog=self._memory,
             deadline=self._deadline,
             host_oom_kills=max(0, _read_oom_kills() - self._oom_kills_before),
         )
+
+
+def _parse_answer(line: bytes) -> dict[str, Any]:
+    """Empty for a torn or foreign line: code of the user's may write to a descriptor that is not its own."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
 
 
 def _build_watchdog(request: TrialRequest, pid: int) -> Callable[[], str | None] | None:
@@ -272,6 +298,6 @@ def _read_tail(path: Path) -> str:
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-            return stream.read().decode(errors="replace")
+            return stream.read(LOG_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -15,7 +15,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 # These two remove shared memory names when the last process that used them is gone; killing them would leak the names.
 CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
-CLEANER_GRACE_S = 2.0
+CLEANER_GRACE_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +78,32 @@ def kill_session(session: int, *, patience_s: float = 5.0) -> list[int]:
         seen.update(members)
         kill_processes(members)
         if time.monotonic() > end:
+            break
+        time.sleep(0.01)
+    return sorted(seen)
+
+
+def find_marked(mark: str) -> list[int]:
+    """Living processes that were started with ``mark`` (``NAME=value``) in their environment, or forked from such."""
+    found = []
+    for entry in read_processes():
+        if entry.pid == os.getpid() or entry.is_zombie:
+            continue
+        with contextlib.suppress(OSError):
+            if mark.encode() in Path(f"/proc/{entry.pid}/environ").read_bytes().split(b"\0"):
+                found.append(entry.pid)
+    return found
+
+
+def kill_marked(mark: str, *, patience_s: float = 10.0) -> list[int]:
+    """End every process with this mark and return those that were seen; whatever parent or session they have now."""
+    seen: set[int] = set()
+    start = time.monotonic()
+    while marked := find_marked(mark):
+        seen.update(marked)
+        waited_s = time.monotonic() - start
+        kill_processes(marked, spare_cleaners=waited_s < CLEANER_GRACE_S)
+        if waited_s > patience_s:
             break
         time.sleep(0.01)
     return sorted(seen)

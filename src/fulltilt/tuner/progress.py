@@ -31,6 +31,7 @@ class TrialStarted:
     why: str
     n_done: int
     n_planned: int
+    kind: str = "end_to_end"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Three picks from the rows of a search, each by a rule that can be checked against the same rows.
+"""Four picks from the rows of a search, each by a rule that can be checked against the same rows.
 
 Only rows with status ok are considered. A plan that ran several times stands in the table with the row of its median
 run; a plan of which any run failed stands with the failed row, and is not picked.
@@ -14,54 +14,19 @@ from typing import Any, Literal
 
 from fulltilt.errors import NoPlanError
 from fulltilt.levers import load_catalogue
-from fulltilt.records import Plan, Trial, decode, encode
+from fulltilt.records import WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import find_ties
+from fulltilt.tuner.picks import Pick, Picks, build_pick
 
 LearningRateRule = Literal["sqrt", "linear", "none"]
 
+CONFIRMING = ("repeat", "baseline")
+"""Kinds of run that were made beside each other, for the comparison that decides."""
+
 MEMORY_SAFETY_PCT = 80.0
 INDIFFERENCE_PCT = 2.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Pick:
-    """A whole row of the table, and why it was picked.
-
-    Attributes:
-        tied_with: Ids of rows that are as good within the measurement; this one is the smaller batch or simpler plan.
-        changes: "recipe" and "numerics": what differs from the user's plan in a way that can change what is
-            learned, one sentence each; empty lists when nothing does.
-    """
-
-    trial: Trial
-    rule: str
-    tied_with: tuple[str, ...] = ()
-    changes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **encode(self.trial),
-            "rule": self.rule,
-            "tied_with": list(self.tied_with),
-            "changes": encode(self.changes),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Pick:
-        changes = {name: tuple(lines) for name, lines in data.get("changes", {}).items()}
-        return cls(
-            trial=decode(Trial, data),
-            rule=data["rule"],
-            tied_with=tuple(data.get("tied_with", ())),
-            changes=changes,
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Picks:
-    throughput: Pick
-    efficiency: Pick | None  # None when no row has a memory figure
-    recommended: Pick
+FINALIST_GAP_PCT = 5.0  # twice what two processes of one plan usually differ by, and what drift adds
+MEMORY_SPEED_SHARE_PCT = 90.0  # of the best speed: what the pick with the least memory may cost
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,38 +46,53 @@ class LearningRate:
 
 
 def merge_repeats(trials: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
-    """One row a plan, and the rows left over.
+    """One row a plan, and the rows left over. Probes are neither: they ran a part of the step.
 
     The row of a plan is that of its median run by samples/s (the lower of the two middle ones). Where a plan was
     measured again, the run that made it a finalist does not count: it was chosen for being fast, luck included. A run
     that failed takes the plan's place in the table, because a plan that fails once out of three is not safe.
     """
     groups: dict[Plan, list[Trial]] = {}
-    for trial in trials:
+    whole = [trial for trial in trials if trial.kind in WHOLE_RUNS]
+    for trial in whole:
         groups.setdefault(trial.plan, []).append(trial)
     kept = [_select_row(rows) for rows in groups.values()]
     ids = {trial.id for trial in kept}
-    return kept, [trial for trial in trials if trial.id not in ids]
+    return kept, [trial for trial in whole if trial.id not in ids]
 
 
 def _select_row(rows: Sequence[Trial]) -> Trial:
     failed = [row for row in rows if row.status != "ok"]
     if failed:
         return failed[0]
-    fresh = [row for row in rows if row.kind != "end_to_end"] or rows
+    fresh = [row for row in rows if row.kind in CONFIRMING] or rows
     ranked = sorted(fresh, key=lambda row: row.samples_per_s or 0.0)
     return ranked[(len(ranked) - 1) // 2]
 
 
 def select_finalists(trials: Sequence[Trial], *, limit_gib: float | None, n: int = 3) -> list[Plan]:
-    """The plans to measure again: the recommended one, and the best of the others under the memory limit."""
+    """The plans to measure again: the recommended one, and those under the memory limit that may be as fast.
+
+    A row may be as fast as the fastest when it came within ``FINALIST_GAP_PCT`` of it, or the intervals overlap.
+    """
     rows, _ = merge_repeats(trials)
     fine = _filter_safe([row for row in rows if row.status == "ok"], limit_gib)
     if not fine:
         return []
     first, _ = _choose(fine, [row.samples_per_s or 0.0 for row in fine])
-    others = sorted((row for row in fine if row.id != first.id), key=lambda row: -(row.samples_per_s or 0.0))
+    fastest = max(fine, key=lambda row: row.samples_per_s or 0.0)
+    close = [row for row in fine if row is not first and _may_be_as_fast(row, fastest)]
+    others = sorted(close, key=lambda row: -(row.samples_per_s or 0.0))
     return [row.plan for row in (first, *others[: n - 1])]
+
+
+def _may_be_as_fast(row: Trial, fastest: Trial) -> bool:
+    rate, best = row.samples_per_s or 0.0, fastest.samples_per_s or 0.0
+    if rate >= best * (1 - FINALIST_GAP_PCT / 100):
+        return True
+    high = row.samples_per_s_ci95[1] if row.samples_per_s_ci95 else rate
+    low = fastest.samples_per_s_ci95[0] if fastest.samples_per_s_ci95 else best
+    return high >= low
 
 
 def pick(
@@ -130,7 +110,7 @@ def pick(
     Raises:
         NoPlanError: no row is ok; says how the rows ended.
     """
-    fine = [row for row in rows if row.status == "ok"]
+    fine = [row for row in rows if row.status == "ok" and row.kind in WHOLE_RUNS]
     if not fine:
         raise NoPlanError(describe_failures(rows))
     limit_gib = None if memory_limit_gib is None else memory_limit_gib * memory_safety_pct / 100
@@ -138,6 +118,7 @@ def pick(
         throughput=_pick_throughput(fine, user_plan),
         efficiency=_pick_efficiency(fine, user_plan),
         recommended=_pick_recommended(fine, user_plan, limit_gib, memory_limit_gib, memory_safety_pct),
+        memory=_pick_memory(fine, user_plan),
     )
 
 
@@ -159,7 +140,7 @@ def describe_failures(rows: Sequence[Trial]) -> str:
 def _pick_throughput(rows: Sequence[Trial], user_plan: Plan) -> Pick:
     chosen, tied = _choose(rows, [row.samples_per_s or 0.0 for row in rows])
     rule = f"highest samples/s of {len(rows)} rows that ran{_say_tie(tied)}"
-    return _build_pick(chosen, tied, rule, user_plan)
+    return build_pick(chosen, tied, rule, user_plan)
 
 
 def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan) -> Pick | None:
@@ -172,7 +153,29 @@ def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan) -> Pick | None:
         scale=[1 / memory for _, memory in known],
     )
     rule = f"highest samples/s per GiB of {len(known)} rows with a memory figure{_say_tie(tied)}"
-    return _build_pick(chosen, tied, rule, user_plan)
+    return build_pick(chosen, tied, rule, user_plan)
+
+
+def _pick_memory(rows: Sequence[Trial], user_plan: Plan) -> Pick | None:
+    """The least memory that still trains at an acceptable speed; of rows with the same memory the fastest."""
+    confirmed = find_confirmed(rows)
+    best = max(confirmed or rows, key=lambda row: row.samples_per_s or 0.0)
+    best_rate = best.samples_per_s or 0.0
+    fast = [row for row in rows if (row.samples_per_s or 0.0) >= best_rate * MEMORY_SPEED_SHARE_PCT / 100]
+    known = [(row, memory) for row in fast if (memory := row.device_memory_peak_gib) is not None]
+    if not known:
+        return None
+    least_gib = min(memory for _, memory in known)
+    small = [row for row, memory in known if memory <= least_gib * (1 + INDIFFERENCE_PCT / 100)]
+    chosen, tied = _choose(small, [row.samples_per_s or 0.0 for row in small])
+    best_name = "best confirmed speed" if confirmed else "best speed"
+    among = f", the fastest of {len(small)} within {INDIFFERENCE_PCT:g} % of it" if len(small) > 1 else ""
+    count = "1 row" if len(known) == 1 else f"{len(known)} rows"
+    rule = (
+        f"least memory of {count} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
+        f"({best_rate:,.0f} samples/s, {best.id}){among}{_say_tie(tied)}"
+    )
+    return build_pick(chosen, tied, rule, user_plan)
 
 
 def _pick_recommended(
@@ -186,13 +189,13 @@ def _pick_recommended(
     if not safe:
         smallest = min(rows, key=lambda row: (row.device_memory_peak_gib or math.inf, -(row.samples_per_s or 0.0)))
         rule = f"no row has {where}; this is the row with the least memory"
-        return _build_pick(smallest, [], rule, user_plan)
+        return build_pick(smallest, [], rule, user_plan)
     confirmed = find_confirmed(safe)
     field = confirmed or safe
     again = f" that were measured again, side by side, of {len(rows)} that ran" if confirmed else ""
     chosen, tied = _choose(field, [row.samples_per_s or 0.0 for row in field])
     rule = f"highest samples/s of {len(field)} rows{again} ({where}){_say_tie(tied)}"
-    return _build_pick(chosen, tied, rule, user_plan)
+    return build_pick(chosen, tied, rule, user_plan)
 
 
 def find_confirmed(rows: Sequence[Trial]) -> list[Trial]:
@@ -201,7 +204,7 @@ def find_confirmed(rows: Sequence[Trial]) -> list[Trial]:
     Only these are compared for the recommendation: the speed of a machine drifts, and a row from a faster minute
     would win against them by the minute it ran in.
     """
-    return [row for row in rows if row.status == "ok" and row.kind != "end_to_end"]
+    return [row for row in rows if row.status == "ok" and row.kind in CONFIRMING]
 
 
 def _filter_safe(rows: Sequence[Trial], limit_gib: float | None) -> list[Trial]:
@@ -244,38 +247,6 @@ def _say_tie(tied: Sequence[Trial]) -> str:
         return ""
     others = "1 other" if len(tied) == 1 else f"{len(tied)} others"
     return f"; tied with {others}, of which it is the smaller batch or the simpler plan"
-
-
-def _build_pick(trial: Trial, tied: Sequence[Trial], rule: str, user_plan: Plan) -> Pick:
-    return Pick(
-        trial=trial,
-        rule=rule,
-        tied_with=tuple(row.id for row in tied),
-        changes=describe_changes(user_plan, trial.plan),
-    )
-
-
-def describe_changes(user_plan: Plan, plan: Plan) -> dict[str, tuple[str, ...]]:
-    """What differs from the user's plan in a way that can change what is learned."""
-    recipe, numerics = [], []
-    before, after = user_plan.effective_batch_size, plan.effective_batch_size
-    if before != after:
-        recipe.append(f"effective batch {before} → {after}")
-    elif user_plan["batch_size"] != plan["batch_size"]:
-        recipe.append(
-            f"micro-batch {user_plan['batch_size']} → {plan['batch_size']}, effective batch as before: only layers and "
-            "losses that look across a batch (batch normalisation, contrastive losses) see the difference"
-        )
-    catalogue = load_catalogue()
-    for name, value in plan.items():
-        lever, old = catalogue[name], user_plan.get(name, catalogue[name].default)
-        if name in ("batch_size", "accumulate") or old == value:
-            continue
-        if "numerics" in lever.trades:
-            numerics.append(f"{name} {old} → {value}")
-        if "recipe" in lever.trades:
-            recipe.append(f"{name} {old} → {value}")
-    return {"recipe": tuple(recipe), "numerics": tuple(numerics)}
 
 
 def plan_learning_rate(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from fulltilt.records import VERSION, Machine, Plan, Trial, decode, encode
+from fulltilt.stats import compute_interval
+from fulltilt.tuner.advice import Advice
 from fulltilt.tuner.hints import Hint
-from fulltilt.tuner.recommend import LearningRate, Picks
+from fulltilt.tuner.picks import Picks
+from fulltilt.tuner.quality import Verification
+from fulltilt.tuner.recommend import LearningRate
+from fulltilt.tuner.savings import Savings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +29,7 @@ class SearchSummary:
         n_end_to_end: Trials that ran, repeats and earlier sessions in the same folder included.
         n_repeats: Runs of a plan beyond its first.
         n_resumed: Rows taken from the run folder instead of being run.
+        n_probes: Trials that ran a part of the step; those on fake tensors, which run nothing, left out.
         n_collapsed: Combinations of the axes that came to the same plan as another one.
         seconds: Wall time, earlier sessions' trials included.
         memory_limit_gib: What rows were held against; the recommended one keeps below ``memory_safety_pct`` of it.
@@ -38,6 +45,7 @@ class SearchSummary:
     n_skipped: int = 0
     n_repeats: int = 0
     n_resumed: int = 0
+    n_probes: int = 0
     n_collapsed: int = 0
     memory_limit_gib: float | None = None
     memory_safety_pct: float = 80.0
@@ -47,7 +55,10 @@ class SearchSummary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EpochSeconds:
-    """Time of one pass over the training set with the recommended plan, from its measured throughput."""
+    """Time of one pass over the training set with the recommended plan, from its measured throughput.
+
+    Training alone: evaluation and checkpoints come on top.
+    """
 
     estimate: float | None
     ci95: tuple[float, float] | None
@@ -67,6 +78,10 @@ class TuneResult:
     user_plan: Plan
     baseline: Trial | None = None  # the user's plan as measured
     repeats: tuple[Trial, ...] = ()  # further runs of plans in ``trials``
+    probes: tuple[Trial, ...] = ()  # of parts of the step: kinds device, loader, memory
+    savings: Savings | None = None
+    advice: Advice | None = None
+    verification: Verification | None = None
     hints: tuple[Hint, ...] = ()
     notes: tuple[str, ...] = ()
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -91,15 +106,28 @@ class TuneResult:
         return decode(cls, document)
 
 
-def build_epoch_seconds(trial: Trial, n_samples: int | None) -> EpochSeconds:
-    """Samples over samples per second; the interval comes from the throughput's."""
+def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[Trial] = ()) -> EpochSeconds:
+    """Samples over samples per second.
+
+    The interval is that of the row's throughput, turned round. Where the plan ran in several processes it is widened to
+    the interval over those: the next run is another process, and steps inside one say nothing of how these differ.
+
+    Args:
+        runs: Runs of the same plan that ended well, the row's own among them.
+    """
     if not n_samples or not trial.samples_per_s:
         return EpochSeconds(estimate=None, ci95=None)
-    interval = trial.samples_per_s_ci95
-    ci95 = None
-    if interval is not None and min(interval) > 0:
-        ci95 = (n_samples / interval[1], n_samples / interval[0])
-    return EpochSeconds(estimate=n_samples / trial.samples_per_s, ci95=ci95)
+    rates = [run.samples_per_s for run in runs if run.samples_per_s]
+    intervals = [trial.samples_per_s_ci95] if trial.samples_per_s_ci95 is not None else []
+    if len(rates) > 1:
+        low, high = compute_interval([math.log(rate) for rate in rates])
+        intervals.append((math.exp(low), math.exp(high)))
+    known = [interval for interval in intervals if min(interval) > 0]
+    estimate = n_samples / trial.samples_per_s
+    if not known:
+        return EpochSeconds(estimate=estimate, ci95=None)
+    low, high = min(interval[0] for interval in known), max(interval[1] for interval in known)
+    return EpochSeconds(estimate=estimate, ci95=(min(n_samples / high, estimate), max(n_samples / low, estimate)))
 
 
 def read_schema() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Generator
 
-from fulltilt.records import Plan, Trial
+from fulltilt.records import PROBES, Plan, Trial
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.progress import OnEvent, SearchEvent, TrialDone, TrialStarted
 from fulltilt.tuner.target import Target, build_row
@@ -24,7 +24,10 @@ BASELINE = "baseline"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """Run ``plan``. Asked twice, a plan is run once; of kind "repeat" or "baseline" it is always a fresh process."""
+    """Run ``plan``, or a part of it: ``kind`` is one of ``records.WHOLE_RUNS`` and ``records.PROBES``.
+
+    Asked twice, the same is run once; of kind "repeat" or "baseline" it is always a fresh process.
+    """
 
     plan: Plan
     why: str
@@ -70,8 +73,9 @@ class Session:
         self._clock = clock
         self._start_s = clock() if start_s is None else start_s
         self._earlier_s = journal.spent_s
-        self._known: dict[Plan, Trial] = {}
-        self.rows: list[Trial] = []
+        self._known: dict[tuple[Plan, str], Trial] = {}
+        self.rows: list[Trial] = []  # whole runs, and plans that were skipped
+        self.probes: list[Trial] = []
         self.n_run = 0  # processes started by this session
         self.n_resumed = 0
         self.is_budget_spent = False
@@ -80,6 +84,10 @@ class Session:
     def elapsed_s(self) -> float:
         """Wall time of the search: this session, and the trials of earlier ones in the same folder."""
         return self._earlier_s + self._clock() - self._start_s
+
+    @property
+    def n_done(self) -> int:
+        return len(self.rows) + len(self.probes)
 
     def run(self, strategy: Strategy, *, may_use_reserve: bool = False) -> bool:
         """Run a strategy to its end; False when the budget ended it first."""
@@ -96,10 +104,10 @@ class Session:
             return True
 
     def _must_stop(self, wish: Ask, *, may_use_reserve: bool) -> bool:
-        """Whether the next trial would not fit. The first one always runs, else there is nothing to say."""
-        if self._budget_s is None or not self.rows or self._is_free(wish):
+        """Whether the next trial would not fit. The first whole run always runs, else there is nothing to say."""
+        if self._budget_s is None or self._is_free(wish) or (not self.rows and wish.kind not in PROBES):
             return False
-        seconds = [row.seconds for row in self.rows if row.seconds > 0]
+        seconds = self._list_seconds()
         usual_s = statistics.median(seconds) if seconds else 0.0
         reserve_s = 0.0 if may_use_reserve else min(self._reserve_trials * usual_s, RESERVE_SHARE * self._budget_s)
         return self.elapsed_s + usual_s + reserve_s > self._budget_s
@@ -108,7 +116,10 @@ class Session:
         return self._is_known(wish) or self._journal.holds(wish.plan, wish.kind)
 
     def _is_known(self, wish: Ask) -> bool:
-        return wish.kind == END_TO_END and wish.plan in self._known
+        return (wish.plan, wish.kind) in self._known
+
+    def _list_seconds(self) -> list[float]:
+        return [row.seconds for row in (*self.rows, *self.probes) if row.seconds > 0]
 
     def adopt_rest(self) -> None:
         """Take in the rows of earlier sessions that nobody asked for: a resumed search never reports less."""
@@ -118,23 +129,25 @@ class Session:
 
     def _ask(self, wish: Ask) -> Trial:
         if self._is_known(wish):
-            return self._known[wish.plan]
+            return self._known[wish.plan, wish.kind]
         found = self._journal.take(wish.plan, wish.kind)
         if found is not None:
             self.n_resumed += 1
             return self._keep(found, is_resumed=True)
         id = self._journal.next_id()
         self._tell(
-            TrialStarted(id=id, plan=wish.plan, why=wish.why, n_done=len(self.rows), n_planned=self._count_planned())
+            TrialStarted(
+                id=id, plan=wish.plan, why=wish.why, kind=wish.kind, n_done=self.n_done, n_planned=self._count_planned()
+            )
         )
-        trial = dataclasses.replace(self._target(wish.plan, id=id, why=wish.why), kind=wish.kind)
+        trial = self._target(wish.plan, id=id, why=wish.why, kind=wish.kind)
         self.n_run += 1
         self._journal.append(trial)
         return self._keep(trial)
 
     def _skip(self, wish: Skip) -> Trial:
-        if wish.plan in self._known:
-            return self._known[wish.plan]
+        if (wish.plan, END_TO_END) in self._known:
+            return self._known[wish.plan, END_TO_END]
         found = self._journal.take(wish.plan, END_TO_END)
         if found is not None:
             self.n_resumed += 1
@@ -145,14 +158,14 @@ class Session:
         return self._keep(trial)
 
     def _keep(self, trial: Trial, *, is_resumed: bool = False) -> Trial:
-        if trial.kind == END_TO_END:
-            self._known[trial.plan] = trial
-        self.rows.append(trial)
+        if trial.kind in (END_TO_END, *PROBES):
+            self._known[trial.plan, trial.kind] = trial
+        (self.probes if trial.kind in PROBES else self.rows).append(trial)
         left_s = self._estimate_left_s()
         self._tell(
             TrialDone(
                 trial=trial,
-                n_done=len(self.rows),
+                n_done=self.n_done,
                 n_planned=self._count_planned(),
                 seconds_left=left_s,
                 is_resumed=is_resumed,
@@ -161,14 +174,14 @@ class Session:
         return trial
 
     def _estimate_left_s(self) -> float | None:
-        seconds = [row.seconds for row in self.rows if row.seconds > 0]
+        seconds = self._list_seconds()
         if not seconds:
             return None
-        left_s = statistics.fmean(seconds) * max(0, self._count_planned() - len(self.rows))
+        left_s = statistics.fmean(seconds) * max(0, self._count_planned() - self.n_done)
         return left_s if self._budget_s is None else max(0.0, min(left_s, self._budget_s - self.elapsed_s))
 
     def _count_planned(self) -> int:
-        return max(self.n_planned, len(self.rows))
+        return max(self.n_planned, self.n_done)
 
     def _tell(self, event: SearchEvent) -> None:
         if self._on_event is not None:

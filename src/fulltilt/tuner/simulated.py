@@ -33,7 +33,7 @@ class SimulatedTarget:
         self._answer, self._on_call = answer, on_call
         self.asked: list[Plan] = []
 
-    def __call__(self, plan: Plan, *, id: str, why: str) -> Trial:
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
         if self._on_call is not None:
             self._on_call(plan)
         self.asked.append(plan)
@@ -44,6 +44,7 @@ class SimulatedTarget:
             plan,
             id=id,
             why=why,
+            kind=kind,
             status=answer.status,
             reason=reason,
             measurement=measurement,
@@ -61,8 +62,8 @@ class ReplayTarget:
     def __init__(self, rows: Sequence[Trial]):
         self._rows = {row.plan: row for row in rows}
 
-    def __call__(self, plan: Plan, *, id: str, why: str) -> Trial:
-        return dataclasses.replace(self._rows[plan], id=id, why=why)
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
+        return dataclasses.replace(self._rows[plan], id=id, why=why, kind=kind)
 
 
 def _build_measurement(plan: Plan, answer: Answer) -> Measurement:

@@ -32,6 +32,7 @@ class Space:
         base: The user's plan, moved onto the axes where it lies off them; batch size aside.
         user_plan: The user's plan, made applicable.
         effective_batch_size: Held by every plan; None when it is free.
+        memory_gib: What a plan may use of the device's memory; None: not known.
         skipped: Values that apply in no plan of the grid, as (plan, reason).
         notes: What was changed about the user's own plan, in words.
     """
@@ -41,6 +42,7 @@ class Space:
     user_plan: Plan
     facts: Facts
     effective_batch_size: int | None = None
+    memory_gib: float | None = None
     skipped: tuple[tuple[Plan, str], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -176,13 +178,18 @@ def _suggest_batch_sizes(user: Plan, facts: Facts, *, is_free: bool) -> tuple[in
 
 
 def suggest_divisors(effective: int, own: int | None = None) -> tuple[int, ...]:
-    """Up to six divisors of the effective batch from itself down to its sixteenth, spaced by ⅔ or more; and ``own``."""
+    """Up to six divisors of the effective batch from itself down to its sixteenth, spaced by ⅔ or more.
+
+    ``own`` joins them, and where it is the smallest so does the next one below it, so that both sides of it are tried.
+    """
     kept: list[int] = []
     for value in range(effective, max(1, effective // SMALLEST_SHARE) - 1, -1):
         if effective % value == 0 and (not kept or value <= kept[-1] / 1.5):
             kept.append(value)
         if len(kept) == N_DIVISORS:
             break
+    if own and own <= kept[-1]:
+        kept += [value for value in range(own // 2, 0, -1) if effective % value == 0][:1]
     return tuple(sorted({*kept, own} if own else kept))
 
 

@@ -12,9 +12,11 @@ from fulltilt import errors
 from fulltilt.errors import FulltiltError, NoPlanError
 from fulltilt.levers import Facts
 from fulltilt.records import (
+    PROBES,
     Measurement,
     PhasesMs,
     Plan,
+    Roof,
     Status,
     Trial,
     TrialRequest,
@@ -28,6 +30,7 @@ NULLABLE = (
     "phases_ms",
     "samples_per_s",
     "samples_per_s_ci95",
+    "receive_ms",
     "gpu_utilization_pct",
     "memory_allocated_peak_gib",
     "memory_reserved_peak_gib",
@@ -42,16 +45,18 @@ NULLABLE = (
 
 
 PROBE_ID = "facts"
+ROOFS_ID = "roofs"
 
 
 class Target(Protocol):
     """Plan → Trial. Never raises for what goes wrong inside a trial: that is a status and a reason.
 
-    A trial has the plan, id and why it was asked for, a figure for ``samples_per_s`` exactly when its status is ok,
-    a reason exactly when it is not, and a null reason for every null figure.
+    A trial has the plan, id, kind and why it was asked for, a figure exactly when its status is ok (``samples_per_s``;
+    of kind "memory" the estimated ``memory_allocated_peak_gib``), a reason exactly when it is not, and a null reason
+    for every null figure.
     """
 
-    def __call__(self, plan: Plan, *, id: str, why: str) -> Trial: ...
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,9 +97,10 @@ class ProcessTarget:
         self._zygote = zygote or Zygote(folder / "zygote.log")
         self._on_progress = on_progress
 
-    def __call__(self, plan: Plan, *, id: str, why: str) -> Trial:
-        outcome = self._run(self._build_request(plan, id), "trial")
-        return build_trial(plan, outcome, id=id, why=why, memory_limit_bytes=self._memory_limit_bytes)
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
+        outcome = self._run(self._build_request(plan, id), kind if kind in PROBES else "trial")
+        limit_bytes = None if kind == "memory" else self._memory_limit_bytes
+        return build_trial(plan, outcome, id=id, why=why, kind=kind, memory_limit_bytes=limit_bytes)
 
     def close(self) -> None:
         """End the zygote and whatever still runs below it."""
@@ -110,6 +116,11 @@ class ProcessTarget:
         if "facts" in outcome.reply and outcome.evidence.exit_code == 0:
             return ProbeResult(facts=decode(Facts, outcome.reply["facts"]), workload=outcome.reply["workload"])
         raise _build_error(outcome)
+
+    def read_roofs(self, plan: Plan) -> tuple[Roof, ...]:
+        """Measure the roofs of the device in a process of its own; empty when that failed (its log says why)."""
+        outcome = self._run(self._build_request(plan, ROOFS_ID), "roofs")
+        return tuple(decode(Roof, roof) for roof in outcome.reply.get("roofs", ()))
 
     def _build_request(self, plan: Plan, id: str) -> TrialRequest:
         return TrialRequest(
@@ -132,7 +143,14 @@ class ProcessTarget:
 
 
 def build_trial(
-    plan: Plan, outcome: ProcessOutcome, *, id: str, why: str, n_devices: int = 1, memory_limit_bytes: int | None = None
+    plan: Plan,
+    outcome: ProcessOutcome,
+    *,
+    id: str,
+    why: str,
+    kind: str = "end_to_end",
+    n_devices: int = 1,
+    memory_limit_bytes: int | None = None,
 ) -> Trial:
     """The row that a process' end becomes.
 
@@ -143,7 +161,7 @@ def build_trial(
     measurement = outcome.measurement
     if status == "ok" and measurement is None:
         status, reason = "error", "the trial ended well but sent no measurement"
-    if status == "ok" and measurement is not None and not _is_rate(measurement.samples_per_s):
+    if status == "ok" and measurement is not None and kind != "memory" and not _is_rate(measurement.samples_per_s):
         status, reason = "error", f"the trial measured {measurement.samples_per_s} samples/s, which is no rate"
     if status == "ok" and measurement is not None and memory_limit_bytes is not None:
         status, reason = _hold_against_limit(measurement, memory_limit_bytes)
@@ -151,8 +169,8 @@ def build_trial(
         first_line = (reason or status).strip().splitlines()[0]
         reason = f"{first_line} (log: {outcome.log_path})"
     return build_row(
-        plan, id=id, why=why, status=status, reason=reason, measurement=measurement, seconds=outcome.seconds,
-        n_devices=n_devices,
+        plan, id=id, why=why, kind=kind, status=status, reason=reason, measurement=measurement,
+        seconds=outcome.seconds, n_devices=n_devices,
     )  # fmt: skip
 
 
@@ -163,6 +181,7 @@ def build_row(
     why: str,
     status: Any,
     reason: str | None,
+    kind: str = "end_to_end",
     measurement: Measurement | None = None,
     seconds: float = 0.0,
     n_devices: int = 1,
@@ -182,6 +201,7 @@ def build_row(
         status=status,
         reason=reason,
         why=why,
+        kind=kind,
         n_devices=n_devices,
         batch_size_per_device=plan["batch_size"] // n_devices,
         effective_batch_size=plan.effective_batch_size,

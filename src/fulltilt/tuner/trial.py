@@ -16,6 +16,7 @@ import importlib
 import json
 import math
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -48,30 +49,51 @@ def refuse_inside_trial(call: str) -> None:
 
 
 def run_request(message: Mapping[str, Any], answer: Answer) -> None:
-    request = decode(TrialRequest, message)
-    if message.get("kind", "trial") == "facts":
+    request, kind = decode(TrialRequest, message), message.get("kind", "trial")
+    if kind == "facts":
         run_facts(request, answer)
+    elif kind == "memory":
+        run_memory_probe(request, answer)
+    elif kind == "roofs":
+        run_roofs(request, answer)
     else:
-        run_trial(request, answer)
+        run_trial(request, answer, kind)
 
 
-def run_trial(request: TrialRequest, answer: Answer) -> None:
-    """Measure one plan in this process and answer with the Measurement.
+def run_trial(request: TrialRequest, answer: Answer, kind: str = "trial") -> None:
+    """Measure one plan in this process, or the part of it that ``kind`` names, and answer with the Measurement.
 
     Raises:
         FulltiltError: the workload cannot be built or measured; and whatever the user's code raises.
     """
     from fulltilt.engine.measured import run_measured
+    from fulltilt.engine.probes import run_device_probe, run_loader_probe
 
+    measure = {"trial": run_measured, "device": run_device_probe, "loader": run_loader_probe}[kind]
     with _build(request, answer) as run:
         answer({"progress": {"stage": "built"}})
-        measurement = run_measured(
+        measurement = measure(
             run,
             n_steps=request.n_steps,
             max_measure_s=request.max_measure_s,
             on_progress=_report_steps(answer),
         )
         answer({"measurement": encode(measurement)})
+
+
+def run_memory_probe(request: TrialRequest, answer: Answer) -> None:
+    """Estimate the memory of one plan without a step and answer with a Measurement of that figure."""
+    from fulltilt.engine import probes
+
+    with _build(request, answer) as run:
+        answer({"measurement": encode(probes.run_memory_probe(run))})
+
+
+def run_roofs(request: TrialRequest, answer: Answer) -> None:
+    """Measure what this device reaches at matmul and copy, in a process like a trial's."""
+    from fulltilt.measure import measure_roofs
+
+    answer({"roofs": encode(measure_roofs(request.device))})
 
 
 def run_facts(request: TrialRequest, answer: Answer) -> None:
@@ -122,7 +144,9 @@ def serve_request(request: int, answers: int, *, scratch: str, body: str = DEFAU
     with os.fdopen(answers, "wb", buffering=0) as stream:
 
         def answer(message: Mapping[str, Any]) -> None:
-            stream.write(json.dumps({**message, "time_s": time.time()}, allow_nan=False).encode() + b"\n")
+            line = json.dumps({**message, "time_s": time.time()}, allow_nan=False, ensure_ascii=False)
+            # Names of files that are no UTF-8 reach messages as lone surrogates, which no journal can hold.
+            stream.write(line.encode(errors="replace") + b"\n")
 
         with os.fdopen(request, "rb") as source:
             message = json.loads(source.read())
@@ -142,22 +166,52 @@ def _run_body(message: Mapping[str, Any], answer: Answer, body: str) -> int:
         try:
             # torch's handler raises whenever a dead data worker is noticed, also while its death is being told.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _lift_memory_limit()
             text = "".join(traceback.format_exception(failure))
-            print(text, file=sys.stderr, flush=True)
-            answer({"failure": describe_failure(failure, text)})
+            # Without a reader, or without room for the log, the other way of telling is still open.
+            with contextlib.suppress(OSError, ValueError):
+                answer({"failure": describe_failure(failure, text)})
+            with contextlib.suppress(OSError, ValueError):
+                print(text, file=sys.stderr, flush=True)
             break
         except RuntimeError as again:
             failure = again
     return 1
 
 
+def _lift_memory_limit() -> None:
+    """What ran out of memory is still held by the frames of the traceback; telling of it needs some more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
 def describe_failure(error: BaseException, text: str) -> dict[str, str]:
-    message = str(error) or type(error).__name__
+    name = type(error).__name__
     return {
-        "exception_type": type(error).__name__,
-        "message": message[:TRACEBACK_LIMIT_CHARS],
+        "exception_type": name,
+        "exception_types": " ".join(_list_types(error)),
+        "message": (_read_message(error) or name)[:TRACEBACK_LIMIT_CHARS],
         "traceback": text[-TRACEBACK_LIMIT_CHARS:],
     }
+
+
+def _read_message(error: BaseException) -> str:
+    try:
+        return str(error).strip()
+    except Exception as own:  # process boundary: a user's __str__ may raise anything
+        return f"its message cannot be read ({type(own).__name__})"
+
+
+def _list_types(error: BaseException) -> list[str]:
+    """Class and base classes of an exception, and of what it was raised from: a wrapped out-of-memory is still one."""
+    names: dict[str, None] = {}
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        names |= dict.fromkeys(cls.__name__ for cls in type(cause).__mro__ if issubclass(cls, BaseException))
+        cause = cause.__cause__
+    return list(names)
 
 
 def _unpickle(pickled: str | None) -> Any:

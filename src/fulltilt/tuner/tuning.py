@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 import time
@@ -15,9 +16,11 @@ from fulltilt.config import Config
 from fulltilt.errors import UsageError
 from fulltilt.hardware import has_c_compiler, read_machine
 from fulltilt.levers import Facts, default_plan, find_obstacles
-from fulltilt.records import Machine, Plan, Trial
+from fulltilt.records import Machine, Plan, Roof, Trial, decode
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import recommend, search
+from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS, confirm
+from fulltilt.tuner.finish import finish_result
 from fulltilt.tuner.hints import find_hints, find_search_hints
 from fulltilt.tuner.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
@@ -27,7 +30,7 @@ from fulltilt.tuner.result import SearchSummary, TuneResult, build_epoch_seconds
 from fulltilt.tuner.session import BASELINE, REPEAT, Ask, Session
 from fulltilt.tuner.source import TuneTarget, resolve_target
 from fulltilt.tuner.space import Space, build_space
-from fulltilt.tuner.target import PROBE_ID, ProbeResult, ProcessTarget
+from fulltilt.tuner.target import PROBE_ID, ROOFS_ID, ProbeResult, ProcessTarget
 from fulltilt.tuner.trial import refuse_inside_trial
 
 if TYPE_CHECKING:
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
 
 RESULT_FILE = "tune.json"
 MAX_CONFIRM_PASSES = 3
-CONFIRM_ROUNDS = 3  # with two, one slow process decides the median
 NOISE_PCT = 10.0
 
 
@@ -115,7 +117,9 @@ def _run(
         memory_limit_bytes=choose_trial_limit_bytes(options, machine),
         deadline_s=options.deadline_s,
         max_measure_s=options.max_measure_s,
-        on_progress=lambda id, values: None if id == PROBE_ID else tell(TrialProgressed(id=id, values=values)),
+        on_progress=lambda id, values: (
+            None if id in (PROBE_ID, ROOFS_ID) else tell(TrialProgressed(id=id, values=values))
+        ),
     )
     try:
         probe = target.read_facts(default_plan({"batch_size": 1}))
@@ -126,13 +130,23 @@ def _run(
             num_workers=options.num_workers,
             free_batch=options.free_batch,
         )
-        session = _open_session(target, journal, space, options, folder, tell, start_s)
         memory_gib = find_memory_gib(options, machine)
-        _search(session, space, options, memory_gib)
+        limit_gib = None if memory_gib is None else memory_gib * recommend.MEMORY_SAFETY_PCT / 100
+        space = dataclasses.replace(space, memory_gib=limit_gib)
+        session = _open_session(target, journal, space, options, folder, tell, start_s)
+        _search(session, space, options)
+        machine = dataclasses.replace(machine, roofs=_read_roofs(target, session, folder))
     finally:
         target.close()
     result = _build_result(aim, options, machine, probe, space, session, journal, memory_gib, folder)
-    for name in ("throughput", "efficiency", "recommended"):
+    result = finish_result(
+        result,
+        axes=space.axes,
+        facts=space.facts,
+        n_epochs=aim.config.run.epochs,
+        roofs_missing=f"no roof could be measured; see {folder.path / 'logs' / 'roofs.log'}",
+    )
+    for name in ("throughput", "efficiency", "memory", "recommended"):
         chosen = getattr(result.picks, name)
         if chosen is not None:
             tell(PickMade(name=name, trial=chosen.trial, rule=chosen.rule))
@@ -149,7 +163,7 @@ def _open_session(
     tell: OnEvent,
     start_s: float,
 ) -> Session:
-    n_repeats = 3 if options.is_quick else 4 * CONFIRM_ROUNDS  # the finalists once; with the user's plan, in rounds
+    n_repeats = 3 if options.is_quick else 4 * MAX_CONFIRM_ROUNDS  # finalists; with the user's plan, in rounds
     n_planned = search.count_planned(space, options.strategy) + n_repeats
     session = Session(
         target,
@@ -175,19 +189,28 @@ def _open_session(
     return session
 
 
-def _search(session: Session, space: Space, options: TuneOptions, memory_gib: float | None) -> None:
+def _search(session: Session, space: Space, options: TuneOptions) -> None:
     """The strategy, then the finalists and the user's own plan side by side; others where all of those fail."""
     session.run(search.skip_impossible(space))
     session.run(search.STRATEGIES[options.strategy](space))
-    limit_gib = None if memory_gib is None else memory_gib * recommend.MEMORY_SAFETY_PCT / 100
-    n_rounds = 1 if options.is_quick else CONFIRM_ROUNDS
+    if space.axes and not any(row.status != "skipped" for row in session.rows):
+        session.run(search.run_nearest(space))  # the budget went into probes
+    max_rounds = 1 if options.is_quick else MAX_CONFIRM_ROUNDS
     for number in range(MAX_CONFIRM_PASSES):
-        finalists = recommend.select_finalists(session.rows, limit_gib=limit_gib)
+        finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib)
         if not finalists or recommend.find_confirmed(recommend.merge_repeats(session.rows)[0]):
             break
         baseline = None if number or options.is_quick else _plan_baseline(session, space)
-        session.run(search.confirm(finalists, n_rounds=n_rounds, baseline=baseline), may_use_reserve=True)
+        session.run(confirm(finalists, max_rounds=max_rounds, baseline=baseline), may_use_reserve=True)
     session.adopt_rest()
+
+
+def _read_roofs(target: ProcessTarget, session: Session, folder: RunFolder) -> tuple[Roof, ...]:
+    """Beside the trials they judge: a search that only read its rows back takes the roofs of then."""
+    if session.n_run or not (folder.path / RESULT_FILE).exists():
+        return target.read_roofs(default_plan({"batch_size": 1}))
+    document = json.loads((folder.path / RESULT_FILE).read_text(encoding="utf-8"))
+    return tuple(decode(Roof, roof) for roof in document["machine"].get("roofs", ()))
 
 
 def _plan_baseline(session: Session, space: Space) -> Ask | None:
@@ -243,6 +266,7 @@ def _build_result(
         user_plan=space.user_plan,
         baseline=baseline,
         repeats=tuple(repeats),
+        probes=tuple(session.probes),
         hints=(*find_hints(chosen, memory_gib), *find_search_hints(table)),
         notes=(
             *journal.notes,
@@ -297,6 +321,7 @@ def _summarize(
         n_skipped=sum(row.status == "skipped" for row in table),
         n_repeats=len(repeats),
         n_resumed=session.n_resumed,
+        n_probes=sum(row.kind != "memory" for row in session.probes),
         n_collapsed=(space.n_combinations - len(space.grid())) if space.axes else 0,
         memory_limit_gib=memory_gib,
         memory_safety_pct=recommend.MEMORY_SAFETY_PCT,

@@ -24,6 +24,7 @@ import socket
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fulltilt.tuner import proctree
@@ -47,6 +48,9 @@ PRELOAD = (
     "fulltilt.tuner.trial",
 )
 MESSAGE_LIMIT_BYTES = 65536
+SHORT_HOME = "/tmp"
+# 107 bytes for the address of a socket, less fulltilt-xxxxxxxx/pymp-xxxxxxxx/listener-xxxxxxxx with its slashes.
+HOME_LIMIT_CHARS = 107 - 50
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,10 +137,14 @@ def _handle(
     elif message["do"] == "kill" and trial is not None:
         proctree.kill_processes(proctree.find_descendants(os.getpid()), spare_cleaners=True)
     elif message["do"] == "fork":
-        trial = _fork_trial(message, descriptors, control, wakeup)
+        try:
+            trial = _fork_trial(message, descriptors, control, wakeup)
+        except OSError as error:  # no process, no memory, no room for the folder: the next trial may have better luck
+            _say(control, say="refused", message=str(error))
+        else:
+            _say(control, say="forked", pid=trial.pid, scratch=trial.scratch)
         for descriptor in descriptors:
             os.close(descriptor)
-        _say(control, say="forked", pid=trial.pid, scratch=trial.scratch)
     return trial
 
 
@@ -147,6 +155,7 @@ def _report_end(control: socket.socket, trial: Forked | None) -> Forked | None:
     if trial is None or status is None:
         return trial
     stray = _end_all(None)
+    proctree.remove_shared_segments({trial.pid, *stray})  # here: whoever is told may be killed before it can
     shutil.rmtree(trial.scratch, ignore_errors=True)
     _say(control, say="exited", pid=trial.pid, exit_code=os.waitstatus_to_exitcode(status), stray_pids=stray)
     return None
@@ -181,11 +190,22 @@ def _end_all(trial: int | None, *, patience_s: float = 10.0) -> list[int]:
 def _fork_trial(message: dict[str, Any], descriptors: list[int], control: socket.socket, wakeup: int) -> Forked:
     """The folder for temporary files is made and removed here: this process outlives a search that is killed."""
     parent = os.getpid()
-    scratch = tempfile.mkdtemp(prefix="fulltilt-")
-    pid = os.fork()
+    scratch = tempfile.mkdtemp(prefix="fulltilt-", dir=_choose_scratch_home())
+    try:
+        pid = os.fork()
+    except OSError:
+        Path(scratch).rmdir()
+        raise
     if pid == 0:
         _become_trial({**message, "scratch": scratch}, descriptors, control, wakeup, parent)
     return Forked(pid=pid, scratch=scratch)
+
+
+def _choose_scratch_home() -> str | None:
+    """The usual folder (None), unless a data worker's socket in a folder below it would get too long a name."""
+    if len(tempfile.gettempdir()) <= HOME_LIMIT_CHARS or not os.access(SHORT_HOME, os.W_OK | os.X_OK):
+        return None
+    return SHORT_HOME
 
 
 def _become_trial(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import secrets
 import select
 import signal
 import socket
@@ -14,10 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from fulltilt.errors import StorageError, TrainingError
+from fulltilt.tuner import proctree
 from fulltilt.tuner.trial import DEFAULT_BODY
 
 START_LIMIT_S = 120.0
 EXIT_PATIENCE_S = 15.0
+MARK_VARIABLE = "FULLTILT_ZYGOTE"  # tells what came from one zygote, also when it is gone
 
 
 class ZygoteDiedError(TrainingError):
@@ -39,6 +43,7 @@ class Zygote:
         self._preload = preload
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._mark = secrets.token_hex(8)
 
     def __enter__(self) -> Self:
         return self
@@ -66,6 +71,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, MARK_VARIABLE: self._mark},
             )
         try:
             ready = self.receive(START_LIMIT_S)
@@ -117,6 +123,8 @@ class Zygote:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+            if self._process.returncode != 0:  # ended before it could end what left its trial's session
+                proctree.kill_marked(f"{MARK_VARIABLE}={self._mark}")
             self._process = None
 
     def _describe_end(self) -> str:

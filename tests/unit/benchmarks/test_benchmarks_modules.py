@@ -18,8 +18,8 @@ from benchmarks._schema import BenchmarkResult, build_arm, judge
 from fulltilt.records import loads
 from fulltilt.stats import compute_quantile_interval
 
-DELIVERED = {"cli_start", "loop_overhead", "trial_startup", "plan_quality"}
-PEERS = ("lightning", "accelerate")
+DELIVERED = {"cli_start", "decisions", "loop_overhead", "plan_quality", "search_replay", "trial_startup"}
+PEERS = ("lightning", "accelerate", "optuna")
 
 FIND_WITHOUT_PEERS = f"""
 import importlib.abc, json, sys

@@ -28,7 +28,16 @@ from fulltilt.errors import (
     StorageError,
     UsageError,
 )
-from fulltilt.records import CheckpointSaved, EpochDone, Evaluated, Noted, RunEnded, RunStarted, StepsDone
+from fulltilt.records import (
+    CheckpointSaved,
+    CheckpointStarted,
+    EpochDone,
+    Evaluated,
+    Noted,
+    RunEnded,
+    RunStarted,
+    StepsDone,
+)
 
 
 def assert_equal_weights(a, b):
@@ -330,7 +339,24 @@ def test_a_listener_without_space_is_named_once_and_training_goes_on(tmp_path):
     warnings = [note.message for note in recorder.of(Noted) if note.level == "warning"]
     assert len(warnings) == 2
     assert "FullDisk could not store RunStarted (steps.csv cannot be written: No space left on device)" in warnings[0]
-    assert f"could not store {full.n_events - 2} events" in warnings[1]
+    assert f"failed to store events {full.n_events - 2} times" in warnings[1]
+
+
+def test_a_checkpoint_is_told_before_it_is_written(tmp_path):
+    """What a listener holds back of earlier steps would be lost in a kill between the two."""
+    steps_on_disk, seen = [], []
+
+    class Watch(Recorder):
+        def __call__(self, event):
+            if isinstance(event, StepsDone):
+                seen.append(event.step)
+            if isinstance(event, CheckpointStarted):
+                found = tmp_path / "checkpoint.pt"
+                on_disk = torch.load(found, weights_only=True)["progress"]["step"] if found.exists() else 0
+                steps_on_disk.append((on_disk, event.step, seen[-1]))
+
+    run_train(tmp_path, build_config(run__checkpoint_every="4 steps"), recorder=Watch())
+    assert steps_on_disk == [(0, 4, 4), (4, 8, 8), (8, 12, 12), (12, 12, 12)]  # the last holds the evaluation
 
 
 def test_a_bug_in_a_listener_ends_the_run_and_the_others_hear_why(tmp_path):

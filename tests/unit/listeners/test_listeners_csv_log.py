@@ -2,6 +2,7 @@
 
 import csv
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,7 +11,19 @@ import pytest
 from fulltilt.errors import StorageError
 from fulltilt.listeners import CsvLog
 from fulltilt.listeners._append import AppendFile
-from fulltilt.records import EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
+from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
+
+ENDED = RunEnded(reason="finished", step=5, seconds=1.0, metrics={})
+
+
+class Clock:
+    """Stands still until told."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
 
 
 def started(first_step=0):
@@ -49,26 +62,96 @@ def read(path):
 
 def test_rows_have_their_figures_and_one_header(tmp_path):
     log = CsvLog(tmp_path)
-    for event in (started(), steps_done(5, loss=1.25), steps_done(10, loss=1.0)):
+    for event in (started(), steps_done(5, loss=1.25), steps_done(10, loss=1.0), ENDED):
         log(event)
     rows = read(tmp_path / "steps.csv")
     assert [(row["step"], row["loss"], row["lr"]) for row in rows] == [("5", "1.25", "0.1"), ("10", "1.0", "0.1")]
     assert (tmp_path / "steps.csv").read_text().count("samples_per_s") == 1
 
 
-def test_a_row_is_on_the_file_before_the_next_event(tmp_path):
-    log = CsvLog(tmp_path)
+def test_rows_that_come_faster_than_one_a_second_are_stored_together(tmp_path):
+    clock = Clock()
+    log = CsvLog(tmp_path, clock=clock)
     log(started())
-    log(steps_done(5))
-    assert len(read(tmp_path / "steps.csv")) == 1
+    stored = []
+    for step in range(1, 6):
+        clock.now_s += 0.4
+        log(steps_done(step))
+        stored.append(len(read(tmp_path / "steps.csv")) if (tmp_path / "steps.csv").exists() else 0)
+    assert stored == [0, 0, 3, 3, 3]
+
+
+def test_a_row_that_comes_a_second_after_the_last_is_on_the_file_before_the_next_event(tmp_path):
+    clock = Clock()
+    log = CsvLog(tmp_path, clock=clock)
+    log(started())
+    for step in (1, 2, 3):
+        clock.now_s += 1.0
+        log(steps_done(step))
+        assert len(read(tmp_path / "steps.csv")) == step
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        CheckpointStarted(epoch=0, step=7),
+        EpochDone(epoch=0, step=7, loss=0.7, metrics={}, seconds=1.0, samples_per_s=100.0),
+        ENDED,
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_any_other_event_stores_what_was_held(tmp_path, event):
+    log = CsvLog(tmp_path, clock=Clock())
+    for step in (5, 6, 7):
+        log(steps_done(step))
+    assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5"]
+    log(event)
+    assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5", "6", "7"]
+
+
+KILLED = """
+import os, signal, sys
+from fulltilt.listeners import CsvLog
+from test_listeners_csv_log import Clock, CheckpointStarted, started, steps_done
+
+clock = Clock()
+log = CsvLog(sys.argv[1], clock=clock)
+log(started())
+for step in range(1, 41):
+    clock.now_s += 0.1
+    log(steps_done(step))
+    if step == 34:
+        log(CheckpointStarted(epoch=0, step=step))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_loses_less_than_the_last_second_and_nothing_before_its_checkpoint(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    steps = [int(row["step"]) for row in read(tmp_path / "steps.csv")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert 34 <= len(steps) <= 40
+    assert 40 - len(steps) < 10  # rows of 0.1 s
+
+
+def test_a_step_file_that_cannot_be_written_leaves_the_epochs(tmp_path):
+    (tmp_path / "steps.csv").mkdir()
+    log = CsvLog(tmp_path, clock=Clock())
+    with pytest.raises(StorageError, match=r"steps\.csv"):
+        log(steps_done(5))
+    log(EpochDone(epoch=0, step=10, loss=0.7, metrics={}, seconds=1.0, samples_per_s=100.0))
+    assert [row["loss"] for row in read(tmp_path / "epochs.csv")] == ["0.7"]
 
 
 def test_a_resumed_run_drops_the_rows_it_will_repeat(tmp_path):
     first = CsvLog(tmp_path)
-    for event in (started(), steps_done(5, loss=5.0), steps_done(10, loss=4.0), steps_done(15, loss=3.0)):
+    saving = CheckpointStarted(epoch=0, step=15)
+    for event in (started(), steps_done(5, loss=5.0), steps_done(10, loss=4.0), steps_done(15, loss=3.0), saving):
         first(event)
     second = CsvLog(tmp_path)
-    for event in (started(first_step=10), steps_done(15, loss=2.5)):
+    for event in (started(first_step=10), steps_done(15, loss=2.5), ENDED):
         second(event)
     assert [(r["step"], r["loss"]) for r in read(tmp_path / "steps.csv")] == [
         ("5", "5.0"),
@@ -81,11 +164,13 @@ def test_a_torn_last_line_is_cut_off_on_resume(tmp_path):
     log = CsvLog(tmp_path)
     log(started())
     log(steps_done(5))
+    log(CheckpointStarted(epoch=0, step=5))
     with (tmp_path / "steps.csv").open("a") as stream:
         stream.write("1,10,0,5,5")
     again = CsvLog(tmp_path)
     again(started(first_step=5))
     again(steps_done(10))
+    again(ENDED)
     assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5", "10"]
 
 
@@ -94,6 +179,7 @@ def test_a_run_from_scratch_in_the_same_folder_starts_empty(tmp_path):
         log = CsvLog(tmp_path)
         log(started())
         log(steps_done(5))
+        log(ENDED)
     assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5"]
 
 
@@ -115,27 +201,33 @@ def test_phases_become_columns(tmp_path):
     log = CsvLog(tmp_path)
     log(started())
     log(steps_done(5, phases_ms={"forward": 2.5, "h2d": None}))
+    log(ENDED)
     (row,) = read(tmp_path / "steps.csv")
     assert (row["forward_ms"], row["h2d_ms"]) == ("2.5", "")
 
 
 def test_rows_are_appended_and_never_rewritten(tmp_path):
-    log = CsvLog(tmp_path)
+    clock = Clock()
+    log = CsvLog(tmp_path, clock=clock)
     log(started())
+    clock.now_s += 1.0
     log(steps_done(5))
     inode, start = os.stat(tmp_path / "steps.csv").st_ino, (tmp_path / "steps.csv").read_text()
     for step in range(10, 100, 5):
+        clock.now_s += 1.0
         log(steps_done(step))
+    assert len(read(tmp_path / "steps.csv")) == 19
     assert os.stat(tmp_path / "steps.csv").st_ino == inode
     assert (tmp_path / "steps.csv").read_text().startswith(start)
 
 
 def test_after_the_end_the_same_log_can_take_another_run(tmp_path):
     log = CsvLog(tmp_path)
-    for event in (started(), steps_done(5), RunEnded(reason="finished", step=5, seconds=1.0, metrics={})):
+    for event in (started(), steps_done(5), ENDED):
         log(event)
     log(started(first_step=5))
     log(steps_done(10))
+    log(ENDED)
     assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5", "10"]
 
 
@@ -146,8 +238,8 @@ def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path):
 
 
 def test_append_on_a_full_device_says_so():
-    with pytest.raises(StorageError, match="No space left"):
-        AppendFile("/dev/full").append("a line")
+    with pytest.raises(StorageError, match="No space left on device; 2 lines are lost"):
+        AppendFile("/dev/full").append(["a line", "another"])
 
 
 CUT_SHORT = """
@@ -156,18 +248,18 @@ from fulltilt.errors import StorageError
 from fulltilt.listeners._append import AppendFile
 
 file = AppendFile(sys.argv[1])
-file.append("whole")
+file.append(["whole"])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
 try:
-    file.append("x" * 100)
+    file.append(["short", "x" * 100])
 except StorageError:
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    file.append("after")
+    file.append(["after"])
 """
 
 
-def test_append_takes_back_half_a_line(tmp_path):
+def test_append_takes_back_what_it_wrote_of_its_lines(tmp_path):
     subprocess.run([sys.executable, "-c", CUT_SHORT, str(tmp_path / "log.txt")], check=True, timeout=60)
     assert (tmp_path / "log.txt").read_text() == "whole\nafter\n"

@@ -32,6 +32,17 @@ def test_an_event_comes_back_as_it_was(tmp_path):
     assert decode(StepsDone, line) == event
 
 
+def test_every_event_is_there_once_and_in_order_though_steps_are_held(tmp_path):
+    log = EventLog(tmp_path, clock=lambda: 0.0)
+    steps = {"epoch": 0, "step_in_epoch": 1, "n_steps": 1, "n_samples": 1, "seconds": 0.1, "lr": 0.1}
+    log(Noted(message="begin"))
+    for step in range(3):
+        log(StepsDone(step=step, loss=0.5, samples_per_s=1.0, **steps))
+    assert [line["event"] for line in read(tmp_path)] == ["Noted"]
+    log(Noted(message="end"))
+    assert [line.get("step", line.get("message")) for line in read(tmp_path)] == ["begin", 0, 1, 2, "end"]
+
+
 def test_a_loss_that_is_not_finite_is_null(tmp_path):
     EventLog(tmp_path)(RunEnded(reason="failed", step=1, seconds=1.0, metrics={"loss": float("nan")}))
     assert read(tmp_path)[0]["metrics"] == {"loss": None}

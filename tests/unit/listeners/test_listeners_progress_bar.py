@@ -74,6 +74,18 @@ def test_a_terminal_shows_step_loss_speed_and_what_is_left():
     assert "6.0 s left" in text  # 15 steps at 0.4 s
 
 
+def test_a_bar_is_drawn_five_times_a_second_at_most():
+    stream, now_s = Terminal(), 0.0
+    bar = ProgressBar(Console(file=stream, width=160), clock=lambda: now_s)
+    bar(started(steps_per_epoch=1000))
+    for step in range(100):
+        now_s += 0.01
+        bar(steps_done(1000 + step, seconds=0.01))
+    drawn = [step for step in range(100) if f"step {1000 + step:,}/" in stream.getvalue()]
+    assert 4 <= len(drawn) <= 5
+    assert drawn[0] == 0
+
+
 def test_what_is_left_counts_from_where_the_run_was_resumed():
     text = run(Terminal(), [started(first_step=10), steps_done(15, seconds=2.0)])
     assert "2.0 s left" in text  # 5 steps at 0.4 s

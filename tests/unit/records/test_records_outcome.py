@@ -19,6 +19,24 @@ OUT_OF_MEMORY_SPELLINGS = [
     ("RuntimeError", "DataLoader worker is killed by signal: Bus error. It is possible that dataloader's workers "
      "are out of shared memory. Insufficient shared memory (shm)"),
     ("RuntimeError", "std::bad_alloc"),
+    ("AcceleratorError", "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    ("RuntimeError", "CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY"),
+    ("RuntimeError", "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    ("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    ("RuntimeError", "cuFFT error: CUFFT_ALLOC_FAILED"),
+    ("RuntimeError", "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    ("RuntimeError", "hipErrorOutOfMemory"),
+    ("RuntimeError", "miopenStatusAllocFailed"),
+    ("RuntimeError", "UR error: UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"),
+    ("DistBackendError", "ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 2 'out of memory'"),
+    ("DistBackendError", "Error while creating shared memory segment /dev/shm/nccl-aB, error: No space left on device"),
+    ("RuntimeError", "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)"),
+    ("OSError", "[Errno 28] No space left on device: '/dev/shm/psm_1'"),
+    ("OSError", "[Errno 28] No space left on device: '/psm_1a2b'"),
+    ("OSError", "Can't synchronously read data (memory allocation failed for raw data chunk)"),
+    ("BackendCompilerFailed", "backend='inductor' raised:\nOutOfMemoryError: Tried to allocate 2.00 GiB"),
+    ("error", "OpenCV(4.9.0) error: (-4:Insufficient memory) Failed to allocate 1244160000 bytes"),
+    ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory allocating 16106127360 bytes."),
 ]  # fmt: skip
 
 
@@ -36,6 +54,19 @@ def test_every_spelling_of_out_of_memory_is_understood(kind, message):
         ("RuntimeError", "CUDA error: an illegal memory access was encountered"),
         ("ValueError", "batch_size 0 is below 1"),
         ("KeyError", "'memory'"),
+        ("KeyError", "'out of memory'"),
+        ("AttributeError", "module 'torch.cuda' has no attribute 'OutOfMemoryError'"),
+        ("RuntimeError", "module 'torch.cuda' has no attribute 'OutOfMemoryError'"),
+        ("ImportError", "libgomp.so.1: cannot allocate memory in static TLS block"),
+        ("OSError", "libgomp.so.1: cannot allocate memory in static TLS block"),
+        ("ValueError", "row 7 lies out of memory map bounds"),
+        ("OSError", "[Errno 28] No space left on device"),
+        ("OSError", "[Errno 28] No space left on device: '/data/cache.bin'"),
+        ("OutOfResources", "out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
+        ("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+        ("RuntimeError", "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle)`"),
+        ("RuntimeError", "Unable to allocate port 8080"),
+        ("WorkerDiedError", "data worker (pid 7) died: killed by SIGKILL; most often a memory limit ended it"),
     ],
 )
 def test_other_failures_are_errors(kind, message):
@@ -64,6 +95,60 @@ def test_a_deadline_is_a_timeout_though_the_process_was_killed():
 @pytest.mark.parametrize(("kills", "status"), [(0, "error"), (1, "out_of_memory")])
 def test_sigkill_is_out_of_memory_only_where_the_kernel_killed_for_memory(kills, status):
     assert classify_outcome(Evidence(exit_code=-signal.SIGKILL, host_oom_kills=kills))[0] == status
+
+
+@pytest.mark.parametrize(("kills", "status"), [(0, "error"), (1, "out_of_memory")])
+@pytest.mark.parametrize("message", ["data worker (pid 7) died: killed by SIGKILL; …", "DataLoader worker (pid 7) is "
+                                     "killed by signal: Killed. "])  # fmt: skip
+def test_a_killed_worker_is_out_of_memory_only_where_the_kernel_killed_for_memory(message, kills, status):
+    evidence = Evidence(exit_code=1, exception_type="WorkerDiedError", message=message, host_oom_kills=kills)
+    assert classify_outcome(evidence)[0] == status
+
+
+def test_an_error_raised_from_an_out_of_memory_is_one():
+    types = ("RuntimeError", "Exception", "OutOfMemoryError")
+    evidence = Evidence(exit_code=1, exception_type="RuntimeError", exception_types=types, message="step 3 failed")
+    assert classify_outcome(evidence) == ("out_of_memory", "RuntimeError: step 3 failed")
+
+
+DUMP = """Fatal Python error: Aborted
+
+Thread 0x00007f (most recent call first):
+  File "/site/loader.py", line 7 in wait
+
+Current thread 0x00008f (most recent call first):
+  File "/site/model.py", line 12 in forward
+"""
+
+
+def test_a_crash_says_where_it_happened():
+    status, reason = classify_outcome(Evidence(exit_code=-signal.SIGSEGV, stderr_tail="step 3\n" + DUMP))
+    assert (status, reason) == ("error", 'ended by SIGSEGV at File "/site/model.py", line 12 in forward')
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+        "memory allocation of 4294967296 bytes failed\n",
+    ],
+)
+def test_the_last_words_before_the_stacks_of_an_abort_count(words):
+    status, reason = classify_outcome(Evidence(exit_code=-signal.SIGABRT, stderr_tail=words + DUMP))
+    assert (status, reason) == ("out_of_memory", words.splitlines()[-1].strip())
+
+
+@pytest.mark.parametrize(
+    ("tail", "status"),
+    [
+        ("Traceback (most recent call last):\n  File 'x'\nMemoryError\n", "out_of_memory"),
+        ("numpy._core._exceptions._ArrayMemoryError: no room\n", "out_of_memory"),
+        ("CUDA error: out of memory\n" + "step\n" * 10, "error"),  # it went on after that
+        ("KeyError: 'MemoryError'\n", "error"),
+    ],
+)
+def test_a_process_that_could_only_write_to_stderr_is_judged_by_its_end(tail, status):
+    assert classify_outcome(Evidence(exit_code=1, stderr_tail=tail))[0] == status
 
 
 def test_a_signal_is_named_with_the_last_words():

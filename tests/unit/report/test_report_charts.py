@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulltilt.report.charts import HEIGHT, WIDTH, Bar, Point, build_bar_chart, build_line_chart, compute_ticks
+from fulltilt.report.charts import (
+    HEIGHT,
+    WIDTH,
+    Bar,
+    Point,
+    build_bar_chart,
+    build_curve_chart,
+    build_line_chart,
+    compute_ticks,
+    compute_ticks_between,
+)
 
 
 def read_svg(html):
@@ -55,3 +65,29 @@ def test_nothing_measured_is_said():
 def test_a_limit_is_drawn_where_it_is_near(limit, is_drawn):
     chart = read_svg(build_line_chart({"a": [Point(x=1, y=10.0)]}, x_title="x", y_title="GiB", limit=limit))
     assert any(line.get("class") == "limit" for line in chart.iter("line")) is is_drawn
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+def test_ticks_between_two_figures_hold_both(low, span):
+    ticks = compute_ticks_between(low, low + span)
+    assert ticks[0] <= low + 1e-6 * max(span, 1.0)
+    assert ticks[-1] >= low + span - 1e-6 * max(span, 1.0)
+    assert 2 <= len(ticks) <= 8
+
+
+def test_curves_of_one_group_share_a_colour_and_time_runs_to_the_right():
+    groups = {
+        "before": [[Point(x=1.0, y=0.90, label="a1"), Point(x=2.0, y=0.95, label="a2")], [Point(x=1.5, y=0.91)]],
+        "after": [[Point(x=0.5, y=0.90, label="b1"), Point(x=1.0, y=0.96, label="b2")]],
+    }
+    html = build_curve_chart(groups, x_title="seconds", y_title="accuracy")
+    chart = read_svg(html)
+    colours = [line.get("stroke") for line in chart.iter("polyline")]
+    assert colours[0] == colours[1] != colours[2]
+    places = {c.find("title").text: (float(c.get("cx")), float(c.get("cy"))) for c in chart.iter("circle")}
+    assert places["b1"][0] < places["a1"][0] == places["b2"][0] < places["a2"][0]
+    assert places["b2"][1] < places["a2"][1] < places["a1"][1] == places["b1"][1]
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places.values())
+    assert "before" in html
+    assert "after" in html
+    assert "nothing was measured" in build_curve_chart({}, x_title="x", y_title="y")

@@ -1,17 +1,25 @@
 """The table, the words and the page of a search, from a synthetic document in the shape of the JSON contract."""
 
 import copy
+import csv
+import io
 from html.parser import HTMLParser
 
 import pytest
 
 from fulltilt.levers import default_plan
 from fulltilt.report import (
+    build_trials_csv,
     build_trials_table,
     build_tune_html,
+    describe_advice,
     describe_gain,
     describe_pick,
+    describe_savings,
+    describe_search,
+    describe_verification,
     format_duration,
+    format_gib,
     format_throughput,
 )
 
@@ -154,3 +162,156 @@ def test_a_narrow_terminal_gets_fewer_columns_instead_of_cut_off_figures():
     assert "fwd ms" in wide
     assert "fwd ms" not in narrow
     assert {"data ms", "step ms", "samples/s", "status"} <= set(narrow)
+
+
+SAVINGS = {
+    "verdict": "faster", "baseline_id": "t1", "recommended_id": "t2", "search_s": 240.0, "n_pairs": 3,
+    "n_samples": 50_000, "n_epochs": 30, "before_s": 11_400.0, "after_s": 7_320.0, "saved_s": 4_080.0,
+    "saved_s_ci95": [3_600.0, 4_500.0], "gain_pct": 35.8, "gain_ci95_pct": [31.6, 39.5], "payback_s": 431.0,
+    "payback_s_ci95": [370.0, 520.0],
+}  # fmt: skip
+
+
+def with_savings(**changes):
+    return DOCUMENT | {"savings": SAVINGS | changes}
+
+
+def test_savings_are_said_in_hours_of_this_run():
+    run, payback = describe_savings(with_savings())
+    assert run.startswith("this run, 30 epochs of 50,000 samples: 3 h 10 min → 2 h 02 min; 35.8 % (31.6 to 39.5 %;")
+    assert payback == (
+        "the search took 4 min 00 s and has paid for itself after 7 min 11 s of training (6 min 10 s to 8 min 40 s)"
+    )
+
+
+def test_a_search_that_costs_more_than_the_run_saves_says_so():
+    lines = describe_savings(with_savings(before_s=60.0, after_s=40.0, saved_s=20.0))
+    assert lines[1].endswith("longer than this run, which saves 20 s")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"verdict": "same plan"}, "no gain: the settings as they were are the recommended ones"),
+        ({"verdict": "no gain", "gain_pct": 0.2, "gain_ci95_pct": [-0.9, 1.3]}, "no gain over the settings"),
+        (
+            {"verdict": "no gain", "gain_pct": 30.0, "gain_ci95_pct": [-9.0, 50.0]},
+            "no gain that this search could prove",
+        ),
+        ({"verdict": "slower", "gain_pct": -8.0, "gain_ci95_pct": [-9.0, -7.0]}, "slower than the settings"),
+    ],
+)
+def test_what_is_no_gain_is_not_called_one(changes, words):
+    document = with_savings(payback_s=None, payback_s_ci95=None, **changes)
+    lines = describe_savings(document)
+    assert len(lines) == 1
+    assert words in lines[0]
+    if changes["verdict"] != "slower":
+        assert describe_gain(document | {"baseline": ROWS[0]}) is None
+
+
+def test_savings_that_are_not_known_give_the_reason():
+    assert describe_savings(DOCUMENT | {"savings": None, "null_reasons": {"savings": "it was not run"}}) == [
+        "time saved: not known, it was not run"
+    ]
+    assert describe_savings(DOCUMENT) == []
+
+
+def test_a_ratio_of_too_few_runs_says_so():
+    document = DOCUMENT | {"baseline": ROWS[0], "null_reasons": {"savings": "side by side in 1 round"}}
+    assert describe_gain(document).endswith(", in too few runs to tell it from chance")
+    assert "chance" not in describe_gain(with_savings() | {"baseline": ROWS[0]})
+
+
+ADVICE = {
+    "trial_id": "t2",
+    "bound": {"text": "80 % of the step is forward and backward"},
+    "roof": None,
+    "ceilings": [{"text": "the loader alone reaches 9,000 samples/s (t9)"}],
+    "levers": [
+        {"state": "not in the space", "text": "compile yes: was not run"},
+        {"state": "tried alone", "text": "channels_last yes (t3) was 4 % slower"},
+    ],
+}
+
+
+def test_advice_in_short_leaves_out_levers_that_were_tried():
+    document = DOCUMENT | {"advice": ADVICE, "null_reasons": {"advice.roof": "no roof was measured"}}
+    assert describe_advice(document) == [
+        "80 % of the step is forward and backward",
+        "the loader alone reaches 9,000 samples/s (t9)",
+        "MFU and roof: not known, no roof was measured",
+        "compile yes: was not run",
+    ]
+    assert describe_advice(document, in_full=True)[-1] == "channels_last yes (t3) was 4 % slower"
+    assert describe_advice(DOCUMENT) == []
+
+
+VERIFICATION = {
+    "text": "learns as well: validation accuracy",
+    "metric": "accuracy",
+    "runs": [
+        {"arm": "as it was", "seed": 1, "curve": [[1.0, 0.9], [2.0, 0.95]]},
+        {"arm": "recommended", "seed": 1, "curve": [[0.5, 0.9], [1.0, 0.94]]},
+    ],
+}
+
+
+def test_the_page_shows_every_new_part():
+    probe = build_row("t8") | {"kind": "device", "why": "the step alone"}
+    page = Page(
+        build_tune_html(
+            with_savings() | {"advice": ADVICE, "verification": VERIFICATION, "probes": [probe], "null_reasons": {}}
+        )
+    )
+    assert page.open == []
+    text = " ".join(page.text)
+    assert "3 h 10 min → 2 h 02 min" in text
+    assert "channels_last yes (t3) was 4 % slower" in text
+    assert "Does it learn as well?" in text
+    assert "recommended, seed 1: 0.94 after 1 s" in text
+    assert "1 probe of parts of the step" in text
+    assert "t8 device" in text
+    assert describe_verification({"verification": VERIFICATION}) == VERIFICATION["text"]
+    assert describe_verification(DOCUMENT) is None
+
+
+def test_the_memory_pick_is_a_card_of_its_own():
+    document = DOCUMENT | {
+        "picks": DOCUMENT["picks"] | {"memory": {**ROWS[0], "rule": "least memory", "tied_with": []}}
+    }
+    assert "Least memory at an acceptable speed" in " ".join(Page(build_tune_html(document)).text)
+
+
+def test_a_plan_that_is_picked_twice_is_described_once():
+    text = " ".join(Page(build_tune_html(DOCUMENT)).text)
+    assert text.count("the same plan as recommended for training") == 1
+    assert text.count("changes the recipe: effective batch 32 → 64") == 1
+
+
+def test_a_search_says_how_many_probes_it_took():
+    assert describe_search(DOCUMENT) == "exhaustive: 3 trials of a grid of 3, 1 out of memory, 12 s"
+    search = DOCUMENT["search"] | {"n_probes": 7}
+    assert "3 trials of a grid of 3 and 7 probes" in describe_search(DOCUMENT | {"search": search})
+
+
+def test_the_csv_holds_every_row_once_in_the_order_they_ran():
+    repeat = build_row("t10", samples_per_s=990.0) | {"kind": "repeat"}
+    probe = build_row("t9") | {"kind": "loader", "why": "a, b"}
+    document = DOCUMENT | {"repeats": [repeat], "probes": [probe], "baseline": ROWS[0]}
+    rows = list(csv.DictReader(io.StringIO(build_trials_csv(document))))
+    assert [row["id"] for row in rows] == ["t1", "t2", "t3", "t9", "t10"]
+    by_id = {row["id"]: row for row in rows}
+    assert by_id["t2"]["picked"] == "recommended throughput"
+    assert (by_id["t2"]["batch_size"], float(by_id["t2"]["samples_per_s"])) == ("64", 1500.0)
+    assert float(by_id["t2"]["samples_per_s_low"]) == pytest.approx(1470.0)
+    assert float(by_id["t2"]["backward_ms"]) == 5.0
+    assert (by_id["t3"]["status"], by_id["t3"]["samples_per_s"]) == ("out_of_memory", "")
+    assert by_id["t3"]["reason"] == "used 2.1 GiB, the limit is <2.0 GiB>"
+    assert (by_id["t9"]["kind"], by_id["t9"]["why"]) == ("loader", "a, b")
+    assert set(default_plan()) <= set(rows[0])
+
+
+@pytest.mark.parametrize(("gib", "text"), [(12.345, "12.35 GiB"), (0.1, "0.10 GiB"), (0.00468, "0.0047 GiB")])
+def test_small_memory_keeps_its_figures(gib, text):
+    assert format_gib(gib) == text

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from fulltilt.stats import (
+    compute_contrast_interval,
     compute_interval,
     compute_proportion_interval,
     compute_quantile_interval,
     compute_rate_interval,
     compute_t_quantile,
+    compute_trimmed_interval,
 )
 
 # Two-sided 95 % and one-sided 99.5 % points of Student's t as printed tables have them.
@@ -156,3 +158,81 @@ def test_wilson_interval_by_hand():
     assert compute_proportion_interval(0, 10)[0] == pytest.approx(0, abs=1e-12)
     with pytest.raises(ValueError, match="no share"):
         compute_proportion_interval(11, 10)
+
+
+def test_far_values_do_not_hide_the_rest():
+    rng = np.random.default_rng(3)
+    x = rng.normal(0, 1, 30)
+    x[[4, 17, 22]] = [400.0, -250.0, 900.0]
+    centre, low, high = compute_trimmed_interval(x)
+    assert low < 0 < high
+    assert abs(centre) < 1
+    assert high - low < 2
+    mean_low, mean_high = compute_interval(x)
+    assert mean_high - mean_low > 50
+
+
+def test_few_values_are_not_trimmed():
+    x = [1.0, 2.0, 3.0, 4.0, 50.0]
+    centre, low, high = compute_trimmed_interval(x)
+    assert centre == pytest.approx(12.0)
+    assert (low, high) == pytest.approx(compute_interval(x))
+
+
+def test_the_trimmed_interval_by_hand():
+    """20 values, four cut at either end: deviation of those winsorized to 5…16, t with 11 degrees of freedom."""
+    x = np.arange(1.0, 21.0)
+    error = np.clip(x, 5, 16).std(ddof=1) * math.sqrt(19 / (12 * 11))
+    centre, low, high = compute_trimmed_interval(np.random.default_rng(0).permutation(x))
+    assert centre == pytest.approx(10.5)
+    assert (low, high) == pytest.approx((10.5 - 2.200985 * error, 10.5 + 2.200985 * error), rel=1e-5)
+
+
+@pytest.mark.parametrize("n", [8, 15, 36])
+def test_the_trimmed_interval_covers_the_centre(n):
+    """Normal values of which a tenth lie far out on either side: the centre is covered in 95 %."""
+    rng, n_runs = np.random.default_rng(n), 1500
+    x = rng.normal(0, 1, (n_runs, n)) * np.where(rng.random((n_runs, n)) < 0.1, 20, 1)
+    n_covered = sum(low <= 0 <= high for _, low, high in map(compute_trimmed_interval, x))
+    assert compute_proportion_interval(n_covered, n_runs)[1] >= 0.95, f"{n_covered} of {n_runs}"
+
+
+def test_one_value_has_no_trimmed_interval():
+    centre, low, high = compute_trimmed_interval([3.0])
+    assert centre == 3.0
+    assert math.isnan(low)
+    assert math.isnan(high)
+
+
+@pytest.mark.parametrize("n", [3, 7, 13, 2000])
+def test_no_hit_and_nothing_but_hits_reach_the_end_exactly(n):
+    assert compute_proportion_interval(0, n)[0] == 0.0
+    assert compute_proportion_interval(n, n)[1] == 1.0
+
+
+def test_a_contrast_drops_what_a_round_adds_to_all_of_its_arms():
+    rounds = np.array([0.0, 5.0, -3.0])
+    noise = np.array([[0.1, -0.1, 0.0], [0.0, 0.1, -0.1], [-0.1, 0.0, 0.1]])
+    arms = np.array([[1.0], [2.0], [4.0]]) + rounds
+    low, high = compute_contrast_interval(arms, 0, 1)
+    assert (low, high) == pytest.approx((1.0, 1.0))
+    low, high = compute_contrast_interval(arms + noise, 0, 1)
+    assert low < 1.0 < high
+    assert high - low < 1.0, "rounds five apart do not count as spread"
+
+
+def test_a_contrast_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(5)
+    n_trials, hits = 2000, 0
+    for _ in range(n_trials):
+        x = rng.normal(size=(3, 2)) + np.array([[0.0], [0.7], [2.0]]) + 3 * rng.normal(size=(1, 2))
+        low, high = compute_contrast_interval(x, 0, 1)
+        hits += low <= 0.7 <= high
+    bounds = compute_proportion_interval(hits, n_trials, 0.999)
+    assert bounds[0] <= 0.95 <= bounds[1]
+
+
+@pytest.mark.parametrize("values", [[[1.0, 2.0]], [[1.0], [2.0]], [[1.0, float("nan")], [1.0, 2.0]]])
+def test_a_contrast_needs_two_arms_and_two_rounds(values):
+    with pytest.raises(ValueError, match="at least 2 arms by 2 rounds"):
+        compute_contrast_interval(values, 0, 1)

@@ -68,3 +68,25 @@ def test_a_cleaner_is_spared_and_others_are_not():
     finally:
         cleaner.kill()
         cleaner.wait()
+
+
+def test_what_carries_the_mark_ends_wherever_it_went(tmp_path):
+    """Forked and started, in sessions of their own, their parent gone; what has no mark stays."""
+    code = (
+        f"import os, subprocess, time; loner = subprocess.Popen({SLEEP!r}, start_new_session=True); child = os.fork(); "
+        "child or (os.setsid(), time.sleep(600)); print(loner.pid, child)"
+    )
+    mark = f"FULLTILT_TEST_MARK={os.getpid()}"
+    other = subprocess.Popen(SLEEP)
+    env = os.environ | dict([mark.split("=")])
+    with (tmp_path / "pids").open("w") as stream:  # a pipe would stay open as long as they live
+        subprocess.run([sys.executable, "-c", code], stdout=stream, env=env, check=True)
+    pids = {int(pid) for pid in (tmp_path / "pids").read_text().split()}
+    try:
+        assert set(proctree.find_marked(mark)) == pids
+        assert set(proctree.kill_marked(mark)) == pids
+        assert proctree.find_marked(mark) == []
+        assert other.poll() is None
+    finally:
+        proctree.kill_processes([other.pid, *pids])
+        other.wait()

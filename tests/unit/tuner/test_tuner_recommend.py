@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fulltilt.errors import NoPlanError
 from fulltilt.levers import default_plan
 from fulltilt.tuner import recommend
-from fulltilt.tuner.recommend import Pick, pick
+from fulltilt.tuner.picks import Pick, describe_changes
+from fulltilt.tuner.recommend import pick
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
 
 USER = default_plan({"batch_size": 32})
@@ -124,7 +125,11 @@ def test_picks_are_rows_that_obey_their_rules(items):
     best = max(row.samples_per_s for row in fine)
     assert picks.throughput.trial.samples_per_s >= 0.95 * best
     ids = {row.id for row in fine}
-    for made in (picks.throughput, picks.efficiency, picks.recommended):
+    fast = [row for row in fine if row.samples_per_s >= 0.9 * best]
+    least = min(row.memory_rss_peak_gib for row in fast)
+    assert picks.memory.trial in fast
+    assert picks.memory.trial.memory_rss_peak_gib <= 1.02 * least
+    for made in (picks.throughput, picks.efficiency, picks.recommended, picks.memory):
         assert {made.trial.id, *made.tied_with} <= ids
         for other in made.tied_with:
             row = next(r for r in fine if r.id == other)
@@ -160,20 +165,25 @@ def test_a_plan_that_failed_once_is_not_picked():
     assert pick(table, user_plan=USER, memory_limit_gib=None).recommended.trial.id == "t3"
 
 
-def test_finalists_are_the_recommended_plan_and_the_fastest_others():
-    rows = [make_row(1, 1000.0, batch_size=64), make_row(2, 1200.0, batch_size=128), make_row(3, 100.0)]
+def test_finalists_are_the_recommended_plan_and_those_that_may_be_as_fast():
+    rows = [
+        make_row(1, 1170.0, batch_size=64),
+        make_row(2, 1200.0, batch_size=128),
+        make_row(3, 1100.0),
+        make_row(4, 1050.0, batch_size=16, spread_pct=20.0),
+    ]
     finalists = recommend.select_finalists(rows, limit_gib=None)
-    assert [plan["batch_size"] for plan in finalists] == [128, 64, 32]
+    assert [plan["batch_size"] for plan in finalists] == [128, 64, 16]  # the last one's interval reaches the first
     assert recommend.select_finalists([make_row(1, 1.0, memory=9.0)], limit_gib=1.0) == []
 
 
 def test_changes_name_recipe_and_numerics():
-    changes = recommend.describe_changes(USER, USER.replace(batch_size=128, precision="bf16", num_workers=4))
+    changes = describe_changes(USER, USER.replace(batch_size=128, precision="bf16", num_workers=4))
     assert changes["recipe"] == ("effective batch 32 → 128",)
     assert changes["numerics"] == ("precision fp32 → bf16",)
-    kept = recommend.describe_changes(USER, USER.replace(batch_size=16, accumulate=2))
+    kept = describe_changes(USER, USER.replace(batch_size=16, accumulate=2))
     assert kept["recipe"][0].startswith("micro-batch 32 → 16, effective batch as before")
-    assert recommend.describe_changes(USER, USER) == {"recipe": (), "numerics": ()}
+    assert describe_changes(USER, USER) == {"recipe": (), "numerics": ()}
 
 
 @pytest.mark.parametrize(
@@ -219,3 +229,56 @@ def test_a_row_of_a_faster_minute_does_not_win_against_those_measured_again():
     recommended = pick(rows, user_plan=rows[0].plan, memory_limit_gib=8.0).recommended
     assert recommended.trial.id == "t2"
     assert "2 rows that were measured again, side by side, of 3 that ran" in recommended.rule
+
+
+def test_the_memory_pick_is_the_smallest_row_that_is_fast_enough():
+    rows = [
+        make_row(1, 1000.0, memory=8.0, batch_size=256),
+        make_row(2, 910.0, memory=3.0, batch_size=64),
+        make_row(3, 890.0, memory=1.0, batch_size=16),
+        make_row(4, 950.0, memory=5.0, batch_size=128),
+    ]
+    chosen = pick(rows, user_plan=USER, memory_limit_gib=None).memory
+    assert chosen.trial.id == "t2"
+    assert chosen.rule.startswith("least memory of 3 rows with at least 90 % of the best speed (1,000 samples/s, t1)")
+
+
+def test_of_rows_with_the_same_memory_the_faster_is_the_memory_pick():
+    rows = [
+        make_row(1, 950.0, memory=1.0, batch_size=16),
+        make_row(2, 1000.0, memory=1.01, batch_size=64),
+        make_row(3, 1040.0, memory=1.5, batch_size=128),
+    ]
+    chosen = pick(rows, user_plan=USER, memory_limit_gib=None).memory
+    assert chosen.trial.id == "t2"
+    assert "the fastest of 2 within 2 % of it" in chosen.rule
+
+
+def test_acceptable_speed_is_a_share_of_the_best_confirmed_one():
+    """A row from a faster minute would make every confirmed one too slow."""
+    rows = [
+        make_row(1, 2000.0, memory=9.0, batch_size=256),
+        make_row(2, 1000.0, memory=4.0, kind="repeat", batch_size=64),
+        make_row(3, 950.0, memory=2.0, kind="repeat", batch_size=16),
+    ]
+    chosen = pick(rows, user_plan=USER, memory_limit_gib=None).memory
+    assert chosen.trial.id == "t3"
+    assert "of the best confirmed speed (1,000 samples/s, t2)" in chosen.rule
+
+
+def test_without_any_memory_figure_there_is_no_memory_pick():
+    blind = dataclasses.replace(make_row(1, 2000.0), memory_rss_peak_gib=None)
+    assert pick([blind], user_plan=USER, memory_limit_gib=None).memory is None
+
+
+@pytest.mark.parametrize("kind", ["device", "loader", "memory"])
+def test_a_probe_is_never_picked_nor_a_finalist_nor_in_the_table(kind):
+    probe = make_row(1, 9000.0, memory=0.1, kind=kind, batch_size=64)
+    rows = [probe, make_row(2, 1000.0)]
+    assert [[row.id for row in part] for part in recommend.merge_repeats(rows)] == [["t2"], []]
+    assert recommend.find_confirmed(rows) == []
+    assert [plan["batch_size"] for plan in recommend.select_finalists(rows, limit_gib=None)] == [32]
+    picks = pick(rows, user_plan=USER, memory_limit_gib=None)
+    assert {made.trial.id for made in (picks.throughput, picks.efficiency, picks.recommended, picks.memory)} == {"t2"}
+    with pytest.raises(NoPlanError):
+        pick([probe], user_plan=USER, memory_limit_gib=None)

@@ -9,10 +9,12 @@ import json
 import jsonschema
 import pytest
 
-from fulltilt.levers import default_plan
-from fulltilt.records import Machine
+from fulltilt.levers import Facts, default_plan
+from fulltilt.records import Machine, Roof
 from fulltilt.tuner import recommend
+from fulltilt.tuner.finish import finish_result
 from fulltilt.tuner.hints import find_hints
+from fulltilt.tuner.quality import judge
 from fulltilt.tuner.recommend import LearningRate
 from fulltilt.tuner.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds, read_schema
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
@@ -23,6 +25,48 @@ MACHINE = Machine(
     n_cores_usable=2, memory_total_bytes=1, memory_available_bytes=1, memory_limit_bytes=None, shm_total_bytes=None,
     devices=(), python="3.11", packages={},
 )  # fmt: skip
+
+
+FACTS = Facts(device_type="cpu")
+ROOF = Roof(name="matmul fp32", unit="tflops", measured=1.0, measured_ci95=(0.9, 1.1))
+
+
+def build_finished(**changes):
+    """A result whose finalist and baseline ran side by side, with probes, roofs and a verification."""
+    result = build_result()
+    fast, user = result.trials[1].plan, USER
+    rows = []
+    for number, (plan, kind, rate) in enumerate(
+        [(fast, "repeat", 180.0), (user, "baseline", 100.0), (user, "baseline", 101.0), (fast, "repeat", 182.0)]
+    ):
+        row = SimulatedTarget(lambda _, rate=rate: Answer(samples_per_s=rate))(plan, id=f"t{10 + number}", why="")
+        rows.append(dataclasses.replace(row, kind=kind, flops_per_sample=1e9, flops_coverage_pct=100.0))
+    table, repeats = recommend.merge_repeats([*result.trials, *rows])
+    probe = dataclasses.replace(rows[0], id="t20", kind="device")
+    estimate = dataclasses.replace(probe, id="t21", kind="memory", samples_per_s=None, samples_per_s_ci95=None)
+    given = {
+        "machine": dataclasses.replace(MACHINE, roofs=(ROOF,)),
+        "workload": {"name": "tiny", "n_samples": 1800},
+        "trials": tuple(table),
+        "repeats": tuple(repeats),
+        "probes": (probe, estimate),
+        "picks": recommend.pick(table, user_plan=USER, memory_limit_gib=8.0),
+        "baseline": next(row for row in table if row.plan == USER),
+    }
+    return finish_result(
+        dataclasses.replace(result, **(given | changes)), axes={"batch_size": (32, 64)}, facts=FACTS, n_epochs=10
+    )
+
+
+def build_verification():
+    documents = [
+        {
+            "arm": arm, "seed": seed, "folder": "f", "training_seconds": 2.0, "samples_per_s": 5.0,
+            "evaluations": [{"training_seconds": 2.0, "metrics": {"loss": 0.1, "accuracy": 0.9}}],
+        }
+        for arm in ("as it was", "recommended") for seed in (1, 2)
+    ]  # fmt: skip
+    return judge(documents, {"data.batch_size": 64})
 
 
 def build_result():
@@ -56,6 +100,57 @@ def test_the_document_follows_its_schema_and_comes_back():
     assert next(iter(document)) == "version"
 
 
+def test_a_finished_result_follows_the_schema_and_comes_back():
+    result = dataclasses.replace(build_finished(), verification=build_verification())
+    document = json.loads(result.to_json_text())
+    jsonschema.validate(document, read_schema())
+    assert TuneResult.read(document) == result
+    assert [probe["kind"] for probe in document["probes"]] == ["device", "memory"]
+    assert document["savings"]["verdict"] == "faster"
+    assert document["advice"]["roof"]["mfu_pct"] == pytest.approx(18.0)
+    assert document["picks"]["memory"]["id"] == document["picks"]["recommended"]["id"]
+
+
+def test_every_null_of_the_new_parts_has_its_reason():
+    document = build_finished(machine=MACHINE, workload={"name": "tiny"}).to_document()
+    nulls = {f"savings.{name}" for name, value in document["savings"].items() if value is None}
+    nulls |= {f"advice.{name}" for name in ("bound", "roof") if document["advice"][name] is None}
+    assert {"savings.before_s", "advice.roof"} <= nulls
+    assert nulls <= set(document["null_reasons"])
+    assert "verification" in document["null_reasons"]
+
+
+def test_a_document_from_before_these_parts_can_still_be_read():
+    document = build_result().to_document()
+    for name in ("probes", "savings", "advice", "verification"):
+        document.pop(name)
+    document["picks"].pop("memory")
+    jsonschema.validate(document, read_schema())
+    old = TuneResult.read(document)
+    assert (old.probes, old.savings, old.picks.memory) == ((), None, None)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: d["probes"][0].update(kind="end_to_end"),
+        lambda d: d["trials"][0].update(kind="device"),
+        lambda d: d["probes"][0].update(status="error"),
+        lambda d: d["savings"].update(verdict="fast"),
+        lambda d: d["advice"]["bound"].pop("share_pct"),
+        lambda d: d["advice"]["levers"][0].update(state="maybe"),
+        lambda d: d["verification"].update(n_pairs=1),
+        lambda d: d["verification"]["runs"][0].update(curve=[]),
+    ],
+)
+def test_the_schema_refuses_broken_new_parts(damage):
+    result = dataclasses.replace(build_finished(), verification=build_verification())
+    document = json.loads(result.to_json_text())
+    damage(document)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, read_schema())
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -81,6 +176,7 @@ def test_the_schema_refuses_a_document_that_breaks_the_contract(damage):
 def test_a_pick_is_a_whole_row_of_the_table():
     document = build_result().to_document()
     rows = {row["id"]: row for row in document["trials"]}
+    assert set(document["picks"]) == {"throughput", "efficiency", "recommended", "memory"}
     for made in document["picks"].values():
         row = rows[made["id"]]
         assert {key: made[key] for key in row} == row
@@ -93,3 +189,21 @@ def test_an_epoch_is_samples_over_throughput_with_the_interval_turned_round():
     assert epoch.estimate == 5.0
     assert epoch.ci95 == pytest.approx((1000 / 220, 1000 / 180))
     assert build_epoch_seconds(row, None) == EpochSeconds(estimate=None, ci95=None)
+
+
+def test_an_epochs_interval_holds_what_differs_between_processes():
+    runs = [
+        SimulatedTarget(lambda plan, rate=rate: Answer(samples_per_s=rate, spread_pct=1.0))(USER, id="t1", why="")
+        for rate in (200.0, 230.0, 180.0)
+    ]
+    alone, together = (build_epoch_seconds(runs[0], 1000, runs=given) for given in ((), runs))
+    assert alone.estimate == together.estimate == 5.0
+    assert alone.ci95 == pytest.approx((1000 / 202, 1000 / 198))
+    assert together.ci95[0] < 1000 / 230
+    assert together.ci95[1] > 1000 / 180
+
+
+def test_an_epoch_of_a_row_without_an_interval_has_none():
+    row = SimulatedTarget(lambda plan: Answer(samples_per_s=200.0))(USER, id="t1", why="")
+    blind = dataclasses.replace(row, samples_per_s_ci95=None)
+    assert build_epoch_seconds(blind, 1000, runs=[blind]) == EpochSeconds(estimate=5.0, ci95=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import search
+from fulltilt.tuner.confirm import confirm
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.progress import TrialDone, TrialStarted
 from fulltilt.tuner.session import END_TO_END, REPEAT, Ask, Session, Skip
@@ -130,9 +131,29 @@ def test_impossible_values_are_rows():
 
 def test_finalists_are_measured_again_interleaved_and_in_reverse():
     a, b = BASE, BASE.replace(batch_size=64)
-    session, target, _ = run(search.confirm([a, b]), lambda plan: Answer(samples_per_s=1.0))
-    assert target.asked == [a, b, b, a]
+    session, target, _ = run(confirm([a, b]), lambda plan: Answer(samples_per_s=1.0, spread_pct=5.0))
+    assert target.asked == [a, b, b, a, a, b]
     assert {row.kind for row in session.rows} == {REPEAT}
+
+
+def test_rounds_end_when_the_gap_is_clear():
+    a, b = BASE, BASE.replace(batch_size=64)
+    _, target, _ = run(confirm([a, b]), lambda plan: Answer(samples_per_s=float(plan["batch_size"])))
+    assert target.asked == [a, b, b, a]
+
+
+def test_rounds_go_on_while_blocks_of_a_run_differ_more_than_the_gap():
+    a, b = BASE, BASE.replace(batch_size=64)
+    rate = {a: 100.0, b: 110.0}
+    _, target, _ = run(confirm([a, b]), lambda plan: Answer(samples_per_s=rate[plan], spread_pct=20.0))
+    assert len(target.asked) == 6
+
+
+def test_a_tie_that_costs_nothing_ends_the_rounds_early():
+    a, b = BASE, BASE.replace(batch_size=64)
+    rates = {a: 100.0, b: 98.5}
+    _, target, _ = run(confirm([a, b]), lambda plan: Answer(samples_per_s=rates[plan], spread_pct=0.1))
+    assert len(target.asked) == 4
 
 
 def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
@@ -148,7 +169,7 @@ def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
     assert not is_complete
     assert session.is_budget_spent
     assert len(target.asked) == 7  # 30 s, and not the 40 s of four trials, are kept back
-    assert not session.run(search.confirm([BASE, BASE.replace(batch_size=64)]), may_use_reserve=True)
+    assert not session.run(confirm([BASE, BASE.replace(batch_size=64)]), may_use_reserve=True)
     assert now[0] == 100.0
 
 
@@ -170,7 +191,7 @@ def test_rows_on_disk_cost_no_budget_and_are_never_left_out(tmp_path):
     again = search_in_folder(search.exhaustive(SPACE), idle, budget_s=1.0)
     assert idle.asked == []
     assert [row.id for row in again.rows] == [row.id for row in first.rows]
-    other = search_in_folder(search.confirm([BASE]), SimulatedTarget(answer), budget_s=1.0)
+    other = search_in_folder(confirm([BASE]), SimulatedTarget(answer), budget_s=1.0)
     assert {row.id for row in first.rows} <= {row.id for row in other.rows}
 
 
@@ -207,7 +228,7 @@ def test_a_killed_search_repeats_no_finished_trial(tmp_path):
             session = Session(target, Journal(folder))
             try:
                 session.run(search.exhaustive(SPACE))
-                session.run(search.confirm([BASE, BASE.replace(batch_size=64)]))
+                session.run(confirm([BASE, BASE.replace(batch_size=64)]))
             except KilledError:
                 pass
         return session, target
@@ -217,7 +238,8 @@ def test_a_killed_search_repeats_no_finished_trial(tmp_path):
     session, third = search_once(10_000)
     whole, target, _ = run(search.exhaustive(SPACE))
     assert [*first.asked, *second.asked, *third.asked][: len(target.asked)] == target.asked
-    assert len(first.asked) + len(second.asked) + len(third.asked) == len(target.asked) + 4
+    n_asked = len(first.asked) + len(second.asked) + len(third.asked)
+    assert n_asked == len(target.asked) + 4
     assert [row.plan for row in session.rows[: len(whole.rows)]] == [row.plan for row in whole.rows]
     assert len({row.id for row in session.rows}) == len(session.rows)
     assert session.n_resumed > 0
@@ -256,12 +278,12 @@ def test_planned_trials_are_an_upper_bound_here():
 def test_the_users_plan_runs_in_the_rounds_of_the_finalists():
     a, b, own = BASE.replace(batch_size=64), BASE.replace(batch_size=128), BASE
     baseline = Ask(plan=own, why="own", kind="baseline")
-    session, target, _ = run(search.confirm([a, b], baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
-    assert target.asked == [a, b, own, own, b, a]
-    assert [row.kind for row in session.rows if row.plan == own] == ["baseline", "baseline"]
+    session, target, _ = run(confirm([a, b], baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
+    assert target.asked == [a, b, own, own, b, a, a, b, own]
+    assert [row.kind for row in session.rows if row.plan == own] == ["baseline"] * 3
 
 
 def test_a_users_plan_that_is_a_finalist_is_not_run_twice_a_round():
     baseline = Ask(plan=BASE, why="own", kind=REPEAT)
-    _, target, _ = run(search.confirm([BASE], baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
+    _, target, _ = run(confirm([BASE], baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
     assert target.asked == [BASE, BASE]

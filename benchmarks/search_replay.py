@@ -1,0 +1,233 @@
+"""Search strategies on simulated machines whose truth is known: how far from the best plan they end, at what cost.
+
+    python -m benchmarks search_replay              # 200 workloads, every strategy
+    python -m benchmarks.search_replay --worst 10   # the workloads where a strategy ends farthest off, and why
+
+The machines are described in ``benchmarks/_machines.py``. Regret is the share of true speed that the recommended plan
+loses to the fastest plan of the grid that a search may recommend: one whose memory stays below the safety limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from benchmarks._machines import SimulatedMachine, draw_machines
+from benchmarks._machines_explain import describe_row, explain
+from benchmarks._machines_recorded import GridRecording, read_recordings
+from benchmarks._machines_score import (
+    Score,
+    find_recorded_truths,
+    find_truths,
+    is_known,
+    run_search,
+)
+from benchmarks._runner import Context, Findings
+from benchmarks._schema import Arm, Target, build_arm, judge
+from fulltilt.stats import compute_interval, compute_proportion_interval, compute_quantile_interval
+
+NAME = "search_replay"
+CLAIM = "The default search ends within 0.5 % of the grid's best plan in the median, with a tenth of the trials."
+NEEDS_PEERS = True
+DEVICES = ("cpu",)
+
+OURS = "model_first"
+STRATEGIES = (
+    OURS, "coordinate_descent_2", "coordinate_descent_1", "largest_that_fits", "tpe_24", "tpe_60", "random_24",
+    "exhaustive",
+)  # fmt: skip
+POINTS = (336, 2688)
+N_MACHINES = 200
+N_QUICK = 20
+N_EXHAUSTIVE = 20  # of the small grid: it is there to show what noise and the rule for ties cost by themselves
+N_ORDERS = 20  # searches of a recorded grid, each with the recorded runs in another order
+CLOSE_PCT = 2.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """A limit on one figure of the searches of ``OURS`` in one space."""
+
+    n_points: int
+    figure: str
+    limit: float
+    read: Callable[[Score], float]
+    quantile: float | None = None  # None: the mean
+
+
+GOALS = (
+    Goal(n_points=336, figure="regret, median, %", limit=0.5, read=lambda s: s.regret_pct, quantile=0.5),
+    Goal(n_points=336, figure="regret, p90, %", limit=2.0, read=lambda s: s.regret_pct, quantile=0.9),
+    Goal(n_points=336, figure="regret, p99, %", limit=5.0, read=lambda s: s.regret_pct, quantile=0.99),
+    Goal(n_points=336, figure="trials, repeats included, mean", limit=24, read=lambda s: s.n_trials),
+    Goal(n_points=336, figure="end-to-end trials, mean", limit=10, read=lambda s: s.n_end_to_end),
+    Goal(n_points=336, figure="out of memory, mean", limit=0.1, read=lambda s: s.n_out_of_memory),
+    Goal(n_points=2688, figure="regret, mean, %", limit=1.5, read=lambda s: s.regret_pct),
+    Goal(n_points=2688, figure="regret, p90, %", limit=4.0, read=lambda s: s.regret_pct, quantile=0.9),
+    Goal(n_points=2688, figure="trials, repeats included, mean", limit=32, read=lambda s: s.n_trials),
+)
+
+
+def run(context: Context) -> Findings:
+    machines = draw_machines(range(N_QUICK if context.quick else N_MACHINES))
+    known = [name for name in STRATEGIES if is_known(name)]
+    arms: list[Arm] = []
+    targets: list[Target] = []
+    for n_points in POINTS:
+        scores = score_machines(machines, n_points, known)
+        for name in known:
+            if scores[name]:
+                arms += describe_scores(f"{n_points} points", name, scores[name])
+        if OURS in known:
+            targets += judge_goals(n_points, scores[OURS])
+    recordings = read_recordings()
+    for recording in recordings:
+        for name in known:
+            scores_of_one = score_recording(recording, name, n_orders=2 if context.quick else N_ORDERS)
+            arms += describe_scores(f"recorded: {recording.name}", name, scores_of_one)
+    notes = _list_notes(len(machines), known, recordings)
+    return Findings(arms=tuple(arms), targets=tuple(targets), notes=tuple(notes))
+
+
+def score_machines(
+    machines: Sequence[SimulatedMachine], n_points: int, strategies: Sequence[str]
+) -> dict[str, list[Score]]:
+    """Every strategy on every machine, one machine after the other."""
+    scores: dict[str, list[Score]] = {name: [] for name in strategies}
+    for number, machine in enumerate(machines):
+        truths = find_truths(machine, n_points)
+        for name in strategies:
+            if name == "exhaustive" and (number >= N_EXHAUSTIVE or n_points != POINTS[0]):
+                continue
+            score = run_search(truths, name)
+            scores[name].append(dataclasses.replace(score, rows=()))
+        machine.forget_truths()
+        _say_progress(number + 1, len(machines), n_points)
+    return scores
+
+
+def score_recording(recording: GridRecording, strategy: str, *, n_orders: int) -> list[Score]:
+    """One strategy on one recorded grid, with the runs of each plan in another order each time."""
+    return [
+        dataclasses.replace(run_search(find_recorded_truths(recording, seed), strategy), rows=())
+        for seed in range(n_orders)
+    ]
+
+
+def describe_scores(case: str, name: str, scores: Sequence[Score]) -> list[Arm]:
+    """An arm a figure; its samples, one a search, hold the quantiles that the targets speak of."""
+    columns: Mapping[str, list[float]] = {
+        "regret_pct": [score.regret_pct for score in scores],
+        "regret_before_ties_pct": [score.fastest_regret_pct for score in scores],
+        "trials": [float(score.n_trials) for score in scores],
+        "end_to_end_trials": [float(score.n_end_to_end) for score in scores],
+        "repeats": [float(score.n_repeats) for score in scores],
+        "out_of_memory": [float(score.n_out_of_memory) for score in scores],
+    }
+    note = summarize(scores)
+    return [
+        build_arm(values, case=case, arm=name, metric=metric, unit_of_replication="search of one workload", note=note)
+        for metric, values in columns.items()
+    ]
+
+
+def summarize(scores: Sequence[Score]) -> str:
+    """One line: the figures a median does not show."""
+    regret = np.array([score.regret_pct for score in scores])
+    close = int((regret <= CLOSE_PCT).sum())
+    low, high = compute_proportion_interval(close, len(scores))
+    return (
+        f"regret mean {regret.mean():.2f}, median {np.median(regret):.2f}, p90 {_find_quantile(regret, 0.9):.2f}, "
+        f"p99 {_find_quantile(regret, 0.99):.2f} %; within {CLOSE_PCT:g} %: {100 * close / len(scores):.0f} % "
+        f"({100 * low:.0f} to {100 * high:.0f}); trials {_mean(scores, 'n_trials'):.1f}, of them end to end "
+        f"{_mean(scores, 'n_end_to_end'):.1f} and repeats {_mean(scores, 'n_repeats'):.1f}; out of memory "
+        f"{_mean(scores, 'n_out_of_memory'):.2f} a search"
+    )
+
+
+def judge_goals(n_points: int, scores: Sequence[Score]) -> list[Target]:
+    found = []
+    for goal in GOALS:
+        if goal.n_points == n_points:
+            values = [float(goal.read(score)) for score in scores]
+            measured, ci95 = _estimate(values, goal.quantile)
+            found.append(judge(f"{n_points} points: {goal.figure}", measured, ci95, at_most=goal.limit))
+    return found
+
+
+def _estimate(values: Sequence[float], quantile: float | None) -> tuple[float, tuple[float, float] | None]:
+    if quantile is None:
+        return statistics.fmean(values), compute_interval(values) if len(values) > 1 else None
+    return _find_quantile(values, quantile), compute_quantile_interval(values, quantile)
+
+
+def _find_quantile(values: Sequence[float] | np.ndarray, quantile: float) -> float:
+    """One of the values, the higher of two: an interval from the order of the values then holds it."""
+    return float(np.quantile(values, quantile, method="higher"))
+
+
+def _mean(scores: Sequence[Score], name: str) -> float:
+    return statistics.fmean(getattr(score, name) for score in scores)
+
+
+def _list_notes(n_machines: int, known: Sequence[str], recordings: Sequence[GridRecording]) -> list[str]:
+    notes = [
+        f"{n_machines} workloads, seeds from 0; machines, models and data as described in benchmarks/_machines.py",
+        "regret: true speed of the recommended plan against the fastest plan below the memory safety limit",
+        "regret_before_ties: the fastest finalist instead, before a tie goes to the smaller batch or the simpler plan",
+        "trials count every process that ran a step or a loader, repeats of the finalists and the user's plan included",
+        "largest_that_fits ends at its own result; all others go through the same last stage as the product",
+        f"exhaustive: the first {N_EXHAUSTIVE} workloads of the small grid only",
+        "TPE: Optuna's TPESampler at its defaults; a plan it asks twice is run once",
+    ]
+    for found in recordings:
+        notes.append(
+            f"recorded: {found.name} is {len(found.build_space().grid())} plans on {found.machine.cpu_model}, "
+            f"{found.device}, {found.date}, {found.n_repeats} runs a plan; its truth is their median, and a search is "
+            "answered with the same runs, which flatters all strategies alike"
+        )
+    missing = [name for name in STRATEGIES if name not in known]
+    return [*notes, f"not run here: {', '.join(missing)}"] if missing else notes
+
+
+def _say_progress(done: int, total: int, n_points: int) -> None:
+    end = "\n" if done == total else ""
+    print(f"\r{n_points} points: {done} of {total} workloads", end=end, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search_replay", description=__doc__.partition("\n")[0])
+    parser.add_argument("--strategy", default=OURS)
+    parser.add_argument("--points", type=int, choices=POINTS, default=POINTS[0])
+    parser.add_argument("--workloads", type=int, default=N_QUICK, help="how many, seeds from 0")
+    parser.add_argument("--seed", type=int, help="this workload only, with every row of the search")
+    parser.add_argument("--worst", type=int, default=5, help="how many to explain")
+    args = parser.parse_args(arguments)
+    if not is_known(args.strategy):
+        parser.error(f"no strategy named {args.strategy} here; there are {', '.join(filter(is_known, STRATEGIES))}")
+    machines = draw_machines([args.seed] if args.seed is not None else range(args.workloads))
+    found: list[tuple[Score, list[str]]] = []
+    for number, machine in enumerate(machines):
+        truths = find_truths(machine, args.points)
+        score = run_search(truths, args.strategy)
+        found.append((score, explain(truths, score)))
+        machine.forget_truths()
+        _say_progress(number + 1, len(machines), args.points)
+    if not found:
+        parser.error("none of these workloads fits its machine; give other seeds")
+    print(f"{args.strategy}, {len(found)} workloads: {summarize([score for score, _ in found])}")
+    for _, lines in sorted(found, key=lambda pair: -pair[0].regret_pct)[: args.worst]:
+        print("\n".join(lines))
+    if args.seed is not None:
+        for row in found[0][0].rows:
+            print(describe_row(row, list(machines[0].space(args.points).axes)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""``fulltilt compare A B``: what differs between two results, and which figures differ by more than their spread."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from fulltilt.cli._shared import build_console, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="a result: what --json wrote, a benchmark's file, or a run folder")
+    parser.add_argument("b", metavar="B", help="another one of the same kind")
+    parser.add_argument("--json", metavar="F", help="write the comparison as JSON (- for stdout)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fulltilt.report.compare import compare_sides
+    from fulltilt.report.compare_sides import read_side
+
+    document = compare_sides(read_side(args.a), read_side(args.b))
+    if args.json:
+        from fulltilt.records import dumps
+
+        write_json(args.json, dumps(document, indent=1))
+    print_comparison(build_console(to_stderr=args.json == "-"), document)
+    return 0
+
+
+def print_comparison(console: Console, document: dict[str, Any]) -> None:
+    from fulltilt.report.compare_text import (
+        build_figures_table,
+        describe_control,
+        describe_differences,
+        describe_reasons,
+        describe_sides,
+    )
+
+    for line in describe_sides(document):
+        console.print(line, markup=False)
+    console.print("\n[bold]What differs[/]")
+    for line in describe_differences(document):
+        console.print(f"  {line}", markup=False)
+    console.print(
+        "\n[bold]Figures[/] (geometric means over n repetitions; intervals hold for all figures together in 95 %)"
+    )
+    console.print(build_figures_table(document))
+    console.print()
+    for line in [describe_control(document), *document["notes"], *describe_reasons(document)]:
+        if line:
+            console.print(f"· {line}", markup=False)

@@ -1,0 +1,370 @@
+"""Peak device memory of a training step, from fake tensors: nothing is computed and nothing allocated.
+
+Fake tensors know shape, type and device and hold no data. The step of a built run is taken on fake copies of its
+model and optimizer, and every operator's outputs are entered into a ledger of storages, each once, views not, from the
+moment it appears to the moment its last reference goes. The peak of that ledger is what the allocator would have to
+hold for tensors that Python and autograd can see.
+
+What it cannot see, and the margin to keep for it:
+
+- **Scratch inside operators**: torch's convolutions on a CPU hold up to two more copies of their output, which made the
+  real peak of a three-layer network a third larger, that of residual networks 0 to 5 %; without convolutions it was
+  below 0.1 % (``benchmarks/results/memory_prediction-cpu.json``). cuDNN takes workspaces, more of them when
+  ``cudnn_benchmark`` lets it try every algorithm: 2.7 GB became 8.2 GB in huggingface/diffusers#2763.
+- **The allocator's segments**: CUDA's caching allocator takes 2 MiB segments for tensors up to 1 MiB, 20 MiB ones up to
+  10 MiB, else multiples of 2 MiB (``c10/cuda/CUDACachingAllocator``), and keeps what it cannot use: reserved is above
+  allocated by at least one segment. The share grows with fragmentation and is not bounded.
+- **What is there besides tensors**: the context of CUDA on a GPU, interpreter and libraries in a resident set on a CPU.
+  A constant, so one real probe of any batch size gives it.
+
+So an estimate alone ranks and orders probes; real probes correct it (``tuner.model.memory``), with 4 % kept
+back at least, and what is recommended was run.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fulltilt.errors import DataError, TrainingError
+from fulltilt.measure.phase_timer import NullTimer
+
+ALLOCATION_BYTES: Mapping[str, int] = {"cuda": 512, "cpu": 64}
+"""What an allocation is rounded up to: CUDA's caching allocator; the alignment of torch's allocator on a CPU."""
+
+N_STEPS = 2  # the first creates the optimizer's state, the second holds it from the start
+_MAX_MICRO = 2  # of an accumulation window: from the second on gradients are there already
+
+Phase = Literal["training", "evaluation"]
+Kind = Literal["parameters", "gradients", "optimizer", "batch", "activations"]
+_UNSUPPORTED = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedMutationAliasingException,
+    fake_tensor.UnsupportedOperatorException,
+)
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+
+
+class FakeRunError(TrainingError):
+    """The step cannot be taken on fake tensors; real probes can still measure it.
+
+    Attributes:
+        operator: The operator that needs data or has no shape rule (``aten.nonzero.default``), None where the failure
+            was not in one.
+    """
+
+    def __init__(self, message: str, *, operator: str | None = None):
+        super().__init__(message)
+        self.operator = operator
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FakePeak:
+    """Live bytes at the fullest moment of two training steps and one evaluation step; the parts add up to the total.
+
+    Attributes:
+        phase: In which of them that moment was.
+        parameters_bytes: Parameters, buffers and other tensors that belong to model and loss.
+        activations_bytes: Saved for the backward pass, and temporaries.
+        persistent_bytes: Parameters and optimizer state: what is there at every moment from the second step on.
+    """
+
+    batch_size: int
+    phase: Phase
+    total_bytes: int
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    batch_bytes: int
+    activations_bytes: int
+    persistent_bytes: int
+
+    @property
+    def total_gib(self) -> float:
+        return self.total_bytes / 2**30
+
+
+class Step(Protocol):
+    """What is needed of ``engine.TrainStep``."""
+
+    def __call__(self, batches: Iterator[Any], timer: Any) -> object: ...
+    def compute_loss(self, batch: Any) -> Tensor: ...
+
+
+def estimate_memory(
+    run: Any, batch_size: int, *, batch: Any, build_step: Callable[[Any], Step], imitate: str | None = None
+) -> FakePeak:
+    """Peak device memory of ``run`` with another batch size.
+
+    Precision, memory format, accumulation, clipping, checkpointing and the fused optimizer are those of the run.
+    A compiled run is estimated in eager mode: what its compiler fuses away is counted. Layers that take other
+    operators on a GPU (recurrent ones, attention) are estimated by those of the device of the run.
+
+    Args:
+        run: A built run (``engine.Run``); it stays as it is, and so does the state of random number generators.
+        batch: A real batch as the loader yields it; only its shapes and types are used. Tensors with as many rows as
+            its first one are stretched to ``batch_size``.
+        build_step: ``engine.TrainStep``.
+        imitate: ``cuda`` follows a GPU's rounding and optimizer defaults on a machine without one; the run's own
+            device when None.
+
+    Raises:
+        FakeRunError: the model, loss or ``prepare`` needs the data itself, or has an operator without a shape rule.
+        DataError: the batch holds no tensor.
+
+    **Device**: nothing is computed or allocated on it. Cost: grows with the number of operators, not with the
+    batch; seconds for each case stand in ``benchmarks/results/memory_prediction-cpu.json``.
+    """
+    kind = imitate or run.device.type
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    ledger = _StorageLedger(run.device.type, ALLOCATION_BYTES.get(kind, 1))
+    try:
+        fake = _copy_as_fake(run, mode, ledger)
+        _prefer_foreach(fake.setup.optimizer, on_gpu=kind == "cuda")
+        for parameter in fake.setup.model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)
+        with mode, ledger:
+            _take_steps(dataclasses.replace(fake, batch_size=batch_size), batch, build_step, ledger)
+    except _UNSUPPORTED as error:
+        operator = _read_operator(error)
+        raise FakeRunError(
+            f"the step cannot be taken on fake tensors: {operator or error} needs the data itself; real probes measure "
+            "its memory",
+            operator=operator,
+        ) from error
+    except _FAILURES as error:  # a user's code that meets a tensor without data may fail in any of these ways
+        raise FakeRunError(
+            f"the step cannot be taken on fake tensors ({type(error).__name__}: {error}); real probes measure its "
+            "memory"
+        ) from error
+    return ledger.build_peak(batch_size)
+
+
+def _take_steps(fake: Any, batch: Any, build_step: Callable[[Any], Step], ledger: _StorageLedger) -> None:
+    step = build_step(fake)
+    n_micro = min(fake.setup.accumulate, _MAX_MICRO)
+    for _ in range(N_STEPS):
+        step(_yield_batches(batch, fake.batch_size, n_micro, ledger), NullTimer())
+        ledger.mark(_find_state(fake.setup.optimizer), "optimizer")
+    ledger.phase = "evaluation"
+    fake.setup.model.eval()
+    with torch.no_grad():
+        step.compute_loss(next(_yield_batches(batch, fake.batch_size, 1, ledger)))
+
+
+class _Entry(NamedTuple):
+    reference: Any  # weak, kept for its callback
+    n_bytes: int
+    kind: Kind
+    number: int  # how many were entered before it, and it
+
+
+class _Peak(NamedTuple):
+    total: int
+    number: int  # of the entry that made it
+    split: Counter[Kind]
+    phase: Phase
+
+
+class _StorageLedger(TorchDispatchMode):
+    """Live bytes by kind, from what every operator returns; keeps the split at the fullest moment."""
+
+    def __init__(self, device_type: str, granularity: int):
+        super().__init__()
+        self._device_type, self._granularity = device_type, granularity
+        self._entries: dict[int, _Entry] = {}  # by address of the storage, which is its own while it lives
+        self._n_entered = 0
+        self._live: Counter[Kind] = Counter()
+        self._total = 0
+        self.phase: Phase = "training"
+        self._peak = _Peak(0, 0, Counter(), "training")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        kind: Kind = "batch" if self._is_placed_batch(func, args) else "activations"
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, Tensor):
+                self.enter(tensor, kind)
+        return outputs
+
+    def _is_placed_batch(self, func: Any, args: Any) -> bool:
+        """A copy onto the device, which nothing else in a step is, or the batch in another memory format."""
+        if func is torch.ops.aten._to_copy.default:
+            return args[0].device.type != self._device_type
+        if func is not torch.ops.aten.clone.default:
+            return False
+        entry = self._entries.get(args[0].untyped_storage()._cdata)
+        return entry is not None and entry.kind == "batch"
+
+    def enter(self, tensor: Tensor, kind: Kind) -> None:
+        """Count the tensor's storage from now until nothing refers to it; one that is known stays as it is."""
+        if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._entries:
+            return
+        n_bytes = -(-storage.nbytes() // self._granularity) * self._granularity
+        self._n_entered += 1
+        self._entries[key] = _Entry(weakref.ref(storage, lambda _: self._leave(key)), n_bytes, kind, self._n_entered)
+        self._live[kind] += n_bytes
+        self._total += n_bytes
+        if self._total > self._peak.total:
+            self._peak = _Peak(self._total, self._n_entered, self._live.copy(), self.phase)
+
+    def mark_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.mark([parameter.grad], "gradients")
+
+    def mark(self, tensors: list[Tensor], kind: Kind) -> None:
+        """Say what storages turned out to be that were entered as activations, also in the split of a past peak."""
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            entry = self._entries.get(key)
+            if entry is None or entry.kind != "activations":
+                continue
+            self._entries[key] = entry._replace(kind=kind)
+            splits = [self._live, *([self._peak.split] if entry.number <= self._peak.number else [])]
+            for split in splits:
+                split[entry.kind] -= entry.n_bytes
+                split[kind] += entry.n_bytes
+
+    def build_peak(self, batch_size: int) -> FakePeak:
+        split = self._peak.split
+        return FakePeak(
+            batch_size=batch_size,
+            phase=self._peak.phase,
+            total_bytes=self._peak.total,
+            parameters_bytes=split["parameters"],
+            gradients_bytes=split["gradients"],
+            optimizer_bytes=split["optimizer"],
+            batch_bytes=split["batch"],
+            activations_bytes=split["activations"],
+            persistent_bytes=self._live["parameters"] + self._live["optimizer"],
+        )
+
+    def _leave(self, key: int) -> None:
+        entry = self._entries.pop(key)
+        self._live[entry.kind] -= entry.n_bytes
+        self._total -= entry.n_bytes
+
+
+def _copy_as_fake(run: Any, mode: FakeTensorMode, ledger: _StorageLedger) -> Any:
+    """The run with fake copies of model, optimizer, loss and prepare: what they keep for later must not reach the run.
+
+    Real tensors that the copies hold (weights, buffers, a mask, class weights) are entered as parameters.
+    """
+    setup, workload = run.setup, run.workload
+    memo: dict[int, Any] = {}
+    with FakeCopyMode(mode):
+        model, optimizer, loss, prepare = copy.deepcopy(
+            (setup.model, setup.optimizer, workload.loss, workload.prepare), memo
+        )
+    for name, value in vars(setup.optimizer).items():  # torch.optim drops its own switches when it is copied
+        if name not in vars(optimizer) and isinstance(value, bool):
+            setattr(optimizer, name, value)
+    optimizer.zero_grad(set_to_none=True)
+    _renew_counts(setup.optimizer, optimizer, mode)
+    copies = [value for value in memo.values() if isinstance(value, FakeTensor)]
+    kept = {id(tensor) for tensor in _find_state(optimizer)}
+    for tensor in copies:
+        ledger.enter(tensor, "optimizer" if id(tensor) in kept else "parameters")
+    fake_setup = dataclasses.replace(
+        setup,
+        model=model,
+        forward=model,
+        optimizer=optimizer,
+        scaler=None if setup.scaler is None else _BlindScaler(setup.device.type),
+        state={},
+    )
+    return dataclasses.replace(
+        run,
+        setup=fake_setup,
+        workload=dataclasses.replace(workload, loss=loss, prepare=prepare),
+        generator=torch.Generator(run.device),
+    )
+
+
+def _renew_counts(real: torch.optim.Optimizer, fake: torch.optim.Optimizer, mode: FakeTensorMode) -> None:
+    """Counts of steps on the host, which optimizers read: made under ``mode`` they keep a value, copied they do not."""
+    for real_state, fake_state in zip(real.state.values(), fake.state.values(), strict=True):
+        for name, value in real_state.items():
+            if isinstance(value, Tensor) and not value.dim() and value.device.type == "cpu":
+                count = value.item()
+                with mode:
+                    fake_state[name] = torch.tensor(count, dtype=value.dtype)
+
+
+class _BlindScaler(torch.amp.GradScaler):
+    """Steps without reading whether a gradient overflowed: a fake tensor has no value to read."""
+
+    def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+
+def _prefer_foreach(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> None:
+    """On a GPU torch.optim updates all parameters at once where it may, with temporaries as large as all of them.
+
+    It decides so by the parameters' class, which is not its own here.
+    """
+    for group in optimizer.param_groups if on_gpu else ():
+        if group.get("foreach", True) is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def _find_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for state in optimizer.state.values() for value in tree_leaves(state) if isinstance(value, Tensor)]
+
+
+def _yield_batches(batch: Any, batch_size: int, n: int, ledger: _StorageLedger) -> Iterator[Any]:
+    """Fresh fake batches; the one who takes them holds the only reference, as with a loader."""
+    n_rows = _find_n_rows(batch)
+    if n_rows is None:
+        raise DataError(f"the batch ({type(batch).__name__}) holds no tensor with rows; its memory cannot be estimated")
+    for _ in range(n):
+        yield _stretch(batch, n_rows, batch_size, ledger)
+
+
+def _stretch(value: Any, n_rows: int, batch_size: int, ledger: _StorageLedger) -> Any:
+    """A nested batch as fake tensors with ``batch_size`` rows; tensors with another first dimension keep theirs."""
+    if isinstance(value, Tensor):
+        shape = value.shape
+        if value.dim() and shape[0] == n_rows:
+            shape = (batch_size, *shape[1:])
+        stretched = torch.empty(shape, dtype=value.dtype, device=value.device)
+        ledger.mark([stretched], "batch")
+        return stretched
+    if isinstance(value, Mapping):
+        return {key: _stretch(item, n_rows, batch_size, ledger) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_stretch(item, n_rows, batch_size, ledger) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_stretch(item, n_rows, batch_size, ledger) for item in value)
+    return value
+
+
+def _find_n_rows(value: Any) -> int | None:
+    """First dimension of the first tensor that has one."""
+    if isinstance(value, Tensor):
+        return value.shape[0] if value.dim() else None
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return next((n_rows for part in parts if (n_rows := _find_n_rows(part)) is not None), None)
+
+
+def _read_operator(error: BaseException) -> str | None:
+    func = getattr(error, "func", None) or next((a for a in error.args if isinstance(a, torch._ops.OpOverload)), None)
+    return None if func is None else str(func)

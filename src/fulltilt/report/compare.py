@@ -1,0 +1,211 @@
+"""Two results of one kind, side by side: what differs, and which figures differ by more than their spread.
+
+Two files were measured at two times, so nothing pairs their runs and no interval can take out what the machine did in
+between. A difference is called only where both come from one machine, each side has independent runs, their interval
+leaves out 0, and plans that ran in both searches do not show that the machine itself changed. Otherwise the figures
+stand there without a verdict, and the reason says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fulltilt.errors import UsageError
+from fulltilt.records import VERSION
+from fulltilt.report.compare_sides import Figure, Side
+from fulltilt.stats import MARGIN_PCT, Decision, decide, decide_apart
+
+Differences = list[dict[str, Any]]  # each {"name", "a", "b"}
+
+ALPHA = 0.05
+MIN_COMMON_PLANS = 4
+FIRST_PICK = "recommended"
+SAME_MACHINE = ("hostname_hash", "cpu_model", "n_cores_usable", "devices", "device")
+SAME_WORKLOAD = ("task", "model", "n_parameters", "n_samples", "optimizer", "device")
+"""Facts of a workload that decide its speed; its name, its learning rate and its epochs do not."""
+
+
+def compare_sides(a: Side, b: Side) -> dict[str, Any]:
+    """The document of ``fulltilt compare``: what differs, the plans lever by lever, and every figure of both.
+
+    A figure stands with the geometric mean of its repetitions on either side, and with an interval of their ratio that
+    is widened for the number of figures: all of them together are wrong in 5 %.
+
+    Raises:
+        UsageError: the two are of different kinds, or of different benchmarks.
+    """
+    _check_kinds(a, b)
+    differences = {
+        "machine": _list_differences(a.identity or {}, b.identity or {}),
+        "versions": _list_differences(a.versions, b.versions),
+        "workload": _list_differences(a.workload, b.workload),
+    }
+    control = compute_control(a, b)
+    refusal = _find_refusal(a, b, differences, control)
+    theirs = {figure.name: figure for figure in b.figures}
+    pairs = [(figure, theirs[figure.name]) for figure in a.figures if figure.name in theirs]
+    pairs = [pair for pair in pairs if not _is_shown_already(pair[0].name, a, b)]
+    n_judged = sum(_find_obstacle(x, y) is None for x, y in pairs) or 1
+    return {
+        "version": VERSION,
+        "kind": a.kind,
+        "a": {"path": a.path, "name": a.name, "notes": a.notes},
+        "b": {"path": b.path, "name": b.name, "notes": b.notes},
+        "differences": differences,
+        "picks": [_compare_plans(name, a, b) for name in a.plans if name in b.plans],
+        "control": control,
+        "figures": [_compare_figures(x, y, refusal, 1 - ALPHA / n_judged) for x, y in pairs],
+        "only_in": _find_unpaired(a, b),
+        "margin_pct": MARGIN_PCT,
+        "notes": _list_notes(a, b),
+    }
+
+
+def compute_control(a: Side, b: Side) -> dict[str, Any] | None:
+    """The plans that ran in both searches, paired: how the machine itself changed. None with fewer than four."""
+    common = [plan for plan in a.rates_by_plan if plan in b.rates_by_plan]
+    if len(common) < MIN_COMMON_PLANS:
+        return None
+    decision = decide(
+        [a.rates_by_plan[plan] for plan in common],
+        [b.rates_by_plan[plan] for plan in common],
+        higher_is_better=True,
+    )
+    return {"n_plans": len(common), "verdict": decision.verdict, **_describe_decision(decision)}
+
+
+def _check_kinds(a: Side, b: Side) -> None:
+    if a.kind != b.kind:
+        raise UsageError(
+            f"{a.path} is a result of {a.kind} and {b.path} one of {b.kind}; compare two results of one kind"
+        )
+    if a.kind == "benchmark" and a.name != b.name:
+        raise UsageError(
+            f"{a.path} is of the benchmark {a.name} and {b.path} of {b.name}; compare two of one benchmark"
+        )
+
+
+def _list_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differences:
+    names = [*a, *(name for name in b if name not in a)]
+    return [{"name": name, "a": a.get(name), "b": b.get(name)} for name in names if a.get(name) != b.get(name)]
+
+
+def _compare_plans(name: str, a: Side, b: Side) -> dict[str, Any]:
+    levers = _list_differences(a.plans[name], b.plans[name])
+    is_same = _is_shown_already(f"{name}: ", a, b)
+    return {"name": name, "changed": bool(levers), "levers": levers, "same_as": FIRST_PICK if is_same else None}
+
+
+def _list_notes(a: Side, b: Side) -> list[str]:
+    """What a reader of the speeds must know besides."""
+    notes = []
+    for name in (FIRST_PICK, "run"):
+        batches = [_compute_effective_batch(side.plans[name]) for side in (a, b) if name in side.plans]
+        if len(batches) == 2 and None not in batches and batches[0] != batches[1]:
+            notes.append(
+                f"{name}: the effective batch differs, {batches[0]} against {batches[1]}: more samples/s with a larger "
+                "one need not learn faster"
+            )
+    return notes
+
+
+def _compute_effective_batch(plan: Mapping[str, Any]) -> int | None:
+    batch_size = plan.get("batch_size")
+    return None if batch_size is None else batch_size * (plan.get("accumulate") or 1)
+
+
+def _is_shown_already(figure: str, a: Side, b: Side) -> bool:
+    """Whether the figure is of a pick that is, on both sides, the recommended plan under another name."""
+    pick = figure.partition(": ")[0]
+    if pick == FIRST_PICK or not all({pick, FIRST_PICK} <= set(side.plans) for side in (a, b)):
+        return False
+    return all(side.plans[pick] == side.plans[FIRST_PICK] for side in (a, b))
+
+
+def _find_refusal(
+    a: Side, b: Side, differences: Mapping[str, Differences], control: Mapping[str, Any] | None
+) -> str | None:
+    """Why no figure of the two can be held against the other's, if that is so."""
+    others = [difference for difference in differences["workload"] if difference["name"] in SAME_WORKLOAD]
+    if others:
+        return f"two different workloads ({_name(others)})"
+    others = [difference for difference in differences["machine"] if difference["name"] in SAME_MACHINE]
+    if others:
+        return f"measured on two machines ({_name(others)})"
+    if control and control["verdict"] in ("faster", "slower") and not differences["versions"]:
+        change = f"{abs(control['change_pct']):.1f} % {control['verdict']}"
+        return (
+            f"{control['n_plans']} plans that ran in both are {change} in B, with the same versions on the same "
+            "machine: the machine changed between the two, not the plan"
+        )
+    return None
+
+
+def _name(differences: Differences) -> str:
+    return ", ".join(difference["name"] for difference in differences)
+
+
+def _find_obstacle(a: Figure, b: Figure) -> str | None:
+    """Why these two figures have no interval of their own."""
+    if min(*a.samples, *b.samples) <= 0:
+        return "a value is not above 0, so there is no ratio"
+    if min(a.n_runs, b.n_runs) < 2:
+        return "one run on a side says nothing about how runs differ; measure each several times, in turn"
+    return None
+
+
+def _compare_figures(a: Figure, b: Figure, refusal: str | None, confidence: float) -> dict[str, Any]:
+    obstacle = _find_obstacle(a, b)
+    row: dict[str, Any] = {
+        "name": a.name,
+        "a": a.value,
+        "b": b.value,
+        "change_pct": 100 * (b.value / a.value - 1) if a.value > 0 and b.value > 0 else None,
+        "ci_pct": None,
+        "confidence": None,
+        "detectable_pct": None,
+        "n_a": len(a.samples),
+        "n_b": len(b.samples),
+        "unit_of_replication": a.unit_of_replication,
+        "better": a.better,
+        "verdict": None,
+        "reason": refusal or obstacle,
+    }
+    if min(len(a.samples), len(b.samples)) < 2 or min(*a.samples, *b.samples) <= 0:
+        return row
+    decision = decide_apart(a.samples, b.samples, confidence=confidence, higher_is_better=True)
+    row |= _describe_decision(decision)
+    if row["reason"] is None:
+        row["verdict"] = _say_verdict(decision, a)
+    return row
+
+
+def _describe_decision(decision: Decision) -> dict[str, Any]:
+    low, high = decision.ci_pct
+    known = math.isfinite(low) and math.isfinite(high)
+    return {
+        "change_pct": decision.effect_pct,
+        "ci_pct": [low, high] if known else None,
+        "confidence": decision.confidence,
+        "detectable_pct": decision.detectable_pct if known else None,
+    }
+
+
+def _say_verdict(decision: Decision, figure: Figure) -> str:
+    """``decision`` was made as if higher were better: "faster" means that the value is higher."""
+    if decision.verdict not in ("faster", "slower"):
+        return decision.verdict
+    is_higher = decision.verdict == "faster"
+    if figure.better is None:
+        return "higher" if is_higher else "lower"
+    return "better" if is_higher == (figure.better == "higher") else "worse"
+
+
+def _find_unpaired(a: Side, b: Side) -> dict[str, list[str]]:
+    names = [{figure.name for figure in side.figures} for side in (a, b)]
+    return {
+        "a": [figure.name for figure in a.figures if figure.name not in names[1]],
+        "b": [figure.name for figure in b.figures if figure.name not in names[0]],
+    }

@@ -1,0 +1,268 @@
+"""One side of a comparison: what a result file, or a run folder, says, in the same shape for every kind.
+
+Kinds: ``tune`` (its JSON, or its folder), ``train`` (its JSON, or its folder, which says more), ``benchmark`` (a result
+file of ``python -m benchmarks``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from fulltilt.errors import UsageError
+from fulltilt.records import WHOLE_RUNS
+from fulltilt.records.run_folder import read_lines
+from fulltilt.report.table import read_memory_gib
+
+Kind = Literal["tune", "train", "benchmark"]
+Better = Literal["higher", "lower"]
+
+_MARKS: Mapping[Kind, tuple[str, ...]] = {
+    "tune": ("trials", "picks"),
+    "train": ("training_seconds", "samples_per_s", "reason"),
+    "benchmark": ("arms", "claim"),
+}
+_IDENTITY = ("hostname_hash", "cpu_model", "n_cores_usable", "memory_total_bytes", "memory_limit_bytes", "system")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """Something measured, with its independent repetitions.
+
+    Attributes:
+        name: With its unit, such as "recommended: samples_per_s".
+        samples: One value per repetition.
+        unit_of_replication: What a repetition is: "run in a process of its own", "epoch of one run".
+        n_runs: Runs the samples come from; with one, they say nothing about how runs differ.
+        better: Which direction is better; None where that is not known.
+    """
+
+    name: str
+    samples: tuple[float, ...]
+    unit_of_replication: str
+    n_runs: int
+    better: Better | None = None
+
+    @property
+    def value(self) -> float:
+        """The geometric mean, of which ratios are taken; the median where a sample is not above 0."""
+        if min(self.samples) <= 0:
+            return statistics.median(self.samples)
+        return statistics.geometric_mean(self.samples)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """What one file or folder holds.
+
+    Attributes:
+        identity: What must be the same for speeds to be of one machine; None where the file does not say.
+        versions, workload: By name, as far as the file says.
+        plans: By pick, and "settings as they were"; "run" for a training run.
+        rates_by_plan: Median samples per second of every plan that ran as a whole, by its JSON text.
+    """
+
+    path: str
+    kind: Kind
+    name: str
+    identity: Mapping[str, Any] | None
+    versions: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    plans: Mapping[str, Mapping[str, Any]]
+    figures: tuple[Figure, ...]
+    rates_by_plan: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read_side(path: str | Path) -> Side:
+    """Read a result file or a run folder.
+
+    Raises:
+        UsageError: it is not there, is no JSON, or is not a result that can be compared.
+    """
+    place = Path(path)
+    kind, read = _find_reader(place)
+    try:
+        return read()
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UsageError(f"{path} looks like the result of {kind}, but is not whole: {error!r}") from None
+
+
+def _find_reader(place: Path) -> tuple[Kind, Callable[[], Side]]:
+    if not place.is_dir():
+        document = _load(place)
+        kind = _find_kind(place, document)
+        readers = {"tune": _read_tune, "train": _read_train, "benchmark": _read_benchmark}
+        return kind, functools.partial(readers[kind], place, document)
+    if (place / "tune.json").exists():
+        return "tune", functools.partial(_read_tune, place / "tune.json", _load(place / "tune.json"))
+    if (place / "events.jsonl").exists():
+        return "train", functools.partial(_read_train_folder, place)
+    raise UsageError(f"{place} holds neither tune.json nor events.jsonl; name the folder of a search or a training")
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"there is no file or folder {path}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as JSON ({error}); give a file that --json wrote") from None
+
+
+def _find_kind(path: Path, document: Any) -> Kind:
+    if isinstance(document, Mapping):
+        for kind, keys in _MARKS.items():
+            if all(key in document for key in keys):
+                return kind
+    raise UsageError(f"{path} is no result of {', '.join(_MARKS)}; give what --json wrote, or a run folder")
+
+
+def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
+    machine = document["machine"]
+    rows = [row for row in (*document["trials"], *document.get("repeats", ())) if _is_whole_run(row)]
+    picks = {name: pick for name, pick in document["picks"].items() if pick}
+    figures: list[Figure] = []
+    for name, pick in sorted(picks.items(), key=lambda item: item[0] != "recommended"):
+        figures += _read_pick(name, pick, rows, document)
+    by_plan: dict[str, list[float]] = {}
+    for row in rows:
+        by_plan.setdefault(json.dumps(row["plan"], sort_keys=True), []).append(row["samples_per_s"])
+    return Side(
+        path=str(path),
+        kind="tune",
+        name=document["workload"]["name"],
+        identity=_read_identity(machine),
+        versions={"python": machine.get("python"), **machine.get("packages", {})},
+        workload=document["workload"],
+        plans={name: pick["plan"] for name, pick in picks.items()}
+        | {"settings as they were": document.get("user_plan") or {}},
+        figures=tuple(figures),
+        rates_by_plan={plan: statistics.median(rates) for plan, rates in by_plan.items()},
+        notes=_read_tune_notes(document),
+    )
+
+
+def _is_whole_run(row: Mapping[str, Any]) -> bool:
+    return row["status"] == "ok" and bool(row.get("samples_per_s")) and row.get("kind", WHOLE_RUNS[0]) in WHOLE_RUNS
+
+
+def _read_pick(
+    name: str, pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], document: Mapping[str, Any]
+) -> Iterator[Figure]:
+    """Speed, memory and, for the recommended plan, time of an epoch, run by run.
+
+    Where a plan was measured again, the run that made it a finalist does not count: it was chosen for being fast.
+    """
+    own = [row for row in rows if row["plan"] == pick["plan"]] or [pick]
+    own = [row for row in own if row.get("kind", WHOLE_RUNS[0]) != WHOLE_RUNS[0]] or own
+    rates = tuple(row["samples_per_s"] for row in own)
+    shared: dict[str, Any] = {"unit_of_replication": "run in a process of its own", "n_runs": len(own)}
+    yield Figure(name=f"{name}: samples_per_s", samples=rates, better="higher", **shared)
+    memory = tuple(gib for row in own if (gib := read_memory_gib(row)))
+    if memory:
+        yield Figure(name=f"{name}: memory_gib", samples=memory, better="lower", **shared)
+    estimate_s = (document.get("epoch_seconds") or {}).get("estimate")
+    if name == "recommended" and estimate_s and pick.get("samples_per_s"):
+        seconds = tuple(estimate_s * pick["samples_per_s"] / rate for rate in rates)
+        yield Figure(name=f"{name}: epoch_seconds", samples=seconds, better="lower", **shared)
+
+
+def _read_tune_notes(document: Mapping[str, Any]) -> tuple[str, ...]:
+    noise_pct = document["search"].get("noise_pct")
+    return () if noise_pct is None else (f"runs of one plan lay {noise_pct:.1f} % apart in this search",)
+
+
+def _read_train(path: Path, document: Mapping[str, Any]) -> Side:
+    figures = [
+        Figure(name="samples_per_s", samples=(document["samples_per_s"],), better="higher", **_ONE_RUN),
+        *_read_quality(document.get("metrics") or {}, document.get("loss")),
+    ]
+    return Side(
+        path=str(path),
+        kind="train",
+        name=Path(document.get("out_dir") or path).name,
+        identity=None,
+        versions={},
+        workload={"epochs": document.get("epoch"), "steps": document.get("step")},
+        plans={},
+        figures=tuple(figure for figure in figures if figure.samples[0] is not None),
+        notes=("the JSON of a training names no plan, no epochs and no machine; its run folder has the first two",),
+    )
+
+
+_ONE_RUN: Mapping[str, Any] = {"unit_of_replication": "run", "n_runs": 1}
+
+
+def _read_train_folder(folder: Path) -> Side:
+    """From the event log: the plan, and every epoch's speed (the first left out where there are three or more)."""
+    events = [json.loads(line) for line in read_lines(folder / "events.jsonl")]
+    started = next((event for event in events if event["event"] == "RunStarted"), None)
+    epochs = [event for event in events if event["event"] == "EpochDone" and event["samples_per_s"] > 0]
+    if started is None or not epochs:
+        raise UsageError(f"{folder} holds no whole epoch yet; train for at least one before it is compared")
+    timed = epochs[1:] if len(epochs) >= 3 else epochs
+    shared: dict[str, Any] = {"unit_of_replication": "epoch of one run", "n_runs": 1}
+    evaluations = [event for event in events if event["event"] == "Evaluated"]
+    return Side(
+        path=str(folder),
+        kind="train",
+        name=started["name"],
+        identity=None,
+        versions={},
+        workload={
+            **{key: started.get(key) for key in ("name", "device", "n_parameters", "n_samples")},
+            "epochs": len(epochs),
+        },
+        plans={"run": started["plan"]},
+        figures=(
+            Figure(name="samples_per_s", samples=tuple(e["samples_per_s"] for e in timed), better="higher", **shared),
+            Figure(name="epoch_seconds", samples=tuple(e["seconds"] for e in timed), better="lower", **shared),
+            *_read_quality(evaluations[-1]["metrics"] if evaluations else {}, epochs[-1]["loss"]),
+        ),
+        notes=("the folder of a training does not say which machine ran it",),
+    )
+
+
+def _read_quality(metrics: Mapping[str, float], training_loss: float | None) -> Iterator[Figure]:
+    figures = {f"validation {name}": value for name, value in metrics.items()} | {"training loss": training_loss}
+    for name, value in figures.items():
+        if value is not None:
+            yield Figure(name=name, samples=(value,), better="lower" if "loss" in name else None, **_ONE_RUN)
+
+
+def _read_benchmark(path: Path, document: Mapping[str, Any]) -> Side:
+    return Side(
+        path=str(path),
+        kind="benchmark",
+        name=document["name"],
+        identity={**_read_identity(document["machine"]), "device": document["device"]},
+        versions=document["versions"],
+        workload={"name": document["name"], "claim": document["claim"]},
+        plans={},
+        figures=tuple(
+            Figure(
+                name=f"{arm['case']}, {arm['arm']}: {arm['metric']}",
+                samples=tuple(arm["samples"]) or (arm["median"],),
+                unit_of_replication=arm["unit_of_replication"],
+                n_runs=arm["n"],
+            )
+            for arm in document["arms"]
+        ),
+        notes=_read_pressure_note(document),
+    )
+
+
+def _read_pressure_note(document: Mapping[str, Any]) -> tuple[str, ...]:
+    pressure_pct = document.get("cpu_pressure_pct")
+    return () if pressure_pct is None else (f"some task waited for a core {pressure_pct:.0f} % of the time",)
+
+
+def _read_identity(machine: Mapping[str, Any]) -> dict[str, Any]:
+    devices = ", ".join(device["name"] for device in machine.get("devices") or ())
+    return {**{key: machine.get(key) for key in _IDENTITY}, "devices": devices or "none"}

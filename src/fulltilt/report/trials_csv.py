@@ -1,0 +1,63 @@
+"""All rows of a search as CSV, for a spreadsheet: one line a trial, one column a lever and a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from fulltilt.levers import load_catalogue
+from fulltilt.report.summary import PICK_TITLES, Document
+
+PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other", "step")
+FIGURES = (
+    "samples_per_s", "gpu_utilization_pct", "memory_allocated_peak_gib", "memory_reserved_peak_gib",
+    "memory_rss_peak_gib", "first_step_s", "receive_ms", "flops_per_sample", "flops_coverage_pct", "cpu_pressure_pct",
+    "steal_pct", "n_steps", "seconds",
+)  # fmt: skip
+
+
+def build_trials_csv(document: Document) -> str:
+    """Every row of the search, repeats and probes included, in the order they ran.
+
+    An empty cell is a figure that was not read; why is in the JSON under ``null_reasons``. ``picked`` names the picks.
+    """
+    rows = [*document["trials"], *document.get("repeats", ()), *document.get("probes", ())]
+    baseline = document.get("baseline")
+    if baseline:
+        rows.append(baseline)
+    unique = {row["id"]: row for row in rows}
+    picked: dict[str, list[str]] = {}
+    for name in PICK_TITLES:
+        pick = document["picks"].get(name)
+        if pick:
+            picked.setdefault(pick["id"], []).append(name)
+    lines = [_build_line(unique[id], picked.get(id, [])) for id in sorted(unique, key=lambda id: (len(id), id))]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=list(_build_line(_EMPTY, [])), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return stream.getvalue()
+
+
+_EMPTY: Mapping[str, Any] = {"id": "", "plan": {}, "status": ""}
+
+
+def _build_line(row: Mapping[str, Any], picks: list[str]) -> dict[str, Any]:
+    phases, interval = row.get("phases_ms") or {}, row.get("samples_per_s_ci95") or (None, None)
+    return {
+        "id": row["id"],
+        "kind": row.get("kind", ""),
+        "status": row["status"],
+        "picked": " ".join(picks),
+        **{name: row["plan"].get(name) for name in load_catalogue()},
+        "effective_batch_size": row.get("effective_batch_size"),
+        **{f"{phase}_ms": phases.get(phase) for phase in PHASES},
+        **{name: row.get(name) for name in FIGURES[:1]},
+        "samples_per_s_low": interval[0],
+        "samples_per_s_high": interval[1],
+        **{name: row.get(name) for name in FIGURES[1:]},
+        "why": row.get("why"),
+        "reason": row.get("reason"),
+    }

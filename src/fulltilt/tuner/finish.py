@@ -1,0 +1,67 @@
+"""What a result says beyond its rows, computed from them when the search is over: savings, epoch time, advice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fulltilt.levers import Facts
+from fulltilt.records import Trial
+from fulltilt.tuner.advice import build_advice
+from fulltilt.tuner.recommend import CONFIRMING
+from fulltilt.tuner.result import TuneResult, build_epoch_seconds
+from fulltilt.tuner.savings import build_savings
+
+
+def finish_result(
+    result: TuneResult,
+    *,
+    axes: Mapping[str, Sequence[object]],
+    facts: Facts,
+    n_epochs: int | None,
+    roofs_missing: str | None = None,
+) -> TuneResult:
+    """Add epoch time, savings and advice, each with the reasons for what is missing. Measures nothing.
+
+    Args:
+        result: With its rows, probes and picks; roofs measured in the search stand under ``machine.roofs``.
+        axes: Lever → values that the search could try.
+        facts: What guards may know of workload and machine.
+        n_epochs: Of the configured run; None when it has no such length.
+        roofs_missing: Why no roof was measured.
+    """
+    runs = list_runs(result)
+    chosen, n_samples = result.picks.recommended.trial, result.workload.get("n_samples")
+    savings, savings_reasons = build_savings(
+        runs,
+        baseline=result.baseline,
+        recommended=chosen,
+        n_samples=n_samples,
+        n_epochs=n_epochs,
+        search_s=result.search.seconds,
+    )
+    advice, advice_reasons = build_advice(
+        chosen,
+        runs,
+        probes=result.probes,
+        roofs=result.machine.roofs,
+        axes=axes,
+        facts=facts,
+        noise_pct=result.search.noise_pct,
+    )
+    if roofs_missing and not result.machine.roofs:
+        advice_reasons["advice.roof"] = roofs_missing
+    reasons = {**result.null_reasons, **savings_reasons, **advice_reasons}
+    if result.verification is None:
+        reasons["verification"] = "it was not asked for; --verify trains both plans side by side"
+    if result.picks.memory is None:
+        reasons["picks.memory"] = "no row has a memory figure"
+    again = [run for run in runs if run.plan == chosen.plan and run.kind in CONFIRMING and run.status == "ok"]
+    epoch = build_epoch_seconds(chosen, n_samples, runs=again)
+    return dataclasses.replace(result, savings=savings, advice=advice, epoch_seconds=epoch, null_reasons=reasons)
+
+
+def list_runs(result: TuneResult) -> list[Trial]:
+    """Every whole run of a result once: the table, the repeats, the row of the user's own plan."""
+    rows = [*result.trials, *result.repeats, *([result.baseline] if result.baseline else [])]
+    return list({row.id: row for row in rows}.values())

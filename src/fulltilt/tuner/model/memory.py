@@ -1,0 +1,280 @@
+"""Peak memory over the batch size: what a few real probes and many fake ones say about every batch, and how surely.
+
+The peak is the largest of the moments of a step, and each moment holds something fixed and something per sample:
+peak(b) = max of aᵢ + sᵢ·b. With aᵢ at least what is always there (parameters, optimizer state), two bounds follow that
+need no fit:
+
+- **convex**: a chord between two measured points is above the curve; a line through two of them is below it outside.
+- **no faster than in proportion**: (peak − persistent)/b never grows, so the ray from the persistent memory through a
+  measured point is above the curve beyond it.
+
+The distance between them is what a probe decides. Fake points (``measure.fake_memory``) know where the curve bends, and
+miss a constant (context, libraries) and some scratch: real = offset + ratio · fake. Both are learnt from the real
+points, starting from a prior, so that one real point already fixes the offset and two the ratio.
+
+Source: Bayesian linear regression with known noise (Bishop 2006, section 3.3).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+SETTLED_PCT = 1.0  # a slope that repeats, or a prediction that comes true, this closely
+TELLING_SHARE = 0.25  # of the peak that must grow with the batch before its slope is believed
+NOISE_SHARE = 0.005  # of the largest measured peak: how much equal runs differ
+MARGIN_PCT = 4.0  # kept back for what was not run: scratch, segments (measure.fake_memory)
+_Z = 2.0
+
+Basis = Literal["measured", "chord", "fake_corrected", "extrapolated"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """A predicted peak in GiB: ``low`` to ``high`` holds it if the curve is of the stated form.
+
+    Attributes:
+        basis: Measured at this batch; a chord between measured batches; the fake curve corrected by real points;
+            beyond both.
+    """
+
+    gib: float
+    low: float
+    high: float
+    basis: Basis
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Correction:
+    """real = offset_gib + ratio · fake, with standard deviations. The default is what is known before any probe.
+
+    A fake peak misses scratch, from nothing to a third of the peak and mostly below 2 % (by case in
+    ``benchmarks/results/memory_prediction-cpu.json``), and context or libraries, for which 0 to 0.9 GiB is assumed.
+    The ratio was set with those cases in view: they are no independent test of it.
+    """
+
+    ratio: float = 1.02
+    offset_gib: float = 0.3
+    ratio_sd: float = 0.1
+    offset_sd_gib: float = 0.3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryCurve:
+    """What is known of one arm: a choice of all levers that change memory, but the batch size.
+
+    Args:
+        real: Batch size → measured peak, GiB.
+        fake: Batch size → peak on fake tensors, GiB. A single one says nothing about other batches.
+        refused: Batch sizes that ran out of memory.
+        persistent_gib: What is there at every moment (parameters, optimizer state); 0 is always true.
+        prior: What another arm taught (``transfer``).
+
+    Raises:
+        ValueError: a batch size below 1, or a peak that is not a positive number.
+    """
+
+    real: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    fake: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    refused: Collection[int] = ()
+    persistent_gib: float = 0.0
+    prior: Correction = Correction()
+
+    def __post_init__(self) -> None:
+        for name, points in (("real", self.real), ("fake", self.fake)):
+            for batch, gib in points.items():
+                if batch < 1 or not (math.isfinite(gib) and gib > 0):
+                    raise ValueError(f"{name} point: batch {batch}, {gib} GiB; both must be above zero and finite")
+            object.__setattr__(self, name, dict(sorted(points.items())))
+
+    def predict_gib(self, batch: int) -> MemoryEstimate:
+        """Peak at ``batch``.
+
+        Raises:
+            ValueError: ``batch`` below 1, or nothing is known: no real point and fewer than two fake ones.
+        """
+        if batch < 1:
+            raise ValueError(f"batch {batch}: at least 1")
+        if batch in self.real:
+            return MemoryEstimate(gib=self.real[batch], low=self.real[batch], high=self.real[batch], basis="measured")
+        if not self.real and not self._has_fake:
+            raise ValueError("no real point and fewer than two fake ones: nothing to predict memory from")
+        low, high = self._bound(batch)
+        if self._has_fake:
+            return self._predict_by_fake(batch, low, high)
+        if min(self.real) < batch < max(self.real):
+            return MemoryEstimate(gib=high, low=low, high=high, basis="chord")
+        if batch > max(self.real) and len(self.real) > 1:
+            if self.is_settled:  # then the slope is known about as closely as it repeated
+                growth = low - self.real[max(self.real)]
+                high = min(high, low + 2 * SETTLED_PCT / 100 * growth)
+            return MemoryEstimate(gib=low, low=low, high=high, basis="extrapolated")
+        return MemoryEstimate(gib=high, low=low, high=high, basis="extrapolated")
+
+    def largest_safe_batch(
+        self, candidates: Sequence[int], limit_gib: float, margin_pct: float = MARGIN_PCT
+    ) -> int | None:
+        """The largest candidate that fits: measured below the limit, or predicted to with ``margin_pct`` to spare."""
+        if not self.real and not self._has_fake:
+            return None
+        safe = [c for c in self._drop_refused(candidates) if self._is_safe(c, limit_gib, margin_pct)]
+        return max(safe, default=None)
+
+    def next_probe(self, candidates: Sequence[int], limit_gib: float) -> int | None:
+        """The batch size whose real peak would teach most at no foreseeable out-of-memory; None: enough is known.
+
+        Upward by doubling until the curve is settled. One that is not predicted to fit is named only where nothing
+        smaller is left to learn from: the very first, or the first step up from a single point without fake ones.
+        """
+        left = [c for c in self._drop_refused(sorted(candidates)) if c not in self.real]
+        if not left or self.is_settled:
+            return None
+        if not self.real:
+            return self._choose_first(left, limit_gib)
+        last = max(self.real)
+        above = [c for c in left if c > last]
+        fitting = [c for c in above if self.predict_gib(c).gib <= limit_gib]
+        if fitting:
+            return next((c for c in fitting if c >= 2 * last), fitting[-1])
+        slope_unknown = len(self.real) == 1 and not self._has_fake
+        return above[0] if above and slope_unknown and self.predict_gib(above[0]).low <= limit_gib else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last real probe brought nothing new while the part that grows with the batch was plain to see.
+
+        With fake points: it came out as predicted without it. Without: the slope repeated.
+        """
+        batches = list(self.real)
+        if len(batches) < (2 if self._has_fake else 3):
+            return False
+        last, slopes = batches[-1], _find_slopes(self.real)
+        if slopes[-1] * last <= TELLING_SHARE * self.real[last]:
+            return False
+        if self._has_fake:
+            before = dataclasses.replace(self, real={b: self.real[b] for b in batches[:-1]})
+            return abs(before.predict_gib(last).gib / self.real[last] - 1) <= SETTLED_PCT / 100
+        return abs(slopes[-2] / slopes[-1] - 1) <= SETTLED_PCT / 100
+
+    def compute_correction(self) -> Correction:
+        """What the real points say about the fake ones; the prior where there is nothing to compare."""
+        if not self.real or not self._has_fake:
+            return self.prior
+        batches = np.array(list(self.real), dtype=float)
+        peaks = np.array(list(self.real.values()))
+        fakes = np.array([self._read_fake(b) for b in self.real])
+        # Small batches say little about scratch at large ones, so they weigh less.
+        noise = NOISE_SHARE * peaks.max() * np.sqrt(batches.max() / batches)
+        rows = np.stack([np.ones_like(fakes), fakes], axis=1) / noise[:, None]
+        # No prior on the offset: real points fix it, and a wrong guess of it would bend the ratio.
+        prior_precision = np.diag([0.0, self.prior.ratio_sd**-2])
+        covariance = np.linalg.inv(prior_precision + rows.T @ rows)
+        offset, ratio = covariance @ (prior_precision @ np.array([0.0, self.prior.ratio]) + rows.T @ (peaks / noise))
+        offset_sd, ratio_sd = np.sqrt(np.diag(covariance))
+        return Correction(
+            ratio=float(ratio), offset_gib=float(offset), ratio_sd=float(ratio_sd), offset_sd_gib=float(offset_sd)
+        )
+
+    def transfer(self, fake: Mapping[int, float], *, persistent_gib: float = 0.0) -> MemoryCurve:
+        """The curve of another arm, of which only fake points are known, with what this one taught as its prior.
+
+        Arms differ in their kernels, so the prior is wider than what this arm would say of itself.
+        """
+        learnt = self.compute_correction()
+        prior = dataclasses.replace(
+            learnt,
+            ratio_sd=max(learnt.ratio_sd, Correction().ratio_sd),
+            offset_sd_gib=math.hypot(learnt.offset_sd_gib, Correction().offset_sd_gib / 10),
+        )
+        return MemoryCurve(fake=fake, persistent_gib=persistent_gib, prior=prior)
+
+    @property
+    def _has_fake(self) -> bool:
+        return len(self.fake) > 1
+
+    def _read_fake(self, batch: int) -> float:
+        """The fake curve, straight between its points and beyond them; never below the smallest line through 0."""
+        batches, peaks = list(self.fake), list(self.fake.values())
+        if batch > batches[-1]:
+            return peaks[-1] + _find_slopes(self.fake)[-1] * (batch - batches[-1])
+        if batch < batches[0]:
+            return max(peaks[0] * batch / batches[0], peaks[0] + _find_slopes(self.fake)[0] * (batch - batches[0]))
+        return float(np.interp(batch, batches, peaks))
+
+    def _predict_by_fake(self, batch: int, low: float, high: float) -> MemoryEstimate:
+        """From the nearest real point on by the corrected fake curve; between two through both, below the chord."""
+        correction, fake = self.compute_correction(), self._read_fake(batch)
+        below = max((b for b in self.real if b < batch), default=None)
+        above = min((b for b in self.real if b > batch), default=None)
+        basis: Basis = "fake_corrected" if batch <= max(self.fake) else "extrapolated"
+        if below is not None and above is not None:
+            span = self._read_fake(above) - self._read_fake(below)
+            share = (fake - self._read_fake(below)) / span if span > 0 else (batch - below) / (above - below)
+            gib = self.real[below] + share * (self.real[above] - self.real[below])
+            return MemoryEstimate(gib=min(max(gib, low), high), low=low, high=high, basis="fake_corrected")
+        anchor = below if below is not None else above
+        if anchor is None:
+            gib = correction.offset_gib + correction.ratio * fake
+            spread = _Z * math.hypot(correction.offset_sd_gib, correction.ratio_sd * fake)
+            low = min(gib, max(low, gib - spread))
+            return MemoryEstimate(gib=gib, low=low, high=gib + spread, basis=basis)
+        step = fake - self._read_fake(anchor)
+        gib = min(max(self.real[anchor] + correction.ratio * step, low), high)
+        spread = _Z * math.hypot(correction.ratio_sd * step, NOISE_SHARE * self.real[anchor])
+        return MemoryEstimate(gib=gib, low=max(low, gib - spread), high=min(high, gib + spread), basis=basis)
+
+    def _bound(self, batch: int) -> tuple[float, float]:
+        """The two bounds of the head of this file, from the real points alone."""
+        below = [b for b in self.real if b < batch]
+        above = [b for b in self.real if b > batch]
+        low, high = self.persistent_gib, math.inf
+        if below:
+            low = max(low, self.real[below[-1]])
+            grown = (self.real[below[-1]] - self.persistent_gib) * batch / below[-1]
+            high = min(high, self.persistent_gib + max(grown, 0.0))
+        if above:
+            high = min(high, self.real[above[0]])
+        if len(below) > 1:
+            low = max(low, _read_line(self.real, below[-2], below[-1], batch))
+        if len(above) > 1:
+            low = max(low, _read_line(self.real, above[0], above[1], batch))
+        if below and above:
+            high = min(high, _read_line(self.real, below[-1], above[0], batch))
+        return min(low, high), high  # measured peaks scatter: they may cross by a little
+
+    def _is_safe(self, batch: int, limit_gib: float, margin_pct: float) -> bool:
+        estimate = self.predict_gib(batch)
+        spare = 1.0 if estimate.basis == "measured" else 1 + margin_pct / 100
+        return estimate.high * spare <= limit_gib
+
+    def _drop_refused(self, candidates: Sequence[int]) -> list[int]:
+        too_large = min(self.refused, default=math.inf)
+        return [c for c in candidates if c < too_large]
+
+    def _choose_first(self, left: list[int], limit_gib: float) -> int:
+        """The smallest batch that shows its growth, else the largest that surely fits, else the smallest there is."""
+        if not self._has_fake:
+            return left[0]
+        fitting = [c for c in left if self.predict_gib(c).high <= limit_gib]
+        telling = [c for c in fitting if self._compute_growing_share(c) > TELLING_SHARE]
+        return telling[0] if telling else fitting[-1] if fitting else left[0]
+
+    def _compute_growing_share(self, batch: int) -> float:
+        smaller = max(batch // 2, 1)
+        slope = (self._read_fake(batch) - self._read_fake(smaller)) / max(batch - smaller, 1)
+        return slope * batch / self._read_fake(batch)
+
+
+def _find_slopes(points: Mapping[int, float]) -> list[float]:
+    """GiB per sample between neighbours; ``points`` are sorted."""
+    batches = list(points)
+    return [(points[b] - points[a]) / (b - a) for a, b in itertools.pairwise(batches)]
+
+
+def _read_line(points: Mapping[int, float], a: int, b: int, at: int) -> float:
+    return points[a] + (points[b] - points[a]) / (b - a) * (at - a)

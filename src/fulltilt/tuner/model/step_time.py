@@ -1,0 +1,192 @@
+"""Samples per second of any plan: device and loader joined by a smooth maximum, corrected by what whole runs showed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fulltilt.records import Plan, Trial
+from fulltilt.tuner.model.arms import Arm, ArmTimes, Point, device_arm, feed_arm
+from fulltilt.tuner.model.loader_time import LoaderPoint, LoaderTime
+
+SMOOTHNESS = 6.0
+"""Exponent of the maximum: 6 to 8 fitted real loaders best; a plain maximum has no doubt where both sides are equal."""
+
+PRIOR_SD = 0.12  # of the logarithm of measured over predicted, before any whole run
+NOISE_SD = 0.015  # of a whole run
+OFFSET_SD = 0.1  # of the part of the error that all plans share
+
+
+BATCH_SCALE = 4.0  # doublings of the batch size over which errors change
+WORKERS_SCALE = 1.5  # doublings of workers
+
+
+WORKER_COST = 0.005  # of the logarithm of samples/s, for each doubling: workers that are not needed take cores
+
+
+class StepTime:
+    """What is known so far, asked for any plan.
+
+    Args:
+        device: Rows of kind "device" with status ok.
+        loader: Rows of kind "loader" with status ok; none: loading costs nothing.
+        whole: Whole runs with status ok, to learn from.
+        n_cores: Usable cores.
+        on_cpu: The device is the CPU, so that the step and the loader share cores.
+    """
+
+    def __init__(
+        self, *, device: Sequence[Trial], loader: Sequence[Trial], whole: Sequence[Trial], n_cores: int, on_cpu: bool
+    ):
+        self._micro = ArmTimes([_micro_point(row) for row in device])
+        self._update = ArmTimes([_update_point(row) for row in device])
+        self._loader = LoaderTime([_loader_point(row) for row in loader], n_cores=n_cores) if loader else None
+        self._receive_s = _fit_receive(loader)
+        self._n_cores, self._on_cpu = n_cores, on_cpu
+        self._cache: dict[tuple[Arm, Arm, int, int, int], float] = {}
+        self._errors = _Errors([(self.describe(row.plan), self._compute_log_error(row)) for row in whole])
+
+    @property
+    def micro(self) -> ArmTimes:
+        return self._micro
+
+    def predict_log_rate(self, plans: Sequence[Plan]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of ln(samples/s), shape (P,) each."""
+        raw = np.array(
+            [
+                math.log(plan.effective_batch_size / self.predict_step_s(plan))
+                - WORKER_COST * math.log2(1 + plan["num_workers"])
+                for plan in plans
+            ]
+        )
+        shift, sd = self._errors.predict(np.array([self.describe(plan) for plan in plans]))
+        return raw + shift, sd
+
+    def predict_step_s(self, plan: Plan) -> float:
+        """Seconds of an optimizer step, uncorrected."""
+        batch, n_workers, accumulate = plan["batch_size"], plan["num_workers"], plan["accumulate"]
+        key = (device_arm(plan), feed_arm(plan), batch, n_workers, accumulate)
+        if key not in self._cache:
+            self._cache[key] = self._predict(*key)
+        return self._cache[key]
+
+    def describe(self, plan: Plan) -> np.ndarray:
+        """What errors of the prediction may depend on, scaled so that a distance of 1 is far."""
+        device_s, load_s = self._split(plan)
+        balance = math.log(max(load_s, 1e-9) / device_s)
+        n_workers = plan["num_workers"]
+        switches = [0.6 * _to_number(value) for name, value in sorted((*device_arm(plan), *feed_arm(plan)))]
+        return np.array(
+            [
+                math.log2(plan["batch_size"]) / BATCH_SCALE,
+                0.8 * (n_workers > 0),
+                math.log2(1 + n_workers) / WORKERS_SCALE,
+                0.8 * math.tanh(balance),
+                *switches,
+            ]
+        )
+
+    def _split(self, plan: Plan) -> tuple[float, float]:
+        batch, accumulate = plan["batch_size"], plan["accumulate"]
+        arm = device_arm(plan)
+        device_s = accumulate * self._micro(arm, batch) + self._update(arm, batch)
+        load_s = 0.0
+        if self._loader is not None:
+            load_s = accumulate * self._loader(feed_arm(plan), plan["num_workers"], batch)
+        return device_s, load_s
+
+    def _predict(self, arm: Arm, feed: Arm, batch: int, n_workers: int, accumulate: int) -> float:
+        device_s = accumulate * self._micro(arm, batch) + self._update(arm, batch)
+        if self._loader is None:
+            return device_s
+        load_s = accumulate * self._loader(feed, n_workers, batch)
+        if n_workers == 0:
+            return device_s + load_s
+        receive_s = accumulate * self._receive_s * batch
+        if not self._on_cpu:
+            return _join(device_s, load_s, receive_s)
+        alone_s = accumulate * self._loader(feed, 0, batch)  # all that has to be computed, on all cores
+        return _join(device_s + receive_s, load_s, (device_s + alone_s) / self._n_cores)
+
+    def _compute_log_error(self, row: Trial) -> float:
+        step_s = row.plan.effective_batch_size / (row.samples_per_s or math.nan)
+        return math.log(self.predict_step_s(row.plan) / step_s)
+
+
+class _Errors:
+    """ln(measured/predicted) over plans: a Gaussian process of few points, with a part that all plans share.
+
+    Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorithm 2.1.
+    """
+
+    def __init__(self, points: Sequence[tuple[np.ndarray, float]]):
+        self._x = np.array([x for x, _ in points])
+        self._weights = np.zeros(0)
+        if len(points):
+            y = np.array([error for _, error in points])
+            covariance = _compute_kernel(self._x, self._x) + NOISE_SD**2 * np.eye(len(points))
+            self._inverse = np.linalg.inv(covariance)
+            self._weights = self._inverse @ y
+
+    def predict(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not len(self._weights):
+            return np.zeros(len(x)), np.full(len(x), math.hypot(PRIOR_SD, OFFSET_SD))
+        cross = _compute_kernel(x, self._x)
+        variance = PRIOR_SD**2 + OFFSET_SD**2 - np.einsum("ij,jk,ik->i", cross, self._inverse, cross)
+        return cross @ self._weights, np.sqrt(np.maximum(variance, 0.0))
+
+
+def _compute_kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    squared = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=-1)
+    return OFFSET_SD**2 + PRIOR_SD**2 * np.exp(-squared / 2)
+
+
+def _join(*seconds: float) -> float:
+    largest = max(seconds)
+    return largest * sum((s / largest) ** SMOOTHNESS for s in seconds) ** (1 / SMOOTHNESS)
+
+
+def _to_number(value: object) -> float:
+    """A lever's value as a coordinate: switches and names are apart, counts by their logarithm."""
+    if value is None:
+        return -1.0
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, int | float):
+        return math.log2(1 + abs(value))
+    return (sum(str(value).encode()) % 7) / 3
+
+
+def _read_update_s(row: Trial) -> float:
+    """Seconds of the optimizer in a step; 0 where the phases are void, so that it counts with the rest."""
+    phases = row.phases_ms
+    return 0.0 if phases is None or phases.optimizer is None else phases.optimizer / 1e3
+
+
+def _micro_point(row: Trial) -> Point:
+    step_s = row.plan.effective_batch_size / (row.samples_per_s or math.nan)
+    micro_s = max(step_s - _read_update_s(row), 0.02 * step_s) / row.plan["accumulate"]
+    return Point(arm=device_arm(row.plan), batch=row.plan["batch_size"], seconds=micro_s)
+
+
+def _update_point(row: Trial) -> Point:
+    seconds = max(_read_update_s(row), 1e-9)
+    return Point(arm=device_arm(row.plan), batch=row.plan["batch_size"], seconds=seconds)
+
+
+def _loader_point(row: Trial) -> LoaderPoint:
+    batch = row.plan["batch_size"]
+    return LoaderPoint(
+        feed=feed_arm(row.plan),
+        n_workers=row.plan["num_workers"],
+        batch=batch,
+        seconds=batch / (row.samples_per_s or math.nan),
+    )
+
+
+def _fit_receive(loader: Sequence[Trial]) -> float:
+    """Seconds a sample that taking a ready batch costs the training process; the largest seen."""
+    seen = [row.receive_ms / 1e3 / row.plan["batch_size"] for row in loader if row.receive_ms is not None]
+    return max(seen, default=0.0)

@@ -1,0 +1,84 @@
+"""What a search picks: a whole row of its table with the rule that chose it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fulltilt.levers import load_catalogue
+from fulltilt.records import Plan, Trial, decode, encode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Pick:
+    """A whole row of the table, and why it was picked.
+
+    Attributes:
+        tied_with: Ids of rows that are as good within the measurement; this one is the smaller batch or simpler plan.
+        changes: "recipe" and "numerics": what differs from the user's plan in a way that can change what is
+            learned, one sentence each; empty lists when nothing does.
+    """
+
+    trial: Trial
+    rule: str
+    tied_with: tuple[str, ...] = ()
+    changes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **encode(self.trial),
+            "rule": self.rule,
+            "tied_with": list(self.tied_with),
+            "changes": encode(self.changes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Pick:
+        changes = {name: tuple(lines) for name, lines in data.get("changes", {}).items()}
+        return cls(
+            trial=decode(Trial, data),
+            rule=data["rule"],
+            tied_with=tuple(data.get("tied_with", ())),
+            changes=changes,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Picks:
+    throughput: Pick
+    efficiency: Pick | None  # None when no row has a memory figure
+    recommended: Pick
+    memory: Pick | None = None  # likewise
+
+
+def build_pick(trial: Trial, tied: Sequence[Trial], rule: str, user_plan: Plan) -> Pick:
+    return Pick(
+        trial=trial,
+        rule=rule,
+        tied_with=tuple(row.id for row in tied),
+        changes=describe_changes(user_plan, trial.plan),
+    )
+
+
+def describe_changes(user_plan: Plan, plan: Plan) -> dict[str, tuple[str, ...]]:
+    """What differs from the user's plan in a way that can change what is learned."""
+    recipe, numerics = [], []
+    before, after = user_plan.effective_batch_size, plan.effective_batch_size
+    if before != after:
+        recipe.append(f"effective batch {before} → {after}")
+    elif user_plan["batch_size"] != plan["batch_size"]:
+        recipe.append(
+            f"micro-batch {user_plan['batch_size']} → {plan['batch_size']}, effective batch as before: only layers and "
+            "losses that look across a batch (batch normalisation, contrastive losses) see the difference"
+        )
+    catalogue = load_catalogue()
+    for name, value in plan.items():
+        lever, old = catalogue[name], user_plan.get(name, catalogue[name].default)
+        if name in ("batch_size", "accumulate") or old == value:
+            continue
+        if "numerics" in lever.trades:
+            numerics.append(f"{name} {old} → {value}")
+        if "recipe" in lever.trades:
+            recipe.append(f"{name} {old} → {value}")
+    return {"recipe": tuple(recipe), "numerics": tuple(numerics)}

@@ -1,0 +1,317 @@
+"""What the trial processes of the chaos run do. Standard library only: a thousand of them have to be light."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 16384, 1 << 18
+MIB = 2**20
+FOREVER_S = 3600
+
+
+def do(request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], None]) -> None:
+    """The schedule says what happens to the plan's number, which travels as its batch size."""
+    config = request["source"]["config"]
+    fault = json.loads(Path(config["schedule"]).read_text())[request["plan"]["batch_size"] - 1]
+    Child(answer, Path(config["notes"]), request).act(fault["act"], fault["details"])
+
+
+class Child:
+    """One trial process. ``note`` writes down what it is about to leave behind, for whoever looks afterwards."""
+
+    def __init__(self, answer: Callable[[Mapping[str, Any]], None], notes: Path, request: Mapping[str, Any]):
+        self.answer, self.notes, self.request = answer, notes, request
+
+    def act(self, name: str, details: Mapping[str, Any]) -> None:
+        getattr(self, name)(**details)
+
+    def note(self, path: str) -> str:
+        with self.notes.open("a") as stream:
+            stream.write(path + "\n")
+        return path
+
+    def finish(self, rate: float = 1000.0) -> None:
+        phases = dict.fromkeys(("data_wait", "forward", "backward", "optimizer"), 1.0)
+        self.answer({"progress": {"stage": "measuring"}})
+        self.answer(
+            {
+                "measurement": {
+                    "phases_ms": {**phases, "h2d": None, "other": 0.0, "step": 4.0},
+                    "samples_per_s": rate,
+                    "samples_per_s_ci95": [rate - 1, rate + 1],
+                    "block_samples_per_s": [rate - 1, rate, rate + 1],
+                    "n_steps": 12,
+                    "n_warmup_steps": 4,
+                    "memory_rss_peak_gib": 0.1,
+                    "null_reasons": {},
+                    "observed": {},
+                }
+            }
+        )
+
+    # How it can go wrong with an exception.
+
+    def raise_error(self, type: str = "RuntimeError", message: str = "", base: str = "RuntimeError") -> None:
+        raise _find_class(type, base)(message)
+
+    def raise_in_step(self, stage: str) -> None:
+        self.answer({"progress": {"stage": "measuring"}})
+        raise ValueError(f"planted in {stage}")
+
+    def raise_from_memory(self) -> None:
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise RuntimeError("step 3 failed") from error
+
+    def raise_unprintable(self) -> None:
+        class MuteError(Exception):
+            def __str__(self) -> str:
+                raise ValueError("no words")
+
+        raise MuteError
+
+    def raise_with_undecodable_name(self) -> None:
+        Path(os.fsdecode(b"/nowhere/\xff\xfe.bin")).read_bytes()
+
+    def recurse(self) -> None:
+        self.recurse()
+
+    def call_exit(self, code: int) -> None:
+        sys.exit(code)
+
+    # Memory, for real.
+
+    def ask_for_too_much(self) -> None:
+        _limit_data(64 * MIB)
+        bytearray(1024 * MIB)
+
+    def fill_memory(self) -> None:
+        """In small pieces, so that nothing is left to tell of it with."""
+        _limit_data(48 * MIB)
+        pieces = []
+        while True:
+            pieces.append(bytes(500))
+
+    def abort_with(self, words: str, n_threads: int = 0) -> None:
+        for _ in range(n_threads):
+            threading.Thread(target=time.sleep, args=(FOREVER_S,), daemon=True).start()
+        os.write(2, words.encode())
+        os.abort()
+
+    def die_of_kernel(self, counter: str, is_worker: bool = False) -> None:
+        """The counter stands for the kernel's; that it moved is all the evidence that there is."""
+        _count_up(Path(counter))
+        if is_worker:
+            raise RuntimeError("DataLoader worker (pid 4242) is killed by signal: Killed. ")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fill_shared_memory(self) -> None:
+        """As torch does: a name in /dev/shm, room for it, and the kernel's answer in torch's words."""
+        if not _mount_small_shm():
+            raise OSError(28, "No space left on device", "/dev/shm/torch_1_1_0")
+        file = os.open(f"/dev/shm/torch_{os.getpid()}_1_0", os.O_CREAT | os.O_RDWR)
+        try:
+            os.posix_fallocate(file, 0, 8 * MIB)
+        except OSError as error:
+            raise RuntimeError(
+                f"unable to allocate shared memory(shm) for file </torch_1_1_0>: {error.strerror} ({error.errno})"
+            ) from None
+
+    # Signals and exit codes.
+
+    def send(self, number: int) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(FOREVER_S)
+
+    def kill_own_group(self) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    def segfault(self) -> None:
+        ctypes.string_at(0)
+
+    def bus_error(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            file.truncate(mmap.PAGESIZE)
+            view = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+            file.truncate(0)
+            view[0]
+
+    def leave_at_once(self, code: int, words: str = "") -> None:
+        os.write(2, words.encode())
+        os._exit(code)
+
+    def finish_then_segfault(self) -> None:
+        self.finish()
+        ctypes.string_at(0)
+
+    # Hanging.
+
+    def hang(self, ignoring: list[int] | None = None) -> None:
+        for number in ignoring or ():
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            time.sleep(FOREVER_S)
+
+    def spin(self) -> None:
+        while True:
+            pass
+
+    def finish_then_hang(self) -> None:
+        self.finish()
+        self.hang()
+
+    def hang_without_answers(self) -> None:
+        os.closerange(3, 256)
+        self.hang()
+
+    def hang_with_family(self) -> None:
+        self._start_family()
+        self._leave_names()
+        self.hang()
+
+    # What it leaves behind.
+
+    def leave_family(self, end: str, number: int = 0) -> None:
+        self._start_family()
+        self._end(end, number)
+
+    def leave_names(self, end: str, number: int = 0) -> None:
+        self._leave_names()
+        self._end(end, number)
+
+    def leave_tracked_memory(self, end: str, number: int = 0) -> None:
+        from multiprocessing import shared_memory
+
+        segment = shared_memory.SharedMemory(create=True, size=4096)
+        self.note(f"/dev/shm/{segment.name}")
+        self._end(end, number)
+
+    def _end(self, end: str, number: int) -> None:
+        {"finish": self.finish, "send": lambda: self.send(number), "raise": self.raise_error}[end]()
+
+    def _start_family(self) -> None:
+        """Children by fork and by exec, in this session and out of it, and one that had a parent."""
+        for is_loner in (False, True):
+            subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=is_loner)
+            if os.fork() == 0:
+                if is_loner:
+                    os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                if os.fork() == 0 or is_loner:
+                    while True:
+                        time.sleep(FOREVER_S)
+                os._exit(0)
+
+    def _leave_names(self) -> None:
+        Path(self.note(f"/dev/shm/torch_{os.getpid()}_{self.request['id']}_0")).write_bytes(b"x" * 4096)
+        deep = Path(tempfile.mkdtemp(prefix="pymp-")) / "a" / "b"
+        deep.mkdir(parents=True)
+        (deep / "file").write_bytes(b"x")
+        handle, _ = tempfile.mkstemp()
+        os.write(handle, b"x")
+
+    # The pipe that answers go through.
+
+    def close_pipe_and_finish(self) -> None:
+        os.closerange(3, 256)
+        self.finish()
+
+    def write_garbage(self, lines: list[str], end: str = "finish") -> None:
+        pipe = _find_pipe()
+        for line in lines:
+            os.write(pipe, line.encode("latin-1"))
+        self._end(end, 0) if end else os._exit(0)
+
+    def flood(self, n_mib: int) -> None:
+        pipe = _find_pipe()
+        piece = b"{" * MIB
+        for _ in range(n_mib):
+            rest = piece
+            while rest:
+                rest = rest[os.write(pipe, rest) :]
+        os.write(pipe, b"\n")
+        self.finish()
+
+    # Innocent.
+
+    def print_and_finish(self, words: str) -> None:
+        print(words, flush=True)
+        print(words, file=sys.stderr, flush=True)
+        self.finish()
+
+    def print_buffered_and_finish(self, words: str) -> None:
+        """Standard output of a trial is a file: it goes out at the end, unless PYTHONUNBUFFERED says otherwise."""
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        print(words)
+        self.finish()
+
+    # The zygote.
+
+    def kill_zygote(self, has_family: bool = False, marker: str | None = None) -> None:
+        """With a marker, the first time only."""
+        if marker is not None:
+            path = Path(f"{marker}-{self.request['id']}")
+            if path.exists():
+                return self.finish()
+            path.touch()
+        if has_family:
+            self._start_family()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(FOREVER_S)
+        return None
+
+
+def _find_class(name: str, base: str) -> type[BaseException]:
+    import builtins
+
+    found = getattr(builtins, name, None)
+    return found if found is not None else type(name, (getattr(builtins, base),), {})
+
+
+def _limit_data(more_bytes: int) -> None:
+    status = Path("/proc/self/status").read_text()
+    used_bytes = int(status.partition("VmData:")[2].split()[0]) * 1024
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + more_bytes, hard))
+
+
+def _mount_small_shm() -> bool:
+    """A /dev/shm of 1 MiB that only this process sees; False where that is not allowed."""
+    libc = ctypes.CDLL(None)
+    return (
+        libc.unshare(CLONE_NEWNS) == 0
+        and libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0
+        and libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=1m") == 0
+    )
+
+
+def _count_up(counter: Path) -> None:
+    counter.write_text(str(int(counter.read_text()) + 1))
+
+
+def _find_pipe() -> int:
+    """The answer pipe, as code finds it that writes to a descriptor by mistake."""
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number > 2:
+            try:
+                if stat.S_ISFIFO(os.fstat(number).st_mode):
+                    return number
+            except OSError:
+                continue
+    raise LookupError("no pipe is open")

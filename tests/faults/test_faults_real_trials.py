@@ -1,0 +1,147 @@
+"""Fifty real trials of workloads that go wrong: torch, the engine, data workers and limits are all what users get."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.faults.leftovers import (
+    count_descriptors,
+    find_children,
+    find_files,
+    find_processes,
+    find_shared_names,
+    mark_processes,
+)
+
+from fulltilt.levers import default_plan
+from fulltilt.tuner.process import Zygote
+from fulltilt.tuner.source import resolve_target
+from fulltilt.tuner.target import ProcessTarget
+
+HERE = Path(__file__).parent
+LIMIT_BYTES = 768 * 2**20
+HANG_DEADLINE_S = 1.5
+WORKERS = {"workers": 1}
+LIMITED = {"limit_bytes": LIMIT_BYTES}
+HANGS = {"deadline_s": HANG_DEADLINE_S}
+
+CASES = [
+    ("fine", "ok", "", {}),
+    ("fine", "ok", "", WORKERS),
+    ("print_and_go_on", "ok", "", {}),
+    ("catch_memory_error", "ok", "", {}),
+    ("leave_family", "ok", "", {}),
+    ("leave_names", "ok", "", {}),
+    ("write_to_pipe", "ok", "", {}),
+    ("raise_in_first_step", "error", "ValueError: planted in forward", {}),
+    ("raise_later", "error", "ValueError: planted in forward", {}),
+    ("raise_later", "error", "ValueError: planted in forward", WORKERS),
+    ("raise_in_backward", "error", "planted in backward", {}),
+    ("raise_in_loss", "error", "planted in the loss", {}),
+    ("raise_in_model", "error", "planted in the model", {}),
+    ("raise_in_dataset", "error", "planted in the dataset", {}),
+    ("raise_in_optimizer", "error", "planted in the optimizer", {}),
+    ("raise_in_worker", "error", "planted in a worker", {}),
+    ("raise_in_worker", "error", "Caught ValueError in DataLoader worker", WORKERS),
+    ("raise_shapes", "error", "cannot be multiplied", {}),
+    ("raise_illegal_access", "error", "illegal memory access", {}),
+    ("say_nan", "error", "the loss is nan", {}),
+    ("exit_clean", "error", "SystemExit: 0", {}),
+    ("exit_at_once", "error", "exit code 5", {}),
+    ("interrupt", "error", "KeyboardInterrupt", {}),
+    ("say_cuda_memory", "out_of_memory", "CUDA out of memory", {}),
+    ("say_memory_error", "out_of_memory", "MemoryError", {}),
+    ("worker_says_memory", "out_of_memory", "no room for sample 40", {}),
+    ("worker_says_memory", "out_of_memory", "MemoryError", WORKERS),
+    ("allocate_too_much", "out_of_memory", "allocate", {}),
+    ("fill_memory", "out_of_memory", "", LIMITED),
+    ("fill_memory", "out_of_memory", "", LIMITED | WORKERS),
+    ("fill_memory_in_python", "out_of_memory", "", LIMITED),
+    ("fill_memory_in_worker", "out_of_memory", "", LIMITED | WORKERS),
+    ("fill_own_limit", "out_of_memory", "allocate", {}),
+    ("kill", "error", "SIGKILL", {}),
+    ("kill", "error", "SIGKILL", WORKERS),
+    ("terminate", "error", "SIGTERM", {}),
+    ("abort", "error", "SIGABRT", {}),
+    ("segfault", "error", "SIGSEGV", {}),
+    ("bus_error", "error", "SIGBUS", {}),
+    ("kill_worker", "error", "killed by SIGKILL", WORKERS),
+    ("segfault_worker", "error", "killed by SIGSEGV", WORKERS),
+    ("bus_error_worker", "error", "killed by SIGBUS", WORKERS),
+    ("exit_worker", "error", "exit code 7", WORKERS),
+    ("kill_inner_worker", "error", "", {}),  # torch says it in one of several ways
+    ("hang_in_step", "timeout", "deadline", HANGS),
+    ("hang_ignoring", "timeout", "deadline", HANGS | WORKERS),
+    ("hang_worker", "timeout", "deadline", HANGS | WORKERS),
+    ("hang_in_model", "timeout", "deadline", HANGS),
+    ("stop_itself", "timeout", "deadline", HANGS),
+    ("hang_with_family", "timeout", "deadline", HANGS),
+]
+
+
+class Trials:
+    """Real trials from one zygote, in a folder for temporary files that is watched."""
+
+    def __init__(self, folder: Path, tmp: Path, mark: str):
+        self.folder, self.tmp, self.mark = folder, tmp, mark
+        self.zygote = Zygote(folder / "zygote.log")
+        self.n_run = 0
+
+    def run(self, name, *, workers=0, deadline_s=120.0, limit_bytes=None, **levers):
+        self.n_run += 1
+        target = ProcessTarget(
+            resolve_target(f"faulty_workloads:{name}").source, device="cpu", folder=self.folder, n_steps=1,
+            deadline_s=deadline_s, memory_limit_bytes=limit_bytes, max_measure_s=0.1, zygote=self.zygote,
+        )  # fmt: skip
+        plan = default_plan({"batch_size": 16, "num_workers": workers, **levers})
+        return target(plan, id=f"t{self.n_run}", why="")
+
+    def find_leftovers(self) -> list[str]:
+        children = [f"child {pid}" for pid in find_children(os.getpid()) if pid in self._list_own()]
+        names = find_shared_names(self.mark) + find_files(self.tmp, self.folder / "notes")
+        return find_processes(self.mark, spare={self.zygote.pid}) + children + names
+
+    def _list_own(self) -> set[int]:
+        """Children of this process that carry the mark, but for the zygote; other tests have children too."""
+        return {int(text.split()[1]) for text in find_processes(self.mark, spare={self.zygote.pid})}
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trials")
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as tmp:
+        patch.syspath_prepend(str(HERE))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("TMPDIR", tmp)
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))  # kept between trials, on purpose
+        patch.setattr(tempfile, "tempdir", None)
+        mark = mark_processes(patch)
+        trials = Trials(folder, Path(tmp), mark)
+        yield trials
+        trials.zygote.close()
+        assert trials.find_leftovers() == []
+
+
+@pytest.mark.parametrize(("name", "status", "words", "how"), CASES, ids=[f"{c[0]}-{'-'.join(c[3])}" for c in CASES])
+def test_a_real_trial_gets_its_status_and_leaves_nothing(trials, name, status, words, how):
+    trials.zygote.start()
+    n_open = count_descriptors(os.getpid())
+    trial = trials.run(name, **how)
+    assert (trial.status, words in (trial.reason or "")) == (status, True), trial.reason
+    assert trials.find_leftovers() == []
+    assert count_descriptors(os.getpid()) <= n_open
+
+
+def can_mount() -> bool:
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs leave to mount a /dev/shm of its own")
+def test_a_full_dev_shm_is_out_of_memory(trials):
+    trial = trials.run("fill_shared_memory", workers=2)
+    assert trial.status == "out_of_memory", trial.reason
+    assert trials.find_leftovers() == []

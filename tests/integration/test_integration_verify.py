@@ -1,0 +1,66 @@
+"""``tune --verify`` on real data: both plans trained by the command line, resumed, and broken off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fulltilt.errors import TrainingError
+from fulltilt.records import decode, encode
+from fulltilt.tuner.quality import Verification
+from fulltilt.tuner.verify import run_verification
+
+DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
+WORDS = [str(DIGITS), "model=small_cnn(width=4)", "optim.lr=0.01", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # two tests at once must not fight for cores
+
+
+def test_both_plans_are_trained_in_turn_and_a_second_call_trains_nothing(tmp_path):
+    told = []
+    settings = {"data.batch_size": 128}
+    given = {"folder": tmp_path / "verify", "seed": 7, "n_pairs": 2, "epochs": 2}
+    made = run_verification(WORDS, settings, on_run=lambda *said: told.append(said), **given)
+    assert [(arm, seed) for arm, seed, _, _ in told] == [
+        ("as it was", 7), ("recommended", 7), ("recommended", 8), ("as it was", 8),
+    ]  # fmt: skip
+    assert (made.metric, made.n_pairs, made.settings) == ("accuracy", 2, settings)
+    assert all(len(run.curve) == 2 and 0.3 < run.quality <= 1 for run in made.runs)
+    assert made.time_before_s > 0
+    assert made.quality_before != made.quality_after  # the batch is in force: half the steps
+    assert decode(Verification, encode(made)) == made
+    assert run_verification(WORDS, settings, **given) == made  # read back, training times included
+
+
+def test_a_training_that_fails_is_told_with_its_last_words(tmp_path):
+    words = [*WORDS, "data.batch_size=5000"]
+    with pytest.raises(TrainingError, match=r"exit code 2: .*batch_size 5000 is larger than.*\(log: .*seed7\.log\)"):
+        run_verification(words, {"data.num_workers": 1}, folder=tmp_path, seed=7, n_pairs=2, epochs=1)
+
+
+def test_an_interrupt_leaves_no_training_behind(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from fulltilt.tuner.verify import run_verification\n"
+        f"run_verification({WORDS!r}, {{'data.batch_size': 128}}, folder=Path({str(tmp_path)!r}), seed=1, epochs=500)"
+    )
+    search = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=os.environ)
+    children: list[psutil.Process] = []
+    deadline_s = time.monotonic() + 60
+    while not list(tmp_path.glob("*/events.jsonl")) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+        children = psutil.Process(search.pid).children(recursive=True)
+    assert children
+    search.send_signal(signal.SIGINT)
+    search.wait(60)
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []

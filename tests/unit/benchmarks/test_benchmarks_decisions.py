@@ -1,0 +1,194 @@
+"""The benchmark of decisions: the truth of a comparison, replay that counts no step twice, recordings."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from benchmarks import decisions
+from benchmarks._deciders import DECIDERS, OURS, Outcome
+from benchmarks._noise import RECORDINGS, VERSION, NoiseModel, Recording, Stream, Stretch, list_recordings
+from benchmarks._noise_record import WORKLOADS, record_stretch, write_recording
+from benchmarks._schema import build_arm
+
+from fulltilt.errors import DataError
+
+QUIET = NoiseModel(jitter_pct=0.1, drift_pct=0.0, slow_share=0.0)
+
+
+def build_recording(*stretches):
+    return Recording(
+        version=VERSION,
+        name="small",
+        conditions="idle",
+        device="cpu",
+        command="python -m benchmarks._noise_record small",
+        date="2026-01-01",
+        how="by hand",
+        workload="none",
+        settings={"a": 1},
+        machine={"cpu_model": "Some CPU", "n_cores_usable": 2},
+        python="3.11",
+        stretches=tuple(Stretch(step_us=tuple(s), seconds=1.0, cpu_pressure_pct=2.0) for s in stretches),
+    )
+
+
+@pytest.mark.parametrize("name", DECIDERS)
+def test_every_decider_sees_a_gap_on_a_quiet_machine(name):
+    for factor, verdict in ((1.05, "slower"), (1 / 1.05, "faster")):
+        steps = QUIET.simulate(DECIDERS[name].max_steps, np.random.default_rng(0))
+        outcome = DECIDERS[name].run(Stream(steps), factor)
+        assert outcome.verdict == verdict
+        assert outcome.n_steps <= DECIDERS[name].max_steps
+
+
+def test_only_ours_says_that_it_cannot_tell():
+    noise = NoiseModel(jitter_pct=60.0, correlation=0.9)
+    outcome = DECIDERS[OURS].run(Stream(noise.simulate(DECIDERS[OURS].max_steps, np.random.default_rng(1))), 1.02)
+    assert outcome.verdict == "too_noisy"
+    assert outcome.detectable_pct > 2
+
+
+def test_gaps_go_either_way_and_none_is_none():
+    assert decisions.choose_factor(5.0, 0) == 1.05
+    assert decisions.choose_factor(5.0, 1) == pytest.approx(1 / 1.05)
+    assert decisions.choose_factor(0.0, 7) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "is_right", "calls_difference"),
+    [
+        (1.0, "tie", True, False),
+        (1.0, "slower", False, True),
+        (1.02, "slower", True, True),
+        (1.02, "faster", False, True),
+        (1 / 1.02, "faster", True, True),
+        (1.02, "tie", False, False),
+        (1.02, "too_noisy", False, False),
+    ],
+)
+def test_a_verdict_is_held_against_the_truth(factor, verdict, is_right, calls_difference):
+    found = decisions.Comparison(factor=factor, outcome=Outcome(verdict=verdict, n_steps=1))
+    assert (found.is_right, found.calls_difference) == (is_right, calls_difference)
+
+
+def test_a_stream_gives_every_step_once_and_no_more_than_it_has():
+    stream = Stream(np.arange(10.0))
+    assert [*stream.take(4), *stream.take(6)] == list(range(10))
+    with pytest.raises(ValueError, match="1 steps asked for, 0 are left"):
+        stream.take(1)
+
+
+def test_replay_keeps_to_the_steps_of_each_process():
+    """Two processes of 50 steps hold two comparisons of 20 each: none reaches over the end of its process."""
+    recording = build_recording([100] * 50, [200] * 50)
+    found = list(decisions.replay(recording.stretches, "faster mean", 5.0))
+    assert len(found) == 4
+    assert all(comparison.is_right for comparison in found)
+
+
+def test_busy_processes_are_told_apart_by_pressure_and_not_by_speed():
+    calm, busy, unread = (
+        Stretch(step_us=(us,), seconds=1.0, cpu_pressure_pct=pct) for us, pct in ((900, 50.0), (100, 51.0), (5, None))
+    )
+    recordings = [dataclasses.replace(build_recording(), stretches=(stretch,)) for stretch in (busy, calm, unread)]
+    groups = decisions.group_stretches(recordings)
+    assert groups == {"recorded, busy machine": [busy], "recorded": [calm, unread]}
+
+
+def test_simulated_noise_has_what_its_model_says():
+    rng = np.random.default_rng(0)
+    noise = NoiseModel(jitter_pct=2.0, correlation=0.8, drift_pct=0.0, slow_share=0.1, slow_factor=2.0)
+    steps = np.concatenate([noise.simulate(4000, rng) for _ in range(5)])
+    slow = steps > 1.6
+    assert slow.mean() == pytest.approx(0.1, abs=0.02)
+    jitter = np.log(np.where(slow, steps / 2, steps))
+    assert jitter.std() == pytest.approx(0.02, rel=0.1)
+    assert np.corrcoef(jitter[1:], jitter[:-1])[0, 1] == pytest.approx(0.8, abs=0.05)
+    ramp = NoiseModel(jitter_pct=0.0, drift_pct=0.0, slow_share=0.0, ramp_pct=3.0).simulate(400, rng)
+    assert ramp[0] == pytest.approx(math.exp(0.03))
+    assert ramp[-1] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_noise_misleads_welch_as_the_survey_says():
+    """16 to 33 % false differences on 40 + 40 steps: the simulation is no easier than what it stands for."""
+    found = list(decisions.simulate(decisions.CALIBRATED, "Welch", 0.0, 400))
+    share = sum(comparison.calls_difference for comparison in found) / len(found)
+    assert 0.16 <= share <= 0.33
+
+
+def test_shares_are_judged_by_all_comparisons():
+    target = decisions.judge_share("case, gap 2 %", 2.0, [True] * 90 + [False] * 10)
+    assert (target.measured, target.limit, target.met) == (90.0, 88.0, None)
+    assert target.ci95[0] < 88 < target.ci95[1]
+    assert decisions.judge_share("case", 5.0, [True] * 90 + [False] * 10).met is False
+    assert decisions.judge_share("case", 0.0, [False] * 1000).met is True
+
+
+def test_batches_hold_every_comparison_once():
+    values = list(range(137))
+    batches = decisions.split_batches(values)
+    assert [value for batch in batches for value in batch] == values
+    assert len(batches) == 13
+    assert decisions.split_batches([1, 2, 3]) == [[1, 2, 3]]
+
+
+def test_a_cell_reports_shares_and_its_target():
+    found = [
+        decisions.Comparison(factor=1.02, outcome=Outcome(verdict=verdict, n_steps=100, detectable_pct=1.0))
+        for verdict in ["slower"] * 6 + ["faster"] * 2 + ["tie"] + ["too_noisy"]
+    ]
+    arms, targets = [], []
+    decisions.report_comparisons("case", OURS, 2.0, found, arms, targets)
+    figures = {arm.metric: arm.median for arm in arms}
+    assert figures == {
+        "found_pct": 60.0,
+        "wrong_way_pct": 20.0,
+        "tie_pct": 10.0,
+        "too_noisy_pct": 10.0,
+        "steps_per_comparison": 100.0,
+        "detectable_pct": 1.0,
+    }
+    assert [(target.name, target.measured) for target in targets] == [("case, gap 2 %: found, %", 60.0)]
+    assert all(arm == build_arm(arm.samples, **_keep(arm)) for arm in arms)
+
+
+def _keep(arm):
+    return {name: getattr(arm, name) for name in ("case", "arm", "metric", "unit_of_replication", "note")}
+
+
+def test_a_recording_reads_back(tmp_path):
+    recording = build_recording([1, 2, 3], [4, 5])
+    path = write_recording(recording, tmp_path)
+    assert path.name == "noise-small-idle-cpu.json"
+    assert Recording.read(path) == recording
+    assert json.loads(path.read_text())["stretches"][1]["step_us"] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda text: "{", "no recording"), (lambda text: text.replace('"version": 1', '"version": 9'), "version 9")],
+)
+def test_a_broken_recording_is_refused(tmp_path, change, message):
+    path = write_recording(build_recording([1]), tmp_path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(DataError, match=message):
+        Recording.read(path)
+
+
+def test_the_recordings_in_the_repository_hold_enough_to_decide():
+    recordings = list_recordings("cpu")
+    assert recordings
+    for recording in recordings:
+        assert (RECORDINGS / f"noise-{recording.name}-{recording.conditions}-cpu.json").exists()
+        assert recording.name in WORKLOADS
+        assert all(step > 0 for stretch in recording.stretches for step in stretch.step_us)
+        assert any(len(stretch.step_us) >= DECIDERS[OURS].max_steps for stretch in recording.stretches)
+
+
+def test_the_recorder_times_steps_that_fill_its_time():
+    stretch = record_stretch("tabular_mlp", "cpu", 0.2, warmup_s=0.1)
+    assert len(stretch.step_us) >= 1
+    assert sum(stretch.step_us) == pytest.approx(stretch.seconds * 1e6, rel=0.01)
+    assert stretch.seconds >= 0.2

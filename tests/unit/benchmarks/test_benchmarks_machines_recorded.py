@@ -1,0 +1,208 @@
+"""Recording a grid and answering a search from the recording; the machine recorded is a simulated one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from benchmarks import _record_grid
+from benchmarks._machines import SimulatedMachine
+from benchmarks._machines_recorded import (
+    VERSION,
+    GridRecording,
+    RecordedMachine,
+    find_device_part,
+    find_loader_part,
+    read_recordings,
+)
+from benchmarks._machines_score import find_recorded_truths, run_search
+from benchmarks._record_grid import count_planned, list_parts, run_recording
+from benchmarks.search_replay import score_recording
+
+from fulltilt.errors import DataError
+from fulltilt.hardware import read_machine
+from fulltilt.records import PROBES, WHOLE_RUNS
+from fulltilt.tuner import search
+from fulltilt.tuner.journal import Journal
+from fulltilt.tuner.session import Session
+
+N_REPEATS = 3
+
+
+def build_small_space(machine):
+    space = machine.space(336)
+    sizes = tuple(sorted({1, space.user_plan["batch_size"], 64, 8192}))
+    return dataclasses.replace(space, axes={**space.axes, "batch_size": sizes, "num_workers": (0, 2, 4)})
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """A transformer on a card that batch 8,192 does not fit, nor 64 in fp32."""
+    machine = SimulatedMachine(8)
+    space = build_small_space(machine)
+    session = run_recording(machine, Journal(), space, n_repeats=N_REPEATS)
+    rows = sorted((*session.rows, *session.probes), key=lambda row: int(row.id[1:]))
+    return GridRecording(
+        version=VERSION, name="simulated", device="cuda", command="…", date="2026-01-31", workload={"name": "vit"},
+        machine=read_machine(), versions={}, axes=dict(space.axes), base=space.base, user_plan=space.user_plan,
+        effective_batch_size=None, facts=space.facts, memory_gib=machine.memory_gib, n_repeats=N_REPEATS, seconds=1.0,
+        rows=tuple(rows),
+    )  # fmt: skip
+
+
+def test_every_plan_that_fits_was_run_as_often_as_asked_and_the_others_have_a_row(recorded):
+    grid = recorded.build_space().grid()
+    runs = {plan: [row for row in recorded.rows if row.plan == plan and row.kind in WHOLE_RUNS] for plan in grid}
+    assert {len(rows) for rows in runs.values() if rows[0].status == "ok"} == {N_REPEATS}
+    assert {rows[0].status for rows in runs.values()} == {"ok", "out_of_memory", "skipped"}
+    assert all(len(rows) == 1 for rows in runs.values() if rows[0].status != "ok")
+
+
+def test_every_part_was_run_once(recorded):
+    space = recorded.build_space()
+    for kind in PROBES:
+        rows = [row for row in recorded.rows if row.kind == kind]
+        assert len({row.plan for row in rows}) == len(rows)
+    wanted = {(wish.kind, wish.plan) for wish in list_parts(space)}
+    found = {(row.kind, row.plan) for row in recorded.rows if row.kind in PROBES}
+    assert found <= wanted
+    assert {(kind, plan["batch_size"], plan["precision"]) for kind, plan in wanted - found} == {
+        ("device", 8192, "fp32")
+    }
+    assert len(recorded.rows) <= count_planned(space, N_REPEATS)
+
+
+def test_a_device_probe_above_one_that_ran_out_of_memory_is_not_run_and_answers_so(recorded):
+    machine = RecordedMachine(recorded)
+    row = machine(recorded.user_plan.replace(batch_size=8192, precision="fp32"), id="t1", why="w", kind="device")
+    assert (row.status, row.kind) == ("out_of_memory", "device")
+    assert "smaller batch" in row.reason
+
+
+def test_rounds_turn_around(recorded):
+    repeats = [row.plan for row in recorded.rows if row.kind == "repeat"]
+    half = len(repeats) // 2
+    assert repeats[:half] == repeats[half:][::-1]
+
+
+def test_a_recording_comes_back_from_its_file_as_it_was(recorded, tmp_path):
+    path = tmp_path / "grid-simulated-cuda.json"
+    path.write_text(recorded.to_text(), encoding="utf-8")
+    assert read_recordings(tmp_path) == [recorded]
+    assert len(path.read_text(encoding="utf-8").splitlines()) > len(recorded.rows)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', "\x00"])
+def test_a_file_that_is_no_recording_is_refused_with_its_name(text, tmp_path):
+    path = tmp_path / "grid-x-cpu.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match="grid-x-cpu"):
+        GridRecording.read(path)
+
+
+def test_another_version_is_refused(recorded, tmp_path):
+    path = tmp_path / "grid-x-cpu.json"
+    path.write_text(json.dumps({**json.loads(recorded.to_text()), "version": 2}), encoding="utf-8")
+    with pytest.raises(DataError, match="version 2"):
+        GridRecording.read(path)
+
+
+def test_answers_are_the_recorded_rows_in_an_order_of_the_seed(recorded):
+    plan = recorded.user_plan
+    rates = [row.samples_per_s for row in recorded.rows if row.plan == plan and row.kind in WHOLE_RUNS]
+    orders = set()
+    for seed in range(12):
+        machine = RecordedMachine(recorded, seed)
+        answers = [machine(plan, id=f"t{i}", why="again", kind="repeat") for i in range(N_REPEATS + 1)]
+        assert sorted(row.samples_per_s for row in answers[:N_REPEATS]) == sorted(rates)
+        assert answers[N_REPEATS].samples_per_s == answers[0].samples_per_s
+        assert (answers[1].id, answers[1].why, answers[1].kind) == ("t1", "again", "repeat")
+        orders.add(tuple(row.samples_per_s for row in answers))
+    assert len(orders) > 1
+
+
+def test_a_part_answers_for_every_plan_that_shares_it(recorded):
+    machine = RecordedMachine(recorded)
+    plan = recorded.user_plan
+    same = machine(plan.replace(num_workers=4, pin_memory=True), id="t1", why="w", kind="device")
+    assert same.samples_per_s == machine(plan.replace(num_workers=0), id="t2", why="w", kind="device").samples_per_s
+    assert same.plan["num_workers"] == 4
+    loader = machine(plan.replace(num_workers=4, precision="fp32"), id="t3", why="w", kind="loader")
+    low = recorded.axes["precision"][-1]
+    assert (
+        loader.samples_per_s
+        == machine(plan.replace(num_workers=4, precision=low), id="t4", why="w", kind="loader").samples_per_s
+    )
+    assert loader.receive_ms is not None
+
+
+def test_the_parts_of_a_plan_keep_what_both_feel(recorded):
+    plan = recorded.user_plan.replace(batch_size=128, num_workers=4, compile=True, threads=3)
+    device, loader = find_device_part(plan), find_loader_part(plan)
+    assert (device["batch_size"], device["threads"], device["compile"], device["num_workers"]) == (128, 3, True, 0)
+    assert (loader["batch_size"], loader["threads"], loader["compile"], loader["num_workers"]) == (128, 3, False, 4)
+
+
+def test_what_did_not_fit_is_out_of_memory_also_where_it_was_not_run(recorded):
+    machine = RecordedMachine(recorded)
+    skipped = next(row.plan for row in recorded.rows if row.status == "skipped")
+    row = machine(skipped, id="t1", why="w")
+    assert row.status == "out_of_memory"
+    assert row.null_reasons["samples_per_s"] == "the trial ended with out_of_memory"
+
+
+def test_a_plan_that_was_not_recorded_is_named(recorded):
+    machine = RecordedMachine(recorded)
+    with pytest.raises(KeyError, match="batch_size=7"):
+        machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w")
+    with pytest.raises(KeyError, match="no loader probe"):
+        machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w", kind="loader")
+
+
+def test_truths_are_medians_and_a_search_is_scored_against_them(recorded):
+    truths = find_recorded_truths(recorded, seed=0)
+    rates = [row.samples_per_s for row in recorded.rows if row.plan == truths.best and row.kind in WHOLE_RUNS]
+    assert truths.best_samples_per_s == statistics.median(rates)
+    score = run_search(truths, "coordinate_descent_2")
+    assert score.recommended in truths.samples_per_s
+    assert score.regret_pct < 100
+    assert len(score_recording(recorded, "random_24", n_orders=2)) == 2
+
+
+def test_every_strategy_of_the_product_can_be_answered_from_a_recording(recorded):
+    """A recording that lacked a part would show here: nothing is asked that was not recorded."""
+    for name, strategy in search.STRATEGIES.items():
+        session = Session(RecordedMachine(recorded), Journal())
+        session.run(strategy(recorded.build_space()))
+        assert any(row.status == "ok" for row in session.rows), name
+
+
+def test_settings_on_the_command_line_are_values():
+    settings = _record_grid._parse_settings(["data.batch_size=64", "speed.precision=fp32", "a.b=[1, 2]", "c=true"])
+    assert settings == {"data.batch_size": 64, "speed.precision": "fp32", "a.b": [1, 2], "c": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["missing.yaml", "--out", "x.json"], 2, "missing.yaml"),
+        (["configs/digits.yaml", "speed", "--out", "x.json"], 2, "key=value"),
+        (["configs/digits.yaml", "--out", "x.json", "--repeats", "0"], 2, "--repeats 0"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_runs(arguments, code, said, capsys, tmp_path, monkeypatch):
+    root = Path(_record_grid.__file__).parents[1]
+    arguments = [
+        str(root / a) if a.startswith("configs") else str(tmp_path / a) if a == "x.json" else a for a in arguments
+    ]
+    monkeypatch.chdir(tmp_path)
+    try:
+        ended = _record_grid.main(arguments)
+    except SystemExit as stopped:
+        ended = stopped.code
+    assert ended == code
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,173 @@
+"""Scoring of strategies on simulated machines, and the benchmark around it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from benchmarks import _machines_score, search_replay
+from benchmarks._machines import SimulatedMachine
+from benchmarks._machines_score import find_largest_that_fits, find_truths, run_search, try_at_random
+from benchmarks._runner import Context
+from benchmarks._tpe import is_available
+
+from fulltilt.levers import Facts, default_plan
+from fulltilt.tuner.journal import Journal
+from fulltilt.tuner.session import Ask, Session
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.space import Space
+
+BASELINES = ["coordinate_descent_1", "coordinate_descent_2", "largest_that_fits", "random_24"]
+
+
+@pytest.fixture(scope="module")
+def truths():
+    return find_truths(SimulatedMachine(8), 336)  # a large vision transformer: memory ends inside the grid
+
+
+def add_strategy(monkeypatch, name, function):
+    known = {**_machines_score.PEERS_AND_BASELINES, name: function}
+    monkeypatch.setattr(_machines_score, "PEERS_AND_BASELINES", known)
+
+
+def test_truths_hold_every_plan_that_fits_and_the_best_one_that_may_be_recommended(truths):
+    machine, rates = truths.machine, truths.samples_per_s
+    assert set(rates) == {plan for plan in truths.space.grid() if machine.fits(plan)}
+    assert 0 < len(rates) < 336
+    limit_gib = 0.8 * machine.memory_gib
+    assert truths.space.memory_gib == pytest.approx(limit_gib)
+    assert machine.true_memory_gib(truths.best) <= limit_gib
+    safe = [rate for plan, rate in rates.items() if machine.true_memory_gib(plan) <= limit_gib]
+    assert rates[truths.best] == max(safe)
+    assert truths.compute_regret_pct(truths.best) == 0
+    assert truths.compute_regret_pct(None) == 100
+
+
+def test_a_strategy_that_asks_for_the_best_plan_has_next_to_no_regret(truths, monkeypatch):
+    def ask_for_the_best(space, seed):
+        yield Ask(plan=truths.best, why="known")
+
+    add_strategy(monkeypatch, "oracle", ask_for_the_best)
+    score = run_search(truths, "oracle")
+    assert (score.regret_pct, score.recommended) == (0, truths.best)
+    assert (score.n_end_to_end, score.n_out_of_memory) == (1, 0)
+    assert score.n_trials == score.n_end_to_end + score.n_repeats
+
+
+def test_a_strategy_that_asks_for_a_poor_plan_has_its_regret(truths, monkeypatch):
+    poor = min(truths.samples_per_s, key=truths.samples_per_s.__getitem__)
+
+    def ask_for_the_worst(space, seed):
+        yield Ask(plan=poor, why="known")
+
+    add_strategy(monkeypatch, "pessimist", ask_for_the_worst)
+    own = truths.compute_regret_pct(truths.space.user_plan)
+    assert run_search(truths, "pessimist").regret_pct == pytest.approx(own)  # the user's own plan competes
+    assert 0 < own < truths.compute_regret_pct(poor)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_ends_at_a_plan_that_fits(truths, name):
+    score = run_search(truths, name)
+    assert score.recommended in truths.samples_per_s
+    assert 0 <= score.fastest_regret_pct <= 100
+    assert score.n_end_to_end > 0
+    assert score == run_search(truths, name), "the same seed and strategy give the same search"
+
+
+def test_probes_count_as_trials_but_fake_tensors_do_not(truths, monkeypatch):
+    def probe(space, seed):
+        for kind in ("memory", "device", "loader"):
+            trial = yield Ask(plan=space.user_plan, why="probe", kind=kind)
+            kinds.append((kind, trial.kind, trial.samples_per_s is None))
+        yield Ask(plan=space.user_plan, why="whole")
+
+    kinds: list = []
+    add_strategy(monkeypatch, "prober", probe)
+    score = run_search(truths, "prober")
+    assert (score.n_memory_probes, score.n_end_to_end) == (1, 1)
+    assert score.n_trials == 2 + 1 + score.n_repeats
+    assert [kind for kind, _, _ in kinds] == [kind for _, kind, _ in kinds]
+
+
+def build_space(sizes):
+    base = default_plan({"batch_size": sizes[0], "precision": "fp32"})
+    facts = Facts(device_type="cuda", n_cores_usable=4)
+    return Space(axes={"batch_size": sizes, "precision": ("fp32", "bf16")}, base=base, user_plan=base, facts=facts)
+
+
+@pytest.mark.parametrize(("limit", "found"), [(1, 1), (5, 5), (7, 7), (100, 16)])
+def test_largest_that_fits_is_found_by_doubling_and_bisection(limit, found):
+    def answer(plan):
+        fits = plan["batch_size"] <= limit and plan["precision"] == "bf16"
+        return Answer(samples_per_s=1.0) if fits else Answer(status="out_of_memory")
+
+    target = SimulatedTarget(answer)
+    session = Session(target, Journal())
+    session.run(find_largest_that_fits(build_space((1, 2, 3, 4, 5, 6, 7, 8, 16))))
+    assert max(row.plan["batch_size"] for row in session.rows if row.status == "ok") == found
+    assert len(target.asked) <= 8
+    assert {plan["precision"] for plan in target.asked} == {"bf16"}
+
+
+def test_random_plans_are_drawn_without_putting_back():
+    space = build_space((1, 2, 4, 8))
+    asked = [wish.plan for wish in try_at_random(space, n_trials=8, seed=1)]
+    assert set(asked) == set(space.grid())
+    assert [w.plan for w in try_at_random(space, n_trials=3, seed=1)] == asked[:3]
+
+
+@pytest.mark.skipif(not is_available(), reason="optuna lives in the peers' environment")
+def test_tpe_asks_plans_of_the_grid_and_learns(truths):
+    score = run_search(truths, "tpe_24")
+    grid = set(truths.space.grid())
+    assert all(row.plan in grid for row in score.rows)
+    assert score.n_end_to_end <= 24
+
+
+def test_a_strategy_that_does_not_exist_is_refused(truths):
+    assert not search_replay.is_known("moddel_first")
+    with pytest.raises(KeyError):
+        run_search(truths, "moddel_first")
+
+
+def test_goals_are_judged_by_their_own_figure(truths):
+    score = dataclasses.replace(run_search(truths, "random_24"), regret_pct=1.0, n_trials=20)
+    judged = {target.name: target for target in search_replay.judge_goals(336, [score] * 40)}
+    assert judged["336 points: regret, median, %"].met is False
+    assert judged["336 points: regret, p90, %"].met is True
+    assert judged["336 points: trials, repeats included, mean"].measured == 20
+    assert not any(name.startswith("2688") for name in judged)
+
+
+def test_the_benchmark_has_figures_for_every_strategy_it_could_run(monkeypatch, capsys):
+    monkeypatch.setattr(search_replay, "N_QUICK", 2)
+    monkeypatch.setattr(search_replay, "POINTS", (336,))
+    monkeypatch.setattr(search_replay, "STRATEGIES", ("random_24", "largest_that_fits", "a_missing_one"))
+    findings = search_replay.run(Context(device="cpu", quick=True))
+    assert {arm.arm for arm in findings.arms} == {"random_24", "largest_that_fits"}
+    assert {arm.metric for arm in findings.arms} >= {"regret_pct", "trials", "out_of_memory"}
+    assert all(arm.n == 2 for arm in findings.arms)
+    assert any("not run here: a_missing_one" in note for note in findings.notes)
+
+
+def test_the_worst_workloads_are_explained(capsys):
+    assert search_replay.main(["--strategy", "random_24", "--workloads", "3", "--worst", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "random_24, 3 workloads: regret mean" in said
+    assert said.count("missed by") == 1
+    assert "device alone" in said
+
+
+def test_one_workload_is_shown_with_every_row(capsys):
+    assert search_replay.main(["--strategy", "largest_that_fits", "--seed", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "does batch 1 fit?" in said
+    assert "out_of_memory" in said
+
+
+def test_an_unknown_strategy_is_told_with_what_there_is(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        search_replay.main(["--strategy", "best"])
+    assert stopped.value.code == 2
+    assert "coordinate_descent_2" in capsys.readouterr().err

@@ -1,0 +1,283 @@
+"""``fulltilt compare``: what differs, what is called a difference, and what is refused with its reason."""
+
+import copy
+import json
+
+import pytest
+
+from fulltilt.cli import run_command
+from fulltilt.levers import default_plan
+
+MACHINE = {
+    "hostname_hash": "aaaa",
+    "system": "Linux 6.1",
+    "cpu_model": "Some CPU",
+    "n_cores_usable": 2,
+    "memory_total_bytes": 2**34,
+    "memory_limit_bytes": None,
+    "devices": [],
+    "python": "3.11.7",
+    "packages": {"torch": "2.12.0", "numpy": "2.4"},
+}
+USER_PLAN = dict(default_plan()) | {"batch_size": 32, "num_workers": 0, "precision": "fp32"}
+FAST_PLAN = USER_PLAN | {"channels_last": True}
+
+
+def build_row(trial_id, rate, plan, *, kind="repeat", memory_gib=0.5, status="ok"):
+    return {
+        "id": trial_id,
+        "plan": plan,
+        "kind": kind,
+        "status": status,
+        "samples_per_s": rate,
+        "memory_reserved_peak_gib": None,
+        "memory_rss_peak_gib": memory_gib,
+    }
+
+
+def build_search(rates, *, plan=FAST_PLAN, others=1.0, lucky=5000.0):
+    """A search whose recommended plan ran as a finalist once per rate, beside four plans that ran once."""
+    pick = build_row("t1", rates[0], plan)
+    rest = [build_row(f"u{n}", 100.0 * others + n, USER_PLAN | {"batch_size": n}, kind="end_to_end") for n in range(4)]
+    lucky_row = build_row("t0", lucky, plan, kind="end_to_end")
+    return {
+        "version": 1,
+        "machine": copy.deepcopy(MACHINE),
+        "workload": {"name": "digits", "task": "classification", "model": "CNN", "n_parameters": 10, "n_samples": 1000},
+        "trials": [pick, *rest],
+        "repeats": [lucky_row, *(build_row(f"r{n}", rate, plan) for n, rate in enumerate(rates[1:]))],
+        "picks": {"recommended": pick, "throughput": pick, "efficiency": None},
+        "search": {"noise_pct": 1.5},
+        "epoch_seconds": {"estimate": 1000 / rates[0], "ci95": None},
+        "user_plan": USER_PLAN,
+    }
+
+
+def compare(tmp_path, a, b, capsys, *, expect=0):
+    for name, document in (("a", a), ("b", b)):
+        if document is not None:
+            (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    assert run_command(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json", "-"]) == expect
+    said = capsys.readouterr()
+    return (json.loads(said.out) if expect == 0 else None), said.err
+
+
+def find_figure(document, name):
+    return next(figure for figure in document["figures"] if figure["name"] == name)
+
+
+def test_a_faster_pick_is_better_with_its_interval(tmp_path, capsys):
+    a, b = build_search([1000.0, 1004.0, 998.0], plan=USER_PLAN), build_search([1200.0, 1204.0, 1197.0])
+    document, said = compare(tmp_path, a, b, capsys)
+    speed = find_figure(document, "recommended: samples_per_s")
+    assert speed["verdict"] == "better"
+    assert speed["change_pct"] == pytest.approx(20, abs=0.5)
+    assert speed["ci_pct"][0] < 20 < speed["ci_pct"][1]
+    assert 0 < speed["detectable_pct"] < 20
+    assert find_figure(document, "recommended: epoch_seconds")["verdict"] == "better", "less time"
+    assert find_figure(document, "recommended: memory_gib")["verdict"] == "tie"
+    recommended = document["picks"][0]
+    assert recommended["levers"] == [{"name": "channels_last", "a": False, "b": True}]
+    assert "channels_last no → yes" in said
+    assert "1.5 % apart" in said
+
+
+def test_the_run_that_made_a_finalist_does_not_count(tmp_path, capsys):
+    rates = [1000.0, 1004.0, 998.0]
+    document, _ = compare(tmp_path, build_search(rates), build_search(rates, lucky=90000.0), capsys)
+    speed = find_figure(document, "recommended: samples_per_s")
+    assert (speed["n_a"], speed["change_pct"]) == (3, pytest.approx(0))
+    assert speed["verdict"] == "tie"
+
+
+def test_a_pick_under_two_names_is_shown_once(tmp_path, capsys):
+    rates = [1000.0, 1004.0, 998.0]
+    document, said = compare(tmp_path, build_search(rates), build_search(rates), capsys)
+    assert not [figure for figure in document["figures"] if figure["name"].startswith("throughput")]
+    assert "throughput: on both sides the plan of recommended" in said
+
+
+def test_noise_is_named_instead_of_a_winner(tmp_path, capsys):
+    a, b = build_search([1000.0, 1400.0, 800.0]), build_search([1100.0, 1500.0, 850.0])
+    document, said = compare(tmp_path, a, b, capsys)
+    speed = find_figure(document, "recommended: samples_per_s")
+    assert speed["verdict"] == "too_noisy"
+    assert speed["detectable_pct"] > 20
+    assert "too noisy to tell" in said
+
+
+def test_two_machines_get_figures_and_no_verdict(tmp_path, capsys):
+    a, b = build_search([1000.0, 1004.0, 998.0]), build_search([2000.0, 2004.0, 1997.0])
+    b["machine"]["cpu_model"] = "Another CPU"
+    document, said = compare(tmp_path, a, b, capsys)
+    speed = find_figure(document, "recommended: samples_per_s")
+    assert speed["verdict"] is None
+    assert speed["change_pct"] == pytest.approx(100, abs=1)
+    assert speed["reason"] == "measured on two machines (cpu_model)"
+    assert "cpu_model Some CPU → Another CPU" in said
+
+
+def test_two_workloads_get_no_verdict(tmp_path, capsys):
+    a, b = build_search([1000.0, 1004.0, 998.0]), build_search([2000.0, 2004.0, 1997.0])
+    b["workload"]["n_parameters"] = 11
+    document, _ = compare(tmp_path, a, b, capsys)
+    assert find_figure(document, "recommended: samples_per_s")["reason"] == "two different workloads (n_parameters)"
+
+
+def test_plans_in_both_searches_tell_that_the_machine_changed(tmp_path, capsys):
+    a, b = build_search([1000.0, 1004.0, 998.0]), build_search([800.0, 804.0, 797.0], others=0.8)
+    document, said = compare(tmp_path, a, b, capsys)
+    assert document["control"]["n_plans"] == 5
+    assert document["control"]["verdict"] == "slower"
+    speed = find_figure(document, "recommended: samples_per_s")
+    assert speed["verdict"] is None
+    assert "the machine changed between the two" in speed["reason"]
+    assert "the machine changed" in said
+
+
+def test_with_other_versions_a_slower_machine_may_be_the_versions(tmp_path, capsys):
+    a, b = build_search([1000.0, 1004.0, 998.0]), build_search([800.0, 804.0, 797.0], others=0.8)
+    b["machine"]["packages"]["torch"] = "2.13.0"
+    document, _ = compare(tmp_path, a, b, capsys)
+    assert document["differences"]["versions"] == [{"name": "torch", "a": "2.12.0", "b": "2.13.0"}]
+    assert find_figure(document, "recommended: samples_per_s")["verdict"] == "worse"
+
+
+def test_one_run_on_a_side_is_not_enough(tmp_path, capsys):
+    document, said = compare(tmp_path, build_search([1000.0]), build_search([2000.0, 2004.0, 1997.0]), capsys)
+    speed = find_figure(document, "recommended: samples_per_s")
+    assert speed["verdict"] is None
+    assert "one run on a side" in speed["reason"]
+    assert "one run on a side" in said
+
+
+def test_another_effective_batch_is_pointed_out(tmp_path, capsys):
+    rates = [1000.0, 1004.0, 998.0]
+    same = USER_PLAN | {"batch_size": 8, "accumulate": 4}
+    _, said = compare(tmp_path, build_search(rates, plan=USER_PLAN), build_search(rates, plan=same), capsys)
+    assert "effective batch" not in said
+    larger = USER_PLAN | {"batch_size": 64}
+    _, said = compare(tmp_path, build_search(rates, plan=USER_PLAN), build_search(rates, plan=larger), capsys)
+    assert "the effective batch differs, 32 against 64" in said
+
+
+def test_a_failed_run_is_no_sample(tmp_path, capsys):
+    a, b = build_search([1000.0, 1004.0, 998.0]), build_search([1000.0, 1004.0, 998.0])
+    b["repeats"].append(build_row("x", None, FAST_PLAN, status="error"))
+    document, _ = compare(tmp_path, a, b, capsys)
+    assert find_figure(document, "recommended: samples_per_s")["n_b"] == 3
+
+
+def test_a_run_folder_of_a_search_will_do(tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "tune.json").write_text(json.dumps(build_search([1000.0, 1004.0, 998.0])))
+    assert run_command(["compare", str(folder), str(folder / "tune.json")]) == 0
+    assert "recommended: samples_per_s" in capsys.readouterr().out
+
+
+def write_training(folder, rates, *, plan=USER_PLAN):
+    folder.mkdir()
+    started = {"event": "RunStarted", "name": "digits", "device": "cpu", "plan": plan, "n_parameters": 10}
+    events = [started | {"n_samples": 1000}]
+    for epoch, rate in enumerate(rates):
+        events.append(
+            {"event": "EpochDone", "epoch": epoch, "loss": 0.1, "seconds": 1000 / rate, "samples_per_s": rate}
+        )
+        events.append({"event": "Evaluated", "metrics": {"accuracy": 0.9 + epoch / 100}})
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return str(folder)
+
+
+def test_trainings_are_compared_by_their_epochs_without_a_verdict(tmp_path, capsys):
+    a = write_training(tmp_path / "a", [10.0, 1000.0, 1010.0])
+    b = write_training(tmp_path / "b", [10.0, 2000.0, 2010.0], plan=FAST_PLAN)
+    assert run_command(["compare", a, b, "--json", str(tmp_path / "c.json")]) == 0
+    document = json.loads((tmp_path / "c.json").read_text())
+    speed = find_figure(document, "samples_per_s")
+    assert speed["change_pct"] == pytest.approx(99.5, abs=0.5), "the first epoch is warm-up"
+    assert speed["ci_pct"][0] > 50
+    assert speed["verdict"] is None
+    assert "one run on a side" in speed["reason"]
+    assert find_figure(document, "validation accuracy")["a"] == pytest.approx(0.92)
+    assert "run: channels_last no → yes" in capsys.readouterr().out
+
+
+def test_a_training_without_an_epoch_says_so(tmp_path, capsys):
+    a = write_training(tmp_path / "a", [])
+    assert run_command(["compare", a, a]) == 2
+    assert "no whole epoch" in capsys.readouterr().err
+
+
+def build_benchmark(seconds, name="cli_start"):
+    def build_arm(arm, metric, samples):
+        return {
+            "case": "whole process",
+            "arm": arm,
+            "metric": metric,
+            "median": samples[0],
+            "n": len(samples),
+            "unit_of_replication": "process",
+            "samples": samples,
+        }
+
+    return {
+        "name": name,
+        "claim": "It is quick.",
+        "device": "cpu",
+        "machine": MACHINE,
+        "versions": {"torch": "2.13.0"},
+        "cpu_pressure_pct": 3.2,
+        "arms": [
+            build_arm("help", "seconds", seconds),
+            build_arm("empty", "seconds", [1.0, 1.01, 0.99, 1.0]),
+            build_arm("loop", "overhead_us", [-1.0, 2.0, 0.5, 1.0]),
+        ],
+    }
+
+
+def test_benchmark_results_are_compared_arm_by_arm(tmp_path, capsys):
+    a, b = build_benchmark([0.2, 0.201, 0.199, 0.2]), build_benchmark([0.25, 0.251, 0.249, 0.25])
+    document, said = compare(tmp_path, a, b, capsys)
+    verdicts = {figure["name"]: figure["verdict"] for figure in document["figures"]}
+    assert verdicts["whole process, help: seconds"] == "higher"
+    assert verdicts["whole process, empty: seconds"] in ("tie", "too_noisy")
+    assert verdicts["whole process, loop: overhead_us"] is None
+    assert "not above 0" in find_figure(document, "whole process, loop: overhead_us")["reason"]
+    assert find_figure(document, "whole process, help: seconds")["confidence"] == pytest.approx(0.975)
+    assert "waited for a core 3 %" in said
+
+
+def test_two_benchmarks_have_nothing_to_compare(tmp_path, capsys):
+    a, b = build_benchmark([1.0, 1.0]), build_benchmark([1.0, 1.0], name="loop_overhead")
+    _, said = compare(tmp_path, a, b, capsys, expect=2)
+    assert "cli_start" in said
+    assert "loop_overhead" in said
+
+
+def test_two_kinds_are_refused_by_name(tmp_path, capsys):
+    _, said = compare(tmp_path, build_search([1000.0]), build_benchmark([1.0, 1.0]), capsys, expect=2)
+    assert "a result of tune" in said
+    assert "one of benchmark" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "there is no file or folder"),
+        ("{", "cannot be read as JSON"),
+        ("[1]", "is no result of tune, train, benchmark"),
+        ('{"trials": [], "picks": {}}', "not whole"),
+    ],
+)
+def test_what_is_no_result_is_wrong_usage(tmp_path, capsys, text, message):
+    path = tmp_path / "x.json"
+    if text is not None:
+        path.write_text(text)
+    assert run_command(["compare", str(path), str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_empty_folder_says_what_it_lacks(tmp_path, capsys):
+    assert run_command(["compare", str(tmp_path), str(tmp_path)]) == 2
+    assert "neither tune.json nor events.jsonl" in capsys.readouterr().err

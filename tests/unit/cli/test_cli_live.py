@@ -1,0 +1,92 @@
+"""What a person reads while a search runs."""
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from fulltilt.cli._live import SearchView
+from fulltilt.levers import default_plan
+from fulltilt.tuner import SearchNoted, SearchStarted, TrialDone, TrialStarted
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+
+PLAN = default_plan({"batch_size": 64})
+
+
+def make_trial(kind="end_to_end", why="round 1: batch_size 64", **answer):
+    given = Answer(**({"samples_per_s": 1234.0, "memory_gib": 0.5} | answer))
+    row = SimulatedTarget(lambda _: given)(PLAN, id="t3", why=why)
+    return dataclasses.replace(row, kind=kind)
+
+
+def show(*events, is_terminal=False):
+    console = Console(file=io.StringIO(), width=200, force_terminal=is_terminal, no_color=True, highlight=False)
+    with SearchView(console).show() as view:
+        for event in events:
+            view(event)
+    return console.file.getvalue()
+
+
+def done(trial, **changes):
+    return TrialDone(**({"trial": trial, "n_done": 3, "n_planned": 12, "seconds_left": 61.0} | changes))
+
+
+def test_a_run_says_its_figures_why_it_was_chosen_and_what_is_left():
+    said = show(done(make_trial()))
+    assert "t3" in said
+    assert "1,234 ± 1.0 % samples/s  0.50 GiB  batch_size 64" in said
+    assert "· round 1: batch_size 64 · 3 of at most 12, about 1 min 01 s left" in said
+
+
+def test_on_a_terminal_the_bar_says_what_is_left():
+    started = TrialStarted(id="t4", plan=PLAN, why="next to [the] best", n_done=3, n_planned=12)
+    said = show(done(make_trial()), started, is_terminal=True)
+    assert "of at most 12" not in said
+    assert "about 1 min 01 s left" in said
+    assert "next to [the] best" in said
+
+
+def test_the_bar_tells_a_probe_from_a_run():
+    started = TrialStarted(id="t4", plan=PLAN, why="the step alone", kind="device", n_done=3, n_planned=12)
+    assert "t4 device probe, batch_size 64" in show(started, is_terminal=True)
+
+
+def test_a_run_that_failed_says_why():
+    said = show(done(make_trial(status="out_of_memory", samples_per_s=None, reason="needs [3 GiB]")))
+    assert "out of memory: batch_size 64" in said
+    assert "needs [3 GiB]" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("device", "device probe: 1,234 samples/s, 0.50 GiB step alone, batch_size 64"),
+        ("loader", "loader probe: 1,234 samples/s, 0.50 GiB loader alone, batch_size 64"),
+    ],
+)
+def test_a_probe_is_one_short_line(kind, words):
+    said = show(done(make_trial(kind=kind, why="the batch size"), seconds_left=None))
+    assert words in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_an_estimate_of_memory_is_called_one():
+    trial = dataclasses.replace(make_trial(kind="memory"), samples_per_s=None, memory_allocated_peak_gib=1.25)
+    assert "memory probe: 1.25 GiB estimated, batch_size 64" in show(done(trial))
+
+
+def test_a_probe_that_failed_says_why():
+    said = show(done(make_trial(kind="device", status="error", samples_per_s=None, reason="no kernel")))
+    assert "device probe, error: batch_size 64" in said
+    assert "no kernel" in said
+
+
+def test_rows_found_in_the_folder_are_counted_and_not_shown_again():
+    started = SearchStarted(
+        strategy="exhaustive", grid_size=4, n_planned=4, n_resumed=2, device="cpu", folder="runs/tune/a"
+    )
+    said = show(started, SearchNoted(message="a note"), done(make_trial(), is_resumed=True))
+    assert "grid of 4; runs/tune/a, 2 rows found there" in said
+    assert "a note" in said
+    assert "1,234" not in said

@@ -1,0 +1,77 @@
+"""What ``fulltilt tune`` prints and refuses, without a search."""
+
+import argparse
+import io
+
+import pytest
+from rich.console import Console
+
+from fulltilt.cli import build_parser, run_command
+from fulltilt.cli.tune import _list_train_words, print_result
+from fulltilt.config import load_config
+from fulltilt.levers import default_plan
+
+
+def make_document(**changes):
+    row = {
+        "id": "t1", "plan": dict(default_plan({"batch_size": 64})), "status": "ok", "reason": None, "phases_ms": None,
+        "samples_per_s": 100.0, "samples_per_s_ci95": [99.0, 101.0], "memory_reserved_peak_gib": None,
+        "memory_rss_peak_gib": 0.5,
+    }  # fmt: skip
+    other = row | {"id": "t2", "samples_per_s": 95.0, "memory_rss_peak_gib": 0.2}
+    pick = {"rule": "fastest", "tied_with": [], "changes": {}}
+    picks = {"recommended": row | pick, "throughput": row | pick, "efficiency": None, "memory": other | pick}
+    search = {"strategy": "exhaustive", "grid_size": 2, "n_trials": 2, "n_out_of_memory": 0, "seconds": 4.0}
+    return {"trials": [row, other], "picks": picks, "search": search} | changes
+
+
+def print_to_text(document):
+    console = Console(file=io.StringIO(), width=160, highlight=False)
+    print_result(console, document)
+    return console.file.getvalue()
+
+
+def test_all_picks_are_named_in_the_table_and_explained_under_it():
+    said = print_to_text(make_document())
+    assert "ok ← recommended, throughput" in said
+    assert "ok ← memory" in said
+    assert "Least memory at an acceptable speed\n  batch_size 64" in said
+    assert "What would make it faster still" not in said
+
+
+def test_savings_verdict_and_advice_are_printed():
+    advice = {"bound": {"text": "[80 %] of the step"}, "roof": None, "ceilings": [], "levers": []}
+    said = print_to_text(
+        make_document(
+            advice=advice,
+            savings={"verdict": "same plan"},
+            verification={"text": "learns as well: yes"},
+            null_reasons={"advice.roof": "not measured"},
+        )
+    )
+    assert "· no gain: the settings as they were are the recommended ones" in said
+    assert "· learns as well: yes" in said
+    assert "What would make it faster still\n· [80 %] of the step\n· MFU and roof: not known, not measured" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--verify-pairs", "1"], "needs at least 2"), (["--verify-epochs", "0"], "give at least 1")],
+)
+def test_a_verification_that_cannot_be_is_said_before_the_search(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    assert run_command(["tune", "a.yaml", "--verify", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_verification_trains_what_the_search_was_about(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    words = ["a.yaml", "optim.lr=0.5", "--data-path", "x", "--device", "cpu"]
+    args = build_parser("tune").parse_args(["tune", *words])
+    assert _list_train_words(args, load_config("a.yaml")) == words
+    parsed = build_parser("train").parse_args(["train", *_list_train_words(args, load_config("a.yaml"))])
+    assert isinstance(parsed, argparse.Namespace)
+    assert (parsed.config, parsed.overrides, parsed.data_path) == ("a.yaml", ["optim.lr=0.5"], "x")

@@ -1,0 +1,156 @@
+"""The model-first search on machines written here by hand: what it asks, what it avoids, where it gives way."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fulltilt.levers import Facts, default_plan
+from fulltilt.records import PROBES, Measurement, Plan
+from fulltilt.tuner.journal import Journal
+from fulltilt.tuner.model_first import MOST_TRIALS, model_first
+from fulltilt.tuner.session import Session
+from fulltilt.tuner.space import Space
+from fulltilt.tuner.target import build_row
+
+BATCHES = tuple(2**i for i in range(14))
+WORKERS = (0, 2, 4, 8, 12, 16)
+BASE = default_plan({"batch_size": 32})
+SPACE = Space(
+    axes={"batch_size": BATCHES, "num_workers": WORKERS, "precision": ("fp32", "bf16"), "pin_memory": (False, True)},
+    base=BASE,
+    user_plan=BASE,
+    facts=Facts(device_type="cuda", compute_capability=(9, 0), n_cores_usable=16),
+    memory_gib=10.0,
+)
+
+
+@dataclasses.dataclass
+class Machine:
+    """Answers by hand-written rules; ``asked`` keeps (kind, plan)."""
+
+    device_s: float = 1e-4  # per sample in fp32, with 2 ms a step on top
+    load_s: float = 1e-3  # per sample and worker
+    gain: float = 3.0  # of bf16
+    gib_per_sample: float = 0.004
+    fake_fails: bool = False
+    device_fails: bool = False
+    deceives: bool = False  # whole runs have nothing to do with the probes
+
+    def __post_init__(self):
+        self.asked: list[tuple[str, Plan]] = []
+
+    def __call__(self, plan, *, id, why, kind="end_to_end"):
+        self.asked.append((kind, plan))
+        batch, peak = plan["batch_size"], 0.5 + self.gib_per_sample * plan["batch_size"]
+        if (kind == "memory" and self.fake_fails) or (kind == "device" and self.device_fails):
+            return build_row(plan, id=id, why=why, kind=kind, status="error", reason="refused")
+        if kind not in ("loader", "memory") and peak > 12.0:
+            return build_row(plan, id=id, why=why, kind=kind, status="out_of_memory", reason="too large", seconds=1.0)
+        rate = batch / self.compute_step_s(plan, kind)
+        measured = Measurement(
+            phases_ms=None, samples_per_s=rate, samples_per_s_ci95=(rate * 0.99, rate * 1.01),
+            block_samples_per_s=(rate,), n_steps=8, n_warmup_steps=2,
+            memory_allocated_peak_gib=peak - 0.4 if kind == "memory" else peak,
+            memory_reserved_peak_gib=None if kind == "memory" else peak,
+        )  # fmt: skip
+        return build_row(plan, id=id, why=why, kind=kind, status="ok", reason=None, measurement=measured, seconds=1.0)
+
+    def compute_step_s(self, plan, kind="end_to_end"):
+        batch, n_workers = plan["batch_size"], plan["num_workers"]
+        device_s = 0.002 + batch * self.device_s / (self.gain if plan["precision"] == "bf16" else 1.0)
+        load_s = batch * self.load_s / max(1, min(n_workers, 14)) + 0.0005
+        if kind == "device":
+            return device_s
+        if kind == "loader":
+            return load_s
+        if self.deceives:
+            return batch * (1.0 + 30.0 * (n_workers != 4) + (20.0 if plan["precision"] == "bf16" else 0.0))
+        return device_s + load_s if n_workers == 0 else max(device_s, load_s) * 1.02
+
+
+def search(machine, space=SPACE):
+    session = Session(machine, Journal())
+    assert session.run(model_first(space))
+    return session
+
+
+def find_best_rate(machine, space=SPACE):
+    fits = [p for p in space.grid() if 0.5 + machine.gib_per_sample * p["batch_size"] <= space.memory_gib]
+    return max(p["batch_size"] / machine.compute_step_s(p) for p in fits)
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [Machine(load_s=1e-4), Machine(load_s=3e-3), Machine(load_s=5e-4), Machine(gain=0.7)],
+    ids=["device-bound", "loader-bound", "balanced", "bf16 is slower"],
+)
+def test_it_ends_next_to_the_best_of_the_grid_in_few_runs(machine):
+    session = search(machine)
+    fastest = max(row.samples_per_s or 0.0 for row in session.rows)
+    assert fastest >= 0.97 * find_best_rate(machine)
+    assert len(session.rows) <= 10
+    assert len(session.rows) + sum(row.kind != "memory" for row in session.probes) <= MOST_TRIALS
+
+
+def test_nothing_is_run_that_memory_is_predicted_not_to_hold():
+    machine = Machine(load_s=1e-4)
+    session = search(machine)
+    assert not [row for row in (*session.rows, *session.probes) if row.status == "out_of_memory"]
+    largest = max(plan["batch_size"] for kind, plan in machine.asked if kind not in ("memory", "loader"))
+    assert largest == 2048  # 8.7 GiB; 4096 would need 16.9
+
+
+def test_without_fake_tensors_it_climbs_by_real_probes():
+    machine = Machine(load_s=1e-4, fake_fails=True)
+    session = search(machine)
+    assert max(row.samples_per_s or 0.0 for row in session.rows) >= 0.95 * find_best_rate(machine)
+    assert sum(kind == "memory" for kind, _ in machine.asked) == 1  # the first refusal ends the pre-pass
+
+
+def test_a_loader_that_costs_nothing_is_probed_once():
+    machine = Machine(load_s=1e-8)
+    machine.compute_step_s = lambda plan, kind="end_to_end": (
+        1e-6 * plan["batch_size"] if kind == "loader" else 0.002 + 1e-3 * plan["batch_size"]
+    )
+    session = search(machine)
+    assert sum(row.kind == "loader" for row in session.probes) == 1
+
+
+def test_where_no_probe_runs_coordinate_descent_takes_over():
+    machine = Machine(device_fails=True)
+    session = search(machine)
+    assert max(row.samples_per_s or 0.0 for row in session.rows) >= 0.9 * find_best_rate(machine)
+
+
+def test_where_the_model_errs_throughout_coordinate_descent_takes_over():
+    machine = Machine(deceives=True)
+    session = search(machine)
+    assert max(row.samples_per_s or 0.0 for row in session.rows) == pytest.approx(find_best_rate(machine))
+
+
+def test_probes_are_kept_apart_from_rows_and_say_why():
+    session = search(Machine())
+    assert {row.kind for row in session.probes} == set(PROBES)
+    assert {row.kind for row in session.rows} == {"end_to_end"}
+    assert all(row.why for row in session.probes)
+    device = [row.plan for row in session.probes if row.kind == "device"]
+    assert {(plan["num_workers"], plan["pin_memory"]) for plan in device} == {(0, False)}
+
+
+def test_a_search_that_is_started_again_asks_nothing_twice(tmp_path):
+    from fulltilt.records.run_folder import RunFolder
+
+    def run():
+        machine = Machine()
+        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+            session = Session(machine, Journal(folder))
+            session.run(model_first(SPACE))
+        return machine, session
+
+    first, whole = run()
+    second, again = run()
+    assert first.asked
+    assert second.asked == []
+    assert [row.id for row in again.probes] == [row.id for row in whole.probes]

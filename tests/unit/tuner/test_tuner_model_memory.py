@@ -1,0 +1,229 @@
+"""The memory curve on synthetic peaks of the stated form: largest of affine moments, each above what persists."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fulltilt.tuner.model.memory import Correction, MemoryCurve
+
+POWERS = tuple(2**k for k in range(11))
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """max of (fixed + slope · batch) over moments, GiB."""
+
+    moments: tuple[tuple[float, float], ...]
+
+    def __call__(self, batch: int) -> float:
+        return max(fixed + slope * batch for fixed, slope in self.moments)
+
+    @property
+    def persistent(self) -> float:
+        return min(fixed for fixed, _ in self.moments)
+
+    def at(self, *batches: int) -> dict[int, float]:
+        return {b: self(b) for b in batches}
+
+
+moments = st.tuples(st.floats(0.05, 8.0), st.floats(1e-4, 0.2))
+peaks = st.lists(moments, min_size=1, max_size=5).map(lambda found: Peak(tuple(found)))
+batch_sets = st.lists(st.sampled_from(POWERS), min_size=1, max_size=5, unique=True)
+
+# Optimizer step at small batches (large fixed, no growth), backward pass from 10 on.
+BENT = Peak(((4.0, 0.001), (2.0, 0.2)))
+
+
+@given(peak=peaks, measured=batch_sets, batch=st.integers(1, 1024))
+@settings(max_examples=300, deadline=None)
+def test_bounds_from_real_points_hold_the_true_peak(peak, measured, batch):
+    curve = MemoryCurve(real=peak.at(*measured), persistent_gib=peak.persistent)
+    estimate = curve.predict_gib(batch)
+    assert estimate.low <= estimate.gib <= estimate.high
+    if batch > max(measured) and curve.is_settled:
+        return  # the one place where a slope is believed to go on: a kink may still lie beyond
+    assert estimate.low <= peak(batch) * (1 + 1e-9)
+    assert estimate.high >= peak(batch) * (1 - 1e-9)
+
+
+@given(peak=peaks, measured=st.lists(st.sampled_from(POWERS), min_size=2, max_size=5, unique=True))
+@settings(max_examples=200, deadline=None)
+def test_between_measured_points_the_estimate_is_the_chord_and_never_too_low(peak, measured):
+    curve = MemoryCurve(real=peak.at(*measured))
+    for batch in range(min(measured) + 1, max(measured)):
+        if batch not in measured:
+            estimate = curve.predict_gib(batch)
+            assert estimate.basis == "chord"
+            assert estimate.gib >= peak(batch) * (1 - 1e-9)
+
+
+@given(
+    peak=peaks,
+    ratio=st.floats(0.99, 1.05),
+    offset=st.floats(0.0, 0.8),
+    measured=st.lists(st.sampled_from(POWERS[:8]), min_size=1, max_size=4, unique=True),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_corrected_fake_curve_holds_the_true_peak_beyond_the_probes(peak, ratio, offset, measured):
+    fake = peak.at(*POWERS)
+    real = {b: offset + ratio * peak(b) for b in measured}
+    curve = MemoryCurve(real=real, fake=fake)
+    estimate = curve.predict_gib(1024)
+    true = offset + ratio * peak(1024)
+    assert estimate.low * 0.999 <= true <= estimate.high * 1.001
+    assert abs(estimate.gib / true - 1) <= 0.045
+
+
+def test_a_bend_that_probes_have_not_reached_is_seen_by_fake_points_and_not_by_a_line():
+    real = BENT.at(2, 4)
+    true = BENT(512)
+    by_fake = MemoryCurve(real=real, fake=BENT.at(*POWERS)).predict_gib(512)
+    by_line = MemoryCurve(real=real).predict_gib(512)
+    assert by_fake.basis == "fake_corrected"
+    assert by_fake.gib == pytest.approx(true, rel=0.03)
+    assert by_line.basis == "extrapolated"
+    assert by_line.gib < 0.1 * true
+    assert by_line.high > true
+
+
+def test_two_real_points_teach_ratio_and_offset():
+    fake = BENT.at(*POWERS)
+    curve = MemoryCurve(real={b: 0.5 + 1.06 * fake[b] for b in (16, 64, 256)}, fake=fake)
+    found = curve.compute_correction()
+    assert found.ratio == pytest.approx(1.06, abs=0.005)
+    assert found.ratio_sd < Correction().ratio_sd / 2
+    assert curve.predict_gib(1024).gib == pytest.approx(0.5 + 1.06 * fake[1024], rel=0.005)
+
+
+def test_beyond_the_fake_points_the_estimate_says_that_it_extrapolates():
+    estimate = MemoryCurve(real=BENT.at(32), fake=BENT.at(16, 32, 64)).predict_gib(256)
+    assert estimate.basis == "extrapolated"
+    assert estimate.gib == pytest.approx(BENT(256), rel=0.03)
+
+
+@given(peak=peaks, limit=st.floats(0.5, 60.0), with_fake=st.booleans(), offset=st.floats(0.0, 0.6))
+@settings(max_examples=300, deadline=None)
+def test_probing_ends_runs_rarely_out_of_memory_and_what_is_called_safe_fits(peak, limit, with_fake, offset):
+    def true(batch: int) -> float:
+        return offset + peak(batch)
+
+    curve = MemoryCurve(fake=peak.at(*POWERS) if with_fake else {})
+    n_refused = 0
+    for _ in range(len(POWERS) + 1):
+        batch = curve.next_probe(POWERS, limit)
+        if batch is None:
+            break
+        assert batch not in curve.real, "a probe that was run before"
+        if true(batch) > limit:
+            n_refused += 1
+            curve = dataclasses.replace(curve, refused=(*curve.refused, batch))
+        else:
+            curve = dataclasses.replace(curve, real={**curve.real, batch: true(batch)})
+    else:
+        pytest.fail("probing did not end")
+    safe = curve.largest_safe_batch(POWERS, limit)
+    if with_fake:
+        assert n_refused <= 1
+        assert safe is None or true(safe) <= limit
+    fitting = [b for b in POWERS if true(b) <= limit]
+    if fitting and not with_fake and curve.real:
+        assert safe is not None
+
+
+def test_with_fake_points_two_or_three_probes_are_enough():
+    fake = BENT.at(*POWERS)
+    curve, probed = MemoryCurve(fake=fake), []
+    while (batch := curve.next_probe(POWERS, 80.0)) is not None:
+        probed.append(batch)
+        curve = dataclasses.replace(curve, real={**curve.real, batch: 0.4 + 1.02 * fake[batch]})
+    assert len(probed) <= 3
+    assert probed[0] > 10, "a first probe before the bend would show no growth"
+    assert curve.is_settled
+    assert curve.predict_gib(512).gib == pytest.approx(0.4 + 1.02 * fake[512], rel=0.01)
+
+
+def test_without_fake_points_probes_double_until_the_slope_repeats():
+    curve, probed = MemoryCurve(), []
+    while (batch := curve.next_probe(POWERS, 1000.0)) is not None:
+        probed.append(batch)
+        curve = dataclasses.replace(curve, real={**curve.real, batch: BENT(batch)})
+    assert probed == [1, 2, 4, 8, 16, 32, 64]
+    assert curve.predict_gib(1024).gib == pytest.approx(BENT(1024))
+
+
+def test_a_slope_that_repeats_while_hardly_anything_grows_is_not_believed():
+    flat = MemoryCurve(real=BENT.at(1, 2, 4, 8))
+    assert not flat.is_settled
+    assert flat.next_probe(POWERS, 100.0) == 16
+
+
+def test_a_probe_predicted_not_to_fit_is_not_named():
+    curve = MemoryCurve(real=BENT.at(16), fake=BENT.at(*POWERS))
+    assert curve.next_probe(POWERS, 10.0) == 32
+    assert curve.next_probe(POWERS, 8.0) is None
+
+
+def test_the_smallest_batch_is_probed_even_when_nothing_is_predicted_to_fit():
+    assert MemoryCurve(fake=BENT.at(*POWERS)).next_probe(POWERS, 1.0) == 1
+
+
+def test_measured_fits_without_a_margin_and_predicted_needs_one():
+    curve = MemoryCurve(real=BENT.at(16, 32, 64))
+    assert curve.largest_safe_batch([16, 32, 64], BENT(64)) == 64
+    between = BENT(32) + (BENT(64) - BENT(32)) / 2
+    assert curve.largest_safe_batch([16, 32, 48], between) == 32
+    assert curve.largest_safe_batch([16, 32, 48], between, margin_pct=0.0) == 48
+    assert curve.largest_safe_batch([16, 32], 1.0) is None
+
+
+def test_safe_means_that_the_upper_end_of_the_estimate_fits():
+    curve = MemoryCurve(real=BENT.at(32), fake=BENT.at(*POWERS))
+    estimate = curve.predict_gib(256)
+    assert estimate.low < estimate.gib < estimate.high
+    assert curve.largest_safe_batch([32, 256], estimate.gib * 1.01, margin_pct=0.0) == 32
+    assert curve.largest_safe_batch([32, 256], estimate.high * 1.01, margin_pct=0.0) == 256
+
+
+def test_probes_double_even_where_candidates_lie_closer():
+    curve = MemoryCurve(real=BENT.at(16), fake=BENT.at(*POWERS))
+    every_eighth = list(range(8, 129, 8))
+    assert curve.next_probe(every_eighth, 1000.0) == 32
+    assert curve.next_probe(every_eighth, BENT(24) * 1.05) == 24
+
+
+def test_what_ran_out_of_memory_and_all_above_it_is_never_safe():
+    curve = MemoryCurve(real=BENT.at(16, 32), fake=BENT.at(*POWERS), refused=(64,))
+    assert curve.largest_safe_batch(POWERS, 1000.0) == 32
+    assert curve.next_probe(POWERS, 1000.0) is None
+
+
+def test_another_arm_inherits_offset_and_ratio():
+    checkpointed = Peak(((4.0, 0.001), (3.0, 0.05)))
+    plain = MemoryCurve(real={b: 0.9 + 1.04 * BENT(b) for b in (16, 64)}, fake=BENT.at(*POWERS))
+    inherited = plain.transfer(checkpointed.at(*POWERS))
+    untaught = MemoryCurve(fake=checkpointed.at(*POWERS))
+    true = 0.9 + 1.04 * checkpointed(256)
+    error, untaught_error = (abs(c.predict_gib(256).gib - true) for c in (inherited, untaught))
+    assert error < 0.02 * true
+    assert error < untaught_error
+    estimate = inherited.predict_gib(256)
+    assert estimate.low <= true <= estimate.high
+
+
+@pytest.mark.parametrize("points", [{0: 1.0}, {4: 0.0}, {4: float("nan")}, {4: float("inf")}])
+def test_points_that_cannot_be_are_refused(points):
+    with pytest.raises(ValueError, match="point: batch"):
+        MemoryCurve(real=points)
+
+
+def test_where_nothing_is_known_nothing_is_predicted():
+    with pytest.raises(ValueError, match="nothing to predict"):
+        MemoryCurve(fake={8: 1.0}).predict_gib(16)
+    assert MemoryCurve().largest_safe_batch(POWERS, 100.0) is None
+    assert MemoryCurve().next_probe(POWERS, 100.0) == 1
+    with pytest.raises(ValueError, match="at least 1"):
+        MemoryCurve(real={8: 1.0}).predict_gib(0)

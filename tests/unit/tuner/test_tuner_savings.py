@@ -1,0 +1,129 @@
+"""Hours saved and payback, from runs that were made side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from fulltilt.levers import default_plan
+from fulltilt.tuner.savings import build_savings, compute_speedup_ci95
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+
+USER = default_plan({"batch_size": 32})
+FAST = USER.replace(num_workers=4)
+
+
+def make_run(number, rate, plan, *, kind="repeat", status="ok"):
+    row = SimulatedTarget(lambda _: Answer(samples_per_s=rate, status=status))(plan, id=f"t{number}", why="")
+    return dataclasses.replace(row, kind=kind)
+
+
+def make_rounds(user_rates, fast_rates):
+    """Runs in the order of the rounds; the baseline's row and the pick's are the first ones here."""
+    runs = []
+    for number, (before, after) in enumerate(zip(user_rates, fast_rates, strict=True)):
+        runs += [make_run(10 + 2 * number, after, FAST), make_run(11 + 2 * number, before, USER, kind="baseline")]
+    return runs
+
+
+def build(user_rates, fast_rates, **changes):
+    runs = make_rounds(user_rates, fast_rates)
+    given = {"baseline": runs[1], "recommended": runs[0], "n_samples": 3600, "n_epochs": 10, "search_s": 60.0}
+    return build_savings(runs, **(given | changes))
+
+
+def test_hours_saved_and_payback_follow_from_the_two_rows():
+    savings, reasons = build([100.0, 101.0, 99.0], [150.0, 151.0, 149.0])
+    assert savings.verdict == "faster"
+    assert (savings.before_s, savings.after_s, savings.saved_s) == pytest.approx((360.0, 240.0, 120.0))
+    assert savings.gain_pct == pytest.approx(100 / 3)
+    assert savings.payback_s == pytest.approx(120.0)  # each second of training saves half a second
+    assert reasons == {}
+    for value, interval in (
+        (savings.gain_pct, savings.gain_ci95_pct),
+        (savings.saved_s, savings.saved_s_ci95),
+        (savings.payback_s, savings.payback_s_ci95),
+    ):
+        assert interval[0] < value < interval[1]
+
+
+def test_a_search_has_paid_for_itself_when_the_time_saved_is_the_time_it_took():
+    savings, _ = build([100.0, 100.0], [125.0, 125.0], search_s=77.0)
+    n_samples_by_then = savings.payback_s * 125.0
+    assert n_samples_by_then / 100.0 - savings.payback_s == pytest.approx(77.0)
+
+
+def test_an_interval_that_holds_0_is_no_gain_and_pays_nothing_back():
+    savings, reasons = build([100.0, 130.0, 90.0], [110.0, 95.0, 120.0])
+    assert savings.verdict == "no gain"
+    assert savings.gain_ci95_pct[0] <= 0 <= savings.gain_ci95_pct[1]
+    assert savings.payback_s is None
+    assert "no gain" in reasons["savings.payback_s"]
+    assert savings.before_s == pytest.approx(360.0)
+
+
+def test_drift_that_hits_both_of_a_round_alike_does_not_hide_the_gain():
+    drift = [1.0, 0.6, 1.4, 0.9]
+    savings, _ = build([100.0 * d for d in drift], [120.0 * d for d in drift])
+    assert savings.verdict == "faster"
+    assert savings.gain_ci95_pct == pytest.approx((100 / 6, 100 / 6))
+
+
+def test_a_recommended_plan_that_is_slower_is_called_so():
+    savings, reasons = build([100.0, 101.0, 99.0], [80.0, 81.0, 79.0])
+    assert savings.verdict == "slower"
+    assert savings.gain_pct < 0
+    assert savings.payback_s is None
+    assert reasons["savings.payback_s"].startswith("slower")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"baseline": None}, "was not run"),
+        ({"baseline": make_run(1, None, USER, status="out_of_memory")}, "ended with out_of_memory"),
+    ],
+)
+def test_without_the_users_row_nothing_is_claimed(changes, words):
+    savings, reasons = build([100.0, 100.0], [150.0, 150.0], **changes)
+    assert savings is None
+    assert words in reasons["savings"]
+
+
+def test_one_run_each_is_no_comparison():
+    savings, reasons = build([100.0], [150.0])
+    assert savings is None
+    assert "side by side in 1 round, 2 are needed" in reasons["savings"]
+
+
+def test_runs_of_the_search_before_the_rounds_do_not_count():
+    runs = [make_run(1, 900.0, FAST, kind="end_to_end"), *make_rounds([100.0, 100.0], [110.0, 110.0])]
+    savings, _ = build_savings(
+        runs, baseline=runs[2], recommended=runs[1], n_samples=1, n_epochs=1, search_s=1.0
+    )  # fmt: skip
+    assert savings.n_pairs == 2
+    assert savings.gain_ci95_pct == pytest.approx((100 / 11, 100 / 11))
+
+
+def test_the_users_own_plan_as_the_pick_has_nothing_to_compare():
+    row = make_run(1, 100.0, USER)
+    savings, reasons = build_savings([row], baseline=row, recommended=row, n_samples=1, n_epochs=1, search_s=1.0)
+    assert savings.verdict == "same plan"
+    nulls = {f"savings.{name}" for name, value in dataclasses.asdict(savings).items() if value is None}
+    assert set(reasons) == nulls
+
+
+def test_a_dataset_without_length_has_a_gain_but_no_hours():
+    savings, reasons = build([100.0, 101.0], [200.0, 202.0], n_samples=None)
+    assert savings.gain_pct == pytest.approx(50.0)
+    assert savings.before_s is None
+    assert reasons["savings.before_s"] == "the dataset has no length"
+
+
+def test_the_interval_of_a_speedup_is_over_pairs():
+    low, high = compute_speedup_ci95([100.0, 200.0, 50.0], [110.0, 230.0, 54.0])
+    mean = (1.1 * 1.15 * 1.08) ** (1 / 3)
+    assert math.sqrt(low * high) == pytest.approx(mean)
+    assert low < 1.08 < 1.15 < high
