@@ -26,7 +26,7 @@ COMMANDS = {
     "machine": "what is there, with measured roofs",
     "levers": "the catalogue of performance levers",
     "schema": "the JSON Schema of the configuration",
-    "data": "make data files",
+    "data": "make, inspect and repack data files",
 }
 EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE = 130, 143, 141
 

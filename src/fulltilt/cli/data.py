@@ -1,16 +1,42 @@
-"""``fulltilt data make``: data files of any size, to measure with."""
+"""``fulltilt data make | inspect | repack``: data files to measure with, what is slow about one, and the remedy."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fulltilt.cli._shared import build_console
+from fulltilt.cli._shared import build_console, write_json
 from fulltilt.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fulltilt.data.hdf5_inspect import DatasetReport, Inspection
+
+ACCESSES = {
+    "random": "random batches",
+    "block_shuffled": "whole blocks, shuffled",
+    "sequential": "in order",
+    "random_row_by_row": "random, a call a row (h5py)",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_make(actions)
+    _add_inspect(actions)
+    _add_repack(actions)
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"make": _run_make, "inspect": _run_inspect, "repack": _run_repack}[args.action](args)
+
+
+def _add_make(actions: argparse._SubParsersAction) -> None:
     make = actions.add_parser(
         "make",
         help="write an HDF5 file in the layout of guide 001",
@@ -24,7 +50,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--force", action="store_true", help="replace a file that is there")
 
 
-def run(args: argparse.Namespace) -> int:
+def _add_inspect(actions: argparse._SubParsersAction) -> None:
+    inspect = actions.add_parser(
+        "inspect",
+        help="measure how fast the rows of an HDF5 file can be read, and say what to do",
+        description="Layout of every dataset of an HDF5 file, and rows/s by way of reading, measured.",
+    )
+    inspect.add_argument("path", metavar="FILE", help="the HDF5 file")
+    inspect.add_argument("--dataset", nargs="+", default=[], metavar="NAME", help="to measure (default: the largest)")
+    inspect.add_argument("--batch-size", type=int, default=256, metavar="B", help="rows at a time (default 256)")
+    inspect.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each measurement (default 1)")
+    inspect.add_argument("--cold", action="store_true", help="drop the file from the page cache before each")
+    inspect.add_argument("--json", metavar="F", help="write the result as JSON; -: to stdout")
+
+
+def _add_repack(actions: argparse._SubParsersAction) -> None:
+    repack = actions.add_parser(
+        "repack",
+        help="write an HDF5 file again with its rows laid out for training",
+        description=(
+            "Write the samples of an HDF5 file as one array each (or in chunks of whole rows), keep everything else, "
+            "and read every row back before the new file takes its name."
+        ),
+    )
+    repack.add_argument("source", metavar="IN", help="the HDF5 file to read")
+    repack.add_argument("target", metavar="OUT", help="the file to write")
+    repack.add_argument("--chunk-rows", type=int, metavar="N", help="rows of the largest dataset in a chunk")
+    repack.add_argument(
+        "--compression", choices=["none", "lzf", "gzip"], default="none", help="of the new file (default none)"
+    )
+    repack.add_argument("--force", action="store_true", help="replace a file that is there")
+
+
+def _run_make(args: argparse.Namespace) -> int:
     if args.n_samples < 1 or args.n_sensors < 1:
         raise UsageError(f"--n-samples {args.n_samples} and --n-sensors {args.n_sensors} must both be 1 or more")
     from rich.progress import Progress
@@ -46,3 +104,108 @@ def run(args: argparse.Namespace) -> int:
     size_mib = Path(args.path).stat().st_size / 2**20
     build_console().print(f"{args.path}: {args.n_samples} synthetic events, {size_mib:,.1f} MiB", markup=False)
     return 0
+
+
+def _run_inspect(args: argparse.Namespace) -> int:
+    if not 0 < args.seconds <= 600:
+        raise UsageError(f"--seconds {args.seconds:g} must lie above 0 and at most at 600")
+    from fulltilt.data import inspect_hdf5
+
+    console = build_console(to_stderr=args.json == "-")
+    with build_console(to_stderr=True).status(f"reading {args.path}") as status:
+        inspection = inspect_hdf5(
+            args.path,
+            args.dataset,
+            batch_size=args.batch_size,
+            seconds=args.seconds,
+            cold=args.cold,
+            progress=lambda what: status.update(f"measuring {what}"),
+        )
+    _print_inspection(console, inspection)
+    if args.json:
+        write_json(args.json, json.dumps(dataclasses.asdict(inspection), indent=1))
+    return 0
+
+
+def _run_repack(args: argparse.Namespace) -> int:
+    from rich.progress import Progress
+
+    from fulltilt.data import repack_hdf5
+
+    with Progress(console=build_console(to_stderr=True), transient=True) as progress:
+        bar = progress.add_task(f"writing {args.target}, then reading it back", total=None)
+        done = repack_hdf5(
+            args.source,
+            args.target,
+            chunk_rows=args.chunk_rows,
+            compression=args.compression,
+            force=args.force,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    build_console().print(
+        f"{args.target}: {done.n_rows:,} rows of {', '.join(done.datasets)}, {done.target_bytes / 2**20:,.1f} MiB "
+        f"({args.source}: {done.source_bytes / 2**20:,.1f} MiB); every row was read back and is equal "
+        f"(BLAKE2b {done.checksum}), {done.seconds:.1f} s",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _print_inspection(console: Console, inspection: Inspection) -> None:
+    console.print(f"{inspection.path}: {inspection.file_bytes / 2**20:,.1f} MiB", markup=False)
+    console.print(_build_layout_table(inspection))
+    for report in inspection.datasets:
+        if report.rates:
+            console.print(_build_rates_table(report))
+            console.print(_describe_cache(report, inspection.is_cold), markup=False, soft_wrap=True)
+        if report.advice:
+            console.print(f"{report.name}: {report.advice}", markup=False, soft_wrap=True)
+        if report.command:
+            console.print(f"  {report.command}", markup=False, soft_wrap=True)
+
+
+def _build_layout_table(inspection: Inspection) -> Table:
+    from rich.table import Table
+
+    table = Table("dataset", "shape", "type", "chunks", "filters", "bytes a row", "rows a chunk", "chunks a row", "MiB")
+    for report in inspection.datasets:
+        table.add_row(
+            report.name,
+            str(report.shape),
+            report.dtype,
+            "one array" if report.chunks is None else str(report.chunks),
+            " + ".join(report.filters) or "none",
+            f"{report.row_bytes:,}",
+            "" if report.chunk_rows is None else f"{report.chunk_rows:,}",
+            f"{report.n_chunks_a_row:,}",
+            f"{report.stored_bytes / 2**20:,.1f}",
+        )
+    return table
+
+
+def _build_rates_table(report: DatasetReport) -> Table:
+    from rich.table import Table
+
+    table = Table(report.name, "rows/s", "MiB/s", "rows read", "at a time", title_justify="left")
+    for rate in report.rates:
+        table.add_row(
+            ACCESSES[rate.access],
+            f"{rate.rows_per_s:,.0f}",
+            f"{rate.rows_per_s * report.row_bytes / 2**20:,.0f}",
+            f"{rate.n_rows:,}",
+            f"{rate.rows_a_read:,}",
+        )
+    return table
+
+
+def _describe_cache(report: DatasetReport, is_cold: bool) -> str:
+    how = "rows gathered out of the mapped file" if report.reader == "mapped" else "rows read through h5py"
+    if is_cold:
+        return f"{how}; cold: the system was asked to drop the file from its page cache before each measurement"
+    if report.cached_before_pct is None:
+        return f"{how}; whether the file lay in the page cache before cannot be told on this file system"
+    return (
+        f"{how}; {report.cached_before_pct:.0f} % of the file lay in the page cache before, and what was read once "
+        f"does now: these are warm figures, --cold measures from the disk"
+    )

@@ -150,13 +150,19 @@ class Benchmark(Section):
     steps_per_test: PositiveInt = Field(default=10, description="Timed optimizer steps per trial, at least.")
     test_mixed_precision: bool | None = Field(default=None, description="Try mixed precision; null: the tuner decides.")
     test_pin_memory: bool | None = Field(default=None, description="Try pinned memory; null: the tuner decides.")
-    levers: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
-        default_factory=dict, description="Values to try of further levers, `{compile: [false, true]}`."
+    levers: dict[str, Annotated[list[Any], Field(min_length=1)]] | None = Field(
+        default=None,
+        description=(
+            "Values to try of further levers, `{compile: [false, true]}`; null: what suits the machine, of every lever "
+            "that leaves the recipe alone (with `--exhaustive` and `--quick`, none)."
+        ),
     )
 
     @field_validator("levers")
     @classmethod
-    def _check_levers(cls, levers: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _check_levers(cls, levers: dict[str, list[Any]] | None) -> dict[str, list[Any]] | None:
+        if levers is None:
+            return None
         catalogue = load_catalogue()
         for name in levers.keys() - catalogue.keys():
             raise ValueError(f"no lever named {name!r}; {format_nearest(name, catalogue)}")

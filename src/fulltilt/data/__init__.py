@@ -12,15 +12,19 @@ from collections.abc import Callable, Mapping
 
 from torch.utils.data import Dataset
 
+from fulltilt.data.block_sampler import BlockSampler
 from fulltilt.data.cifar10 import cifar10
 from fulltilt.data.collate import fast_collate
 from fulltilt.data.digits import digits
 from fulltilt.data.hdf5 import hdf5
+from fulltilt.data.hdf5_inspect import inspect_hdf5
+from fulltilt.data.hdf5_repack import repack_hdf5
 from fulltilt.data.image_folder import image_folder
 from fulltilt.data.loader import build_loader
 from fulltilt.data.loader_errors import explain_loader_error
 from fulltilt.data.make_sensor import make_sensor_hdf5
 from fulltilt.data.pipeline import Pipeline, build_pipeline
+from fulltilt.data.placement import count_held_bytes, find_placements, place
 from fulltilt.data.sampler import EpochSampler
 from fulltilt.data.sensor import sensor_hdf5
 from fulltilt.data.transforms import TRANSFORMS
@@ -36,11 +40,17 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
 __all__ = [
     "DATASETS",
     "TRANSFORMS",
+    "BlockSampler",
     "EpochSampler",
     "Pipeline",
     "build_loader",
     "build_pipeline",
+    "count_held_bytes",
     "explain_loader_error",
     "fast_collate",
+    "find_placements",
+    "inspect_hdf5",
     "make_sensor_hdf5",
+    "place",
+    "repack_hdf5",
 ]

@@ -6,8 +6,12 @@ import abc
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
+
+Indices = Sequence[int] | np.ndarray
+"""Of the samples of a batch."""
 
 
 class BatchedDataset(Dataset, abc.ABC):
@@ -17,7 +21,7 @@ class BatchedDataset(Dataset, abc.ABC):
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
-    def get_batch(self, indices: Sequence[int], **options: Any) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: Indices, **options: Any) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the samples ``indices``, the batch as first dimension of both."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
@@ -26,6 +30,6 @@ class BatchedDataset(Dataset, abc.ABC):
         inputs, targets = self.get_batch([index])
         return inputs[0], targets[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def __getitems__(self, indices: Indices) -> list[tuple[Tensor, Tensor]]:
         inputs, targets = self.get_batch(indices)
         return list(zip(inputs, targets, strict=True))

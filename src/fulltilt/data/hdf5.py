@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fulltilt.data.batched import BatchedDataset
+from fulltilt.data.batched import Indices
 from fulltilt.data.hdf5_file import find_layouts
 from fulltilt.data.hdf5_rows import build_rows
 from fulltilt.data.images import read_sample_shape
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.pipeline import Transform, apply_transform, resolve_transform
+from fulltilt.data.rows_dataset import RowsDataset
 from fulltilt.data.splits import Split, check_split, split_rows
 from fulltilt.errors import DataError
 
@@ -49,7 +50,7 @@ def hdf5(
     return Hdf5Dataset(file, inputs, targets, rows=rows, transform=resolve_transform(transform, base_dir=base_dir))
 
 
-class Hdf5Dataset(BatchedDataset):
+class Hdf5Dataset(RowsDataset):
     """Chosen rows of an HDF5 file; safe to fork and to pickle.
 
     Attributes:
@@ -65,31 +66,28 @@ class Hdf5Dataset(BatchedDataset):
     def __init__(self, path: Path, inputs: str, targets: str, *, rows: np.ndarray, transform: Callable | None = None):
         inputs_layout, targets_layout = find_layouts(path, [inputs, targets])
         self.path, self.rows, self.transform = path, rows, transform
-        self._inputs, self._targets = build_rows(inputs_layout), build_rows(targets_layout)
+        self.sources = build_rows(inputs_layout), build_rows(targets_layout)
         self.target_shape = targets_layout.row_shape
         self.n_classes = self._count_classes()
         self.sample_shape = read_sample_shape(lambda: self[0][0])
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """A whole batch, read in rising order of rows whatever the order asked for.
 
         Raises:
             DataError: The file was cut, damaged or taken away since it was opened.
         """
-        rows = self.rows[np.asarray(indices)]
-        inputs, targets = to_tensor(self._inputs.read(rows)), to_tensor(self._targets.read(rows))
+        inputs, targets = self.read_rows(indices)
         return apply_transform(self.transform, inputs, generator), _widen(targets)
 
     def _count_classes(self) -> int | None:
-        layout = self._targets.layout
+        targets = self.sources[1]
+        layout = targets.layout
         if layout.row_shape not in ((), (1,)) or layout.dtype.kind not in "iub":
             return None
         step = 1 << 20
         return 1 + max(
-            int(self._targets.read(range(first, min(first + step, layout.n_rows))).max())
+            int(targets.read(range(first, min(first + step, layout.n_rows))).max())
             for first in range(0, layout.n_rows, step)
         )
 
@@ -107,15 +105,6 @@ def pick_rows(path: Path, names: list[str], split: str, *, val_fraction: float, 
     if val_fraction == 0 and split == "train":
         return np.arange(n_rows)
     return split_rows(n_rows, split, val_fraction=val_fraction, seed=seed, what=str(path))
-
-
-def to_tensor(array: np.ndarray) -> Tensor:
-    """Floats to float32, uint8 stays, other whole numbers and booleans to int64."""
-    if array.dtype.kind == "f":
-        array = array.astype(np.float32, copy=False)
-    elif array.dtype != np.uint8:
-        array = array.astype(np.int64, copy=False)
-    return torch.from_numpy(array)
 
 
 def _widen(targets: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fulltilt.data.hdf5_rows import Layout, describe_layout
+from fulltilt.data.hdf5_layout import Layout, describe_layout
 from fulltilt.errors import DataError, format_nearest
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"

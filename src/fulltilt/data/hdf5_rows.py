@@ -1,71 +1,65 @@
 """Rows of one HDF5 dataset, read safely from any process.
 
-Two ways, chosen by the layout of the file:
+Three ways, chosen by the layout of the file and where it lies:
 
-- ``DirectRows``: a contiguous, uncompressed dataset of a native type is a plain array at an offset. Its rows are read
-  with ``preadv``: no HDF5 call, no lock, no file position that a forked process would share, and no mapped pages that
-  a memory watchdog would count.
+- ``MappedRows``: without filters, rows lie at places that can be computed and are gathered out of the mapped file.
+- ``DirectRows``: one array on a network file system; its rows are read with ``preadv``: no HDF5 call, no lock, and no
+  file position that a forked process would share.
 - ``LibraryRows``: everything else goes through h5py. Its handle belongs to one process: it is opened at the first
   read, closed before a fork, and left out of a pickle.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from fulltilt.data.hdf5_layout import Layout, find_pieces
+from fulltilt.data.hdf5_mapped import MappedRows
 from fulltilt.errors import DataError
+from fulltilt.hardware import read_filesystem
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
-    """What an HDF5 dataset looks like. ``offset`` is None unless ``DirectRows`` can read it."""
+class Rows(Protocol):
+    """Rows of one dataset, wherever they lie; safe to fork and to pickle."""
 
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    chunk_rows: int | None
-    offset: int | None
+    layout: Layout
 
     @property
-    def n_rows(self) -> int:
-        return self.shape[0]
+    def placement(self) -> str:
+        """Where the rows lie: a value of the lever of that name."""
+        ...
 
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        return self.shape[1:]
-
-
-def build_rows(layout: Layout) -> DirectRows | LibraryRows:
-    return DirectRows(layout) if layout.offset is not None else LibraryRows(layout)
+    def read(self, indices: Sequence[int] | np.ndarray) -> Any:
+        """(len(indices), *row_shape), in the order asked for: an array, or a tensor where the table is one."""
+        ...
 
 
-def describe_layout(path: Path, dataset: Any) -> Layout:
-    """Read the layout of an open ``h5py.Dataset``."""
-    return Layout(
-        path=path,
-        name=dataset.name,
-        shape=tuple(dataset.shape),
-        dtype=dataset.dtype,
-        chunk_rows=dataset.chunks[0] if dataset.chunks else None,
-        offset=_find_offset(path, dataset),
-    )
+def build_rows(layout: Layout) -> Rows:
+    """The fastest way to rows that are read from the file as they are asked for."""
+    pieces = find_pieces(layout) if sys.platform == "linux" else None  # MappedRows makes calls that only Linux has
+    if pieces is None:
+        return LibraryRows(layout)
+    if read_filesystem(layout.path).is_network:
+        # A missing page of a mapping is one round trip of 4 KB; a read asks for the row at once.
+        return DirectRows(layout) if layout.chunks is None else LibraryRows(layout)
+    return MappedRows(layout, pieces)
 
 
 class DirectRows:
     """Rows of a plain array inside a file. The descriptor may cross a fork: ``preadv`` names its own position."""
 
+    placement = "stream"
+
     def __init__(self, layout: Layout):
         self.layout = layout
-        self._row_bytes = int(np.prod(layout.row_shape, dtype=np.int64)) * layout.dtype.itemsize
+        self._row_bytes = layout.row_bytes
         self._descriptor: int | None = None
 
     def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -113,6 +107,8 @@ class DirectRows:
 
 class LibraryRows:
     """Rows through h5py."""
+
+    placement = "stream"
 
     def __init__(self, layout: Layout):
         self.layout = layout
@@ -198,29 +194,6 @@ def _plan_chunks(
     for places, rows in zip(np.split(order, breaks), np.split(ordered, breaks), strict=True):
         if len(rows):
             yield int(rows[0]), places, rows - rows[0]
-
-
-def _find_offset(path: Path, dataset: Any) -> int | None:
-    """Where the array starts in the file, when it is one plain array there; checked on its first and last row."""
-    native = dataset.dtype.isnative and dataset.dtype.kind in "iufb" and dataset.dtype.fields is None
-    if dataset.chunks or dataset.external or dataset.is_virtual or not native or not dataset.size or not dataset.ndim:
-        return None
-    offset = dataset.id.get_offset()
-    if offset is None:  # never written, or stored in the header
-        return None
-    layout = Layout(
-        path=path, name=dataset.name, shape=dataset.shape, dtype=dataset.dtype, chunk_rows=None, offset=offset
-    )
-    ends = [0, dataset.shape[0] - 1]
-    try:
-        read = DirectRows(layout).read(ends)
-    except DataError:
-        return None
-    same = all(
-        mine.tobytes() == np.asarray(dataset[row], dtype=dataset.dtype).tobytes()
-        for mine, row in zip(read, ends, strict=True)
-    )
-    return offset if same else None
 
 
 _OPEN: weakref.WeakSet[LibraryRows] = weakref.WeakSet()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fulltilt.data.batched import BatchedDataset
+from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.pipeline import apply_transform
 from fulltilt.errors import DataError
 
@@ -41,7 +41,7 @@ class MemoryImages(BatchedDataset):
     def __len__(self) -> int:
         return len(self.targets)
 
-    def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """A whole batch: (B, C, H, W) float32 and (B,) int64."""
         rows = torch.as_tensor(indices) % len(self)  # -1 is the last one
         return apply_transform(self.transform, self.images.index_select(0, rows), generator), self.targets[rows]

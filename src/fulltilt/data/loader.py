@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from fulltilt.data.batched import BatchedDataset
+from fulltilt.data.block_sampler import BlockSampler
 from fulltilt.data.collate import fast_collate, identity
-from fulltilt.data.sampler import EpochSampler
+from fulltilt.data.placement import place, plan_blocks
+from fulltilt.data.sampler import BatchOrder, EpochSampler
 from fulltilt.data.seeds import compute_seed
 from fulltilt.errors import DataError, UsageError
 
@@ -43,7 +46,9 @@ def build_loader(
         shuffle: A new order per epoch, see ``EpochSampler.set_epoch``.
         drop_last: Leave out the last batch when it is short.
         generator: Where torch draws the base seed of its workers from; its initial seed is the default of ``seed``.
-        options: Further keywords of DataLoader: num_workers, pin_memory, persistent_workers, prefetch_factor.
+        options: Further keywords of DataLoader: num_workers, pin_memory, persistent_workers, prefetch_factor; and
+            ``placement`` with ``placement_device``: where the rows lie, see ``place``. ``loader.dataset.source`` is
+            then the placed dataset.
         worker_options: ``threads``: intra-op threads per worker, None leaves torch's one.
         collate: Samples to a batch; switches whole-batch reads off.
         seed: Of order and augmentation; torch's own initial seed when neither it nor ``generator`` is given.
@@ -56,6 +61,10 @@ def build_loader(
     n_workers = options.get("num_workers", 0)
     if batch_size < 1 or n_workers < 0:
         raise UsageError(f"batch_size {batch_size} must be 1 or more, num_workers {n_workers} 0 or more")
+    placement, device = options.pop("placement", "stream"), options.pop("placement_device", torch.device("cpu"))
+    # With workers, torch's own thread pins.
+    is_pinned = device.type == "cuda" and bool(options.get("pin_memory")) and not n_workers
+    dataset = place(dataset, placement, device, is_pinned=is_pinned)
     common = {
         "batch_size": batch_size,
         "drop_last": drop_last,
@@ -67,17 +76,34 @@ def build_loader(
         return _build_quietly(dataset, collate_fn=collate or fast_collate, **common)
     if seed is None:
         seed = generator.initial_seed() if generator is not None else torch.initial_seed()
-    sampler = EpochSampler(_read_length(dataset), shuffle, seed, share_epoch=n_workers > 0)
+    sampler = _build_sampler(dataset, shuffle and placement == "block_shuffled", shuffle, seed, n_workers > 0)
     fetcher = BatchFetcher(dataset, seed=seed, epoch_cell=sampler.epoch_cell, whole_batches=collate is None)
     collate = collate or (identity if fetcher.has_whole_batches else fast_collate)
-    return _build_quietly(fetcher, sampler=sampler, collate_fn=collate, **common)
+    return _build_quietly(fetcher, kind=IndexedLoader, sampler=sampler, collate_fn=collate, **common)
 
 
-def _build_quietly(dataset: Dataset, **options: Any) -> DataLoader:
+def _build_sampler(dataset: Any, in_blocks: bool, shuffle: bool, seed: int, share_epoch: bool) -> EpochSampler:
+    if in_blocks:
+        blocks = plan_blocks(dataset)
+        return BlockSampler(blocks.edges, blocks.n_mixed, seed, share_epoch=share_epoch)
+    return EpochSampler(_read_length(dataset), shuffle, seed, share_epoch=share_epoch)
+
+
+def _build_quietly(dataset: Dataset, kind: type[DataLoader] = DataLoader, **options: Any) -> DataLoader:
     """Without torch's paragraph about more workers than cores: ``check`` says it in a line, ``tune`` measures it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        return DataLoader(dataset, **options)
+        return kind(dataset, **options)
+
+
+class IndexedLoader(DataLoader):
+    """Hands out batches of indices as arrays; a torch without this hook makes the same batches of Python numbers."""
+
+    @property
+    def _index_sampler(self) -> BatchOrder:
+        assert isinstance(self.sampler, EpochSampler)
+        assert self.batch_size is not None
+        return BatchOrder(self.sampler, self.batch_size, self.drop_last)
 
 
 class BatchFetcher(Dataset):
@@ -97,6 +123,8 @@ class BatchFetcher(Dataset):
         self.has_whole_batches = whole_batches and callable(getattr(source, "get_batch", None))
         self._seed, self._epoch_cell = seed, epoch_cell
         self._takes_generator = self.has_whole_batches and _takes_generator(source.get_batch)
+        self._takes_arrays = isinstance(source, BatchedDataset)  # a user's own gets the list that torch would give it
+        self._is_plain = self._takes_arrays and self.has_whole_batches and getattr(source, "transform", ...) is None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -104,8 +132,12 @@ class BatchFetcher(Dataset):
     def __getitem__(self, index: int) -> Any:
         return self.source[index]
 
-    def __getitems__(self, indices: list[int]) -> Any:
-        seed = compute_seed(self._seed, self._epoch_cell.item(), indices[0])
+    def __getitems__(self, indices: np.ndarray | list[int]) -> Any:
+        if self._is_plain:  # no transform that could draw
+            return self.source.get_batch(indices)
+        seed = compute_seed(self._seed, int(self._epoch_cell.item()), int(indices[0]))
+        if isinstance(indices, np.ndarray) and not self._takes_arrays:
+            indices = indices.tolist()
         if get_worker_info() is not None:
             _seed_process(seed)
         if self._takes_generator:

@@ -7,17 +7,14 @@ scattering delay and noise. Charges are Poisson counts; a sensor without charge 
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fulltilt.errors import DataError, StorageError, UsageError
+from fulltilt.data.new_file import check_name, check_room, new_file, reserve
+from fulltilt.errors import UsageError
 
 LABELS = ("energy_gev", "zenith_rad", "azimuth_rad", "x_m", "y_m", "z_m")
 INFO = (
@@ -31,7 +28,6 @@ _SPEED_M_PER_NS = 0.2998 / 1.32
 _ABSORPTION_M, _SCATTERING_NS_PER_M, _NOISE_NS = 120.0, 0.8, 3.0
 _CHARGE_PER_GEV, _SOFTENING_M2 = 40.0, 25.0
 _MAX_CHARGE = 1000.0  # where a sensor saturates
-_MARGIN_BYTES = 1 << 20
 
 
 def make_sensor_hdf5(
@@ -55,9 +51,8 @@ def make_sensor_hdf5(
         n_sensors: Sensors, 60 to a string on a hexagonal grid.
         seed: Of all randomness.
         with_info: Also write ``info (N, 9)``, the columns of ``INFO``.
-        chunk_rows: Rows per chunk. None writes plain contiguous arrays: a sample is then one read at a computed place,
-            without a chunk index or a chunk cache between. In rows of 41 KB, page-cached, on one thread: 183,000
-            random rows/s, against 61,000 in chunks of one row and 20,000 in chunks of 16.
+        chunk_rows: Rows per chunk. None writes plain contiguous arrays: a sample is then one piece of the file at a
+            computed place, without a chunk index or a chunk cache between; ``benchmarks/hdf5_loader.py`` times both.
         force: Replace an existing file.
         progress: Called with (events done, events) after each block.
 
@@ -67,21 +62,12 @@ def make_sensor_hdf5(
         UsageError: A number is out of range.
     """
     path = Path(path)
-    _check_request(path, n_samples, n_sensors, chunk_rows, force)
-    _check_room(path, estimate_bytes(n_samples, n_sensors, with_info=with_info))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    try:
-        _write_file(Path(temporary), n_samples, n_sensors, seed, with_info, chunk_rows, progress)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError where closing a file could not flush it
-        if not _says_no_room(error):
-            raise
-        raise StorageError(f"no space left for {path}; free some, or make fewer events than {n_samples}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
+    _check_request(n_samples, n_sensors, chunk_rows)
+    check_name(path, force=force)
+    remedy = f"make fewer events than {n_samples}"
+    check_room(path, estimate_bytes(n_samples, n_sensors, with_info=with_info), remedy=remedy)
+    with new_file(path, remedy=remedy) as temporary:
+        _write_file(temporary, n_samples, n_sensors, seed, with_info, chunk_rows, progress)
     return path
 
 
@@ -145,21 +131,18 @@ def _write_file(
     chunk_rows: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Lay out the whole file, reserve its blocks, then fill it.
-
-    HDF5 can crash the process when a flush meets a full disk; here the room is taken before it writes a row.
-    """
+    """Lay out the whole file, reserve its blocks, then fill it."""
     import h5py
 
     geometry_3S = build_geometry(n_sensors)
-    _reserve(path, estimate_bytes(n_samples, n_sensors, with_info=with_info))
+    reserve(path, estimate_bytes(n_samples, n_sensors, with_info=with_info))
     with h5py.File(path, "w") as file:
         for name, values in zip(("xpmt", "ypmt", "zpmt"), geometry_3S, strict=True):
             file.create_dataset(name, data=values)
         _create_tables(file, n_samples, n_sensors, with_info, chunk_rows)
         file.attrs["synthetic"] = True
         file.attrs["seed"] = seed
-    _reserve(path, path.stat().st_size)
+    reserve(path, path.stat().st_size)
     with h5py.File(path, "r+") as file:
         for first in range(0, n_samples, _BLOCK_ROWS):
             end = min(first + _BLOCK_ROWS, n_samples)
@@ -170,7 +153,6 @@ def _write_file(
                 file["info"][first:end] = _compute_info(first, x_N2S, label_N6)
             if progress is not None:
                 progress(end, n_samples)
-    _sync(path)
 
 
 def _create_tables(file: Any, n_samples: int, n_sensors: int, with_info: bool, chunk_rows: int | None) -> None:
@@ -200,50 +182,7 @@ def _build_hexagonal_grid(n_points: int) -> np.ndarray:
     return points[order[:n_points]]
 
 
-def _check_request(path: Path, n_samples: int, n_sensors: int, chunk_rows: int | None, force: bool) -> None:
+def _check_request(n_samples: int, n_sensors: int, chunk_rows: int | None) -> None:
     for name, value in (("n_samples", n_samples), ("n_sensors", n_sensors), ("chunk_rows", chunk_rows)):
         if value is not None and value < 1:
             raise UsageError(f"{name} {value} must be 1 or more")
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; give the name of a file in it")
-    if not path.parent.is_dir():
-        raise DataError(f"{path.parent} does not exist; make the folder first")
-    if path.exists() and not force:
-        raise DataError(f"{path} exists ({path.stat().st_size:,} bytes); give another name, or --force to replace it")
-
-
-def _check_room(path: Path, needed_bytes: int) -> None:
-    folder = os.statvfs(path.parent)
-    free_bytes = folder.f_bavail * folder.f_frsize
-    if needed_bytes + _MARGIN_BYTES > free_bytes:
-        raise StorageError(
-            f"{path} needs {needed_bytes / 2**30:.2f} GiB and {path.parent} has {free_bytes / 2**30:.2f} GiB free; "
-            f"free some, choose another place, or make fewer events"
-        )
-
-
-def _reserve(path: Path, n_bytes: int) -> None:
-    """Take the blocks of the file from the disk. Where a file system cannot, ``_check_room`` has to do."""
-    with path.open("r+b") as stream:
-        try:
-            os.posix_fallocate(stream.fileno(), 0, n_bytes)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
-
-
-def _says_no_room(error: BaseException) -> bool:
-    """h5py puts errno into the text only."""
-    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    text = str(error)
-    return getattr(error, "errno", None) in numbers or any(
-        f"errno = {number}," in text or os.strerror(number) in text for number in numbers
-    )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
 from torch.utils.data import Sampler
 
@@ -62,10 +63,14 @@ class EpochSampler(Sampler[int]):
         return self.n_samples - self.start_index
 
     def __iter__(self) -> Iterator[int]:
+        return iter(self.compute_order()[self.start_index :].tolist())
+
+    def compute_order(self) -> np.ndarray:
+        """(n_samples,) all indices of this epoch, those that were consumed already included."""
         if not self.shuffle:
-            return iter(range(self.start_index, self.n_samples))
+            return np.arange(self.n_samples)
         generator = torch.Generator().manual_seed(compute_seed(self.seed, self.epoch))
-        return iter(torch.randperm(self.n_samples, generator=generator)[self.start_index :].tolist())
+        return torch.randperm(self.n_samples, generator=generator).numpy()
 
     def state_dict(self) -> dict[str, int]:
         """Whole numbers only. ``start_index`` is where ``set_epoch`` put it: the caller counts what it consumed."""
@@ -90,3 +95,22 @@ class EpochSampler(Sampler[int]):
             )
         self.seed, self.shuffle = int(state["seed"]), bool(state["shuffle"])
         self.set_epoch(int(state["epoch"]), int(state["start_index"]))
+
+
+class BatchOrder:
+    """The order of a sampler in batches, each an array of indices: no Python number is made for a sample.
+
+    Stands in for torch's BatchSampler over the same sampler and yields the same batches.
+    """
+
+    def __init__(self, sampler: EpochSampler, batch_size: int, drop_last: bool):
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.sampler), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        order = self.sampler.compute_order()[self.sampler.start_index :]
+        for first in range(0, len(self) * self.batch_size, self.batch_size):
+            yield order[first : first + self.batch_size]

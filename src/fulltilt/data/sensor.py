@@ -6,18 +6,19 @@ perhaps ``info (N, 9)``, which training does not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fulltilt.data.batched import BatchedDataset
-from fulltilt.data.hdf5 import pick_rows, require_path, to_tensor
+from fulltilt.data.batched import Indices
+from fulltilt.data.hdf5 import pick_rows, require_path
 from fulltilt.data.hdf5_file import find_dataset, find_layouts, open_hdf5
 from fulltilt.data.hdf5_rows import build_rows
 from fulltilt.data.pipeline import Transform
+from fulltilt.data.rows_dataset import RowsDataset
 from fulltilt.data.splits import Split
 from fulltilt.errors import DataError
 
@@ -57,7 +58,7 @@ def sensor_hdf5(
     return SensorEvents(file, rows=rows, scale=scale, transform=transform if callable(transform) else None)
 
 
-class SensorEvents(BatchedDataset):
+class SensorEvents(RowsDataset):
     """Chosen events of a sensor file; safe to fork and to pickle.
 
     Attributes:
@@ -81,28 +82,24 @@ class SensorEvents(BatchedDataset):
         self.path, self.rows, self.scale, self.transform = path, rows, scale, transform
         self.n_sensors, self.n_labels = inputs.shape[2], labels.shape[1]
         self.sample_shape = (2, self.n_sensors)
-        self._inputs, self._labels = build_rows(inputs), build_rows(labels)
+        self.sources = build_rows(inputs), build_rows(labels)
         self.geometry = _read_geometry(path, self.n_sensors, scale)
         columns = LABEL_SCALE if self.n_labels == len(LABEL_SCALE) else (1.0,) * self.n_labels
         self._label_scale = torch.tensor(columns)
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def get_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """(B, 2, S) and (B, L) float32; a value that is not finite becomes 0.
 
         Raises:
             DataError: The file was cut, damaged or taken away since it was opened.
         """
-        rows = self.rows[np.asarray(indices)]
-        x_B2S, labels_BL = (to_tensor(source.read(rows)).float() for source in (self._inputs, self._labels))
+        x_B2S, labels_BL = (rows.float() for rows in self.read_rows(indices))
         x_B2S.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         labels_BL.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         if self.scale:
             x_B2S[:, 0].div_(CHARGE_SCALE)
             x_B2S[:, 1].clamp_(min=0).log1p_().div_(LOG_TIME_SCALE)
-            labels_BL.div_(self._label_scale)
+            labels_BL.div_(self._label_scale.to(labels_BL.device))
         if self.transform is not None:
             x_B2S = torch.stack([self.transform(x_2S) for x_2S in x_B2S])
         return x_B2S, labels_BL

@@ -10,6 +10,13 @@ import torch
 from torch import nn, optim
 from torch.utils.data import IterableDataset
 
+from fulltilt.data.placement import (
+    count_held_bytes,
+    count_mixed_blocks,
+    find_placements,
+    read_free_device_bytes,
+    read_free_ram_bytes,
+)
 from fulltilt.hardware import count_usable_cores, has_c_compiler, is_wsl
 from fulltilt.levers import Facts
 from fulltilt.levers.activation_checkpointing import count_blocks
@@ -52,6 +59,11 @@ def describe(model: nn.Module, dataset: Any, device: torch.device, machine: Mach
         n_samples=count_dataset(dataset),
         is_iterable=isinstance(dataset, IterableDataset),
         has_native_bf16=_has_native_bf16(device, capability),
+        placements=find_placements(dataset),
+        data_bytes=count_held_bytes(dataset),
+        free_ram_bytes=read_free_ram_bytes(),
+        free_device_bytes=read_free_device_bytes(device),
+        n_blocks_mixed=count_mixed_blocks(dataset),
     )
 
 

@@ -100,9 +100,7 @@ def run_memory_probe(run: Run) -> Measurement:
         n_steps=0,
         n_warmup_steps=0,
         memory_allocated_peak_gib=peak.total_gib,
-        null_reasons=dict.fromkeys(
-            (*names, *more, "steal_pct", "receive_ms"), "estimated on fake tensors, nothing ran"
-        ),
+        null_reasons=dict.fromkeys(missing, "estimated on fake tensors, nothing ran"),
     )
 
 

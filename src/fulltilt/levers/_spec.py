@@ -33,6 +33,13 @@ class Facts:
     is_iterable: bool | None = None  # an IterableDataset
     has_any_conv: bool | None = None  # convolutions of any dimension
     has_native_bf16: bool | None = None  # bf16 arithmetic in hardware, not emulated
+    placements: tuple[str, ...] | None = None  # values of the lever that this kind of dataset can take
+    data_bytes: int | None = None  # all rows of the training set held in memory; of datasets that are tables of rows
+    # Readings of the moment, left out of comparisons: what this process can still take of host memory, its control
+    # group's limit included, and of the device's (None on a CPU).
+    free_ram_bytes: int | None = dataclasses.field(default=None, compare=False)
+    free_device_bytes: int | None = dataclasses.field(default=None, compare=False)
+    n_blocks_mixed: int | None = None  # blocks in a window of block shuffle, None where that is a full shuffle
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -79,8 +79,13 @@ def build_space(
     batch_sizes: Sequence[int] | None = None,
     num_workers: Sequence[int] | None = None,
     free_batch: bool = False,
+    all_levers: bool = False,
 ) -> Space:
     """Axes by flag, then by the ``benchmark`` section, then by what the levers suggest for this machine.
+
+    Args:
+        all_levers: Where ``benchmark.levers`` is null, try every lever that leaves the recipe alone: for searches
+            whose cost does not grow with the grid.
 
     Raises:
         ConfigError: ``benchmark.levers`` names an unknown lever or a lever that has its own key.
@@ -96,7 +101,10 @@ def build_space(
     workers = num_workers if num_workers is not None else benchmark.num_workers_options
     axes["num_workers"] = _unique(workers) if workers else _suggest("num_workers", user, facts)
     axes |= _build_switch_axes(config, user, facts)
-    axes |= _read_further_axes(benchmark.levers, axes)
+    if benchmark.levers is not None:
+        axes |= _read_further_axes(benchmark.levers, axes)
+    elif all_levers:
+        axes |= _suggest_further_axes(user, facts, axes)
     return _drop_impossible(axes, user, facts, effective, tuple(notes))
 
 
@@ -157,6 +165,19 @@ def _read_further_axes(levers: Mapping[str, Sequence[Any]], taken: Mapping[str, 
             raise ConfigError(f"{name} has its own key; use benchmark.{own}", key=f"benchmark.levers.{name}")
         axes[name] = _unique(values)
     return axes
+
+
+def _suggest_further_axes(user: Plan, facts: Facts, taken: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Levers with more than one value that may help here; what the configuration switched off stays as it is."""
+    asked = {COUPLED, "num_workers", "precision", "pin_memory"}
+    found = {}
+    for name, lever in load_catalogue().items():
+        if name in asked or name in taken or "recipe" in lever.trades:
+            continue
+        values = _suggest(name, user, facts)
+        if len(values) > 1:
+            found[name] = values
+    return found
 
 
 def _suggest(name: str, user: Plan, facts: Facts) -> tuple[Any, ...]:

@@ -129,6 +129,7 @@ def _run(
             batch_sizes=options.batch_sizes,
             num_workers=options.num_workers,
             free_batch=options.free_batch,
+            all_levers=options.strategy == "model_first",
         )
         memory_gib = find_memory_gib(options, machine)
         limit_gib = None if memory_gib is None else memory_gib * recommend.MEMORY_SAFETY_PCT / 100

@@ -38,7 +38,7 @@ CHOICES = {
     "run.device": st.sampled_from(["auto", "cpu", "cuda:1", 2, [0, 1]]),
     "run.checkpoint_every": st.none() | st.sampled_from(["1 epoch", "500 steps"]),
     "benchmark.batch_sizes": st.none() | st.lists(st.integers(1, 99), min_size=1, max_size=4),
-    "benchmark.levers": st.sampled_from([{}, {"compile": [False, True]}, {"precision": ["fp32", "bf16"]}]),
+    "benchmark.levers": st.sampled_from([None, {}, {"compile": [False, True]}, {"precision": ["fp32", "bf16"]}]),
     "targets.response_s": st.none() | st.dictionaries(st.sampled_from(["p50", "p99"]), st.floats(0.01, 9), min_size=1),
 }
 

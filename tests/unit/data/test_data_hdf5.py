@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fulltilt.data import DATASETS, build_loader
-from fulltilt.data.hdf5_rows import DirectRows, LibraryRows, plan_runs
+from fulltilt.data.hdf5_mapped import MappedRows
+from fulltilt.data.hdf5_rows import LibraryRows, plan_runs
 from fulltilt.errors import ConfigError, DataError
 
 hdf5 = DATASETS["hdf5"]
@@ -42,8 +43,7 @@ def test_rows_come_in_the_order_asked_for_whatever_the_layout(tmp_path, layout):
         inputs, targets = dataset.get_batch(indices)
         assert np.array_equal(inputs.numpy(), x[indices])
         assert np.array_equal(targets.numpy(), y[indices])
-    expected = DirectRows if layout == "contiguous" else LibraryRows
-    assert type(dataset._inputs) is expected
+    assert type(dataset.sources[0]) is (LibraryRows if layout == "compressed" else MappedRows)
 
 
 @pytest.mark.parametrize("dtype", [">f4", "f2", "f8", "i2", "u1", "?"])
@@ -124,9 +124,8 @@ def test_workers_read_the_right_rows_after_the_parent_has_read(tmp_path, layout,
 def test_no_open_hdf5_handle_crosses_a_fork(tmp_path):
     write_file(tmp_path / "f.h5", **LAYOUTS["compressed"])
     dataset = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)
-    dataset._targets = LibraryRows(dataset._targets.layout)
-    dataset._targets.read([0])
-    dataset._inputs.read([1])
+    dataset.sources = tuple(LibraryRows(layout) for layout in dataset.layouts)
+    dataset.get_batch([0])
     assert count_descriptors(tmp_path / "f.h5") == 1  # HDF5 shares one descriptor per file
     parent, child = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(
@@ -167,7 +166,7 @@ def test_runs_of_neighbours_are_read_together():
 
 def test_a_chunk_is_decompressed_once_per_batch(tmp_path):
     write_file(tmp_path / "f.h5", n=64, chunks=(16, 3, 4), compression="gzip")
-    rows = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)._inputs
+    rows = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0).sources[0]
     reads = []
 
     class Counting:

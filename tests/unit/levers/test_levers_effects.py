@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 import torch
 import torch._inductor.config
@@ -14,8 +18,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
+from fulltilt.data import DATASETS
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.step import TrainStep
+from fulltilt.errors import DataError
 from fulltilt.levers import Facts, Setup, default_plan, find_obstacles, load_catalogue
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload
@@ -274,6 +280,42 @@ def see_accumulate() -> None:
             assert train(run)["n_calls"] == 3
             assert len(updates) == n_updates
             assert observe(run, "accumulate") == value
+
+
+def see_placement() -> None:
+    """Every value delivers the samples of the file, and the rows really lie where it says."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.h5"
+        images = np.random.default_rng(0).random((N_SAMPLES, 2, 6, 6), dtype=np.float32)
+        with h5py.File(path, "w") as file:
+            file["input"] = images
+            file["label"] = np.stack([np.arange(N_SAMPLES) % N_CLASSES, np.arange(N_SAMPLES)], axis=1)
+        for value in ("stream", "memory_map", "ram", "block_shuffled"):
+            _see_placement(value, path, images)
+    assert "use placement ram" in find_obstacles({"placement": "device"}, Facts(device_type="cpu"))[0]
+
+
+def _see_placement(value: str, path: Path, images: np.ndarray) -> None:
+    def dataset() -> Dataset:
+        return DATASETS["hdf5"](path=str(path), val_fraction=0)
+
+    with build(dataset=dataset, placement=value) as run:
+        assert observe(run, "placement") == value
+        batches = list(run.start_epoch(0))
+        rows = torch.cat([targets[:, 1] for _, targets in batches])
+        assert sorted(rows.tolist()) == list(range(N_SAMPLES))
+        assert np.array_equal(torch.cat([inputs for inputs, _ in batches]).numpy(), images[rows.numpy()])
+        assert train(run)["batch"] == 8
+        whole = path.read_bytes()
+        path.write_bytes(b"")
+        try:
+            if value == "ram":
+                assert len(list(run.start_epoch(1))) == 3, "nothing is read from the file any more"
+            elif value != "block_shuffled":  # whose window holds all of this small file
+                with pytest.raises(DataError, match="was cut"):
+                    list(run.start_epoch(1))
+        finally:
+            path.write_bytes(whole)
 
 
 def observe_setup(setup: Setup, name: str) -> Any:

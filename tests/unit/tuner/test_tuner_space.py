@@ -149,3 +149,26 @@ def test_canonical_plans_are_stable_and_free_of_obstacles(workers, persistent, p
     assert not find_obstacles(made, CPU)
     assert canonicalize(made, CPU) == made
     assert made["num_workers"] == workers
+
+
+def test_a_search_that_can_afford_it_tries_every_lever_that_may_help():
+    facts = Facts(device_type="cuda", n_cores_usable=4, compute_capability=(8, 0), has_conv=True, n_checkpointable=3)
+    space = build_space(config_from_values({}, base_dir="."), facts, all_levers=True)
+    further = {"compile", "channels_last", "activation_checkpointing", "cudnn_benchmark", "prefetch_factor"}
+    assert further | {"persistent_workers"} <= set(space.axes)
+    assert "accumulate" not in space.axes, "that is the recipe"
+    assert further.isdisjoint(build_space(config_from_values({}, base_dir="."), facts).axes)
+
+
+@pytest.mark.parametrize("levers", [{}, {"compile": [False, True]}])
+def test_levers_that_are_named_are_the_only_ones(levers):
+    facts = Facts(device_type="cuda", n_cores_usable=4, compute_capability=(8, 0), has_conv=True, n_checkpointable=3)
+    config = config_from_values({"benchmark": {"levers": levers}}, base_dir=".")
+    space = build_space(config, facts, all_levers=True)
+    assert set(space.axes) - {"batch_size", "num_workers", "precision", "pin_memory"} == set(levers)
+
+
+def test_what_cannot_apply_is_no_axis():
+    facts = Facts(device_type="cpu", n_cores_usable=4, has_conv=False, n_checkpointable=0, has_c_compiler=False)
+    space = build_space(config_from_values({}, base_dir="."), facts, all_levers=True)
+    assert {"compile", "channels_last", "activation_checkpointing", "cudnn_benchmark"}.isdisjoint(space.axes)

@@ -1,0 +1,103 @@
+"""A file that appears under its name only when it is complete, on a disk that may be full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from fulltilt.errors import DataError, StorageError
+
+_MARGIN_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def new_file(path: Path, *, remedy: str) -> Iterator[Path]:
+    """An empty file beside ``path`` to be written; it takes the name when the block ends without an error.
+
+    Args:
+        path: The name.
+        remedy: What to do about a disk without room, for the message.
+
+    Raises:
+        StorageError: The disk, the quota or the limit on file sizes had no room; nothing is left behind.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+        sync(path.parent)
+    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError where closing a file could not flush it
+        if not says_no_room(error):
+            raise
+        raise StorageError(f"no space left for {path}; free some, or {remedy}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def check_name(path: Path, *, force: bool) -> None:
+    """Whether a file may be made under this name.
+
+    Raises:
+        DataError: It is a folder, its folder is not there, or it exists and ``force`` is not set.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise DataError(f"{path.parent} does not exist; make the folder first")
+    if path.exists() and not force:
+        raise DataError(f"{path} exists ({path.stat().st_size:,} bytes); give another name, or --force to replace it")
+
+
+def check_room(path: Path, needed_bytes: int, *, remedy: str) -> None:
+    """Whether the disk has room now.
+
+    Raises:
+        StorageError: It has not; says what is needed and what is there.
+    """
+    folder = os.statvfs(path.parent)
+    free_bytes = folder.f_bavail * folder.f_frsize
+    if needed_bytes + _MARGIN_BYTES > free_bytes:
+        raise StorageError(
+            f"{path} needs {needed_bytes / 2**30:.2f} GiB and {path.parent} has {free_bytes / 2**30:.2f} GiB free; "
+            f"free some, choose another place, or {remedy}"
+        )
+
+
+def reserve(path: Path, n_bytes: int) -> None:
+    """Take the blocks of the file from the disk. Where a file system cannot, ``check_room`` has to do.
+
+    HDF5 can crash the process when a flush meets a full disk; a file whose room was taken before does not meet one.
+    """
+    with path.open("r+b") as stream:
+        try:
+            os.posix_fallocate(stream.fileno(), 0, n_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+
+
+def says_no_room(error: BaseException) -> bool:
+    """h5py puts errno into the text only."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    text = str(error)
+    return getattr(error, "errno", None) in numbers or any(
+        f"errno = {number}," in text or os.strerror(number) in text for number in numbers
+    )
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

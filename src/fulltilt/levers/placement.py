@@ -1,0 +1,139 @@
+"""placement: where the rows of the training set lie while it is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fulltilt.levers._spec import Facts, Lever, Setup
+
+PLACEMENTS = ("stream", "memory_map", "ram", "device", "block_shuffled")
+PREFERENCE = ("device", "ram", "memory_map", "block_shuffled", "stream")
+"""Fastest first."""
+MEMORY_SHARE = 0.5
+"""Of the free memory, for the rows: the rest is for the model, the batches, and what else the machine does."""
+
+_GIB = 2**30
+
+
+def _candidates(facts: Facts) -> tuple[str, ...]:
+    """What fits here and leaves the order of samples alone; ``block_shuffled`` has to be asked for by name."""
+    offered = facts.placements or ("stream",)
+    fitting = (value for value in PLACEMENTS[:-1] if value in offered and _explain_size(value, facts) is None)
+    return tuple(value for value in fitting if value != "device" or facts.device_type != "cpu")
+
+
+def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value not in PLACEMENTS:
+        return f"unknown placement; valid: {', '.join(PLACEMENTS)}"
+    if value == "device":
+        if facts.device_type == "cpu":
+            return "the device is the CPU, whose memory is ram; use placement ram"
+        if plan.get("num_workers"):
+            return "the training process gathers on the device and has nothing for data workers; set num_workers to 0"
+        if plan.get("pin_memory"):
+            return "batches are made on the device and are never copied there; set pin_memory to false"
+    if facts.placements is not None and value not in facts.placements:
+        return _explain_dataset(value, facts.placements)
+    return _explain_size(value, facts)
+
+
+def choose_placement(plan: Mapping[str, Any], facts: Facts) -> tuple[str, list[str]]:
+    """The fastest placement that fits beside the rest of ``plan``, and why those before it do not."""
+    reasons = []
+    for value in PREFERENCE:
+        reason = _guard(value, plan, facts) or _explain_cache(value, facts)
+        if reason is None:
+            return value, reasons
+        reasons.append(f"{value}: {reason}")
+    return "stream", reasons
+
+
+def _explain_cache(value: str, facts: Facts) -> str | None:
+    """A mapped file that the page cache cannot hold comes from the disk again every epoch, row by row."""
+    if value != "memory_map" or facts.data_bytes is None or facts.free_ram_bytes is None:
+        return None
+    if facts.data_bytes <= facts.free_ram_bytes:
+        return None
+    return (
+        f"the rows take {facts.data_bytes / _GIB:.2f} GiB and the page cache has {facts.free_ram_bytes / _GIB:.2f} GiB"
+    )
+
+
+def _explain_dataset(value: str, offered: tuple[str, ...]) -> str:
+    if offered == ("stream",):
+        return "the dataset is no table of rows in an HDF5 file; use placement stream"
+    if value == "memory_map":
+        return "the rows are compressed, or lie on a network file system; use ram, or `fulltilt data repack` first"
+    return f"the transforms of this dataset run in host memory; use {' or '.join(offered)}"
+
+
+def _explain_size(value: str, facts: Facts) -> str | None:
+    free_bytes = {"ram": facts.free_ram_bytes, "device": facts.free_device_bytes}.get(value)
+    if free_bytes is None or facts.data_bytes is None or facts.data_bytes <= MEMORY_SHARE * free_bytes:
+        return None
+    where, instead = ("device", "ram") if value == "device" else ("host", "memory_map or block_shuffled")
+    return (
+        f"the rows take {facts.data_bytes / _GIB:.2f} GiB and the {where} has {free_bytes / _GIB:.2f} GiB free, of "
+        f"which {MEMORY_SHARE:.0%} may go to rows; use placement {instead}"
+    )
+
+
+def _note(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value == "stream" and facts.placements is not None:
+        return _describe_choice(plan, facts)
+    if value != "block_shuffled" or not facts.n_blocks_mixed:
+        return None
+    ratio = 1 + (plan.get("batch_size", 1) - 1) / facts.n_blocks_mixed
+    return (
+        f"each batch comes out of {facts.n_blocks_mixed} blocks: where the file is sorted by what is learnt, batch "
+        f"means vary up to {ratio:.2f} times as much (in variance) as fully shuffled; in random order, as much"
+    )
+
+
+def _describe_choice(plan: Mapping[str, Any], facts: Facts) -> str | None:
+    choice, _ = choose_placement(plan, facts)
+    if choice == "stream" or facts.data_bytes is None:
+        return None
+    remedy = f"measure it with benchmark.levers {{placement: [stream, {choice}]}}"
+    return f"the rows take {facts.data_bytes / _GIB:.2f} GiB in memory, and placement {choice} could apply; {remedy}"
+
+
+def _apply(setup: Setup, value: str) -> None:
+    setup.loader_options["placement"] = value
+    setup.loader_options["placement_device"] = setup.device
+
+
+def _observe(setup: Setup) -> str:
+    """Where the tables that the loader reads say they lie; for block shuffle, that the order is one of blocks too."""
+    placement = getattr(getattr(setup.loader.dataset, "source", None), "placement", "stream")
+    if placement == "block_shuffled" and not hasattr(setup.loader.sampler, "n_mixed"):
+        return "block_shuffled tables in an order without blocks"
+    return placement
+
+
+LEVER = Lever(
+    name="placement",
+    key="data.placement",
+    type=Literal["stream", "memory_map", "ram", "device", "block_shuffled"],
+    default="stream",
+    summary="Where the rows of an HDF5 training set lie: in the file, mapped, in host memory, or on the device.",
+    doc=(
+        "stream reads every batch from the file and keeps at most 256 MiB of it mapped. memory_map keeps all of it "
+        "mapped: as fast as memory once the pages are in the page cache, and the system may take them back. ram reads "
+        "the file once and gathers batches from memory, into page-locked memory where pin_memory is on and there are "
+        "no workers. device holds all rows on the GPU and gathers them there: no copy per batch. block_shuffled "
+        "reads whole blocks in random order and shuffles within a window of them: for files that are compressed or "
+        "larger than memory; it changes the order of samples (fulltilt.data.block_sampler derives by how much). Every "
+        "data worker keeps a window of its own. Figures by layout: benchmarks/hdf5_loader.py."
+    ),
+    trades=("speed", "memory", "recipe"),
+    stage="loader",
+    restart=False,
+    candidates=_candidates,
+    guard=_guard,
+    note=_note,
+    apply=_apply,
+    observe=_observe,
+    complexity=lambda value: float(PLACEMENTS.index(value)),
+)

@@ -1,0 +1,85 @@
+"""``fulltilt data``: what a user types and sees."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from fulltilt.cli import run_command
+
+
+@pytest.fixture
+def path(tmp_path):
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        x = np.random.default_rng(0).random((800, 64, 4), dtype=np.float32)
+        file.create_dataset("input", data=x, chunks=(200, 64, 4), compression="gzip")
+        file["label"] = np.arange(800)
+    return tmp_path / "f.h5"
+
+
+def test_inspect_prints_tables_and_a_command_that_works(path, tmp_path, capsys):
+    assert run_command(["data", "inspect", str(path), "--seconds", "0.05"]) == 0
+    out = capsys.readouterr().out
+    for word in ("input", "(800, 64, 4)", "gzip", "rows/s", "random batches", "whole blocks, shuffled", "in order"):
+        assert word in out
+    assert "warm figures" in out or "cannot be told" in out
+    command = next(line.split() for line in out.splitlines() if line.strip().startswith("fulltilt data repack"))
+    assert run_command(command[1:]) == 0
+    said = capsys.readouterr().out
+    assert "800 rows of input, label" in said
+    assert "every row was read back and is equal" in said
+    with h5py.File(path) as before, h5py.File(tmp_path / "f.repacked.h5") as after:
+        assert np.array_equal(before["input"][:], after["input"][:])
+        assert after["input"].chunks is None
+
+
+def test_inspect_writes_json_alone_to_stdout(path, capsys):
+    words = [
+        "data",
+        "inspect",
+        str(path),
+        "--seconds",
+        "0.05",
+        "--dataset",
+        "label",
+        "--batch-size",
+        "50",
+        "--json",
+        "-",
+    ]
+    assert run_command(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["version"] == 1
+    assert document["batch_size"] == 50
+    label = next(report for report in document["datasets"] if report["name"] == "label")
+    assert {rate["access"] for rate in label["rates"]} >= {"random", "sequential"}
+    assert label["rates"][0]["rows_per_s"] > 0
+
+
+def test_repack_takes_chunks_and_compression(path, tmp_path, capsys):
+    words = ["data", "repack", str(path), str(tmp_path / "out.h5"), "--chunk-rows", "16", "--compression", "lzf"]
+    assert run_command(words) == 0
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert (file["input"].chunks, file["input"].compression) == ((16, 64, 4), "lzf")
+    assert run_command(words) == 2
+    assert "--force to replace it" in capsys.readouterr().err
+    assert run_command([*words, "--force"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inspect", "none.h5"], "does not exist"),
+        (["inspect", "{path}", "--dataset", "inputs"], "did you mean input?"),
+        (["inspect", "{path}", "--seconds", "0"], "--seconds 0 must lie above 0"),
+        (["repack", "{path}", "{path}", "--force"], "is the file to be read"),
+        (["repack", "{path}", "{path}.new", "--chunk-rows", "0"], "chunk_rows 0 must be 1 or more"),
+        (["make", "{path}", "--n-samples", "0"], "must both be 1 or more"),
+    ],
+)
+def test_mistakes_end_with_2_and_say_what_to_do(path, capsys, words, message):
+    assert run_command(["data", *(word.format(path=path) for word in words)]) == 2
+    assert message in capsys.readouterr().err

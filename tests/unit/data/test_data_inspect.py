@@ -1,0 +1,122 @@
+"""What ``inspect`` says of a file, and that it measured it."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from fulltilt.data import hdf5_inspect, inspect_hdf5
+from fulltilt.data.hdf5_file import find_layouts
+from fulltilt.data.hdf5_rates import drop_cache, read_cached_pct
+from fulltilt.errors import DataError, UsageError
+
+ACCESSES = ["random", "block_shuffled", "sequential", "random_row_by_row"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    x = np.random.default_rng(0).random((2000, 64, 4), dtype=np.float32)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["whole"] = x
+        file.create_dataset("cut", data=x[:1900], chunks=(500, 8, 1))
+        file.create_dataset("packed", data=x[:1000], chunks=(250, 64, 4), compression="gzip", shuffle=True)
+        file["names"] = ["a"] * 5
+        file["g/label"] = np.arange(2000)
+    return tmp_path / "f.h5"
+
+
+def inspect(path, *names, **options):
+    return {r.name: r for r in inspect_hdf5(path, names, seconds=0.05, batch_size=100, **options).datasets}
+
+
+def test_layouts_are_described_and_the_largest_is_measured(path):
+    reports = inspect(path)
+    assert reports.keys() == {"whole", "cut", "packed", "names", "g/label"}
+    cut = reports["cut"]
+    assert (cut.shape, cut.dtype, cut.chunks, cut.filters) == ((1900, 64, 4), "float32", (500, 8, 1), ())
+    assert (cut.row_bytes, cut.chunk_rows, cut.n_chunks_a_row) == (1024, 500, 32)
+    assert reports["packed"].filters == ("shuffle", "gzip")
+    assert reports["packed"].stored_bytes < reports["packed"].n_bytes == 1000 * 1024
+    assert [name for name, report in reports.items() if report.rates] == ["whole"]
+    assert reports["names"].null_reasons == {"rates": "not measured: name it with --dataset"}
+    assert reports["whole"].advice == "every row is one piece of the file: nothing to repack"
+    assert reports["whole"].command is None
+
+
+def test_every_way_of_reading_is_timed_over_rows_that_were_read(path):
+    reports = inspect(path, "packed", "cut", "g/label")
+    for name in ("packed", "cut", "g/label"):
+        report = reports[name]
+        assert [rate.access for rate in report.rates] == ACCESSES
+        for rate in report.rates:
+            assert rate.n_rows >= rate.rows_a_read >= 1
+            assert rate.seconds >= 0.05
+            assert rate.rows_per_s == pytest.approx(rate.n_rows / rate.seconds)
+    assert reports["packed"].reader == "h5py"
+    assert reports["cut"].reader == "mapped"
+    assert reports["whole"].rates == ()
+
+
+def test_a_file_that_is_slow_gets_a_repack_that_was_tried(path):
+    report = inspect(path, "packed")["packed"]
+    assert report.get_rate("random") < report.get_rate("block_shuffled")
+    assert report.repacked_random_rows_per_s > 1.5 * report.get_rate("random")
+    assert "takes 250 times its bytes through shuffle + gzip" in report.advice
+    assert report.command == f"fulltilt data repack {path} {path.with_name('f.repacked.h5')}"
+
+
+def test_a_repack_that_would_not_help_is_not_advised(path, monkeypatch):
+    monkeypatch.setattr(hdf5_inspect, "_WORTH", 1e9)
+    report = inspect(path, "packed")["packed"]
+    assert report.command is None
+    assert report.advice.endswith("leave it")
+
+
+def test_cold_measurements_start_without_the_file_in_memory(path):
+    report = inspect(path, "whole")["whole"]
+    if report.cached_before_pct is None:
+        pytest.skip("this file system does not tell what is in the page cache")
+    assert report.cached_before_pct == 100, "just written"
+    drop_cache(path)
+    assert read_cached_pct(find_layouts(path, ["whole"])[0]) < 50
+    again = inspect_hdf5(path, ["whole"], seconds=5, batch_size=100, cold=True)
+    assert again.is_cold
+    assert all(rate.n_rows <= 2000 for rate in again.datasets[-1].rates), "no row twice"
+
+
+def test_a_batch_that_would_take_too_long_is_made_smaller(path, monkeypatch):
+    slow = hdf5_inspect.build_rows
+
+    def build_slow(layout):
+        rows = slow(layout)
+        monkeypatch.setattr(type(rows), "read", slow_down(type(rows).read))
+        return rows
+
+    monkeypatch.setattr(hdf5_inspect, "build_rows", build_slow)
+    report = inspect(path, "packed")["packed"]
+    assert max(rate.rows_a_read for rate in report.rates if rate.access == "random") <= 20
+
+
+def slow_down(read):
+    import time
+
+    def reading(self, indices):
+        time.sleep(0.01 * len(indices))
+        return read(self, indices)
+
+    return reading
+
+
+def test_files_and_names_that_cannot_be_inspected(path, tmp_path):
+    with pytest.raises(DataError, match="hole is not in it; did you mean whole"):
+        inspect_hdf5(path, ["hole"])
+    with pytest.raises(UsageError, match="batch_size 0"):
+        inspect_hdf5(path, batch_size=0)
+    (tmp_path / "cut.h5").write_bytes(path.read_bytes()[:50_000])
+    with pytest.raises(DataError, match="truncated"):
+        inspect_hdf5(tmp_path / "cut.h5")
+    with h5py.File(tmp_path / "bare.h5", "w") as file:
+        file["x"] = 3.0
+    with pytest.raises(DataError, match="no dataset with rows"):
+        inspect_hdf5(tmp_path / "bare.h5")

@@ -1,0 +1,199 @@
+"""Placements: the same samples in the same order wherever the rows lie, in every kind of process."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from fulltilt.data import DATASETS, build_loader, count_held_bytes, find_placements, make_sensor_hdf5, place
+from fulltilt.data import placement as placement_module
+from fulltilt.data.hdf5_rows import LibraryRows
+from fulltilt.data.held_rows import find_held_type, hold_rows
+from fulltilt.data.placement import count_mixed_blocks, plan_blocks
+from fulltilt.data.windowed_rows import WindowedRows
+from fulltilt.errors import DataError
+
+CPU = torch.device("cpu")
+N = 300
+
+
+def write_file(path, dtype="f4", **layout):
+    x = np.random.default_rng(0).integers(0, 50, (N, 6, 4)).astype(dtype)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("input", data=x, **layout)
+        file["label"] = np.arange(N)
+    return x
+
+
+@pytest.fixture
+def plain(tmp_path):
+    write_file(tmp_path / "plain.h5")
+    return DATASETS["hdf5"](path=str(tmp_path / "plain.h5"), val_fraction=0.1)
+
+
+@pytest.fixture
+def packed(tmp_path):
+    write_file(tmp_path / "packed.h5", chunks=(8, 6, 4), compression="gzip")
+    return DATASETS["hdf5"](path=str(tmp_path / "packed.h5"), val_fraction=0.1)
+
+
+def load(dataset, placement, *, start=0, epoch=1, **options):
+    given = {"placement": placement, "placement_device": CPU, **options}
+    loader = build_loader(dataset, batch_size=16, shuffle=True, drop_last=False, seed=4, options=given)
+    loader.sampler.set_epoch(epoch, start)
+    return list(loader)
+
+
+def assert_equal(batches, expected):
+    for (inputs, targets), (x, y) in zip(batches, expected, strict=True):
+        assert torch.equal(inputs, x)
+        assert torch.equal(targets, y)
+        assert inputs.dtype == x.dtype
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("placement", ["memory_map", "ram", "device"])
+def test_batches_are_those_of_the_stream(plain, placement, workers):
+    assert_equal(load(plain, placement, num_workers=workers), load(plain, "stream"))
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("placement", ["stream", "memory_map", "ram", "block_shuffled"])
+def test_workers_of_every_start_method_deliver_the_same(request, placement, context):
+    kind = "packed" if placement in ("stream", "block_shuffled") else "plain"
+    dataset = request.getfixturevalue(kind)
+    dataset.get_batch([0])  # the parent has the file open
+    expected = load(dataset, placement)
+    assert_equal(load(dataset, placement, num_workers=2, multiprocessing_context=context), expected)
+    dataset.get_batch([1])
+
+
+def test_sensor_events_are_scaled_alike_wherever_they_lie(tmp_path):
+    path = make_sensor_hdf5(tmp_path / "s.h5", 80, 60, chunk_rows=8)
+    dataset = DATASETS["sensor_hdf5"](path=str(path))
+    expected = load(dataset, "stream")
+    for placement in ("memory_map", "ram", "device"):
+        assert_equal(load(dataset, placement), expected)
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed"])
+def test_block_shuffle_delivers_every_sample_once_and_resumes(request, monkeypatch, kind):
+    monkeypatch.setattr(placement_module, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(placement_module, "WINDOW_BYTES", 20_000)
+    dataset = request.getfixturevalue(kind)
+    assert len(plan_blocks(dataset).edges) > 10
+    whole = load(dataset, "block_shuffled")
+    rows = torch.cat([targets for _, targets in whole])
+    assert sorted(rows.tolist()) == dataset.rows.tolist()
+    for inputs, targets in whole:
+        assert torch.equal(inputs, dataset.get_batch(np.searchsorted(dataset.rows, targets.numpy()))[0])
+    assert_equal(load(dataset, "block_shuffled", start=96), whole[6:])
+    assert not torch.equal(torch.cat([t for _, t in load(dataset, "block_shuffled", epoch=2)]), rows)
+
+
+def test_block_shuffle_reads_every_block_of_the_file_once_an_epoch(packed, monkeypatch):
+    monkeypatch.setattr(placement_module, "BLOCK_BYTES", 800)
+    monkeypatch.setattr(placement_module, "WINDOW_BYTES", 9000)
+    reads = []
+    source = packed.sources[0]
+    monkeypatch.setattr(type(source), "read", count_reads(type(source).read, reads))
+    blocks = plan_blocks(packed)
+    assert blocks.block_rows == 8
+    load(packed, "block_shuffled")
+    assert sorted(reads) == list(range(0, N, 8))
+    reads.clear()
+    load(packed, "stream")
+    assert len(reads) == 17
+
+
+def count_reads(read, reads):
+    def counting(self, indices):
+        if self.layout.name == "/input":
+            reads.append(int(min(indices)))
+        return read(self, indices)
+
+    return counting
+
+
+def test_an_order_without_blocks_does_not_thrash_the_window(plain):
+    rows = WindowedRows(plain.sources[0], block_rows=10, n_kept=3)
+    indices = np.random.default_rng(0).permutation(N)
+    assert np.array_equal(rows.read(indices), plain.sources[0].read(indices))
+    for first in range(0, N, 7):
+        few = np.arange(first, min(first + 7, N))[::-1]
+        assert np.array_equal(rows.read(few), plain.sources[0].read(few))
+
+
+def test_unshuffled_block_placement_keeps_the_order_of_the_file(plain):
+    loader = build_loader(
+        plain, batch_size=50, shuffle=False, drop_last=False, seed=0, options={"placement": "block_shuffled"}
+    )
+    assert torch.cat([targets for _, targets in loader]).tolist() == plain.rows.tolist()
+
+
+def test_what_a_dataset_can_be_placed_as(tmp_path, plain, packed):
+    assert find_placements(plain) == ("stream", "block_shuffled", "ram", "memory_map", "device")
+    assert find_placements(packed) == ("stream", "block_shuffled", "ram", "device")
+    assert find_placements(DATASETS["digits"]()) == ("stream",)
+    pixels = np.zeros((20, 3, 8, 8), np.uint8)
+    with h5py.File(tmp_path / "p.h5", "w") as file:
+        file["input"], file["label"] = pixels, np.arange(20)
+    images = DATASETS["hdf5"](path=str(tmp_path / "p.h5"), transform="random_flip")
+    assert "device" not in find_placements(images)
+    with pytest.raises(DataError, match="device cannot apply to Hdf5Dataset; it can be stream, block_shuffled, ram"):
+        place(images, "device", CPU)
+
+
+def test_placing_says_where_rows_lie_and_leaves_the_dataset_as_it_is(plain, packed):
+    for dataset, placements in ((plain, ("memory_map", "ram", "block_shuffled")), (packed, ("ram", "block_shuffled"))):
+        for placement in placements:
+            assert place(dataset, placement, CPU).placement == placement
+        assert dataset.placement == "stream"
+        assert len(dataset.rows) == 270
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "u1", "u2", "i1", "i4", "?"])
+def test_rows_held_are_the_rows_of_the_file_in_the_smallest_type(tmp_path, dtype):
+    write_file(tmp_path / "f.h5", dtype=dtype, chunks=(7, 6, 4), compression="lzf")
+    dataset = DATASETS["hdf5"](path=str(tmp_path / "f.h5"), val_fraction=0.1)
+    held = place(dataset, "ram", CPU)
+    indices = [5, 200, 5, 0, 269]
+    assert torch.equal(held.get_batch(indices)[0], dataset.get_batch(indices)[0])
+    tables = [source.table for source in held.sources]
+    assert count_held_bytes(dataset) == sum(table.numel() * table.element_size() for table in tables)
+    assert tables[0].element_size() == {"f8": 4, "u2": 8}.get(dtype, np.dtype(dtype).itemsize)
+    assert tables[0].dtype == find_held_type(np.dtype(dtype))
+
+
+def test_holding_decompresses_every_chunk_once(packed, monkeypatch):
+    reads = []
+    monkeypatch.setattr("fulltilt.data.held_rows._BLOCK_BYTES", 2000)
+    monkeypatch.setattr(LibraryRows, "read", count_reads(LibraryRows.read, reads))
+    hold_rows(packed.sources[0], packed.rows, CPU)
+    assert len({first // 16 for first in reads}) == len(reads) == 19
+
+
+@pytest.mark.parametrize("placement", ["stream", "ram", "block_shuffled"])
+def test_a_collate_function_of_the_users_own_gets_samples(plain, placement):
+    loader = build_loader(
+        plain,
+        batch_size=4,
+        shuffle=False,
+        drop_last=True,
+        options={"placement": placement},
+        collate=lambda samples: [(tuple(inputs.shape), int(target)) for inputs, target in samples],
+    )
+    assert next(iter(loader)) == [((6, 4), row) for row in plain.rows[:4]]
+
+
+def test_blocks_say_how_far_from_a_full_shuffle_they_are(plain, monkeypatch):
+    assert "100 % of all pairs" in plan_blocks(plain).describe(64)
+    assert count_mixed_blocks(plain) is None, "one window: a full shuffle"
+    monkeypatch.setattr(placement_module, "BLOCK_BYTES", 96 * 10)
+    monkeypatch.setattr(placement_module, "WINDOW_BYTES", 96 * 10 * 10)
+    words = plan_blocks(plain).describe(16)
+    assert "30 blocks of 10 rows, 5 mixed at a time" in words
+    assert "18.2 % of all pairs" in words
+    assert count_mixed_blocks(plain) == 5

@@ -1,0 +1,212 @@
+"""Repacking: the same file with its samples laid out anew, or nothing at all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import h5py
+import numpy as np
+import pytest
+
+from fulltilt.data import hdf5_repack, repack_hdf5
+from fulltilt.errors import DataError, StorageError, UsageError
+
+N = 150
+
+
+@pytest.fixture
+def source(tmp_path):
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        x = rng.random((N, 40, 5), dtype=np.float32)
+        file.create_dataset("input", data=x, chunks=(37, 7, 2), compression="gzip", shuffle=True)
+        file["input"].attrs["unit"] = "V"
+        file["input"].attrs["scale"] = np.arange(3, dtype=">i2")
+        file["label"] = np.arange(N)
+        file.create_dataset("g/mask", data=rng.random((N, 3)) < 0.5)
+        file["g/swapped"] = np.arange(N, dtype=">f8")
+        file["g"].attrs["note"] = "a group"
+        file.create_dataset("pairs", data=np.zeros(N, np.dtype([("a", "f4"), ("b", "i8")])))
+        file["names"] = [f"row {i}" for i in range(N)]
+        file["positions"] = rng.random((7, 3))
+        file["nothing"] = h5py.Empty("f4")
+        file["other"] = file["input"]
+        file["soft"] = h5py.SoftLink("/g/mask")
+        file["elsewhere"] = h5py.ExternalLink("other.h5", "/x")
+        file.attrs["made"] = "for a test"
+    return tmp_path / "in.h5"
+
+
+def read_everything(path):
+    """Values, types, attributes and links of a file."""
+    found = {}
+    with h5py.File(path) as file:
+        for name in ("input", "label", "g/mask", "g/swapped", "pairs", "names", "positions", "other", "soft"):
+            found[name] = (file[name].dtype, file[name][:].tobytes() if name != "names" else file[name][:].tolist())
+        found["nothing"] = file["nothing"].shape
+        found["links"] = [type(file.get(name, getlink=True)).__name__ for name in ("soft", "elsewhere")]
+        found["one object"] = file["other"] == file["input"]
+        for name in ("/", "g", "input"):
+            found[f"attributes of {name}"] = {key: str(value) for key, value in file[name].attrs.items()}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "chunks", "filter_name"),
+    [
+        ({}, None, None),
+        ({"chunk_rows": 8}, (8, 40, 5), None),
+        ({"compression": "gzip"}, (N, 40, 5), "gzip"),
+        ({"compression": "lzf", "chunk_rows": 16}, (16, 40, 5), "lzf"),
+    ],
+)
+def test_everything_is_there_again_and_samples_lie_as_asked(
+    source, tmp_path, monkeypatch, options, chunks, filter_name
+):
+    monkeypatch.setattr(hdf5_repack, "_BLOCK_BYTES", 40_000)  # several blocks
+    done = repack_hdf5(source, tmp_path / "out.h5", **options)
+    assert read_everything(tmp_path / "out.h5") == read_everything(source)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert (file["input"].chunks, file["input"].compression) == (chunks, filter_name)
+        assert (file["label"].chunks is None) is (chunks is None)
+        assert file["positions"].chunks is None
+        assert file["input"].attrs["scale"].dtype == np.dtype(">i2")
+    assert set(done.datasets) == {"input", "label", "g/mask", "g/swapped", "pairs"}
+    assert done.n_rows == N
+    assert done.target_bytes == (tmp_path / "out.h5").stat().st_size < 400_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.h5", "out.h5"]
+
+
+def test_progress_counts_writing_and_reading_back(source, tmp_path):
+    told = []
+    repack_hdf5(source, tmp_path / "out.h5", progress=lambda done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1]
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_names_that_are_taken_or_the_same_are_refused(source, tmp_path):
+    (tmp_path / "link.h5").symlink_to(source)
+    for target in (source, tmp_path / "link.h5"):
+        with pytest.raises(UsageError, match="is the file to be read"):
+            repack_hdf5(source, target, force=True)
+    (tmp_path / "out.h5").write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"exists \(4 bytes\).*--force"):
+        repack_hdf5(source, tmp_path / "out.h5")
+    assert (tmp_path / "out.h5").read_bytes() == b"mine"
+    repack_hdf5(source, tmp_path / "out.h5", force=True)
+    assert read_everything(tmp_path / "out.h5") == read_everything(source)
+    with pytest.raises(DataError, match="does not exist; make the folder first"):
+        repack_hdf5(source, tmp_path / "none" / "out.h5")
+    with pytest.raises(UsageError, match="chunk_rows 0 must be 1 or more"):
+        repack_hdf5(source, tmp_path / "other.h5", chunk_rows=0)
+
+
+def test_files_that_cannot_be_repacked(tmp_path):
+    path = tmp_path / "in.h5"
+    with h5py.File(path, "w") as file:
+        file["names"] = ["a", "b"]
+    with pytest.raises(DataError, match="no dataset with rows of a fixed size"):
+        repack_hdf5(path, tmp_path / "out.h5")
+    with h5py.File(path, "w") as file:
+        file["x"], file["scale"] = np.zeros((5, 2)), np.arange(5)
+        file["scale"].make_scale("s")
+        file["x"].dims[0].attach_scale(file["scale"])
+    with pytest.raises(DataError, match=r"attribute REFERENCE_LIST of /scale.*h5repack"):
+        repack_hdf5(path, tmp_path / "out.h5")
+    assert [file.name for file in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_a_damaged_chunk_is_said_and_leaves_nothing(source, tmp_path):
+    with h5py.File(source) as file:
+        chunk = file["input"].id.get_chunk_info(20)
+    with source.open("r+b") as stream:
+        stream.seek(chunk.byte_offset + 30)
+        stream.write(b"\xff" * 40)
+    with pytest.raises(DataError, match=r"in\.h5: input cannot be read at row \d+ .*damaged"):
+        repack_hdf5(source, tmp_path / "out.h5")
+    assert [file.name for file in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_a_row_that_comes_back_different_leaves_nothing(source, tmp_path, monkeypatch):
+    write_rows = hdf5_repack._write_rows
+
+    def write_and_damage(path, file, temporary, plan, report):
+        checksum = write_rows(path, file, temporary, plan, report)
+        with h5py.File(temporary, "r+") as target:
+            target["label"][77] += 1
+        return checksum
+
+    monkeypatch.setattr(hdf5_repack, "_write_rows", write_and_damage)
+    with pytest.raises(DataError, match="differ from what was written"):
+        repack_hdf5(source, tmp_path / "out.h5")
+    assert [file.name for file in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_an_interrupt_leaves_nothing(source, tmp_path):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repack_hdf5(source, tmp_path / "out.h5", progress=interrupt)
+    assert [file.name for file in tmp_path.iterdir()] == ["in.h5"]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_disk_without_room_leaves_nothing_and_says_so(source, tmp_path, compression):
+    script = """
+        import resource, signal, sys
+        from fulltilt.data import repack_hdf5
+        from fulltilt.errors import StorageError
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            repack_hdf5(sys.argv[1], sys.argv[2], compression=sys.argv[3])
+        except StorageError as error:
+            print(error)
+            sys.exit(9)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(source), str(tmp_path / "out.h5"), compression],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (9, "")
+    assert "no space left for" in done.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_room_that_is_not_there_is_said_before_anything_is_written(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(hdf5_repack, "_HEADROOM_BYTES", 1 << 60)
+    with pytest.raises(StorageError, match=r"needs \d+\.\d+ GiB and .* GiB free"):
+        repack_hdf5(source, tmp_path / "out.h5")
+    assert [file.name for file in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_memory_stays_at_a_block(tmp_path):
+    """A file of 200 MiB through a process that may not take 200 MiB more than it has when it starts."""
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        table = file.create_dataset("x", (51_200, 1024), dtype="f4", chunks=(512, 32))
+        for first in range(0, 51_200, 5120):
+            table[first : first + 5120] = np.random.default_rng(first).random((5120, 1024), dtype=np.float32)
+    script = """
+        import sys
+        from pathlib import Path
+        from fulltilt.data import repack_hdf5
+
+        def read_peak():
+            return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024
+
+        import h5py
+        before = read_peak()
+        repack_hdf5(sys.argv[1], sys.argv[2])
+        print(read_peak() - before)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "in.h5"), str(tmp_path / "out.h5")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < 128

@@ -1,0 +1,133 @@
+"""placement: what fits, what is refused and why, and where rows lie on a GPU."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fulltilt.data import DATASETS
+from fulltilt.engine.build import build_run
+from fulltilt.engine.step import TrainStep
+from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, load_catalogue
+from fulltilt.levers.placement import choose_placement
+from fulltilt.measure import NullTimer
+from fulltilt.tasks import Workload
+
+LEVER = load_catalogue()["placement"]
+GIB = 2**30
+ALL = ("stream", "block_shuffled", "ram", "memory_map", "device")
+
+
+def make_facts(**changes):
+    given = {
+        "device_type": "cuda",
+        "placements": ALL,
+        "data_bytes": 7 * GIB,
+        "free_ram_bytes": 64 * GIB,
+        "free_device_bytes": 24 * GIB,
+        "n_blocks_mixed": 64,
+    }
+    return Facts(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ("stream", "memory_map", "ram", "device")),
+        ({"free_device_bytes": 12 * GIB}, ("stream", "memory_map", "ram")),
+        ({"free_device_bytes": 12 * GIB, "free_ram_bytes": 13 * GIB}, ("stream", "memory_map")),
+        ({"placements": ("stream", "block_shuffled", "ram")}, ("stream", "ram")),
+        ({"placements": ("stream",), "data_bytes": None}, ("stream",)),
+        ({"device_type": "cpu", "free_device_bytes": None}, ("stream", "memory_map", "ram")),
+    ],
+)
+def test_candidates_are_what_fits_and_leaves_the_order_alone(changes, expected):
+    facts = make_facts(**changes)
+    assert LEVER.candidates(facts) == expected
+    for value in expected:
+        assert find_obstacles(default_plan({"placement": value}), facts) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes", "words"),
+    [
+        ({"placement": "ram"}, {"free_ram_bytes": 12 * GIB}, "take 7.00 GiB and the host has 12.00 GiB free, of which"),
+        ({"placement": "ram"}, {"free_ram_bytes": 12 * GIB}, "use placement memory_map or block_shuffled"),
+        ({"placement": "device"}, {"free_device_bytes": 8 * GIB}, "the device has 8.00 GiB free, of which 50%"),
+        ({"placement": "device"}, {"device_type": "cpu"}, "use placement ram"),
+        ({"placement": "device", "num_workers": 2}, {}, "set num_workers to 0"),
+        ({"placement": "device", "pin_memory": True}, {}, "set pin_memory to false"),
+        ({"placement": "ram"}, {"placements": ("stream",)}, "no table of rows"),
+        ({"placement": "memory_map"}, {"placements": ("stream", "ram")}, "are compressed"),
+        ({"placement": "device"}, {"placements": ("stream", "ram")}, "run in host memory; use stream or ram"),
+        ({"placement": "disk"}, {}, "valid: stream, memory_map, ram, device, block_shuffled"),
+    ],
+)
+def test_values_that_cannot_apply_say_why_with_figures(plan, changes, words):
+    reasons = find_obstacles(default_plan(plan), make_facts(**changes))
+    assert len(reasons) == 1
+    assert words in reasons[0]
+
+
+def test_what_is_not_known_yet_passes():
+    for value in ("stream", "memory_map", "ram", "device", "block_shuffled"):
+        assert find_obstacles(default_plan({"placement": value}), Facts(device_type="cuda")) == []
+
+
+def test_block_shuffle_says_how_far_from_a_full_shuffle_it_can_be():
+    notes = find_notes(default_plan({"placement": "block_shuffled", "batch_size": 257}), make_facts())
+    assert "64 blocks" in notes[0]
+    assert "up to 5.00 times" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "plan", "expected", "n_refused"),
+    [
+        ({}, {}, "device", 0),
+        ({}, {"num_workers": 2}, "ram", 1),
+        ({"free_device_bytes": 8 * GIB}, {}, "ram", 1),
+        ({"free_device_bytes": 8 * GIB, "free_ram_bytes": 10 * GIB}, {}, "memory_map", 2),
+        ({"free_device_bytes": 8 * GIB, "free_ram_bytes": 6 * GIB}, {}, "block_shuffled", 3),
+        ({"placements": ("stream",), "data_bytes": None}, {}, "stream", 4),
+    ],
+)
+def test_the_fastest_placement_that_fits_is_chosen_and_the_faster_ones_say_why_not(changes, plan, expected, n_refused):
+    value, reasons = choose_placement(default_plan(plan), make_facts(**changes))
+    assert value == expected
+    assert len(reasons) == n_refused
+    assert all(reason.split(": ", 1)[1] for reason in reasons)
+
+
+def test_a_stream_that_need_not_be_one_is_noted():
+    notes = find_notes(default_plan(), make_facts(free_device_bytes=8 * GIB))
+    assert "7.00 GiB in memory, and placement ram could apply" in notes[0]
+    assert find_notes(default_plan(), make_facts(placements=("stream",), data_bytes=None)) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(
+    ("placement", "pin_memory", "where"), [("device", False, "cuda"), ("ram", True, "cpu"), ("ram", False, "cpu")]
+)
+def test_rows_lie_on_the_gpu_or_are_gathered_into_pinned_memory(tmp_path, placement, pin_memory, where):
+    x = np.random.default_rng(0).random((32, 5), dtype=np.float32)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["input"], file["label"] = x, np.arange(32)
+    workload = Workload(
+        model=lambda: nn.Linear(5, 32),
+        dataset=lambda: DATASETS["hdf5"](path=str(tmp_path / "f.h5"), val_fraction=0),
+        loss=nn.CrossEntropyLoss(),
+    )
+    plan = default_plan({"batch_size": 8, "placement": placement, "pin_memory": pin_memory})
+    with build_run(None, plan, device="cuda", workload=workload) as run:
+        assert LEVER.observe(run.setup) == placement
+        inputs, rows = next(run.start_epoch(0))
+        assert inputs.device.type == where
+        assert inputs.is_pinned() is pin_memory
+        assert np.array_equal(inputs.cpu().numpy(), x[rows.cpu().numpy()])
+        outcome = TrainStep(run)(run.start_epoch(1), NullTimer())
+        assert outcome is not None
+        assert bool(torch.isfinite(outcome.loss))
