@@ -13,6 +13,7 @@ FulltiltError                 1
 └── TrainingError             1   the run itself failed
     ├── NonFiniteLossError    1
     ├── WorkerDiedError       1   a data worker died
+    ├── FakeRunError          1   the step cannot be taken on fake tensors
     └── DeviceMemoryError     1   out of memory, whichever spelling
 
 A message says the fact, the values and the remedy: ``batch_size 512 is larger than the dataset (360 samples);
@@ -89,6 +90,19 @@ class NonFiniteLossError(TrainingError):
 
 class WorkerDiedError(TrainingError):
     pass
+
+
+class FakeRunError(TrainingError):
+    """The step cannot be taken on fake tensors; real probes can still measure it.
+
+    Attributes:
+        operator: The operator that needs data or has no shape rule (``aten.nonzero.default``), None where the failure
+            was not in one.
+    """
+
+    def __init__(self, message: str, *, operator: str | None = None):
+        super().__init__(message)
+        self.operator = operator
 
 
 class DeviceMemoryError(TrainingError):

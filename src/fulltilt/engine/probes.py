@@ -21,8 +21,7 @@ from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError, TrainingError
 from fulltilt.hardware import read_cpu_times, read_pressure
 from fulltilt.levers import load_catalogue
-from fulltilt.measure import measure_steps
-from fulltilt.measure.fake_memory import estimate_memory
+from fulltilt.measure import estimate_memory, measure_steps
 from fulltilt.measure.steps import StepsResult
 from fulltilt.records import Measurement
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fulltilt.measure.blocks import Block
     from fulltilt.measure.clock import Clock, CudaClock, FakeClock, HostClock
+    from fulltilt.measure.fake_memory import FakePeak, estimate_memory
     from fulltilt.measure.flops import Flops, count_flops
     from fulltilt.measure.limit import apply_memory_limit
     from fulltilt.measure.memory import MemoryMeter
@@ -24,6 +25,7 @@ __all__ = [
     "Clock",
     "CudaClock",
     "FakeClock",
+    "FakePeak",
     "Flops",
     "HostClock",
     "MemoryMeter",
@@ -35,6 +37,7 @@ __all__ = [
     "apply_memory_limit",
     "check_closure",
     "count_flops",
+    "estimate_memory",
     "measure_roofs",
     "measure_steps",
     "summarize_phases",
@@ -43,6 +46,7 @@ __all__ = [
 _HOMES = {
     "blocks": ("Block",),
     "clock": ("Clock", "CudaClock", "FakeClock", "HostClock"),
+    "fake_memory": ("FakePeak", "estimate_memory"),
     "flops": ("Flops", "count_flops"),
     "limit": ("apply_memory_limit",),
     "memory": ("MemoryMeter",),

@@ -37,7 +37,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fulltilt.errors import DataError, TrainingError
+from fulltilt.errors import DataError, FakeRunError
 from fulltilt.measure.phase_timer import NullTimer
 
 ALLOCATION_BYTES: Mapping[str, int] = {"cuda": 512, "cpu": 64}
@@ -56,19 +56,6 @@ _UNSUPPORTED = (
     fake_tensor.UnsupportedOperatorException,
 )
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
-
-
-class FakeRunError(TrainingError):
-    """The step cannot be taken on fake tensors; real probes can still measure it.
-
-    Attributes:
-        operator: The operator that needs data or has no shape rule (``aten.nonzero.default``), None where the failure
-            was not in one.
-    """
-
-    def __init__(self, message: str, *, operator: str | None = None):
-        super().__init__(message)
-        self.operator = operator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

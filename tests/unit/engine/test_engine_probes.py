@@ -12,9 +12,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.probes import run_device_probe, run_loader_probe, run_memory_probe
-from fulltilt.errors import DataError
+from fulltilt.errors import DataError, FakeRunError
 from fulltilt.levers import default_plan
-from fulltilt.measure.fake_memory import FakeRunError
 from fulltilt.tasks import Workload
 
 SLOW_S = 0.002  # per sample in the loader, or per call of the model

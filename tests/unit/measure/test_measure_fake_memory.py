@@ -17,11 +17,10 @@ from torch.utils.data import TensorDataset
 from fulltilt import Workload
 from fulltilt.engine import build_run
 from fulltilt.engine.step import TrainStep
-from fulltilt.errors import DataError
+from fulltilt.errors import DataError, FakeRunError
 from fulltilt.hardware import read_rss_bytes
 from fulltilt.levers import default_plan
-from fulltilt.measure import NullTimer
-from fulltilt.measure.fake_memory import FakePeak, FakeRunError, estimate_memory
+from fulltilt.measure import FakePeak, NullTimer, estimate_memory
 from fulltilt.tasks.diffusion import build_diffusion
 
 WIDTH = 256

@@ -1,0 +1,142 @@
+"""One case of ``memory_prediction`` in a process of its own: fake peaks, real peaks where asked, as JSON on stdout.
+
+The real peak on a CPU is what torch's allocator handed out and had not got back, from the building of the model on:
+``torch.profiler`` hears of every allocation and release from the allocator itself, scratch inside operators included,
+and knows nothing of fake tensors, dispatch or storages. The resident set would add libraries, malloc's arenas and
+pages touched earlier, 0.3 GiB and more that vary from run to run and would drown errors of the size looked for. On a
+GPU it is ``torch.cuda.max_memory_allocated``.
+
+``python -m benchmarks._memory_probe CASE --device cpu``
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks._memory_cases import Case, build_cases
+from fulltilt.engine import build_run
+from fulltilt.engine.build import Run
+from fulltilt.engine.step import TrainStep
+from fulltilt.levers import default_plan
+from fulltilt.measure import NullTimer
+from fulltilt.measure.fake_memory import estimate_memory
+from fulltilt.tuner.model.memory import MemoryCurve
+
+_GIB = 2**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("case")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    case = next(case for case in build_cases() if case.name == args.case)
+    torch.set_num_threads(1)  # peaks do not depend on it, and a busy machine is finished sooner
+    print(json.dumps(probe(case, args.device)))
+
+
+def probe(case: Case, device: str) -> dict[str, Any]:
+    """Estimate, probe as the search does, and measure what was to be predicted.
+
+    Returns:
+        ``fake`` and ``real`` peaks in GiB by batch size, batches ``probed`` with and without fake points in order, the
+        seconds each kind took.
+    """
+    fake, persistent_gib, fake_s = _estimate_all(case, device)
+    real: dict[int, float] = {}
+    real_s: list[float] = []
+
+    def measure(batch_size: int) -> float:
+        if batch_size not in real:
+            started = time.perf_counter()
+            real[batch_size] = measure_peak_bytes(case, batch_size, device) / _GIB
+            real_s.append(time.perf_counter() - started)
+        return real[batch_size]
+
+    with_fake = probe_as_search(MemoryCurve(fake=fake, persistent_gib=persistent_gib), case.probes, measure)
+    without = probe_as_search(MemoryCurve(persistent_gib=persistent_gib), case.probes, measure)
+    measure(case.probes[0])
+    measure(case.probes[1])
+    measure(case.target)
+    return {
+        "fake": fake,
+        "real": dict(sorted(real.items())),
+        "persistent_gib": persistent_gib,
+        "probed": list(with_fake.real),
+        "probed_without_fake": list(without.real),
+        "fake_s": fake_s,
+        "real_s": real_s,
+    }
+
+
+def probe_as_search(curve: MemoryCurve, candidates: list[int], measure: Callable[[int], float]) -> MemoryCurve:
+    """Real points where the curve asks for them, until it does not."""
+    while (batch_size := curve.next_probe(candidates, float("inf"))) is not None:
+        curve = dataclasses.replace(curve, real={**curve.real, batch_size: measure(batch_size)})
+    return curve
+
+
+def measure_peak_bytes(case: Case, batch_size: int, device: str) -> int:
+    """Peak of a real run: build, two training steps, one evaluation step."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        _run_really(case, batch_size, device)
+        return torch.cuda.max_memory_allocated()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        _run_really(case, batch_size, device)
+    found = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(found, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def _estimate_all(case: Case, device: str) -> tuple[dict[int, float], float, list[float]]:
+    run, peaks, seconds = _build(case, device), {}, []
+    persistent_gib = 0.0
+    for batch_size in [*case.probes, case.target // 2, case.target]:
+        started = time.perf_counter()
+        peak = estimate_memory(run, batch_size, batch=_build_batch(run, 2), build_step=TrainStep)
+        seconds.append(time.perf_counter() - started)
+        peaks[batch_size], persistent_gib = peak.total_gib, peak.persistent_bytes / _GIB
+    return peaks, persistent_gib, seconds
+
+
+def _build(case: Case, device: str) -> Run:
+    return build_run(None, default_plan({"batch_size": 2, **case.levers}), device=device, workload=case.workload)
+
+
+def _run_really(case: Case, batch_size: int, device: str) -> None:
+    run = dataclasses.replace(_build(case, device), batch_size=batch_size)
+    step = TrainStep(run)
+
+    def yield_batches(n: int) -> Iterator[Any]:
+        for _ in range(n):
+            yield _build_batch(run, batch_size)
+
+    for _ in range(2):
+        step(yield_batches(run.setup.accumulate), NullTimer())
+    run.setup.model.eval()
+    with torch.no_grad():
+        step.compute_loss(next(yield_batches(1)))
+
+
+def _build_batch(run: Run, n: int) -> Any:
+    """``n`` samples at once: joined one by one they would fill the profiler with events of no interest."""
+    return tuple(tensor.new_zeros((n, *tensor.shape[1:])) for tensor in next(iter(run.loader)))
+
+
+if __name__ == "__main__":
+    main()
