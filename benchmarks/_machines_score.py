@@ -195,7 +195,7 @@ def _finish(
     table, _ = recommend.merge_repeats(session.rows)
     if not any(row.status == "ok" for row in table):
         return None, None
-    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=machine.memory_gib)
+    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=machine.memory_gib, runs=session.rows)
     safe = [
         row
         for row in table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from fulltilt.tuner.session import REPEAT, Ask, Strategy
 MIN_CONFIRM_ROUNDS = 2  # one run of a plan says nothing of how much another would differ
 MAX_CONFIRM_ROUNDS = 3
 CLEAR = 2.0  # standard errors
-AT_STAKE = 0.01  # of the logarithm of samples/s: what taking the wrong one of two finalists may cost
+AT_STAKE = 0.02  # of the logarithm of samples/s: what taking the wrong one of two finalists may cost
 PRIOR_SPREAD, PRIOR_DF = (
     0.01,
     4,
@@ -25,43 +25,62 @@ def confirm(
 ) -> Strategy:
     """Run the finalists again in fresh processes, interleaved (A B, then B A), so that drift hits them alike.
 
-    Rounds end when another could hardly change what is said: the gap between the two fastest is clear, or so little
-    is at stake that it does not matter.
+    From the second round on a plan that is clearly slower than the fastest leaves; rounds end when one is left, or when
+    so little is at stake between those left that it does not matter.
 
     Args:
         baseline: The user's own plan; runs in the same rounds, so that the gain over it is a fair one.
     """
     runs: dict[Plan, list[Trial]] = {}
+    own = {} if baseline is None or baseline.plan in candidates else {baseline.plan: baseline}
+    left = [*candidates, *own]
     for number in range(max_rounds):
         why = f"finalist, measured again (round {number + 1} of {max_rounds} at most)"
-        asked = [Ask(plan=plan, why=why, kind=REPEAT) for plan in candidates]
-        if baseline is not None and baseline.plan not in candidates:
-            asked.append(baseline)
-        for wish in asked if number % 2 == 0 else reversed(asked):
-            trial = yield wish
+        for plan in left if number % 2 == 0 else reversed(left):
+            trial = yield own.get(plan) or Ask(plan=plan, why=why, kind=REPEAT)
             if trial.status == "ok":
-                runs.setdefault(trial.plan, []).append(trial)
-        if number + 1 >= MIN_CONFIRM_ROUNDS and is_settled(list(runs.values())):
+                runs.setdefault(plan, []).append(trial)
+        left = [plan for plan in left if plan in runs]
+        if number + 1 >= MIN_CONFIRM_ROUNDS:
+            left = find_rivals({plan: runs[plan] for plan in left}, list(runs.values()))
+        if len(left) < 2 and number + 1 >= MIN_CONFIRM_ROUNDS:
             return
 
 
-def is_settled(runs: Sequence[Sequence[Trial]]) -> bool:
-    """Whether rounds so far tell the fastest plan from the next, or leave less than 1 % at stake.
-
-    A run's error is what processes of one plan differ by, or what its own blocks differ by, whichever is larger.
+def find_rivals(finalists: Mapping[Plan, Sequence[Trial]], runs: Sequence[Sequence[Trial]]) -> list[Plan]:
+    """The plans that may still be the fastest; one only where less is at stake than a tie may cost.
 
     Args:
-        runs: By plan, its runs in the rounds.
+        finalists: Plan → its runs so far, as many for each.
+        runs: By plan, all runs side by side: they say how much runs differ here.
     """
-    if len(runs) < 2:
-        return True
+    if not finalists:
+        return []
+    means = {plan: _compute_mean_log(found) for plan, found in finalists.items()}
+    best = max(means, key=means.__getitem__)
+    reach = CLEAR * math.sqrt(2 / len(finalists[best])) * compute_run_error(runs)
+    rivals = [plan for plan in finalists if means[best] - means[plan] <= reach]
+    at_stake = max((reach - (means[best] - means[plan]) for plan in rivals if plan != best), default=0.0)
+    return rivals if at_stake > AT_STAKE else [best]
+
+
+def compute_run_error(runs: Sequence[Sequence[Trial]]) -> float:
+    """Standard error of the logarithm of one run's samples/s on this machine.
+
+    What runs of one plan differ by, or what the blocks of a run differ by, whichever is larger.
+
+    Args:
+        runs: By plan, its runs with status ok.
+    """
     logs = [np.log([run.samples_per_s or math.nan for run in found]) for found in runs]
     squares = sum(float(((x - x.mean()) ** 2).sum()) for x in logs)
     between = (PRIOR_DF * PRIOR_SPREAD**2 + squares) / (PRIOR_DF + sum(len(x) - 1 for x in logs))
     within = float(np.mean([_estimate_error(run) ** 2 for found in runs for run in found]))
-    error = math.sqrt(2 * max(between, within) / min(len(found) for found in runs))
-    best, second = sorted((float(x.mean()) for x in logs), reverse=True)[:2]
-    return best - second > CLEAR * error or CLEAR * error - (best - second) < AT_STAKE
+    return math.sqrt(max(between, within))
+
+
+def _compute_mean_log(runs: Sequence[Trial]) -> float:
+    return float(np.mean(np.log([run.samples_per_s or math.nan for run in runs])))
 
 
 def _estimate_error(run: Trial) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from fulltilt.levers import load_catalogue
@@ -23,6 +23,8 @@ from fulltilt.tuner.space import COUPLED, Space
 
 N_WHOLE = 5  # whole runs that the model chooses, at most
 MIN_WHOLE = 3
+N_POLISH = 6  # plans next to the best, at most; one for each lever where there are more
+MIN_POLISH = 2
 POLISH_REACH = 0.06  # of the logarithm: neighbours that may at best be as much slower are left
 MOST_TRIALS = 24  # of probes and whole runs together, for a display
 N_CURVE = 5  # batch sizes at which the fast arm is probed, at most
@@ -33,6 +35,7 @@ MAX_FAKE_S = 30.0  # of the memory pre-pass together: a large model's takes seco
 KAPPA = 0.5  # standard deviations of hope: how much an uncertain plan is preferred
 WORTH = 0.005  # of the logarithm of samples/s: a plan that hopes for less is not run
 NEGLIGIBLE_LOADING = 0.004  # of the step: then workers and pinning cannot matter
+EDGE = 1.15  # of the safety limit: up to here a probe surely runs, since the device has 1.25 of it
 GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast arm
 OFF_BY = 0.35  # of the logarithm: a model that errs by as much, always, is not used
 
@@ -200,25 +203,29 @@ class _Search:
             yield from self._ask("end_to_end", plan, why)
 
     def polish(self) -> Strategy:
-        """Plans one step away from the best, those first that may gain most; as many as there are levers at most.
+        """Plans one step away from the best: where loading is the slower side more and fewer workers, then by hope.
 
-        Half of them run whatever the model hopes: it knows nothing of what it does not see.
+        Some run whatever the model hopes: it knows nothing of what it does not see.
         """
-        n_levers = len(self._space.axes)
-        for number in range(n_levers):
-            chosen = self._choose_whole(self._list_neighbours())
-            if chosen is None or (number >= n_levers // 2 and chosen[2] < -POLISH_REACH):
-                return
+        for number in range(max(N_POLISH, len(self._space.axes))):
+            beside = self._list_neighbours(["num_workers"]) if self.is_loader_bound else []
+            chosen = self._choose_whole(beside)
+            if chosen is None:
+                chosen = self._choose_whole(self._list_neighbours(self._space.axes))
+                if chosen is None or (number >= MIN_POLISH and chosen[2] < -POLISH_REACH):
+                    return
             plan, expected, _ = chosen
             yield from self._ask("end_to_end", plan, f"next to the best so far, predicted {expected:,.0f} samples/s")
 
-    def _list_neighbours(self) -> list[Plan]:
-        """The best plan with one lever moved: to the next value on an ordered axis, to any on the others."""
+    def _list_neighbours(self, levers: Collection[str]) -> list[Plan]:
+        """The best plan with one of the levers moved: to the next value on an ordered axis, to any on the others."""
         best = max(self._rows["end_to_end"], key=lambda row: row.samples_per_s or 0.0, default=None)
         if best is None:
             return []
         plans: dict[Plan, None] = {}
         for lever, values in self._space.axes.items():
+            if lever not in levers:
+                continue
             if lever in (COUPLED, "num_workers") and best.plan[lever] in values:
                 at = values.index(best.plan[lever])
                 values = (*values[max(at - 1, 0) : at], *values[at + 1 : at + 2])
@@ -257,10 +264,11 @@ class _Search:
         """The largest batch that surely fits, then the smallest of use, then the middle of the widest gap."""
         fitting = [b for b in self._batches if self._fits(self._space.with_value(self._fast, COUPLED, b))]
         left = [b for b in fitting if b not in known]
-        if not left:
-            return None
-        if left[-1] > max(known, default=0):
+        if left and left[-1] > max(known, default=0):
             return left[-1]
+        edge = self._find_edge(known)
+        if edge is not None or not left:
+            return edge
         useful = [b for b in left if b >= self._middle / 32]
 
         def compute_distance(batch: int) -> float:
@@ -268,6 +276,18 @@ class _Search:
 
         best = max(useful, key=compute_distance, default=None)
         return best if best is not None and compute_distance(best) >= math.log(1.9) else None
+
+    def _find_edge(self, known: set[int]) -> int | None:
+        """The first batch above those that surely stay below the safety limit, where it may do so and surely runs.
+
+        The limit keeps a part of the memory back, so a probe there is no risk, and its peak says whether it counts.
+        """
+        curve = self._build_curve(self._fast)
+        above = [b for b in self._batches if b > max(known, default=0)]
+        if curve is None or not above or above[0] in curve.refused:
+            return None
+        estimate = curve.predict_gib(above[0])
+        return above[0] if estimate.gib <= self._limit_gib and estimate.high <= EDGE * self._limit_gib else None
 
     def _choose_first(self) -> int | None:
         """The user's batch size or, where that is not sure to fit, the largest below it that is."""

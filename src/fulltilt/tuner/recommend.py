@@ -16,6 +16,7 @@ from fulltilt.errors import NoPlanError
 from fulltilt.levers import load_catalogue
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import find_ties
+from fulltilt.tuner.confirm import compute_run_error
 from fulltilt.tuner.picks import Pick, Picks, build_pick
 
 LearningRateRule = Literal["sqrt", "linear", "none"]
@@ -24,7 +25,8 @@ CONFIRMING = ("repeat", "baseline")
 """Kinds of run that were made beside each other, for the comparison that decides."""
 
 MEMORY_SAFETY_PCT = 80.0
-INDIFFERENCE_PCT = 2.0
+INDIFFERENCE_PCT = 1.0  # of speed: closer than that a smaller batch or a simpler plan is worth more
+MEMORY_TIE_PCT = 2.0
 FINALIST_GAP_PCT = 5.0  # twice what two processes of one plan usually differ by, and what drift adds
 MEMORY_SPEED_SHARE_PCT = 90.0  # of the best speed: what the pick with the least memory may cost
 
@@ -101,10 +103,12 @@ def pick(
     user_plan: Plan,
     memory_limit_gib: float | None,
     memory_safety_pct: float = MEMORY_SAFETY_PCT,
+    runs: Sequence[Trial] = (),
 ) -> Picks:
     """Pick from the rows of the table (one a plan).
 
     Args:
+        runs: Every whole run. Plans that ran side by side are compared by the mean of those runs.
         memory_limit_gib: What the device, or the limit of the search, allows; None when it is not known.
 
     Raises:
@@ -117,7 +121,7 @@ def pick(
     return Picks(
         throughput=_pick_throughput(fine, user_plan),
         efficiency=_pick_efficiency(fine, user_plan),
-        recommended=_pick_recommended(fine, user_plan, limit_gib, memory_limit_gib, memory_safety_pct),
+        recommended=_pick_recommended(fine, user_plan, limit_gib, memory_limit_gib, memory_safety_pct, runs),
         memory=_pick_memory(fine, user_plan),
     )
 
@@ -166,10 +170,10 @@ def _pick_memory(rows: Sequence[Trial], user_plan: Plan) -> Pick | None:
     if not known:
         return None
     least_gib = min(memory for _, memory in known)
-    small = [row for row, memory in known if memory <= least_gib * (1 + INDIFFERENCE_PCT / 100)]
+    small = [row for row, memory in known if memory <= least_gib * (1 + MEMORY_TIE_PCT / 100)]
     chosen, tied = _choose(small, [row.samples_per_s or 0.0 for row in small])
     best_name = "best confirmed speed" if confirmed else "best speed"
-    among = f", the fastest of {len(small)} within {INDIFFERENCE_PCT:g} % of it" if len(small) > 1 else ""
+    among = f", the fastest of {len(small)} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
     count = "1 row" if len(known) == 1 else f"{len(known)} rows"
     rule = (
         f"least memory of {count} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
@@ -179,7 +183,12 @@ def _pick_memory(rows: Sequence[Trial], user_plan: Plan) -> Pick | None:
 
 
 def _pick_recommended(
-    rows: Sequence[Trial], user_plan: Plan, limit_gib: float | None, memory_gib: float | None, safety_pct: float
+    rows: Sequence[Trial],
+    user_plan: Plan,
+    limit_gib: float | None,
+    memory_gib: float | None,
+    safety_pct: float,
+    runs: Sequence[Trial],
 ) -> Pick:
     if limit_gib is None:
         safe, where = list(rows), "the memory of the device is not known, so no limit was applied"
@@ -191,11 +200,29 @@ def _pick_recommended(
         rule = f"no row has {where}; this is the row with the least memory"
         return build_pick(smallest, [], rule, user_plan)
     confirmed = find_confirmed(safe)
-    field = confirmed or safe
-    again = f" that were measured again, side by side, of {len(rows)} that ran" if confirmed else ""
-    chosen, tied = _choose(field, [row.samples_per_s or 0.0 for row in field])
-    rule = f"highest samples/s of {len(field)} rows{again} ({where}){_say_tie(tied)}"
+    if not confirmed:
+        chosen, tied = _choose(safe, [row.samples_per_s or 0.0 for row in safe])
+        return build_pick(chosen, tied, f"highest samples/s of {len(safe)} rows ({where}){_say_tie(tied)}", user_plan)
+    chosen, tied = _choose_by_means(confirmed, runs or rows)
+    rule = (
+        f"highest mean samples/s of {len(confirmed)} plans that were measured again, side by side, of {len(rows)} that "
+        f"ran ({where}){_say_tie(tied)}"
+    )
     return build_pick(chosen, tied, rule, user_plan)
+
+
+def _choose_by_means(rows: Sequence[Trial], runs: Sequence[Trial]) -> tuple[Trial, list[Trial]]:
+    """The best by the mean of its runs side by side, and those that this many runs cannot tell from it."""
+    groups = [
+        [run for run in runs if run.plan == row.plan and run.kind in CONFIRMING and run.status == "ok"] for row in rows
+    ]
+    error = compute_run_error(groups)
+    figures = []
+    for group in groups:
+        mean = statistics.geometric_mean([run.samples_per_s or 0.0 for run in group])
+        half = 1.96 * error / math.sqrt(len(group))
+        figures.append((mean, (mean * math.exp(-half), mean * math.exp(half))))
+    return _settle_ties(rows, figures)
 
 
 def find_confirmed(rows: Sequence[Trial]) -> list[Trial]:
@@ -223,9 +250,15 @@ def _choose(
     for row, value, factor in zip(rows, values, factors, strict=True):
         interval = row.samples_per_s_ci95
         figures.append((value, None if interval is None else (interval[0] * factor, interval[1] * factor)))
+    return _settle_ties(rows, figures)
+
+
+def _settle_ties(
+    rows: Sequence[Trial], figures: Sequence[tuple[float, tuple[float, float] | None]]
+) -> tuple[Trial, list[Trial]]:
     indices = find_ties(figures, INDIFFERENCE_PCT)
     tied = [rows[i] for i in indices]
-    order = {id(rows[i]): values[i] for i in indices}
+    order = {id(rows[i]): figures[i][0] for i in indices}
     chosen = min(tied, key=lambda row: (*_compute_simplicity(row.plan), -order[id(row)], row.id))
     return chosen, [row for row in tied if row is not chosen]
 

@@ -244,7 +244,7 @@ def _build_result(
     baseline = _select_baseline(session.rows, space.user_plan)
     shown = {row.id for row in table} | ({baseline.id} if baseline else set())
     repeats = [row for row in session.rows if row.id not in shown]
-    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=memory_gib)
+    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=memory_gib, runs=session.rows)
     chosen = picks.recommended.trial
     rate = recommend.plan_learning_rate(
         probe.workload.get("learning_rate"),

@@ -228,7 +228,7 @@ def test_a_row_of_a_faster_minute_does_not_win_against_those_measured_again():
     ]
     recommended = pick(rows, user_plan=rows[0].plan, memory_limit_gib=8.0).recommended
     assert recommended.trial.id == "t2"
-    assert "2 rows that were measured again, side by side, of 3 that ran" in recommended.rule
+    assert "2 plans that were measured again, side by side, of 3 that ran" in recommended.rule
 
 
 def test_the_memory_pick_is_the_smallest_row_that_is_fast_enough():
@@ -282,3 +282,25 @@ def test_a_probe_is_never_picked_nor_a_finalist_nor_in_the_table(kind):
     assert {made.trial.id for made in (picks.throughput, picks.efficiency, picks.recommended, picks.memory)} == {"t2"}
     with pytest.raises(NoPlanError):
         pick([probe], user_plan=USER, memory_limit_gib=None)
+
+
+def test_a_plan_is_judged_by_the_mean_of_its_runs_and_not_by_one_of_them():
+    """Medians 1000 and 1010; means 1067 and 1007."""
+    first = [make_row(1 + i, rate, kind="repeat", batch_size=16) for i, rate in enumerate((990.0, 1000.0, 1220.0))]
+    second = [make_row(4 + i, rate, kind="repeat", batch_size=64) for i, rate in enumerate((1000.0, 1010.0, 1011.0))]
+    table, _ = recommend.merge_repeats([*first, *second])
+    chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=[*first, *second]).recommended
+    assert chosen.trial.plan["batch_size"] == 16
+    assert chosen.trial.samples_per_s == 1000.0, "the row shown is that of the median run"
+
+
+def test_more_runs_side_by_side_tell_smaller_differences_apart():
+    def choose(n_runs):
+        small = [make_row(i, 980.0, kind="repeat", batch_size=16) for i in range(n_runs)]
+        large = [make_row(100 + i, 1000.0, kind="repeat", batch_size=64) for i in range(n_runs)]
+        table, _ = recommend.merge_repeats([*small, *large])
+        return pick(table, user_plan=USER, memory_limit_gib=None, runs=[*small, *large]).recommended
+
+    assert choose(1).tied_with, "a run's error is taken to be 1 % where nothing else is known"
+    assert choose(20).trial.plan["batch_size"] == 64
+    assert not choose(20).tied_with

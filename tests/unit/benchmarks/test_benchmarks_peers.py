@@ -1,0 +1,419 @@
+"""``batch_finders``: what a peer ran is recorded as it was, its failures are real, and figures follow from the runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from benchmarks import _peers_finders, batch_finders
+from benchmarks._peers_finders import FINDERS, Finder, find_with_timm, is_available
+from benchmarks._peers_job import Attempt, Job
+from benchmarks._peers_process import Found, Search, Tried, run_search
+from benchmarks._peers_workloads import CASES, cnn, transformer
+from benchmarks._runner import ROOT, Context
+from benchmarks.batch_finders import (
+    OURS,
+    build_settings,
+    describe_findings,
+    describe_measured,
+    describe_searches,
+    describe_tune,
+    is_measured,
+    judge_searches,
+    list_cases,
+    measure_again,
+    plan_search,
+)
+
+from fulltilt.config import plan_of
+from fulltilt.levers import Facts, default_plan
+from fulltilt.records import Trial
+from fulltilt.tuner import build_space
+from fulltilt.tuner.source import resolve_target
+
+FULL, QUICK = Context(device="cpu", quick=False), Context(device="cpu", quick=True)
+CASE = CASES["digits, small transformer"]
+GIB = 2**30
+
+LIMITED_RUN = """
+import json, torch
+from benchmarks._peers_job import Job, limit_memory
+from benchmarks._peers_workloads import transformer
+
+torch.set_num_threads(1)
+job = Job(transformer, device="cpu", n_steps=1)
+job.run_steps(2)
+limit_memory(job.device, {room_mib} * 2**20)
+said = []
+for batch_size in (64, 8192, 64):
+    try:
+        job.run_steps(batch_size)
+    except RuntimeError as error:
+        said.append(str(error))
+print(json.dumps([[a.batch_size, a.largest_step, a.status] for a in job.attempts[1:]]), json.dumps(said), sep="\\n")
+"""
+
+
+@pytest.fixture
+def job():
+    return Job(transformer, device="cpu", n_steps=2)
+
+
+# The job: what a finder ran.
+
+
+def test_steps_that_ended_are_counted_by_their_samples(job):
+    job.run_steps(4)
+    assert job.attempts == [Attempt(batch_size=4, largest_step=4, status="ok")]
+
+
+def test_a_batch_above_the_data_counts_as_what_the_data_has():
+    job = Job(cnn, device="cpu", n_steps=1)
+    job.dataset = torch.utils.data.Subset(job.dataset, range(6))
+    job.run_steps(16)
+    assert [(a.batch_size, a.largest_step) for a in job.attempts] == [(16, 6)]
+
+
+def test_short_data_begins_again_until_the_steps_are_done():
+    seen = []
+    job = Job(cnn, device="cpu", n_steps=5)
+    job.dataset = torch.utils.data.Subset(job.dataset, range(6))
+    job.workload = dataclasses.replace(
+        cnn, loss=lambda outputs, targets: seen.append(len(targets)) or outputs.square().mean()
+    )
+    job.run_steps(4)
+    assert seen == [4, 2, 4, 2, 4]
+
+
+def test_every_run_starts_from_the_same_weights(job):
+    first, second = job.build_model(), job.build_model()
+    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
+        (MemoryError(), "out_of_memory"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "error"),
+    ],
+)
+def test_a_failure_is_recorded_and_handed_on(job, error, status):
+    def fail(outputs, targets):
+        raise error
+
+    job.workload = dataclasses.replace(transformer, loss=fail)
+    with pytest.raises(type(error)):
+        job.run_steps(4)
+    (attempt,) = job.attempts
+    assert (attempt.status, attempt.largest_step) == (status, 0)
+    assert attempt.said.startswith(type(error).__name__)
+
+
+def test_a_batch_above_the_limit_fails_in_the_allocator_and_the_next_one_runs():
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED_RUN.format(room_mib=128)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    attempts, said = map(json.loads, done.stdout.splitlines())
+    assert attempts == [[64, 64, "ok"], [8192, 0, "out_of_memory"], [64, 64, "ok"]]
+    assert "DefaultCPUAllocator: can't allocate memory" in said[0]
+
+
+# The finders.
+
+
+def build_fitting(largest_fitting: int, words: str) -> Job:
+    """A job whose steps fail above a batch size, with the words given."""
+
+    def compute_loss(outputs, targets):
+        if len(targets) > largest_fitting:
+            raise RuntimeError(words)
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+    return Job(dataclasses.replace(transformer, loss=compute_loss), device="cpu", n_steps=1)
+
+
+CPU_WORDS = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried …"
+
+
+def get_peer(name: str) -> Finder:
+    if not is_available(FINDERS[name]):
+        pytest.skip(f"{FINDERS[name].package} is not installed here")
+    return FINDERS[name]
+
+
+def test_every_finder_names_its_settings_with_a_link():
+    for finder in FINDERS.values():
+        assert "https://" in finder.settings
+        assert finder.n_steps >= 3
+
+
+def test_accelerate_goes_down_by_tenths_and_ends_where_it_fits():
+    job = build_fitting(60, CPU_WORDS)
+    assert get_peer("accelerate, largest start").find(job, 80) == 57
+    assert [(a.batch_size, a.status) for a in job.attempts] == [
+        (80, "out_of_memory"), (72, "out_of_memory"), (64, "out_of_memory"), (57, "ok"),
+    ]  # fmt: skip
+
+
+def test_accelerate_by_default_starts_at_128_and_looks_no_further():
+    job = build_fitting(4096, CPU_WORDS)
+    assert get_peer("accelerate, default start").find(job, 8192) == 128
+    assert [a.batch_size for a in job.attempts] == [128]
+
+
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_lightning_is_recorded_from_inside_its_own_steps(mode):
+    finder = get_peer(f"lightning, {mode}")
+    job = build_fitting(20, CPU_WORDS)
+    with _peers_finders.silence_peers():
+        found = finder.find(job, 8192)
+    tried = [(a.batch_size, a.status) for a in job.attempts]
+    assert tried[:5] == [(2, "ok"), (4, "ok"), (8, "ok"), (16, "ok"), (32, "out_of_memory")]
+    assert found <= 20
+    assert all(a.largest_step == a.batch_size for a in job.attempts if a.status == "ok")
+
+
+@pytest.fixture
+def timm_rules(monkeypatch):
+    """Rules of the same kind as timm's, which is not installed in every environment."""
+    rules = SimpleNamespace(
+        check_batch_size_retry=lambda words: "illegal" not in words, decay_batch_step=lambda size: size // 2
+    )
+    monkeypatch.setattr(_peers_finders, "load_timm_decay", lambda: rules)
+
+
+def test_timms_loop_decays_until_a_batch_runs(timm_rules):
+    job = build_fitting(10, CPU_WORDS)
+    assert find_with_timm(job, 64) == 8
+    assert [a.batch_size for a in job.attempts] == [64, 32, 16, 8]
+
+
+def test_timms_loop_stops_at_an_error_that_is_no_lack_of_memory(timm_rules):
+    job = build_fitting(10, "an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal"):
+        find_with_timm(job, 64)
+    assert [a.batch_size for a in job.attempts] == [64]
+
+
+def test_timms_loop_that_finds_nothing_says_so(timm_rules):
+    with pytest.raises(RuntimeError, match="decayed the batch size to 0"):
+        find_with_timm(build_fitting(0, CPU_WORDS), 4)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed here")
+def test_timms_own_rules_are_read_without_importing_timm():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from benchmarks._peers_finders import load_timm_decay; m = load_timm_decay(); "
+            "print(m.decay_batch_step(512), m.check_batch_size_retry('illegal'), 'timm' in sys.modules)",
+        ],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["384", "False", "False"]
+
+
+def test_a_peer_that_is_missing_is_named():
+    missing = dataclasses.replace(FINDERS["timm"], package="no_such_package")
+    assert not is_available(missing)
+
+
+# One search in a process of its own.
+
+
+def build_search(**changes) -> Search:
+    given = {"finder": "timm", "case": CASE.name, "device": "cpu", "n_steps": 1}
+    return Search(**{**given, "smallest": 2, "largest": 64, "room_mib": 64, **changes})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed here")
+def test_a_search_comes_back_with_what_it_tried():
+    found = run_search(build_search())
+    assert found.failure is None
+    assert (found.recommended, found.n_out_of_memory, found.has_run_its_own) == (64, 0, True)
+    assert found.tried == (Tried(batch_size=64, largest_step=64, status="ok"),)
+    assert found.seconds > 0
+
+
+def test_a_process_that_dies_is_a_failure_with_its_last_word():
+    found = run_search(build_search(finder="no such finder"))
+    assert found.recommended is None
+    assert "no such finder" in found.failure
+
+
+def test_a_search_that_takes_too_long_is_a_failure():
+    found = run_search(build_search(), deadline_s=0.05)
+    assert found.recommended is None
+    assert "no answer after 0.05 s" in found.failure
+
+
+@pytest.mark.parametrize(
+    ("tried", "recommended", "was_run"),
+    [
+        ([(64, 64, "ok")], 64, True),
+        ([(4096, 4096, "ok")], 8192, False),  # a cap that was never reached
+        ([(2048, 1797, "ok")], 2048, False),  # the data has no such batch
+        ([(100, 100, "ok")], 95, False),  # a margin taken off at the end
+        ([(64, 64, "out_of_memory")], 64, False),
+    ],
+)
+def test_only_a_whole_step_of_that_many_samples_counts_as_run(tried, recommended, was_run):
+    rows = tuple(Tried(batch_size=a, largest_step=b, status=status) for a, b, status in tried)
+    assert Found(recommended=recommended, seconds=1.0, tried=rows).has_run_its_own is was_run
+
+
+# The space, and the figures.
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+def test_the_batch_size_is_the_only_axis(case):
+    config = resolve_target(case.target, build_settings(case, FULL)).config
+    space = build_space(config, Facts(device_type="cpu", n_cores_usable=2))
+    assert {name: values for name, values in space.axes.items() if len(values) > 1} == {"batch_size": case.batch_sizes}
+    assert plan_of(config)["threads"] == 1
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+def test_the_data_holds_the_largest_batch(case):
+    assert len(case.workload.dataset()) >= max(case.batch_sizes)
+
+
+def test_a_quick_run_asks_for_less():
+    (case,) = list_cases(QUICK)
+    assert len(case.batch_sizes) < len(CASE.batch_sizes)
+    search = plan_search("timm", case, QUICK)
+    assert search.n_steps < plan_search("timm", CASE, FULL).n_steps
+    assert search.room_mib < CASE.room_mib
+    assert search.largest == max(case.batch_sizes)
+
+
+def build_trial(size: int, rate: float | None, peak_gib: float = 0.5, **changes) -> Trial:
+    plan = default_plan({"batch_size": size})
+    status = "ok" if rate else "out_of_memory"
+    values = {"id": "t", "plan": plan, "status": status, "reason": None if rate else "no room", "samples_per_s": rate}
+    return Trial(**{**values, "memory_rss_peak_gib": peak_gib, **changes})
+
+
+RATES = {64: 200.0, 8192: 100.0}
+SEARCHES = {
+    OURS: Found(recommended=64, seconds=9.0, tried=(Tried(batch_size=64, largest_step=64, status="ok"),)),
+    "lightning, power": Found(
+        recommended=8192, seconds=2.0,
+        tried=(
+            Tried(batch_size=4096, largest_step=4096, status="ok"),
+            Tried(batch_size=9000, largest_step=0, status="out_of_memory", said="RuntimeError: can't allocate memory"),
+        ),
+    ),
+    "timm": Found(recommended=None, seconds=1.0, failure="RuntimeError: could not create a primitive"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def measured():
+    return measure_again([64, 8192], lambda size: build_trial(size, RATES[size]), n_rounds=3)
+
+
+def test_what_was_recommended_is_measured_in_every_round(measured):
+    arms = {(arm.arm, arm.metric): arm for arm in describe_measured("case", SEARCHES, measured, GIB)}
+    assert arms[OURS, "samples_per_s"].samples == (200.0, 200.0, 200.0)
+    assert arms["lightning, power", "samples_per_s"].median == 100.0
+    assert arms["lightning, power", "ratio_of_fulltilt_to_it"].median == 2.0
+    assert arms["lightning, power", "memory_peak_pct_of_limit"].median == 50.0
+    assert not any(arm == "timm" for arm, _ in arms)
+
+
+def test_a_recommendation_that_cannot_be_run_has_no_rate_and_is_told():
+    measured = measure_again(
+        [64, 8192], lambda size: build_trial(size, RATES[size] if size == 64 else None), n_rounds=1
+    )
+    assert is_measured(SEARCHES[OURS], measured)
+    assert not is_measured(SEARCHES["lightning, power"], measured)
+    assert {arm.arm for arm in describe_measured("case", SEARCHES, measured, GIB)} == {OURS}
+    said = "\n".join(describe_findings(CASE, SEARCHES, measured, GIB))
+    assert "8192 of lightning, power was left out: 2 of 2 runs failed, out_of_memory: no room" in said
+
+
+def test_a_batch_that_fails_now_and_then_has_no_figure():
+    answers = iter([build_trial(64, 200.0), build_trial(64, None), build_trial(64, 200.0), build_trial(64, 200.0)])
+    measured = measure_again([64], lambda size: next(answers), n_rounds=2)
+    assert measured.failures == {64: "1 of 4 runs failed, out_of_memory: no room"}
+    assert not is_measured(SEARCHES[OURS], measured)
+
+
+def test_nothing_that_runs_leaves_nothing_measured():
+    measured = measure_again([64], lambda size: build_trial(size, None), n_rounds=1)
+    assert [t.name for t in judge_searches("case", SEARCHES, measured, GIB)] == [
+        "case: recommendations of fulltilt that it never ran"
+    ]
+    assert measure_again([], build_trial, n_rounds=1).rounds == []
+
+
+def test_the_targets_say_who_was_beaten_and_what_was_kept(measured):
+    targets = {target.name: target for target in judge_searches("case", SEARCHES, measured, GIB)}
+    assert targets["case: fulltilt's over that of lightning, power"].measured == 2.0
+    assert targets["case: memory of fulltilt's, % of the limit"].met is True
+    assert all(target.met for target in targets.values())
+    broken = judge_searches("case", SEARCHES, measured, GIB // 4)
+    assert [target.met for target in broken if "memory" in target.name] == [False]
+
+
+def test_a_slower_recommendation_misses_its_target():
+    measured = measure_again([64, 8192], lambda size: build_trial(size, 90.0 if size == 64 else 100.0), n_rounds=3)
+    (target,) = [t for t in judge_searches("case", SEARCHES, measured, GIB) if "lightning" in t.name]
+    assert target.met is False
+
+
+def test_the_same_recommendation_is_no_race(measured):
+    searches = {OURS: SEARCHES[OURS], "timm": dataclasses.replace(SEARCHES[OURS], seconds=1.0)}
+    (target,) = [t for t in judge_searches("case", searches, measured, GIB) if "timm" in t.name]
+    assert (target.measured, target.note) == (1.0, "the same batch size")
+
+
+def test_what_a_search_cost_is_counted_from_what_it_tried():
+    arms = {(arm.arm, arm.metric): arm.median for arm in describe_searches("case", SEARCHES)}
+    assert arms["lightning, power", "trials"] == 2
+    assert arms["lightning, power", "out_of_memory"] == 1
+    assert arms["lightning, power", "recommended_was_run"] == 0
+    assert arms[OURS, "recommended_was_run"] == 1
+    assert ("timm", "recommended_batch_size") not in arms
+    assert arms["timm", "seconds"] == 1.0
+
+
+def test_findings_are_told_in_words(measured):
+    said = list(describe_findings(CASE, SEARCHES, measured, GIB))
+    assert any("lightning, power recommends 8192, never run; the largest it ran was 4096" in line for line in said)
+    assert any("timm ended without a recommendation: RuntimeError: could not create" in line for line in said)
+    assert any("first of 1 failures: RuntimeError: can't allocate memory" in line for line in said)
+
+
+def test_our_own_search_is_counted_as_the_others_are():
+    rows = [build_trial(64, 200.0), build_trial(128, None, reason="no room (log: /somewhere/t2.log)")]
+    probes = [build_trial(256, 300.0, kind="device"), build_trial(512, 1.0, kind="memory")]
+    picked = SimpleNamespace(recommended=SimpleNamespace(trial=rows[0]))
+    result = SimpleNamespace(
+        trials=rows, repeats=[build_trial(64, 201.0, kind="repeat")], probes=probes, picks=picked,
+        search=SimpleNamespace(seconds=30.0),
+    )  # fmt: skip
+    found = describe_tune(result)
+    assert len(found.tried) == 4, "estimates on fake tensors run nothing"
+    assert (found.recommended, found.n_out_of_memory, found.has_run_its_own) == (64, 1, True)
+    assert found.tried[1].said == "no room"
+    only_probed = SimpleNamespace(recommended=SimpleNamespace(trial=probes[0]))
+    result.picks = only_probed
+    assert describe_tune(result).has_run_its_own is False, "a probe of the step alone is no run of the plan"
+
+
+def test_the_benchmark_says_where_a_finder_is_missing(monkeypatch):
+    monkeypatch.setattr(batch_finders, "is_available", lambda finder: finder.package == "timm")
+    monkeypatch.setattr(batch_finders, "compare_finders", lambda *args: batch_finders.Findings(arms=(), targets=()))
+    notes = batch_finders.run(QUICK).notes
+    assert any("left out: lightning, power, lightning, binsearch, accelerate" in note for note in notes)
