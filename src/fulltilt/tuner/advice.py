@@ -133,7 +133,7 @@ def compute_bound(row: Trial) -> tuple[Bound | None, str | None]:
     if ceiling_pct is not None:
         text += f"; were it for nothing, samples/s would rise by {ceiling_pct:.0f} % at most"
     else:
-        text += f", most of it {phase} ({getattr(phases, phase) or 0.0:.3g} ms): the device's own work is the bound"
+        text += f", most of it {phase} ({getattr(phases, phase) or 0.0:.3g} ms)"
     made = Bound(
         kind=kind, phase=phase, part_ms=part_ms, step_ms=step_ms, share_pct=100 * share, ceiling_pct=ceiling_pct,
         text=text,
@@ -234,6 +234,10 @@ def find_ceilings(row: Trial, probes: Sequence[Trial]) -> tuple[ProbeCeiling, ..
             rate = probe.samples_per_s or 0.0
             text = f"{part} reaches {rate:,.0f} samples/s ({probe.id}), both together {row.samples_per_s or 0.0:,.0f}"
             found.append(ProbeCeiling(kind=kind, trial_id=probe.id, samples_per_s=rate, text=text))
+    if len(found) == 2:
+        slower = min(found, key=lambda ceiling: ceiling.samples_per_s)
+        said = dataclasses.replace(slower, text=f"{slower.text}: the slower side, so gains are to be had there first")
+        found[found.index(slower)] = said
     return tuple(found)
 
 

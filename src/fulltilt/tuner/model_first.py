@@ -7,7 +7,6 @@ Only whole runs are picked from; the model says which are worth the time, and le
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 from fulltilt.levers import load_catalogue
 from fulltilt.records import Plan, Trial
 from fulltilt.tuner.coordinate_descent import coordinate_descent, project
-from fulltilt.tuner.model.arms import Arm, device_arm
-from fulltilt.tuner.model.memory import MemoryCurve
+from fulltilt.tuner.model.arms import device_arm
+from fulltilt.tuner.model.plan_memory import PlanMemory
 from fulltilt.tuner.model.step_time import StepTime
 from fulltilt.tuner.session import Ask, Skip, Strategy
-from fulltilt.tuner.space import COUPLED, Space
+from fulltilt.tuner.space import COUNTABLE, COUPLED, Space
 
 N_WHOLE = 5  # whole runs that the model chooses, at most
 MIN_WHOLE = 3
@@ -35,7 +34,6 @@ MAX_FAKE_S = 30.0  # of the memory pre-pass together: a large model's takes seco
 KAPPA = 0.5  # standard deviations of hope: how much an uncertain plan is preferred
 WORTH = 0.005  # of the logarithm of samples/s: a plan that hopes for less is not run
 NEGLIGIBLE_LOADING = 0.004  # of the step: then workers and pinning cannot matter
-EDGE = 1.15  # of the safety limit: up to here a probe surely runs, since the device has 1.25 of it
 GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast arm
 OFF_BY = 0.35  # of the logarithm: a model that errs by as much, always, is not used
 
@@ -65,10 +63,9 @@ class _Search:
         self._space = space
         self._base = project(space)
         self._batches: tuple[int, ...] = tuple(space.axes.get(COUPLED, (self._base[COUPLED],)))
-        self._limit_gib = math.inf if space.memory_gib is None else space.memory_gib
-        self._fakes: dict[Arm, dict[int, float]] = {}
+        limit_gib = math.inf if space.memory_gib is None else space.memory_gib
+        self._memory = PlanMemory(device_arm(self._base), self._batches, limit_gib)
         self._rows: dict[str, list[Trial]] = {"device": [], "loader": [], "end_to_end": [], "failed": []}
-        self._safe: dict[Arm, frozenset[int] | None] = {}  # emptied by every row
         self._fast = self._base
         self._middle = self._base[COUPLED]
 
@@ -106,9 +103,7 @@ class _Search:
 
     def probe_levers(self) -> Strategy:
         """The user's arm on the device, then lever by lever at a batch in the middle, keeping what gains."""
-        first = self._choose_first()
-        if first is None:
-            return
+        first = self._memory.find_first(self._find_nearest_batch(self._base[COUPLED]))
         yield from self._ask_device(self._base, first, "the user's settings on data that lies on the device")
         if not self.can_predict:
             smaller = [b for b in self._batches if b < first]
@@ -158,7 +153,7 @@ class _Search:
             best = self._find_fastest_feed()
             batch = self._find_nearest_batch(self._middle * factor)
             worse = best.plan[COUPLED] == self._middle and factor < 1 / 8
-            if not worse and self._fits(self._space.with_value(self._fast, COUPLED, batch)):
+            if not worse and self._memory.fits(self._space.with_value(self._fast, COUPLED, batch)):
                 yield from self._ask_loader(best.plan, batch, "the loader alone, at another batch size")
 
     def probe_batches(self) -> Strategy:
@@ -191,7 +186,7 @@ class _Search:
 
     def run_whole(self) -> Strategy:
         """The plan that may be the fastest, again and again, until no other hopes for more than was measured."""
-        plans = self._space.grid()
+        plans = self._list_candidates()
         for number in range(N_WHOLE):
             chosen = self._choose_whole(plans)
             if chosen is None:
@@ -201,6 +196,28 @@ class _Search:
                 return
             why = f"predicted {expected:,.0f} samples/s" + (f", {math.expm1(hope):+.1%} at best" if number else "")
             yield from self._ask("end_to_end", plan, why)
+
+    def _list_candidates(self) -> list[Plan]:
+        """The grid; of a large one the fastest settings so far, each lever moved from them, over batches and workers.
+
+        What is left out differs in two levers at least from what probes found to be fastest.
+        """
+        if self._space.n_combinations <= COUNTABLE:
+            return self._space.grid()
+        fast = self._fast
+        if self._rows["loader"]:
+            feed = self._find_fastest_feed().plan
+            for lever in self._list_levers(of_loader=True):
+                fast = self._space.with_value(fast, lever, feed[lever])
+        levers = [*self._list_levers(of_loader=False), *self._list_levers(of_loader=True)]
+        moved = [fast, *(plan for lever in levers for plan in self._flip(fast, lever))]
+        plans: dict[Plan, None] = {}
+        for plan in moved:
+            for count in self._list_counts():
+                for batch in self._batches:
+                    placed = self._space.with_value(plan, "num_workers", count)
+                    plans[self._space.with_value(placed, COUPLED, batch)] = None
+        return list(plans)
 
     def polish(self) -> Strategy:
         """Plans one step away from the best: where loading is the slower side more and fewer workers, then by hope.
@@ -236,7 +253,7 @@ class _Search:
     def _choose_whole(self, plans: Sequence[Plan]) -> tuple[Plan, float, float] | None:
         """Plan, predicted samples/s, and how far above the best measured its logarithm may lie."""
         tried = {row.plan for row in (*self._rows["end_to_end"], *self._rows["failed"])}
-        left = [plan for plan in plans if plan not in tried and self._fits(plan)]
+        left = [plan for plan in plans if plan not in tried and self._memory.fits(plan)]
         if not left:
             return None
         means, sds = self._build_model().predict_log_rate(left)
@@ -262,11 +279,11 @@ class _Search:
 
     def _choose_gap(self, known: set[int]) -> int | None:
         """The largest batch that surely fits, then the smallest of use, then the middle of the widest gap."""
-        fitting = [b for b in self._batches if self._fits(self._space.with_value(self._fast, COUPLED, b))]
+        fitting = [b for b in self._batches if self._memory.fits(self._space.with_value(self._fast, COUPLED, b))]
         left = [b for b in fitting if b not in known]
         if left and left[-1] > max(known, default=0):
             return left[-1]
-        edge = self._find_edge(known)
+        edge = self._memory.find_edge(self._fast, known)
         if edge is not None or not left:
             return edge
         useful = [b for b in left if b >= self._middle / 32]
@@ -277,99 +294,14 @@ class _Search:
         best = max(useful, key=compute_distance, default=None)
         return best if best is not None and compute_distance(best) >= math.log(1.9) else None
 
-    def _find_edge(self, known: set[int]) -> int | None:
-        """The first batch above those that surely stay below the safety limit, where it may do so and surely runs.
-
-        The limit keeps a part of the memory back, so a probe there is no risk, and its peak says whether it counts.
-        """
-        curve = self._build_curve(self._fast)
-        above = [b for b in self._batches if b > max(known, default=0)]
-        if curve is None or not above or above[0] in curve.refused:
-            return None
-        estimate = curve.predict_gib(above[0])
-        return above[0] if estimate.gib <= self._limit_gib and estimate.high <= EDGE * self._limit_gib else None
-
-    def _choose_first(self) -> int | None:
-        """The user's batch size or, where that is not sure to fit, the largest below it that is."""
-        wanted = min(self._batches, key=lambda b: abs(math.log(b / self._base[COUPLED])))
-        curve = self._build_curve(self._base)
-        below = [b for b in self._batches if b <= wanted]
-        if curve is None:
-            return wanted
-        safe = curve.largest_safe_batch(below, self._limit_gib)
-        return safe if safe is not None else below[0]
-
     def _choose_middle(self) -> int:
         """A batch large enough to show what levers do, and small enough to fit with every one of them."""
-        fitting = [b for b in self._batches if self._fits(self._space.with_value(self._base, COUPLED, b))]
+        fitting = [b for b in self._batches if self._memory.fits(self._space.with_value(self._base, COUPLED, b))]
         known = self._rows["device"][0].plan[COUPLED]
         if not fitting:
             return known
         roomy = [b for b in fitting if b <= fitting[-1] / 3] or fitting[:1]
         return max(known, roomy[-1]) if known in fitting else roomy[-1]
-
-    def _fits(self, plan: Plan) -> bool:
-        """Whether memory is predicted to stay below the safety limit; True where nothing at all is known of it."""
-        arm = device_arm(plan)
-        if arm not in self._safe:
-            self._safe[arm] = self._find_safe_batches(plan)
-        safe = self._safe[arm]
-        return self._is_near_known(plan) if safe is None else plan[COUPLED] in safe
-
-    def _find_safe_batches(self, plan: Plan) -> frozenset[int] | None:
-        """Of the plan's arm; None where no curve can be drawn."""
-        curve = self._build_curve(plan)
-        if curve is None:
-            return None
-        return frozenset(b for b in self._batches if curve.largest_safe_batch([b], self._limit_gib) is not None)
-
-    def _is_near_known(self, plan: Plan) -> bool:
-        """Without any curve: at most twice the largest batch that ran."""
-        ran = [row.plan[COUPLED] for row in (*self._rows["device"], *self._rows["end_to_end"])]
-        refused = self._list_refused(device_arm(plan))
-        return (not ran or plan[COUPLED] <= 2 * max(ran)) and plan[COUPLED] < min(refused, default=math.inf)
-
-    def _build_curve(self, plan: Plan) -> MemoryCurve | None:
-        """Memory of an arm: its own real and fake points, and what the user's arm taught; None: nothing is known."""
-        arm = device_arm(plan)
-        real = self._read_peaks(arm)
-        refused = self._list_refused(arm)
-        fake = self._compute_fake(arm)
-        base_arm = device_arm(self._base)
-        if arm != base_arm and fake and len(self._fakes.get(base_arm, ())) > 1:
-            base = MemoryCurve(real=self._read_peaks(base_arm), fake=self._fakes[base_arm])
-            return dataclasses.replace(base.transfer(fake), real=real, refused=refused)
-        if not real and len(fake) < 2:
-            return self._build_curve(self._base) if arm != base_arm else None
-        return MemoryCurve(real=real, fake=fake, refused=refused)
-
-    def _list_refused(self, arm: Arm) -> list[int]:
-        """Batch sizes at which the arm ran out of memory."""
-        rows = [row for row in self._rows["failed"] if row.status == "out_of_memory"]
-        return [row.plan[COUPLED] for row in rows if device_arm(row.plan) == arm]
-
-    def _read_peaks(self, arm: Arm) -> dict[int, float]:
-        """Batch → the largest peak measured, probes of the device and whole runs alike."""
-        peaks: dict[int, float] = {}
-        for row in (*self._rows["device"], *self._rows["end_to_end"]):
-            gib = row.device_memory_peak_gib
-            if gib and device_arm(row.plan) == arm:
-                peaks[row.plan[COUPLED]] = max(gib, peaks.get(row.plan[COUPLED], 0.0))
-        return peaks
-
-    def _compute_fake(self, arm: Arm) -> dict[int, float]:
-        """The arm's fake points; where it has none, the user's arm's, times the ratio of each lever that differs."""
-        own = self._fakes.get(arm, {})
-        base_arm = device_arm(self._base)
-        base = self._fakes.get(base_arm, {})
-        if arm == base_arm or len(own) >= len(base) > 0:
-            return own
-        singles = [
-            self._fakes[other]
-            for other in self._fakes
-            if len(set(other) - set(base_arm)) == 1 and set(other) - set(base_arm) <= set(arm)
-        ]
-        return {batch: gib * math.prod(_read_share(s, base, batch) for s in singles) for batch, gib in base.items()}
 
     def _build_model(self, *, learn: bool = True) -> StepTime:
         return StepTime(
@@ -404,9 +336,7 @@ class _Search:
     def _ask_fake(self, plan: Plan, batch: int) -> Answer:
         plan = _without_loader(self._space.with_value(plan, COUPLED, batch))
         trial = yield Ask(plan=plan, why="memory of a step, estimated on fake tensors", kind="memory")
-        if trial.status == "ok" and trial.memory_allocated_peak_gib:
-            self._fakes.setdefault(device_arm(plan), {})[batch] = trial.memory_allocated_peak_gib
-            self._safe.clear()
+        self._memory.learn(trial)
         return trial
 
     def _ask_device(self, plan: Plan, batch: int, why: str) -> Answer:
@@ -417,7 +347,7 @@ class _Search:
 
     def _ask(self, kind: str, plan: Plan, why: str) -> Answer:
         trial = yield Ask(plan=plan, why=why, kind=kind)
-        self._safe.clear()
+        self._memory.learn(trial)
         if trial.status != "ok":
             self._rows["failed"].append(trial)
         elif trial not in self._rows[kind]:  # asked twice, the same row comes back
@@ -430,15 +360,6 @@ def _without_loader(plan: Plan) -> Plan:
     catalogue = load_catalogue()
     names = [name for name in plan if catalogue[name].stage == "loader" and name != COUPLED]
     return plan.replace(**{name: catalogue[name].default for name in names})
-
-
-def _read_share(points: dict[int, float], base: dict[int, float], batch: int) -> float:
-    """Memory of a lever's arm over the user's arm, at the nearest batch where both are known."""
-    shared = points.keys() & base.keys()
-    if not shared:
-        return 1.0
-    nearest = min(shared, key=lambda b: abs(math.log(b / batch)))
-    return points[nearest] / base[nearest]
 
 
 def _spread(values: Sequence[int], n: int) -> list[int]:

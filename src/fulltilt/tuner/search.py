@@ -51,7 +51,7 @@ STRATEGIES: Mapping[str, Callable[[Space], Strategy]] = {
 
 def count_planned(space: Space, strategy: str) -> int:
     """Trials at most, for a progress display: the grid, or the sweeps of two rounds."""
-    size = len(space.grid()) if space.axes else 0
+    size = space.size
     if strategy == "exhaustive":
         return size + len(space.skipped)
     if strategy == "model_first":

@@ -20,6 +20,7 @@ from fulltilt.records import Plan
 SMALLEST_SHARE = 16  # of the effective batch: micro-batches below it pay the cost of a step too often
 N_DIVISORS = 6  # batch sizes tried while the effective batch stays
 N_DOUBLINGS = 6  # batch sizes above the user's when the effective batch is free
+COUNTABLE = 5_000  # combinations up to which every plan of a grid is looked at
 COUPLED = "batch_size"
 
 
@@ -62,6 +63,13 @@ class Space:
             for batch_size in self.axes.get(COUPLED, (plan["batch_size"],)):
                 plans[self.with_value(plan, COUPLED, batch_size)] = None
         return list(plans)
+
+    @property
+    def size(self) -> int:
+        """Plans of the grid; of a large one the combinations, without folding together those that come to the same."""
+        if not self.axes:
+            return 0
+        return len(self.grid()) if self.n_combinations <= COUNTABLE else self.n_combinations
 
     @property
     def n_combinations(self) -> int:

@@ -16,21 +16,20 @@ from fulltilt.config import Config
 from fulltilt.errors import UsageError
 from fulltilt.hardware import has_c_compiler, read_machine
 from fulltilt.levers import Facts, default_plan, find_obstacles
-from fulltilt.records import Machine, Plan, Roof, Trial, decode
+from fulltilt.records import Machine, Roof, decode
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import recommend, search
+from fulltilt.tuner.conclude import conclude
 from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS, confirm
-from fulltilt.tuner.finish import finish_result
-from fulltilt.tuner.hints import find_hints, find_search_hints
 from fulltilt.tuner.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
 from fulltilt.tuner.progress import OnEvent, PickMade, SearchNoted, SearchStarted, TrialProgressed
-from fulltilt.tuner.recommend import LearningRateRule, Picks
-from fulltilt.tuner.result import SearchSummary, TuneResult, build_epoch_seconds
+from fulltilt.tuner.recommend import LearningRateRule
+from fulltilt.tuner.result import TuneResult
 from fulltilt.tuner.session import BASELINE, REPEAT, Ask, Session
 from fulltilt.tuner.source import TuneTarget, resolve_target
 from fulltilt.tuner.space import Space, build_space
-from fulltilt.tuner.target import PROBE_ID, ROOFS_ID, ProbeResult, ProcessTarget
+from fulltilt.tuner.target import PROBE_ID, ROOFS_ID, ProcessTarget
 from fulltilt.tuner.trial import refuse_inside_trial
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 RESULT_FILE = "tune.json"
 MAX_CONFIRM_PASSES = 3
-NOISE_PCT = 10.0
 
 
 def tune(
@@ -139,14 +137,7 @@ def _run(
         machine = dataclasses.replace(machine, roofs=_read_roofs(target, session, folder))
     finally:
         target.close()
-    result = _build_result(aim, options, machine, probe, space, session, journal, memory_gib, folder)
-    result = finish_result(
-        result,
-        axes=space.axes,
-        facts=space.facts,
-        n_epochs=aim.config.run.epochs,
-        roofs_missing=f"no roof could be measured; see {folder.path / 'logs' / 'roofs.log'}",
-    )
+    result = conclude(aim, options, machine, probe, space, session, journal, memory_gib, folder)
     for name in ("throughput", "efficiency", "memory", "recommended"):
         chosen = getattr(result.picks, name)
         if chosen is not None:
@@ -178,7 +169,7 @@ def _open_session(
     tell(
         SearchStarted(
             strategy=options.strategy,
-            grid_size=_count_grid(space),
+            grid_size=space.size + len(space.skipped),
             n_planned=n_planned,
             n_resumed=journal.n_found,
             device=options.device,
@@ -223,114 +214,6 @@ def _plan_baseline(session: Session, space: Space) -> Ask | None:
     return Ask(plan=space.user_plan, why=why, kind=REPEAT if is_in_grid else BASELINE)
 
 
-def _select_baseline(rows: Sequence[Trial], user_plan: Plan) -> Trial | None:
-    """The row of the user's plan: that of its median run."""
-    own, _ = recommend.merge_repeats([row for row in rows if row.plan == user_plan])
-    return own[0] if own else None
-
-
-def _build_result(
-    aim: TuneTarget,
-    options: TuneOptions,
-    machine: Machine,
-    probe: ProbeResult,
-    space: Space,
-    session: Session,
-    journal: Journal,
-    memory_gib: float | None,
-    folder: RunFolder,
-) -> TuneResult:
-    table, _ = recommend.merge_repeats(session.rows)
-    baseline = _select_baseline(session.rows, space.user_plan)
-    shown = {row.id for row in table} | ({baseline.id} if baseline else set())
-    repeats = [row for row in session.rows if row.id not in shown]
-    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=memory_gib, runs=session.rows)
-    chosen = picks.recommended.trial
-    rate = recommend.plan_learning_rate(
-        probe.workload.get("learning_rate"),
-        user_plan=space.user_plan,
-        plan=chosen.plan,
-        rule=options.lr_rule,
-        is_batch_free=space.effective_batch_size is None,
-    )
-    summary = _summarize(options, space, session, table, repeats, memory_gib)
-    n_samples = probe.facts.n_samples
-    epoch = build_epoch_seconds(chosen, n_samples)
-    return TuneResult(
-        machine=machine,
-        workload={"name": aim.name, "task": aim.config.task, **_describe_probe(probe)},
-        trials=tuple(table),
-        picks=picks,
-        search=summary,
-        learning_rate=rate,
-        epoch_seconds=epoch,
-        user_plan=space.user_plan,
-        baseline=baseline,
-        repeats=tuple(repeats),
-        probes=tuple(session.probes),
-        hints=(*find_hints(chosen, memory_gib), *find_search_hints(table)),
-        notes=(
-            *journal.notes,
-            *space.notes,
-            *probe.workload.get("notes", ()),
-            *_note_trust(session, chosen, summary, space),
-        ),
-        null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples),
-        folder=str(folder.path),
-    )
-
-
-def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: Space) -> list[str]:
-    """What keeps the figures from being taken at face value."""
-    notes = []
-    if session.is_budget_spent:
-        tried = {row.plan for row in session.rows}
-        n_untried = sum(plan not in tried for plan in space.grid()) if space.axes else 0
-        notes.append(f"the budget ended the search: {n_untried} plans of the grid were not tried; a larger one goes on")
-    if not any(row.kind == REPEAT and row.plan == chosen.plan for row in session.rows):
-        why = "the budget was spent" if session.is_budget_spent else "the runs that confirm it kept changing the order"
-        notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
-    if summary.noise_pct is not None and summary.noise_pct > NOISE_PCT:
-        notes.append(
-            f"runs of one and the same plan lay {summary.noise_pct:.0f} % apart: other programs used this machine, or "
-            "its clock changed; smaller differences between rows mean nothing, repeat the search when it is quiet"
-        )
-    return notes
-
-
-def _summarize(
-    options: TuneOptions,
-    space: Space,
-    session: Session,
-    table: Sequence[Trial],
-    repeats: Sequence[Trial],
-    memory_gib: float | None,
-) -> SearchSummary:
-    confirmed = recommend.find_confirmed(session.rows)  # from one stretch of time: drift before it says nothing here
-    spreads = [
-        spread
-        for plan in {row.plan for row in confirmed}
-        if (spread := recommend.compute_spread_pct([row for row in confirmed if row.plan == plan]))
-    ]
-    return SearchSummary(
-        strategy=options.strategy,
-        grid_size=_count_grid(space),
-        n_trials=len(table),
-        n_end_to_end=sum(row.status != "skipped" for row in session.rows),
-        n_out_of_memory=sum(row.status == "out_of_memory" for row in table),
-        seconds=session.elapsed_s,
-        n_skipped=sum(row.status == "skipped" for row in table),
-        n_repeats=len(repeats),
-        n_resumed=session.n_resumed,
-        n_probes=sum(row.kind != "memory" for row in session.probes),
-        n_collapsed=(space.n_combinations - len(space.grid())) if space.axes else 0,
-        memory_limit_gib=memory_gib,
-        memory_safety_pct=recommend.MEMORY_SAFETY_PCT,
-        stopped_by_budget=session.is_budget_spent,
-        noise_pct=max(spreads, default=None),
-    )
-
-
 def _merge_facts(facts: Facts, machine: Machine, device: str) -> Facts:
     """What the probe read inside the trial, completed by what the machine says."""
     changes: dict[str, Any] = {}
@@ -365,33 +248,6 @@ def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Mach
             "packages": machine.packages,
         },
     }
-
-
-def _count_grid(space: Space) -> int:
-    return (len(space.grid()) if space.axes else 0) + len(space.skipped)
-
-
-def _describe_probe(probe: ProbeResult) -> dict[str, Any]:
-    return {key: value for key, value in probe.workload.items() if key not in ("name", "notes")}
-
-
-def _explain_nulls(
-    picks: Picks, rate: Any, epoch: Any, baseline: Trial | None, memory_gib: float | None, n_samples: int | None
-) -> dict[str, str]:
-    reasons = {}
-    if picks.efficiency is None:
-        reasons["picks.efficiency"] = "no row has a memory figure"
-    if rate.start is None:
-        reasons["learning_rate.from"] = reasons["learning_rate.to"] = "the workload's learning rate could not be read"
-    if epoch.estimate is None:
-        reasons["epoch_seconds.estimate"] = "the dataset has no length" if n_samples is None else "no throughput"
-    if epoch.ci95 is None:
-        reasons["epoch_seconds.ci95"] = "the recommended row has no interval"
-    if baseline is None:
-        reasons["baseline"] = "the user's own plan was not run"
-    if memory_gib is None:
-        reasons["search.memory_limit_gib"] = "the memory of the device could not be read"
-    return reasons
 
 
 def _check_system() -> None:

@@ -14,7 +14,7 @@ import torch
 from benchmarks import _peers_finders, batch_finders
 from benchmarks._peers_finders import FINDERS, Finder, find_with_timm, is_available
 from benchmarks._peers_job import Attempt, Job
-from benchmarks._peers_process import Found, Search, Tried, run_search
+from benchmarks._peers_process import Found, Search, Tried, describe_death, read_unfinished, run_search
 from benchmarks._peers_workloads import CASES, cnn, transformer
 from benchmarks._runner import ROOT, Context
 from benchmarks.batch_finders import (
@@ -33,7 +33,7 @@ from benchmarks.batch_finders import (
 
 from fulltilt.config import plan_of
 from fulltilt.levers import Facts, default_plan
-from fulltilt.records import Trial
+from fulltilt.records import Trial, encode
 from fulltilt.tuner import build_space
 from fulltilt.tuner.source import resolve_target
 
@@ -248,6 +248,34 @@ def test_a_process_that_dies_is_a_failure_with_its_last_word():
     found = run_search(build_search(finder="no such finder"))
     assert found.recommended is None
     assert "no such finder" in found.failure
+
+
+DYING_PROCESS = Found(
+    recommended=None,
+    seconds=2.0,
+    tried=(
+        Tried(batch_size=64, largest_step=64, status="ok"),
+        Tried(batch_size=128, largest_step=0, status="error"),
+    ),
+)
+
+
+def test_a_process_that_dies_leaves_what_it_had_tried():
+    line = json.dumps(encode(DYING_PROCESS))
+    found = read_unfinished(f"not the last line\n{line}\n", describe_death(-11, ""))
+    assert found.failure == "the process was ended by SIGSEGV"
+    assert [(a.batch_size, a.status, a.said) for a in found.tried] == [
+        (64, "ok", None), (128, "error", "the process was ended by SIGSEGV"),
+    ]  # fmt: skip
+    assert (found.seconds, found.recommended) == (2.0, None)
+
+
+def test_every_attempt_is_told_when_it_begins():
+    told = []
+    job = Job(transformer, device="cpu", n_steps=1, on_attempt=lambda job: told.append(len(job.attempts)))
+    job.run_steps(4)
+    job.run_steps(2)
+    assert told == [1, 2]
 
 
 def test_a_search_that_takes_too_long_is_a_failure():

@@ -116,6 +116,7 @@ def test_probes_of_the_plans_own_parts_stand_beside_it_and_others_do_not():
         ("loader", "t4", 950.0),
     ]
     assert "reaches 1,000 samples/s (t2), both together 900" in found[0].text
+    assert ["the slower side" in ceiling.text for ceiling in found] == [False, True]
 
 
 def advise(recommended, rows, *, probes=(), axes=None, facts=FACTS, noise_pct=None):

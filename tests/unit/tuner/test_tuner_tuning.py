@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fulltilt.levers import Facts, default_plan
-from fulltilt.tuner import search, tuning
+from fulltilt.tuner import conclude, recommend, search, tuning
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.options import TuneOptions
 from fulltilt.tuner.session import Session
@@ -21,10 +21,10 @@ OPTIONS = TuneOptions(
 def run(answer, options=OPTIONS, **session_options):
     session = Session(SimulatedTarget(answer), Journal(), **session_options)
     tuning._search(session, SPACE, options)
-    table, repeats = tuning.recommend.merge_repeats(session.rows)
-    summary = tuning._summarize(options, SPACE, session, table, repeats, 8.0)
-    chosen = tuning.recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
-    return session, tuning._note_trust(session, chosen, summary, SPACE)
+    table, repeats = recommend.merge_repeats(session.rows)
+    summary = conclude._summarize(options, SPACE, session, table, repeats, 8.0)
+    chosen = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
+    return session, conclude._note_trust(session, chosen, summary, SPACE)
 
 
 def test_finalists_and_the_users_plan_are_run_side_by_side():
@@ -33,7 +33,7 @@ def test_finalists_and_the_users_plan_are_run_side_by_side():
     rounds = [(64, "repeat"), (32, "baseline")]
     assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds)]
     assert notes == []
-    assert tuning._select_baseline(session.rows, USER).samples_per_s == 320.0
+    assert conclude.select_baseline(session.rows, USER).samples_per_s == 320.0
 
 
 def test_a_machine_that_does_not_repeat_itself_is_called_noisy():
@@ -52,8 +52,8 @@ def test_a_finalist_that_fails_when_run_again_gives_way_to_one_that_does_not():
         return Answer(samples_per_s=10.0 * plan["batch_size"])
 
     session, _ = run(answer)
-    table, _ = tuning.recommend.merge_repeats(session.rows)
-    chosen = tuning.recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
+    table, _ = recommend.merge_repeats(session.rows)
+    chosen = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
     assert chosen.plan["batch_size"] == 32  # the user's own: it competes
     assert {row.status for row in table} == {"ok", "out_of_memory"}
 
@@ -71,8 +71,8 @@ def test_a_recommendation_without_a_second_run_says_so():
 
 def test_the_search_is_counted_right():
     session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
-    table, repeats = tuning.recommend.merge_repeats(session.rows)
-    summary = tuning._summarize(OPTIONS, SPACE, session, table, repeats, 8.0)
+    table, repeats = recommend.merge_repeats(session.rows)
+    summary = conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0)
     counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats)
     assert counted == (3, 2, 6, 3)  # the user's own plan is a row too
     assert search.count_planned(SPACE, "exhaustive") == 2
@@ -80,8 +80,8 @@ def test_the_search_is_counted_right():
 
 def test_the_settings_as_they_were_are_recommended_where_they_are_the_fastest():
     session, _ = run(lambda plan: Answer(samples_per_s=900.0 if plan == USER else 100.0))
-    table, _ = tuning.recommend.merge_repeats(session.rows)
-    picks = tuning.recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
+    table, _ = recommend.merge_repeats(session.rows)
+    picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
     assert picks.recommended.trial.plan == USER
 
 

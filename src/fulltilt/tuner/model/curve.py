@@ -39,7 +39,7 @@ class Curve:
     def _read_line(self, left: int, right: int, batch: int) -> float:
         span = self.batches[right] - self.batches[left]
         slope = (self._seconds[right] - self._seconds[left]) / span
-        nearest = right if batch > self.batches[right] else left
+        nearest = right if batch >= self.batches[right] else left
         known_s, known = self._seconds[nearest], self.batches[nearest]
         slope = min(max(slope, 0.0), known_s / known)
         return known_s + slope * (batch - known)

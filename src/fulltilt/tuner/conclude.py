@@ -1,0 +1,164 @@
+"""From the rows of a search to its result: what was found, what it cost, and how far it can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fulltilt.records import Machine, Plan, Trial
+from fulltilt.records.run_folder import RunFolder
+from fulltilt.tuner import recommend
+from fulltilt.tuner.finish import finish_result
+from fulltilt.tuner.hints import find_hints, find_search_hints
+from fulltilt.tuner.journal import Journal
+from fulltilt.tuner.options import TuneOptions
+from fulltilt.tuner.picks import Picks
+from fulltilt.tuner.result import SearchSummary, TuneResult, build_epoch_seconds
+from fulltilt.tuner.session import END_TO_END, REPEAT, Session
+from fulltilt.tuner.source import TuneTarget
+from fulltilt.tuner.space import Space
+from fulltilt.tuner.target import ProbeResult
+
+NOISE_PCT = 10.0
+
+
+def select_baseline(rows: Sequence[Trial], user_plan: Plan) -> Trial | None:
+    """The row of the user's plan: that of its median run."""
+    own, _ = recommend.merge_repeats([row for row in rows if row.plan == user_plan])
+    return own[0] if own else None
+
+
+def conclude(
+    aim: TuneTarget,
+    options: TuneOptions,
+    machine: Machine,
+    probe: ProbeResult,
+    space: Space,
+    session: Session,
+    journal: Journal,
+    memory_gib: float | None,
+    folder: RunFolder,
+) -> TuneResult:
+    """The result: table, picks, what they save, and what keeps the figures from being taken at face value.
+
+    Raises:
+        NoPlanError: no row is ok.
+    """
+    table, _ = recommend.merge_repeats(session.rows)
+    baseline = select_baseline(session.rows, space.user_plan)
+    shown = {row.id for row in table} | ({baseline.id} if baseline else set())
+    repeats = [row for row in session.rows if row.id not in shown]
+    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=memory_gib, runs=session.rows)
+    chosen = picks.recommended.trial
+    rate = recommend.plan_learning_rate(
+        probe.workload.get("learning_rate"),
+        user_plan=space.user_plan,
+        plan=chosen.plan,
+        rule=options.lr_rule,
+        is_batch_free=space.effective_batch_size is None,
+    )
+    summary = _summarize(options, space, session, table, repeats, memory_gib)
+    n_samples = probe.facts.n_samples
+    epoch = build_epoch_seconds(chosen, n_samples)
+    result = TuneResult(
+        machine=machine,
+        workload={"name": aim.name, "task": aim.config.task, **_describe_probe(probe)},
+        trials=tuple(table),
+        picks=picks,
+        search=summary,
+        learning_rate=rate,
+        epoch_seconds=epoch,
+        user_plan=space.user_plan,
+        baseline=baseline,
+        repeats=tuple(repeats),
+        probes=tuple(session.probes),
+        hints=(*find_hints(chosen, memory_gib), *find_search_hints(table)),
+        notes=(
+            *journal.notes,
+            *space.notes,
+            *probe.workload.get("notes", ()),
+            *_note_trust(session, chosen, summary, space),
+        ),
+        null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples),
+        folder=str(folder.path),
+    )
+    return finish_result(
+        result,
+        axes=space.axes,
+        facts=space.facts,
+        n_epochs=aim.config.run.epochs,
+        roofs_missing=f"no roof could be measured; see {folder.path / 'logs' / 'roofs.log'}",
+    )
+
+
+def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: Space) -> list[str]:
+    """What keeps the figures from being taken at face value."""
+    notes = []
+    if session.is_budget_spent:
+        n_untried = max(0, space.size - len({row.plan for row in session.rows if row.kind == END_TO_END}))
+        notes.append(f"the budget ended the search: {n_untried} plans of the grid were not tried; a larger one goes on")
+    if not any(row.kind == REPEAT and row.plan == chosen.plan for row in session.rows):
+        why = "the budget was spent" if session.is_budget_spent else "the runs that confirm it kept changing the order"
+        notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
+    if summary.noise_pct is not None and summary.noise_pct > NOISE_PCT:
+        notes.append(
+            f"runs of one and the same plan lay {summary.noise_pct:.0f} % apart: other programs used this machine, or "
+            "its clock changed; smaller differences between rows mean nothing, repeat the search when it is quiet"
+        )
+    return notes
+
+
+def _summarize(
+    options: TuneOptions,
+    space: Space,
+    session: Session,
+    table: Sequence[Trial],
+    repeats: Sequence[Trial],
+    memory_gib: float | None,
+) -> SearchSummary:
+    confirmed = recommend.find_confirmed(session.rows)  # from one stretch of time: drift before it says nothing here
+    spreads = [
+        spread
+        for plan in {row.plan for row in confirmed}
+        if (spread := recommend.compute_spread_pct([row for row in confirmed if row.plan == plan]))
+    ]
+    return SearchSummary(
+        strategy=options.strategy,
+        grid_size=space.size + len(space.skipped),
+        n_trials=len(table),
+        n_end_to_end=sum(row.status != "skipped" for row in session.rows),
+        n_out_of_memory=sum(row.status == "out_of_memory" for row in table),
+        seconds=session.elapsed_s,
+        n_skipped=sum(row.status == "skipped" for row in table),
+        n_repeats=len(repeats),
+        n_resumed=session.n_resumed,
+        n_probes=sum(row.kind != "memory" for row in session.probes),
+        n_collapsed=space.n_combinations - space.size if space.axes else 0,
+        memory_limit_gib=memory_gib,
+        memory_safety_pct=recommend.MEMORY_SAFETY_PCT,
+        stopped_by_budget=session.is_budget_spent,
+        noise_pct=max(spreads, default=None),
+    )
+
+
+def _describe_probe(probe: ProbeResult) -> dict[str, Any]:
+    return {key: value for key, value in probe.workload.items() if key not in ("name", "notes")}
+
+
+def _explain_nulls(
+    picks: Picks, rate: Any, epoch: Any, baseline: Trial | None, memory_gib: float | None, n_samples: int | None
+) -> dict[str, str]:
+    reasons = {}
+    if picks.efficiency is None:
+        reasons["picks.efficiency"] = "no row has a memory figure"
+    if rate.start is None:
+        reasons["learning_rate.from"] = reasons["learning_rate.to"] = "the workload's learning rate could not be read"
+    if epoch.estimate is None:
+        reasons["epoch_seconds.estimate"] = "the dataset has no length" if n_samples is None else "no throughput"
+    if epoch.ci95 is None:
+        reasons["epoch_seconds.ci95"] = "the recommended row has no interval"
+    if baseline is None:
+        reasons["baseline"] = "the user's own plan was not run"
+    if memory_gib is None:
+        reasons["search.memory_limit_gib"] = "the memory of the device could not be read"
+    return reasons

@@ -1,0 +1,98 @@
+"""Which plans fit, from fake points, real peaks and refusals of several arms."""
+
+from __future__ import annotations
+
+import math
+
+from fulltilt.levers import default_plan
+from fulltilt.records import Measurement
+from fulltilt.tuner.model.arms import device_arm
+from fulltilt.tuner.model.plan_memory import PlanMemory
+from fulltilt.tuner.target import build_row
+
+BASE = default_plan({"batch_size": 1})
+BATCHES = tuple(2**i for i in range(12))
+
+
+def make_row(kind, batch, gib, status="ok", **levers):
+    plan = BASE.replace(batch_size=batch, **levers)
+    measured = Measurement(
+        phases_ms=None, samples_per_s=1.0, samples_per_s_ci95=None, block_samples_per_s=(), n_steps=1, n_warmup_steps=0,
+        memory_allocated_peak_gib=gib, memory_reserved_peak_gib=None if kind == "memory" else gib,
+    )  # fmt: skip
+    reason = None if status == "ok" else "no"
+    return build_row(
+        plan, id="t", why="", kind=kind, status=status, reason=reason, measurement=measured if status == "ok" else None
+    )
+
+
+def learn(*rows, limit_gib=10.0):
+    memory = PlanMemory(device_arm(BASE), BATCHES, limit_gib)
+    for row in rows:
+        memory.learn(row)
+    return memory
+
+
+def fits(memory, batch, **levers):
+    return memory.fits(BASE.replace(batch_size=batch, **levers))
+
+
+FAKES = tuple(make_row("memory", batch, 0.2 + 0.01 * batch) for batch in (1, 64, 2048))
+
+
+def test_fake_points_alone_keep_a_margin():
+    memory = learn(*FAKES)
+    assert fits(memory, 256)
+    assert not fits(memory, 1024)
+
+
+def test_a_real_peak_takes_the_doubt_away():
+    memory = learn(*FAKES, make_row("device", 512, 5.4), make_row("device", 64, 0.9))
+    assert fits(memory, 512)
+    assert not fits(memory, 1024)
+
+
+def test_an_arm_that_only_fake_tensors_saw_is_read_against_the_users():
+    half = [make_row("memory", batch, 0.1 + 0.005 * batch, precision="bf16") for batch in (1, 2048)]
+    memory = learn(*FAKES, *half, make_row("device", 512, 5.4), make_row("device", 64, 0.9))
+    assert fits(memory, 1024, precision="bf16")
+    assert not fits(memory, 2048, precision="bf16")
+
+
+def test_what_ran_out_of_memory_and_all_above_it_do_not_fit():
+    memory = learn(make_row("device", 64, 1.0), make_row("device", 128, None, status="out_of_memory"))
+    assert fits(memory, 64)
+    assert not fits(memory, 128)
+    assert not fits(memory, 256)
+
+
+def test_knowing_nothing_it_goes_up_by_doubling():
+    memory = learn()
+    assert fits(memory, 2048)
+    memory = learn(make_row("device", 64, None))
+    assert fits(memory, 128)
+    assert not fits(memory, 256)
+
+
+def test_a_first_batch_that_is_not_sure_to_fit_is_made_smaller():
+    assert learn(*FAKES).find_first(64) == 64
+    assert learn(*FAKES).find_first(2048) == 512 or learn(*FAKES).find_first(2048) == 256
+    assert learn().find_first(2048) == 2048
+
+
+def test_a_batch_at_the_edge_is_worth_a_probe_only_where_it_surely_runs():
+    rows = [*FAKES, make_row("device", 64, 0.9), make_row("device", 512, 5.4)]
+    plan = BASE.replace(batch_size=512)
+    assert learn(*rows, limit_gib=10.6).find_edge(plan, {64, 512}) == 1024
+    assert learn(*rows, limit_gib=8.0).find_edge(plan, {64, 512}) is None
+    refused = make_row("end_to_end", 1024, None, status="out_of_memory")
+    assert learn(*rows, refused, limit_gib=10.6).find_edge(plan, {64, 512}) is None
+
+
+def test_no_limit_lets_everything_pass():
+    assert fits(learn(*FAKES, limit_gib=math.inf), 2048)
+
+
+def test_probes_of_the_loader_say_nothing_of_memory():
+    memory = learn(make_row("loader", 2048, None, status="out_of_memory"))
+    assert fits(memory, 2048)

@@ -1,0 +1,150 @@
+"""The models of time: exact where measured, sane between and beyond, and corrected by whole runs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulltilt.levers import default_plan
+from fulltilt.records import Measurement, PhasesMs
+from fulltilt.tuner.model.arms import ArmTimes, Point, device_arm, feed_arm
+from fulltilt.tuner.model.curve import Curve
+from fulltilt.tuner.model.loader_time import LoaderPoint, LoaderTime
+from fulltilt.tuner.model.step_time import StepTime
+from fulltilt.tuner.target import build_row
+
+PLAN = default_plan({"batch_size": 64})
+FP32, BF16 = device_arm(PLAN), device_arm(PLAN.replace(precision="bf16"))
+LAST, BOTH = (
+    device_arm(PLAN.replace(channels_last=True)),
+    device_arm(PLAN.replace(precision="bf16", channels_last=True)),
+)
+FEED = feed_arm(PLAN)
+POINTS = st.dictionaries(st.integers(1, 4096), st.floats(1e-5, 10.0), min_size=1, max_size=6)
+
+
+@given(POINTS, st.integers(1, 16384))
+def test_a_curve_goes_through_its_points_and_stays_positive(points, batch):
+    curve = Curve(points)
+    assert all(curve(b) == pytest.approx(s) for b, s in points.items())
+    assert curve(batch) > 0
+
+
+def test_a_curve_goes_on_as_a_line():
+    curve = Curve({10: 1.0, 20: 1.5, 40: 2.5})
+    assert curve(80) == pytest.approx(4.5)
+    assert curve(5) == pytest.approx(0.75)
+    assert 1.5 < curve(30) < 2.5
+
+
+def test_a_curve_that_falls_is_level_beyond_its_end():
+    assert Curve({10: 2.0, 20: 1.0})(40) == pytest.approx(1.0)
+
+
+def test_gains_of_levers_multiply_where_they_were_not_measured_together():
+    times = ArmTimes(
+        [
+            *(Point(arm=FP32, batch=b, seconds=0.01 * b) for b in (16, 64)),
+            Point(arm=BF16, batch=64, seconds=0.32),
+            Point(arm=LAST, batch=64, seconds=0.48),
+        ]
+    )
+    assert times(BF16, 64) == pytest.approx(0.32)
+    assert times(BOTH, 64) == pytest.approx(0.64 * 0.5 * 0.75)
+    assert times(BOTH, 16) == pytest.approx(0.16 * 0.5 * 0.75)
+
+
+def test_an_arm_that_was_measured_is_not_guessed():
+    points = [Point(arm=FP32, batch=64, seconds=1.0), Point(arm=BF16, batch=64, seconds=0.5)]
+    together = Point(arm=BOTH, batch=64, seconds=0.9)
+    assert ArmTimes([*points, together])(BOTH, 64) == pytest.approx(0.9)
+
+
+def test_workers_divide_loading_up_to_the_cores():
+    points = [LoaderPoint(feed=FEED, n_workers=n, batch=64, seconds=s) for n, s in ((0, 1.0), (4, 0.25))]
+    loader = LoaderTime(points, n_cores=8)
+    assert loader(FEED, 4, 64) == pytest.approx(0.25)
+    assert 0.25 < loader(FEED, 2, 64) < 1.0
+    assert loader(FEED, 8, 64) == pytest.approx(0.125)
+    assert loader(FEED, 16, 64) == pytest.approx(0.125), "past the usable cores they take turns"
+
+
+def test_small_batches_cost_what_the_nearest_number_of_workers_paid_for_them():
+    points = [
+        LoaderPoint(feed=FEED, n_workers=0, batch=64, seconds=1.0),
+        LoaderPoint(feed=FEED, n_workers=8, batch=64, seconds=0.125),
+        LoaderPoint(feed=FEED, n_workers=8, batch=1, seconds=0.05),
+    ]
+    loader = LoaderTime(points, n_cores=8)
+    assert loader(FEED, 8, 1) == pytest.approx(0.05)
+    assert loader(FEED, 4, 1) > 0.05
+
+
+def make_row(kind, rate, *, optimizer_ms=None, **levers):
+    plan = PLAN.replace(**levers)
+    step_ms = 1e3 * plan.effective_batch_size / rate
+    phases = None
+    if optimizer_ms is not None:
+        rest = step_ms - optimizer_ms
+        phases = PhasesMs(
+            data_wait=0.0, h2d=0.0, forward=rest / 3, backward=rest * 2 / 3, optimizer=optimizer_ms, other=0.0,
+            step=step_ms,
+        )  # fmt: skip
+    measured = Measurement(
+        phases_ms=phases, samples_per_s=rate, samples_per_s_ci95=(rate, rate), block_samples_per_s=(rate,), n_steps=8,
+        n_warmup_steps=2,
+    )  # fmt: skip
+    return build_row(plan, id="t1", why="", kind=kind, status="ok", reason=None, measurement=measured)
+
+
+def build(*, device=(), loader=(), whole=(), on_cpu=False):
+    return StepTime(device=device, loader=loader, whole=whole, n_cores=8, on_cpu=on_cpu)
+
+
+def test_without_workers_loading_and_computing_take_turns_and_with_them_they_overlap():
+    device = [make_row("device", 1000.0)]
+    loader = [make_row("loader", 500.0), make_row("loader", 4000.0, num_workers=8)]
+    model = build(device=device, loader=loader)
+    assert model.predict_step_s(PLAN) == pytest.approx(0.064 + 0.128)
+    assert 0.064 <= model.predict_step_s(PLAN.replace(num_workers=8)) < 1.05 * 0.064
+
+
+def test_the_optimizer_is_paid_once_a_window():
+    model = build(device=[make_row("device", 640.0, optimizer_ms=20.0)])
+    once = model.predict_step_s(PLAN)
+    window = model.predict_step_s(PLAN.replace(accumulate=4))
+    assert once == pytest.approx(0.1)
+    assert window == pytest.approx(4 * 0.08 + 0.02)
+
+
+def test_on_the_cpu_loading_takes_cores_from_the_step():
+    device, loader = [make_row("device", 1000.0)], [make_row("loader", 10.0), make_row("loader", 80.0, num_workers=8)]
+    busy, apart = (build(device=device, loader=loader, on_cpu=on_cpu) for on_cpu in (True, False))
+    plan = PLAN.replace(num_workers=8)
+    assert busy.predict_step_s(plan) > apart.predict_step_s(plan)
+
+
+def test_whole_runs_correct_the_prediction_near_them_most():
+    device = [make_row("device", 1000.0), make_row("device", 1200.0, batch_size=1024)]
+    loader = [make_row("loader", 1e6)]
+    before = build(device=device, loader=loader)
+    after = build(device=device, loader=loader, whole=[make_row("end_to_end", 700.0)])
+    near, far = PLAN, PLAN.replace(batch_size=4096, num_workers=8, precision="bf16")
+    (near_before, far_before), _ = before.predict_log_rate([near, far])
+    (near_after, far_after), sds = after.predict_log_rate([near, far])
+    assert math.exp(near_after) == pytest.approx(700.0, rel=0.03)
+    assert abs(near_after - near_before) > abs(far_after - far_before) > 0
+    assert sds[0] < sds[1]
+
+
+def test_of_plans_that_should_be_equal_fewer_workers_are_preferred():
+    model = build(
+        device=[make_row("device", 1000.0)], loader=[make_row("loader", 1e7), make_row("loader", 1e7, num_workers=8)]
+    )
+    means, _ = model.predict_log_rate([PLAN.replace(num_workers=2), PLAN.replace(num_workers=8)])
+    assert means[0] > means[1]
+    assert np.isfinite(means).all()
