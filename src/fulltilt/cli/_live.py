@@ -82,7 +82,7 @@ class SearchView:
                 pass
             case TrialDone() if not event.is_resumed:
                 left = f"about {format_duration(event.seconds_left)} left" if event.seconds_left is not None else ""
-                self._say_trial(event.trial, f"{event.n_done} of at most {event.n_planned}, {left}" if left else "")
+                self._say_trial(event.trial, f"{event.n_done} of about {event.n_planned}, {left}" if left else "")
                 self._update(None, event.n_done, event.n_planned, left)
 
     def _say_trial(self, trial: Trial, left: str) -> None:

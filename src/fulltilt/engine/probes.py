@@ -148,14 +148,16 @@ def _measure_receive_ms(run: Run, stream: _Stream, *, batch_s: float) -> tuple[f
     loader = run.loader
     if not loader.num_workers:
         return None, "without workers the training process loads by itself"
-    n_ready = min(loader.num_workers * (loader.prefetch_factor or 2), (_count_batches(run) or math.inf))
-    if n_ready < 3:
-        return None, f"an epoch of {n_ready} batches leaves no full queue to take from"
+    n_ready = min(loader.num_workers * (loader.prefetch_factor or 2), _count_batches(run) or math.inf)
     stream.start()
     stream.take()  # the first one waits for the workers to start
-    time.sleep(min(MAX_FILL_S, 1.5 * n_ready * batch_s + 0.05))
+    wait_s = min(MAX_FILL_S, 1.5 * n_ready * batch_s + 0.05)
+    time.sleep(wait_s)
+    n_filled = int(min(n_ready - 1, wait_s / batch_s))
+    if n_filled < 2:
+        return None, f"{n_filled} batches were ready after {wait_s:.1f} s; a full queue is needed to take from"
     times_s = []
-    for _ in range(int(n_ready) - 2):
+    for _ in range(n_filled - 1):
         begin_s = time.perf_counter()
         stream.take()
         times_s.append(time.perf_counter() - begin_s)

@@ -14,9 +14,9 @@ from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.options import TuneOptions
 from fulltilt.tuner.picks import Picks
 from fulltilt.tuner.result import SearchSummary, TuneResult, build_epoch_seconds
-from fulltilt.tuner.session import END_TO_END, REPEAT, Session
+from fulltilt.tuner.session import END_TO_END, Session
 from fulltilt.tuner.source import TuneTarget
-from fulltilt.tuner.space import Space
+from fulltilt.tuner.space import COUNTABLE, Space
 from fulltilt.tuner.target import ProbeResult
 
 NOISE_PCT = 10.0
@@ -95,10 +95,12 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
     """What keeps the figures from being taken at face value."""
     notes = []
     if session.is_budget_spent:
-        n_untried = max(0, space.size - len({row.plan for row in session.rows if row.kind == END_TO_END}))
+        ran = {row.plan for row in session.rows if row.kind == END_TO_END and row.status != "skipped"}
+        about = "" if space.n_combinations <= COUNTABLE else "up to "
+        n_untried = f"{about}{max(0, space.size - len(ran))}"
         notes.append(f"the budget ended the search: {n_untried} plans of the grid were not tried; a larger one goes on")
-    if not any(row.kind == REPEAT and row.plan == chosen.plan for row in session.rows):
-        why = "the budget was spent" if session.is_budget_spent else "the runs that confirm it kept changing the order"
+    if not any(row.kind in recommend.CONFIRMING and row.plan == chosen.plan for row in session.rows):
+        why = "the budget was spent" if session.is_budget_spent else "no plan that was measured again could be taken"
         notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
     if summary.noise_pct is not None and summary.noise_pct > NOISE_PCT:
         notes.append(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +15,7 @@ from fulltilt.tuner.session import REPEAT, Ask, Strategy
 MIN_CONFIRM_ROUNDS = 2  # one run of a plan says nothing of how much another would differ
 MAX_CONFIRM_ROUNDS = 3
 CLEAR = 2.0  # standard errors
-AT_STAKE = 0.02  # of the logarithm of samples/s: what taking the wrong one of two finalists may cost
+AT_STAKE = 0.03  # of the logarithm of samples/s: what taking the wrong one of two finalists may cost
 PRIOR_SPREAD, PRIOR_DF = (
     0.01,
     4,
@@ -32,19 +34,27 @@ def confirm(
         baseline: The user's own plan; runs in the same rounds, so that the gain over it is a fair one.
     """
     runs: dict[Plan, list[Trial]] = {}
+    comparison = _name_comparison([*candidates, *([baseline.plan] if baseline else [])])
     own = {} if baseline is None or baseline.plan in candidates else {baseline.plan: baseline}
     left = [*candidates, *own]
     for number in range(max_rounds):
         why = f"finalist, measured again (round {number + 1} of {max_rounds} at most)"
         for plan in left if number % 2 == 0 else reversed(left):
-            trial = yield own.get(plan) or Ask(plan=plan, why=why, kind=REPEAT)
-            if trial.status == "ok":
-                runs.setdefault(plan, []).append(trial)
+            wish = own.get(plan) or Ask(plan=plan, why=why, kind=REPEAT)
+            trial = yield dataclasses.replace(wish, comparison=comparison)
+            runs.setdefault(plan, []).append(trial)
+        runs = {plan: found for plan, found in runs.items() if all(run.status == "ok" for run in found)}
         left = [plan for plan in left if plan in runs]
         if number + 1 >= MIN_CONFIRM_ROUNDS:
             left = find_rivals({plan: runs[plan] for plan in left}, list(runs.values()))
         if len(left) < 2 and number + 1 >= MIN_CONFIRM_ROUNDS:
             return
+
+
+def _name_comparison(plans: Sequence[Plan]) -> str:
+    """The same for the same plans: a search that goes on after a kill takes up its rounds, one with others does not."""
+    text = "|".join(sorted(str(sorted(plan.items(), key=str)) for plan in set(plans)))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def find_rivals(finalists: Mapping[Plan, Sequence[Trial]], runs: Sequence[Sequence[Trial]]) -> list[Plan]:

@@ -24,19 +24,19 @@ class Journal:
         self._folder = folder
         self.trials: list[Trial] = []
         self.notes: list[str] = []
-        self._recorded: dict[tuple[Plan, str], list[Trial]] = defaultdict(list)
+        self._recorded: dict[tuple[Plan, str, str | None], list[Trial]] = defaultdict(list)
         if folder is not None:
             self._read(folder)
         self.n_found = len(self.trials)
 
-    def take(self, plan: Plan, kind: str) -> Trial | None:
+    def take(self, plan: Plan, kind: str, comparison: str | None = None) -> Trial | None:
         """The next recorded row of this plan that was not handed out yet."""
-        waiting = self._recorded.get((plan, kind))
+        waiting = self._recorded.get((plan, kind, comparison))
         return waiting.pop(0) if waiting else None
 
-    def holds(self, plan: Plan, kind: str) -> bool:
+    def holds(self, plan: Plan, kind: str, comparison: str | None = None) -> bool:
         """Whether ``take`` would hand out a row."""
-        return bool(self._recorded.get((plan, kind)))
+        return bool(self._recorded.get((plan, kind, comparison)))
 
     def take_rest(self) -> list[Trial]:
         """All recorded rows that were not handed out yet, in the order they were written."""
@@ -71,4 +71,4 @@ class Journal:
                 self.notes.append(f"{folder.path / JOURNAL_FILE}:{number}: unreadable row left out ({error})")
                 continue
             self.trials.append(trial)
-            self._recorded[(trial.plan, trial.kind)].append(trial)
+            self._recorded[(trial.plan, trial.kind, trial.comparison)].append(trial)

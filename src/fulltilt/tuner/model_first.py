@@ -20,14 +20,13 @@ from fulltilt.tuner.model.step_time import StepTime
 from fulltilt.tuner.session import Ask, Skip, Strategy
 from fulltilt.tuner.space import COUNTABLE, COUPLED, Space
 
-N_WHOLE = 5  # whole runs that the model chooses, at most
+N_WHOLE = 4  # whole runs that the model chooses, at most
 MIN_WHOLE = 3
 N_POLISH = 6  # plans next to the best, at most; one for each lever where there are more
-MIN_POLISH = 2
+MIN_POLISH = 3
 POLISH_REACH = 0.06  # of the logarithm: neighbours that may at best be as much slower are left
-MOST_TRIALS = 24  # of probes and whole runs together, for a display
 N_CURVE = 5  # batch sizes at which the fast arm is probed, at most
-N_FEED = 2  # numbers of workers next to the best, where loading is the slower side
+N_FEED = 3  # numbers of workers next to the best, where loading is the slower side
 BALANCED = 0.8  # of the device's seconds: from here on loading is looked at more closely than the device
 N_FAKE = 4  # batch sizes of the memory pre-pass
 MAX_FAKE_S = 30.0  # of the memory pre-pass together: a large model's takes seconds a point
@@ -38,6 +37,13 @@ GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast 
 OFF_BY = 0.35  # of the logarithm: a model that errs by as much, always, is not used
 
 Answer = Generator[Ask | Skip, Trial, Trial]
+
+
+def estimate_trials(space: Space) -> int:
+    """About how many rows a search adds: probes on fake tensors, of device and loader, and whole runs."""
+    n_values = sum(len(values) - 1 for name, values in space.axes.items() if name not in (COUPLED, "num_workers"))
+    n_parts = N_FAKE + n_values + N_CURVE + N_FEED + 3
+    return n_parts + N_WHOLE + max(N_POLISH, len(space.axes)) // 2
 
 
 def model_first(space: Space) -> Strategy:
@@ -75,15 +81,15 @@ class _Search:
 
     @property
     def is_off(self) -> bool:
-        """Whether every whole run came out far from what was predicted before any of them."""
+        """Whether every whole run came out far from what was predicted before any of them, or none ran well."""
         rows = self._rows["end_to_end"]
-        if len(rows) < MIN_WHOLE:
+        if not rows:
             return True
         plain = self._build_model(learn=False)
         means, _ = plain.predict_log_rate([row.plan for row in rows])
-        errors = [abs(math.log(row.samples_per_s or math.nan) - mean) for row, mean in zip(rows, means, strict=True)]
-        spread = max(errors) - min(errors)
-        return min(errors) > OFF_BY and spread > OFF_BY  # an error that all share does not disturb the ranking
+        errors = [math.log(row.samples_per_s or math.nan) - mean for row, mean in zip(rows, means, strict=True)]
+        spread = max(errors) - min(errors)  # an error that all share does not disturb the ranking
+        return min(map(abs, errors)) > OFF_BY and spread > OFF_BY
 
     def estimate_memory(self) -> Strategy:
         """Peaks on fake tensors: a curve for the user's arm, two points for each lever that changes memory."""
@@ -152,8 +158,10 @@ class _Search:
         for factor in (1 / 8, 1 / 64, 4):
             best = self._find_fastest_feed()
             batch = self._find_nearest_batch(self._middle * factor)
-            worse = best.plan[COUPLED] == self._middle and factor < 1 / 8
-            if not worse and self._memory.fits(self._space.with_value(self._fast, COUPLED, batch)):
+            is_beyond = (best.plan[COUPLED] == self._middle) if factor < 1 / 8 else (best.plan[COUPLED] < self._middle)
+            if factor != 1 / 8 and is_beyond:  # the other way was the better one
+                continue
+            if self._memory.fits(self._space.with_value(self._fast, COUPLED, batch)):
                 yield from self._ask_loader(best.plan, batch, "the loader alone, at another batch size")
 
     def probe_batches(self) -> Strategy:
@@ -253,7 +261,8 @@ class _Search:
     def _choose_whole(self, plans: Sequence[Plan]) -> tuple[Plan, float, float] | None:
         """Plan, predicted samples/s, and how far above the best measured its logarithm may lie."""
         tried = {row.plan for row in (*self._rows["end_to_end"], *self._rows["failed"])}
-        left = [plan for plan in plans if plan not in tried and self._memory.fits(plan)]
+        refused = self._find_refused_count()
+        left = [p for p in plans if p not in tried and p["num_workers"] < refused and self._memory.fits(p)]
         if not left:
             return None
         means, sds = self._build_model().predict_log_rate(left)
@@ -261,6 +270,11 @@ class _Search:
         at = int(hopes.argmax())
         best = max((row.samples_per_s or 0.0 for row in self._rows["end_to_end"]), default=0.0)
         return left[at], math.exp(means[at]), float(hopes[at] - math.log(best)) if best else math.inf
+
+    def _find_refused_count(self) -> float:
+        """The smallest number of workers above 0 whose loader failed by itself: a whole run with as many would too."""
+        counts = [row.plan["num_workers"] for row in self._rows["failed"] if row.kind == "loader"]
+        return min((count for count in counts if count), default=math.inf)
 
     def _probe_curve(self) -> Strategy:
         """The fast arm at further batch sizes: upward as long as memory surely allows, the ends, then the gaps."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from fulltilt.errors import NoPlanError
@@ -27,6 +27,7 @@ CONFIRMING = ("repeat", "baseline")
 MEMORY_SAFETY_PCT = 80.0
 INDIFFERENCE_PCT = 1.0  # of speed: closer than that a smaller batch or a simpler plan is worth more
 MEMORY_TIE_PCT = 2.0
+N_FINALISTS = 2  # in simulation a third cost 3 runs more and gained nothing
 FINALIST_GAP_PCT = 5.0  # twice what two processes of one plan usually differ by, and what drift adds
 MEMORY_SPEED_SHARE_PCT = 90.0  # of the best speed: what the pick with the least memory may cost
 
@@ -58,21 +59,22 @@ def merge_repeats(trials: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
     whole = [trial for trial in trials if trial.kind in WHOLE_RUNS]
     for trial in whole:
         groups.setdefault(trial.plan, []).append(trial)
-    kept = [_select_row(rows) for rows in groups.values()]
+    confirmed = {row.id for row in find_confirmed(whole)}
+    kept = [_select_row(rows, confirmed) for rows in groups.values()]
     ids = {trial.id for trial in kept}
     return kept, [trial for trial in whole if trial.id not in ids]
 
 
-def _select_row(rows: Sequence[Trial]) -> Trial:
+def _select_row(rows: Sequence[Trial], confirmed: Collection[str]) -> Trial:
     failed = [row for row in rows if row.status != "ok"]
     if failed:
         return failed[0]
-    fresh = [row for row in rows if row.kind in CONFIRMING] or rows
+    fresh = [row for row in rows if row.id in confirmed] or [row for row in rows if row.kind in CONFIRMING] or rows
     ranked = sorted(fresh, key=lambda row: row.samples_per_s or 0.0)
     return ranked[(len(ranked) - 1) // 2]
 
 
-def select_finalists(trials: Sequence[Trial], *, limit_gib: float | None, n: int = 3) -> list[Plan]:
+def select_finalists(trials: Sequence[Trial], *, limit_gib: float | None, n: int = N_FINALISTS) -> list[Plan]:
     """The plans to measure again: the recommended one, and those under the memory limit that may be as fast.
 
     A row may be as fast as the fastest when it came within ``FINALIST_GAP_PCT`` of it, or the intervals overlap.
@@ -213,9 +215,8 @@ def _pick_recommended(
 
 def _choose_by_means(rows: Sequence[Trial], runs: Sequence[Trial]) -> tuple[Trial, list[Trial]]:
     """The best by the mean of its runs side by side, and those that this many runs cannot tell from it."""
-    groups = [
-        [run for run in runs if run.plan == row.plan and run.kind in CONFIRMING and run.status == "ok"] for row in rows
-    ]
+    confirmed = find_confirmed(runs)
+    groups = [[run for run in confirmed if run.plan == row.plan] or [row] for row in rows]
     error = compute_run_error(groups)
     figures = []
     for group in groups:
@@ -226,12 +227,19 @@ def _choose_by_means(rows: Sequence[Trial], runs: Sequence[Trial]) -> tuple[Tria
 
 
 def find_confirmed(rows: Sequence[Trial]) -> list[Trial]:
-    """Rows of plans that were measured again beside each other.
+    """Rows of plans that were measured again beside each other: those of the newest such comparison.
 
-    Only these are compared for the recommendation: the speed of a machine drifts, and a row from a faster minute
-    would win against them by the minute it ran in.
+    Only these are compared for the recommendation: the speed of a machine drifts, and a row from a faster minute, or
+    from a search that was started again the day after, would win against them by the time it ran at.
     """
-    return [row for row in rows if row.status == "ok" and row.kind in CONFIRMING]
+    again = [row for row in rows if row.status == "ok" and row.kind in CONFIRMING]
+    newest = max(again, key=_read_number, default=None)
+    return [row for row in again if newest is not None and row.comparison == newest.comparison]
+
+
+def _read_number(row: Trial) -> int:
+    """Rows are numbered in the order they ran."""
+    return int(row.id[1:]) if row.id[1:].isdigit() else 0
 
 
 def _filter_safe(rows: Sequence[Trial], limit_gib: float | None) -> list[Trial]:

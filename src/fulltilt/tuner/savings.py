@@ -14,7 +14,7 @@ from typing import Literal
 
 from fulltilt.records import Plan, Trial
 from fulltilt.stats import compute_contrast_interval
-from fulltilt.tuner.recommend import CONFIRMING
+from fulltilt.tuner.recommend import find_confirmed
 
 SavingsVerdict = Literal["faster", "slower", "no gain", "same plan"]
 Interval = tuple[float, float]
@@ -111,7 +111,7 @@ def _explain_nulls(savings: Savings, reason: str) -> dict[str, str]:
 
 def find_rates(runs: Sequence[Trial], plan: Plan) -> list[float]:
     """Samples/s of the runs of a plan that were made beside others, in the order they ran."""
-    found = {run.id: run for run in runs if run.plan == plan and run.kind in CONFIRMING and run.status == "ok"}
+    found = {run.id: run for run in find_confirmed(runs) if run.plan == plan}
     return [run.samples_per_s or 0.0 for run in sorted(found.values(), key=lambda run: (len(run.id), run.id))]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from fulltilt.records import Plan
 from fulltilt.tuner.coordinate_descent import coordinate_descent, project, without_batch
-from fulltilt.tuner.model_first import MOST_TRIALS, model_first
+from fulltilt.tuner.model_first import estimate_trials, model_first
 from fulltilt.tuner.session import Ask, Skip, Strategy
 from fulltilt.tuner.space import COUPLED, Space
 
@@ -50,11 +50,11 @@ STRATEGIES: Mapping[str, Callable[[Space], Strategy]] = {
 
 
 def count_planned(space: Space, strategy: str) -> int:
-    """Trials at most, for a progress display: the grid, or the sweeps of two rounds."""
+    """About how many trials, for a progress display."""
     size = space.size
     if strategy == "exhaustive":
         return size + len(space.skipped)
     if strategy == "model_first":
-        return min(size, MOST_TRIALS) + len(space.skipped)
+        return estimate_trials(space) + len(space.skipped)
     sweep = 1 + sum(len(values) - 1 for values in space.axes.values())
     return min(size, sweep if strategy == "quick" else 2 * sweep) + len(space.skipped)

@@ -32,6 +32,7 @@ class Ask:
     plan: Plan
     why: str
     kind: str = END_TO_END
+    comparison: str | None = None  # of repeats: which plans run side by side; rows of another one are no answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +106,8 @@ class Session:
 
     def _must_stop(self, wish: Ask, *, may_use_reserve: bool) -> bool:
         """Whether the next trial would not fit. The first whole run always runs, else there is nothing to say."""
-        if self._budget_s is None or self._is_free(wish) or (not self.rows and wish.kind not in PROBES):
+        has_run = any(row.status != "skipped" for row in self.rows)
+        if self._budget_s is None or self._is_free(wish) or (not has_run and wish.kind not in PROBES):
             return False
         seconds = self._list_seconds()
         usual_s = statistics.median(seconds) if seconds else 0.0
@@ -113,7 +115,7 @@ class Session:
         return self.elapsed_s + usual_s + reserve_s > self._budget_s
 
     def _is_free(self, wish: Ask) -> bool:
-        return self._is_known(wish) or self._journal.holds(wish.plan, wish.kind)
+        return self._is_known(wish) or self._journal.holds(wish.plan, wish.kind, wish.comparison)
 
     def _is_known(self, wish: Ask) -> bool:
         return (wish.plan, wish.kind) in self._known
@@ -130,7 +132,7 @@ class Session:
     def _ask(self, wish: Ask) -> Trial:
         if self._is_known(wish):
             return self._known[wish.plan, wish.kind]
-        found = self._journal.take(wish.plan, wish.kind)
+        found = self._journal.take(wish.plan, wish.kind, wish.comparison)
         if found is not None:
             self.n_resumed += 1
             return self._keep(found, is_resumed=True)
@@ -141,6 +143,8 @@ class Session:
             )
         )
         trial = self._target(wish.plan, id=id, why=wish.why, kind=wish.kind)
+        if wish.comparison is not None:
+            trial = dataclasses.replace(trial, comparison=wish.comparison)
         self.n_run += 1
         self._journal.append(trial)
         return self._keep(trial)

@@ -92,14 +92,14 @@ class ProcessTarget:
         on_progress: Callable[[str, Mapping[str, Any]], None] | None = None,
     ):
         self._source, self._device, self._folder = source, device, folder
-        self._n_steps, self._seed, self._memory_limit_bytes = n_steps, seed, memory_limit_bytes
+        self._n_steps, self._seed, self.memory_limit_bytes = n_steps, seed, memory_limit_bytes
         self._deadline_s, self._max_measure_s = deadline_s, max_measure_s
         self._zygote = zygote or Zygote(folder / "zygote.log")
         self._on_progress = on_progress
 
     def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
         outcome = self._run(self._build_request(plan, id), kind if kind in PROBES else "trial")
-        limit_bytes = None if kind == "memory" else self._memory_limit_bytes
+        limit_bytes = None if kind == "memory" else self.memory_limit_bytes
         return build_trial(plan, outcome, id=id, why=why, kind=kind, memory_limit_bytes=limit_bytes)
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class ProcessTarget:
             device=self._device,
             n_steps=self._n_steps,
             seed=self._seed,
-            memory_limit_bytes=self._memory_limit_bytes,
+            memory_limit_bytes=self.memory_limit_bytes,
             deadline_s=self._deadline_s,
             max_measure_s=self._max_measure_s,
         )

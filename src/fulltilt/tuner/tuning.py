@@ -68,7 +68,7 @@ def tune(
         steps: Timed optimizer steps per trial, at least.
         device: auto, cpu, cuda or cuda:N.
         memory_limit: Bytes, or text such as ``12GiB``; a trial that needs more is out of memory.
-        exhaustive: Run the whole grid instead of moving one lever at a time.
+        exhaustive: Run the whole grid, instead of probing parts and running whole what may be the best.
         quick: One round, short trials, one repeat of the finalists, 90 s unless ``budget`` says otherwise.
         budget: Seconds, or text such as ``6m``, for the whole search.
         free_batch: Let the effective batch change.
@@ -130,8 +130,7 @@ def _run(
             all_levers=options.strategy == "model_first",
         )
         memory_gib = find_memory_gib(options, machine)
-        limit_gib = None if memory_gib is None else memory_gib * recommend.MEMORY_SAFETY_PCT / 100
-        space = dataclasses.replace(space, memory_gib=limit_gib)
+        space = dataclasses.replace(space, memory_gib=_choose_room_gib(memory_gib, target.memory_limit_bytes))
         session = _open_session(target, journal, space, options, folder, tell, start_s)
         _search(session, space, options)
         machine = dataclasses.replace(machine, roofs=_read_roofs(target, session, folder))
@@ -188,13 +187,24 @@ def _search(session: Session, space: Space, options: TuneOptions) -> None:
     if space.axes and not any(row.status != "skipped" for row in session.rows):
         session.run(search.run_nearest(space))  # the budget went into probes
     max_rounds = 1 if options.is_quick else MAX_CONFIRM_ROUNDS
-    for number in range(MAX_CONFIRM_PASSES):
+    for _ in range(MAX_CONFIRM_PASSES):
         finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib)
-        if not finalists or recommend.find_confirmed(recommend.merge_repeats(session.rows)[0]):
+        if not finalists:
             break
-        baseline = None if number or options.is_quick else _plan_baseline(session, space)
-        session.run(confirm(finalists, max_rounds=max_rounds, baseline=baseline), may_use_reserve=True)
+        baseline = None if options.is_quick else _plan_baseline(session, space)
+        is_done = session.run(confirm(finalists, max_rounds=max_rounds, baseline=baseline), may_use_reserve=True)
+        table, _ = recommend.merge_repeats(session.rows)
+        if not is_done or any(row.plan in finalists and row.status == "ok" for row in table):
+            break
     session.adopt_rest()
+
+
+def _choose_room_gib(memory_gib: float | None, trial_limit_bytes: int | None) -> float | None:
+    """What the search plans with: below the safety limit, and below what a trial is given."""
+    limits = [] if memory_gib is None else [memory_gib * recommend.MEMORY_SAFETY_PCT / 100]
+    if trial_limit_bytes is not None:
+        limits.append(trial_limit_bytes / 2**30)
+    return min(limits, default=None)
 
 
 def _read_roofs(target: ProcessTarget, session: Session, folder: RunFolder) -> tuple[Roof, ...]:

@@ -9,7 +9,7 @@ import pytest
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PROBES, Measurement, Plan
 from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.model_first import MOST_TRIALS, model_first
+from fulltilt.tuner.model_first import model_first
 from fulltilt.tuner.session import Session
 from fulltilt.tuner.space import Space
 from fulltilt.tuner.target import build_row
@@ -37,13 +37,19 @@ class Machine:
     fake_fails: bool = False
     device_fails: bool = False
     deceives: bool = False  # whole runs have nothing to do with the probes
+    most_workers: int | None = None  # the loader of more than these fails
+    gib_per_worker: float = 0.0
 
     def __post_init__(self):
         self.asked: list[tuple[str, Plan]] = []
 
     def __call__(self, plan, *, id, why, kind="end_to_end"):
         self.asked.append((kind, plan))
-        batch, peak = plan["batch_size"], 0.5 + self.gib_per_sample * plan["batch_size"]
+        batch, n_workers = plan["batch_size"], plan["num_workers"]
+        peak = 0.5 + self.gib_per_sample * batch + (self.gib_per_worker * n_workers if kind == "end_to_end" else 0.0)
+        if kind != "device" and self.most_workers is not None and n_workers > self.most_workers:
+            reason = "no space left in /dev/shm"
+            return build_row(plan, id=id, why=why, kind=kind, status="out_of_memory", reason=reason, seconds=1.0)
         if (kind == "memory" and self.fake_fails) or (kind == "device" and self.device_fails):
             return build_row(plan, id=id, why=why, kind=kind, status="error", reason="refused")
         if kind not in ("loader", "memory") and peak > 12.0:
@@ -91,7 +97,7 @@ def test_it_ends_next_to_the_best_of_the_grid_in_few_runs(machine):
     fastest = max(row.samples_per_s or 0.0 for row in session.rows)
     assert fastest >= 0.97 * find_best_rate(machine)
     assert len(session.rows) <= 10
-    assert len(session.rows) + sum(row.kind != "memory" for row in session.probes) <= MOST_TRIALS
+    assert len(session.rows) + sum(row.kind != "memory" for row in session.probes) <= 24
 
 
 def test_nothing_is_run_that_memory_is_predicted_not_to_hold():
@@ -116,6 +122,37 @@ def test_a_loader_that_costs_nothing_is_probed_once():
     )
     session = search(machine)
     assert sum(row.kind == "loader" for row in session.probes) == 1
+
+
+def test_workers_whose_loader_failed_alone_are_not_run_whole():
+    """Loader probes with 16 and 12 workers once taught nothing, and every whole run was one of them."""
+    machine = Machine(load_s=3e-3, most_workers=8)
+    session = search(machine)
+    assert not [row for row in session.rows if row.status == "out_of_memory"]
+    assert max(row.samples_per_s for row in session.rows) >= 0.55 * find_best_rate(machine), "8 of 14 useful workers"
+
+
+def test_memory_of_workers_is_not_held_against_the_batch():
+    machine = Machine(load_s=1e-4, gib_per_worker=0.6)
+    session = search(machine)
+    tried = {(row.plan["batch_size"], row.plan["num_workers"]) for row in session.rows if row.status == "ok"}
+    assert max(batch for batch, _ in tried) >= 1024
+
+
+def test_errors_of_either_sign_are_no_shared_one():
+    """A model that is wrong by turns ranks nothing: coordinate descent has to take over."""
+    machine = Machine(load_s=1e-3)
+    honest = machine.compute_step_s
+
+    def deceive(plan, kind="end_to_end"):
+        seconds = honest(plan, kind)
+        if kind != "end_to_end":
+            return seconds
+        return seconds * (4.0 if (plan["batch_size"].bit_length() + plan["num_workers"]) % 3 else 0.2)
+
+    machine.compute_step_s = deceive
+    session = search(machine)
+    assert len(session.rows) > 12
 
 
 def test_where_no_probe_runs_coordinate_descent_takes_over():

@@ -172,7 +172,7 @@ def test_finalists_are_the_recommended_plan_and_those_that_may_be_as_fast():
         make_row(3, 1100.0),
         make_row(4, 1050.0, batch_size=16, spread_pct=20.0),
     ]
-    finalists = recommend.select_finalists(rows, limit_gib=None)
+    finalists = recommend.select_finalists(rows, limit_gib=None, n=3)
     assert [plan["batch_size"] for plan in finalists] == [128, 64, 16]  # the last one's interval reaches the first
     assert recommend.select_finalists([make_row(1, 1.0, memory=9.0)], limit_gib=1.0) == []
 

@@ -8,6 +8,7 @@ from fulltilt.tuner import search
 from fulltilt.tuner.confirm import confirm
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.progress import TrialDone, TrialStarted
+from fulltilt.tuner.recommend import find_confirmed, merge_repeats
 from fulltilt.tuner.session import END_TO_END, REPEAT, Ask, Session, Skip
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.space import Space
@@ -152,8 +153,46 @@ def test_rounds_go_on_while_blocks_of_a_run_differ_more_than_the_gap():
 def test_a_plan_that_is_clearly_slower_leaves_after_two_rounds():
     a, b, c = BASE, BASE.replace(batch_size=64), BASE.replace(batch_size=128)
     rate = {a: 100.0, b: 102.0, c: 50.0}
-    _, target, _ = run(confirm([a, b, c]), lambda plan: Answer(samples_per_s=rate[plan], spread_pct=4.0))
+    _, target, _ = run(confirm([a, b, c]), lambda plan: Answer(samples_per_s=rate[plan], spread_pct=6.0))
     assert target.asked == [a, b, c, c, b, a, a, b]
+
+
+def test_a_finalist_that_fails_when_run_again_ends_no_rounds():
+    a, b = BASE, BASE.replace(batch_size=64)
+    c = BASE.replace(batch_size=128)
+    seen = []
+
+    def answer(plan):
+        seen.append(plan)
+        if plan == c and seen.count(c) > 1:
+            return Answer(status="out_of_memory")
+        return Answer(samples_per_s={a: 100.0, b: 101.0, c: 900.0}[plan], spread_pct=8.0)
+
+    run(confirm([a, b, c]), answer)
+    assert seen == [a, b, c, c, b, a, a, b]
+
+
+def test_repeats_of_another_comparison_are_no_answer(tmp_path):
+    """A search that was started again with another finalist once judged today's runs against yesterday's."""
+
+    def confirm_in_folder(plans, target):
+        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+            session = Session(target, Journal(folder))
+            session.run(confirm(plans))
+            session.adopt_rest()
+            return session
+
+    a, b, c = BASE, BASE.replace(batch_size=64), BASE.replace(batch_size=128)
+    yesterday = SimulatedTarget(lambda plan: Answer(samples_per_s=200.0 + plan["batch_size"], spread_pct=0.1))
+    confirm_in_folder([a, b], yesterday)
+    again = SimulatedTarget(lambda plan: Answer(samples_per_s=200.0))
+    confirm_in_folder([a, b], again)
+    assert again.asked == []
+    today = SimulatedTarget(lambda plan: Answer(samples_per_s=100.0 + plan["batch_size"], spread_pct=0.1))
+    session = confirm_in_folder([b, c], today)
+    assert set(today.asked) == {b, c}
+    table, _ = merge_repeats(session.rows)
+    assert {row.plan: row.samples_per_s for row in find_confirmed(table)} == {b: 164.0, c: 228.0}
 
 
 def test_a_tie_that_costs_nothing_ends_the_rounds_early():

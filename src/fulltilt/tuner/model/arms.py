@@ -75,9 +75,6 @@ class ArmTimes:
     def is_measured(self, arm: Arm) -> bool:
         return arm in self._points
 
-    def list_batches(self, arm: Arm) -> list[int]:
-        return sorted(self._points.get(arm, ()))
-
     def _compute_ratios(self, points: Mapping[int, float]) -> dict[int, float]:
         return {batch: seconds / self._curve(batch) for batch, seconds in points.items()}
 

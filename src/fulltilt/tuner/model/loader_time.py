@@ -65,7 +65,7 @@ class LoaderTime:
         below = max((n for n in known if n < n_workers), default=None)
         above = min((n for n in known if n > n_workers), default=None)
         if below is None:
-            return self._speedups[known[0]]
+            return float(max(n_workers, 1))
         if above is not None:
             lowest = max(below, 0.5)
             return interpolate(n_workers, (lowest, above), (self._speedups[below], self._speedups[above]))

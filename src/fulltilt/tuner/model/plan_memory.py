@@ -40,12 +40,17 @@ class PlanMemory:
         elif row.kind == "loader":
             return
         elif row.status == "out_of_memory":
-            self._refused.setdefault(arm, set()).add(batch)
+            self._refuse(row, arm, batch)
         elif row.status == "ok":
             self._largest = max(self._largest, batch)
-            if gib := row.device_memory_peak_gib:
+            if (gib := row.device_memory_peak_gib) and _is_of_the_step(row):
                 peaks = self._peaks.setdefault(arm, {})
                 peaks[batch] = max(gib, peaks.get(batch, 0.0))
+
+    def _refuse(self, row: Trial, arm: Arm, batch: int) -> None:
+        """A batch that ran in the arm by itself is not too large for it: then loading took the memory."""
+        if not any(known >= batch for known in self._peaks.get(arm, ())):
+            self._refused.setdefault(arm, set()).add(batch)
 
     def fits(self, plan: Plan) -> bool:
         """Whether memory is predicted to stay below the limit. Where nothing is known: at most twice what ran."""
@@ -95,7 +100,8 @@ class PlanMemory:
             base = MemoryCurve(real=self._peaks.get(self._base_arm, {}), fake=base_fake)
             return dataclasses.replace(base.transfer(fake), real=real, refused=refused)
         if not real and len(fake) < 2:
-            return self._build_curve(self._base_arm) if arm != self._base_arm else None
+            base = self._build_curve(self._base_arm) if arm != self._base_arm else None
+            return None if base is None else dataclasses.replace(base, refused={*base.refused, *refused})
         return MemoryCurve(real=real, fake=fake, refused=refused)
 
     def _estimate_fake(self, arm: Arm) -> Mapping[int, float]:
@@ -110,6 +116,13 @@ class PlanMemory:
             if len(changed := set(other) - base_values) == 1 and changed <= wanted
         ]
         return {batch: gib * math.prod(_read_share(s, base, batch) for s in singles) for batch, gib in base.items()}
+
+
+def _is_of_the_step(row: Trial) -> bool:
+    """Whether the peak is that of the step: on a CPU workers count too, and rows that lie on the device count there."""
+    holds_rows = row.plan.get("placement", "stream") not in ("stream", "memory_map", "block_shuffled")
+    is_process_tree = row.memory_reserved_peak_gib is None
+    return not holds_rows and not (is_process_tree and row.plan["num_workers"])
 
 
 def _read_share(points: Mapping[int, float], base: Mapping[int, float], batch: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -156,7 +157,7 @@ def _to_number(value: object) -> float:
         return float(value)
     if isinstance(value, int | float):
         return math.log2(1 + abs(value))
-    return (sum(str(value).encode()) % 7) / 3
+    return 2.0 * zlib.crc32(str(value).encode()) / 2**32
 
 
 def _read_update_s(row: Trial) -> float:
