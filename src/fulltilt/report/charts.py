@@ -105,9 +105,12 @@ def build_bar_chart(bars: Sequence[Bar], *, x_title: str, colours: Mapping[str, 
     return _svg("".join(out), x_title, height=height) + _legend(list(colours), list(colours.values()))
 
 
+SMALLEST = 1e-300  # below it a fifth of a figure may be 0
+
+
 def compute_ticks(top: float, n: int = 5) -> list[float]:
     """Round figures from 0 to at least ``top``: steps of 1, 2 or 5 times a power of ten."""
-    if top <= 0 or not math.isfinite(top):
+    if top <= SMALLEST or not math.isfinite(top):
         return [0.0, 1.0]
     raw = top / n
     power = 10.0 ** math.floor(math.log10(raw))
@@ -117,8 +120,9 @@ def compute_ticks(top: float, n: int = 5) -> list[float]:
 
 def compute_ticks_between(low: float, high: float, n: int = 5) -> list[float]:
     """Round figures from at most ``low`` to at least ``high``."""
-    if not high > low:
-        low, high = low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
+    if not high - low > max(SMALLEST, 1e-12 * abs(low)):
+        room = 0.05 * (abs(low) if abs(low) > SMALLEST else 1.0)
+        low, high = low - room, high + room
     step = compute_ticks(high - low, n)[1]
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
