@@ -19,7 +19,7 @@ from fulltilt.records import loads
 from fulltilt.stats import compute_quantile_interval
 
 DELIVERED = {"cli_start", "decisions", "loop_overhead", "plan_quality", "search_replay", "trial_startup"}
-PEERS = ("lightning", "accelerate", "optuna")
+PEERS = ("lightning", "accelerate", "optuna", "timm")
 
 FIND_WITHOUT_PEERS = f"""
 import importlib.abc, json, sys
