@@ -24,6 +24,12 @@ ACCESSES = {
     "random_row_by_row": "random, a call a row (h5py)",
 }
 
+READERS = {
+    "mapped": "rows gathered out of the mapped file",
+    "pread": "rows read with pread: the file lies on a network file system",
+    "h5py": "rows read through h5py",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -200,7 +206,7 @@ def _build_rates_table(report: DatasetReport) -> Table:
 
 
 def _describe_cache(report: DatasetReport, is_cold: bool) -> str:
-    how = "rows gathered out of the mapped file" if report.reader == "mapped" else "rows read through h5py"
+    how = READERS[report.reader or "h5py"]
     if is_cold:
         return f"{how}; cold: the system was asked to drop the file from its page cache before each measurement"
     if report.cached_before_pct is None:

@@ -13,12 +13,14 @@ import numpy as np
 
 from fulltilt.data.hdf5_file import find_dataset, open_hdf5
 from fulltilt.data.hdf5_layout import Layout, describe_layout
-from fulltilt.data.hdf5_rates import ACCESSES, Rate, measure_rate, read_cached_pct
-from fulltilt.data.hdf5_rows import Rows, build_rows
+from fulltilt.data.hdf5_mapped import MappedRows
+from fulltilt.data.hdf5_rates import ACCESSES, Rate, measure_rate, measure_warm_rate, read_cached_pct
+from fulltilt.data.hdf5_rows import DirectRows, LibraryRows, Rows, build_rows
 from fulltilt.errors import DataError, UsageError
 
 SAMPLE_BYTES = 32 << 20  # repacked to see what repacking is worth
 _WORTH = 1.5  # a repack is recommended when the sample came out so much faster
+_READERS: dict[type, str] = {MappedRows: "mapped", DirectRows: "pread", LibraryRows: "h5py"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,11 +28,13 @@ class DatasetReport:
     """One dataset. What was not measured is None, with the reason in ``null_reasons``.
 
     Attributes:
-        reader: ``mapped`` (rows gathered out of the mapped file) or ``h5py``.
+        reader: What reads its rows here: ``mapped`` (gathered out of the mapped file), ``pread`` (one array on a
+            network file system) or ``h5py``.
         read_bytes_a_row: What one row takes out of the file where whole chunks have to be read for it.
         cached_before_pct: Share of the dataset that lay in the page cache before; None where it cannot be told.
         rates: Per way of reading.
-        repacked_random_rows_per_s: The same on a sample that was repacked as advised.
+        warm_random_rows_per_s: Random rows out of the page cache; what the repacked sample is held against.
+        repacked_random_rows_per_s: The same on a sample repacked as advised, in the folder for temporary files.
         advice: What to do, in words.
         command: The repack that was tried, None when the file is fine.
     """
@@ -49,6 +53,7 @@ class DatasetReport:
     read_bytes_a_row: int | None = None
     cached_before_pct: float | None = None
     rates: tuple[Rate, ...] = ()
+    warm_random_rows_per_s: float | None = None
     repacked_random_rows_per_s: float | None = None
     repacked_sample_rows: int | None = None
     advice: str | None = None
@@ -80,7 +85,8 @@ def inspect_hdf5(
 ) -> Inspection:
     """Describe every dataset of a file, and measure the named ones; the largest when none is named.
 
-    Cost: four measurements of ``seconds`` each per measured dataset, a repacked sample of 32 MiB where that may help.
+    Cost: four measurements of ``seconds`` each per measured dataset; where repacking may help, four times ``seconds``
+    more and a sample of 32 MiB (one chunk's rows where those are more) in the folder for temporary files.
 
     Args:
         path: The file.
@@ -157,7 +163,7 @@ def _measure(
     if layout.dtype.kind not in "iufb":
         return dataclasses.replace(report, null_reasons={"rates": f"{layout.dtype} is no number to train on"})
     rows = build_rows(layout)
-    is_direct = layout.offset is not None or layout.has_plain_chunks
+    reader = _READERS[type(rows)]
     cached_pct = read_cached_pct(layout)
     rates = []
     for access in ACCESSES:
@@ -165,38 +171,44 @@ def _measure(
         rates.append(measure_rate(access, layout, rows, batch_size, seconds, cold))
     report = dataclasses.replace(
         report,
-        reader="mapped" if is_direct else "h5py",
-        read_bytes_a_row=layout.row_bytes if is_direct else layout.read_bytes_a_row,
+        reader=reader,
+        read_bytes_a_row=layout.read_bytes_a_row if reader == "h5py" else layout.row_bytes,
         cached_before_pct=cached_pct,
         rates=tuple(rates),
         null_reasons={} if cached_pct is not None else {"cached_before_pct": "this file system does not tell"},
     )
-    tell(f"{report.name}: a repacked sample")
+    tell(f"{report.name}: a repacked sample beside the rows as they are, both warm")
     return _advise(report, layout, rows, batch_size, seconds)
 
 
 def _advise(report: DatasetReport, layout: Layout, rows: Rows, batch_size: int, seconds: float) -> DatasetReport:
-    if report.reader == "mapped" and report.n_chunks_a_row == 1:
+    """Hold a repacked sample against the rows as they are: both warm, and as many rows at a time."""
+    if report.reader != "h5py" and report.n_chunks_a_row == 1:
         return dataclasses.replace(report, advice="every row is one piece of the file: nothing to repack")
-    sample_rows = _choose_sample(layout)
-    rate = _measure_repacked(layout, rows.read(np.arange(sample_rows)), batch_size, seconds)
-    before = report.get_rate("random") or 0.0
-    why = _explain(report)
-    if rate < _WORTH * before:
-        return dataclasses.replace(
-            report,
-            repacked_random_rows_per_s=rate,
-            repacked_sample_rows=sample_rows,
-            advice=f"{why}, yet a sample of {sample_rows:,} rows repacked is no {_WORTH:g} times as fast: leave it",
+    sample_rows = min(layout.n_rows, layout.count_rows_in(SAMPLE_BYTES))
+    warm = measure_warm_rate(layout, rows, min(batch_size, sample_rows), seconds)
+    before, at_a_time = warm.rows_per_s, warm.rows_a_read
+    after = _measure_repacked(layout, rows.read(np.arange(sample_rows)), at_a_time, seconds)
+    report = dataclasses.replace(
+        report,
+        warm_random_rows_per_s=before,
+        repacked_random_rows_per_s=after,
+        repacked_sample_rows=sample_rows,
+    )
+    why, gain = _explain(report), after / before
+    rates = f"both warm, out of the page cache, {at_a_time:,} at a time: {before:,.0f} → {after:,.0f} random rows/s"
+    if gain < _WORTH:
+        advice = (
+            f"{why}, yet a sample of {sample_rows:,} rows repacked is no {_WORTH:g} times as fast ({rates}): leave it"
         )
+        return dataclasses.replace(report, advice=advice)
     out = layout.path.with_name(f"{layout.path.stem}.repacked{layout.path.suffix}")
     return dataclasses.replace(
         report,
-        repacked_random_rows_per_s=rate,
-        repacked_sample_rows=sample_rows,
         advice=(
-            f"{why}. Written as one array without chunks, a sample of {sample_rows:,} rows gave "
-            f"{rate / before:,.0f} times the random rows/s; {layout.n_bytes / 2**30:,.2f} GiB on disk then"
+            f"{why}. Written as one array without chunks, a sample of {sample_rows:,} rows was read "
+            f"{gain:,.{0 if gain >= 10 else 1}f} times as fast ({rates}); "
+            f"{layout.n_bytes / 2**30:,.2f} GiB on disk then"
         ),
         command=f"fulltilt data repack {shlex.quote(str(layout.path))} {shlex.quote(str(out))}",
     )
@@ -212,11 +224,6 @@ def _explain(report: DatasetReport) -> str:
     return " and ".join(parts) or "rows have to go through h5py"
 
 
-def _choose_sample(layout: Layout) -> int:
-    unit = layout.chunk_rows or 1
-    return min(layout.n_rows, max(1, SAMPLE_BYTES // max(1, unit * layout.row_bytes)) * unit)
-
-
 def _measure_repacked(layout: Layout, sample: np.ndarray, batch_size: int, seconds: float) -> float:
     import h5py
 
@@ -225,6 +232,4 @@ def _measure_repacked(layout: Layout, sample: np.ndarray, batch_size: int, secon
         with h5py.File(path, "w") as file:
             file["sample"] = sample
             found = describe_layout(path, file["sample"])
-        rows = build_rows(found)
-        rows.read(np.arange(found.n_rows))
-        return measure_rate("random", found, rows, min(batch_size, found.n_rows), seconds, False).rows_per_s
+        return measure_warm_rate(found, build_rows(found), batch_size, seconds).rows_per_s

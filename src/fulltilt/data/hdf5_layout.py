@@ -72,6 +72,11 @@ class Layout:
         """Bytes that one row takes out of the file when whole chunks have to be read for it."""
         return self.n_chunks_a_row * self.chunk_bytes if self.chunk_bytes else self.row_bytes
 
+    def count_rows_in(self, n_bytes: int) -> int:
+        """Rows in about ``n_bytes``: whole chunks, and one of them at least; it may be more than there are rows."""
+        unit = self.chunk_rows or 1
+        return max(1, n_bytes // max(1, unit * self.row_bytes)) * unit
+
 
 def describe_layout(path: Path, dataset: Any) -> Layout:
     """Read the layout of an open ``h5py.Dataset``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -39,8 +40,7 @@ def _random(layout: Layout, batch_size: int) -> Iterator[np.ndarray]:
 
 def _block_shuffled(layout: Layout, batch_size: int) -> Iterator[np.ndarray]:
     """Whole blocks of about a mebibyte in random order, as block shuffle reads them into its window."""
-    unit = layout.chunk_rows or 1
-    block_rows = max(1, _BLOCK_BYTES // max(1, unit * layout.row_bytes)) * unit
+    block_rows = layout.count_rows_in(_BLOCK_BYTES)
     rng = np.random.default_rng(0)
     while True:
         for first in rng.permutation(np.arange(0, layout.n_rows, block_rows)).tolist():
@@ -92,6 +92,28 @@ def measure_rate(access: str, layout: Layout, rows: Rows, batch_size: int, secon
     finally:
         if reader:
             reader.close()
+
+
+def measure_warm_rate(layout: Layout, rows: Rows, batch_size: int, seconds: float) -> Rate:
+    """Random batches that were read just before, over and over: the page cache holds them, whatever it held at first.
+
+    Cost: ``seconds`` at most to read them the first time, and ``seconds`` to time them.
+    """
+    fitting = _fit_batch(rows.read, layout, batch_size, seconds)
+    order = np.random.default_rng(0).permutation(layout.n_rows)
+    kept = _read_once(rows.read, _cut(order, fitting), seconds)
+    return _run("random", rows.read, itertools.cycle(kept), seconds, None)
+
+
+def _read_once(read: Callable[[np.ndarray], Any], batches: Iterator[np.ndarray], seconds: float) -> list[np.ndarray]:
+    """The batches that could be read in ``seconds``, one at least."""
+    kept, started = [], time.perf_counter()
+    for batch in batches:
+        read(batch)
+        kept.append(batch)
+        if time.perf_counter() - started >= seconds:
+            break
+    return kept
 
 
 def _fit_batch(read: Callable[[np.ndarray], Any], layout: Layout, batch_size: int, seconds: float) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fulltilt.data.hdf5_file import open_hdf5
 from fulltilt.data.hdf5_frame import Compression, Table, write_frame
+from fulltilt.data.hdf5_layout import describe_layout
 from fulltilt.data.new_file import check_name, check_room, new_file, reserve
 from fulltilt.errors import DataError, UsageError
 
@@ -131,12 +132,11 @@ def _plan_tables(path: Path, file: Any, chunk_rows: int | None, compression: Com
     for name, item in found.items():
         if item.shape[0] == n_rows:
             row_bytes = item.nbytes // n_rows
-            unit = item.chunks[0] if item.chunks else 1
             tables[name] = Table(
                 name=name,
                 n_rows=n_rows,
                 row_bytes=row_bytes,
-                read_rows=max(1, _BLOCK_BYTES // (unit * row_bytes)) * unit,
+                read_rows=describe_layout(path, item).count_rows_in(_BLOCK_BYTES),
                 chunk_rows=None if chunk_bytes is None else min(n_rows, max(1, chunk_bytes // row_bytes)),
                 compression=compression,
             )
@@ -169,17 +169,15 @@ def _compare(temporary: Path, plan: dict[str, Table], written: str, report: _Pro
     digest = hashlib.blake2b(digest_size=16)
     with open_hdf5(temporary) as file:
         for table in plan.values():
-            again = dataclasses.replace(table, read_rows=_align(table))
-            for _, rows in _read_blocks(temporary, file[table.name], again):
+            dataset = file[table.name]
+            again = dataclasses.replace(
+                table, read_rows=describe_layout(temporary, dataset).count_rows_in(_BLOCK_BYTES)
+            )
+            for _, rows in _read_blocks(temporary, dataset, again):
                 digest.update(np.ascontiguousarray(rows).view(np.uint8))
                 report.add(rows.nbytes)
     if digest.hexdigest() != written:
         raise DataError(f"rows read back from {temporary} differ from what was written; check the disk and try again")
-
-
-def _align(table: Table) -> int:
-    unit = table.chunk_rows or 1
-    return max(1, _BLOCK_BYTES // (unit * table.row_bytes)) * unit
 
 
 def _read_blocks(path: Path, dataset: Any, table: Table) -> Iterator[tuple[int, np.ndarray]]:

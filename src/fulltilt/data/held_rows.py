@@ -92,8 +92,7 @@ def _to_native(rows: np.ndarray | Tensor) -> np.ndarray:
 
 def _cut_blocks(layout: Layout, rows: np.ndarray) -> list[tuple[int, int]]:
     """Stretches of ``rows`` that end at chunk borders, so that no chunk is read twice."""
-    unit = layout.chunk_rows or 1
-    step = max(1, _BLOCK_BYTES // max(1, unit * layout.row_bytes)) * unit
+    step = layout.count_rows_in(_BLOCK_BYTES)
     borders = np.searchsorted(rows, np.arange(0, layout.n_rows + step, step))
     edges = np.unique(borders).tolist()
     return list(itertools.pairwise(edges))

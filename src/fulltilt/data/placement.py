@@ -128,8 +128,7 @@ def place(dataset: Any, placement: str, device: torch.device, *, is_pinned: bool
 def plan_blocks(dataset: RowsDataset) -> Blocks:
     """Blocks of whole chunks and about a mebibyte; as many mixed as fit twice into ``WINDOW_BYTES``, two at least."""
     layout = dataset.layouts[0]
-    unit = layout.chunk_rows or 1
-    block_rows = max(1, BLOCK_BYTES // max(1, unit * layout.row_bytes)) * unit
+    block_rows = layout.count_rows_in(BLOCK_BYTES)
     n_mixed = max(2, WINDOW_BYTES // 2 // max(1, block_rows * layout.row_bytes))
     borders = np.arange(0, layout.n_rows + block_rows, block_rows)
     return Blocks(edges=np.unique(np.searchsorted(dataset.rows, borders)), block_rows=block_rows, n_mixed=n_mixed)

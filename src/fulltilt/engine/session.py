@@ -286,8 +286,8 @@ def _describe_run(config: Config, workload: Workload | None) -> dict[str, Any]:
     values = config.to_values()
     values["data"].pop("path")
     for lever in load_catalogue().values():
-        if set(lever.trades) <= {"speed", "memory"}:
-            section, _, name = lever.key.rpartition(".")
+        section, _, name = lever.key.rpartition(".")
+        if set(lever.trades) <= {"speed", "memory"} and not lever.changes_recipe(values[section][name]):
             values[section].pop(name)
     parts = {name: values[name] for name in ("task", "model", "loss", "data", "optim", "speed")}
     return parts | {"seed": config.run.seed, "workload": workload.name if workload is not None else None}

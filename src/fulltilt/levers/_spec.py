@@ -86,6 +86,8 @@ class Lever:
         summary: One sentence: what it does.
         doc: What it trades, when it helps, when it hurts, with figures and their source.
         trades: What may change besides speed.
+        recipe_values: Values that change what is learned where the lever's others do not; ``trades`` is without
+            "recipe" then, and ``candidates`` never offers them.
         stage: When the engine applies it.
         restart: True when it cannot change inside a living process.
         unit: Unit of the value, None for a switch.
@@ -110,9 +112,14 @@ class Lever:
     apply: Callable[[Setup, Any], None]
     observe: Callable[[Setup], Any]
     candidates: Callable[[Facts], Sequence[Any]]
+    recipe_values: tuple[Any, ...] = ()
     aliases: tuple[str, ...] = ()
     unit: str | None = None
     guard: Callable[[Any, Mapping[str, Any], Facts], str | None] = _no_guard
     complexity: Callable[[Any], float] = float
     parse_alias: Callable[[str, Any], Any] | None = None
     note: Callable[[Any, Mapping[str, Any], Facts], str | None] = _no_guard
+
+    def changes_recipe(self, value: Any) -> bool:
+        """Whether ``value`` may train on another recipe than the lever's other values do."""
+        return "recipe" in self.trades or value in self.recipe_values

@@ -127,7 +127,8 @@ LEVER = Lever(
         "larger than memory; it changes the order of samples (fulltilt.data.block_sampler derives by how much). Every "
         "data worker keeps a window of its own. Figures by layout: benchmarks/hdf5_loader.py."
     ),
-    trades=("speed", "memory", "recipe"),
+    trades=("speed", "memory"),
+    recipe_values=("block_shuffled",),
     stage="loader",
     restart=False,
     candidates=_candidates,

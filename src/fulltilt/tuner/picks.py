@@ -79,6 +79,6 @@ def describe_changes(user_plan: Plan, plan: Plan) -> dict[str, tuple[str, ...]]:
             continue
         if "numerics" in lever.trades:
             numerics.append(f"{name} {old} → {value}")
-        if "recipe" in lever.trades:
+        if lever.changes_recipe(old) or lever.changes_recipe(value):
             recipe.append(f"{name} {old} → {value}")
     return {"recipe": tuple(recipe), "numerics": tuple(numerics)}

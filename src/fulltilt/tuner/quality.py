@@ -25,13 +25,13 @@ class TrainedRun:
     """One training.
 
     Attributes:
-        curve: (training seconds, quality) of every evaluation, in order.
-        quality: Of the last one.
+        curve: (training seconds, quality) of every evaluation that came to a number, in order.
+        quality: Of the last evaluation; None when its loss or its quality was no finite number: the run diverged.
     """
 
     arm: Arm
     seed: int
-    quality: float
+    quality: float | None
     training_s: float
     samples_per_s: float
     curve: tuple[tuple[float, float], ...]
@@ -44,10 +44,12 @@ class Verification:
 
     Attributes:
         verdict: "learns as well" when the interval of the change lies above −``margin_pct``; "learns worse" when all of
-            it lies below 0 and some of it below −``margin_pct``; otherwise there is no telling with this many pairs.
+            it lies below 0 and some of it below −``margin_pct``, or when a recommended run diverged; otherwise there is
+            no telling with this many pairs.
         quality_change_pct: Of the final quality; positive is better, whichever way the metric points.
         time_saved_pct: Share of the training time saved until both of a pair had reached the worse one's best quality.
         settings: What the recommended arm has on top of the user's own command line.
+        null_reasons: Why a figure is None: of a run that diverged there is no final quality to compare.
     """
 
     verdict: QualityVerdict
@@ -57,22 +59,23 @@ class Verification:
     margin_pct: float
     n_pairs: int
     quality_before: float
-    quality_after: float
-    quality_change_pct: float
-    quality_change_ci95_pct: Interval
-    time_before_s: float
-    time_after_s: float
-    time_saved_pct: float
-    time_saved_ci95_pct: Interval
+    quality_after: float | None = None
+    quality_change_pct: float | None = None
+    quality_change_ci95_pct: Interval | None = None
+    time_before_s: float | None = None
+    time_after_s: float | None = None
+    time_saved_pct: float | None = None
+    time_saved_ci95_pct: Interval | None = None
     settings: dict[str, Any]
     runs: tuple[TrainedRun, ...]
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> Verification:
     """The verdict from the documents of ``fulltilt train --json``, each with its ``arm``, ``seed`` and ``folder``.
 
     Raises:
-        TrainingError: a run has no evaluation.
+        TrainingError: a run has no evaluation, or one with the settings as they were diverged.
         ValueError: the arms do not have the same seeds, or fewer than two.
     """
     metric = choose_metric(documents)
@@ -81,30 +84,18 @@ def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
     before, after = (sorted((r for r in runs if r.arm == arm), key=lambda r: r.seed) for arm in ARMS)
     if [r.seed for r in before] != [r.seed for r in after] or len(before) < 2:
         raise ValueError("both arms need runs of the same seeds, two at least")
-    change_pct, ci95_pct = _compare_quality(before, after, is_rising)
+    _refuse_diverged(before)
     margin_pct = MARGIN_PCT["rising" if is_rising else "falling"]
-    times = [_find_times(*pair, is_rising) for pair in zip(before, after, strict=True)]
-    low, high = compute_speedup_ci95([1 / a for a, _ in times], [1 / b for _, b in times])
-    time_before_s, time_after_s = (statistics.geometric_mean(column) for column in zip(*times, strict=True))
-    made = Verification(
-        verdict=_decide(ci95_pct, margin_pct),
-        text="",
+    return Verification(
         metric=metric,
         is_rising=is_rising,
         margin_pct=margin_pct,
         n_pairs=len(before),
-        quality_before=statistics.fmean(r.quality for r in before),
-        quality_after=statistics.fmean(r.quality for r in after),
-        quality_change_pct=change_pct,
-        quality_change_ci95_pct=ci95_pct,
-        time_before_s=time_before_s,
-        time_after_s=time_after_s,
-        time_saved_pct=100 * (1 - time_after_s / time_before_s),
-        time_saved_ci95_pct=(100 * (1 - 1 / low), 100 * (1 - 1 / high)),
+        quality_before=statistics.fmean(_list_qualities(before)),
         settings=dict(settings),
         runs=runs,
+        **(_condemn_diverged(after) or _compare(before, after, metric, margin_pct)),
     )
-    return dataclasses.replace(made, text=_describe(made))
 
 
 def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
@@ -120,25 +111,83 @@ def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _read_run(document: Mapping[str, Any], metric: str) -> TrainedRun:
-    curve = tuple((point["training_seconds"], point["metrics"][metric]) for point in document["evaluations"])
+    """One run; JSON has no spelling for NaN or infinity, they were written as null."""
+    points = [(point["training_seconds"], point["metrics"][metric]) for point in document["evaluations"]]
+    has_diverged = None in (points[-1][1], document["evaluations"][-1]["metrics"]["loss"])
     return TrainedRun(
         arm=document["arm"],
         seed=document["seed"],
-        quality=curve[-1][1],
+        quality=None if has_diverged else points[-1][1],
         training_s=document["training_seconds"],
         samples_per_s=document["samples_per_s"],
-        curve=curve,
+        curve=tuple((seconds, quality) for seconds, quality in points if quality is not None),
         folder=document["folder"],
     )
 
 
-def _compare_quality(
-    before: Sequence[TrainedRun], after: Sequence[TrainedRun], is_rising: bool
-) -> tuple[float, Interval]:
+def _refuse_diverged(before: Sequence[TrainedRun]) -> None:
+    """Nothing can be told of a plan beside one that does not train."""
+    diverged = [run for run in before if run.quality is None]
+    if diverged:
+        raise TrainingError(
+            f"{len(diverged)} of {len(before)} trainings with the settings as they were diverged "
+            f"({_name_seeds(diverged)}): the last evaluation gave no finite number (see {diverged[0].folder}), and "
+            "there is nothing to compare with; try a lower optim.lr"
+        )
+
+
+def _condemn_diverged(after: Sequence[TrainedRun]) -> dict[str, Any]:
+    """The verdict on recommended runs that diverged where those of the same seeds did not; empty when none did."""
+    diverged = [run for run in after if run.quality is None]
+    if not diverged:
+        return {}
+    reason = (
+        f"{len(diverged)} of {len(after)} trainings with the recommended settings diverged ({_name_seeds(diverged)}): "
+        "the last evaluation gave no finite number"
+    )
+    text = f"learns worse: {reason}; none with the settings as they were did (see {diverged[0].folder})"
+    missing = [field.name for field in dataclasses.fields(Verification) if field.default is None]
+    return {"verdict": "learns worse", "text": text, "null_reasons": dict.fromkeys([*missing, "runs.quality"], reason)}
+
+
+def _name_seeds(runs: Sequence[TrainedRun]) -> str:
+    return f"seed{'s' if len(runs) > 1 else ''} {', '.join(str(run.seed) for run in runs)}"
+
+
+def _list_qualities(runs: Sequence[TrainedRun]) -> list[float]:
+    return [run.quality for run in runs if run.quality is not None]
+
+
+def _compare(
+    before: Sequence[TrainedRun], after: Sequence[TrainedRun], metric: str, margin_pct: float
+) -> dict[str, Any]:
+    """Verdict, text and figures of runs that all came to a number."""
+    is_rising = metric in RISING_METRICS
+    finals, n_pairs = (_list_qualities(before), _list_qualities(after)), len(before)
+    old, new = map(statistics.fmean, finals)
+    change_pct, (low, high) = _compare_quality(*finals, is_rising)
+    verdict = _decide((low, high), margin_pct)
+    more = "; more pairs narrow the interval" if verdict == "too noisy to tell" else ""
+    times = _compare_times([_find_times(*pair, is_rising) for pair in zip(before, after, strict=True)])
+    text = (
+        f"{verdict}: validation {metric} {old:.4g} → {new:.4g}, {change_pct:+.2f} % ({low:+.2f} to {high:+.2f} %; a "
+        f"loss of {margin_pct:g} % is allowed); {_describe_times(times, n_pairs)}; {n_pairs} pairs of trainings{more}"
+    )
+    return {
+        "verdict": verdict,
+        "text": text,
+        "quality_after": new,
+        "quality_change_pct": change_pct,
+        "quality_change_ci95_pct": (low, high),
+        **times,
+    }
+
+
+def _compare_quality(before: Sequence[float], after: Sequence[float], is_rising: bool) -> tuple[float, Interval]:
     """Change of the final quality in % of what it was; paired, because one seed starts both from the same weights."""
-    scale = abs(statistics.fmean(r.quality for r in before)) or 1.0
+    scale = abs(statistics.fmean(before)) or 1.0
     sign = 1 if is_rising else -1
-    changes = [sign * 100 * (b.quality - a.quality) / scale for a, b in zip(before, after, strict=True)]
+    changes = [sign * 100 * (b - a) / scale for a, b in zip(before, after, strict=True)]
     return statistics.fmean(changes), compute_interval(changes)
 
 
@@ -158,20 +207,22 @@ def _decide(ci95_pct: Interval, margin_pct: float) -> QualityVerdict:
     return "learns worse" if high < 0 else "too noisy to tell"
 
 
-def _describe(made: Verification) -> str:
-    low, high = made.quality_change_ci95_pct
-    more = "; more pairs narrow the interval" if made.verdict == "too noisy to tell" else ""
-    return (
-        f"{made.verdict}: validation {made.metric} {made.quality_before:.4g} → {made.quality_after:.4g}, "
-        f"{made.quality_change_pct:+.2f} % ({low:+.2f} to {high:+.2f} %; a loss of {made.margin_pct:g} % is allowed); "
-        f"{_describe_times(made)}; {made.n_pairs} pairs of trainings{more}"
-    )
+def _compare_times(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Figures of the seconds that each pair took to the same quality, before and after."""
+    low, high = compute_speedup_ci95([1 / a for a, _ in times], [1 / b for _, b in times])
+    before_s, after_s = (statistics.geometric_mean(column) for column in zip(*times, strict=True))
+    return {
+        "time_before_s": before_s,
+        "time_after_s": after_s,
+        "time_saved_pct": 100 * (1 - after_s / before_s),
+        "time_saved_ci95_pct": (100 * (1 - 1 / low), 100 * (1 - 1 / high)),
+    }
 
 
-def _describe_times(made: Verification) -> str:
-    low, high = made.time_saved_ci95_pct
-    before, after = format_duration(made.time_before_s), format_duration(made.time_after_s)
-    times = f"training time to the same quality {before} → {after}"
+def _describe_times(times: Mapping[str, Any], n_pairs: int) -> str:
+    low, high = times["time_saved_ci95_pct"]
+    before, after = format_duration(times["time_before_s"]), format_duration(times["time_after_s"])
+    said = f"training time to the same quality {before} → {after}"
     if low <= 0 <= high:
-        return f"{times}, a difference that {made.n_pairs} pairs cannot tell from none"
-    return f"{times}, {made.time_saved_pct:.0f} % less ({low:.0f} to {high:.0f} %)"
+        return f"{said}, a difference that {n_pairs} pairs cannot tell from none"
+    return f"{said}, {times['time_saved_pct']:.0f} % less ({low:.0f} to {high:.0f} %)"

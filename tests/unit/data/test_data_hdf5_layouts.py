@@ -78,6 +78,23 @@ def test_layouts_that_are_not_plain_go_through_the_library(tmp_path):
             assert np.array_equal(rows.read(INDICES), file[name][:][INDICES])
 
 
+@pytest.mark.parametrize(
+    ("chunks", "n_bytes", "expected"),
+    [
+        (None, 240, 10),
+        (None, 263, 10),
+        (None, 1, 1),
+        ((4, 6), 1000, 40),
+        ((4, 6), 96, 4),
+        ((4, 6), 1, 4),
+        ((4, 2), 96, 4),
+    ],
+)
+def test_rows_are_counted_in_whole_chunks_and_one_at_least(tmp_path, chunks, n_bytes, expected):
+    write_table(tmp_path / "f.h5", (100, 6), chunks)  # 24 bytes a row
+    assert find_layout(tmp_path / "f.h5").count_rows_in(n_bytes) == expected
+
+
 def test_chunks_behind_a_user_block(tmp_path):
     with h5py.File(tmp_path / "f.h5", "w", userblock_size=512) as file:
         file.create_dataset("x", data=np.arange(60).reshape(20, 3), chunks=(4, 3))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fulltilt.config import config_from_values
 from fulltilt.data import DATASETS
 from fulltilt.engine.build import build_run
 from fulltilt.engine.step import TrainStep
@@ -15,6 +16,7 @@ from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, loa
 from fulltilt.levers.placement import choose_placement
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload
+from fulltilt.tuner.space import build_space
 
 LEVER = load_catalogue()["placement"]
 GIB = 2**30
@@ -49,6 +51,20 @@ def test_candidates_are_what_fits_and_leaves_the_order_alone(changes, expected):
     assert LEVER.candidates(facts) == expected
     for value in expected:
         assert find_obstacles(default_plan({"placement": value}), facts) == []
+
+
+def test_only_an_order_of_blocks_changes_the_recipe_and_no_search_tries_it_unasked():
+    assert [value for value in ALL if LEVER.changes_recipe(value)] == ["block_shuffled"]
+    assert not any(LEVER.changes_recipe(value) for value in LEVER.candidates(make_facts()))
+    facts = make_facts(n_samples=1000, is_iterable=False)
+    axes = build_space(config_from_values({}, base_dir="."), facts, all_levers=True).axes
+    assert axes["placement"] == ("stream", "memory_map", "ram", "device")
+
+
+def test_a_lever_that_trades_the_recipe_does_so_with_every_value():
+    catalogue = load_catalogue()
+    assert all(catalogue[name].changes_recipe(value) for name in ("batch_size", "accumulate") for value in (1, 64))
+    assert not catalogue["num_workers"].changes_recipe(4)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fulltilt.errors import TrainingError
-from fulltilt.tuner.quality import judge
+from fulltilt.records import decode, dumps
+from fulltilt.tuner.quality import Verification, judge
 
 SETTINGS = {"speed.precision": "bf16"}
 
@@ -75,6 +78,47 @@ def test_time_runs_until_both_of_a_pair_had_the_worse_ones_best_quality():
     made = judge(make_pairs(before, after), SETTINGS)
     assert made.time_before_s == pytest.approx(30.0)  # 0.75 is first passed at its third evaluation
     assert made.time_after_s == pytest.approx(10.0)  # and here reached at the second
+
+
+def diverge(documents, arm, seed, *metrics, at=-1):
+    """One evaluation of a run came to NaN, and went through JSON as ``fulltilt train`` writes it."""
+    for document in documents:
+        if (document["arm"], document["seed"]) == (arm, seed):
+            document["evaluations"][at]["metrics"].update(dict.fromkeys(metrics, float("nan")))
+    return json.loads(dumps(documents))
+
+
+@pytest.mark.parametrize("metrics", [("loss",), ("accuracy",), ("loss", "accuracy")])
+@pytest.mark.parametrize("after", [0.9, 0.99])
+def test_a_recommended_run_that_diverged_learns_worse_whatever_the_others_do(after, metrics):
+    documents = make_pairs([[0.5, 0.9]] * 3, [[0.5, after]] * 3)
+    made = judge(diverge(documents, "recommended", 1, *metrics), SETTINGS)
+    assert made.verdict == "learns worse"
+    assert "1 of 3 trainings with the recommended settings diverged (seed 1)" in made.text
+    assert "recommended-1" in made.text
+    assert made.quality_before == pytest.approx(0.9)
+    nulls = {name for name in Verification.__slots__ if getattr(made, name) is None}
+    assert {"quality_after", "quality_change_pct", "time_saved_pct"} <= nulls
+    assert set(made.null_reasons) == nulls | {"runs.quality"}
+    assert [run.quality for run in made.runs if run.arm == "recommended"] == [after, None, after]
+    assert decode(Verification, json.loads(dumps(made))) == made
+
+
+def test_settings_that_diverge_as_they_were_leave_nothing_to_compare_with():
+    documents = diverge(make_pairs([[0.9]] * 2, [[0.9]] * 2), "as it was", 0, "loss")
+    with pytest.raises(
+        TrainingError, match=r"1 of 2 trainings .*as they were diverged \(seed 0\).*as it was-0.*optim\.lr"
+    ):
+        judge(diverge(documents, "recommended", 1, "loss"), SETTINGS)
+
+
+def test_an_evaluation_without_a_number_in_between_reaches_no_quality():
+    documents = make_pairs([[0.5, 0.8, 0.9]] * 2, [[0.95, 0.8, 0.9]] * 2)
+    for seed in (0, 1):
+        documents = diverge(documents, "recommended", seed, "loss", "accuracy", at=0)
+    made = judge(documents, SETTINGS)
+    assert made.verdict == "learns as well"
+    assert made.time_after_s == pytest.approx(15.0)
 
 
 def test_training_without_an_evaluation_is_an_error_that_says_what_is_missing():

@@ -187,6 +187,20 @@ def test_changes_name_recipe_and_numerics():
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "recipe"),
+    [
+        ("stream", "ram", ()),
+        ("memory_map", "device", ()),
+        ("stream", "block_shuffled", ("placement stream → block_shuffled",)),
+        ("block_shuffled", "ram", ("placement block_shuffled → ram",)),
+    ],
+)
+def test_where_rows_lie_is_no_change_of_the_recipe_but_their_order_is(before, after, recipe):
+    changes = describe_changes(USER.replace(placement=before), USER.replace(placement=after))
+    assert changes == {"recipe": recipe, "numerics": ()}
+
+
+@pytest.mark.parametrize(
     ("rule", "is_free", "batch_size", "expected"),
     [
         ("sqrt", True, 128, ("sqrt", 0.2)),
