@@ -60,6 +60,15 @@ def _check_device(device: str | int | list[int]) -> str | int | list[int]:
 Call = Annotated[str, _check(parse_call)]
 Pipeline = Annotated[str, _check(parse_pipeline)]
 Text = Annotated[str, Field(coerce_numbers_to_str=True)]
+
+
+def _check_folder_name(name: str) -> str:
+    if not name.strip() or name in (".", "..") or "/" in name or "\\" in name:
+        raise ValueError("names a folder of its own: give one word, without / and \\; --out says where else")
+    return name
+
+
+FolderName = Annotated[Text, AfterValidator(_check_folder_name)]
 Every = Annotated[Text | None, _check(parse_interval)]
 WarmupValue = Annotated[int | float | str, _check(parse_warmup)]
 GpuIndex = Annotated[int, annotated_types.Ge(0)]
@@ -130,7 +139,9 @@ class _Speed(Section):
 
 
 class RunSection(Section):
-    name: Text | None = Field(default=None, description="Name of the run; null: the name of the file.")
+    name: FolderName | None = Field(
+        default=None, description="Name of the run, and of its folder; null: the name of the file."
+    )
     epochs: PositiveInt = Field(default=10, description="Passes over the training set.")
     device: DeviceValue = Field(default="auto", description="auto, cpu, cuda, cuda:1, or a list of GPU numbers.")
     seed: NaturalInt = Field(default=42, description="Seed of initialisation, order and augmentation.")

@@ -47,10 +47,12 @@ def check_name(path: Path, *, force: bool) -> None:
     """Whether a file may be made under this name.
 
     Raises:
-        DataError: It is a folder, its folder is not there, or it exists and ``force`` is not set.
+        DataError: It is a folder or a device, its folder is not there, or it exists and ``force`` is not set.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the name of a file in it")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is a device or a pipe, and a data file is written in pieces; give the name of a file")
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} does not exist; make the folder first")
     if path.exists() and not force:

@@ -125,10 +125,18 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
     """The same for content that is written in pieces: the file takes its place, synced, when the block ends well.
 
+    A link keeps leading to its file. What is no file at all, such as ``/dev/stdout`` or a pipe, is written to as it
+    stands: a rename would put a file in its place.
+
     Raises:
         StorageError: as for ``write_atomic``.
     """
+    path = path.resolve()
     with _storage_errors(path):
+        if path.exists() and not path.is_file():
+            with path.open("wb") as stream:
+                yield stream
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

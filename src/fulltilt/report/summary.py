@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.levers import load_catalogue
-from fulltilt.report.table import format_throughput, format_value, read_memory_gib
+from fulltilt.report.table import TELLING_PCT, format_throughput, format_value, read_memory_gib
 
 Document = Mapping[str, Any]  # the JSON contract of `fulltilt tune`
 
@@ -39,6 +39,12 @@ def describe_pick(pick: Mapping[str, Any]) -> list[str]:
         lines.append(f"{memory:.2f} GiB; {pick['samples_per_s'] / memory:,.0f} samples/s per GiB")
     if pick.get("gpu_utilization_pct") is not None:
         lines.append(f"GPU busy {pick['gpu_utilization_pct']:.0f} % of the time")
+    runs = pick.get("runs_samples_per_s") or []
+    if len(runs) > 1:
+        figures = ", ".join(f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in runs)
+        lines.append(
+            f"its {len(runs)} runs side by side: {figures} samples/s; shown is the median one, compared is the mean"
+        )
     lines.append(f"rule: {pick['rule']}")
     if pick.get("tied_with"):
         lines.append(f"tied with: {', '.join(pick['tied_with'])}")
@@ -90,6 +96,11 @@ def describe_savings(document: Document) -> list[str]:
     if savings["verdict"] == "same plan":
         return ["no gain: the settings as they were are the recommended ones"]
     low, high = savings["gain_ci95_pct"]
+    if savings["verdict"] == "no gain" and high - low > 2 * TELLING_PCT:
+        return [
+            "too noisy to tell the recommended plan from the settings as they were: runs of one plan differ as much as "
+            f"the two do ({savings['n_pairs']} pairs of runs side by side); repeat the search on a quiet machine"
+        ]
     gain = f"{savings['gain_pct']:.1f} % ({low:.1f} to {high:.1f} %; {savings['n_pairs']} pairs of runs side by side)"
     if savings["verdict"] == "no gain":
         shown = "no gain" if max(abs(low), abs(high)) <= TIE_PCT else "no gain that this search could prove"

@@ -80,6 +80,9 @@ def read_memory_gib(row: Row) -> float | None:
     return reserved if reserved is not None else row.get("memory_rss_peak_gib")
 
 
+TELLING_PCT = 100.0  # half an interval wider than this says only that nothing is known
+
+
 def format_throughput(row: Row) -> str:
     """``1,234 ± 2 %``: half the 95 % interval's width beside the figure."""
     value, interval = row.get("samples_per_s"), row.get("samples_per_s_ci95")
@@ -88,7 +91,8 @@ def format_throughput(row: Row) -> str:
     text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     if not interval or not value:
         return text
-    return f"{text} ± {100 * (interval[1] - interval[0]) / 2 / value:.1f} %"
+    half_pct = 100 * (interval[1] - interval[0]) / 2 / value
+    return f"{text} ± {half_pct:.1f} %" if half_pct <= TELLING_PCT else f"{text} ± more than {TELLING_PCT:.0f} %"
 
 
 def format_gib(value: float) -> str:

@@ -92,13 +92,16 @@ class _Search:
         return min(map(abs, errors)) > OFF_BY and spread > OFF_BY
 
     def estimate_memory(self) -> Strategy:
-        """Peaks on fake tensors: a curve for the user's arm, two points for each lever that changes memory."""
+        """Peaks on fake tensors: a curve for the user's arm, two points for each lever that changes memory.
+
+        The largest batch first: where even that takes little, memory decides nothing and no more is asked.
+        """
         spent_s = 0.0
         levers = [n for n in self._list_levers(of_loader=False) if "memory" in load_catalogue()[n].trades]
-        for batch in _spread(self._batches, N_FAKE):
+        for batch in reversed(_spread(self._batches, N_FAKE)):
             trial = yield from self._ask_fake(self._base, batch)
             spent_s += trial.seconds
-            if trial.status != "ok":
+            if trial.status != "ok" or self._memory.is_ample:
                 return
         for lever in levers:
             for plan in self._flip(self._base, lever):

@@ -18,12 +18,14 @@ class Pick:
         tied_with: Ids of rows that are as good within the measurement; this one is the smaller batch or simpler plan.
         changes: "recipe" and "numerics": what differs from the user's plan in a way that can change what is
             learned, one sentence each; empty lists when nothing does.
+        runs_samples_per_s: Of the plan's runs side by side with others, in their order; their mean was compared.
     """
 
     trial: Trial
     rule: str
     tied_with: tuple[str, ...] = ()
     changes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    runs_samples_per_s: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -31,6 +33,7 @@ class Pick:
             "rule": self.rule,
             "tied_with": list(self.tied_with),
             "changes": encode(self.changes),
+            "runs_samples_per_s": list(self.runs_samples_per_s),
         }
 
     @classmethod
@@ -41,6 +44,7 @@ class Pick:
             rule=data["rule"],
             tied_with=tuple(data.get("tied_with", ())),
             changes=changes,
+            runs_samples_per_s=tuple(data.get("runs_samples_per_s", ())),
         )
 
 

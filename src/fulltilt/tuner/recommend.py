@@ -205,18 +205,19 @@ def _pick_recommended(
     if not confirmed:
         chosen, tied = _choose(safe, [row.samples_per_s or 0.0 for row in safe])
         return build_pick(chosen, tied, f"highest samples/s of {len(safe)} rows ({where}){_say_tie(tied)}", user_plan)
-    chosen, tied = _choose_by_means(confirmed, runs or rows)
+    again = find_confirmed(runs or rows)
+    chosen, tied = _choose_by_means(confirmed, again)
     rule = (
         f"highest mean samples/s of {len(confirmed)} plans that were measured again, side by side, of {len(rows)} that "
         f"ran ({where}){_say_tie(tied)}"
     )
-    return build_pick(chosen, tied, rule, user_plan)
+    rates = tuple(run.samples_per_s or 0.0 for run in again if run.plan == chosen.plan)
+    return dataclasses.replace(build_pick(chosen, tied, rule, user_plan), runs_samples_per_s=rates)
 
 
 def _choose_by_means(rows: Sequence[Trial], runs: Sequence[Trial]) -> tuple[Trial, list[Trial]]:
     """The best by the mean of its runs side by side, and those that this many runs cannot tell from it."""
-    confirmed = find_confirmed(runs)
-    groups = [[run for run in confirmed if run.plan == row.plan] or [row] for row in rows]
+    groups = [[run for run in runs if run.plan == row.plan] or [row] for row in rows]
     error = compute_run_error(groups)
     figures = []
     for group in groups:

@@ -98,8 +98,9 @@ class ProcessTarget:
         self._on_progress = on_progress
 
     def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
-        outcome = self._run(self._build_request(plan, id), kind if kind in PROBES else "trial")
-        limit_bytes = None if kind == "memory" else self.memory_limit_bytes
+        limit_bytes = None if kind == "memory" else self.memory_limit_bytes  # nothing of the step is allocated there
+        request = dataclasses.replace(self._build_request(plan, id), memory_limit_bytes=limit_bytes)
+        outcome = self._run(request, kind if kind in PROBES else "trial")
         return build_trial(plan, outcome, id=id, why=why, kind=kind, memory_limit_bytes=limit_bytes)
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fulltilt.config import load_config, load_grid
+from fulltilt.config import config_from_values, load_config, load_grid
 from fulltilt.errors import ConfigError
 
 
@@ -386,3 +386,9 @@ def test_yaml_1_2(write):
     config = load_config(write("lr: 1e-4\nname: yes\nepochs: 0o17\n"))
     assert (config.optim.lr, config.run.name, config.run.epochs) == (1e-4, "yes", 15)
     assert load_config(write("name: 2024-01-01\n")).run.name == "2024-01-01"
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", " "])
+def test_a_run_does_not_leave_its_folder_by_its_name(name):
+    with pytest.raises(ConfigError, match="names a folder of its own"):
+        config_from_values({"run": {"name": name}}, base_dir=".")

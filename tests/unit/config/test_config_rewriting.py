@@ -10,6 +10,12 @@ from fulltilt.config import load_config, load_grid, write_settings
 from fulltilt.config.loading import flatten
 from fulltilt.errors import ConfigError, StorageError
 
+
+def is_folder_name(text):
+    """What ``run.name`` takes, references left out."""
+    return bool(text.strip()) and text not in (".", "..") and not any(part in text for part in ("/", "\\", "${"))
+
+
 GUIDE_000 = """\
 # scenario 1: little memory
 batch_size: 64              # smaller batch
@@ -243,7 +249,7 @@ CHANGES = st.fixed_dictionaries(
         "speed.precision": st.sampled_from(["fp32", "bf16", "fp16", "tf32", "auto"]),
         "speed.accumulate": st.integers(1, 64),
         "speed.compile": st.booleans(),
-        "run.name": st.text(max_size=12).filter(lambda t: "${" not in t),
+        "run.name": st.text(max_size=12).filter(is_folder_name),
         "model": st.sampled_from(["resnet18", "f(a=1, b=[x, 2])", "m:f(s='#, : {}')"]),
         "data.transform.val": st.sampled_from(["a | b(1, c='x')", "normalize"]),
         "benchmark.batch_sizes": st.lists(st.integers(1, 99), min_size=1, max_size=3),

@@ -20,6 +20,12 @@ from fulltilt.errors import ConfigError
 from fulltilt.levers import load_catalogue
 from fulltilt.records import Plan
 
+
+def is_folder_name(text):
+    """What ``run.name`` takes, references left out."""
+    return bool(text.strip()) and text not in (".", "..") and not any(part in text for part in ("/", "\\", "${"))
+
+
 CHOICES = {
     "task": st.sampled_from(["classification", "my_module:workload"]),
     "model": st.none() | st.sampled_from(["resnet18", "wideresnet(depth=28, width=2)", "timm:x(y=[1, 2])"]),
@@ -34,7 +40,7 @@ CHOICES = {
     "optim.warmup": st.sampled_from([0, 10, 0.05, "1 epoch", "20 steps"]),
     "speed.precision": st.sampled_from(["fp32", "tf32", "bf16", "fp16", "auto"]),
     "speed.compile": st.booleans(),
-    "run.name": st.none() | st.text(max_size=10).filter(lambda t: "${" not in t),
+    "run.name": st.none() | st.text(max_size=10).filter(is_folder_name),
     "run.device": st.sampled_from(["auto", "cpu", "cuda:1", 2, [0, 1]]),
     "run.checkpoint_every": st.none() | st.sampled_from(["1 epoch", "500 steps"]),
     "benchmark.batch_sizes": st.none() | st.lists(st.integers(1, 99), min_size=1, max_size=4),

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -116,3 +117,25 @@ def test_a_run_that_ended_before_its_first_result_does_not_hold_the_folder(tmp_p
         folder.append_line(JOURNAL, "one")
     with pytest.raises(RunFolderError, match="changed: config"):
         RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL])
+
+
+def test_a_link_keeps_leading_to_its_file(tmp_path):
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("real.json")
+    write_atomic(tmp_path / "link.json", "new")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").read_text() == "new"
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path):
+    """``--json /dev/full`` once put a file in the place of the device."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_atomic(pipe, "through")
+    reader.join(10)
+    assert read == ["through"]
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -108,6 +108,13 @@ def test_nothing_is_run_that_memory_is_predicted_not_to_hold():
     assert largest == 2048  # 8.7 GiB; 4096 would need 16.9
 
 
+def test_where_memory_decides_nothing_one_estimate_is_enough():
+    machine = Machine(load_s=1e-4, gib_per_sample=1e-6)
+    session = search(machine)
+    assert sum(kind == "memory" for kind, _ in machine.asked) == 1
+    assert max(row.samples_per_s for row in session.rows) >= 0.97 * find_best_rate(machine)
+
+
 def test_without_fake_tensors_it_climbs_by_real_probes():
     machine = Machine(load_s=1e-4, fake_fails=True)
     session = search(machine)

@@ -306,6 +306,8 @@ def test_a_plan_is_judged_by_the_mean_of_its_runs_and_not_by_one_of_them():
     chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=[*first, *second]).recommended
     assert chosen.trial.plan["batch_size"] == 16
     assert chosen.trial.samples_per_s == 1000.0, "the row shown is that of the median run"
+    assert chosen.runs_samples_per_s == (990.0, 1000.0, 1220.0)
+    assert Pick.from_json(chosen.to_json()) == chosen
 
 
 def test_more_runs_side_by_side_tell_smaller_differences_apart():

@@ -10,6 +10,8 @@ from fulltilt.records import Plan, Trial
 from fulltilt.tuner.model.arms import Arm, device_arm
 from fulltilt.tuner.model.memory import MemoryCurve
 
+AMPLE = 0.25  # of the limit: levers and libraries together do not make four times the memory of the user's arm
+CONTEXT_GIB = 1.0  # of a process beside its tensors: libraries, the driver's own
 EDGE = 1.15  # of the safety limit: up to here a probe surely runs, since the device has 1.25 of it
 
 
@@ -58,16 +60,22 @@ class PlanMemory:
         if arm not in self._safe:
             self._safe[arm] = self._find_safe_batches(arm)
         safe = self._safe[arm]
-        if safe is not None:
+        if safe is not None and not self.is_ample:
             return plan["batch_size"] in safe
-        is_near = self._largest == 0 or plan["batch_size"] <= 2 * self._largest
+        is_near = self.is_ample or self._largest == 0 or plan["batch_size"] <= 2 * self._largest
         return is_near and plan["batch_size"] < min(self._refused.get(arm, ()), default=math.inf)
+
+    @property
+    def is_ample(self) -> bool:
+        """Whether the largest batch takes so little, by its fake point, that memory decides nothing."""
+        largest_gib = self._fakes.get(self._base_arm, {}).get(self._batches[-1])
+        return largest_gib is not None and largest_gib + CONTEXT_GIB <= AMPLE * self._limit_gib
 
     def find_first(self, wanted: int) -> int:
         """``wanted`` or, where that is not sure to fit in the user's arm, the largest batch below it that is."""
         below = [b for b in self._batches if b <= wanted]
         curve = self._build_curve(self._base_arm)
-        if curve is None:
+        if curve is None or self.is_ample:
             return wanted
         safe = curve.largest_safe_batch(below, self._limit_gib)
         return safe if safe is not None else below[0]
@@ -80,7 +88,7 @@ class PlanMemory:
         arm = device_arm(plan)
         curve = self._build_curve(arm)
         above = [b for b in self._batches if b > max(known, default=0)]
-        if curve is None or not above or above[0] >= min(self._refused.get(arm, ()), default=math.inf):
+        if curve is None or self.is_ample or not above or above[0] >= min(self._refused.get(arm, ()), default=math.inf):
             return None
         estimate = curve.predict_gib(above[0])
         return above[0] if estimate.gib <= self._limit_gib and estimate.high <= EDGE * self._limit_gib else None
