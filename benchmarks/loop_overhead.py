@@ -92,7 +92,7 @@ def build_cases(*, quick: bool) -> list[Case]:
     for name, step_ms in STEPS_MS.items():
         width = WIDTHS[name]
         batch_size = _loops.calibrate_batch_size(step_ms, width=width, n_tries=2 if quick else 5)
-        # In blocks of 20 steps after 5, the first steps of a process weighed so much that the target could not be judged.
+        # In blocks of 20 steps after 5 the first steps of a process weighed too much to judge the target by.
         n_steps = max(60, round(150 / step_ms))
         n_warmup = max(18, n_steps // 8)
         cases.append(Case(name=name, width=width, batch_size=batch_size, n_warmup=n_warmup, n_steps=n_steps))
