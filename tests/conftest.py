@@ -3,6 +3,12 @@
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says something of the machine and nothing of the code.
+settings.register_profile("fulltilt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fulltilt")
+
 REAL = {
     "clock": ("host", "cuda"),
     "nvml": ("real",),
