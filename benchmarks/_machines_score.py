@@ -17,11 +17,10 @@ from benchmarks._machines import SimulatedMachine
 from benchmarks._machines_recorded import GridRecording, RecordedMachine
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
 from fulltilt.tuner import recommend, search
-from fulltilt.tuner.confirm import confirm
+from fulltilt.tuner.finals import run_finals
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.session import BASELINE, REPEAT, Ask, Session, Strategy
 from fulltilt.tuner.space import COUPLED, Space
-from fulltilt.tuner.tuning import MAX_CONFIRM_PASSES
 
 LARGEST = "largest_that_fits"
 
@@ -105,7 +104,7 @@ def run_search(truths: Truths, strategy: str) -> Score:
     if strategy == LARGEST:
         recommended = fastest = _find_largest(session.rows)
     else:
-        recommended, fastest = _finish(session, machine, space)
+        recommended, fastest = _finish(session, machine, space, strategy)
     rows = (*session.rows, *session.probes)
     counts = Counter(row.kind for row in rows if row.status != "skipped")
     return Score(
@@ -181,17 +180,11 @@ def _find_largest(rows: Sequence[Trial]) -> Plan | None:
 
 
 def _finish(
-    session: Session, machine: SimulatedMachine | RecordedMachine, space: Space
+    session: Session, machine: SimulatedMachine | RecordedMachine, space: Space, strategy: str
 ) -> tuple[Plan | None, Plan | None]:
     """The last stage of ``tune``: finalists and the user's plan again side by side; the pick, and the fastest."""
     limit_gib = machine.recommendable_gib
-    for number in range(MAX_CONFIRM_PASSES):
-        finalists = recommend.select_finalists(session.rows, limit_gib=limit_gib)
-        if not finalists or recommend.find_confirmed(recommend.merge_repeats(session.rows)[0]):
-            break
-        is_in_grid = any(row.plan == space.user_plan and row.kind in WHOLE_RUNS for row in session.rows)
-        own = Ask(plan=space.user_plan, why="the user's own plan", kind=REPEAT if is_in_grid else BASELINE)
-        session.run(confirm(finalists, baseline=None if number else own))
+    run_finals(session, space, n_finalists=search.count_finalists(strategy))
     table, _ = recommend.merge_repeats(session.rows)
     if not any(row.status == "ok" for row in table):
         return None, None

@@ -27,7 +27,6 @@ CONFIRMING = ("repeat", "baseline")
 MEMORY_SAFETY_PCT = 80.0
 INDIFFERENCE_PCT = 1.0  # of speed: closer than that a smaller batch or a simpler plan is worth more
 MEMORY_TIE_PCT = 2.0
-N_FINALISTS = 2  # in simulation a third cost 3 runs more and gained nothing
 FINALIST_GAP_PCT = 5.0  # twice what two processes of one plan usually differ by, and what drift adds
 MEMORY_SPEED_SHARE_PCT = 90.0  # of the best speed: what the pick with the least memory may cost
 
@@ -74,7 +73,7 @@ def _select_row(rows: Sequence[Trial], confirmed: Collection[str]) -> Trial:
     return ranked[(len(ranked) - 1) // 2]
 
 
-def select_finalists(trials: Sequence[Trial], *, limit_gib: float | None, n: int = N_FINALISTS) -> list[Plan]:
+def select_finalists(trials: Sequence[Trial], *, limit_gib: float | None, n: int = 2) -> list[Plan]:
     """The plans to measure again: the recommended one, and those under the memory limit that may be as fast.
 
     A row may be as fast as the fastest when it came within ``FINALIST_GAP_PCT`` of it, or the intervals overlap.

@@ -15,18 +15,19 @@ import fulltilt
 from fulltilt.config import Config
 from fulltilt.errors import UsageError
 from fulltilt.hardware import has_c_compiler, read_machine
-from fulltilt.levers import Facts, default_plan, find_obstacles
+from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Machine, Roof, decode
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import recommend, search
 from fulltilt.tuner.conclude import conclude
-from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS, confirm
+from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS
+from fulltilt.tuner.finals import run_finals
 from fulltilt.tuner.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
 from fulltilt.tuner.progress import OnEvent, PickMade, SearchNoted, SearchStarted, TrialProgressed
 from fulltilt.tuner.recommend import LearningRateRule
 from fulltilt.tuner.result import TuneResult
-from fulltilt.tuner.session import BASELINE, REPEAT, Ask, Session
+from fulltilt.tuner.session import Session
 from fulltilt.tuner.source import TuneTarget, resolve_target
 from fulltilt.tuner.space import Space, build_space
 from fulltilt.tuner.target import PROBE_ID, ROOFS_ID, ProcessTarget
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from fulltilt.tasks import Workload
 
 RESULT_FILE = "tune.json"
-MAX_CONFIRM_PASSES = 3
 
 
 def tune(
@@ -186,16 +186,13 @@ def _search(session: Session, space: Space, options: TuneOptions) -> None:
     session.run(search.STRATEGIES[options.strategy](space))
     if space.axes and not any(row.status != "skipped" for row in session.rows):
         session.run(search.run_nearest(space))  # the budget went into probes
-    max_rounds = 1 if options.is_quick else MAX_CONFIRM_ROUNDS
-    for _ in range(MAX_CONFIRM_PASSES):
-        finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib)
-        if not finalists:
-            break
-        baseline = None if options.is_quick else _plan_baseline(session, space)
-        is_done = session.run(confirm(finalists, max_rounds=max_rounds, baseline=baseline), may_use_reserve=True)
-        table, _ = recommend.merge_repeats(session.rows)
-        if not is_done or any(row.plan in finalists and row.status == "ok" for row in table):
-            break
+    run_finals(
+        session,
+        space,
+        n_finalists=search.count_finalists(options.strategy),
+        max_rounds=1 if options.is_quick else MAX_CONFIRM_ROUNDS,
+        with_baseline=not options.is_quick,
+    )
     session.adopt_rest()
 
 
@@ -213,15 +210,6 @@ def _read_roofs(target: ProcessTarget, session: Session, folder: RunFolder) -> t
         return target.read_roofs(default_plan({"batch_size": 1}))
     document = json.loads((folder.path / RESULT_FILE).read_text(encoding="utf-8"))
     return tuple(decode(Roof, roof) for roof in document["machine"].get("roofs", ()))
-
-
-def _plan_baseline(session: Session, space: Space) -> Ask | None:
-    """The user's own plan beside the finalists; of kind "baseline" where it is no point of the grid."""
-    if find_obstacles(space.user_plan, space.facts):
-        return None
-    is_in_grid = any(row.plan == space.user_plan for row in session.rows)
-    why = "the user's own plan, beside the finalists"
-    return Ask(plan=space.user_plan, why=why, kind=REPEAT if is_in_grid else BASELINE)
 
 
 def _merge_facts(facts: Facts, machine: Machine, device: str) -> Facts:
