@@ -133,7 +133,8 @@ def test_training_resumes_and_ends_where_one_run_ends(tmp_path):
 
 
 def test_check_passes_what_works_and_fails_what_does_not(tmp_path):
-    done = run_fulltilt("check", DIGITS, "--device", "cpu", "--json", "-", cwd=tmp_path)
+    done = run_fulltilt("check", DIGITS, "data.batch_size=16", "--device", "cpu", "--json", "-", cwd=tmp_path)
+    assert "16 samples forward" in done.stdout
     document = json.loads(done.stdout)
     assert document["n_problems"] == 0
     assert {"build", "one step", "memory", "validation"} <= {item["name"] for item in document["items"]}

@@ -19,6 +19,7 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_argument(parser)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
     add_data_path_argument(parser)
     add_device_argument(parser)
     parser.add_argument("--out", metavar="DIR", default="runs", help="where the run would write (default runs)")
