@@ -53,6 +53,11 @@ def _observe(setup: Setup) -> bool:
     return graphs is not None and graphs.n_runs > 0
 
 
+def _candidates(facts: Facts) -> tuple[bool, ...]:
+    """On a CPU it has to be asked for: each trial compiles anew for 10 to 60 s, more than all the others take."""
+    return (False, True) if facts.device_type == "cuda" and facts.has_c_compiler is not False else (False,)
+
+
 LEVER = Lever(
     name="compile",
     key="speed.compile",
@@ -69,7 +74,7 @@ LEVER = Lever(
     trades=("speed", "memory", "numerics", "reproducibility"),
     stage="compile",
     restart=True,
-    candidates=lambda facts: (False, True) if facts.has_c_compiler is not False else (False,),
+    candidates=_candidates,
     guard=_guard,
     apply=_apply,
     observe=_observe,
