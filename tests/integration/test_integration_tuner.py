@@ -138,7 +138,10 @@ def test_a_batch_larger_than_the_data_is_a_skipped_row_and_no_process(searched):
 def test_the_recommended_plan_was_run_again_beside_the_others_and_read_back(searched):
     result, _, _ = searched
     recommended = result.picks.recommended.trial
-    assert sum(row.plan == recommended.plan for row in (*result.trials, *result.repeats)) == 4
+    runs = [row for row in (*result.trials, *result.repeats) if row.plan == recommended.plan]
+    again = [row for row in runs if row.kind in ("repeat", "baseline")]
+    assert len(again) in (2, 3), "two rounds, and a third where they do not tell"
+    assert len(result.picks.recommended.runs_samples_per_s) == len(again)
     assert recommended.observed["batch_size"] == recommended.plan["batch_size"]
 
 
