@@ -72,13 +72,28 @@ def run_trial(request: TrialRequest, answer: Answer, kind: str = "trial") -> Non
     measure = {"trial": run_measured, "device": run_device_probe, "loader": run_loader_probe}[kind]
     with _build(request, answer) as run:
         answer({"progress": {"stage": "built"}})
-        measurement = measure(
-            run,
-            n_steps=request.n_steps,
-            max_measure_s=request.max_measure_s,
-            on_progress=_report_steps(answer),
-        )
+        with _explain_workers():
+            measurement = measure(
+                run,
+                n_steps=request.n_steps,
+                max_measure_s=request.max_measure_s,
+                on_progress=_report_steps(answer),
+            )
         answer({"measurement": encode(measurement)})
+
+
+@contextlib.contextmanager
+def _explain_workers() -> Iterator[None]:
+    """torch tells of a dead data worker from its signal handler, wherever the main thread happens to be."""
+    from fulltilt.data import explain_loader_error
+
+    try:
+        yield
+    except RuntimeError as error:
+        explained = explain_loader_error(error)
+        if explained is None or explained is error:
+            raise
+        raise explained from error
 
 
 def run_memory_probe(request: TrialRequest, answer: Answer) -> None:
