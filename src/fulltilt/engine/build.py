@@ -145,6 +145,8 @@ def build_run(
     for stage in STAGES[STAGES.index("optimizer") :]:
         _apply_stage(stage, plan, setup)
     setup.notes += find_notes(plan, facts)
+    if workload.explain is not None:
+        setup.notes += workload.explain(plan["batch_size"], plan["accumulate"])
 
     seed_everything(seed)  # what building consumed differs between plans; training starts from the same numbers
     return Run(

@@ -128,6 +128,8 @@ def announce_epoch(s: Session) -> None:
     flush_log(s)
     s.watch.read()
     means = progress.compute_epoch_means()
+    if means and s.run.workload.derive is not None:
+        means |= s.run.workload.derive(means)
     progress.last_loss = means.pop("loss", progress.last_loss)
     progress.is_epoch_announced = True
     seconds = progress.epoch_seconds
@@ -145,10 +147,11 @@ def announce_epoch(s: Session) -> None:
 def evaluate_once(s: Session, stop: StopRequest) -> bool:
     """Evaluate and tell, unless this step has been; False when a signal ended it.
 
-    Without a validation set there is nothing to do.
+    Without a validation set, and nothing that the workload assesses by itself, there is nothing to do.
     """
     progress = s.progress
-    if s.validation is None or progress.evaluated_step == progress.step:
+    has_nothing = s.validation is None and s.run.workload.assess is None
+    if has_nothing or progress.evaluated_step == progress.step:
         return True
     flush_log(s)
     if s.run.device.type == "cuda":

@@ -44,15 +44,18 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
 
 
 def evaluate(
-    run: Run, loader: DataLoader, *, should_stop: Callable[[], object] | None = None
+    run: Run, loader: DataLoader | None, *, should_stop: Callable[[], object] | None = None
 ) -> dict[str, float] | None:
     """Mean loss and metrics per sample over ``loader``; the short last batch counts by its samples.
+
+    What the workload derives from those means, and what it assesses by itself, joins them.
 
     Runs the model itself in evaluation mode, not its compiled form: that would be compiled once more for this mode
     and once more for the last batch. Precision is that of training. ``workload.prepare`` draws from a generator
     of its own, seeded anew each time: evaluations are comparable, and training goes on as if there had been none.
 
     Args:
+        loader: None: the workload has no validation set, and only assesses.
         should_stop: Asked before each batch; true ends the evaluation without a result.
 
     Returns:
@@ -63,14 +66,25 @@ def evaluate(
 
     Device: synchronises once, at the end.
     """
+    with _evaluation_mode(run.setup.model), torch.no_grad():
+        means = {} if loader is None else _compute_means(run, loader, should_stop)
+        if means is None:
+            return None
+        if means and run.workload.derive is not None:
+            means |= run.workload.derive(means)
+        if run.workload.assess is not None:
+            means |= run.workload.assess(run.setup.model, run.device)
+    return means
+
+
+def _compute_means(run: Run, loader: DataLoader, should_stop: Callable[[], object] | None) -> dict[str, float] | None:
     generator = torch.Generator(run.device).manual_seed(run.seed)
     meter = LossMeter(run.device, run.workload.metrics)
     step = TrainStep(dataclasses.replace(run, generator=generator), observe=meter.observe, forward=run.setup.model)
-    with _evaluation_mode(run.setup.model), torch.no_grad():
-        for batch in fetch_batches(iter(loader)):
-            if should_stop is not None and should_stop():
-                return None
-            meter.add(step.compute_loss(batch), count_samples(batch))
+    for batch in fetch_batches(iter(loader)):
+        if should_stop is not None and should_stop():
+            return None
+        meter.add(step.compute_loss(batch), count_samples(batch))
     if meter.n_samples == 0:
         raise DataError(f"the validation set of {run.workload.name} yielded no sample; give it some, or leave it out")
     n_samples = meter.n_samples

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -30,6 +31,12 @@ class Workload:
             ``generator`` is on that device and is the only source of randomness it may use. A tuple of inputs
             is unpacked: ``model(*inputs)``.
         collate: What joins samples to a batch; tensors are stacked when ``None``.
+        derive: Means of the loss and the metrics → figures that follow from them (a perplexity from a loss).
+        assess: ``(model, device) -> name → figure``, at the end of every evaluation, in evaluation mode and without
+            gradients: what is no mean over the validation set (the accuracy of neighbours in feature space).
+        explain: ``(batch_size, accumulate) -> notes``, told at the start: what a batch means to this loss.
+        couples_samples: The loss compares the samples of a batch with each other, so that micro-batches do not add up
+            to the large batch; a window is then computed as one batch (``engine.cached_step``).
         name: How tables, files and messages call it.
 
     Shape:
@@ -49,6 +56,10 @@ class Workload:
     metrics: Mapping[str, Callable[[Any, Any], Tensor]] = dataclasses.field(default_factory=dict)
     prepare: Callable[[Any, Generator], tuple[Any, Any]] | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    derive: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
+    assess: Callable[[nn.Module, torch.device], Mapping[str, float]] | None = None
+    explain: Callable[[int, int], Sequence[str]] | None = None
+    couples_samples: bool = False
     name: str = "workload"
 
     def __post_init__(self) -> None:
@@ -60,6 +71,9 @@ class Workload:
         _check_optimizer(self.optimizer)
         _check_callable("prepare", self.prepare, "a function (batch, generator) -> (inputs, targets), or None")
         _check_callable("collate", self.collate, "a function that joins a list of samples, or None")
+        _check_callable("derive", self.derive, "a function (means) -> figures by name, or None")
+        _check_callable("assess", self.assess, "a function (model, device) -> figures by name, or None")
+        _check_callable("explain", self.explain, "a function (batch_size, accumulate) -> notes, or None")
         if not isinstance(self.name, str) or not self.name.strip():
             raise UsageError(f"Workload name is {self.name!r}; give a text that tables and folders can show")
         object.__setattr__(self, "metrics", _check_metrics(self.metrics))

@@ -1,5 +1,7 @@
 """Evaluation: exact means over every sample, and no trace of it in the training that follows."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from fulltilt.config import plan_of
 from fulltilt.engine.build import build_run
 from fulltilt.engine.evaluate import build_validation_loader, evaluate
 from fulltilt.errors import DataError
-from fulltilt.records import StepsDone
+from fulltilt.records import EpochDone, StepsDone
 
 
 @pytest.fixture
@@ -133,3 +135,38 @@ def test_an_empty_validation_set_is_an_error(make_run, dataset):
     run = make_run(validation=dataset)
     with pytest.raises(DataError):
         evaluate(run, build_validation_loader(run))
+
+
+def test_figures_that_follow_from_means_and_those_assessed_by_the_workload_join_them(make_run):
+    seen = []
+
+    def assess(model, device):
+        seen.append((model.training, torch.is_grad_enabled(), device.type))
+        return {"n_parameters": float(sum(p.numel() for p in model.parameters()))}
+
+    run = make_run(derive=lambda means: {"twice": 2 * means["loss"]}, assess=assess)
+    found = evaluate(run, build_validation_loader(run))
+    assert found["twice"] == 2 * found["loss"]
+    assert found["n_parameters"] == sum(p.numel() for p in run.setup.model.parameters())
+    assert seen == [(False, False, "cpu")]
+
+
+def test_a_workload_without_a_validation_set_still_assesses(tmp_path):
+    result, recorder = run_train(
+        tmp_path, workload=build_workload(validation=None, assess=lambda model, device: {"kept": 1.0})
+    )
+    assert result.metrics == {"kept": 1.0}
+    assert recorder.of(EpochDone), "and says so beside the epochs"
+
+
+def test_derived_training_figures_and_what_a_batch_means_are_told(tmp_path):
+    result, recorder = run_train(
+        tmp_path,
+        workload=build_workload(
+            derive=lambda means: {"perplexity": math.exp(means["loss"])},
+            explain=lambda batch_size, accumulate: [f"{batch_size * accumulate - 1} others"],
+        ),
+    )
+    epoch = recorder.of(EpochDone)[-1]
+    assert epoch.metrics["perplexity"] == pytest.approx(math.exp(epoch.loss))
+    assert result.notes[-1].endswith("others")
