@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/train/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
-    parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")
+    parser.add_argument("--tensorboard", action="store_true", help="short for adding tensorboard to run.loggers")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -32,12 +32,11 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args)
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train
-    from fulltilt.listeners import CsvLog, EventLog, ProgressBar, TensorBoardLog
+    from fulltilt.listeners import EventLog, ProgressBar, build_loggers
 
     out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
-    listeners = [CsvLog(out_dir), EventLog(out_dir)]
-    if args.tensorboard:
-        listeners.append(TensorBoardLog(out_dir / "tensorboard"))
+    loggers = [*config.run.loggers, *(["tensorboard"] if args.tensorboard else [])]
+    listeners = [EventLog(out_dir), *build_loggers(loggers, out_dir)]
     if not args.quiet:
         listeners.append(ProgressBar(build_console(to_stderr=args.json == "-")))
     result = train(config, out_dir=out_dir, listeners=listeners, resume=args.resume)
