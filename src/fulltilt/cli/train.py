@@ -13,6 +13,7 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
+from fulltilt.errors import FulltiltError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
+    from fulltilt.cli.report import write_training_report
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train
     from fulltilt.listeners import EventLog, ProgressBar, build_loggers
@@ -45,6 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
         write_json(args.json, dumps(result, indent=1))
     console = build_console(to_stderr=args.json == "-")
+    try:
+        write_training_report([out_dir])
+    except FulltiltError as error:  # the training is done and saved; its page can be drawn later
+        console.print(f"note: no report was written: {error}", markup=False)
     figures = [f"{name} {value:.4g}" for name, value in result.metrics.items()]
     if not figures and result.loss is not None:
         figures = [f"training loss {result.loss:.4g}"]
