@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import fnmatch
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -124,8 +125,12 @@ def wrap_block(module: Any) -> None:
     The class of this one module is replaced by a subclass of the same name: parameter names, hooks and ``isinstance``
     stay as they are, and a deep copy of the model computes with its own weights.
     """
-    base = type(module)
-    n_segments = _count_segments(module)
+    module.__class__ = _build_wrapped_class(type(module), _count_segments(module))
+
+
+@functools.cache
+def _build_wrapped_class(base: Any, n_segments: int) -> Any:
+    """One class for all blocks of a class: repeated blocks stay recognisable as such, and compile to one graph."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
@@ -137,7 +142,7 @@ def wrap_block(module: Any) -> None:
         return _run_in_segments(self, n_segments, *args, **kwargs)
 
     members = {"forward": forward, "__module__": base.__module__, "__qualname__": base.__qualname__, MARK: True}
-    module.__class__ = type(base.__name__, (base,), members)
+    return type(base.__name__, (base,), members)
 
 
 def _run_in_segments(chain: Any, n_segments: int, x: Any) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from fulltilt.errors import PlanObstacleError
 from fulltilt.levers._spec import Facts, Lever, Setup
 from fulltilt.levers.activation_checkpointing import find_blocks
 
@@ -105,6 +106,8 @@ def _apply(setup: Setup, value: bool | str) -> None:
         setup.forward = torch.compile(setup.model, dynamic=False, backend=graphs)
         return
     blocks = find_blocks(setup.model)
+    if not blocks:
+        raise PlanObstacleError("compile=regional: the model has no repeated blocks to compile; use compile true")
     # All blocks share one list of compiled versions; by default Dynamo gives up after 8, a ResNet has as many shapes.
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, 2 * len(blocks))
