@@ -15,6 +15,7 @@ from fulltilt.engine.evaluate import evaluate
 from fulltilt.engine.interrupt import StopRequest
 from fulltilt.engine.session import OpenInterval, Session
 from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError, StorageError
+from fulltilt.levers import find_reports
 from fulltilt.records import (
     CheckpointSaved,
     CheckpointStarted,
@@ -202,6 +203,8 @@ def save(s: Session) -> None:
 
 def announce_end(s: Session, reason: str) -> None:
     s.watch.stop()
+    for report in find_reports(s.run.plan, s.run.setup):
+        s.announce.note(report)
     s.announce(RunEnded, reason=reason, step=s.progress.step, seconds=_compute_seconds(s), metrics=_last_metrics(s))
 
 

@@ -127,6 +127,7 @@ class Session:
             "model": checkpoint.capture_model(setup.model),
             "optimizer": checkpoint.make_plain(setup.optimizer.state_dict(), "optimizer"),
             "scaler": setup.scaler.state_dict() if setup.scaler is not None else None,
+            "average": None if self.run.average is None else self.run.average.state_dict(),
             "meter": self.meter.state_dict(),
             "rng": checkpoint.capture_rng({"prepare": self.run.generator}),
             "loader_rng": loader_state,
@@ -150,6 +151,8 @@ class Session:
         checkpoint.load_part_state("optimizer", setup.optimizer, state["optimizer"], loaded.path)
         if setup.scaler is not None and state["scaler"] is not None:
             checkpoint.load_part_state("scaler", setup.scaler, state["scaler"], loaded.path)
+        if self.run.average is not None:
+            checkpoint.load_part_state("average of the weights", self.run.average, state["average"], loaded.path)
         self.meter.load_state_dict(state["meter"])
         for name, value in state["progress"].items():
             setattr(self.progress, name, value)
