@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from fulltilt.engine.step import SEQUENCES, StepOutcome, Timer, TrainStep, count_samples, fetch_batches
@@ -30,6 +31,8 @@ from fulltilt.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from fulltilt.engine.build import Run
+
+REPLAY_TOLERANCE = 0.05  # rounding of half precision stays below it, another dropout mask does not
 
 
 def build_step(
@@ -49,8 +52,9 @@ class CachedStep(TrainStep):
     Outputs, and targets, of the window are those of its micro-batches joined along the first dimension, so the loss
     must read them in any such order (``tasks.nt_xent``). ``observe`` gets the window's.
 
-    Device: enqueues work, does not synchronise. Memory: activations of one micro-batch; inputs and outputs of the
-    window. Cost: one more forward than ``TrainStep``, without gradients.
+    Device: enqueues work; synchronises in the first step only, to see that the second forward gave what the first did.
+    Memory: activations of one micro-batch; inputs and outputs of the window. Cost: one more forward than ``TrainStep``,
+    without gradients.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class CachedStep(TrainStep):
     ):
         super().__init__(run, observe=observe, forward=forward)
         self._model = run.setup.model
+        self._has_replayed = False
 
     def __call__(self, batches: Iterator[Any], timer: Timer) -> StepOutcome | None:
         """Run one step; ``None`` when ``batches`` was at its end already.
@@ -69,7 +74,8 @@ class CachedStep(TrainStep):
         Raises:
             WorkerDiedError: a data worker died.
             DataError: a batch is not (inputs, targets).
-            UsageError: outputs or targets of micro-batches cannot be joined.
+            UsageError: outputs or targets of micro-batches cannot be joined, or the model gives other outputs the
+                second time.
         """
         lap = timer.lap
         buffers = _copy_buffers(self._model)
@@ -81,7 +87,11 @@ class CachedStep(TrainStep):
         after = _read_draws(self._device)
         for micro, gradient in zip(micros, gradients, strict=True):
             _rewind_draws(micro.draws, self._device)
-            leaves = _list_leaves(self._run_forward(micro.inputs))
+            outputs = self._run_forward(micro.inputs)
+            if not self._has_replayed:
+                self._has_replayed = True
+                _check_replay(micro.outputs, outputs)
+            leaves = _list_leaves(outputs)
             lap("forward")
             torch.autograd.backward(*_select_pairs(leaves, gradient))
             lap("backward")
@@ -151,6 +161,24 @@ class CachedStep(TrainStep):
     def _run_forward(self, inputs: Any) -> Any:
         with self._autocast or contextlib.nullcontext():
             return self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
+
+
+def _check_replay(first: Any, second: Any) -> None:
+    """The gradient is the window's only if the second forward gives what the loss has seen.
+
+    Raises:
+        UsageError: it does not: the model draws where nothing can be rewound.
+    """
+    for a, b in zip(_list_leaves(first), _list_leaves(second), strict=True):
+        if isinstance(a, FakeTensor) or not a.is_floating_point():
+            continue
+        gap = (a.detach().float() - b.detach().float()).norm() / a.detach().float().norm().clamp(min=1e-12)
+        if not gap <= REPLAY_TOLERANCE and a.isfinite().all():
+            raise UsageError(
+                f"the model gave other outputs for the same inputs the second time (they differ by {float(gap):.1%}), "
+                "so that gradient caching would give a wrong gradient: it draws random numbers from a generator of its "
+                "own, or compiled code does; leave dropout out, use compile false, or accumulate 1"
+            )
 
 
 class _Draws(NamedTuple):

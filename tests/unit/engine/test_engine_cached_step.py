@@ -179,6 +179,23 @@ def test_the_second_forward_draws_what_the_first_drew():
     assert not torch.equal(first[0], first[1])
 
 
+class Hidden(nn.Module):
+    """Draws from a generator that nobody knows of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.own = nn.Linear(6, 4), np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * torch.from_numpy(self.own.integers(0, 2, x.shape[1])))
+
+
+def test_draws_that_cannot_be_rewound_are_refused():
+    run = build(16, 4, model=lambda: Hidden().double())
+    with pytest.raises(UsageError, match="gave other outputs for the same inputs"):
+        build_step(run)(run.start_epoch(0), NullTimer())
+
+
 def test_random_numbers_go_on_after_the_window():
     """Rewinding must not make the next step see the same draws again."""
     run = build(16, 2, model=lambda: Noisy().double(), prepare=repeat_rows, dataset=lambda: Same())
