@@ -18,6 +18,7 @@ from fulltilt.config import Config, Interval, parse_interval, plan_of
 from fulltilt.engine import checkpoint
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build import Run, build_run, check_device
+from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import build_validation_loader
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
 from fulltilt.engine.schedule import LearningRate, build_schedule
@@ -219,7 +220,7 @@ def _assemble(config: Config, run: Run, limits: Limits, folder: Path, training_m
     meter = LossMeter(run.device, run.workload.metrics if training_metrics else None)
     return Session(
         run=run,
-        step=TrainStep(run, observe=meter.observe if training_metrics and run.workload.metrics else None),
+        step=build_step(run, observe=meter.observe if training_metrics and run.workload.metrics else None),
         learning_rate=_build_learning_rate(config, run, limits),
         progress=progress,
         meter=meter,
