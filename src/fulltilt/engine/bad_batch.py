@@ -43,9 +43,9 @@ def find_bad_step(losses: Sequence[float], *, last_step: int) -> int | None:
 def save_bad_batch(s: Session, *, step: int, loss: float) -> str:
     """Store the window of ``step``, one of the epoch under way, and say in a sentence where it is and what it shows.
 
-    ``nan_batch.pt`` holds tensors and plain values only: ``torch.load(path, weights_only=True)`` gives ``step``, ``epoch``,
-    ``loss``, ``first_sample`` (place in the epoch's order), ``indices`` (of the samples in the dataset, None for a
-    stream) and ``batches``, one entry a micro-batch as the loader gave it.
+    ``nan_batch.pt`` holds tensors and plain values only, for ``torch.load(path, weights_only=True)``: ``step``,
+    ``epoch``, ``loss``, ``first_sample`` (place in the epoch's order), ``indices`` (of the samples in the dataset, None
+    for a stream) and ``batches``, one entry a micro-batch as the loader gave it.
     """
     path = s.folder / FILE
     step_in_epoch = s.progress.step_in_epoch - (s.progress.step - step)

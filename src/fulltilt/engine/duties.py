@@ -14,10 +14,12 @@ from fulltilt.data import explain_loader_error
 from fulltilt.engine import checkpoint
 from fulltilt.engine.background import Written
 from fulltilt.engine.bad_batch import find_bad_step, save_bad_batch
+from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.evaluate import evaluate
 from fulltilt.engine.interrupt import StopRequest
 from fulltilt.engine.replan import Replan, describe_hopeless, describe_replan, is_out_of_memory
 from fulltilt.engine.session import OpenInterval, Restart, Session
+from fulltilt.engine.startup import describe_start
 from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError, StorageError
 from fulltilt.records import (
     CheckpointSaved,
@@ -61,6 +63,7 @@ class TrainResult:
 
 def announce_start(s: Session) -> None:
     run, progress = s.run, s.progress
+    budget = estimate_host_budget(run)
     s.announce(
         RunStarted,
         name=(run.config.run.name if run.config else None) or run.workload.name,
@@ -73,7 +76,10 @@ def announce_start(s: Session) -> None:
         n_epochs=s.limits.n_epochs,
         first_epoch=progress.epoch,
         first_step=progress.step,
+        report=describe_start(run, budget),
     )
+    if budget is not None and (problem := budget.find_problem()):
+        s.announce.note(problem, level="warning")
     for note in run.notes:
         s.announce.note(note)
 
@@ -109,6 +115,8 @@ def flush_log(s: Session) -> None:
         raise _describe_non_finite(s, loss, interval, reading.read_losses())
     for name, total in sums.items():
         epoch_sums[name] = epoch_sums.get(name, 0.0) + total
+    if s.promise is not None and (message := s.promise.observe(reading.n_samples, seconds)):
+        s.announce.note(message, level="warning")
     if s.announce.has_listeners:
         s.announce(
             StepsDone,

@@ -1,4 +1,4 @@
-"""Out of memory in a run: on from the last step with smaller micro-batches, more accumulation, the same effective batch.
+"""Out of memory in a run: on from the last step, with smaller micro-batches and the same effective batch.
 
 The loop knows nothing of it. ``train`` asks ``plan_replan`` what an error means; the window in progress is dropped, the
 state after the last whole step is saved, and the session opens again from there with other ``Sizes``. An update that

@@ -21,6 +21,7 @@ from fulltilt.engine.background import BackgroundWriter
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.evaluate import build_validation_loader
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
+from fulltilt.engine.promise import DataWaits, PromiseWatch, build_watch
 from fulltilt.engine.replan import LastStep, Sizes, apply_sizes, is_out_of_memory, leave_out_tail
 from fulltilt.engine.schedule import LearningRate, build_schedule
 from fulltilt.engine.step import TrainStep
@@ -118,6 +119,8 @@ class Session:
     saved_position: Position | None = None
     writer: BackgroundWriter | None = None  # with run.async_checkpoint
     writing_position: Position | None = None
+    data_waits: DataWaits = dataclasses.field(default_factory=DataWaits)
+    promise: PromiseWatch | None = None
 
     @property
     def position(self) -> Position:
@@ -135,7 +138,7 @@ class Session:
         if self.restored_rng is not None:
             checkpoint.restore_rng(self.restored_rng, {"prepare": run.generator})
             self.restored_rng = None
-        return batches
+        return self.data_waits.count(batches) if self.promise is not None else batches
 
     def capture(self) -> dict[str, Any]:
         """Everything that a run in another process needs to go on from here; plain values and tensors."""
@@ -231,6 +234,8 @@ def open_session(
             session.attempt = max(session.attempt, after.attempt)
             session.started_s, session.n_replans = after.started_s, after.n_replans
         session.announce = Announcer(listeners, attempt=session.attempt)
+        session.promise, missing = build_watch(run, session.data_waits)
+        run.notes += [missing] if missing else []
         if after is not None:
             session.announce.notes += after.notes
         elif sizes is not None:
