@@ -11,19 +11,16 @@ from typing import Any
 import torch
 
 from fulltilt.data import explain_loader_error
-from fulltilt.engine import checkpoint
-from fulltilt.engine.background import Written
 from fulltilt.engine.bad_batch import find_bad_step, save_bad_batch
 from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.evaluate import evaluate
 from fulltilt.engine.interrupt import StopRequest
 from fulltilt.engine.replan import Replan, describe_hopeless, describe_replan, is_out_of_memory
+from fulltilt.engine.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
 from fulltilt.engine.session import OpenInterval, Restart, Session
 from fulltilt.engine.startup import describe_start
-from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError, StorageError
+from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError
 from fulltilt.records import (
-    CheckpointSaved,
-    CheckpointStarted,
     EpochDone,
     Evaluated,
     Replanned,
@@ -201,83 +198,7 @@ def save(s: Session, *, is_last: bool = False) -> None:
         NonFiniteLossError: the loss or a weight is NaN or infinite; nothing is written.
     """
     flush_log(s)
-    collect_checkpoint(s)
-    if s.saved_position == s.position:
-        return
-    s.watch.stop()
-    s.announce(CheckpointStarted, epoch=s.progress.epoch, step=s.progress.step)
-    began_s = time.perf_counter()
-    _check_weights(s)
-    s.writing_position = s.position
-    if is_last or not _start_writing(s):
-        written = Written()
-        try:
-            written.path = checkpoint.save_checkpoint(s.folder, s.capture())
-        except StorageError as error:
-            written.error = error
-        written.seconds = time.perf_counter() - began_s
-        _finish_checkpoint(s, written, is_last=is_last)
-    s.watch.start()
-
-
-def _start_writing(s: Session) -> bool:
-    """Whether the checkpoint is being written beside training now."""
-    if s.writer is None:
-        return False
-    try:
-        s.writer.start(s.folder, s.capture())
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        s.announce.note("host memory holds no copy of the state: this checkpoint is written in the foreground")
-        return False
-    return True
-
-
-def collect_checkpoint(s: Session) -> None:
-    """Wait for the checkpoint that is being written, if there is one, and tell how it ended.
-
-    Raises:
-        StorageError: as for ``save``.
-    """
-    if s.writer is not None and s.writer.is_busy:
-        _finish_checkpoint(s, s.writer.collect(), is_last=False)
-
-
-def settle_checkpoint(s: Session) -> None:
-    """The same where the run fails already: a checkpoint that fails too is a note beside that."""
-    try:
-        collect_checkpoint(s)
-    except Exception as error:  # whatever ended the writer's thread
-        s.announce.note(str(error), level="warning")
-
-
-def _finish_checkpoint(s: Session, written: Written, *, is_last: bool) -> None:
-    position = s.writing_position
-    assert position is not None
-    s.writing_position = None
-    if isinstance(written.error, StorageError):
-        message = f"no checkpoint of step {position.step}: {written.error}; {_describe_saved(s)}"
-        if is_last or s.limits.on_full_disk == "stop":
-            raise StorageError(message) from written.error
-        s.announce.note(f"{message}; training goes on (run.on_full_disk: continue)", level="warning")
-        return
-    if written.error is not None:
-        raise written.error
-    s.saved_position = position
-    s.announce(
-        CheckpointSaved, epoch=position.epoch, step=position.step, path=str(written.path), seconds=written.seconds
-    )
-
-
-def _check_weights(s: Session) -> None:
-    """Raise NonFiniteLossError for weights that are not finite: the loss of the next step would have shown it."""
-    try:
-        checkpoint.check_finite(s.run.setup.model, step=s.progress.step)
-    except NonFiniteLossError as error:
-        if not s.progress.step_in_epoch:
-            raise
-        raise NonFiniteLossError(f"{error}; {save_bad_batch(s, step=s.progress.step, loss=math.nan)}") from None
+    save_session(s, is_last=is_last)
 
 
 def prepare_restart(s: Session, replan: Replan) -> Restart:
@@ -360,13 +281,8 @@ def _describe_non_finite(s: Session, loss: float, interval: OpenInterval, losses
     stored = "" if step is None else f"{save_bad_batch(s, step=step, loss=losses[step - interval.step - 1])}; "
     return NonFiniteLossError(
         f"the loss is {loss} in {where} (learning rate {interval.lr:.3g}, precision {s.run.plan['precision']}); "
-        f"{stored}{_describe_saved(s)}. Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
+        f"{stored}{describe_saved(s)}. Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
     )
-
-
-def _describe_saved(s: Session) -> str:
-    saved = s.saved_position
-    return f"the checkpoint of step {saved.step} is kept" if saved else "no checkpoint was written yet"
 
 
 def _last_metrics(s: Session) -> dict[str, float]:
