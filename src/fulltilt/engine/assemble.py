@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,30 @@ def build_workload(config: Config) -> Workload:
     Raises:
         ConfigError: an unknown name or argument, something missing, or an object of the wrong kind; names the key.
     """
-    if ":" in parse_call(config.task).name:
-        return _import_workload(config)
+    with _say_where(config):
+        return _import_workload(config) if ":" in parse_call(config.task).name else _build_named(config)
+
+
+def name_run(config: Config) -> str:
+    """The configured name, else the file's, else the task's."""
+    if config.run.name:
+        return config.run.name
+    return Path(config.source).stem if config.source else parse_call(config.task).name.replace(":", "_")
+
+
+@contextlib.contextmanager
+def _say_where(config: Config) -> Iterator[None]:
+    """A value that cannot be built is told with the file and line it came from, as one that cannot be read is."""
+    try:
+        yield
+    except ConfigError as error:
+        place = config.provenance.get(error.key or "", "default")
+        if error.file is not None or place == "default":
+            raise
+        raise ConfigError(error.message, file=place, key=error.key) from error
+
+
+def _build_named(config: Config) -> Workload:
     find_target(parse_call(config.task).name, TASKS, kind="task", where="task")
     if config.model is None:
         raise ConfigError(
@@ -54,13 +77,6 @@ def build_workload(config: Config) -> Workload:
     )
 
 
-def name_run(config: Config) -> str:
-    """The configured name, else the file's, else the task's."""
-    if config.run.name:
-        return config.run.name
-    return Path(config.source).stem if config.source else parse_call(config.task).name.replace(":", "_")
-
-
 def _import_workload(config: Config) -> Workload:
     found = build_component(
         config.task, {}, kind="task", where="task", base_dir=config.base_dir, path=config.data.path, lr=config.optim.lr
@@ -75,7 +91,8 @@ def _import_workload(config: Config) -> Workload:
 
 def _build_model(config: Config, train: Callable[[], Dataset]) -> Any:
     assert config.model is not None
-    return build_model(config.model, where="model", base_dir=config.base_dir, **read_data_facts(train()))
+    with _say_where(config):
+        return build_model(config.model, where="model", base_dir=config.base_dir, **read_data_facts(train()))
 
 
 def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], Dataset] | None]:
@@ -92,6 +109,11 @@ def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], 
 
 
 def _build_dataset(config: Config, text: str, split: str, where: str) -> Dataset:
+    with _say_where(config):
+        return _build_dataset_at(config, text, split, where)
+
+
+def _build_dataset_at(config: Config, text: str, split: str, where: str) -> Dataset:
     target = _find_dataset(config, text, where)
     transform: Any = config.data.transform.train if split == "train" else config.data.transform.val
     name = parse_call(text).name
@@ -153,14 +175,15 @@ def _plan_optimizer(config: Config) -> Callable[[Any], Optimizer]:
         given = {"parameters": parameters, "params": parameters, "lr": config.optim.lr}
         if config.optim.weight_decay is not None:
             given["weight_decay"] = config.optim.weight_decay
-        return build_component(
-            config.optim.optimizer,
-            OPTIMIZERS,
-            kind="optimizer",
-            where="optim.optimizer",
-            base_dir=config.base_dir,
-            **given,
-        )
+        with _say_where(config):
+            return build_component(
+                config.optim.optimizer,
+                OPTIMIZERS,
+                kind="optimizer",
+                where="optim.optimizer",
+                base_dir=config.base_dir,
+                **given,
+            )
 
     return build_optimizer
 

@@ -137,7 +137,7 @@ def _build(request: TrialRequest, answer: Answer) -> Iterator[Any]:
 
     source = request.source
     sys.path[:0] = [path for path in source.import_paths if path not in sys.path]
-    config = config_from_values(source.config, base_dir=source.base_dir)
+    config = config_from_values(source.config, base_dir=source.base_dir, provenance=source.provenance)
     workload = _unpickle(source.pickled)
     answer({"progress": {"stage": "configured"}})
     if request.memory_limit_bytes is not None:
