@@ -81,14 +81,19 @@ def probe(case: Case, device: str) -> dict[str, Any]:
 
 def measure_peak_bytes(case: Case, batch_size: int, device: str) -> int:
     """Peak of a real run: build, two training steps, one evaluation step."""
+    return measure_allocated_peak_bytes(lambda: _run_really(case, batch_size, device), device)
+
+
+def measure_allocated_peak_bytes(work: Callable[[], None], device: str) -> int:
+    """Most bytes of torch's allocator in use at a time during ``work``, counted from its start on a CPU."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        _run_really(case, batch_size, device)
+        work()
         return torch.cuda.max_memory_allocated()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        _run_really(case, batch_size, device)
+        work()
     found = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
     live = peak = 0
     for event in sorted(found, key=lambda e: e.start_ns()):
