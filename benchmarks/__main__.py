@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from benchmarks._runner import (
+    TESTS_WITH_PEERS,
     Context,
     describe_result,
     find_benchmarks,
     run_benchmark,
     run_in_peers_environment,
+    run_peer_tests,
     write_result,
 )
-from fulltilt.errors import format_nearest
+from fulltilt.errors import DeviceError, format_nearest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,9 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="run every benchmark of this device")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true", help="few repetitions; nothing is written")
+    parser.add_argument(
+        "--peer-tests", action="store_true", help="instead: the tests that need the peers, in their environment"
+    )
     parser.add_argument("--here", action="store_true", help="in this environment, even where peers are needed")
     args = parser.parse_args(arguments)
+    if args.peer_tests:
+        return run_peer_tests(TESTS_WITH_PEERS)
     chosen = _choose(parser, args, found)
+    if args.device != "cpu":
+        _check_device(parser, args.device)
     context = Context(device=args.device, quick=args.quick)
     failures = 0
     for name, module in chosen.items():
@@ -41,6 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(f"  written: {write_result(result)}", flush=True)
     return min(failures, 1)
+
+
+def _check_device(parser: argparse.ArgumentParser, device: str) -> None:
+    """Said before the first benchmark starts, and not by each of them."""
+    from fulltilt.engine.build import check_device
+
+    try:
+        check_device(device)
+    except DeviceError as error:
+        parser.error(str(error))
 
 
 def _choose(

@@ -62,7 +62,7 @@ def export_weights(folder: str | Path, out: str | Path, *, weights: Weights | No
     if loaded is None:
         raise RunFolderError(f"{folder} holds no checkpoint; train with run.checkpoint_every, or name another folder")
     chosen = _choose(loaded.state, weights, loaded.path)
-    tensors, left_out = _select_tensors(loaded.state[chosen])
+    tensors, left_out = _select_tensors(_read_weights(loaded.state, chosen))
     metadata = _describe(loaded.state, chosen)
     data = save(tensors, metadata)
     write_atomic(out, data)
@@ -81,10 +81,28 @@ def export_weights(folder: str | Path, out: str | Path, *, weights: Weights | No
 
 
 def _choose(state: Mapping[str, Any], weights: Weights | None, path: Path) -> Weights:
-    has_average = bool(state.get("ema"))
+    has_average = bool(state.get("average"))
     if weights == "ema" and not has_average:
-        raise UsageError(f"{path} holds no moving average of the weights; give --weights model")
+        raise UsageError(f"{path} holds no moving average of the weights (optim.ema); give --weights model")
     return weights or ("ema" if has_average else "model")
+
+
+def _read_weights(state: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
+    """By name; of an average what was not averaged (counters, tables, frozen weights) is the model's own."""
+    model = dict(state["model"])
+    if weights == "model":
+        return model
+    average = state["average"]["weights"]
+    by_place = {_find_place(model[name]): value for name, value in average.items()}  # a tied weight is averaged once
+    return {
+        name: by_place.get(_find_place(value), value) if isinstance(value, torch.Tensor) else value
+        for name, value in model.items()
+    } | dict(average)
+
+
+def _find_place(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The same for two names of one weight; an empty tensor has no place, and its shape tells it apart."""
+    return (tensor.data_ptr() or id(tensor), *tensor.shape, *tensor.stride())
 
 
 def _select_tensors(saved: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:

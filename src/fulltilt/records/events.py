@@ -31,6 +31,7 @@ class RunStarted(Event):
     first_step: int = 0
     config: dict[str, Any] = dataclasses.field(default_factory=dict)  # resolved, by section
     config_digest: str | None = None
+    report: tuple[str, ...] = ()  # what it runs on and how, one line each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +85,19 @@ class CheckpointSaved(Event):
     step: int
     path: str
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Replanned(Event):
+    """Memory ran out: the run goes on from ``step`` with smaller micro-batches. ``RunStarted`` follows, as after a
+    resume."""
+
+    step: int
+    n_steps_lost: int  # that are trained again, because the update itself was interrupted
+    batch_size: int
+    accumulate: int
+    val_batch_size: int | None
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

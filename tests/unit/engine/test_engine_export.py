@@ -46,13 +46,19 @@ def test_what_is_written_is_what_was_trained(folder, tmp_path, capsys):
 
 
 def test_the_moving_average_goes_first_where_there_is_one(folder, tmp_path):
-    state = load_checkpoint(folder).state
-    averaged = {name: value * 0 for name, value in state["model"].items()}
-    save_checkpoint(tmp_path, {**state, "ema": averaged})
-    assert export_weights(tmp_path, tmp_path / "a.safetensors").weights == "ema"
-    assert not any(tensor.any() for tensor in load(tmp_path / "a.safetensors")[0].values())
-    assert export_weights(tmp_path, tmp_path / "b.safetensors", weights="model").weights == "model"
-    assert load(tmp_path / "b.safetensors")[1]["fulltilt.weights"] == "model"
+    run_train(tmp_path / "run", build_config(optim__ema=0.8))
+    state = load_checkpoint(tmp_path / "run").state
+    assert export_weights(tmp_path / "run", tmp_path / "a.safetensors").weights == "ema"
+    tensors, _ = load(tmp_path / "a.safetensors")
+    averaged = state["average"]["weights"]
+    assert all(torch.equal(tensors[name], averaged[name]) for name in averaged)
+    assert not torch.equal(tensors["0.weight"], state["model"]["0.weight"])
+    assert torch.equal(tensors["1.num_batches_tracked"], state["model"]["1.num_batches_tracked"])
+    build_model().load_state_dict(tensors, strict=True)
+    assert export_weights(tmp_path / "run", tmp_path / "b.safetensors", weights="model").weights == "model"
+    tensors, metadata = load(tmp_path / "b.safetensors")
+    assert torch.equal(tensors["0.weight"], state["model"]["0.weight"])
+    assert metadata["fulltilt.weights"] == "model"
     with pytest.raises(UsageError, match="holds no moving average"):
         export_weights(folder, tmp_path / "c.safetensors", weights="ema")
 
@@ -83,6 +89,13 @@ def test_tied_weights_keep_all_their_names(folder, tmp_path):
     assert torch.equal(tensors["decode.weight"], model.encode.weight)
     assert torch.equal(tensors["transposed"], model.transposed)
     assert export.notes == ("not tensors, so not in the file: _extra_state",)
+
+    average = {"n_updates": 1, "weights": {"encode.weight": torch.full((4, 4), 7.0)}}
+    save_checkpoint(tmp_path, {**state, "model": dict(model.state_dict()), "average": average})
+    export_weights(tmp_path, tmp_path / "e.safetensors")
+    tensors, _ = load(tmp_path / "e.safetensors")
+    assert torch.equal(tensors["decode.weight"], average["weights"]["encode.weight"]), "averaged under both names"
+    assert torch.equal(tensors["transposed"], model.transposed)
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path, capsys):
