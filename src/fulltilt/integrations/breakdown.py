@@ -82,11 +82,6 @@ class StepBreakdown:
         self._sums = _Sums()
         self._n_unread = 0
 
-    @property
-    def is_timing(self) -> bool:
-        """Within a step: after ``open`` or ``resume``, before ``pause`` or ``close``."""
-        return self._timer is not None and self._timer.in_step
-
     def open(self, device: torch.device) -> None:
         """Begin a run; the first step begins here."""
         clock = self._clock or (CudaClock(device) if device.type == "cuda" else HostClock())
