@@ -7,7 +7,6 @@ import pytest
 from fulltilt.levers import default_plan
 from fulltilt.records import Evidence, Measurement, PhasesMs
 from fulltilt.tuner.process import ProcessOutcome
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.target import build_trial
 
 PHASES = PhasesMs(data_wait=0.0, h2d=None, forward=1.0, backward=2.0, optimizer=0.5, other=0.0, step=3.5)
