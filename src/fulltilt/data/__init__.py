@@ -25,8 +25,10 @@ from fulltilt.data.loader_errors import explain_loader_error
 from fulltilt.data.make_sensor import make_sensor_hdf5
 from fulltilt.data.pipeline import Pipeline, build_pipeline
 from fulltilt.data.placement import count_held_bytes, find_placements, place
+from fulltilt.data.prepare_text import prepare_text
 from fulltilt.data.sampler import EpochSampler
 from fulltilt.data.sensor import sensor_hdf5
+from fulltilt.data.text import text
 from fulltilt.data.transforms import TRANSFORMS
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
@@ -35,6 +37,7 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "hdf5": hdf5,
     "image_folder": image_folder,
     "sensor_hdf5": sensor_hdf5,
+    "text": text,
 }
 
 __all__ = [
@@ -52,5 +55,6 @@ __all__ = [
     "inspect_hdf5",
     "make_sensor_hdf5",
     "place",
+    "prepare_text",
     "repack_hdf5",
 ]

@@ -213,6 +213,7 @@ def choose_device(config: Config, device: str | None = None) -> str:
 
 def _assemble(config: Config, run: Run, limits: Limits, folder: Path, training_metrics: bool) -> Session:
     progress = Progress()
+    training_metrics = training_metrics or run.workload.training_metrics
     meter = LossMeter(run.device, run.workload.metrics if training_metrics else None)
     return Session(
         run=run,

@@ -2,7 +2,8 @@
 
 from fulltilt.listeners.csv_log import CsvLog
 from fulltilt.listeners.event_log import EventLog
-from fulltilt.listeners.progress_bar import ProgressBar
+from fulltilt.listeners.metrics_tracker import MetricsTracker
+from fulltilt.listeners.progress_bar import ProgressBar, list_headlines
 from fulltilt.listeners.tensorboard_log import TensorBoardLog
 
-__all__ = ["CsvLog", "EventLog", "ProgressBar", "TensorBoardLog"]
+__all__ = ["CsvLog", "EventLog", "MetricsTracker", "ProgressBar", "TensorBoardLog", "list_headlines"]

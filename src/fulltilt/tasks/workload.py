@@ -37,6 +37,7 @@ class Workload:
         explain: ``(batch_size, accumulate) -> notes``, told at the start: what a batch means to this loss.
         couples_samples: The loss compares the samples of a batch with each other, so that micro-batches do not add up
             to the large batch; a window is then computed as one batch (``engine.cached_step``).
+        training_metrics: ``train`` computes the metrics on training batches too.
         name: How tables, files and messages call it.
 
     Shape:
@@ -60,6 +61,7 @@ class Workload:
     assess: Callable[[nn.Module, torch.device], Mapping[str, float]] | None = None
     explain: Callable[[int, int], Sequence[str]] | None = None
     couples_samples: bool = False
+    training_metrics: bool = False
     name: str = "workload"
 
     def __post_init__(self) -> None:

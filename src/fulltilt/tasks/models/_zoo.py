@@ -8,6 +8,7 @@ from torch import nn
 
 from fulltilt.config import ComponentCall, build_component
 from fulltilt.errors import ConfigError
+from fulltilt.tasks.models.bilm import bilm
 from fulltilt.tasks.models.convolutional import mlp, small_cnn
 from fulltilt.tasks.models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 from fulltilt.tasks.models.sensor_transformer import sensor_transformer
@@ -24,6 +25,7 @@ _OWN = (
     resnet101,
     resnet152,
     sensor_transformer,
+    bilm,
 )
 
 MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
