@@ -19,6 +19,7 @@ from fulltilt.engine import checkpoint
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build import Run, build_run, check_device
 from fulltilt.engine.evaluate import build_validation_loader
+from fulltilt.engine.phase_sample import PhaseSample
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
 from fulltilt.engine.schedule import LearningRate, build_schedule
 from fulltilt.engine.step import TrainStep
@@ -75,6 +76,7 @@ class OpenInterval(NamedTuple):
     epoch: int
     step: int
     step_in_epoch: int
+    has_phases: bool
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -87,6 +89,7 @@ class Session:
     progress: Progress
     meter: LossMeter
     watch: Stopwatch
+    phases: PhaseSample
     announce: Announcer
     limits: Limits
     folder: Path
@@ -222,6 +225,7 @@ def _assemble(config: Config, run: Run, limits: Limits, folder: Path, training_m
         progress=progress,
         meter=meter,
         watch=Stopwatch(progress),
+        phases=PhaseSample(run.device, limits.log_every),
         announce=Announcer(()),
         limits=limits,
         folder=folder,

@@ -17,7 +17,6 @@ from fulltilt.engine import duties
 from fulltilt.engine.duties import TrainResult
 from fulltilt.engine.interrupt import StopRequest, catch_signals
 from fulltilt.engine.session import Session, open_session
-from fulltilt.measure import NullTimer
 from fulltilt.records import Listener
 from fulltilt.tasks import Workload
 
@@ -92,20 +91,21 @@ def _run_session(s: Session, stop: StopRequest) -> TrainResult:
 
 def _train_epoch(s: Session, stop: StopRequest) -> bool:
     """Train to the end of the epoch; False when the run has to be left before."""
-    progress, limits, timer = s.progress, s.limits, NullTimer()
+    progress, limits, phases = s.progress, s.limits, s.phases
     s.watch.start()
     batches = s.start_epoch()
     while not limits.has_step_duties or _do_due_work(s, stop):
         if stop or (progress.step >= limits.max_steps and progress.step_in_epoch != s.run.steps_per_epoch):
             return False
         s.learning_rate.set_step(progress.step)
-        outcome = s.step(batches, timer)
+        outcome = s.step(batches, phases.start_step(progress.step))
         if outcome is None:
             return True
         progress.count(outcome)
         s.meter.add(outcome.loss, outcome.n_samples)
         if progress.step % limits.log_every == 0:
-            duties.log_interval(s)
+            phases.end_step(outcome.n_samples)
+            duties.log_interval(s, has_phases=True)
     return False
 
 

@@ -73,6 +73,11 @@ def test_it_learns_and_its_files_say_so(folder):
     assert sum(shares) == pytest.approx(100, rel=1e-4)
     assert {row["category"] for row in errors} >= {"line_end", "punctuation", "number"}
     assert result.metrics["perplexity"] < 20
+    with (folder / "metrics" / "efficiency_summary.csv").open() as stream:
+        efficiency = {row["metric"]: row for row in csv.DictReader(stream)}
+    assert float(efficiency["forward_time"]["mean"]) > 0, "measured by the loop, a step an interval"
+    step_ms = 1e3 * 16 / float(efficiency["throughput"]["mean"])
+    assert float(efficiency["forward_time"]["mean"]) < 3 * step_ms
 
 
 def test_the_guides_configuration_builds_the_guides_model(folder):
