@@ -1,5 +1,5 @@
-"""``fulltilt data make | inspect | repack | prepare-text``: data files to measure with, what is slow about one, the
-remedy; and text as numbers."""
+"""``fulltilt data make | make-stl10 | inspect | repack | prepare-text``: data files to measure with, what is slow about
+one, the remedy; and text as numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fulltilt.cli._make_stl10 import add_make_stl10, run_make_stl10
+from fulltilt.cli._prepare_text import add_prepare_text, run_prepare_text
 from fulltilt.cli._shared import build_console, write_json
 from fulltilt.errors import UsageError
 
@@ -35,14 +37,21 @@ READERS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_make(actions)
+    add_make_stl10(actions)
     _add_inspect(actions)
     _add_repack(actions)
-    _add_prepare_text(actions)
+    add_prepare_text(actions)
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"make": _run_make, "inspect": _run_inspect, "repack": _run_repack, "prepare-text": _run_prepare_text}
-    return actions[args.action](args)
+    runs = {
+        "make": _run_make,
+        "make-stl10": run_make_stl10,
+        "inspect": _run_inspect,
+        "repack": _run_repack,
+        "prepare-text": run_prepare_text,
+    }
+    return runs[args.action](args)
 
 
 def _add_make(actions: argparse._SubParsersAction) -> None:
@@ -89,32 +98,6 @@ def _add_repack(actions: argparse._SubParsersAction) -> None:
         "--compression", choices=["none", "lzf", "gzip"], default="none", help="of the new file (default none)"
     )
     repack.add_argument("--force", action="store_true", help="replace a file that is there")
-
-
-def _add_prepare_text(actions: argparse._SubParsersAction) -> None:
-    prepare = actions.add_parser(
-        "prepare-text",
-        help="write text files as token ids, with a vocabulary by frequency",
-        description=(
-            "Count the words of text files, keep the most frequent, and write the ids of all words into a folder that "
-            "data.path of a language model names. Every line ends with <eos>, every word left out is <unk>."
-        ),
-    )
-    prepare.add_argument("files", nargs="+", metavar="FILE", help="text files in UTF-8, in order")
-    prepare.add_argument("folder", metavar="OUT", help="the folder to write")
-    prepare.add_argument(
-        "--vocabulary", type=int, default=50_000, metavar="N", help="words at most, <unk> included (default 50000)"
-    )
-    share = prepare.add_mutually_exclusive_group()
-    share.add_argument("--val-share", type=float, default=0.1, metavar="P", help="the last part of the text (0.1)")
-    share.add_argument("--val", metavar="FILE", help="a file of its own for validation")
-    prepare.add_argument(
-        "--tokenizer",
-        choices=["whitespace", "words"],
-        default="whitespace",
-        help="whitespace: the text is tokenised already (default); words: part words from punctuation",
-    )
-    prepare.add_argument("--force", action="store_true", help="replace what was prepared in the folder before")
 
 
 def _run_make(args: argparse.Namespace) -> int:
@@ -181,32 +164,6 @@ def _run_repack(args: argparse.Namespace) -> int:
         f"{args.target}: {done.n_rows:,} rows of {', '.join(done.datasets)}, {done.target_bytes / 2**20:,.1f} MiB "
         f"({args.source}: {done.source_bytes / 2**20:,.1f} MiB); every row was read back and is equal "
         f"(BLAKE2b {done.checksum}), {done.seconds:.1f} s",
-        markup=False,
-        soft_wrap=True,
-    )
-    return 0
-
-
-def _run_prepare_text(args: argparse.Namespace) -> int:
-    from rich.progress import Progress
-
-    from fulltilt.data import prepare_text
-
-    with Progress(console=build_console(to_stderr=True), transient=True) as progress:
-        bar = progress.add_task("counting words, then writing them", total=None)
-        done = prepare_text(
-            args.files,
-            args.folder,
-            vocab_size=args.vocabulary,
-            val_share=args.val_share,
-            val_file=args.val,
-            tokenizer=args.tokenizer,
-            force=args.force,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
-    build_console().print(
-        f"{done.folder}: {done.n_train:,} tokens for training, {done.n_val:,} for validation, as {done.dtype}; "
-        f"{done.n_words:,} words of {done.n_distinct:,} in the training text, {done.unknown_pct:.2f} % of it is <unk>",
         markup=False,
         soft_wrap=True,
     )

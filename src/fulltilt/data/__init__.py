@@ -23,11 +23,14 @@ from fulltilt.data.image_folder import image_folder
 from fulltilt.data.loader import build_loader
 from fulltilt.data.loader_errors import explain_loader_error
 from fulltilt.data.make_sensor import make_sensor_hdf5
+from fulltilt.data.make_stl10 import make_stl10
 from fulltilt.data.pipeline import Pipeline, build_pipeline
 from fulltilt.data.placement import count_held_bytes, find_placements, place
 from fulltilt.data.prepare_text import prepare_text
+from fulltilt.data.raw_images import RawImages
 from fulltilt.data.sampler import EpochSampler
 from fulltilt.data.sensor import sensor_hdf5
+from fulltilt.data.stl10 import stl10
 from fulltilt.data.text import text
 from fulltilt.data.transforms import TRANSFORMS
 
@@ -37,6 +40,7 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "hdf5": hdf5,
     "image_folder": image_folder,
     "sensor_hdf5": sensor_hdf5,
+    "stl10": stl10,
     "text": text,
 }
 
@@ -46,6 +50,7 @@ __all__ = [
     "BlockSampler",
     "EpochSampler",
     "Pipeline",
+    "RawImages",
     "build_loader",
     "build_pipeline",
     "count_held_bytes",
@@ -54,6 +59,7 @@ __all__ = [
     "find_placements",
     "inspect_hdf5",
     "make_sensor_hdf5",
+    "make_stl10",
     "place",
     "prepare_text",
     "repack_hdf5",
