@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fulltilt.data.new_file import check_room, new_file
 from fulltilt.data.tokens import (
@@ -87,17 +88,8 @@ def prepare_text(
         split: _write_tokens(folder / f"{split}.bin", meter.watch(_read_parts(ranges)), vocabulary, tokenizer)
         for split, ranges in parts.items()
     }
-    words = vocabulary.to_text()
-    write_atomic(folder / WORDS, words)
-    manifest = {
-        "format": FORMAT,
-        "dtype": vocabulary.dtype.name,
-        "n_tokens": n_tokens,
-        "n_words": len(vocabulary),
-        "tokenizer": tokenizer,
-        "vocabulary_blake2b": digest_text(words),
-        "sources": [describe_source(path, compute_digest(path)) for path in dict.fromkeys(_list_sources(parts))],
-    }
+    write_atomic(folder / WORDS, vocabulary.to_text())
+    manifest = _build_manifest(vocabulary, n_tokens, tokenizer, parts)
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return Prepared(
         folder=folder,
@@ -112,6 +104,22 @@ def prepare_text(
 
 Part = tuple[Path, int, int]
 """A file and its bytes from … to."""
+
+
+def _build_manifest(
+    vocabulary: Vocabulary, n_tokens: dict[str, int], tokenizer: Tokenizer, parts: dict[str, list[Part]]
+) -> dict[str, Any]:
+    """What ``open_tokens`` checks the folder against."""
+    files = dict.fromkeys(path for ranges in parts.values() for path, _, _ in ranges)
+    return {
+        "format": FORMAT,
+        "dtype": vocabulary.dtype.name,
+        "n_tokens": n_tokens,
+        "n_words": len(vocabulary),
+        "tokenizer": tokenizer,
+        "vocabulary_blake2b": digest_text(vocabulary.to_text()),
+        "sources": [describe_source(path, compute_digest(path)) for path in files],
+    }
 
 
 def _check_places(sources: Sequence[Path], folder: Path, val_share: float, is_shared: bool, force: bool) -> None:
@@ -167,10 +175,6 @@ def _read_parts(parts: Sequence[Part]) -> Iterator[tuple[str, int]]:
                 except UnicodeDecodeError as error:
                     raise DataError(f"{path}: byte {at + error.start:,} is not UTF-8; convert the text first") from None
                 at += len(line)
-
-
-def _list_sources(parts: dict[str, list[Part]]) -> list[Path]:
-    return [path for ranges in parts.values() for path, _, _ in ranges]
 
 
 def _write_tokens(path: Path, lines: Iterator[str], vocabulary: Vocabulary, tokenizer: Tokenizer) -> int:

@@ -6,9 +6,8 @@ Shapes: B batch, S words of a window, T = S + 1, P features, V words, G groups o
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt
@@ -18,30 +17,12 @@ from torch.utils.data import Dataset
 
 from fulltilt.errors import UsageError
 from fulltilt.tasks.language_groups import GROUPS, assign_groups
+from fulltilt.tasks.language_metrics import LanguageScores, build_metrics, derive_figures, read_loss
 from fulltilt.tasks.language_softmax import AdaptiveSoftmax, LinearSoftmax, Softmax, TokenScores
 from fulltilt.tasks.losses import Loss
 from fulltilt.tasks.workload import Workload
 
 TOP5 = 5
-MAX_EXPONENT = 700.0  # exp of more is no float any more
-
-
-class LanguageScores(NamedTuple):
-    """What the model returns: every figure of a batch, so that nothing is computed again for the metrics.
-
-    Attributes:
-        loss: Mean of both directions, with gradients.
-        losses: (B, 2) mean loss of each sample by direction, without gradients.
-        accuracy, top5: (B,) share of right words, None where ranks were not asked for.
-        shares, misses: (B, G) share of predictions that are of a group of words, and of those that are wrong too.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    accuracy: Tensor | None = None
-    top5: Tensor | None = None
-    shares: Tensor | None = None
-    misses: Tensor | None = None
 
 
 class LanguageModel(nn.Module):
@@ -159,9 +140,9 @@ def build_language_model(
         model=functools.partial(build, error_analysis),
         dataset=train,
         validation=validation,
-        loss=_read_loss,
+        loss=read_loss,
         optimizer=optimizer,
-        metrics=_build_metrics(error_analysis),
+        metrics=build_metrics(error_analysis),
         prepare=join_window,
         derive=functools.partial(derive_figures, trains_on_all_words=softmax != "sampled"),
         explain=functools.partial(_explain, train, softmax, n_sampled),
@@ -174,21 +155,6 @@ def join_window(batch: Any, generator: Generator) -> tuple[Tensor, Tensor]:
     """(B, S) words and (B, S) the words behind them → (B, T) words of the window, and the targets as they came."""
     inputs_BS, targets_BS = batch
     return torch.cat((inputs_BS, targets_BS[:, -1:]), dim=1), targets_BS
-
-
-def derive_figures(means: Mapping[str, float], *, trains_on_all_words: bool) -> dict[str, float]:
-    """Perplexity from the loss, error by group from shares.
-
-    A training loss over sampled words has no perplexity; accuracy tells that these are means of an evaluation.
-    """
-    figures = {}
-    if trains_on_all_words or "accuracy" in means:
-        figures["perplexity"] = _exp(means["loss"])
-    for group in GROUPS:
-        share = means.get(f"share/{group}", 0.0)
-        if share > 0:
-            figures[f"error_pct/{group}"] = 100 * means[f"miss/{group}"] / share
-    return figures
 
 
 def _build(
@@ -230,39 +196,6 @@ def _assign(dataset: Any, n_words: int) -> Tensor:
     return torch.tensor(groups + [0] * (n_words - len(groups)))
 
 
-def _build_metrics(error_analysis: bool) -> dict[str, Callable[[Any, Any], Tensor]]:
-    metrics: dict[str, Callable[[Any, Any], Tensor]] = {
-        "accuracy": functools.partial(_read, "accuracy"),
-        "top5": functools.partial(_read, "top5"),
-        "forward_loss": functools.partial(_read_direction, 0),
-        "backward_loss": functools.partial(_read_direction, 1),
-    }
-    if error_analysis:
-        for index, group in enumerate(GROUPS):
-            metrics[f"share/{group}"] = functools.partial(_read_group, "shares", index)
-            metrics[f"miss/{group}"] = functools.partial(_read_group, "misses", index)
-    return metrics
-
-
-def _read_loss(outputs: LanguageScores, targets: Tensor) -> Tensor:
-    return outputs.loss
-
-
-def _read(field: str, outputs: LanguageScores, targets: Tensor) -> Tensor:
-    value = getattr(outputs, field)
-    if value is None:
-        raise UsageError("this model ranks words in evaluation only; write task: language_model(training_metrics=true)")
-    return value
-
-
-def _read_direction(index: int, outputs: LanguageScores, targets: Tensor) -> Tensor:
-    return outputs.losses[:, index]
-
-
-def _read_group(field: str, index: int, outputs: LanguageScores, targets: Tensor) -> Tensor:
-    return _read(field, outputs, targets)[:, index]
-
-
 def _explain(
     train: Callable[[], Dataset], softmax: Softmax, n_sampled: int, batch_size: int, accumulate: int
 ) -> list[str]:
@@ -275,7 +208,3 @@ def _explain(
             "perplexity; validation is over all words"
         )
     return notes if seq_len else notes[1:]
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < MAX_EXPONENT else math.inf

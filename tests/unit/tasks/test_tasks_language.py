@@ -12,9 +12,10 @@ from torch.nn import functional
 from fulltilt.data.text import text
 from fulltilt.errors import UsageError
 from fulltilt.tasks import build_language_model
-from fulltilt.tasks.language import LanguageModel, derive_figures, join_window
+from fulltilt.tasks.language import LanguageModel, join_window
 from fulltilt.tasks.language_chunked import choose_chunk_rows, compute_chunked, compute_ranks
 from fulltilt.tasks.language_groups import GROUPS, assign_groups
+from fulltilt.tasks.language_metrics import derive_figures
 from fulltilt.tasks.language_softmax import AdaptiveSoftmax, LinearSoftmax, choose_cutoffs, draw_words, score_sampled
 from fulltilt.tasks.models.bilm import bilm
 
