@@ -59,7 +59,18 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
     findings = module.run(context)
     seconds = time.perf_counter() - started
     after = read_pressure().some_total_us
-    packages = ("fulltilt", "torch", "lightning", "accelerate", "optuna", "timm", "torchvision", "h5py", "numpy")
+    packages = (
+        "fulltilt",
+        "torch",
+        "lightning",
+        "accelerate",
+        "optuna",
+        "timm",
+        "torchvision",
+        "h5py",
+        "numpy",
+        "pandas",
+    )
     versions = {"python": platform.python_version()}
     return BenchmarkResult(
         name=module.NAME,
@@ -103,7 +114,7 @@ def build_peers_environment() -> None:
     subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
     pip = [PEERS / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints-bench.txt"]
     subprocess.run([*pip, "torch"], check=True)
-    subprocess.run([*pip, "lightning", "accelerate", "optuna", "-e", f"{ROOT}[digits,export]"], check=True)
+    subprocess.run([*pip, "lightning", "accelerate", "optuna", "pandas", "-e", f"{ROOT}[digits,export]"], check=True)
     subprocess.run([*pip, *PEERS_OF_TESTS, "-e", f"{ROOT}[mlflow,wandb]"], check=True)
     subprocess.run([*pip, "--no-deps", "timm"], check=True)  # two functions of it; its torchvision would not load
     (PEERS / ".installed").touch()

@@ -21,6 +21,7 @@ from fulltilt.engine.background import BackgroundWriter
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import build_validation_loader
+from fulltilt.engine.phase_sample import PhaseSample
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
 from fulltilt.engine.promise import DataWaits, PromiseWatch, build_watch
 from fulltilt.engine.replan import LastStep, Sizes, apply_sizes, is_out_of_memory, leave_out_tail
@@ -81,6 +82,7 @@ class OpenInterval(NamedTuple):
     epoch: int
     step: int
     step_in_epoch: int
+    has_phases: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,7 @@ class Session:
     progress: Progress
     meter: LossMeter
     watch: Stopwatch
+    phase_sample: PhaseSample
     announce: Announcer
     limits: Limits
     folder: Path
@@ -290,6 +293,7 @@ def choose_device(config: Config, device: str | None = None) -> str:
 def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) -> Session:
     assert run.config is not None
     progress = Progress()
+    training_metrics = training_metrics or run.workload.training_metrics
     meter = LossMeter(run.device, run.workload.metrics if training_metrics else None)
     return Session(
         run=run,
@@ -298,6 +302,7 @@ def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) ->
         progress=progress,
         meter=meter,
         watch=Stopwatch(progress),
+        phase_sample=PhaseSample(run.device, limits.log_every),
         announce=Announcer(()),
         limits=limits,
         folder=folder,

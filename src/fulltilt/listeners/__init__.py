@@ -7,8 +7,9 @@ from pathlib import Path
 
 from fulltilt.listeners.csv_log import CsvLog
 from fulltilt.listeners.event_log import EventLog
+from fulltilt.listeners.metrics_tracker import MetricsTracker
 from fulltilt.listeners.mlflow_log import MlflowLog
-from fulltilt.listeners.progress_bar import ProgressBar
+from fulltilt.listeners.progress_bar import ProgressBar, list_headlines
 from fulltilt.listeners.tensorboard_log import TensorBoardLog
 from fulltilt.listeners.wandb_log import WandbLog
 from fulltilt.records import Listener
@@ -17,11 +18,13 @@ __all__ = [
     "LOGGERS",
     "CsvLog",
     "EventLog",
+    "MetricsTracker",
     "MlflowLog",
     "ProgressBar",
     "TensorBoardLog",
     "WandbLog",
     "build_loggers",
+    "list_headlines",
 ]
 
 LOGGERS: Mapping[str, Callable[[Path], Listener]] = {

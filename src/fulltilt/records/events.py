@@ -47,7 +47,7 @@ class StepsDone(Event):
     loss: float
     lr: float
     samples_per_s: float
-    phases_ms: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    phases_ms: dict[str, float | None] = dataclasses.field(default_factory=dict)  # of the interval's last step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

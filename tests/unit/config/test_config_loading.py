@@ -392,3 +392,11 @@ def test_yaml_1_2(write):
 def test_a_run_does_not_leave_its_folder_by_its_name(name):
     with pytest.raises(ConfigError, match="names a folder of its own"):
         config_from_values({"run": {"name": name}}, base_dir=".")
+
+
+@pytest.mark.parametrize(("key", "written"), [("seq_len: 128", "text(seq_len=…)"), ("data.depth: 2", "bilm(depth=…)")])
+def test_a_key_that_is_an_argument_of_a_component_is_told_where_it_belongs(write, key, written):
+    assert (
+        f"it is an argument of a component, for instance {'dataset' if 'seq' in key else 'model'}: {written}"
+        in fail(write(f"{key}\n"))
+    )
