@@ -142,6 +142,23 @@ class _Speed(Section):
     pass
 
 
+class Promise(Section):
+    """What a search measured of the plan it wrote into the file, and of which plan and machine that is true."""
+
+    samples_per_s: Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
+    plan: Text
+    machine: Text
+    threads: PositiveInt | None = None
+    data_wait_pct: Annotated[float, annotated_types.Ge(0)] | None = None
+
+    @field_validator("samples_per_s")
+    @classmethod
+    def _check_order(cls, interval: list[float]) -> list[float]:
+        if interval[0] > interval[1]:
+            raise ValueError("gives the higher speed first; write [lowest, highest]")
+        return interval
+
+
 class _RunSection(Section):
     name: FolderName | None = Field(
         default=None, description="Name of the run, and of its folder; null: the name of the file."
@@ -152,6 +169,19 @@ class _RunSection(Section):
     checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     evaluate_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     log_every_n_steps: PositiveInt = Field(default=10, description="Optimizer steps between two log lines.")
+    on_out_of_memory: Literal["replan", "stop"] = Field(
+        default="replan", description="Smaller micro-batches and more accumulation from the last step on, or stop."
+    )
+    on_full_disk: Literal["stop", "continue"] = Field(
+        default="stop", description="When a checkpoint cannot be written; the one before is kept either way."
+    )
+    async_checkpoint: bool = Field(
+        default=False, description="Write checkpoints beside training, from a copy in host memory."
+    )
+    promise: Promise | None = Field(
+        default=None,
+        description="The speed that `tune --apply` measured; `train` says when it falls out of it, and why.",
+    )
 
 
 class Benchmark(Section):

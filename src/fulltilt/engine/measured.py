@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fulltilt.engine.build import Run
+from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.step import StepOutcome, TrainStep, count_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
@@ -54,7 +55,7 @@ class EndlessSteps:
         batches: Iterator[Any] | None = None,
     ):
         self._run, self._timer, self._on_first = run, timer, on_first
-        self._step = TrainStep(run)
+        self._step = build_step(run)
         self._batches = batches
         self._epoch = 0
         self.n_done = 0

@@ -143,7 +143,9 @@ def estimate_memory(
 
 def _take_steps(fake: Any, batch: Any, build_step: Callable[[Any], Step], ledger: _StorageLedger) -> None:
     step = build_step(fake)
-    n_micro = min(fake.setup.accumulate, _MAX_MICRO)
+    n_micro = fake.setup.accumulate  # a window that is one batch holds inputs and outputs of all of it
+    if not fake.workload.couples_samples:
+        n_micro = min(n_micro, _MAX_MICRO)
     for _ in range(N_STEPS):
         step(_yield_batches(batch, fake.batch_size, n_micro, ledger), NullTimer())
         ledger.mark(_find_state(fake.setup.optimizer), "optimizer")

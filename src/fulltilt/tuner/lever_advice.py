@@ -11,11 +11,11 @@ from typing import Any, Literal
 from fulltilt.levers import Facts, Lever, load_catalogue
 from fulltilt.records import Trial
 from fulltilt.tuner.recommend import CONFIRMING
+from fulltilt.tuner.savings import Interval
 
 LeverState = Literal[
     "tried alone", "probed alone", "tried in company", "failed", "cannot apply", "not reached", "not in the space"
 ]
-Interval = tuple[float, float]
 
 NOT_FOR_SPEED = ("activation_checkpointing",)  # buys memory with time
 

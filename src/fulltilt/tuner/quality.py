@@ -16,7 +16,12 @@ Arm = Literal["as it was", "recommended"]
 QualityVerdict = Literal["learns as well", "learns worse", "too noisy to tell"]
 
 ARMS: tuple[Arm, Arm] = ("as it was", "recommended")
-RISING_METRICS = ("accuracy", "binary_accuracy", "top5")  # of our own metrics, those where more is better
+RISING_METRICS = (
+    "accuracy",
+    "binary_accuracy",
+    "top5",
+    "knn_accuracy",
+)  # of our own metrics, those where more is better
 MARGIN_PCT = {"rising": 1.0, "falling": 2.0}  # of the quality as it was: a smaller loss of it is no worse learning
 
 
@@ -116,7 +121,8 @@ def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
 def _read_run(document: Mapping[str, Any], metric: str) -> TrainedRun:
     """One run; JSON has no spelling for NaN or infinity, they were written as null."""
     points = [(point["training_seconds"], point["metrics"][metric]) for point in document["evaluations"]]
-    has_diverged = "diverged" in document or None in (points[-1][1], document["evaluations"][-1]["metrics"]["loss"])
+    last = document["evaluations"][-1]["metrics"] if document["evaluations"] else {}
+    has_diverged = "diverged" in document or None in (points[-1][1], last.get("loss", points[-1][1]))
     return TrainedRun(
         arm=document["arm"],
         seed=document["seed"],
