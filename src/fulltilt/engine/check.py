@@ -12,6 +12,7 @@ import torch
 
 from fulltilt.config import Config, plan_of
 from fulltilt.engine.assemble import build_workload
+from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.cached_step import build_step
 from fulltilt.errors import FulltiltError
@@ -61,7 +62,7 @@ def run_checks(config: Config, *, device: str, out_dir: Path, nvml: Nvml | None 
         items.append(check_build(run))
         items += check_one_step(run)
         items.append(check_validation(run))
-        items.append(check_workers(run))
+        items += [check_workers(run), check_host_memory(run)]
         items += [check_data_path(config), check_checkpoints(config), check_disk(run, config, out_dir)]
     return items
 
@@ -150,6 +151,16 @@ def check_workers(run: Run) -> CheckItem:
     if n_workers > n_cores:
         return CheckItem(name="data workers", verdict="note", text=f"{text}: they will take turns; see fulltilt tune")
     return CheckItem(name="data workers", verdict="ok", text=text)
+
+
+def check_host_memory(run: Run) -> CheckItem:
+    """Batches on their way and copies for checkpoints, against free memory and /dev/shm."""
+    name = "host memory"
+    budget = estimate_host_budget(run)
+    if budget is None:
+        return CheckItem(name=name, verdict="note", text="not known: no sample can be looked at beforehand")
+    problem = budget.find_problem()
+    return CheckItem(name=name, verdict="problem" if problem else "ok", text=problem or budget.describe())
 
 
 def check_data_path(config: Config) -> CheckItem:

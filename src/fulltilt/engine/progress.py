@@ -64,7 +64,10 @@ class Progress:
 
 
 class LossMeter:
-    """Sums of the loss and of metrics over samples. ``add`` and ``observe`` never wait for the device."""
+    """Sums of the loss and of metrics over samples. ``add`` and ``observe`` never wait for the device.
+
+    ``bring_back`` undoes what was observed since the last ``add``: of a window that is dropped.
+    """
 
     def __init__(self, device: torch.device, metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None):
         self._device = device
@@ -74,8 +77,11 @@ class LossMeter:
 
     def add(self, loss: Tensor, n_samples: int) -> None:
         self._loss_sum.add_(loss, alpha=n_samples)
+        self._losses.append(loss)
         self.n_samples += n_samples
         self.n_steps += 1
+        if self._metric_sums:
+            torch._foreach_copy_(self._kept, self._metric_sums)
 
     def observe(self, outputs: Any, targets: Any) -> None:
         for total, metric in zip(self._metric_sums, self._metrics.values(), strict=True):
@@ -83,9 +89,13 @@ class LossMeter:
 
     def take(self) -> Reading:
         """What was summed since the last ``take``; its values are on their way to the host."""
-        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps)
+        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps, self._losses)
         self._start([torch.zeros((), device=self._device) for _ in self._names])
         return reading
+
+    def bring_back(self) -> None:
+        if self._metric_sums:
+            torch._foreach_copy_(self._metric_sums, self._kept)
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": torch.stack(self._sums).cpu(), "n_samples": self.n_samples, "n_steps": self.n_steps}
@@ -95,6 +105,7 @@ class LossMeter:
         n_known = len(self._sums) if len(state["sums"]) == len(self._sums) else 1
         for total, saved in zip(self._sums[:n_known], state["sums"], strict=False):
             total.copy_(saved)
+        self._kept = [total.clone() for total in self._metric_sums]
         self.n_samples, self.n_steps = state["n_samples"], state["n_steps"]
 
     def _start(self, sums: list[Tensor]) -> None:
@@ -103,6 +114,8 @@ class LossMeter:
         # epoch are added up on the host in double precision.
         self._sums = sums
         self._loss_sum, *self._metric_sums = sums
+        self._kept = [total.clone() for total in self._metric_sums]
+        self._losses: list[Tensor] = []  # references only: what a loss that is not finite is looked for in
         self.n_samples = self.n_steps = 0
 
 
@@ -112,8 +125,9 @@ class Reading:
     ``read_sums`` waits for the copy and not for what was queued after it.
     """
 
-    def __init__(self, names: tuple[str, ...], sums: list[Tensor], n_samples: int, n_steps: int):
+    def __init__(self, names: tuple[str, ...], sums: list[Tensor], n_samples: int, n_steps: int, losses: list[Tensor]):
         self._names, self.n_samples, self.n_steps = names, n_samples, n_steps
+        self._losses = losses
         self._sums = sums
         self._event: torch.cuda.Event | None = None
         if sums[0].is_cuda:
@@ -127,6 +141,10 @@ class Reading:
         if self._event is not None:
             self._event.synchronize()
         return {name: total.tolist() for name, total in zip(self._names, self._sums, strict=True)}
+
+    def read_losses(self) -> list[float]:
+        """The loss of every step since the last ``take``, or since a resume. Waits for the device."""
+        return torch.stack(self._losses).tolist() if self._losses else []
 
 
 class Stopwatch:

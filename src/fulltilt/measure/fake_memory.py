@@ -260,8 +260,8 @@ def _copy_as_fake(run: Any, mode: FakeTensorMode, ledger: _StorageLedger) -> Any
     setup, workload = run.setup, run.workload
     memo: dict[int, Any] = {}
     with FakeCopyMode(mode):
-        model, optimizer, loss, prepare = copy.deepcopy(
-            (setup.model, setup.optimizer, workload.loss, workload.prepare), memo
+        model, optimizer, loss, prepare, average = copy.deepcopy(
+            (setup.model, setup.optimizer, workload.loss, workload.prepare, run.average), memo
         )
     for name, value in vars(setup.optimizer).items():  # torch.optim drops its own switches when it is copied
         if name not in vars(optimizer) and isinstance(value, bool):
@@ -284,6 +284,7 @@ def _copy_as_fake(run: Any, mode: FakeTensorMode, ledger: _StorageLedger) -> Any
         run,
         setup=fake_setup,
         workload=dataclasses.replace(workload, loss=loss, prepare=prepare),
+        average=average,
         generator=torch.Generator(run.device),
     )
 
