@@ -132,6 +132,10 @@ class Optim(Section):
     )
     warmup: WarmupValue = Field(default=0, description="Warm-up: steps (500), epochs ('1 epoch') or a fraction (0.05).")
     clip_norm: PositiveFloat | None = Field(default=None, description="Largest gradient norm; null: no clipping.")
+    ema: Annotated[float, annotated_types.Gt(0), annotated_types.Lt(1)] | None = Field(
+        default=None,
+        description="Decay of a running average of the weights, 0.999; it is what is evaluated. Null: none.",
+    )
 
 
 class _Speed(Section):
@@ -155,14 +159,13 @@ class Promise(Section):
         return interval
 
 
-class RunSection(Section):
+class _RunSection(Section):
     name: FolderName | None = Field(
         default=None, description="Name of the run, and of its folder; null: the name of the file."
     )
     epochs: PositiveInt = Field(default=10, description="Passes over the training set.")
     device: DeviceValue = Field(default="auto", description="auto, cpu, cuda, cuda:1, or a list of GPU numbers.")
     seed: NaturalInt = Field(default=42, description="Seed of initialisation, order and augmentation.")
-    deterministic: bool = Field(default=False, description="Refuse operators that are not reproducible; slower.")
     checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     evaluate_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     log_every_n_steps: PositiveInt = Field(default=10, description="Optimizer steps between two log lines.")
@@ -247,9 +250,12 @@ if TYPE_CHECKING:
     class Data(_Data): ...
 
     class Speed(_Speed): ...
+
+    class RunSection(_RunSection): ...
 else:
     Data = create_model("Data", __base__=_Data, **_lever_fields("data"))
     Speed = create_model("Speed", __base__=_Speed, **_lever_fields("speed"))
+    RunSection = create_model("RunSection", __base__=_RunSection, **_lever_fields("run"))
 
 
 class Config(Section):

@@ -17,6 +17,7 @@ from fulltilt.config import Config, build_component, parse_call
 from fulltilt.config.binding import find_target
 from fulltilt.data import DATASETS, build_pipeline
 from fulltilt.engine.optimizers import OPTIMIZERS
+from fulltilt.engine.views import plan_view_data
 from fulltilt.errors import ConfigError
 from fulltilt.tasks import LOSSES, TASKS, Workload, build_model, read_data_facts
 
@@ -55,7 +56,7 @@ def _say_where(config: Config) -> Iterator[None]:
 
 
 def _build_named(config: Config) -> Workload:
-    find_target(parse_call(config.task).name, TASKS, kind="task", where="task")
+    task = find_target(parse_call(config.task).name, TASKS, kind="task", where="task")
     if config.model is None:
         raise ConfigError(
             "a model is needed; write model: small_cnn, torchvision:resnet50 or module:function", key="model"
@@ -63,14 +64,16 @@ def _build_named(config: Config) -> Workload:
     if config.data.dataset is None:
         raise ConfigError(f"a dataset is needed; write one of {', '.join(DATASETS)}", key="data.dataset")
     train, validation = _plan_datasets(config)
+    data: dict[str, Any] = {"train": train, "validation": validation}
+    if "views" in _read_parameters(task):
+        data = plan_view_data(train, validation, has_transform=config.data.transform.train is not None)
     return build_component(
         config.task,
         TASKS,
         kind="task",
         where="task",
         model=functools.partial(_build_model, config, train),
-        train=train,
-        validation=validation,
+        **data,
         loss=_build_loss(config) if config.loss is not None else None,
         optimizer=_plan_optimizer(config),
         name=name_run(config),

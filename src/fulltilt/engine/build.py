@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from fulltilt.data import build_loader
+from fulltilt.engine.average import WeightAverage
 from fulltilt.engine.facts import count_dataset, describe, name_optimizer, resolve_plan
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError, format_nearest
 from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
@@ -36,6 +36,7 @@ class Run:
         setup: Model, forward, optimizer, scaler and loader as the levers left them.
         n_samples: Length of the training set, None when it streams.
         steps_per_epoch: Optimizer steps, a short last window included; None when the data streams.
+        average: Of the weights, kept up after every optimizer step; evaluation takes it.
         generator: On the device; the randomness of ``workload.prepare``.
         loader_generator: On the CPU; seeds the data workers.
         notes: What the user should know of the plan as it was built.
@@ -57,6 +58,7 @@ class Run:
     generator: torch.Generator
     loader_generator: torch.Generator
     notes: list[str]
+    average: WeightAverage | None = None
     _iterators: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
 
     def start_epoch(self, epoch: int, start_index: int = 0) -> Iterator[Any]:
@@ -68,6 +70,9 @@ class Run:
             if hasattr(source, "set_epoch"):
                 source.set_epoch(epoch, start_index) if start_index else source.set_epoch(epoch)
                 break
+        if start_index == 0:
+            for hook in self.setup.epoch_hooks:
+                hook(epoch)
         batches = iter(self.loader)
         self._iterators.add(batches)
         return batches
@@ -117,9 +122,6 @@ def build_run(
     workload = _resolve_workload(config, workload)
     options = config.data if config is not None else None
     seed = seed if seed is not None else config.run.seed if config is not None else DEFAULT_SEED
-    if config is not None and config.run.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not reproducible without it
-        torch.use_deterministic_algorithms(True)
 
     seed_everything(seed)
     dataset = workload.dataset()
@@ -166,7 +168,18 @@ def build_run(
         generator=torch.Generator(device).manual_seed(seed),
         loader_generator=loader_generator,
         notes=setup.notes,
+        average=_average_weights(config, setup),
     )
+
+
+def _average_weights(config: Config | None, setup: Setup) -> WeightAverage | None:
+    """Kept up by a hook of the optimizer: every kind of step has it, and one that a scaler left out has not."""
+    if config is None or config.optim.ema is None:
+        return None
+    average = WeightAverage(setup.model, config.optim.ema)
+    setup.optimizer.register_step_post_hook(average.update)
+    setup.notes.append(f"optim.ema={config.optim.ema}: evaluation takes the running average of the weights")
+    return average
 
 
 def seed_everything(seed: int) -> None:

@@ -14,7 +14,7 @@ from fulltilt.config import Config, plan_of
 from fulltilt.engine.assemble import build_workload
 from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.build import Run, build_run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.cached_step import build_step
 from fulltilt.errors import FulltiltError
 from fulltilt.hardware import (
     Nvml,
@@ -99,7 +99,7 @@ def check_one_step(run: Run) -> list[CheckItem]:
     meter = MemoryMeter(run.device)
     meter.start()
     try:
-        outcome = TrainStep(run)(run.start_epoch(0), NullTimer())
+        outcome = build_step(run)(run.start_epoch(0), NullTimer())
         loss = float(outcome.loss) if outcome is not None else math.nan
     except Exception as error:  # boundary to the user's own model and data
         meter.stop()
@@ -130,6 +130,8 @@ def check_memory(run: Run, reserved_gib: float | None, rss_gib: float | None) ->
 
 
 def check_validation(run: Run) -> CheckItem:
+    if run.workload.validation is None and run.workload.assess is not None:
+        return CheckItem(name="validation", verdict="ok", text="the task assesses the model itself at evaluations")
     if run.workload.validation is None:
         return CheckItem(name="validation", verdict="note", text="there is no validation set: quality goes unseen")
     try:

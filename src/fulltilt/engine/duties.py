@@ -20,6 +20,7 @@ from fulltilt.engine.saving import collect_checkpoint, describe_saved, save_sess
 from fulltilt.engine.session import OpenInterval, Restart, Session
 from fulltilt.engine.startup import describe_start
 from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError
+from fulltilt.levers import find_reports
 from fulltilt.records import (
     EpochDone,
     Evaluated,
@@ -238,6 +239,8 @@ def prepare_restart(s: Session, replan: Replan) -> Restart:
 
 def announce_end(s: Session, reason: str) -> None:
     s.watch.stop()
+    for report in find_reports(s.run.plan, s.run.setup):
+        s.announce.note(report)
     settle_checkpoint(s)
     s.announce(RunEnded, reason=reason, step=s.progress.step, seconds=_compute_seconds(s), metrics=_last_metrics(s))
 

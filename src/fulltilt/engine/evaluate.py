@@ -15,6 +15,7 @@ from fulltilt.engine.build import Run
 from fulltilt.engine.progress import LossMeter
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError
+from fulltilt.levers.compile import without_compiling
 
 
 def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataLoader | None:
@@ -51,7 +52,8 @@ def evaluate(
     What the workload derives from those means, and what it assesses by itself, joins them.
 
     Runs the model itself in evaluation mode, not its compiled form: that would be compiled once more for this mode
-    and once more for the last batch. Precision is that of training. ``workload.prepare`` draws from a generator
+    and once more for the last batch. Precision is that of training; the weights are their running average where
+    ``optim.ema`` keeps one. ``workload.prepare`` draws from a generator
     of its own, seeded anew each time: evaluations are comparable, and training goes on as if there had been none.
 
     Args:
@@ -66,7 +68,8 @@ def evaluate(
 
     Device: synchronises once, at the end.
     """
-    with _evaluation_mode(run.setup.model), torch.no_grad():
+    average = contextlib.nullcontext() if run.average is None else run.average.in_force()
+    with average, _evaluation_mode(run.setup.model), without_compiling(run.setup), torch.no_grad():
         means = {} if loader is None else _compute_means(run, loader, should_stop)
         if means is None:
             return None

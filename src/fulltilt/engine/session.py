@@ -19,6 +19,7 @@ from fulltilt.engine import checkpoint
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.background import BackgroundWriter
 from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import build_validation_loader
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
 from fulltilt.engine.promise import DataWaits, PromiseWatch, build_watch
@@ -151,6 +152,7 @@ class Session:
             "model": checkpoint.capture_model(setup.model),
             "optimizer": checkpoint.make_plain(setup.optimizer.state_dict(), "optimizer"),
             "scaler": setup.scaler.state_dict() if setup.scaler is not None else None,
+            "average": None if self.run.average is None else self.run.average.state_dict(),
             "meter": self.meter.state_dict(),
             "rng": checkpoint.capture_rng({"prepare": self.run.generator}),
             "loader_rng": loader_state,
@@ -174,6 +176,8 @@ class Session:
         checkpoint.load_part_state("optimizer", setup.optimizer, state["optimizer"], loaded.path)
         if setup.scaler is not None and state["scaler"] is not None:
             checkpoint.load_part_state("scaler", setup.scaler, state["scaler"], loaded.path)
+        if self.run.average is not None:
+            checkpoint.load_part_state("average of the weights", self.run.average, state["average"], loaded.path)
         self.meter.load_state_dict(state["meter"])
         for name, value in state["progress"].items():
             setattr(self.progress, name, value)
@@ -288,7 +292,7 @@ def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) ->
     meter = LossMeter(run.device, run.workload.metrics if training_metrics else None)
     return Session(
         run=run,
-        step=TrainStep(run, observe=meter.observe if training_metrics and run.workload.metrics else None),
+        step=build_step(run, observe=meter.observe if training_metrics and run.workload.metrics else None),
         learning_rate=_build_learning_rate(run.config, run, limits),
         progress=progress,
         meter=meter,

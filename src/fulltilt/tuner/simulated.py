@@ -1,9 +1,9 @@
-"""A target that answers from a function instead of a process: for tests of strategies, and for replaying rows."""
+"""A target that answers from a function instead of a process: for tests of strategies."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from fulltilt.records import Measurement, PhasesMs, Plan, Status, Trial
 from fulltilt.tuner.target import build_row
@@ -50,20 +50,6 @@ class SimulatedTarget:
             measurement=measurement,
             seconds=answer.seconds,
         )
-
-
-class ReplayTarget:
-    """Answers with recorded rows, so that a strategy can be scored against a grid that was run once.
-
-    Raises:
-        KeyError: a plan that was not recorded.
-    """
-
-    def __init__(self, rows: Sequence[Trial]):
-        self._rows = {row.plan: row for row in rows}
-
-    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
-        return dataclasses.replace(self._rows[plan], id=id, why=why, kind=kind)
 
 
 def _build_measurement(plan: Plan, answer: Answer) -> Measurement:

@@ -71,14 +71,10 @@ class PlanMemory:
         largest_gib = self._fakes.get(self._base_arm, {}).get(self._batches[-1])
         return largest_gib is not None and largest_gib + CONTEXT_GIB <= AMPLE * self._limit_gib
 
-    def find_first(self, wanted: int) -> int:
-        """``wanted`` or, where that is not sure to fit in the user's arm, the largest batch below it that is."""
-        below = [b for b in self._batches if b <= wanted]
-        curve = self._build_curve(self._base_arm)
-        if curve is None or self.is_ample:
-            return wanted
-        safe = curve.largest_safe_batch(below, self._limit_gib)
-        return safe if safe is not None else below[0]
+    @property
+    def is_known(self) -> bool:
+        """Whether something says which batches of the user's arm fit."""
+        return self.is_ample or self._build_curve(self._base_arm) is not None
 
     def find_edge(self, plan: Plan, known: Collection[int]) -> int | None:
         """The first batch above the known ones that may stay below the limit and surely runs.
@@ -127,10 +123,15 @@ class PlanMemory:
 
 
 def _is_of_the_step(row: Trial) -> bool:
-    """Whether the peak is that of the step: on a CPU workers count too, and rows that lie on the device count there."""
-    holds_rows = row.plan.get("placement", "stream") not in ("stream", "memory_map", "block_shuffled")
+    """Whether the peak is that of the step alone.
+
+    Rows placed on the device count there. What lies in host memory (rows held or mapped, windows of blocks, workers)
+    counts only where the peak is that of the process tree: on a CPU.
+    """
+    placement = row.plan.get("placement", "stream")
     is_process_tree = row.memory_reserved_peak_gib is None
-    return not holds_rows and not (is_process_tree and row.plan["num_workers"])
+    in_host_memory = placement in ("ram", "memory_map", "block_shuffled") or row.plan["num_workers"] > 0
+    return placement != "device" and not (is_process_tree and in_host_memory)
 
 
 def _read_share(points: Mapping[int, float], base: Mapping[int, float], batch: int) -> float:
