@@ -74,6 +74,8 @@ def announce_start(s: Session) -> None:
         n_epochs=s.limits.n_epochs,
         first_epoch=progress.epoch,
         first_step=progress.step,
+        config=run.config.to_values() if run.config else {},
+        config_digest=run.config.digest if run.config else None,
         report=describe_start(run, budget),
     )
     if budget is not None and (problem := budget.find_problem()):

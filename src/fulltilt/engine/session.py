@@ -150,6 +150,7 @@ class Session:
         loader_state = self.loader_state if self.progress.step_in_epoch else self.run.loader_generator.get_state()
         return {
             "attempt": self.attempt,
+            "config_digest": self.run.config.digest if self.run.config is not None else None,
             "sizes": dataclasses.asdict(self.sizes) if self.sizes is not None else None,
             "progress": dataclasses.asdict(self.progress),
             "model": checkpoint.capture_model(setup.model),

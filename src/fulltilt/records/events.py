@@ -29,6 +29,8 @@ class RunStarted(Event):
     n_epochs: int
     first_epoch: int = 0  # above 0 when resumed
     first_step: int = 0
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)  # resolved, by section
+    config_digest: str | None = None
     report: tuple[str, ...] = ()  # what it runs on and how, one line each
 
 
