@@ -67,7 +67,7 @@ NOTES: Mapping[str, str] = {
 
 
 HEADLINE = {
-    "cpu": Size(batch_size=16, seq_len=64, n_steps=60, n_rounds=3, n_val=64),
+    "cpu": Size(batch_size=16, seq_len=64, n_steps=30, n_rounds=3, n_val=64),
     "cuda": Size(batch_size=32, seq_len=128, n_steps=400, n_rounds=3, n_val=256),
 }
 ONE_AT_A_TIME = {

@@ -86,7 +86,7 @@ class MetricsTracker:
         self._efficiency = Table(self._folder / "efficiency_metrics.csv", (*EFFICIENCY, "forward_time"))
         self._training = Table(
             self._folder / "training_metrics.csv",
-            (*TRAINING, "top5_accuracy", "perplexity", "epoch_time", "memory_peak_gib"),
+            (*TRAINING, "top5_accuracy", "perplexity", "epoch_time", "memory_gib"),
         )
         self._errors = Table(self._folder / "error_analysis.csv", ERRORS)
         self._held, self._rows = HeldEvents(clock), []
@@ -185,7 +185,7 @@ class MetricsTracker:
             "split": split,
             **figures,
             "epoch_time": seconds,
-            "memory_peak_gib": None if n_bytes is None else n_bytes / 2**30,
+            "memory_gib": None if n_bytes is None else n_bytes / 2**30,
         }
         self._training.append([row])
         self._passes.append(row)

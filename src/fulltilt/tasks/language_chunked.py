@@ -37,8 +37,11 @@ def compute_chunked(
 
 
 def compute_ranks(logits_NV: Tensor, target_logits_N1: Tensor) -> Tensor:
-    """(N,) how many other words score as high as the target or higher; 0: it is the best. A tie counts as a miss."""
-    return (logits_NV >= target_logits_N1).sum(1) - 1
+    """(N,) how many other words score as high as the target or higher; 0: it is the best. A tie counts as a miss.
+
+    Cost: one pass over the logits; on a CPU a sixth of a chunk's time (summed as int64 a third).
+    """
+    return (logits_NV >= target_logits_N1).sum(1, dtype=torch.int32) - 1
 
 
 def choose_chunk_rows(n_words: int, device_type: str) -> int:
@@ -65,7 +68,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             features, weight, bias = features_NP.to(dtype), weight_VP.to(dtype), bias_V.to(dtype)
             exact = dtype if dtype == torch.float64 else torch.float32
             losses_N = features.new_empty(len(targets_N), dtype=exact)
-            ranks_N = torch.empty_like(targets_N) if wants_ranks else targets_N.new_empty(0)
+            ranks_N = targets_N.new_empty(len(targets_N) if wants_ranks else 0, dtype=torch.int32)
             grads = [torch.zeros_like(t, dtype=exact) for t in (features, weight, bias)] if wants_grad else None
             for start in range(0, len(targets_N), chunk_rows):
                 rows = slice(start, start + chunk_rows)
