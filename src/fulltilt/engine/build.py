@@ -14,9 +14,13 @@ from torch import Tensor, nn, optim
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from fulltilt.data import build_loader
+from fulltilt.config import parse_on_bad_sample
+from fulltilt.data import BatchTransform, build_loader, build_mix
+from fulltilt.data.mixing import Mix
 from fulltilt.engine.average import WeightAverage
 from fulltilt.engine.facts import count_dataset, describe, name_optimizer, resolve_plan
+from fulltilt.engine.prefetch import CopyLane, CudaLane, Prefetcher
+from fulltilt.engine.step import TrainStep, find_tensor
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError, format_nearest
 from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
 from fulltilt.records import Plan
@@ -40,6 +44,8 @@ class Run:
         generator: On the device; the randomness of ``workload.prepare``.
         loader_generator: On the CPU; seeds the data workers.
         notes: What the user should know of the plan as it was built.
+        transform: What the step does to a batch before ``workload.prepare``; None: nothing.
+        lane: Where batches are copied ahead of the step; None: the step copies them itself.
     """
 
     config: Config | None
@@ -58,6 +64,8 @@ class Run:
     generator: torch.Generator
     loader_generator: torch.Generator
     notes: list[str]
+    transform: BatchTransform | None = None
+    lane: CopyLane | None = None
     average: WeightAverage | None = None
     _iterators: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
 
@@ -75,7 +83,14 @@ class Run:
                 hook(epoch)
         batches = iter(self.loader)
         self._iterators.add(batches)
-        return batches
+        return batches if self.lane is None else Prefetcher(batches, self.lane, self._look_at_host_batch)
+
+    def _look_at_host_batch(self, batch: Any) -> None:
+        """What the step would see of it, were it not copied before: ``Lever.observe``."""
+        state = self.setup.state
+        state["n_prefetched"] = state.get("n_prefetched", 0) + 1
+        if "pinned" not in state and (first := find_tensor(batch)) is not None:
+            state["pinned"] = first.is_pinned()
 
     def close(self) -> None:
         """End data workers that are still alive. The run cannot start another epoch with persistent workers after."""
@@ -128,7 +143,7 @@ def build_run(
     seed_everything(seed)
     model = _build_model(workload)
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
-    facts = describe(model, dataset, device)
+    facts = describe(model, dataset, device, is_batch_known=workload.collate is None)
     plan, notes = resolve_plan(plan, facts)
     plan = _settle(plan, facts, notes, strict)
 
@@ -141,6 +156,10 @@ def build_run(
     _apply_stage("model", plan, setup)
     setup.forward = setup.model
     _apply_stage("compile", plan, setup)
+    transform = build_transform(setup.loader, setup, mix=build_mix(options.mix, dataset) if options else None)
+    if transform is not None and plan["compile"]:
+        transform.compile(notes)
+    setup.state["transform"] = transform
     setup.optimizer = _build_optimizer(workload, setup.model)
     facts = dataclasses.replace(facts, optimizer=name_optimizer(setup.optimizer))
     plan = _settle(plan, facts, notes, strict)
@@ -151,7 +170,7 @@ def build_run(
         setup.notes += workload.explain(plan["batch_size"], plan["accumulate"])
 
     seed_everything(seed)  # what building consumed differs between plans; training starts from the same numbers
-    return Run(
+    run = Run(
         config=config,
         plan=plan,
         workload=workload,
@@ -168,8 +187,20 @@ def build_run(
         generator=torch.Generator(device).manual_seed(seed),
         loader_generator=loader_generator,
         notes=setup.notes,
+        transform=transform,
         average=_average_weights(config, setup),
     )
+    if plan["device_prefetch"]:
+        run.lane = CudaLane(device, TrainStep(run).place)
+    return run
+
+
+def build_transform(loader: DataLoader, setup: Setup, *, mix: Mix | None = None) -> BatchTransform | None:
+    """What the step does to the batches of ``loader`` before anything else; None: nothing is left to do."""
+    pipeline = getattr(loader, "transform", None)
+    if pipeline is None and mix is None:
+        return None
+    return BatchTransform(pipeline, mix=mix, memory_format=setup.input_memory_format)
 
 
 def _average_weights(config: Config | None, setup: Setup) -> WeightAverage | None:
@@ -275,6 +306,7 @@ def _build_loader(
         worker_options=setup.worker_options,
         collate=workload.collate,
         seed=seed,
+        skip_limit=None if options is None else parse_on_bad_sample(options.on_bad_sample),
     )
     if loader.num_workers:
         seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()

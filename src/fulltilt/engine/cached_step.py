@@ -147,6 +147,8 @@ class CachedStep(TrainStep):
         return loss.detach(), gradients
 
     def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
+        if self.transform is not None:
+            batch = self.transform(batch, self._generator)
         if self._prepare is not None:
             batch = self._prepare(batch, self._generator)
         try:

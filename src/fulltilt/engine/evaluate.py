@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from fulltilt.config import parse_on_bad_sample
 from fulltilt.data.loader import build_loader
-from fulltilt.engine.build import Run
+from fulltilt.engine.build import Run, build_transform
 from fulltilt.engine.progress import LossMeter
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError
@@ -41,6 +42,7 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
         worker_options=run.setup.worker_options,
         collate=run.workload.collate,
         seed=run.seed,
+        skip_limit=None if run.config is None else parse_on_bad_sample(run.config.data.on_bad_sample),
     )
 
 
@@ -83,7 +85,8 @@ def evaluate(
 def _compute_means(run: Run, loader: DataLoader, should_stop: Callable[[], object] | None) -> dict[str, float] | None:
     generator = torch.Generator(run.device).manual_seed(run.seed)
     meter = LossMeter(run.device, run.workload.metrics)
-    step = TrainStep(dataclasses.replace(run, generator=generator), observe=meter.observe, forward=run.setup.model)
+    own = dataclasses.replace(run, generator=generator, transform=build_transform(loader, run.setup))
+    step = TrainStep(own, observe=meter.observe, forward=run.setup.model)
     for batch in fetch_batches(iter(loader)):
         if should_stop is not None and should_stop():
             return None
