@@ -56,7 +56,19 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
     findings = module.run(context)
     seconds = time.perf_counter() - started
     after = read_pressure().some_total_us
-    packages = ("fulltilt", "torch", "lightning", "accelerate", "optuna", "timm", "torchvision", "h5py", "numpy")
+    packages = (
+        "fulltilt",
+        "torch",
+        "lightning",
+        "accelerate",
+        "optuna",
+        "timm",
+        "torchvision",
+        "spdl",
+        "litdata",
+        "h5py",
+        "numpy",
+    )
     versions = {"python": platform.python_version()}
     return BenchmarkResult(
         name=module.NAME,
@@ -91,6 +103,7 @@ def build_peers_environment() -> None:
     pip = [PEERS / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints-bench.txt"]
     subprocess.run([*pip, "torch"], check=True)
     subprocess.run([*pip, "lightning", "accelerate", "optuna", "-e", f"{ROOT}[digits]"], check=True)
+    subprocess.run([*pip, "litdata", "spdl", "spdl-io"], check=True)
     subprocess.run([*pip, "--no-deps", "timm"], check=True)  # two functions of it; its torchvision would not load
     (PEERS / ".installed").touch()
 
