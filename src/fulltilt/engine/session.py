@@ -21,6 +21,7 @@ from fulltilt.engine.background import BackgroundWriter
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import build_validation_loader
+from fulltilt.engine.phase_sample import PhaseSample
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
 from fulltilt.engine.promise import DataWaits, PromiseWatch, build_watch
 from fulltilt.engine.replan import LastStep, Sizes, apply_sizes, is_out_of_memory, leave_out_tail
@@ -81,6 +82,7 @@ class OpenInterval(NamedTuple):
     epoch: int
     step: int
     step_in_epoch: int
+    has_phases: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,7 @@ class Session:
     progress: Progress
     meter: LossMeter
     watch: Stopwatch
+    phase_sample: PhaseSample
     announce: Announcer
     limits: Limits
     folder: Path
@@ -147,6 +150,7 @@ class Session:
         loader_state = self.loader_state if self.progress.step_in_epoch else self.run.loader_generator.get_state()
         return {
             "attempt": self.attempt,
+            "config_digest": self.run.config.digest if self.run.config is not None else None,
             "sizes": dataclasses.asdict(self.sizes) if self.sizes is not None else None,
             "progress": dataclasses.asdict(self.progress),
             "model": checkpoint.capture_model(setup.model),
@@ -289,6 +293,7 @@ def choose_device(config: Config, device: str | None = None) -> str:
 def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) -> Session:
     assert run.config is not None
     progress = Progress()
+    training_metrics = training_metrics or run.workload.training_metrics
     meter = LossMeter(run.device, run.workload.metrics if training_metrics else None)
     return Session(
         run=run,
@@ -297,6 +302,7 @@ def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) ->
         progress=progress,
         meter=meter,
         watch=Stopwatch(progress),
+        phase_sample=PhaseSample(run.device, limits.log_every),
         announce=Announcer(()),
         limits=limits,
         folder=folder,

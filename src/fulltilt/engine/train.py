@@ -21,7 +21,7 @@ from fulltilt.engine.duties import TrainResult
 from fulltilt.engine.interrupt import StopRequest, catch_signals
 from fulltilt.engine.replan import Replan, plan_replan
 from fulltilt.engine.session import Restart, Session, choose_device, open_folder, open_session, read_limits
-from fulltilt.measure import NullTimer, apply_memory_limit
+from fulltilt.measure import apply_memory_limit
 from fulltilt.records import Listener
 from fulltilt.tasks import Workload
 
@@ -127,21 +127,22 @@ def _train_to_end(s: Session, stop: StopRequest) -> Replan | None:
 
 def _train_epoch(s: Session, stop: StopRequest) -> bool:
     """Train to the end of the epoch; False when the run has to be left before."""
-    progress, limits, timer = s.progress, s.limits, NullTimer()
+    progress, limits, sample = s.progress, s.limits, s.phase_sample
     s.watch.start()
     batches = s.start_epoch()
     while not limits.has_step_duties or _do_due_work(s, stop):
         if stop or (progress.step >= limits.max_steps and progress.step_in_epoch != s.run.steps_per_epoch):
             return False
         s.learning_rate.set_step(progress.step)
-        outcome = s.step(batches, timer)
+        outcome = s.step(batches, sample.start_step(progress.step))
         if outcome is None:
             return True
         progress.count(outcome)
         s.last_step.keep()
         s.meter.add(outcome.loss, outcome.n_samples)
         if progress.step % limits.log_every == 0:
-            duties.log_interval(s)
+            sample.end_step(outcome.n_samples)
+            duties.log_interval(s, has_phases=True)
     return False
 
 
