@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metrics", metavar="DIR", help="also write guide 004's metrics files there")
     parser.add_argument("--tensorboard", action="store_true", help="short for adding tensorboard to run.loggers")
+    parser.add_argument(
+        "--profile-data", action="store_true", help="time every part of the data path, slowest first, and train nothing"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
