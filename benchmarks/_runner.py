@@ -29,6 +29,7 @@ from fulltilt.records.run_folder import write_atomic
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ROOT / ".venv-peers"
+PEERS_OF_DATA = PEERS / "data_path"
 PEERS_OF_TESTS = ("transformers", "pytest", "pytest-timeout", "hypothesis")
 TESTS_WITH_PEERS = ("tests/unit/integrations", "tests/unit/listeners/test_listeners_trackers.py")
 
@@ -118,7 +119,9 @@ def build_peers_environment() -> None:
     subprocess.run([*pip, "torch"], check=True)
     subprocess.run([*pip, "lightning", "accelerate", "optuna", "pandas", "-e", f"{ROOT}[digits,export]"], check=True)
     subprocess.run([*pip, *PEERS_OF_TESTS, "-e", f"{ROOT}[mlflow,wandb]"], check=True)
-    subprocess.run([*pip, "litdata", "spdl", "spdl-io"], check=True)
+    subprocess.run([*pip, "spdl", "spdl-io", "boto3", "obstore", "requests", "tifffile"], check=True)
+    # Apart: libraries that find a torchvision import it, and beside a CPU's torch that fails without help.
+    subprocess.run([*pip, "--no-deps", "--target", PEERS_OF_DATA, "torchvision", "litdata"], check=True)
     subprocess.run([*pip, "--no-deps", "timm"], check=True)  # two functions of it; its torchvision would not load
     (PEERS / ".installed").touch()
 

@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/train/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
+    parser.add_argument(
+        "--profile-data", action="store_true", help="time every part of the data path, slowest first, and train nothing"
+    )
     parser.add_argument("--metrics", metavar="DIR", help="also write guide 004's metrics files there")
     parser.add_argument("--tensorboard", action="store_true", help="short for adding tensorboard to run.loggers")
     parser.add_argument(
