@@ -17,7 +17,7 @@ from fulltilt.data.batched import BatchedDataset
 from fulltilt.data.block_sampler import BlockSampler
 from fulltilt.data.collate import fast_collate, identity
 from fulltilt.data.placement import place, plan_blocks
-from fulltilt.data.sampler import BatchOrder, EpochSampler
+from fulltilt.data.sampler import BatchOrder, EpochSampler, Share
 from fulltilt.data.seeds import compute_seed
 from fulltilt.errors import DataError, UsageError
 
@@ -33,6 +33,7 @@ def build_loader(
     worker_options: Mapping[str, Any] | None = None,
     collate: Callable[[list], Any] | None = None,
     seed: int | None = None,
+    share: Share | None = None,
 ) -> DataLoader:
     """Build a DataLoader over ``dataset``.
 
@@ -52,6 +53,8 @@ def build_loader(
         worker_options: ``threads``: intra-op threads per worker, None leaves torch's one.
         collate: Samples to a batch; switches whole-batch reads off.
         seed: Of order and augmentation; torch's own initial seed when neither it nor ``generator`` is given.
+        share: The part of every batch that is loaded here, of several processes; the whole when None. Iterable
+            datasets are not divided: each process gets all they yield.
 
     Raises:
         DataError: The dataset is empty, or has no length and is not iterable.
@@ -79,7 +82,9 @@ def build_loader(
     sampler = _build_sampler(dataset, shuffle and placement == "block_shuffled", shuffle, seed, n_workers > 0)
     fetcher = BatchFetcher(dataset, seed=seed, epoch_cell=sampler.epoch_cell, whole_batches=collate is None)
     collate = collate or (identity if fetcher.has_whole_batches else fast_collate)
-    return _build_quietly(fetcher, kind=IndexedLoader, sampler=sampler, collate_fn=collate, **common)
+    loader = _build_quietly(fetcher, kind=IndexedLoader, sampler=sampler, collate_fn=collate, **common)
+    loader.share = share  # type: ignore[attr-defined]
+    return loader
 
 
 def _build_sampler(dataset: Any, in_blocks: bool, shuffle: bool, seed: int, share_epoch: bool) -> EpochSampler:
@@ -99,11 +104,13 @@ def _build_quietly(dataset: Dataset, kind: type[DataLoader] = DataLoader, **opti
 class IndexedLoader(DataLoader):
     """Hands out batches of indices as arrays; a torch without this hook makes the same batches of Python numbers."""
 
+    share: Share | None = None
+
     @property
     def _index_sampler(self) -> BatchOrder:
         assert isinstance(self.sampler, EpochSampler)
         assert self.batch_size is not None
-        return BatchOrder(self.sampler, self.batch_size, self.drop_last)
+        return BatchOrder(self.sampler, self.batch_size, self.drop_last, self.share)
 
 
 class BatchFetcher(Dataset):

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.data import build_loader
+from fulltilt.data.seeds import compute_seed
 from fulltilt.engine.facts import count_dataset, describe, name_optimizer, resolve_plan
+from fulltilt.engine.world import ALONE, World
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError, format_nearest
 from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
 from fulltilt.records import Plan
@@ -24,6 +26,7 @@ from fulltilt.tasks import Workload
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
+    from fulltilt.engine.parallel import GradientSync
 
 DEFAULT_SEED = 42
 
@@ -39,6 +42,8 @@ class Run:
         generator: On the device; the randomness of ``workload.prepare``.
         loader_generator: On the CPU; seeds the data workers.
         notes: What the user should know of the plan as it was built.
+        world: The other processes of the run.
+        sync: Told before each micro-step whether gradients are joined in it; None with one rank.
     """
 
     config: Config | None
@@ -57,7 +62,14 @@ class Run:
     generator: torch.Generator
     loader_generator: torch.Generator
     notes: list[str]
+    world: World = ALONE
+    sync: GradientSync | None = None
     _iterators: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a part of the weights only."""
+        return self.sync is not None and self.sync.is_sharded
 
     def start_epoch(self, epoch: int, start_index: int = 0) -> Iterator[Any]:
         """Batches of one epoch, from its sample number ``start_index`` on.
@@ -68,9 +80,23 @@ class Run:
             if hasattr(source, "set_epoch"):
                 source.set_epoch(epoch, start_index) if start_index else source.set_epoch(epoch)
                 break
-        batches = iter(self.loader)
+        return self.deal(self.loader, start_index)
+
+    def deal(self, loader: DataLoader, start_index: int = 0) -> Iterator[Any]:
+        """One pass over ``loader``; of several ranks the parts of this one, see ``DealtBatches``."""
+        batches = iter(loader)
         self._iterators.add(batches)
-        return batches
+        return batches if not self.world.is_divided else self._deal_parts(loader, batches, start_index)
+
+    def _deal_parts(self, loader: DataLoader, batches: Iterator[Any], start_index: int) -> Iterator[Any]:
+        from fulltilt.engine.parallel import DealtBatches, list_sizes
+
+        n_samples = count_dataset(loader.dataset)
+        if n_samples is None:
+            return DealtBatches(batches, self.world, None)
+        assert loader.batch_size is not None
+        sizes = list_sizes(n_samples - start_index, loader.batch_size, drop_last=loader.drop_last)
+        return DealtBatches(batches, self.world, sizes)
 
     def close(self) -> None:
         """End data workers that are still alive. The run cannot start another epoch with persistent workers after."""
@@ -95,6 +121,7 @@ def build_run(
     workload: Workload | None = None,
     seed: int | None = None,
     strict: bool = True,
+    world: World = ALONE,
 ) -> Run:
     """Build model, data and optimizer, and put every value of ``plan`` in force.
 
@@ -105,6 +132,7 @@ def build_run(
         workload: What ``config`` names when None.
         seed: That of the configuration when None. Runs with one seed start from equal weights and see equal batches.
         strict: False takes switches that cannot apply here at their default, with a note (``levers.settle_plan``).
+        world: The ranks that train together; all of them build, each on its own device.
 
     Raises:
         PlanObstacleError: a value of the plan cannot apply to this model on this device.
@@ -134,10 +162,8 @@ def build_run(
     _apply_stage("environment", plan, setup)
     _apply_stage("loader", plan, setup)
     loader_generator = torch.Generator().manual_seed(seed)
-    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, options)
-    setup.model = model.to(device).train()
-    _apply_stage("model", plan, setup)
-    setup.forward = setup.model
+    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, options, world)
+    sync = _place_model(setup, plan, model, config, workload, world)
     _apply_stage("compile", plan, setup)
     setup.optimizer = _build_optimizer(workload, setup.model)
     facts = dataclasses.replace(facts, optimizer=name_optimizer(setup.optimizer))
@@ -148,7 +174,9 @@ def build_run(
     if workload.explain is not None:
         setup.notes += workload.explain(plan["batch_size"], plan["accumulate"])
 
-    seed_everything(seed)  # what building consumed differs between plans; training starts from the same numbers
+    # What building consumed differs between plans; training starts from the same numbers. Ranks draw their own.
+    own_seed = compute_seed(seed, world.rank) if world.rank else seed
+    seed_everything(own_seed)
     return Run(
         config=config,
         plan=plan,
@@ -163,9 +191,11 @@ def build_run(
         steps_per_epoch=None if n_samples is None else -(-len(setup.loader) // setup.accumulate),
         seed=seed,
         clip_norm=config.optim.clip_norm if config is not None else None,
-        generator=torch.Generator(device).manual_seed(seed),
+        generator=torch.Generator(device).manual_seed(own_seed),
         loader_generator=loader_generator,
         notes=setup.notes,
+        world=world,
+        sync=sync,
     )
 
 
@@ -248,8 +278,36 @@ def _check_length(dataset: Any, batch_size: int, name: str) -> int | None:
     return n_samples
 
 
+def _place_model(
+    setup: Setup, plan: Plan, model: nn.Module, config: Config | None, workload: Workload, world: World
+) -> GradientSync | None:
+    """The model onto its device, and around it what joins the ranks; levers of the stage "model" come between."""
+    setup.model = model.train()
+    if not world.is_divided:
+        setup.model = model.to(setup.device)
+        _apply_stage("model", plan, setup)
+        setup.forward = setup.model
+        return None
+    from fulltilt.engine import parallel
+
+    parallel.check_divisible(plan["batch_size"], workload.couples_samples, workload.name, world)
+    wanted, static_graph = (config.speed.shard, config.speed.static_graph) if config is not None else ("auto", True)
+    is_sharded, note = parallel.choose_shard(wanted, model, setup.device, world)
+    if not is_sharded:
+        setup.model = model.to(setup.device)
+    _apply_stage("model", plan, setup)
+    if is_sharded:  # block by block onto the device: whole, it might not fit
+        setup.forward, sync = parallel.shard(setup.model, setup.device, world)
+    else:
+        setup.forward, sync = parallel.replicate(setup.model, static_graph=static_graph)
+    setup.notes += [note] if note else []
+    is_streamed = isinstance(setup.loader.dataset, IterableDataset)
+    setup.notes += parallel.list_notes(setup.model, plan["batch_size"], is_streamed, world)
+    return sync
+
+
 def _build_loader(
-    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, options: Any
+    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, options: Any, world: World
 ) -> DataLoader:
     loader_options = dict(setup.loader_options)
     loader = build_loader(
@@ -262,6 +320,7 @@ def _build_loader(
         worker_options=setup.worker_options,
         collate=workload.collate,
         seed=seed,
+        share=world.share,
     )
     if loader.num_workers:
         seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from fulltilt.data import explain_loader_error
 from fulltilt.engine import checkpoint
 from fulltilt.engine.evaluate import evaluate
-from fulltilt.engine.interrupt import StopRequest
+from fulltilt.engine.interrupt import Stop
 from fulltilt.engine.session import OpenInterval, Session
 from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError, StorageError
 from fulltilt.records import (
@@ -144,7 +145,7 @@ def announce_epoch(s: Session) -> None:
     )
 
 
-def evaluate_once(s: Session, stop: StopRequest) -> bool:
+def evaluate_once(s: Session, stop: Stop) -> bool:
     """Evaluate and tell, unless this step has been; False when a signal ended it.
 
     Without a validation set, and nothing that the workload assesses by itself, there is nothing to do.
@@ -191,13 +192,22 @@ def save(s: Session) -> None:
     began_s = time.perf_counter()
     checkpoint.check_finite(s.run.setup.model, step=s.progress.step)
     try:
-        path = checkpoint.save_checkpoint(s.folder, s.capture())
+        path = _write_checkpoint(s)
     except StorageError as error:
         raise StorageError(f"no checkpoint of step {s.progress.step}: {error}; {_describe_saved(s)}") from error
     s.saved_position = s.position
     fields = {"epoch": s.progress.epoch, "step": s.progress.step, "path": str(path)}
     s.announce(CheckpointSaved, seconds=time.perf_counter() - began_s, **fields)
     s.watch.start()
+
+
+def _write_checkpoint(s: Session) -> Path:
+    """Of several ranks all bring their parts, and the first one writes."""
+    state, world = s.capture(), s.run.world
+    if not world.is_first:
+        return s.folder / checkpoint.NEWEST
+    with world.work_alone():
+        return checkpoint.save_checkpoint(s.folder, state)
 
 
 def announce_end(s: Session, reason: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fulltilt.engine.step import StepOutcome
+from fulltilt.engine.world import ALONE, World
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -64,10 +65,18 @@ class Progress:
 
 
 class LossMeter:
-    """Sums of the loss and of metrics over samples. ``add`` and ``observe`` never wait for the device."""
+    """Sums of the loss and of metrics over samples. ``add`` and ``observe`` never wait for the device.
 
-    def __init__(self, device: torch.device, metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None):
-        self._device = device
+    Of several ranks each adds its parts, and ``take`` joins them: all read the same figures.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None,
+        world: World = ALONE,
+    ):
+        self._device, self._world = device, world
         self._metrics = dict(metrics or {})
         self._names = ("loss", *self._metrics)
         self._start([torch.zeros((), device=device) for _ in self._names])
@@ -83,18 +92,22 @@ class LossMeter:
 
     def take(self) -> Reading:
         """What was summed since the last ``take``; its values are on their way to the host."""
-        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps)
+        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps, self._world)
         self._start([torch.zeros((), device=self._device) for _ in self._names])
         return reading
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": torch.stack(self._sums).cpu(), "n_samples": self.n_samples, "n_steps": self.n_steps}
+        return {
+            "sums": self._world.sum(torch.stack(self._sums)).cpu(),
+            "n_samples": self.n_samples,
+            "n_steps": self.n_steps,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # Saved with or without training metrics and now the other way: only the loss has a sum.
         n_known = len(self._sums) if len(state["sums"]) == len(self._sums) else 1
         for total, saved in zip(self._sums[:n_known], state["sums"], strict=False):
-            total.copy_(saved)
+            total.copy_(saved if self._world.is_first else torch.zeros_like(saved))
         self.n_samples, self.n_steps = state["n_samples"], state["n_steps"]
 
     def _start(self, sums: list[Tensor]) -> None:
@@ -112,8 +125,13 @@ class Reading:
     ``read_sums`` waits for the copy and not for what was queued after it.
     """
 
-    def __init__(self, names: tuple[str, ...], sums: list[Tensor], n_samples: int, n_steps: int):
+    def __init__(self, names: tuple[str, ...], sums: list[Tensor], n_samples: int, n_steps: int, world: World = ALONE):
         self._names, self.n_samples, self.n_steps = names, n_samples, n_steps
+        self._wait: Callable[[], None] | None = None
+        if world.is_divided:
+            joined = torch.stack(sums)
+            self._wait = world.start_sum(joined)
+            sums = list(joined.unbind())
         self._sums = sums
         self._event: torch.cuda.Event | None = None
         if sums[0].is_cuda:
@@ -124,6 +142,8 @@ class Reading:
             self._sums = list(host.unbind())
 
     def read_sums(self) -> dict[str, float]:
+        if self._wait is not None:
+            self._wait()
         if self._event is not None:
             self._event.synchronize()
         return {name: total.tolist() for name, total in zip(self._names, self._sums, strict=True)}

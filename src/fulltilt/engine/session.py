@@ -15,15 +15,19 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.config import Config, Interval, parse_interval, plan_of
+from fulltilt.data.seeds import compute_seed
 from fulltilt.engine import checkpoint
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.build import Run, build_run, check_device
+from fulltilt.engine.build import Run, build_run, check_device, seed_everything
 from fulltilt.engine.evaluate import build_validation_loader
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
+from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.schedule import LearningRate, build_schedule
-from fulltilt.engine.step import TrainStep
-from fulltilt.errors import ConfigError, DeviceError, RunFolderError, UsageError
+from fulltilt.engine.step import Timer, TrainStep
+from fulltilt.engine.world import World, join_world, plan_devices
+from fulltilt.errors import ConfigError, RunFolderError, UsageError
 from fulltilt.levers import load_catalogue
+from fulltilt.measure import NullTimer
 from fulltilt.records import Evaluated, Listener
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tasks import Workload
@@ -91,6 +95,7 @@ class Session:
     limits: Limits
     folder: Path
     validation: DataLoader | None
+    timer: Timer = dataclasses.field(default_factory=NullTimer)
     attempt: int = 0
     pending: OpenInterval | None = None
     evaluations: list[Evaluated] = dataclasses.field(default_factory=list)
@@ -118,21 +123,31 @@ class Session:
         return batches
 
     def capture(self) -> dict[str, Any]:
-        """Everything that a run in another process needs to go on from here; plain values and tensors."""
-        setup = self.run.setup
+        """Everything that a run in another process needs to go on from here; plain values and tensors.
+
+        Of several ranks all have to call it, and the first one's has everything: it does not tell how many there were.
+        """
+        setup, world = self.run.setup, self.run.world
         loader_state = self.loader_state if self.progress.step_in_epoch else self.run.loader_generator.get_state()
-        return {
+        rng, *rng_of_ranks = world.collect(checkpoint.capture_rng({"prepare": self.run.generator}))
+        state = {
             "attempt": self.attempt,
             "progress": dataclasses.asdict(self.progress),
             "model": checkpoint.capture_model(setup.model),
             "optimizer": checkpoint.make_plain(setup.optimizer.state_dict(), "optimizer"),
             "scaler": setup.scaler.state_dict() if setup.scaler is not None else None,
             "meter": self.meter.state_dict(),
-            "rng": checkpoint.capture_rng({"prepare": self.run.generator}),
+            "rng": rng,
+            "rng_of_ranks": rng_of_ranks,
             "loader_rng": loader_state,
             "n_dataset": self.run.n_samples,
             "evaluations": [dataclasses.asdict(evaluated) for evaluated in self.evaluations],
         }
+        if self.run.is_sharded:
+            from fulltilt.engine.parallel import gather_state
+
+            state = gather_state(state, keep=world.is_first)
+        return state
 
     def restore(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         """Go on from ``loaded``.
@@ -146,8 +161,13 @@ class Session:
                 f"{loaded.path} was trained on {state['n_dataset']} samples, the training set has "
                 f"{self.run.n_samples} now; resume with the data of the start, or give another folder with --out"
             )
-        checkpoint.load_model_state(setup.model, state["model"], loaded.path)
-        checkpoint.load_part_state("optimizer", setup.optimizer, state["optimizer"], loaded.path)
+        divide, optimizer_state = None, state["optimizer"]
+        if self.run.is_sharded:
+            from fulltilt.engine.parallel import divide_like, divide_optimizer_state
+
+            divide, optimizer_state = divide_like, divide_optimizer_state(setup.optimizer, optimizer_state)
+        checkpoint.load_model_state(setup.model, state["model"], loaded.path, divide)
+        checkpoint.load_part_state("optimizer", setup.optimizer, optimizer_state, loaded.path)
         if setup.scaler is not None and state["scaler"] is not None:
             checkpoint.load_part_state("scaler", setup.scaler, state["scaler"], loaded.path)
         self.meter.load_state_dict(state["meter"])
@@ -155,10 +175,20 @@ class Session:
             setattr(self.progress, name, value)
         self.watch.restart()
         self.run.loader_generator.set_state(state["loader_rng"])
-        self.restored_rng = state["rng"]
+        self._restore_rng(state)
         self.evaluations = [Evaluated(**fields) for fields in state["evaluations"]]
         self.attempt = state["attempt"] + 1
         self.saved_position = self.position
+
+    def _restore_rng(self, state: Mapping[str, Any]) -> None:
+        """Each rank goes on with its own random numbers; one that was not there draws new ones."""
+        rank, others = self.run.world.rank, state.get("rng_of_ranks", [])
+        if rank <= len(others):
+            self.restored_rng = others[rank - 1] if rank else state["rng"]
+            return
+        seed = compute_seed(self.run.seed, rank, self.progress.step)
+        seed_everything(seed)
+        self.run.generator.manual_seed(seed)
 
 
 @contextlib.contextmanager
@@ -177,17 +207,19 @@ def open_session(
     """Lock the folder, build the run, and restore its checkpoint when resuming."""
     limits = _read_limits(config, epochs, max_steps)
     parts = _describe_run(config, workload)
-    chosen_device = check_device(
-        choose_device(config, device)
-    )  # first: a device that is not there leaves no folder behind
-    with RunFolder(out_dir, fingerprint_parts=parts, command="train", results=RESULTS):
-        loaded = _find_start(out_dir, resume)
-        run = build_run(config, plan_of(config), device=chosen_device, workload=workload, strict=False)
+    world, device_name = join_world(config, device)
+    chosen_device = check_device(device_name)  # first: a device that is not there leaves no folder behind
+    with _claim_folder(out_dir, parts, world):
+        loaded = _find_start(out_dir, resume, world)
+        run = build_run(config, plan_of(config), device=chosen_device, workload=workload, strict=False, world=world)
         with run:
             session = _assemble(config, run, limits, out_dir, training_metrics)
             if loaded is not None:
                 session.restore(loaded)
-            session.announce = Announcer(listeners, attempt=session.attempt)
+            if (link := find_link()) is not None:
+                link.set_step(session.progress.step)
+                session.timer = link
+            session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
             if resume and loaded is None:
                 run.notes.append(f"there is no checkpoint in {out_dir} yet: starting at the first step")
             elif loaded is not None and loaded.note:
@@ -196,24 +228,22 @@ def open_session(
 
 
 def choose_device(config: Config, device: str | None = None) -> str:
-    """The device that ``device``, else ``run.device``, names; ``auto`` is the first GPU or the CPU.
+    """The first device that ``device``, else ``run.device``, names; ``auto`` is the first GPU or the CPU."""
+    return plan_devices(config, device)[0]
 
-    Raises:
-        DeviceError: several devices: one process trains on one.
-    """
-    wanted = config.run.device if device is None else device
-    if isinstance(wanted, list):
-        if len(wanted) != 1:
-            raise DeviceError(f"run.device names {len(wanted)} GPUs, train uses one; give --device cuda:{wanted[0]}")
-        wanted = wanted[0]
-    if isinstance(wanted, int):
-        return f"cuda:{wanted}"
-    return wanted if wanted != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+def _claim_folder(
+    out_dir: Path, parts: Mapping[str, Any], world: World
+) -> contextlib.AbstractContextManager[RunFolder | None]:
+    """The lock on the folder. Of several ranks the first one writes, and holds it."""
+    if not world.is_first:
+        return contextlib.nullcontext()
+    return RunFolder(out_dir, fingerprint_parts=parts, command="train", results=RESULTS)
 
 
 def _assemble(config: Config, run: Run, limits: Limits, folder: Path, training_metrics: bool) -> Session:
     progress = Progress()
-    meter = LossMeter(run.device, run.workload.metrics if training_metrics else None)
+    meter = LossMeter(run.device, run.workload.metrics if training_metrics else None, run.world)
     return Session(
         run=run,
         step=TrainStep(run, observe=meter.observe if training_metrics and run.workload.metrics else None),
@@ -268,9 +298,14 @@ def _read_limits(config: Config, epochs: int | None, max_steps: int | None) -> L
     )
 
 
-def _find_start(out_dir: Path, resume: bool) -> checkpoint.LoadedCheckpoint | None:
+def _find_start(out_dir: Path, resume: bool, world: World) -> checkpoint.LoadedCheckpoint | None:
+    """The checkpoint to go on from. The first rank chooses it; the others read the same one."""
     if resume:
-        return checkpoint.load_checkpoint(out_dir)
+        loaded = checkpoint.load_checkpoint(out_dir) if world.is_first else None
+        path = world.hand_out(None if loaded is None else loaded.path)
+        if path is None or world.is_first:
+            return loaded
+        return checkpoint.LoadedCheckpoint(state=checkpoint.read_state(path), path=path, note=None)
     if checkpoint.find_checkpoint(out_dir):
         raise RunFolderError(
             f"{out_dir} holds a checkpoint of this run; go on with --resume, or give another folder with --out"
@@ -285,6 +320,8 @@ def _describe_run(config: Config, workload: Workload | None) -> dict[str, Any]:
     """
     values = config.to_values()
     values["data"].pop("path")
+    for name in ("shard", "static_graph"):  # how devices share the work
+        values["speed"].pop(name)
     for lever in load_catalogue().values():
         section, _, name = lever.key.rpartition(".")
         if set(lever.trades) <= {"speed", "memory"} and not lever.changes_recipe(values[section][name]):

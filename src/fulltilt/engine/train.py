@@ -15,9 +15,9 @@ from pathlib import Path
 from fulltilt.config import Config
 from fulltilt.engine import duties
 from fulltilt.engine.duties import TrainResult
-from fulltilt.engine.interrupt import StopRequest, catch_signals
+from fulltilt.engine.interrupt import Stop, catch_signals
+from fulltilt.engine.launch import must_launch, train_in_ranks
 from fulltilt.engine.session import Session, open_session
-from fulltilt.measure import NullTimer
 from fulltilt.records import Listener
 from fulltilt.tasks import Workload
 
@@ -36,6 +36,8 @@ def train(
 ) -> TrainResult:
     """Train to the end, or to the first Ctrl-C or SIGTERM; the checkpoint in ``out_dir`` goes on from there.
 
+    Where the configuration names several devices, one process a device is started, which runs this function too.
+
     Args:
         listeners: Called with every event, in order.
         resume: Go on from the checkpoint in ``out_dir``, if there is one.
@@ -49,8 +51,13 @@ def train(
         NonFiniteLossError: the loss or a weight became NaN or infinite; the last checkpoint is from before that.
         RunFolderError: the folder is in use, of another run, or holds a checkpoint and ``resume`` is false.
         StorageError: no space for a checkpoint; the one before is kept.
+        RankFailedError: a process of several died, hung or failed, and ``run.max_restarts`` did not help.
         KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. SIGTERM takes its course likewise.
     """
+    if must_launch(config, device):
+        given = {"resume": resume, "epochs": epochs, "device": device, "workload": workload}
+        given |= {"max_steps": max_steps, "training_metrics": training_metrics}
+        return train_in_ranks(config, out_dir=out_dir, listeners=listeners, **given)
     with (
         catch_signals() as stop,
         open_session(
@@ -65,12 +72,12 @@ def train(
             training_metrics=training_metrics,
         ) as session,
     ):
-        result = _run_session(session, stop)
+        result = _run_session(session, session.run.world.agree_on(stop))
     stop.deliver()
     return result
 
 
-def _run_session(s: Session, stop: StopRequest) -> TrainResult:
+def _run_session(s: Session, stop: Stop) -> TrainResult:
     reason = "interrupted"
     try:
         duties.announce_start(s)
@@ -90,9 +97,9 @@ def _run_session(s: Session, stop: StopRequest) -> TrainResult:
     return duties.summarize(s, reason)
 
 
-def _train_epoch(s: Session, stop: StopRequest) -> bool:
+def _train_epoch(s: Session, stop: Stop) -> bool:
     """Train to the end of the epoch; False when the run has to be left before."""
-    progress, limits, timer = s.progress, s.limits, NullTimer()
+    progress, limits, timer = s.progress, s.limits, s.timer
     s.watch.start()
     batches = s.start_epoch()
     while not limits.has_step_duties or _do_due_work(s, stop):
@@ -109,7 +116,7 @@ def _train_epoch(s: Session, stop: StopRequest) -> bool:
     return False
 
 
-def _do_due_work(s: Session, stop: StopRequest) -> bool:
+def _do_due_work(s: Session, stop: Stop) -> bool:
     """What is due by a number of steps; False when a signal ended the evaluation."""
     progress, limits = s.progress, s.limits
     if limits.is_evaluation_due(steps=progress.step) and not duties.evaluate_once(s, stop):
@@ -119,7 +126,7 @@ def _do_due_work(s: Session, stop: StopRequest) -> bool:
     return True
 
 
-def _finish_epoch(s: Session, stop: StopRequest) -> bool:
+def _finish_epoch(s: Session, stop: Stop) -> bool:
     """Tell, evaluate, save; False when the run has to be left."""
     progress, limits = s.progress, s.limits
     n_done = progress.epoch + 1

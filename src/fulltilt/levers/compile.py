@@ -37,14 +37,14 @@ def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
 
 
 def _apply(setup: Setup, value: bool) -> None:
+    setup.forward = setup.forward or setup.model  # over several devices what joins them is around the model already
     if not value:
-        setup.forward = setup.model
         return
     import torch
 
     graphs = CompiledGraphs()
     setup.state["compiled_graphs"] = graphs
-    setup.forward = torch.compile(setup.model, dynamic=False, backend=graphs)
+    setup.forward = torch.compile(setup.forward, dynamic=False, backend=graphs)
 
 
 def _observe(setup: Setup) -> bool:
