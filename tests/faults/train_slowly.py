@@ -1,4 +1,4 @@
-"""A training process for the fault tests: ``train_slowly.py OUT_DIR [--resume] [--fast] [--n-weights N]``.
+"""A training process for the fault tests: ``train_slowly.py OUT_DIR [--resume] [--fast] [--n-ranks N] …``.
 
 Prints the step of every logging interval at once, so that a test knows where to strike; ends with the codes of the
 command line.
@@ -68,6 +68,8 @@ def main() -> int:
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--n-weights", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--n-ranks", type=int)
+    parser.add_argument("--max-restarts", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, terminate)
@@ -75,7 +77,14 @@ def main() -> int:
         {
             "data": {"batch_size": 4, "num_workers": args.num_workers},
             "optim": {"schedule": "cosine"},
-            "run": {"epochs": 4, "device": "cpu", "log_every_n_steps": 2, "checkpoint_every": "5 steps"},
+            "run": {
+                "epochs": 4,
+                "device": "cpu",
+                "log_every_n_steps": 2,
+                "checkpoint_every": "5 steps",
+                "n_ranks": args.n_ranks,
+                "max_restarts": args.max_restarts,
+            },
         },
         base_dir=".",
     )

@@ -80,22 +80,21 @@ class Run:
             if hasattr(source, "set_epoch"):
                 source.set_epoch(epoch, start_index) if start_index else source.set_epoch(epoch)
                 break
-        return self.deal(self.loader, start_index)
+        return self.deal(self.loader)
 
-    def deal(self, loader: DataLoader, start_index: int = 0) -> Iterator[Any]:
+    def deal(self, loader: DataLoader) -> Iterator[Any]:
         """One pass over ``loader``; of several ranks the parts of this one, see ``DealtBatches``."""
         batches = iter(loader)
         self._iterators.add(batches)
-        return batches if not self.world.is_divided else self._deal_parts(loader, batches, start_index)
+        return batches if not self.world.is_divided else self._deal_parts(loader, batches)
 
-    def _deal_parts(self, loader: DataLoader, batches: Iterator[Any], start_index: int) -> Iterator[Any]:
+    def _deal_parts(self, loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:
         from fulltilt.engine.parallel import DealtBatches, list_sizes
 
-        n_samples = count_dataset(loader.dataset)
-        if n_samples is None:
+        if isinstance(loader.dataset, IterableDataset):
             return DealtBatches(batches, self.world, None)
         assert loader.batch_size is not None
-        sizes = list_sizes(n_samples - start_index, loader.batch_size, drop_last=loader.drop_last)
+        sizes = list_sizes(len(loader.sampler), loader.batch_size, drop_last=loader.drop_last)  # type: ignore[arg-type]
         return DealtBatches(batches, self.world, sizes)
 
     def close(self) -> None:

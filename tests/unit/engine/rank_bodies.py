@@ -1,4 +1,4 @@
-"""What ranks run in the tests of starting and watching them. No torch here: a process starts in a fraction of a second."""
+"""What ranks run in the tests of starting and watching them. No torch here: a process starts in part of a second."""
 
 import os
 import signal
