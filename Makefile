@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench test-gpu chaos docs clean
+.PHONY: help demo test check format bench bench-gpu test-gpu chaos docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ format: $(INSTALLED) ## format and fix what ruff can fix
 
 bench: $(INSTALLED) ## all benchmarks, peers in an environment of their own; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks --all
+
+bench-gpu: $(INSTALLED) ## the benchmarks that have a part on an NVIDIA GPU; writes benchmarks/results/*-cuda.json
+	@$(BIN)/python -m benchmarks --all --device cuda
 
 test-gpu: $(INSTALLED) ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu

@@ -15,7 +15,7 @@ from benchmarks._runner import (
     run_in_peers_environment,
     write_result,
 )
-from fulltilt.errors import format_nearest
+from fulltilt.errors import DeviceError, format_nearest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--here", action="store_true", help="in this environment, even where peers are needed")
     args = parser.parse_args(arguments)
     chosen = _choose(parser, args, found)
+    if args.device != "cpu":
+        _check_device(parser, args.device)
     context = Context(device=args.device, quick=args.quick)
     failures = 0
     for name, module in chosen.items():
@@ -41,6 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(f"  written: {write_result(result)}", flush=True)
     return min(failures, 1)
+
+
+def _check_device(parser: argparse.ArgumentParser, device: str) -> None:
+    """Said before the first benchmark starts, and not by each of them."""
+    from fulltilt.engine.build import check_device
+
+    try:
+        check_device(device)
+    except DeviceError as error:
+        parser.error(str(error))
 
 
 def _choose(

@@ -16,13 +16,14 @@ import dataclasses
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks._memory_cases import Case, build_cases
+from benchmarks._memory_steps import measure_until_settled
 from fulltilt.engine import build_run
 from fulltilt.engine.build import Run
 from fulltilt.engine.step import TrainStep
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def probe(case: Case, device: str) -> dict[str, Any]:
-    """Estimate, probe as the search does, and measure what was to be predicted.
+    """Estimate, measure small batches by doubling (``_memory_steps``), and measure what was to be predicted.
 
     Returns:
         ``fake`` and ``real`` peaks in GiB by batch size, batches ``probed`` with and without fake points in order, the
@@ -62,8 +63,8 @@ def probe(case: Case, device: str) -> dict[str, Any]:
             real_s.append(time.perf_counter() - started)
         return real[batch_size]
 
-    with_fake = probe_as_search(MemoryCurve(fake=fake, persistent_gib=persistent_gib), case.probes, measure)
-    without = probe_as_search(MemoryCurve(persistent_gib=persistent_gib), case.probes, measure)
+    with_fake = measure_until_settled(MemoryCurve(fake=fake, persistent_gib=persistent_gib), case.probes, measure)
+    without = measure_until_settled(MemoryCurve(persistent_gib=persistent_gib), case.probes, measure)
     measure(case.probes[0])
     measure(case.probes[1])
     measure(case.target)
@@ -78,23 +79,21 @@ def probe(case: Case, device: str) -> dict[str, Any]:
     }
 
 
-def probe_as_search(curve: MemoryCurve, candidates: list[int], measure: Callable[[int], float]) -> MemoryCurve:
-    """Real points where the curve asks for them, until it does not."""
-    while (batch_size := curve.next_probe(candidates, float("inf"))) is not None:
-        curve = dataclasses.replace(curve, real={**curve.real, batch_size: measure(batch_size)})
-    return curve
-
-
 def measure_peak_bytes(case: Case, batch_size: int, device: str) -> int:
     """Peak of a real run: build, two training steps, one evaluation step."""
+    return measure_allocated_peak_bytes(lambda: _run_really(case, batch_size, device), device)
+
+
+def measure_allocated_peak_bytes(work: Callable[[], None], device: str) -> int:
+    """Most bytes of torch's allocator in use at a time during ``work``, counted from its start on a CPU."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        _run_really(case, batch_size, device)
+        work()
         return torch.cuda.max_memory_allocated()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        _run_really(case, batch_size, device)
+        work()
     found = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
     live = peak = 0
     for event in sorted(found, key=lambda e: e.start_ns()):

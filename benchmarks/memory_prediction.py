@@ -1,7 +1,8 @@
 """Peak memory at a batch size that was not run, predicted from fake tensors and probes at small ones, beside the real.
 
-Each case is a process of its own. Fake peaks of all batch sizes come first; then real probes, at most a quarter of the
-target, where the memory model asks for them; then its prediction for the target is held against the real peak there.
+Each case is a process of its own. Fake peaks of all batch sizes come first; then real peaks at batch sizes that double,
+up to a quarter of the target and until one comes out as predicted (``_memory_steps``; a search has the points of its
+device probes instead); then the memory model's prediction for the target is held against the real peak there.
 Beside it: the fake peak as it is, the same real probes without fake points, and a straight line through the two
 smallest batches.
 """

@@ -59,13 +59,14 @@ def assert_same_run(folder, whole):
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_a_run_killed_in_the_middle_resumes_to_the_same_result(tmp_path, whole_run):
-    process = start(tmp_path)
+@pytest.mark.parametrize("options", [(), ("--async-checkpoint",)])
+def test_a_run_killed_in_the_middle_resumes_to_the_same_result(tmp_path, whole_run, options):
+    process = start(tmp_path, *options)
     wait_for_step(process, 18)
     process.kill()
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
-    code, out, err = run(tmp_path, "--resume", "--fast")
+    code, out, err = run(tmp_path, "--resume", "--fast", *options)
     assert code == 0, out + err
     assert "no checkpoint" not in out
     assert_same_run(tmp_path, whole_run)
@@ -125,3 +126,59 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_with
     steps = [line.split(",")[1] for line in second.splitlines() if line[:2] in ("0,", "1,", "2,", "3,")]
     assert steps == [str(step) for step in range(2, N_STEPS + 1, 2)]
     assert "Traceback" not in done.stderr
+
+
+STAYS_FULL = """
+mount -t tmpfs -o size=2600k none "$1" || exit 99
+"$2" -u "$3" "$1/out" --fast --n-weights 400000 --on-full-disk continue $4; echo "exit $?"
+ls -A "$1/out"
+"""
+
+
+@pytest.mark.skipif(not has_user_mounts(), reason="needs unshare with user and mount namespaces, to mount a tmpfs")
+@pytest.mark.parametrize("option", ["", "--async-checkpoint"])
+def test_told_to_continue_on_a_full_disk_the_run_trains_to_its_end_and_fails_for_want_of_a_last_checkpoint(
+    tmp_path, option
+):
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", STAYS_FULL, "sh"]
+    done = subprocess.run(
+        [*command, str(tmp_path), sys.executable, str(SCRIPT), option], capture_output=True, text=True, timeout=120
+    )
+    out = done.stdout
+    assert "no checkpoint of step 10: no space left for" in out, out + done.stderr
+    assert "the checkpoint of step 5 is kept; training goes on" in out
+    assert f"step {N_STEPS}\n" in out
+    assert f"StorageError: no checkpoint of step {N_STEPS}" in out
+    files = out.split("exit 1\n")[1].split()
+    assert [name for name in files if "checkpoint" in name] == ["checkpoint.pt"]
+
+
+LITTLE = Path(__file__).with_name("train_in_little_memory.py")
+
+
+def run_little(*options):
+    done = subprocess.run(
+        [sys.executable, str(LITTLE), *map(str, options)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    return [line for line in lines if line.startswith("step ")], [
+        line for line in lines if not line.startswith("step ")
+    ]
+
+
+def test_a_real_lack_of_memory_makes_the_run_replan_to_the_losses_of_the_smaller_plan(tmp_path):
+    """The allocator refuses the first plan's step: 128 MB a tensor, with 300 MB to spend."""
+    steps, notes = run_little(tmp_path / "little", 64, 1, "--spare-mib", 300)
+    assert any("can't allocate memory" in note and "the effective batch stays 64" in note for note in notes), notes
+    replanned = [note for note in notes if note.startswith("replanned ")]
+    batch_size, accumulate = replanned[-1].split()[1:]
+    assert int(batch_size) * int(accumulate) == 64
+    expected, none = run_little(tmp_path / "plenty", batch_size, accumulate)
+    assert steps == expected
+    assert len(steps) == 2
+    assert none == []

@@ -1,4 +1,4 @@
-"""A training process for the fault tests: ``train_slowly.py OUT_DIR [--resume] [--fast] [--n-ranks N] …``.
+"""A training process for the fault tests: ``train_slowly.py OUT_DIR [--resume] [--fast] [--n-weights N] …``.
 
 Prints the step of every logging interval at once, so that a test knows where to strike; ends with the codes of the
 command line.
@@ -68,8 +68,10 @@ def main() -> int:
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--n-weights", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--async-checkpoint", action="store_true")
     parser.add_argument("--n-ranks", type=int)
     parser.add_argument("--max-restarts", type=int, default=0)
+    parser.add_argument("--on-full-disk", default="stop")
     args = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, terminate)
@@ -82,8 +84,10 @@ def main() -> int:
                 "device": "cpu",
                 "log_every_n_steps": 2,
                 "checkpoint_every": "5 steps",
+                "async_checkpoint": args.async_checkpoint,
                 "n_ranks": args.n_ranks,
                 "max_restarts": args.max_restarts,
+                "on_full_disk": args.on_full_disk,
             },
         },
         base_dir=".",

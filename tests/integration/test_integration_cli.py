@@ -151,6 +151,14 @@ def test_an_unknown_key_is_named_with_file_line_and_nearest(tmp_path):
         assert "batch_size" in done.stderr
 
 
+def test_an_argument_that_a_component_lacks_is_named_with_file_and_line(tmp_path):
+    (tmp_path / "bad.yaml").write_text("data:\n  dataset: digits\n\nmodel: small_cnn(widht=3)\n")
+    for command in ("tune", "train", "check"):
+        done = run_fulltilt(command, "bad.yaml", cwd=tmp_path, expect=3 if command == "check" else 2)
+        assert "bad.yaml:4: model: " in done.stdout + done.stderr
+        assert "did you mean width" in done.stdout + done.stderr
+
+
 def test_a_device_that_is_not_there_is_named(tmp_path):
     import torch
 

@@ -42,6 +42,19 @@ def test_both_plans_are_trained_in_turn_and_a_second_call_trains_nothing(tmp_pat
     assert run_verification(WORDS, settings, **given) == made  # read back, training times included
 
 
+def test_a_recommended_plan_that_diverges_learns_worse_and_is_not_trained_again(tmp_path):
+    given = {"folder": tmp_path / "verify", "seed": 7, "n_pairs": 2, "epochs": 1}
+    words = [*WORDS, "optim.optimizer=sgd"]
+    settings = {"optim.lr": 1e30}  # stands for any setting that lets the loss run away
+    made = run_verification(words, settings, **given)
+    assert made.verdict == "learns worse"
+    assert "2 of 2 trainings with the recommended settings diverged" in made.text
+    assert [run.quality for run in made.runs if run.arm == "recommended"] == [None, None]
+    logs = [path.stat().st_mtime_ns for path in sorted((tmp_path / "verify").glob("*.log"))]
+    assert run_verification(words, settings, **given) == made
+    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "verify").glob("*.log"))] == logs
+
+
 def test_a_training_that_fails_is_told_with_its_last_words(tmp_path):
     words = [*WORDS, "data.batch_size=5000"]
     with pytest.raises(TrainingError, match=r"exit code 2: .*batch_size 5000 is larger than.*\(log: .*seed7\.log\)"):

@@ -6,6 +6,7 @@ A command module has ``add_arguments(parser)`` and ``run(args) -> int`` (the exi
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import signal
@@ -21,6 +22,7 @@ from fulltilt.errors import FulltiltError, UsageError
 COMMANDS = {
     "tune": "find the fastest safe settings for this model, this data and this machine",
     "train": "train from a configuration",
+    "contrastive": "pre-train without labels, then linear probe and clustering",
     "compare": "two results of one kind: what differs, and by how much",
     "check": "build everything, push one batch through, and go through the checklist",
     "machine": "what is there, with measured roofs",
@@ -50,7 +52,9 @@ def run_command(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _raise_terminated)
     try:
         _check_json_folder(args)
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()  # while an error of it can still be told
+        return code
     except FulltiltError as error:
         print(f"fulltilt {args.command}: {error}", file=sys.stderr)
         return error.exit_code
@@ -61,13 +65,21 @@ def run_command(argv: Sequence[str]) -> int:
         print(f"fulltilt {args.command}: terminated; what was measured is kept", file=sys.stderr)
         return EXIT_TERMINATED
     except BrokenPipeError:
-        # The reader of our stdout went away; Python would complain again while closing it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return EXIT_BROKEN_PIPE
     except Exception as error:  # process boundary: most come from the user's own model or data, so the trace stays
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"fulltilt {args.command}: {error.strerror}; make room and run it again", file=sys.stderr)
+            _drop_stdout()
+            return 1
         traceback.print_exc()
         print(f"fulltilt {args.command}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+
+
+def _drop_stdout() -> None:
+    """Where nobody takes our stdout, Python would complain again while closing it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

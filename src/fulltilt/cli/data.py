@@ -1,4 +1,4 @@
-"""``fulltilt data make | inspect | repack``: data files to measure with, what is slow about one, and the remedy."""
+"""``fulltilt data make | make-stl10 | inspect | repack``: data files to measure with, what is slow, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fulltilt.cli._make_stl10 import add_make_stl10, run_make_stl10
 from fulltilt.cli._shared import build_console, write_json
 from fulltilt.errors import UsageError
 
@@ -34,12 +35,14 @@ READERS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_make(actions)
+    add_make_stl10(actions)
     _add_inspect(actions)
     _add_repack(actions)
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"make": _run_make, "inspect": _run_inspect, "repack": _run_repack}[args.action](args)
+    runs = {"make": _run_make, "make-stl10": run_make_stl10, "inspect": _run_inspect, "repack": _run_repack}
+    return runs[args.action](args)
 
 
 def _add_make(actions: argparse._SubParsersAction) -> None:

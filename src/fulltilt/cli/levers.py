@@ -44,6 +44,7 @@ def describe_lever(lever: Lever) -> dict[str, object]:
         "stage": lever.stage,
         "restart": lever.restart,
         "trades": list(lever.trades),
+        "exactness": lever.exactness,
         "summary": lever.summary,
         "doc": lever.doc,
     }
@@ -55,7 +56,7 @@ def print_lever(lever: Lever) -> None:
     console.print(f"[bold]{lever.name}[/]  {lever.key}  (default {lever.default}{unit})")
     if lever.aliases:
         console.print(f"  also spelled: {', '.join(lever.aliases)}")
-    console.print(f"  applied at: {lever.stage}; trades: {', '.join(lever.trades)}")
+    console.print(f"  applied at: {lever.stage}; trades: {', '.join(lever.trades)}; results: {lever.exactness}")
     console.print(f"  {lever.summary}\n  {lever.doc}\n", markup=False)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fulltilt.cli._shared import build_console, write_json
 
 if TYPE_CHECKING:
+    from fulltilt.hardware import WslReport
     from fulltilt.records import Machine, Roof
 
 
@@ -19,9 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fulltilt.hardware import read_machine, resolve_device
+    from fulltilt.hardware import RealNvml, read_machine, read_wsl, resolve_device
 
-    machine = read_machine()
+    nvml = RealNvml()
+    machine, wsl = read_machine(nvml=nvml), read_wsl(nvml)
+    nvml.close()
     device = resolve_device(args.device)
     if not args.no_roofs:
         from fulltilt.measure import measure_roofs
@@ -31,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from fulltilt.records import VERSION, dumps, encode
 
-        write_json(args.json, dumps({"version": VERSION, **encode(machine)}, indent=1))
+        write_json(args.json, dumps({"version": VERSION, **encode(machine), "wsl": encode(wsl)}, indent=1))
     if args.json != "-":
-        print_machine(machine)
+        print_machine(machine, wsl)
     return 0
 
 
-def print_machine(machine: Machine) -> None:
+def print_machine(machine: Machine, wsl: WslReport | None = None) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -64,7 +67,22 @@ def print_machine(machine: Machine) -> None:
         table.add_row(f"roof: {roof.name}", describe_roof(roof))
     for name, reason in machine.null_reasons.items():
         table.add_row(f"not read: {name}", reason)
+    for name, text in list_wsl_rows(wsl):
+        table.add_row(name, text)
     build_console().print(table)
+
+
+def list_wsl_rows(wsl: WslReport | None) -> list[tuple[str, str]]:
+    """What the table says under WSL; nothing elsewhere."""
+    if wsl is None:
+        return []
+    limits = f"memory={wsl.config_memory or 'not set'}, swap={wsl.config_swap or 'not set'} in {wsl.config_path}"
+    seen = f"{_gib(wsl.memory_total_bytes)} memory, {_gib(wsl.swap_total_bytes)} swap"
+    return [
+        (f"WSL {wsl.version}", f"{seen}; {limits if wsl.config_path else 'no .wslconfig found'}"),
+        ("WSL: GPU", f"not usable: {wsl.gpu}" if wsl.gpu else "usable"),
+        *(("WSL: advice", text) for text in wsl.advice),
+    ]
 
 
 def describe_roof(roof: Roof) -> str:

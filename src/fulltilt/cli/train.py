@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_path_argument(parser)
     add_device_argument(parser)
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the training set (run.epochs)")
+    parser.add_argument(
+        "--memory-limit", metavar="12GiB", help="what this process may use of the device: imitates a smaller one"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/train/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
@@ -30,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
+    from fulltilt.config import parse_bytes
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train
     from fulltilt.listeners import CsvLog, EventLog, ProgressBar, TensorBoardLog
@@ -40,7 +44,13 @@ def run(args: argparse.Namespace) -> int:
         listeners.append(TensorBoardLog(out_dir / "tensorboard"))
     if not args.quiet:
         listeners.append(ProgressBar(build_console(to_stderr=args.json == "-")))
-    result = train(config, out_dir=out_dir, listeners=listeners, resume=args.resume)
+    result = train(
+        config,
+        out_dir=out_dir,
+        listeners=listeners,
+        resume=args.resume,
+        memory_limit_bytes=parse_bytes(args.memory_limit) if args.memory_limit else None,
+    )
     if args.json:
         from fulltilt.records import dumps
 

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from annotated_types import DocInfo
 from pydantic.fields import FieldInfo
 
 
@@ -56,6 +57,8 @@ def describe_type(hint: Any) -> str:
 def _describe_bound(bound: Any) -> str:
     if isinstance(bound, FieldInfo):
         return "".join(_describe_bound(m) for m in bound.metadata)
+    if isinstance(bound, DocInfo):
+        return f" {bound.documentation}"
     words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below", "min_length": "with at least"}
     for name, text in words.items():
         limit = getattr(bound, name, None)

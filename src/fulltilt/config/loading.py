@@ -73,8 +73,13 @@ def config_for_object(target: str, overrides: Sequence[str] = ()) -> Config:
     return build_config(settings, base_dir=str(Path.cwd()), source=None)
 
 
-def config_from_values(values: Mapping[str, Any], *, base_dir: str) -> Config:
+def config_from_values(
+    values: Mapping[str, Any], *, base_dir: str, provenance: Mapping[str, str] | None = None
+) -> Config:
     """Build a Config from plain values; the inverse of ``Config.to_values``. A list is never a grid here.
+
+    Args:
+        provenance: Where values came from before they became plain, by dotted key.
 
     Raises:
         ConfigError: as ``load_config``, without lines.
@@ -84,7 +89,9 @@ def config_from_values(values: Mapping[str, Any], *, base_dir: str) -> Config:
     settings, problems = merge(collector)
     if problems:
         raise_problems(problems)
-    return build_config(settings, base_dir=base_dir, source=None)
+    config = build_config(settings, base_dir=base_dir, source=None)
+    config._provenance |= {key: place for key, place in (provenance or {}).items() if key in config._provenance}
+    return config
 
 
 def build_config(settings: Mapping[str, Setting], *, base_dir: str, source: str | None) -> Config:

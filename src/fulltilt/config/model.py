@@ -132,6 +132,10 @@ class Optim(Section):
     )
     warmup: WarmupValue = Field(default=0, description="Warm-up: steps (500), epochs ('1 epoch') or a fraction (0.05).")
     clip_norm: PositiveFloat | None = Field(default=None, description="Largest gradient norm; null: no clipping.")
+    ema: Annotated[float, annotated_types.Gt(0), annotated_types.Lt(1)] | None = Field(
+        default=None,
+        description="Decay of a running average of the weights, 0.999; it is what is evaluated. Null: none.",
+    )
 
 
 class _Speed(Section):
@@ -146,7 +150,24 @@ class _Speed(Section):
     )
 
 
-class RunSection(Section):
+class Promise(Section):
+    """What a search measured of the plan it wrote into the file, and of which plan and machine that is true."""
+
+    samples_per_s: Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
+    plan: Text
+    machine: Text
+    threads: PositiveInt | None = None
+    data_wait_pct: Annotated[float, annotated_types.Ge(0)] | None = None
+
+    @field_validator("samples_per_s")
+    @classmethod
+    def _check_order(cls, interval: list[float]) -> list[float]:
+        if interval[0] > interval[1]:
+            raise ValueError("gives the higher speed first; write [lowest, highest]")
+        return interval
+
+
+class _RunSection(Section):
     name: FolderName | None = Field(
         default=None, description="Name of the run, and of its folder; null: the name of the file."
     )
@@ -165,10 +186,22 @@ class RunSection(Section):
         "compile 600.",
     )
     seed: NaturalInt = Field(default=42, description="Seed of initialisation, order and augmentation.")
-    deterministic: bool = Field(default=False, description="Refuse operators that are not reproducible; slower.")
     checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     evaluate_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     log_every_n_steps: PositiveInt = Field(default=10, description="Optimizer steps between two log lines.")
+    on_out_of_memory: Literal["replan", "stop"] = Field(
+        default="replan", description="Smaller micro-batches and more accumulation from the last step on, or stop."
+    )
+    on_full_disk: Literal["stop", "continue"] = Field(
+        default="stop", description="When a checkpoint cannot be written; the one before is kept either way."
+    )
+    async_checkpoint: bool = Field(
+        default=False, description="Write checkpoints beside training, from a copy in host memory."
+    )
+    promise: Promise | None = Field(
+        default=None,
+        description="The speed that `tune --apply` measured; `train` says when it falls out of it, and why.",
+    )
 
 
 class Benchmark(Section):
@@ -237,9 +270,12 @@ if TYPE_CHECKING:
     class Data(_Data): ...
 
     class Speed(_Speed): ...
+
+    class RunSection(_RunSection): ...
 else:
     Data = create_model("Data", __base__=_Data, **_lever_fields("data"))
     Speed = create_model("Speed", __base__=_Speed, **_lever_fields("speed"))
+    RunSection = create_model("RunSection", __base__=_RunSection, **_lever_fields("run"))
 
 
 class Config(Section):

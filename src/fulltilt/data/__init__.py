@@ -23,10 +23,13 @@ from fulltilt.data.image_folder import image_folder
 from fulltilt.data.loader import build_loader
 from fulltilt.data.loader_errors import explain_loader_error
 from fulltilt.data.make_sensor import make_sensor_hdf5
+from fulltilt.data.make_stl10 import make_stl10
 from fulltilt.data.pipeline import Pipeline, build_pipeline
 from fulltilt.data.placement import count_held_bytes, find_placements, place
+from fulltilt.data.raw_images import RawImages
 from fulltilt.data.sampler import EpochSampler
 from fulltilt.data.sensor import sensor_hdf5
+from fulltilt.data.stl10 import stl10
 from fulltilt.data.transforms import TRANSFORMS
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
@@ -35,6 +38,7 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "hdf5": hdf5,
     "image_folder": image_folder,
     "sensor_hdf5": sensor_hdf5,
+    "stl10": stl10,
 }
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "BlockSampler",
     "EpochSampler",
     "Pipeline",
+    "RawImages",
     "build_loader",
     "build_pipeline",
     "count_held_bytes",
@@ -51,6 +56,7 @@ __all__ = [
     "find_placements",
     "inspect_hdf5",
     "make_sensor_hdf5",
+    "make_stl10",
     "place",
     "repack_hdf5",
 ]

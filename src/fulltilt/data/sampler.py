@@ -28,13 +28,14 @@ class EpochSampler(Sampler[int]):
     Attributes:
         epoch: The current epoch.
         start_index: How many samples of this epoch's order are left out: those that were consumed already.
+        n_left_out: Samples at the end of every epoch's order that are not used.
     """
 
     def __init__(self, n_samples: int, shuffle: bool, seed: int, *, share_epoch: bool = False):
         if n_samples < 1:
             raise DataError(f"the dataset holds {n_samples} samples; at least 1 is needed")
         self.n_samples, self.shuffle, self.seed = n_samples, shuffle, seed
-        self.start_index = 0
+        self.start_index = self.n_left_out = 0
         self.epoch_cell = torch.zeros(1, dtype=torch.int64)
         if share_epoch:
             self.epoch_cell.share_memory_()
@@ -61,10 +62,14 @@ class EpochSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """What is left of this epoch."""
-        return self.n_samples - self.start_index
+        return max(0, self.n_samples - self.n_left_out - self.start_index)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.compute_order()[self.start_index :].tolist())
+        return iter(self.compute_rest().tolist())
+
+    def compute_rest(self) -> np.ndarray:
+        """The indices of this epoch that are still to come."""
+        return self.compute_order()[self.start_index : self.n_samples - self.n_left_out]
 
     def compute_order(self) -> np.ndarray:
         """(n_samples,) all indices of this epoch, those that were consumed already included."""
@@ -136,7 +141,7 @@ class BatchOrder:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        order = self.sampler.compute_order()[self.sampler.start_index :]
+        order = self.sampler.compute_rest()
         for first in range(0, len(self) * self.batch_size, self.batch_size):
             batch = order[first : first + self.batch_size]
             yield batch if self.share is None else self.share.take(batch)

@@ -17,6 +17,7 @@ from fulltilt.data.transform_steps import (
     Step,
     ToFloat,
 )
+from fulltilt.data.view_steps import random_grayscale
 from fulltilt.errors import DataError
 
 
@@ -105,6 +106,7 @@ TRANSFORMS: Mapping[str, Callable[..., Step]] = {
         normalize,
         random_crop,
         random_flip,
+        random_grayscale,
         random_resized_crop,
         resize,
         to_float,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fulltilt.config import Config, build_component, parse_call
 from fulltilt.config.binding import find_target
 from fulltilt.data import DATASETS, build_pipeline
 from fulltilt.engine.optimizers import OPTIMIZERS
+from fulltilt.engine.views import plan_view_data
 from fulltilt.errors import ConfigError
 from fulltilt.tasks import LOSSES, TASKS, Workload, build_model, read_data_facts
 
@@ -30,28 +32,8 @@ def build_workload(config: Config) -> Workload:
     Raises:
         ConfigError: an unknown name or argument, something missing, or an object of the wrong kind; names the key.
     """
-    if ":" in parse_call(config.task).name:
-        return _import_workload(config)
-    find_target(parse_call(config.task).name, TASKS, kind="task", where="task")
-    if config.model is None:
-        raise ConfigError(
-            "a model is needed; write model: small_cnn, torchvision:resnet50 or module:function", key="model"
-        )
-    if config.data.dataset is None:
-        raise ConfigError(f"a dataset is needed; write one of {', '.join(DATASETS)}", key="data.dataset")
-    train, validation = _plan_datasets(config)
-    return build_component(
-        config.task,
-        TASKS,
-        kind="task",
-        where="task",
-        model=functools.partial(_build_model, config, train),
-        train=train,
-        validation=validation,
-        loss=_build_loss(config) if config.loss is not None else None,
-        optimizer=_plan_optimizer(config),
-        name=name_run(config),
-    )
+    with _say_where(config):
+        return _import_workload(config) if ":" in parse_call(config.task).name else _build_named(config)
 
 
 def name_run(config: Config) -> str:
@@ -59,6 +41,43 @@ def name_run(config: Config) -> str:
     if config.run.name:
         return config.run.name
     return Path(config.source).stem if config.source else parse_call(config.task).name.replace(":", "_")
+
+
+@contextlib.contextmanager
+def _say_where(config: Config) -> Iterator[None]:
+    """A value that cannot be built is told with the file and line it came from, as one that cannot be read is."""
+    try:
+        yield
+    except ConfigError as error:
+        place = config.provenance.get(error.key or "", "default")
+        if error.file is not None or place == "default":
+            raise
+        raise ConfigError(error.message, file=place, key=error.key) from error
+
+
+def _build_named(config: Config) -> Workload:
+    task = find_target(parse_call(config.task).name, TASKS, kind="task", where="task")
+    if config.model is None:
+        raise ConfigError(
+            "a model is needed; write model: small_cnn, torchvision:resnet50 or module:function", key="model"
+        )
+    if config.data.dataset is None:
+        raise ConfigError(f"a dataset is needed; write one of {', '.join(DATASETS)}", key="data.dataset")
+    train, validation = _plan_datasets(config)
+    data: dict[str, Any] = {"train": train, "validation": validation}
+    if "views" in _read_parameters(task):
+        data = plan_view_data(train, validation, has_transform=config.data.transform.train is not None)
+    return build_component(
+        config.task,
+        TASKS,
+        kind="task",
+        where="task",
+        model=functools.partial(_build_model, config, train),
+        **data,
+        loss=_build_loss(config) if config.loss is not None else None,
+        optimizer=_plan_optimizer(config),
+        name=name_run(config),
+    )
 
 
 def _import_workload(config: Config) -> Workload:
@@ -75,7 +94,8 @@ def _import_workload(config: Config) -> Workload:
 
 def _build_model(config: Config, train: Callable[[], Dataset]) -> Any:
     assert config.model is not None
-    return build_model(config.model, where="model", base_dir=config.base_dir, **read_data_facts(train()))
+    with _say_where(config):
+        return build_model(config.model, where="model", base_dir=config.base_dir, **read_data_facts(train()))
 
 
 def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], Dataset] | None]:
@@ -92,6 +112,11 @@ def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], 
 
 
 def _build_dataset(config: Config, text: str, split: str, where: str) -> Dataset:
+    with _say_where(config):
+        return _build_dataset_at(config, text, split, where)
+
+
+def _build_dataset_at(config: Config, text: str, split: str, where: str) -> Dataset:
     target = _find_dataset(config, text, where)
     transform: Any = config.data.transform.train if split == "train" else config.data.transform.val
     name = parse_call(text).name
@@ -153,14 +178,15 @@ def _plan_optimizer(config: Config) -> Callable[[Any], Optimizer]:
         given = {"parameters": parameters, "params": parameters, "lr": config.optim.lr}
         if config.optim.weight_decay is not None:
             given["weight_decay"] = config.optim.weight_decay
-        return build_component(
-            config.optim.optimizer,
-            OPTIMIZERS,
-            kind="optimizer",
-            where="optim.optimizer",
-            base_dir=config.base_dir,
-            **given,
-        )
+        with _say_where(config):
+            return build_component(
+                config.optim.optimizer,
+                OPTIMIZERS,
+                kind="optimizer",
+                where="optim.optimizer",
+                base_dir=config.base_dir,
+                **given,
+            )
 
     return build_optimizer
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.data import build_loader
 from fulltilt.data.seeds import compute_seed
+from fulltilt.engine.average import WeightAverage
 from fulltilt.engine.facts import count_dataset, describe, name_optimizer, resolve_plan
 from fulltilt.engine.world import ALONE, World
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError, format_nearest
@@ -39,6 +40,7 @@ class Run:
         setup: Model, forward, optimizer, scaler and loader as the levers left them.
         n_samples: Length of the training set, None when it streams.
         steps_per_epoch: Optimizer steps, a short last window included; None when the data streams.
+        average: Of the weights, kept up after every optimizer step; evaluation takes it.
         generator: On the device; the randomness of ``workload.prepare``.
         loader_generator: On the CPU; seeds the data workers.
         notes: What the user should know of the plan as it was built.
@@ -62,6 +64,7 @@ class Run:
     generator: torch.Generator
     loader_generator: torch.Generator
     notes: list[str]
+    average: WeightAverage | None = None
     world: World = ALONE
     sync: GradientSync | None = None
     _iterators: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
@@ -80,6 +83,9 @@ class Run:
             if hasattr(source, "set_epoch"):
                 source.set_epoch(epoch, start_index) if start_index else source.set_epoch(epoch)
                 break
+        if start_index == 0:
+            for hook in self.setup.epoch_hooks:
+                hook(epoch)
         return self.deal(self.loader)
 
     def deal(self, loader: DataLoader) -> Iterator[Any]:
@@ -96,6 +102,16 @@ class Run:
         assert loader.batch_size is not None
         sizes = list_sizes(len(loader.sampler), loader.batch_size, drop_last=loader.drop_last)  # type: ignore[arg-type]
         return DealtBatches(batches, self.world, sizes)
+
+    @contextlib.contextmanager
+    def undivided(self) -> Iterator[None]:
+        """Whole batches, as one process alone would get them, from what is started in here."""
+        world, share = self.world, getattr(self.loader, "share", None)
+        self.world, self.loader.share = ALONE, None  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            self.world, self.loader.share = world, share  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """End data workers that are still alive. The run cannot start another epoch with persistent workers after."""
@@ -144,9 +160,6 @@ def build_run(
     workload = _resolve_workload(config, workload)
     options = config.data if config is not None else None
     seed = seed if seed is not None else config.run.seed if config is not None else DEFAULT_SEED
-    if config is not None and config.run.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not reproducible without it
-        torch.use_deterministic_algorithms(True)
 
     seed_everything(seed)
     dataset = workload.dataset()
@@ -193,9 +206,20 @@ def build_run(
         generator=torch.Generator(device).manual_seed(own_seed),
         loader_generator=loader_generator,
         notes=setup.notes,
+        average=_average_weights(config, setup),
         world=world,
         sync=sync,
     )
+
+
+def _average_weights(config: Config | None, setup: Setup) -> WeightAverage | None:
+    """Kept up by a hook of the optimizer: every kind of step has it, and one that a scaler left out has not."""
+    if config is None or config.optim.ema is None:
+        return None
+    average = WeightAverage(setup.model, config.optim.ema)
+    setup.optimizer.register_step_post_hook(average.update)
+    setup.notes.append(f"optim.ema={config.optim.ema}: evaluation takes the running average of the weights")
+    return average
 
 
 def seed_everything(seed: int) -> None:
@@ -295,6 +319,10 @@ def _place_model(
     if not is_sharded:
         setup.model = model.to(setup.device)
     _apply_stage("model", plan, setup)
+    if is_sharded and config is not None and config.optim.ema is not None:
+        raise PlanObstacleError(
+            "optim.ema keeps the average of whole weights, and shard full divides them; use shard none, or no ema"
+        )
     if is_sharded:  # block by block onto the device: whole, it might not fit
         setup.forward, sync = parallel.shard(setup.model, setup.device, world)
     else:

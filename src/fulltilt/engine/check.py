@@ -12,8 +12,9 @@ import torch
 
 from fulltilt.config import Config, plan_of
 from fulltilt.engine.assemble import build_workload
+from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.build import Run, build_run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.cached_step import build_step
 from fulltilt.errors import FulltiltError
 from fulltilt.hardware import (
     Nvml,
@@ -61,7 +62,7 @@ def run_checks(config: Config, *, device: str, out_dir: Path, nvml: Nvml | None 
         items.append(check_build(run))
         items += check_one_step(run)
         items.append(check_validation(run))
-        items.append(check_workers(run))
+        items += [check_workers(run), check_host_memory(run)]
         items += [check_data_path(config), check_checkpoints(config), check_disk(run, config, out_dir)]
     return items
 
@@ -98,7 +99,7 @@ def check_one_step(run: Run) -> list[CheckItem]:
     meter = MemoryMeter(run.device)
     meter.start()
     try:
-        outcome = TrainStep(run)(run.start_epoch(0), NullTimer())
+        outcome = build_step(run)(run.start_epoch(0), NullTimer())
         loss = float(outcome.loss) if outcome is not None else math.nan
     except Exception as error:  # boundary to the user's own model and data
         meter.stop()
@@ -129,6 +130,8 @@ def check_memory(run: Run, reserved_gib: float | None, rss_gib: float | None) ->
 
 
 def check_validation(run: Run) -> CheckItem:
+    if run.workload.validation is None and run.workload.assess is not None:
+        return CheckItem(name="validation", verdict="ok", text="the task assesses the model itself at evaluations")
     if run.workload.validation is None:
         return CheckItem(name="validation", verdict="note", text="there is no validation set: quality goes unseen")
     try:
@@ -148,6 +151,16 @@ def check_workers(run: Run) -> CheckItem:
     if n_workers > n_cores:
         return CheckItem(name="data workers", verdict="note", text=f"{text}: they will take turns; see fulltilt tune")
     return CheckItem(name="data workers", verdict="ok", text=text)
+
+
+def check_host_memory(run: Run) -> CheckItem:
+    """Batches on their way and copies for checkpoints, against free memory and /dev/shm."""
+    name = "host memory"
+    budget = estimate_host_budget(run)
+    if budget is None:
+        return CheckItem(name=name, verdict="note", text="not known: no sample can be looked at beforehand")
+    problem = budget.find_problem()
+    return CheckItem(name=name, verdict="problem" if problem else "ok", text=problem or budget.describe())
 
 
 def check_data_path(config: Config) -> CheckItem:

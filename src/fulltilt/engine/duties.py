@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fulltilt.data import explain_loader_error
-from fulltilt.engine import checkpoint
+from fulltilt.engine.bad_batch import find_bad_step, save_bad_batch
+from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.evaluate import evaluate
 from fulltilt.engine.interrupt import Stop
-from fulltilt.engine.session import OpenInterval, Session
-from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError, StorageError
+from fulltilt.engine.replan import Replan, describe_hopeless, describe_replan, is_out_of_memory
+from fulltilt.engine.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
+from fulltilt.engine.session import OpenInterval, Restart, Session
+from fulltilt.engine.startup import describe_start
+from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError
+from fulltilt.levers import find_reports
 from fulltilt.records import (
-    CheckpointSaved,
-    CheckpointStarted,
     EpochDone,
     Evaluated,
-    Evidence,
+    Replanned,
     RunEnded,
     RunStarted,
     StepsDone,
-    classify_outcome,
 )
 
 
@@ -59,6 +61,7 @@ class TrainResult:
 
 def announce_start(s: Session) -> None:
     run, progress = s.run, s.progress
+    budget = estimate_host_budget(run)
     s.announce(
         RunStarted,
         name=(run.config.run.name if run.config else None) or run.workload.name,
@@ -71,7 +74,10 @@ def announce_start(s: Session) -> None:
         n_epochs=s.limits.n_epochs,
         first_epoch=progress.epoch,
         first_step=progress.step,
+        report=describe_start(run, budget),
     )
+    if budget is not None and (problem := budget.find_problem()):
+        s.announce.note(problem, level="warning")
     for note in run.notes:
         s.announce.note(note)
 
@@ -85,6 +91,8 @@ def log_interval(s: Session) -> None:
     interval = OpenInterval(s.meter.take(), s.watch.take_interval(), lr, at.epoch, at.step, at.step_in_epoch)
     flush_log(s)
     s.pending = interval
+    if s.writer is not None and s.writer.is_done:
+        collect_checkpoint(s)
 
 
 def flush_log(s: Session) -> None:
@@ -102,9 +110,11 @@ def flush_log(s: Session) -> None:
     sums, epoch_sums = reading.read_sums(), s.progress.epoch_sums
     loss = sums["loss"] / reading.n_samples
     if not math.isfinite(loss):
-        raise _describe_non_finite(s, loss, interval)
+        raise _describe_non_finite(s, loss, interval, reading.read_losses())
     for name, total in sums.items():
         epoch_sums[name] = epoch_sums.get(name, 0.0) + total
+    if s.promise is not None and (message := s.promise.observe(reading.n_samples, seconds)):
+        s.announce.note(message, level="warning")
     if s.announce.has_listeners:
         s.announce(
             StepsDone,
@@ -177,41 +187,61 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
     return True
 
 
-def save(s: Session) -> None:
-    """Write a checkpoint, unless this position is saved already.
+def save(s: Session, *, is_last: bool = False) -> None:
+    """Write a checkpoint, unless this position is saved already; with ``run.async_checkpoint`` beside training.
+
+    Args:
+        is_last: Nothing follows: the file is whole when this returns, and a full disk is an error whatever
+            ``run.on_full_disk`` says.
 
     Raises:
         StorageError: no space; the checkpoint before is kept.
         NonFiniteLossError: the loss or a weight is NaN or infinite; nothing is written.
     """
     flush_log(s)
-    if s.saved_position == s.position:
-        return
-    s.watch.stop()
-    s.announce(CheckpointStarted, epoch=s.progress.epoch, step=s.progress.step)
-    began_s = time.perf_counter()
-    checkpoint.check_finite(s.run.setup.model, step=s.progress.step)
-    try:
-        path = _write_checkpoint(s)
-    except StorageError as error:
-        raise StorageError(f"no checkpoint of step {s.progress.step}: {error}; {_describe_saved(s)}") from error
-    s.saved_position = s.position
-    fields = {"epoch": s.progress.epoch, "step": s.progress.step, "path": str(path)}
-    s.announce(CheckpointSaved, seconds=time.perf_counter() - began_s, **fields)
-    s.watch.start()
+    save_session(s, is_last=is_last)
 
 
-def _write_checkpoint(s: Session) -> Path:
-    """Of several ranks all bring their parts, and the first one writes."""
-    state, world = s.capture(), s.run.world
-    if not world.is_first:
-        return s.folder / checkpoint.NEWEST
-    with world.work_alone():
-        return checkpoint.save_checkpoint(s.folder, state)
+def prepare_restart(s: Session, replan: Replan) -> Restart:
+    """Drop the window in progress, save the state after the last whole step, and tell what changes.
+
+    Call it when the error is gone: what its frames held of the device has to be free.
+
+    Raises:
+        StorageError: the state cannot be saved.
+    """
+    gc.collect()
+    s.run.setup.optimizer.zero_grad(set_to_none=True)
+    if s.run.device.type == "cuda":
+        torch.cuda.empty_cache()  # blocks of the old sizes are of no use to the new ones
+    collect_checkpoint(s)
+    saved_step = s.saved_position.step if s.saved_position is not None else 0
+    n_steps_lost = 0 if replan.keeps_step else s.progress.step - saved_step
+    message = describe_replan(s, replan, n_steps_lost=n_steps_lost)
+    if replan.keeps_step:
+        s.last_step.bring_back()
+        s.meter.bring_back()
+        s.sizes, s.saved_position = replan.sizes, None
+        save(s, is_last=True)
+    fields = dataclasses.asdict(replan.sizes)
+    s.announce(
+        Replanned, step=s.progress.step - n_steps_lost, n_steps_lost=n_steps_lost, reason=replan.reason, **fields
+    )
+    s.announce.note(message, level="warning")
+    return Restart(
+        sizes=replan.sizes,
+        n_replans=s.n_replans + 1,
+        attempt=s.attempt + 1,
+        started_s=s.started_s,
+        notes=tuple(s.announce.notes),
+    )
 
 
 def announce_end(s: Session, reason: str) -> None:
     s.watch.stop()
+    for report in find_reports(s.run.plan, s.run.setup):
+        s.announce.note(report)
+    settle_checkpoint(s)
     s.announce(RunEnded, reason=reason, step=s.progress.step, seconds=_compute_seconds(s), metrics=_last_metrics(s))
 
 
@@ -240,30 +270,22 @@ def explain_error(s: Session, error: Exception) -> FulltiltError | None:
     """
     if isinstance(error, FulltiltError):
         return None
-    text = str(error)
-    if classify_outcome(Evidence(exception_type=type(error).__name__, message=text))[0] != "out_of_memory":
+    if not is_out_of_memory(error):
         return explain_loader_error(error)
-    batch_size, accumulate = s.run.plan["batch_size"], s.run.plan["accumulate"]
-    smaller = f"batch_size {batch_size // 2} with accumulate {accumulate * 2}, " if batch_size > 1 else ""
-    return DeviceMemoryError(
-        f"out of memory on {s.run.device} after step {s.progress.step} with batch_size {batch_size} "
-        f"({text.strip().splitlines()[0] if text.strip() else type(error).__name__}); try {smaller}precision bf16 or "
-        "activation_checkpointing, and --resume from the last checkpoint"
-    )
+    return DeviceMemoryError(describe_hopeless(s, error))
 
 
-def _describe_non_finite(s: Session, loss: float, interval: OpenInterval) -> NonFiniteLossError:
+def _describe_non_finite(s: Session, loss: float, interval: OpenInterval, losses: list[float]) -> NonFiniteLossError:
+    """Also stores the batch it happened on."""
+    settle_checkpoint(s)
     first = interval.step - interval.reading.n_steps + 1
+    step = find_bad_step(losses, last_step=interval.step)
+    where = f"step {step}" if step is not None else f"steps {first} to {interval.step}"
+    stored = "" if step is None else f"{save_bad_batch(s, step=step, loss=losses[step - interval.step - 1])}; "
     return NonFiniteLossError(
-        f"the loss is {loss} in steps {first} to {interval.step} (learning rate {interval.lr:.3g}, "
-        f"precision {s.run.plan['precision']}); {_describe_saved(s)}. Lower optim.lr, set optim.clip_norm, or use "
-        "precision bf16 or fp32"
+        f"the loss is {loss} in {where} (learning rate {interval.lr:.3g}, precision {s.run.plan['precision']}); "
+        f"{stored}{describe_saved(s)}. Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
     )
-
-
-def _describe_saved(s: Session) -> str:
-    saved = s.saved_position
-    return f"the checkpoint of step {saved.step} is kept" if saved else "no checkpoint was written yet"
 
 
 def _last_metrics(s: Session) -> dict[str, float]:

@@ -18,6 +18,7 @@ from fulltilt.engine.progress import LossMeter
 from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError
+from fulltilt.levers.compile import without_compiling
 
 
 def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataLoader | None:
@@ -56,7 +57,8 @@ def evaluate(
     samples and get the same figures, of rank 0's model with its buffers; the workload assesses on rank 0.
 
     Runs the model itself in evaluation mode, not its compiled form: that would be compiled once more for this mode
-    and once more for the last batch. Precision is that of training. ``workload.prepare`` draws from a generator
+    and once more for the last batch. Precision is that of training; the weights are their running average where
+    ``optim.ema`` keeps one. ``workload.prepare`` draws from a generator
     of its own, seeded anew each time: evaluations are comparable, and training goes on as if there had been none.
 
     Args:
@@ -71,8 +73,9 @@ def evaluate(
 
     Device: synchronises once, at the end.
     """
-    run.world.copy_buffers(run.setup.model)
-    with _evaluation_mode(run.setup.model), torch.no_grad():
+    average = contextlib.nullcontext() if run.average is None else run.average.in_force()
+    with average, _evaluation_mode(run.setup.model), without_compiling(run.setup), torch.no_grad():
+        run.world.copy_buffers(run.setup.model)
         means = {} if loader is None else _compute_means(run, loader, should_stop)
         if means is None:
             return None

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from fulltilt.engine.build import Run
+from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.step import StepOutcome, TrainStep, count_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
-from fulltilt.levers import load_catalogue
+from fulltilt.levers import find_reports, load_catalogue
 from fulltilt.levers.activation_checkpointing import without_checkpointing
+from fulltilt.levers.compile import without_compiling
 from fulltilt.measure import (
     Block,
     CudaClock,
@@ -53,7 +55,7 @@ class EndlessSteps:
         batches: Iterator[Any] | None = None,
     ):
         self._run, self._timer, self._on_first = run, timer, on_first
-        self._step = TrainStep(run)
+        self._step = build_step(run)
         self._batches = batches
         self._epoch = 0
         self.n_done = 0
@@ -144,6 +146,7 @@ def run_measured(
     assert steps.last_loss is not None
     last_loss = _read_loss(steps.last_loss, steps.n_done)
     flops_per_sample, coverage_pct, flops_reason = measure_flops(run, steps.take_batch())
+    seen["reports"] = find_reports(run.plan, run.setup)
     return _join(result, peaks, mean, (flops_per_sample, coverage_pct, flops_reason), seen, last_loss)
 
 
@@ -175,7 +178,7 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
     small = take_samples(batch, count_samples(batch), FLOPS_SAMPLES)
     step = TrainStep(run, forward=run.setup.model)
     try:
-        with without_checkpointing(run.setup.model):
+        with without_checkpointing(run.setup.model), without_compiling(run.setup):
             flops = count_flops(lambda: step.compute_gradients(small))
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         # Optional figure: a model that does not take a smaller batch, or an operator that cannot be traced.
@@ -279,6 +282,6 @@ def _join(
         first_loss=seen["first_loss"],
         last_loss=last_loss,
         null_reasons=reasons,
-        notes=(*result.notes, *_note_busy(result)),
+        notes=(*result.notes, *_note_busy(result), *seen["reports"]),
         observed=seen["observed"],
     )

@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import optim
 
+from fulltilt.engine.joint_optimizer import JointOptimizer
+from fulltilt.errors import UsageError
+
 
 def sgd(
     parameters: Any,
@@ -97,6 +100,36 @@ def nadam(
     return optim.NAdam(parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay or 0.0)
 
 
+def muon(
+    parameters: Any,
+    *,
+    lr: float = 2e-2,
+    weight_decay: float | None = None,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    other_lr: float = 1e-3,
+) -> optim.Optimizer:
+    """torch.optim.Muon for matrices, AdamW with ``other_lr`` for everything else; a schedule scales both.
+
+    Matrices are the 2-d weights, those of embeddings and of the last layer among them: a list of parameters does not
+    tell them apart. Weights of convolutions have four dimensions, which torch.optim.Muon does not take: they are
+    AdamW's.
+
+    Raises:
+        UsageError: there is no matrix.
+    """
+    listed = list(parameters)
+    matrices = [p for p in listed if p.dim() == 2]
+    others = [p for p in listed if p.dim() != 2]
+    if not matrices:
+        raise UsageError("optim.optimizer muon needs 2-d weights, and the model has none that is trained; use adamw")
+    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    parts: list[optim.Optimizer] = [optim.Muon(matrices, lr=lr, momentum=momentum, nesterov=nesterov, **decay)]
+    if others:
+        parts.append(optim.AdamW(others, lr=other_lr, **decay))
+    return JointOptimizer(parts)
+
+
 OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = MappingProxyType(
-    {"sgd": sgd, "adam": adam, "adamw": adamw, "rmsprop": rmsprop, "adagrad": adagrad, "nadam": nadam}
+    {"sgd": sgd, "adam": adam, "adamw": adamw, "rmsprop": rmsprop, "adagrad": adagrad, "nadam": nadam, "muon": muon}
 )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fulltilt.engine.build import Run
+from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.measured import run_measured
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError, TrainingError
@@ -87,7 +88,7 @@ def run_memory_probe(run: Run) -> Measurement:
 
     Device: nothing is computed or allocated on it.
     """
-    peak = estimate_memory(run, run.batch_size, batch=_read_few(run), build_step=TrainStep)
+    peak = estimate_memory(run, run.batch_size, batch=_read_few(run), build_step=build_step)
     names = ("phases_ms", "samples_per_s", "samples_per_s_ci95", "gpu_utilization_pct", "memory_rss_peak_gib")
     more = ("memory_reserved_peak_gib", "first_step_s", "flops_per_sample", "flops_coverage_pct", "cpu_pressure_pct")
     missing = (*names, *more, "steal_pct", "receive_ms")

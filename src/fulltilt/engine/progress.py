@@ -67,6 +67,8 @@ class Progress:
 class LossMeter:
     """Sums of the loss and of metrics over samples. ``add`` and ``observe`` never wait for the device.
 
+    ``bring_back`` undoes what was observed since the last ``add``: of a window that is dropped.
+
     Of several ranks each adds its parts, and ``take`` joins them: all read the same figures.
     """
 
@@ -83,8 +85,11 @@ class LossMeter:
 
     def add(self, loss: Tensor, n_samples: int) -> None:
         self._loss_sum.add_(loss, alpha=n_samples)
+        self._losses.append(loss)
         self.n_samples += n_samples
         self.n_steps += 1
+        if self._metric_sums:
+            torch._foreach_copy_(self._kept, self._metric_sums)
 
     def observe(self, outputs: Any, targets: Any) -> None:
         for total, metric in zip(self._metric_sums, self._metrics.values(), strict=True):
@@ -92,22 +97,24 @@ class LossMeter:
 
     def take(self) -> Reading:
         """What was summed since the last ``take``; its values are on their way to the host."""
-        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps, self._world)
+        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps, self._losses, self._world)
         self._start([torch.zeros((), device=self._device) for _ in self._names])
         return reading
 
+    def bring_back(self) -> None:
+        if self._metric_sums:
+            torch._foreach_copy_(self._metric_sums, self._kept)
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "sums": self._world.sum(torch.stack(self._sums)).cpu(),
-            "n_samples": self.n_samples,
-            "n_steps": self.n_steps,
-        }
+        sums = self._world.sum(torch.stack(self._sums)).cpu()
+        return {"sums": sums, "n_samples": self.n_samples, "n_steps": self.n_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # Saved with or without training metrics and now the other way: only the loss has a sum.
         n_known = len(self._sums) if len(state["sums"]) == len(self._sums) else 1
         for total, saved in zip(self._sums[:n_known], state["sums"], strict=False):
             total.copy_(saved if self._world.is_first else torch.zeros_like(saved))
+        self._kept = [total.clone() for total in self._metric_sums]
         self.n_samples, self.n_steps = state["n_samples"], state["n_steps"]
 
     def _start(self, sums: list[Tensor]) -> None:
@@ -116,6 +123,8 @@ class LossMeter:
         # epoch are added up on the host in double precision.
         self._sums = sums
         self._loss_sum, *self._metric_sums = sums
+        self._kept = [total.clone() for total in self._metric_sums]
+        self._losses: list[Tensor] = []  # references only: what a loss that is not finite is looked for in
         self.n_samples = self.n_steps = 0
 
 
@@ -125,8 +134,17 @@ class Reading:
     ``read_sums`` waits for the copy and not for what was queued after it.
     """
 
-    def __init__(self, names: tuple[str, ...], sums: list[Tensor], n_samples: int, n_steps: int, world: World = ALONE):
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        sums: list[Tensor],
+        n_samples: int,
+        n_steps: int,
+        losses: list[Tensor],
+        world: World = ALONE,
+    ):
         self._names, self.n_samples, self.n_steps = names, n_samples, n_steps
+        self._losses, self._world = losses, world
         self._wait: Callable[[], None] | None = None
         if world.is_divided:
             joined = torch.stack(sums)
@@ -147,6 +165,10 @@ class Reading:
         if self._event is not None:
             self._event.synchronize()
         return {name: total.tolist() for name, total in zip(self._names, self._sums, strict=True)}
+
+    def read_losses(self) -> list[float]:
+        """The loss of every step since the last ``take`` or a resume. Waits for the device, and for all ranks."""
+        return self._world.sum(torch.stack(self._losses)).tolist() if self._losses else []
 
 
 class Stopwatch:

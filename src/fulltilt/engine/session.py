@@ -18,14 +18,18 @@ from fulltilt.config import Config, Interval, parse_interval, plan_of
 from fulltilt.data.seeds import compute_seed
 from fulltilt.engine import checkpoint
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.build import Run, build_run, check_device, seed_everything
+from fulltilt.engine.background import BackgroundWriter
+from fulltilt.engine.build import Run, build_run, seed_everything
+from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import build_validation_loader
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
+from fulltilt.engine.promise import DataWaits, PromiseWatch, build_watch
 from fulltilt.engine.rank_process import find_link
+from fulltilt.engine.replan import LastStep, Sizes, apply_sizes, is_out_of_memory, leave_out_tail
 from fulltilt.engine.schedule import LearningRate, build_schedule
 from fulltilt.engine.step import Timer, TrainStep
-from fulltilt.engine.world import World, join_world, plan_devices
-from fulltilt.errors import ConfigError, RunFolderError, UsageError
+from fulltilt.engine.world import ALONE, World, plan_devices
+from fulltilt.errors import ConfigError, DeviceMemoryError, FulltiltError, RunFolderError, UsageError
 from fulltilt.levers import load_catalogue
 from fulltilt.measure import NullTimer
 from fulltilt.records import Evaluated, Listener
@@ -44,6 +48,8 @@ class Limits:
     log_every: int
     evaluate_every: Interval | None
     checkpoint_every: Interval | None
+    on_out_of_memory: str = "replan"
+    on_full_disk: str = "stop"
 
     @functools.cached_property
     def has_step_duties(self) -> bool:
@@ -81,6 +87,17 @@ class OpenInterval(NamedTuple):
     step_in_epoch: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restart:
+    """What the next attempt of a run takes over from the one that ran out of memory; the rest is in the checkpoint."""
+
+    sizes: Sizes
+    n_replans: int
+    attempt: int
+    started_s: float
+    notes: tuple[str, ...]
+
+
 @dataclasses.dataclass(kw_only=True)
 class Session:
     """One run of the loop in ``train.py``; plain parts, no behaviour of their own but saving and restoring."""
@@ -95,7 +112,10 @@ class Session:
     limits: Limits
     folder: Path
     validation: DataLoader | None
+    last_step: LastStep
     timer: Timer = dataclasses.field(default_factory=NullTimer)
+    sizes: Sizes | None = None  # instead of the configuration's, after a replan
+    n_replans: int = 0  # of this process
     attempt: int = 0
     pending: OpenInterval | None = None
     evaluations: list[Evaluated] = dataclasses.field(default_factory=list)
@@ -103,6 +123,10 @@ class Session:
     loader_state: torch.Tensor | None = None  # of run.loader_generator when the epoch began
     restored_rng: Mapping[str, Any] | None = None
     saved_position: Position | None = None
+    writer: BackgroundWriter | None = None  # with run.async_checkpoint
+    writing_position: Position | None = None
+    data_waits: DataWaits = dataclasses.field(default_factory=DataWaits)
+    promise: PromiseWatch | None = None
 
     @property
     def position(self) -> Position:
@@ -120,7 +144,7 @@ class Session:
         if self.restored_rng is not None:
             checkpoint.restore_rng(self.restored_rng, {"prepare": run.generator})
             self.restored_rng = None
-        return batches
+        return self.data_waits.count(batches) if self.promise is not None else batches
 
     def capture(self) -> dict[str, Any]:
         """Everything that a run in another process needs to go on from here; plain values and tensors.
@@ -132,10 +156,12 @@ class Session:
         rng, *rng_of_ranks = world.collect(checkpoint.capture_rng({"prepare": self.run.generator}))
         state = {
             "attempt": self.attempt,
+            "sizes": dataclasses.asdict(self.sizes) if self.sizes is not None else None,
             "progress": dataclasses.asdict(self.progress),
             "model": checkpoint.capture_model(setup.model),
             "optimizer": checkpoint.make_plain(setup.optimizer.state_dict(), "optimizer"),
             "scaler": setup.scaler.state_dict() if setup.scaler is not None else None,
+            "average": None if self.run.average is None else self.run.average.state_dict(),
             "meter": self.meter.state_dict(),
             "rng": rng,
             "rng_of_ranks": rng_of_ranks,
@@ -170,10 +196,15 @@ class Session:
         checkpoint.load_part_state("optimizer", setup.optimizer, optimizer_state, loaded.path)
         if setup.scaler is not None and state["scaler"] is not None:
             checkpoint.load_part_state("scaler", setup.scaler, state["scaler"], loaded.path)
+        if self.run.average is not None:
+            checkpoint.load_part_state("average of the weights", self.run.average, state["average"], loaded.path)
         self.meter.load_state_dict(state["meter"])
         for name, value in state["progress"].items():
             setattr(self.progress, name, value)
+        if self.sizes is not None and isinstance(self.run.dataset, IterableDataset):
+            self.progress.micro_in_epoch = -(-self.progress.samples_in_epoch // self.sizes.batch_size)
         self.watch.restart()
+        self.last_step.keep()
         self.run.loader_generator.set_state(state["loader_rng"])
         self._restore_rng(state)
         self.evaluations = [Evaluated(**fields) for fields in state["evaluations"]]
@@ -192,39 +223,90 @@ class Session:
 
 
 @contextlib.contextmanager
+def open_folder(
+    config: Config, out_dir: Path, workload: Workload | None, world: World = ALONE
+) -> Iterator[RunFolder | None]:
+    """The folder of this run, owned until the block ends. Of several ranks the first one owns it, and writes.
+
+    Raises:
+        RunFolderError: another process holds it, or it holds the results of another run.
+    """
+    if not world.is_first:
+        yield None
+        return
+    with RunFolder(
+        out_dir, fingerprint_parts=_describe_run(config, workload), command="train", results=RESULTS
+    ) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
 def open_session(
     config: Config,
     *,
+    limits: Limits,
+    device: torch.device,
     out_dir: Path,
     listeners: Sequence[Listener],
     resume: bool,
-    epochs: int | None,
-    device: str | None,
     workload: Workload | None,
-    max_steps: int | None,
     training_metrics: bool,
+    after: Restart | None = None,
+    world: World = ALONE,
 ) -> Iterator[Session]:
-    """Lock the folder, build the run, and restore its checkpoint when resuming."""
-    limits = _read_limits(config, epochs, max_steps)
-    parts = _describe_run(config, workload)
-    world, device_name = join_world(config, device)
-    chosen_device = check_device(device_name)  # first: a device that is not there leaves no folder behind
-    with _claim_folder(out_dir, parts, world):
-        loaded = _find_start(out_dir, resume, world)
-        run = build_run(config, plan_of(config), device=chosen_device, workload=workload, strict=False, world=world)
-        with run:
-            session = _assemble(config, run, limits, out_dir, training_metrics)
-            if loaded is not None:
-                session.restore(loaded)
-            if (link := find_link()) is not None:
-                link.set_step(session.progress.step)
-                session.timer = link
-            session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
-            if resume and loaded is None:
-                run.notes.append(f"there is no checkpoint in {out_dir} yet: starting at the first step")
-            elif loaded is not None and loaded.note:
-                run.notes.append(loaded.note)
-            yield session
+    """Build the run, and restore its checkpoint when resuming.
+
+    Args:
+        after: The attempt before this one, which ran out of memory.
+    """
+    loaded = _find_start(out_dir, resume or after is not None, world)
+    sizes = after.sizes if after is not None else None
+    if sizes is None and loaded is not None and loaded.state.get("sizes"):
+        sizes = Sizes(**loaded.state["sizes"])
+    run = _build(apply_sizes(config, sizes), device, workload, world)
+    with run:
+        leave_out_tail(config, run, sizes)
+        session = _assemble(run, limits, out_dir, training_metrics)
+        session.sizes = sizes
+        if loaded is not None:
+            session.restore(loaded)
+        if after is not None:
+            session.attempt = max(session.attempt, after.attempt)
+            session.started_s, session.n_replans = after.started_s, after.n_replans
+        if (link := find_link()) is not None:
+            link.set_step(session.progress.step)
+            session.timer = link
+        session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
+        session.promise, missing = build_watch(run, session.data_waits)
+        run.notes += [missing] if missing else []
+        if after is not None:
+            session.announce.notes += after.notes
+        elif sizes is not None:
+            run.notes.append(
+                f"going on with batch_size {sizes.batch_size} × accumulate {sizes.accumulate}: memory ran out earlier"
+            )
+        if loaded is not None and loaded.note:
+            run.notes.append(loaded.note)
+        elif resume and loaded is None and after is None:
+            run.notes.append(f"there is no checkpoint in {out_dir} yet: starting at the first step")
+        yield session
+
+
+def _build(config: Config, device: torch.device, workload: Workload | None, world: World) -> Run:
+    """The run, before its first step.
+
+    Raises:
+        DeviceMemoryError: model, optimizer and data alone do not fit.
+    """
+    try:
+        return build_run(config, plan_of(config), device=device, workload=workload, strict=False, world=world)
+    except Exception as error:  # the boundary to the user's own model and data; all but one kind goes on as it is
+        if isinstance(error, FulltiltError) or not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(
+            f"out of memory on {device} before the first step, while building model and data ({error}); use a smaller "
+            "model, data.placement stream or another device: a smaller batch would not help"
+        ) from error
 
 
 def choose_device(config: Config, device: str | None = None) -> str:
@@ -232,29 +314,23 @@ def choose_device(config: Config, device: str | None = None) -> str:
     return plan_devices(config, device)[0]
 
 
-def _claim_folder(
-    out_dir: Path, parts: Mapping[str, Any], world: World
-) -> contextlib.AbstractContextManager[RunFolder | None]:
-    """The lock on the folder. Of several ranks the first one writes, and holds it."""
-    if not world.is_first:
-        return contextlib.nullcontext()
-    return RunFolder(out_dir, fingerprint_parts=parts, command="train", results=RESULTS)
-
-
-def _assemble(config: Config, run: Run, limits: Limits, folder: Path, training_metrics: bool) -> Session:
+def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) -> Session:
+    assert run.config is not None
     progress = Progress()
     meter = LossMeter(run.device, run.workload.metrics if training_metrics else None, run.world)
     return Session(
         run=run,
-        step=TrainStep(run, observe=meter.observe if training_metrics and run.workload.metrics else None),
-        learning_rate=_build_learning_rate(config, run, limits),
+        step=build_step(run, observe=meter.observe if training_metrics and run.workload.metrics else None),
+        learning_rate=_build_learning_rate(run.config, run, limits),
         progress=progress,
         meter=meter,
         watch=Stopwatch(progress),
         announce=Announcer(()),
         limits=limits,
         folder=folder,
-        validation=build_validation_loader(run, batch_size=config.data.val_batch_size),
+        validation=build_validation_loader(run, batch_size=run.config.data.val_batch_size),
+        last_step=LastStep(run.setup.model),
+        writer=BackgroundWriter() if run.config.run.async_checkpoint and run.world.is_first else None,
     )
 
 
@@ -284,7 +360,7 @@ def _is_due(every: Interval | None, steps: int, epochs: int) -> bool:
     return every is not None and count > 0 and count % every.count == 0
 
 
-def _read_limits(config: Config, epochs: int | None, max_steps: int | None) -> Limits:
+def read_limits(config: Config, epochs: int | None, max_steps: int | None) -> Limits:
     n_epochs = config.run.epochs if epochs is None else epochs
     for name, value in (("epochs", n_epochs), ("max_steps", max_steps)):
         if value is not None and value < 1:
@@ -295,6 +371,8 @@ def _read_limits(config: Config, epochs: int | None, max_steps: int | None) -> L
         log_every=config.run.log_every_n_steps,
         evaluate_every=parse_interval(config.run.evaluate_every),
         checkpoint_every=parse_interval(config.run.checkpoint_every),
+        on_out_of_memory=config.run.on_out_of_memory,
+        on_full_disk=config.run.on_full_disk,
     )
 
 

@@ -9,15 +9,21 @@ Nothing in a step waits for the device. The loss is summed there and read once p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fulltilt.config import Config
 from fulltilt.engine import duties
+from fulltilt.engine.build import check_device
 from fulltilt.engine.duties import TrainResult
-from fulltilt.engine.interrupt import Stop, catch_signals
+from fulltilt.engine.interrupt import Stop, StopRequest, catch_signals
 from fulltilt.engine.launch import must_launch, train_in_ranks
-from fulltilt.engine.session import Session, open_session
+from fulltilt.engine.replan import Replan, plan_replan
+from fulltilt.engine.session import Restart, Session, open_folder, open_session, read_limits
+from fulltilt.engine.world import join_world
+from fulltilt.measure import apply_memory_limit
 from fulltilt.records import Listener
 from fulltilt.tasks import Workload
 
@@ -33,6 +39,7 @@ def train(
     workload: Workload | None = None,
     max_steps: int | None = None,
     training_metrics: bool = False,
+    memory_limit_bytes: int | None = None,
 ) -> TrainResult:
     """Train to the end, or to the first Ctrl-C or SIGTERM; the checkpoint in ``out_dir`` goes on from there.
 
@@ -46,44 +53,60 @@ def train(
         workload: Instead of what ``config`` names.
         max_steps: Leave after so many optimizer steps of the whole run. Schedules keep to the epochs.
         training_metrics: Compute the workload's metrics on training batches too; costs a few operators per step.
+        memory_limit_bytes: What this process may use from now on: imitates a smaller card, or a smaller machine.
 
     Raises:
-        NonFiniteLossError: the loss or a weight became NaN or infinite; the last checkpoint is from before that.
+        NonFiniteLossError: the loss or a weight became NaN or infinite; the last checkpoint is from before that, and
+            the batch is in ``nan_batch.pt``.
+        DeviceMemoryError: memory ran out, and no smaller micro-batch is left (``replan.py``).
         RunFolderError: the folder is in use, of another run, or holds a checkpoint and ``resume`` is false.
         StorageError: no space for a checkpoint; the one before is kept.
         RankFailedError: a process of several died, hung or failed, and ``run.max_restarts`` did not help.
         KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. SIGTERM takes its course likewise.
     """
+    limits = read_limits(config, epochs, max_steps)
     if must_launch(config, device):
-        given = {"resume": resume, "epochs": epochs, "device": device, "workload": workload}
-        given |= {"max_steps": max_steps, "training_metrics": training_metrics}
-        return train_in_ranks(config, out_dir=out_dir, listeners=listeners, **given)
-    with (
-        catch_signals() as stop,
-        open_session(
-            config,
-            out_dir=Path(out_dir),
-            listeners=listeners,
-            resume=resume,
-            epochs=epochs,
-            device=device,
-            workload=workload,
-            max_steps=max_steps,
-            training_metrics=training_metrics,
-        ) as session,
-    ):
-        result = _run_session(session, session.run.world.agree_on(stop))
+        given = {"resume": resume, "epochs": epochs, "workload": workload, "max_steps": max_steps}
+        given |= {"training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
+        return train_in_ranks(config, out_dir=out_dir, listeners=listeners, device=device, **given)
+    world, name = join_world(config, device)
+    chosen = check_device(name)  # first: a device that is not there leaves no folder behind
+    if memory_limit_bytes is not None:
+        apply_memory_limit(chosen, memory_limit_bytes)
+    attempt = functools.partial(
+        _run_attempt,
+        config,
+        limits=limits,
+        device=chosen,
+        out_dir=Path(out_dir),
+        listeners=listeners,
+        resume=resume,
+        workload=workload,
+        training_metrics=training_metrics,
+        world=world,
+    )
+    with catch_signals() as stop, open_folder(config, Path(out_dir), workload, world):
+        outcome = attempt(stop)
+        while isinstance(outcome, Restart):
+            outcome = attempt(stop, after=outcome)
     stop.deliver()
-    return result
+    return outcome
 
 
-def _run_session(s: Session, stop: Stop) -> TrainResult:
-    reason = "interrupted"
+def _run_attempt(config: Config, stop: StopRequest, **options: Any) -> TrainResult | Restart:
+    """One session; nothing of it is left when this returns, so that the next one has the memory for itself."""
+    with open_session(config, **options) as session:
+        return _run_session(session, session.run.world.agree_on(stop))
+
+
+def _run_session(s: Session, stop: Stop) -> TrainResult | Restart:
+    reason: str | None = "interrupted"
     try:
-        duties.announce_start(s)
-        while s.progress.epoch < s.limits.n_epochs and _train_epoch(s, stop) and _finish_epoch(s, stop):
-            pass
-        duties.save(s)
+        replan = _train_to_end(s, stop)
+        if replan is not None:
+            restart = duties.prepare_restart(s, replan)
+            reason = None  # it goes on
+            return restart
         is_over = s.progress.epoch >= s.limits.n_epochs or s.progress.step >= s.limits.max_steps
         reason = "finished" if is_over else "interrupted"
     except Exception as error:  # told to the listeners, and raised again
@@ -93,8 +116,24 @@ def _run_session(s: Session, stop: Stop) -> TrainResult:
             raise explained from error
         raise
     finally:
-        duties.announce_end(s, reason)
+        if reason is not None:
+            duties.announce_end(s, reason)
     return duties.summarize(s, reason)
+
+
+def _train_to_end(s: Session, stop: Stop) -> Replan | None:
+    """None at the end of the run, or when a signal came; else how to go on after memory ran out."""
+    try:
+        duties.announce_start(s)
+        while s.progress.epoch < s.limits.n_epochs and _train_epoch(s, stop) and _finish_epoch(s, stop):
+            pass
+        duties.save(s, is_last=True)
+    except Exception as error:  # of whatever kind: only want of memory has an answer here
+        replan = plan_replan(s, error)
+        if replan is None:
+            raise
+        return replan
+    return None
 
 
 def _train_epoch(s: Session, stop: Stop) -> bool:
@@ -110,6 +149,7 @@ def _train_epoch(s: Session, stop: Stop) -> bool:
         if outcome is None:
             return True
         progress.count(outcome)
+        s.last_step.keep()
         s.meter.add(outcome.loss, outcome.n_samples)
         if progress.step % limits.log_every == 0:
             duties.log_interval(s)

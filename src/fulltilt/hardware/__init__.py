@@ -18,9 +18,10 @@ from fulltilt.hardware.cpu import (
 from fulltilt.hardware.datasheet import DataSheet, find_data_sheet
 from fulltilt.hardware.devices import find_nvml_index, read_package_version, read_visible_devices, resolve_device
 from fulltilt.hardware.filesystem import Filesystem, ShmSpace, read_filesystem, read_shm
-from fulltilt.hardware.machine import is_wsl, read_machine
+from fulltilt.hardware.machine import compute_hostname_hash, is_wsl, read_machine
 from fulltilt.hardware.nvml import Nvml, NvmlDevice, NvmlProcess, NvmlStatus, RealNvml, Utilization
 from fulltilt.hardware.nvml_fake import FakeNvml, build_status
+from fulltilt.hardware.process_cpu import ProcessCpu, read_process_tree_cpu
 from fulltilt.hardware.process_memory import (
     ProcessMemory,
     read_process_tree,
@@ -28,6 +29,7 @@ from fulltilt.hardware.process_memory import (
     read_rss_bytes,
 )
 from fulltilt.hardware.watchdog import MemoryWatchdog
+from fulltilt.hardware.wsl import WslReport, read_wsl
 
 __all__ = [
     "CpuTimes",
@@ -40,11 +42,14 @@ __all__ = [
     "NvmlProcess",
     "NvmlStatus",
     "Pressure",
+    "ProcessCpu",
     "ProcessMemory",
     "RealNvml",
     "ShmSpace",
     "Utilization",
+    "WslReport",
     "build_status",
+    "compute_hostname_hash",
     "compute_steal_pct",
     "count_usable_cores",
     "find_data_sheet",
@@ -62,9 +67,11 @@ __all__ = [
     "read_package_version",
     "read_pressure",
     "read_process_tree",
+    "read_process_tree_cpu",
     "read_process_tree_memory",
     "read_rss_bytes",
     "read_shm",
     "read_visible_devices",
+    "read_wsl",
     "resolve_device",
 ]

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
+from typing import Literal
 
 from fulltilt.hardware._files import Root, parse_table, read_text
 from fulltilt.hardware.cgroup import read_cpu_quota_cores
@@ -14,7 +15,7 @@ from fulltilt.hardware.cgroup import read_cpu_quota_cores
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Pressure:
-    """Time in which at least one task waited for a core, since boot. Only the rise between two readings counts."""
+    """Time in which at least one task waited for a core, the disk or memory, since boot. Only its rise counts."""
 
     some_total_us: int | None
     reason: str | None = None  # why there is no figure
@@ -27,22 +28,23 @@ class CpuTimes:
     steal_jiffies: int | None
     total_jiffies: int | None
     reason: str | None = None
+    idle_jiffies: int | None = None  # waiting for the disk included
 
 
-def read_pressure(root: Root = "/") -> Pressure:
-    """CPU pressure of the machine.
+def read_pressure(root: Root = "/", resource: Literal["cpu", "io", "memory"] = "cpu") -> Pressure:
+    """Pressure of the machine on one resource.
 
     Source: Linux Documentation/accounting/psi.rst.
     """
-    text = read_text(root, "/proc/pressure/cpu")
+    text = read_text(root, f"/proc/pressure/{resource}")
     if text is None:
-        return Pressure(some_total_us=None, reason="this kernel offers no /proc/pressure/cpu (PSI)")
+        return Pressure(some_total_us=None, reason=f"this kernel offers no /proc/pressure/{resource} (PSI)")
     for line in text.splitlines():
         name, *pairs = line.split()
         total = dict(pair.split("=", 1) for pair in pairs if "=" in pair).get("total", "")
         if name == "some" and total.isdigit():
             return Pressure(some_total_us=int(total))
-    return Pressure(some_total_us=None, reason="/proc/pressure/cpu has no line 'some … total='")
+    return Pressure(some_total_us=None, reason=f"/proc/pressure/{resource} has no line 'some … total='")
 
 
 def read_cpu_times(root: Root = "/") -> CpuTimes:
@@ -51,7 +53,7 @@ def read_cpu_times(root: Root = "/") -> CpuTimes:
     ticks = [int(x) for x in line.split()[1:9] if x.isdigit()]
     if len(ticks) < 8:
         return CpuTimes(steal_jiffies=None, total_jiffies=None, reason="/proc/stat has no cpu line with steal time")
-    return CpuTimes(steal_jiffies=ticks[7], total_jiffies=sum(ticks))
+    return CpuTimes(steal_jiffies=ticks[7], total_jiffies=sum(ticks), idle_jiffies=ticks[3] + ticks[4])
 
 
 def compute_steal_pct(before: CpuTimes, after: CpuTimes) -> float | None:

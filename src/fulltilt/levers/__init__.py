@@ -24,6 +24,7 @@ __all__ = [
     "default_plan",
     "find_notes",
     "find_obstacles",
+    "find_reports",
     "load_catalogue",
     "settle_plan",
 ]
@@ -84,3 +85,10 @@ def find_notes(plan: Mapping[str, Any], facts: Facts) -> list[str]:
     catalogue = load_catalogue()
     notes = ((name, catalogue[name].note(value, plan, facts)) for name, value in plan.items())
     return [f"{name}={plan[name]}: {note}" for name, note in notes if note]
+
+
+def find_reports(plan: Mapping[str, Any], setup: Setup) -> list[str]:
+    """What a run measured of its levers, one line a lever; for its end."""
+    catalogue = load_catalogue()
+    reports = ((name, catalogue[name].report(setup)) for name in plan)
+    return [f"{name}={plan[name]}: {report}" for name, report in reports if report]

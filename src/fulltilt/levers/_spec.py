@@ -15,6 +15,7 @@ STAGES: tuple[Stage, ...] = ("environment", "loader", "model", "compile", "optim
 """The order in which the engine applies levers; what a stage may touch is said in ``Setup``."""
 
 Trade = Literal["speed", "memory", "numerics", "recipe", "reproducibility"]
+Exactness = Literal["equal", "within tolerance", "another recipe"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ class Setup:
     environment: process-wide switches of torch. loader: ``loader_options`` (keywords of DataLoader) and
     ``worker_options``. model: ``model`` in place or replaced, already on the device. compile: ``forward``.
     optimizer: ``optimizer``, already built. step: ``autocast_dtype``, ``scaler``, ``input_memory_format``.
-    loop: ``accumulate``.
+    loop: ``accumulate``, ``epoch_hooks``, step hooks of ``optimizer``.
     """
 
     device: Any  # torch.device
@@ -62,6 +63,7 @@ class Setup:
     scaler: Any = None  # torch.amp.GradScaler, None: no scaling
     input_memory_format: Any = None  # torch.memory_format for 4-d inputs
     accumulate: int = 1
+    epoch_hooks: list[Callable[[int], None]] = dataclasses.field(default_factory=list)  # told an epoch as it starts
     loader: Any = None  # the DataLoader, once built: for observe
     notes: list[str] = dataclasses.field(default_factory=list)  # fallbacks taken, said to the user
     state: dict[str, Any] = dataclasses.field(
@@ -70,6 +72,10 @@ class Setup:
 
 
 def _no_guard(value: Any, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    return None
+
+
+def _no_report(setup: Setup) -> str | None:
     return None
 
 
@@ -98,6 +104,9 @@ class Lever:
         complexity: Of two tied plans the one with the smaller sum is the simpler one.
         parse_alias: Turns an alias' value into a value of this lever (``use_amp: true``).
         note: What the user should know about the value in this plan on this machine, though it applies; None: nothing.
+        report: What a run measured of the value that was in force, for its end; None: nothing.
+        is_offered: False: a search tries it only when the user names it, and no advice mentions it; it is no way to
+            more speed.
     """
 
     name: str
@@ -119,6 +128,18 @@ class Lever:
     complexity: Callable[[Any], float] = float
     parse_alias: Callable[[str, Any], Any] | None = None
     note: Callable[[Any, Mapping[str, Any], Facts], str | None] = _no_guard
+    report: Callable[[Setup], str | None] = _no_report
+    is_offered: bool = True
+
+    @property
+    def exactness(self) -> Exactness:
+        """How losses and weights with one value compare to those with another, all else the same.
+
+        Values of ``recipe_values`` are left out; the tests hold every lever to what this says.
+        """
+        if "recipe" in self.trades:
+            return "another recipe"
+        return "within tolerance" if "numerics" in self.trades else "equal"
 
     def changes_recipe(self, value: Any) -> bool:
         """Whether ``value`` may train on another recipe than the lever's other values do."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import fnmatch
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fulltilt.errors import PlanObstacleError, TrainingError
+from fulltilt.errors import PlanObstacleError, TrainingError, format_nearest
 from fulltilt.levers._spec import Facts, Lever, Setup
 
 MARK = "_is_activation_checkpointed"
@@ -33,6 +35,32 @@ def find_blocks(model: Any) -> list[Any]:
         return blocks
     repeated = {id(m) for m in model.modules() if m is not model and counts[type(m)] > 1 and _is_block(m)}
     return _collect(model, repeated, innermost=False) or _find_chains(model)
+
+
+def find_named(model: Any, text: str) -> dict[str, Any]:
+    """The modules that ``text`` names, "layer3, layer4" or "encoder.layers.*", by name; none inside another.
+
+    Raises:
+        PlanObstacleError: a name that fits no module, or a module whose forward cannot be stood in for.
+    """
+    named = {name: module for name, module in model.named_modules() if name}
+    chosen: dict[str, Any] = {}
+    for pattern in (part.strip() for part in text.split(",")):
+        found = {name: module for name, module in named.items() if fnmatch.fnmatchcase(name, pattern)}
+        if not found:
+            outer = [name for name, _ in model.named_children()]
+            raise PlanObstacleError(
+                f"activation_checkpointing={text}: there is no module {pattern!r}; {format_nearest(pattern, outer)}"
+            )
+        chosen |= found
+    outermost = {name: m for name, m in chosen.items() if not any(name.startswith(f"{other}.") for other in chosen)}
+    for name, module in outermost.items():
+        if not _is_wrappable(module) or type(module).__name__ in ("ModuleList", "ModuleDict"):
+            raise PlanObstacleError(
+                f"activation_checkpointing={text}: {name} is a {type(module).__name__}, which has no forward to wrap; "
+                f"name the modules inside it, {name}.*"
+            )
+    return outermost
 
 
 def _is_container(module: Any) -> bool:
@@ -97,8 +125,12 @@ def wrap_block(module: Any) -> None:
     The class of this one module is replaced by a subclass of the same name: parameter names, hooks and ``isinstance``
     stay as they are, and a deep copy of the model computes with its own weights.
     """
-    base = type(module)
-    n_segments = _count_segments(module)
+    module.__class__ = _build_wrapped_class(type(module), _count_segments(module))
+
+
+@functools.cache
+def _build_wrapped_class(base: Any, n_segments: int) -> Any:
+    """One class for all blocks of a class: repeated blocks stay recognisable as such, and compile to one graph."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
@@ -110,7 +142,7 @@ def wrap_block(module: Any) -> None:
         return _run_in_segments(self, n_segments, *args, **kwargs)
 
     members = {"forward": forward, "__module__": base.__module__, "__qualname__": base.__qualname__, MARK: True}
-    module.__class__ = type(base.__name__, (base,), members)
+    return type(base.__name__, (base,), members)
 
 
 def _run_in_segments(chain: Any, n_segments: int, x: Any) -> Any:
@@ -191,16 +223,17 @@ def count_blocks(model: Any) -> int:
     return sum(_count_segments(block) for block in find_blocks(model))
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
-    if value and facts.n_checkpointable == 0:
+def _guard(value: bool | str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value is True and facts.n_checkpointable == 0:
         return "the model has no repeated blocks and no chains of layers to wrap; use activation_checkpointing false"
     return None
 
 
-def _apply(setup: Setup, value: bool) -> None:
+def _apply(setup: Setup, value: bool | str) -> None:
     if not value:
         return
-    blocks = find_blocks(setup.model)
+    blocks = list(find_named(setup.model, value).values()) if isinstance(value, str) else find_blocks(setup.model)
+    setup.state["checkpointed"] = value
     if not blocks:
         raise PlanObstacleError(
             "activation_checkpointing=True: the model has no repeated blocks and no chains of layers to wrap; "
@@ -212,6 +245,14 @@ def _apply(setup: Setup, value: bool) -> None:
 
 def count_wrapped(model: Any) -> int:
     return sum(hasattr(type(m), MARK) for m in model.modules())
+
+
+def _observe(setup: Setup) -> bool | str:
+    """What was asked for, where the modules it names are those that are wrapped."""
+    n_wrapped, value = count_wrapped(setup.model), setup.state.get("checkpointed")
+    if isinstance(value, str) and n_wrapped == len(find_named(setup.model, value)):
+        return value
+    return n_wrapped > 0
 
 
 @contextlib.contextmanager
@@ -231,7 +272,7 @@ LEVER = Lever(
     name="activation_checkpointing",
     key="speed.activation_checkpointing",
     aliases=("gradient_checkpointing",),
-    type=bool,
+    type=bool | str,
     default=False,
     summary="Blocks of the model forget their activations and compute them again in the backward pass.",
     doc=(
@@ -240,7 +281,8 @@ LEVER = Lever(
         "does not fit at all. A residual network of 1,000 layers went from 48 to 7 GB for 30 % more time (Chen et "
         "al. 2016, arXiv:1604.06174). Gradients, dropout masks and the running statistics of BatchNorm and "
         "InstanceNorm are those of the plain run. A module that changes other buffers of its own in forward (the "
-        "power iteration of spectral norm) changes them twice."
+        "power iteration of spectral norm) changes them twice. true wraps the repeated blocks of any model; names of "
+        "modules choose: layer3, or several in one text, 'layer3, layer4', 'encoder.layers.*'."
     ),
     trades=("speed", "memory"),
     stage="model",
@@ -248,6 +290,6 @@ LEVER = Lever(
     candidates=lambda facts: (False, True) if facts.n_checkpointable != 0 else (False,),
     guard=_guard,
     apply=_apply,
-    observe=lambda setup: count_wrapped(setup.model) > 0,
-    complexity=lambda value: 2.0 * value,
+    observe=_observe,
+    complexity=lambda value: 2.0 * bool(value),
 )

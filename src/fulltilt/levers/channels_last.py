@@ -44,7 +44,8 @@ LEVER = Lever(
         "The layout tensor cores and oneDNN work in, so conversions between layers fall away. Over 834 timm models "
         "trained with AMP on an RTX 3090 (torch 1.12): median 1.12 times as fast, 61 % gained more than 5 %, 13 % got "
         "slower (timm's published benchmark tables). In fp32 it is often slower (pytorch/pytorch#50036). A layer that "
-        "falls back to the contiguous layout costs a conversion each way."
+        "falls back to the contiguous layout costs a conversion each way. Dropout of image tensors draws in the order "
+        "of memory, so its masks are others."
     ),
     trades=("speed", "numerics"),
     stage="model",

@@ -13,6 +13,8 @@ def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
         return None
     if facts.device_type != "cuda":
         return "cuDNN runs on CUDA devices only; use cudnn_benchmark false"
+    if plan.get("deterministic"):
+        return "timing picks another algorithm from run to run, which a deterministic run excludes; use one of the two"
     has_conv = facts.has_conv or facts.has_any_conv
     if has_conv is False and facts.has_conv is not None and facts.has_any_conv is not None:
         return "the model has no convolution for cuDNN to choose an algorithm for; use cudnn_benchmark false"

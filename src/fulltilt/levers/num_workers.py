@@ -40,7 +40,9 @@ LEVER = Lever(
     doc=(
         "Hides loading behind compute when loading is slow and cores are free; costs start-up time, memory per "
         "worker, and cores the step may need itself. There is no formula: image throughput was seen to peak at 8 "
-        "workers and to fall by almost half at 32 (SPDL's published figures)."
+        "workers and to fall by almost half at 32 (SPDL's published figures). Batches are the same for any number, "
+        "augmented ones too; but a dataset of your own that draws from torch's global generator draws other numbers "
+        "without workers than with them, unless its get_batch takes the generator it is given."
     ),
     trades=("speed", "memory"),
     stage="loader",

@@ -56,9 +56,14 @@ class ProgressBar:
             self._bar.refresh()
 
     def _start(self, event: RunStarted) -> None:
+        if self._bar is not None:  # the run goes on in another form, see Replanned
+            self._bar.stop()
+            self._bar = None
         self._started, self._seconds = event, 0.0
         self._n_total = event.steps_per_epoch * event.n_epochs if event.steps_per_epoch else None
         self._print(f"{event.name} on {event.device}, {event.n_parameters:,} parameters, files in {event.out_dir}")
+        for line in event.report:
+            self._print(f"  {line}")
         if self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
             bar = Progress(*columns, console=self._console, auto_refresh=False, transient=True)

@@ -25,6 +25,8 @@ class TensorBoardLog:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RunStarted):
+            if self._writer is not None:  # the run goes on in another form, see Replanned
+                self._writer.close()
             purge = event.first_step + 1 if event.first_step else None
             self._writer = self._writer_class(str(self.path), purge_step=purge)
         elif self._writer is None:

@@ -143,7 +143,9 @@ def estimate_memory(
 
 def _take_steps(fake: Any, batch: Any, build_step: Callable[[Any], Step], ledger: _StorageLedger) -> None:
     step = build_step(fake)
-    n_micro = min(fake.setup.accumulate, _MAX_MICRO)
+    n_micro = fake.setup.accumulate  # a window that is one batch holds inputs and outputs of all of it
+    if not fake.workload.couples_samples:
+        n_micro = min(n_micro, _MAX_MICRO)
     for _ in range(N_STEPS):
         step(_yield_batches(batch, fake.batch_size, n_micro, ledger), NullTimer())
         ledger.mark(_find_state(fake.setup.optimizer), "optimizer")
@@ -258,8 +260,8 @@ def _copy_as_fake(run: Any, mode: FakeTensorMode, ledger: _StorageLedger) -> Any
     setup, workload = run.setup, run.workload
     memo: dict[int, Any] = {}
     with FakeCopyMode(mode):
-        model, optimizer, loss, prepare = copy.deepcopy(
-            (setup.model, setup.optimizer, workload.loss, workload.prepare), memo
+        model, optimizer, loss, prepare, average = copy.deepcopy(
+            (setup.model, setup.optimizer, workload.loss, workload.prepare, run.average), memo
         )
     for name, value in vars(setup.optimizer).items():  # torch.optim drops its own switches when it is copied
         if name not in vars(optimizer) and isinstance(value, bool):
@@ -282,6 +284,7 @@ def _copy_as_fake(run: Any, mode: FakeTensorMode, ledger: _StorageLedger) -> Any
         run,
         setup=fake_setup,
         workload=dataclasses.replace(workload, loss=loss, prepare=prepare),
+        average=average,
         generator=torch.Generator(run.device),
     )
 

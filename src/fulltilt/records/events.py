@@ -29,6 +29,7 @@ class RunStarted(Event):
     n_epochs: int
     first_epoch: int = 0  # above 0 when resumed
     first_step: int = 0
+    report: tuple[str, ...] = ()  # what it runs on and how, one line each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +83,19 @@ class CheckpointSaved(Event):
     step: int
     path: str
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Replanned(Event):
+    """Memory ran out: the run goes on from ``step`` with smaller micro-batches. ``RunStarted`` follows, as after a
+    resume."""
+
+    step: int
+    n_steps_lost: int  # that are trained again, because the update itself was interrupted
+    batch_size: int
+    accumulate: int
+    val_batch_size: int | None
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

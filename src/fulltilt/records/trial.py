@@ -27,6 +27,7 @@ class WorkloadSource:
 
     config: dict[str, Any]
     base_dir: str  # relative paths in the configuration start here
+    provenance: dict[str, str] = dataclasses.field(default_factory=dict)  # where values came from, for messages
     import_paths: tuple[str, ...] = ()  # put in front of sys.path
     pickled: str | None = None
 

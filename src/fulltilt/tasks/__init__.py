@@ -5,7 +5,8 @@ What the engine builds a Workload from:
 - ``TASKS[name](model=factory, train=dataset_factory, validation=dataset_factory | None, loss=callable | None,
   optimizer=callable | None, name=str, **arguments) -> Workload``. ``arguments`` are those of the component call
   (``task: diffusion(schedule=cosine)``); all parameters are keyword-only and annotated. ``loss=None`` takes the
-  task's own loss.
+  task's own loss. A task with a parameter ``views`` makes views of images on the device: its ``train`` yields them
+  untransformed in uint8, ``views`` builds the transform, ``labelled`` the images that features are judged by.
 - ``LOSSES[name](**arguments) -> (outputs, targets) -> scalar``: the mean over the batch.
 - ``METRICS[name](outputs, targets) -> (B,)``: one value per sample, on the device.
 - ``read_data_facts(dataset) -> dict``: what a model may need to know of the data (``n_classes``, ``in_channels``,
@@ -20,6 +21,7 @@ What the engine builds a Workload from:
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from fulltilt.tasks.contrastive import build_contrastive
 from fulltilt.tasks.diffusion import build_diffusion
 from fulltilt.tasks.facts import read_data_facts
 from fulltilt.tasks.losses import LOSSES
@@ -35,6 +37,7 @@ __all__ = [
     "TASKS",
     "Workload",
     "build_classification",
+    "build_contrastive",
     "build_diffusion",
     "build_model",
     "build_regression",
@@ -42,5 +45,10 @@ __all__ = [
 ]
 
 TASKS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
-    {"classification": build_classification, "regression": build_regression, "diffusion": build_diffusion}
+    {
+        "classification": build_classification,
+        "contrastive": build_contrastive,
+        "regression": build_regression,
+        "diffusion": build_diffusion,
+    }
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -16,7 +17,8 @@ def read_data_facts(dataset: Dataset) -> dict[str, Any]:
 
     ``n_classes``, ``n_sensors``, ``n_labels`` and ``geometry`` are the dataset's attributes of that name.
     ``in_channels`` and ``image_size`` (height, when square) follow from a ``sample_shape`` of (C, H, W), ``n_features``
-    is its product. ``n_outputs`` is ``n_classes``, else the number of elements of one target.
+    is its product. ``n_outputs`` is ``n_classes``, else the number of elements of one target. ``draw_images`` draws
+    so many samples (B, C, H, W), evenly spread and as the model gets them, for models that look at the data.
 
     Cost: loads the first sample of a map-style dataset that has no ``sample_shape`` or no ``n_classes``.
     """
@@ -29,11 +31,19 @@ def read_data_facts(dataset: Dataset) -> dict[str, Any]:
         shape = _read_shape(first[0])
     if shape is not None:
         facts |= _describe_shape(tuple(shape))
+    if "in_channels" in facts and hasattr(dataset, "get_batch"):
+        facts["draw_images"] = functools.partial(_draw_inputs, dataset)
     if "n_classes" in facts:
         facts["n_outputs"] = facts["n_classes"]
     elif first is not None and (target_shape := _read_shape(first[1])) is not None:
         facts["n_outputs"] = math.prod(target_shape)
     return facts
+
+
+def _draw_inputs(dataset: Any, n_wanted: int) -> Tensor:
+    n_samples = len(dataset)
+    rows = [i * n_samples // n_wanted for i in range(n_wanted)] if n_wanted < n_samples else list(range(n_samples))
+    return dataset.get_batch(rows)[0]
 
 
 def _describe_shape(shape: tuple[int, ...]) -> dict[str, int]:

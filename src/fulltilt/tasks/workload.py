@@ -36,7 +36,8 @@ class Workload:
             gradients: what is no mean over the validation set (the accuracy of neighbours in feature space).
         explain: ``(batch_size, accumulate) -> notes``, told at the start: what a batch means to this loss.
         couples_samples: The loss compares the samples of a batch with each other, so that micro-batches do not add up
-            to the large batch; a window is then computed as one batch (``engine.cached_step``).
+            to the large batch; a window is then computed as one batch (``engine.cached_step``): its outputs, and its
+            targets, are those of the micro-batches one after the other.
         name: How tables, files and messages call it.
 
     Shape:

@@ -11,9 +11,11 @@ from typing import Literal
 from fulltilt.levers import Facts, load_catalogue
 from fulltilt.records import PhasesMs, Roof, Trial
 from fulltilt.tuner.lever_advice import LeverAdvice, build_lever_advice
+from fulltilt.tuner.savings import Interval
 
 BoundKind = Literal["compute", "data", "transfer", "optimizer", "other"]
-Interval = tuple[float, float]
+
+MAX_SPAN = 4.0  # times its lower end: an interval of MFU that reaches further is called noise, not printed
 
 BOUND_PHASES: Mapping[BoundKind, tuple[str, ...]] = {
     "compute": ("forward", "backward"),
@@ -206,10 +208,9 @@ def _compute_roof_fraction_pct(row: Trial, roof: Roof, flops_per_sample: float) 
 
 
 def _describe_share(share: RoofShare, n_threads: int | None) -> str:
-    spread = f" ({_pct(share.mfu_ci95_pct[0])} to {_pct(share.mfu_ci95_pct[1])} %)" if share.mfu_ci95_pct else ""
     text = (
-        f"MFU {_pct(share.mfu_pct)} %{spread}: {share.achieved_tflops:.3g} of the {share.roof_tflops:.3g} TFLOP/s that "
-        f"{share.roof} reached on this device in this search"
+        f"MFU {_describe_mfu(share.mfu_pct, share.mfu_ci95_pct)}: {share.achieved_tflops:.3g} of the "
+        f"{share.roof_tflops:.3g} TFLOP/s that {share.roof} reached on this device in this search"
     )
     if n_threads is not None:
         text += f" with torch's own number of threads, where the plan has {n_threads}"
@@ -219,6 +220,16 @@ def _describe_share(share: RoofShare, n_threads: int | None) -> str:
         return text
     bound = ", so these are lower bounds" if share.flops_coverage_pct < 100 else ""
     return f"{text}; FLOPs are known for {share.flops_coverage_pct:.0f} % of the operators that compute{bound}"
+
+
+def _describe_mfu(mfu_pct: float, ci95_pct: Interval | None) -> str:
+    """The figure with its interval; one that spans ``MAX_SPAN`` says nothing but that."""
+    if ci95_pct is None:
+        return f"{_pct(mfu_pct)} %"
+    low, high = ci95_pct
+    if high > MAX_SPAN * low:
+        return f"about {_pct(mfu_pct)} %, the machine was too noisy to tell"
+    return f"{_pct(mfu_pct)} % ({_pct(low)} to {_pct(high)} %)"
 
 
 def _pct(value: float) -> str:

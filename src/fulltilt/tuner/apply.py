@@ -21,6 +21,29 @@ def plan_changes(result: TuneResult, config: Config) -> dict[str, Any]:
     return changes
 
 
+def build_promise(result: TuneResult) -> dict[str, Any] | None:
+    """What ``train`` holds a run of the recommended plan against: the row's interval, widened to its runs side by side.
+
+    None where the row has no interval.
+    """
+    pick = result.picks.recommended
+    trial = pick.trial
+    if trial.samples_per_s_ci95 is None:
+        return None
+    rates = [*trial.samples_per_s_ci95, *pick.runs_samples_per_s]
+    promise: dict[str, Any] = {
+        "samples_per_s": [float(f"{min(rates):.5g}"), float(f"{max(rates):.5g}")],
+        "plan": trial.plan.digest,
+        "machine": result.machine.hostname_hash,
+    }
+    if isinstance(trial.observed.get("threads"), int):
+        promise["threads"] = trial.observed["threads"]
+    phases = trial.phases_ms
+    if phases is not None and phases.data_wait is not None and phases.step:
+        promise["data_wait_pct"] = round(100 * phases.data_wait / phases.step, 1)
+    return promise
+
+
 def apply_result(result: TuneResult, path: str | Path) -> str:
     """Write the recommended plan into ``path`` and return the unified diff, empty when nothing differs.
 
@@ -28,8 +51,11 @@ def apply_result(result: TuneResult, path: str | Path) -> str:
         ConfigError: the file cannot be read as a configuration. StorageError: it cannot be written.
     """
     changes = plan_changes(result, load_config(path))
+    trial = result.picks.recommended.trial
+    promise = build_promise(result)
+    if promise is not None:
+        changes["run.promise"] = promise
     if not changes:
         return ""
-    trial = result.picks.recommended.trial
     note = f"fulltilt tune: {trial.samples_per_s:,.0f} samples/s"
     return write_settings(path, changes, note=note, out=None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from fulltilt.records import Machine, Plan, Trial
 from fulltilt.records.run_folder import RunFolder
@@ -13,7 +13,7 @@ from fulltilt.tuner.hints import find_hints, find_search_hints
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.options import TuneOptions
 from fulltilt.tuner.picks import Picks
-from fulltilt.tuner.result import SearchSummary, TuneResult, build_epoch_seconds
+from fulltilt.tuner.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds
 from fulltilt.tuner.session import END_TO_END, Session
 from fulltilt.tuner.source import TuneTarget
 from fulltilt.tuner.space import COUNTABLE, Space
@@ -44,23 +44,37 @@ def conclude(
     Raises:
         NoPlanError: no row is ok.
     """
+    result = _assemble(aim, options, machine, probe, space, session, journal, memory_gib)
+    return finish_result(
+        dataclasses.replace(result, folder=str(folder.path)),
+        axes=space.axes,
+        facts=space.facts,
+        n_epochs=aim.config.run.epochs,
+        roofs_missing=f"no roof could be measured; see {folder.path / 'logs' / 'roofs.log'}",
+    )
+
+
+def _assemble(
+    aim: TuneTarget,
+    options: TuneOptions,
+    machine: Machine,
+    probe: ProbeResult,
+    space: Space,
+    session: Session,
+    journal: Journal,
+    memory_gib: float | None,
+) -> TuneResult:
+    """The result without what ``finish_result`` adds."""
     table, _ = recommend.merge_repeats(session.rows)
     baseline = select_baseline(session.rows, space.user_plan)
     shown = {row.id for row in table} | ({baseline.id} if baseline else set())
     repeats = [row for row in session.rows if row.id not in shown]
     picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=memory_gib, runs=session.rows)
-    chosen = picks.recommended.trial
-    rate = recommend.plan_learning_rate(
-        probe.workload.get("learning_rate"),
-        user_plan=space.user_plan,
-        plan=chosen.plan,
-        rule=options.lr_rule,
-        is_batch_free=space.effective_batch_size is None,
-    )
+    chosen, n_samples = picks.recommended.trial, probe.facts.n_samples
+    rate = _plan_rate(options, probe, space, chosen.plan)
     summary = _summarize(options, space, session, table, repeats, memory_gib)
-    n_samples = probe.facts.n_samples
-    epoch = build_epoch_seconds(chosen, n_samples)
-    result = TuneResult(
+    epoch = build_epoch_seconds(chosen, n_samples, runs=session.rows)
+    return TuneResult(
         machine=machine,
         workload={"name": aim.name, "task": aim.config.task, **_describe_probe(probe)},
         trials=tuple(table),
@@ -80,14 +94,16 @@ def conclude(
             *_note_trust(session, chosen, summary, space),
         ),
         null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples),
-        folder=str(folder.path),
     )
-    return finish_result(
-        result,
-        axes=space.axes,
-        facts=space.facts,
-        n_epochs=aim.config.run.epochs,
-        roofs_missing=f"no roof could be measured; see {folder.path / 'logs' / 'roofs.log'}",
+
+
+def _plan_rate(options: TuneOptions, probe: ProbeResult, space: Space, plan: Plan) -> recommend.LearningRate:
+    return recommend.plan_learning_rate(
+        probe.workload.get("learning_rate"),
+        user_plan=space.user_plan,
+        plan=plan,
+        rule=options.lr_rule,
+        is_batch_free=space.effective_batch_size is None,
     )
 
 
@@ -143,12 +159,17 @@ def _summarize(
     )
 
 
-def _describe_probe(probe: ProbeResult) -> dict[str, Any]:
+def _describe_probe(probe: ProbeResult) -> dict[str, object]:
     return {key: value for key, value in probe.workload.items() if key not in ("name", "notes")}
 
 
 def _explain_nulls(
-    picks: Picks, rate: Any, epoch: Any, baseline: Trial | None, memory_gib: float | None, n_samples: int | None
+    picks: Picks,
+    rate: recommend.LearningRate,
+    epoch: EpochSeconds,
+    baseline: Trial | None,
+    memory_gib: float | None,
+    n_samples: int | None,
 ) -> dict[str, str]:
     reasons = {}
     if picks.efficiency is None:

@@ -16,10 +16,8 @@ MIN_CONFIRM_ROUNDS = 2  # one run of a plan says nothing of how much another wou
 MAX_CONFIRM_ROUNDS = 3
 CLEAR = 2.0  # standard errors
 AT_STAKE = 0.03  # of the logarithm of samples/s: what taking the wrong one of two finalists may cost
-PRIOR_SPREAD, PRIOR_DF = (
-    0.01,
-    4,
-)  # how much processes of one plan differ (0.6 % on a quiet machine), and how sure that is
+PRIOR_SPREAD = 0.01  # of the logarithm: what processes of one plan differ by; 0.6 % on a quiet machine, drift on top
+PRIOR_DF = 4  # degrees of freedom that the prior counts for: as much as three rounds of two plans tell
 
 
 def confirm(

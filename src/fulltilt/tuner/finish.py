@@ -1,4 +1,4 @@
-"""What a result says beyond its rows, computed from them when the search is over: savings, epoch time, advice."""
+"""What a result says beyond its rows, computed from them when the search is over: savings and advice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from fulltilt.levers import Facts
 from fulltilt.records import Trial
 from fulltilt.tuner.advice import build_advice
-from fulltilt.tuner.recommend import CONFIRMING
-from fulltilt.tuner.result import TuneResult, build_epoch_seconds
+from fulltilt.tuner.result import TuneResult
 from fulltilt.tuner.savings import build_savings
 
 
@@ -21,7 +20,7 @@ def finish_result(
     n_epochs: int | None,
     roofs_missing: str | None = None,
 ) -> TuneResult:
-    """Add epoch time, savings and advice, each with the reasons for what is missing. Measures nothing.
+    """Add savings and advice, each with the reasons for what is missing. Measures nothing.
 
     Args:
         result: With its rows, probes and picks; roofs measured in the search stand under ``machine.roofs``.
@@ -31,12 +30,12 @@ def finish_result(
         roofs_missing: Why no roof was measured.
     """
     runs = list_runs(result)
-    chosen, n_samples = result.picks.recommended.trial, result.workload.get("n_samples")
+    chosen = result.picks.recommended.trial
     savings, savings_reasons = build_savings(
         runs,
         baseline=result.baseline,
         recommended=chosen,
-        n_samples=n_samples,
+        n_samples=result.workload.get("n_samples"),
         n_epochs=n_epochs,
         search_s=result.search.seconds,
     )
@@ -56,9 +55,7 @@ def finish_result(
         reasons["verification"] = "it was not asked for; --verify trains both plans side by side"
     if result.picks.memory is None:
         reasons["picks.memory"] = "no row has a memory figure"
-    again = [run for run in runs if run.plan == chosen.plan and run.kind in CONFIRMING and run.status == "ok"]
-    epoch = build_epoch_seconds(chosen, n_samples, runs=again)
-    return dataclasses.replace(result, savings=savings, advice=advice, epoch_seconds=epoch, null_reasons=reasons)
+    return dataclasses.replace(result, savings=savings, advice=advice, null_reasons=reasons)
 
 
 def list_runs(result: TuneResult) -> list[Trial]:

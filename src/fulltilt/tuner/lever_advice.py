@@ -11,11 +11,11 @@ from typing import Any, Literal
 from fulltilt.levers import Facts, Lever, load_catalogue
 from fulltilt.records import Trial
 from fulltilt.tuner.recommend import CONFIRMING
+from fulltilt.tuner.savings import Interval
 
 LeverState = Literal[
     "tried alone", "probed alone", "tried in company", "failed", "cannot apply", "not reached", "not in the space"
 ]
-Interval = tuple[float, float]
 
 NOT_FOR_SPEED = ("activation_checkpointing",)  # buys memory with time
 
@@ -68,9 +68,9 @@ _ORDER: tuple[LeverState, ...] = (
 def _list_values(lever: Lever, recommended: Trial) -> list[Any]:
     """Values that are meant to be faster and are not in force: the other side of a switch, other precisions."""
     now = recommended.plan.get(lever.name, lever.default)
-    if lever.name in NOT_FOR_SPEED:
+    if lever.name in NOT_FOR_SPEED or not lever.is_offered:
         return []
-    if lever.type is bool:
+    if lever.type is bool or True in typing.get_args(lever.type):
         return [] if now else [True]
     if typing.get_origin(lever.type) is Literal:
         return [value for value in typing.get_args(lever.type) if value not in (now, lever.default)]

@@ -16,7 +16,12 @@ Arm = Literal["as it was", "recommended"]
 QualityVerdict = Literal["learns as well", "learns worse", "too noisy to tell"]
 
 ARMS: tuple[Arm, Arm] = ("as it was", "recommended")
-RISING_METRICS = ("accuracy", "binary_accuracy", "top5")  # of our own metrics, those where more is better
+RISING_METRICS = (
+    "accuracy",
+    "binary_accuracy",
+    "top5",
+    "knn_accuracy",
+)  # of our own metrics, those where more is better
 MARGIN_PCT = {"rising": 1.0, "falling": 2.0}  # of the quality as it was: a smaller loss of it is no worse learning
 
 
@@ -26,7 +31,8 @@ class TrainedRun:
 
     Attributes:
         curve: (training seconds, quality) of every evaluation that came to a number, in order.
-        quality: Of the last evaluation; None when its loss or its quality was no finite number: the run diverged.
+        quality: Of the last evaluation; None when the run diverged: it stopped over its loss, or that evaluation came
+            to no finite number.
     """
 
     arm: Arm
@@ -74,6 +80,8 @@ class Verification:
 def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> Verification:
     """The verdict from the documents of ``fulltilt train --json``, each with its ``arm``, ``seed`` and ``folder``.
 
+    A training that stopped itself over its loss left no such document: it comes with why under ``diverged``.
+
     Raises:
         TrainingError: a run has no evaluation, or one with the settings as they were diverged.
         ValueError: the arms do not have the same seeds, or fewer than two.
@@ -94,26 +102,27 @@ def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
         quality_before=statistics.fmean(_list_qualities(before)),
         settings=dict(settings),
         runs=runs,
-        **(_condemn_diverged(after) or _compare(before, after, metric, margin_pct)),
+        **(_condemn_diverged(after) or _compare(before, after, metric, margin_pct, is_rising=is_rising)),
     )
 
 
 def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
     """The first metric of which we know that more of it is better, else the validation loss."""
     for document in documents:
-        if not document.get("evaluations"):
+        if not document.get("evaluations") and "diverged" not in document:
             raise TrainingError(
                 f"{document['folder']} was trained without an evaluation: verifying needs a validation set, and "
                 "run.evaluate_every within the run"
             )
-    names = documents[0]["evaluations"][-1]["metrics"]
+    names = next((d["evaluations"][-1]["metrics"] for d in documents if d["evaluations"]), ())
     return next((name for name in names if name in RISING_METRICS), "loss")
 
 
 def _read_run(document: Mapping[str, Any], metric: str) -> TrainedRun:
     """One run; JSON has no spelling for NaN or infinity, they were written as null."""
     points = [(point["training_seconds"], point["metrics"][metric]) for point in document["evaluations"]]
-    has_diverged = None in (points[-1][1], document["evaluations"][-1]["metrics"]["loss"])
+    last = document["evaluations"][-1]["metrics"] if document["evaluations"] else {}
+    has_diverged = "diverged" in document or None in (points[-1][1], last.get("loss", points[-1][1]))
     return TrainedRun(
         arm=document["arm"],
         seed=document["seed"],
@@ -131,7 +140,7 @@ def _refuse_diverged(before: Sequence[TrainedRun]) -> None:
     if diverged:
         raise TrainingError(
             f"{len(diverged)} of {len(before)} trainings with the settings as they were diverged "
-            f"({_name_seeds(diverged)}): the last evaluation gave no finite number (see {diverged[0].folder}), and "
+            f"({_name_seeds(diverged)}): the loss was no finite number (see {diverged[0].folder}), and "
             "there is nothing to compare with; try a lower optim.lr"
         )
 
@@ -143,7 +152,7 @@ def _condemn_diverged(after: Sequence[TrainedRun]) -> dict[str, Any]:
         return {}
     reason = (
         f"{len(diverged)} of {len(after)} trainings with the recommended settings diverged ({_name_seeds(diverged)}): "
-        "the last evaluation gave no finite number"
+        "the loss was no finite number"
     )
     text = f"learns worse: {reason}; none with the settings as they were did (see {diverged[0].folder})"
     missing = [field.name for field in dataclasses.fields(Verification) if field.default is None]
@@ -159,10 +168,9 @@ def _list_qualities(runs: Sequence[TrainedRun]) -> list[float]:
 
 
 def _compare(
-    before: Sequence[TrainedRun], after: Sequence[TrainedRun], metric: str, margin_pct: float
+    before: Sequence[TrainedRun], after: Sequence[TrainedRun], metric: str, margin_pct: float, *, is_rising: bool
 ) -> dict[str, Any]:
     """Verdict, text and figures of runs that all came to a number."""
-    is_rising = metric in RISING_METRICS
     finals, n_pairs = (_list_qualities(before), _list_qualities(after)), len(before)
     old, new = map(statistics.fmean, finals)
     change_pct, (low, high) = _compare_quality(*finals, is_rising)

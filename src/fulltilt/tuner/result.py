@@ -15,7 +15,7 @@ from fulltilt.tuner.advice import Advice
 from fulltilt.tuner.hints import Hint
 from fulltilt.tuner.picks import Picks
 from fulltilt.tuner.quality import Verification
-from fulltilt.tuner.recommend import LearningRate
+from fulltilt.tuner.recommend import LearningRate, find_confirmed
 from fulltilt.tuner.savings import Savings
 
 
@@ -113,11 +113,11 @@ def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[T
     the interval over those: the next run is another process, and steps inside one say nothing of how these differ.
 
     Args:
-        runs: Runs of the same plan that ended well, the row's own among them.
+        runs: Every whole run; those of the plan in the newest comparison count, as they do for the pick.
     """
     if not n_samples or not trial.samples_per_s:
         return EpochSeconds(estimate=None, ci95=None)
-    rates = [run.samples_per_s for run in runs if run.samples_per_s]
+    rates = [run.samples_per_s for run in find_confirmed(runs) if run.plan == trial.plan and run.samples_per_s]
     intervals = [trial.samples_per_s_ci95] if trial.samples_per_s_ci95 is not None else []
     if len(rates) > 1:
         low, high = compute_interval([math.log(rate) for rate in rates])

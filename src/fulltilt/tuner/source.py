@@ -54,6 +54,7 @@ def resolve_target(
     source = WorkloadSource(
         config=config.to_values(),
         base_dir=config.base_dir,
+        provenance=config.provenance,
         import_paths=find_import_paths(config.base_dir),
         pickled=pickled,
     )
@@ -95,7 +96,8 @@ def _apply_settings(config: Config, settings: Mapping[str, Any]) -> Config:
         for section in sections:
             branch = branch.setdefault(section, {})
         branch[name] = value
-    return config_from_values(values, base_dir=config.base_dir)
+    provenance = config.provenance | dict.fromkeys(settings, "settings")
+    return config_from_values(values, base_dir=config.base_dir, provenance=provenance)
 
 
 def find_import_path(workload: Any) -> str | None:

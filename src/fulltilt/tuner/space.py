@@ -180,7 +180,7 @@ def _suggest_further_axes(user: Plan, facts: Facts, taken: Mapping[str, Any]) ->
     asked = {COUPLED, "num_workers", "precision", "pin_memory"}
     found = {}
     for name, lever in load_catalogue().items():
-        if name in asked or name in taken or lever.changes_recipe(user[name]):
+        if name in asked or name in taken or lever.changes_recipe(user[name]) or not lever.is_offered:
             continue
         values = _suggest(name, user, facts)
         if len(values) > 1:

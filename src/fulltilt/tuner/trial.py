@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import UsageError
+from fulltilt.levers.compile import keep_cache
 from fulltilt.records import TrialRequest, decode, encode
 
 Answer = Callable[[Mapping[str, Any]], None]
@@ -137,7 +138,7 @@ def _build(request: TrialRequest, answer: Answer) -> Iterator[Any]:
 
     source = request.source
     sys.path[:0] = [path for path in source.import_paths if path not in sys.path]
-    config = config_from_values(source.config, base_dir=source.base_dir)
+    config = config_from_values(source.config, base_dir=source.base_dir, provenance=source.provenance)
     workload = _unpickle(source.pickled)
     answer({"progress": {"stage": "configured"}})
     if request.memory_limit_bytes is not None:
@@ -152,7 +153,7 @@ def _build(request: TrialRequest, answer: Answer) -> Iterator[Any]:
 def serve_request(request: int, answers: int, *, scratch: str, body: str = DEFAULT_BODY) -> int:
     """Read one request, run it, answer; returns the exit code. This is the boundary of the process."""
     faulthandler.enable()
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _find_compile_cache()
+    keep_cache()  # before TMPDIR moves: trials and training runs share what was compiled
     os.environ["TMPDIR"] = scratch
     tempfile.tempdir = None
     _restore_blas_threads()
@@ -251,13 +252,6 @@ def _report_steps(answer: Answer) -> Callable[[int], None]:
             answer({"progress": {"stage": "measuring", "n_steps": n_steps}})
 
     return report
-
-
-def _find_compile_cache() -> str:
-    """Where compiled graphs would go without a scratch folder, so that trials share them."""
-    import getpass
-
-    return str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
 
 
 def _restore_blas_threads() -> None:

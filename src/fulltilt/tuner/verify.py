@@ -10,13 +10,15 @@ import hashlib
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fulltilt.errors import TrainingError
+from fulltilt.errors import NonFiniteLossError, TrainingError
+from fulltilt.records.run_folder import read_lines, write_atomic
 from fulltilt.tuner.quality import ARMS, Arm, Verification, judge
 
 N_PAIRS = 3
@@ -73,7 +75,10 @@ def _name_arm(arm: Arm, command: Sequence[str]) -> str:
 
 
 def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
-    """One ``fulltilt train`` to its end; a finished one is read back, a broken-off one goes on."""
+    """One ``fulltilt train`` to its end; a finished one is read back, a broken-off one goes on.
+
+    One that stopped itself because its loss diverged has come to its end too, and says so under ``diverged``.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     result, log = out.with_suffix(".json"), out.with_suffix(".log")
     if result.exists():  # written at the very end, all at once
@@ -88,10 +93,28 @@ def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
             code = process.wait()
         finally:
             _end(process)
-    if code != 0:
+    if code != 0 and (diverged := _read_divergence(out)) is not None:
+        write_atomic(result, json.dumps(diverged))
+    elif code != 0:
         said = log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
         raise TrainingError(f"training for --verify ended with exit code {code}: {said[-1]} (log: {log})")
     return json.loads(result.read_text(encoding="utf-8"))
+
+
+def _read_divergence(out: Path) -> dict[str, Any] | None:
+    """What a run that stopped over its loss got to, from the events in its folder; None: it ended otherwise."""
+    events = [json.loads(line) for line in read_lines(out / "events.jsonl")]
+    reason = str(events[-1].get("reason", "")) if events else ""
+    if NonFiniteLossError.__name__ not in reason:
+        return None
+    evaluations = [event for event in events if event["event"] == "Evaluated"]
+    rates = [event["samples_per_s"] for event in events if event["event"] == "StepsDone"]
+    return {
+        "evaluations": evaluations,
+        "training_seconds": evaluations[-1]["training_seconds"] if evaluations else 0.0,
+        "samples_per_s": statistics.median(rates) if rates else 0.0,
+        "diverged": reason,
+    }
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -10,6 +10,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from benchmarks import _runner
 from benchmarks.__main__ import main
 from benchmarks._runner import RESULTS, ROOT, Context, Findings, find_benchmarks, run_benchmark, write_result
@@ -117,6 +118,14 @@ def test_wrong_usage_is_told_before_anything_runs(arguments, said, capsys):
         main(arguments)
     assert stopped.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_gpu_that_is_not_there_is_told_once_and_before_anything_runs(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--all", "--device", "cuda"])
+    assert stopped.value.code == 2
+    assert "no CUDA device" in capsys.readouterr().err
 
 
 def test_a_quick_run_writes_no_result(monkeypatch, capsys, tmp_path):

@@ -113,3 +113,12 @@ def test_an_error_of_the_users_code_ends_in_one_line_under_its_trace(tmp_path, m
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "fulltilt train: ValueError: my shape is wrong"
     assert any("broken_model.py" in line for line in said)
+
+
+def test_a_full_disk_under_stdout_is_one_line_and_no_trace():
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "fulltilt", "levers"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["fulltilt levers: No space left on device; make room and run it again"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fulltilt.config import config_from_values
+from fulltilt.config import config_from_values, load_config, plan_of
 from fulltilt.engine.assemble import build_workload, name_run
 from fulltilt.engine.build import build_run
 from fulltilt.engine.optimizers import OPTIMIZERS
@@ -166,6 +167,30 @@ def test_mistakes_in_arguments_are_named_when_the_part_is_built(values, field, w
     workload = build_workload(configure(values, user_code))
     with pytest.raises(ConfigError, match=words):
         getattr(workload, field)()
+
+
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        (1, "model: small_cnn(wdth=3)"),
+        (2, "loss: cross_entrpy"),
+        (4, "  dataset: digitz"),
+        (6, "  optimizer: sgd(momentun=0.9)"),
+    ],
+)
+def test_mistakes_are_told_with_their_file_and_line(tmp_path, line, bad):
+    lines = "model: small_cnn\nloss: cross_entropy\ndata:\n  dataset: digits\noptim:\n  optimizer: sgd".splitlines()
+    lines[line - 1] = bad
+    file = tmp_path / "mine.yaml"
+    file.write_text("\n".join(lines))
+    config = load_config(file)
+    given_on = config_from_values(config.to_values(), base_dir=config.base_dir, provenance=config.provenance)
+    for read in (config, given_on):  # the second as a trial process has it
+        with (
+            pytest.raises(ConfigError, match=f"{re.escape(str(file))}:{line}: "),
+            build_run(read, plan_of(read), device="cpu"),
+        ):
+            pass
 
 
 def test_an_optimizer_argument_of_the_wrong_type_is_named():

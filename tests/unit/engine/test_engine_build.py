@@ -233,9 +233,9 @@ def test_a_configuration_of_another_machine_trains_when_not_strict():
 
 def test_deterministic_runs_refuse_operators_that_are_not():
     try:
-        build({"run": {"deterministic": True}})
+        build(plan={"deterministic": True})
         assert torch.are_deterministic_algorithms_enabled()
+        build()
+        assert not torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
-    build()
-    assert not torch.are_deterministic_algorithms_enabled()

@@ -210,7 +210,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
     config = build_config(run__checkpoint_every="2 steps")
     with pytest.raises(NonFiniteLossError) as caught:
         run_train(tmp_path, config, workload=build_workload(loss=ExplodesAt(6, value)))
-    assert f"the loss is {value} in steps 5 to 6" in str(caught.value)
+    assert f"the loss is {value} in step 6 (" in str(caught.value)
     assert "checkpoint of step 4 is kept" in str(caught.value)
     assert "optim.clip_norm" in str(caught.value)
     assert all(torch.isfinite(v).all() for v in read_weights(tmp_path).values())
@@ -396,8 +396,9 @@ def test_out_of_memory_comes_with_its_remedy(tmp_path, error):
         def forward(self, x):
             raise error
 
+    config = build_config(run__on_out_of_memory="stop")
     with pytest.raises(DeviceMemoryError, match="batch_size 8 with accumulate 2"):
-        run_train(tmp_path, workload=build_workload(model=lambda: Hungry(6, 3)))
+        run_train(tmp_path, config, workload=build_workload(model=lambda: Hungry(6, 3)))
 
 
 def test_levers_that_trade_speed_only_may_change_on_resume(tmp_path):

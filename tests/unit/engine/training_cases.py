@@ -31,8 +31,12 @@ class Points(Dataset):
 
 
 class PointStream(IterableDataset):
+    def __init__(self, noise=0.1):
+        self.noise = noise
+
     def __iter__(self):
-        return iter([Points()[i] for i in range(N_SAMPLES)])
+        points = Points(noise=self.noise)
+        return iter([points[i] for i in range(N_SAMPLES)])
 
 
 def build_model():

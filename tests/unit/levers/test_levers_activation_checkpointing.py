@@ -10,7 +10,13 @@ from torch import nn
 
 from fulltilt.errors import PlanObstacleError, TrainingError
 from fulltilt.levers import Setup, load_catalogue
-from fulltilt.levers.activation_checkpointing import count_blocks, count_wrapped, find_blocks, without_checkpointing
+from fulltilt.levers.activation_checkpointing import (
+    count_blocks,
+    count_wrapped,
+    find_blocks,
+    find_named,
+    without_checkpointing,
+)
 
 LEVER = load_catalogue()["activation_checkpointing"]
 
@@ -209,3 +215,36 @@ def test_a_model_without_blocks_is_refused(build):
     assert count_blocks(model) == 0
     with pytest.raises(PlanObstacleError, match="no repeated blocks"):
         wrap(model)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("stages.1", ["stages.1"]),
+        ("stages.*.0", ["stages.0.0", "stages.1.0"]),
+        ("stages.0, stages.0.1, stem", ["stages.0", "stem"]),
+    ],
+)
+def test_named_modules_train_bit_equal_and_only_they_are_wrapped(text, names):
+    torch.manual_seed(0)
+    plain = Stages().train()
+    setup = Setup(device=torch.device("cpu"), model=copy.deepcopy(plain))
+    LEVER.apply(setup, text)
+    assert LEVER.observe(setup) == text
+    assert sorted(find_named(setup.model, text)) == names
+    assert count_wrapped(setup.model) == len(names)
+    assert torch.equal(torch.stack(train(plain)), torch.stack(train(setup.model)))
+    for mine, theirs in zip(plain.parameters(), setup.model.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stage", "there is no module 'stage'; did you mean stages"),
+        ("stages", r"ModuleList, which has no forward.*stages\.\*"),
+    ],
+)
+def test_names_that_cannot_be_wrapped_are_explained(text, words):
+    with pytest.raises(PlanObstacleError, match=words):
+        LEVER.apply(Setup(device=torch.device("cpu"), model=Stages()), text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -22,7 +23,8 @@ from fulltilt.data import DATASETS
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.step import TrainStep
 from fulltilt.errors import DataError
-from fulltilt.levers import Facts, Setup, default_plan, find_obstacles, load_catalogue
+from fulltilt.levers import Facts, Setup, default_plan, find_obstacles, find_reports, load_catalogue
+from fulltilt.levers.expandable_segments import is_expandable
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload
 
@@ -203,6 +205,68 @@ def see_cudnn_benchmark() -> None:
         torch.backends.cudnn.benchmark = before
 
 
+def see_deterministic() -> None:
+    """An operator without a reproducible form ends the run; on a CPU few have none, put_ among them."""
+
+    def loss(logits_BK: torch.Tensor, targets_B2: torch.Tensor) -> torch.Tensor:
+        torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+        return compute_loss(logits_BK, targets_B2)
+
+    try:
+        for value in (True, False):
+            workload = Workload(model=Witness, dataset=Images, loss=loss)
+            plan = default_plan({"batch_size": 8, "threads": 1, "deterministic": value})
+            with build_run(None, plan, device="cpu", workload=workload) as run:
+                assert observe(run, "deterministic") is value
+                with pytest.raises(RuntimeError, match="put_") if value else contextlib.nullcontext():
+                    train(run)
+        assert "was on and is off" in " ".join(run.notes)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (
+        "deterministic run excludes"
+        in find_obstacles({"cudnn_benchmark": True, "deterministic": True}, Facts(device_type="cuda"))[0]
+    )
+
+
+def see_expandable_segments() -> None:
+    """Without a GPU there is no such allocator: nothing is set there, and the guard says so."""
+    before = torch._C._accelerator_getAllocatorSettings()
+    with build() as run:
+        assert observe(run, "expandable_segments") is False
+        CATALOGUE["expandable_segments"].apply(run.setup, True)
+    assert torch._C._accelerator_getAllocatorSettings() == before
+    assert find_obstacles({"expandable_segments": True}, Facts(device_type="cpu"))
+    # The setting itself can be made and read anywhere, beside what the environment set.
+    setup = Setup(device=torch.device("cuda"))
+    try:
+        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:512")
+        CATALOGUE["expandable_segments"].apply(setup, True)
+        assert torch._C._accelerator_getAllocatorSettings() == "max_split_size_mb:512,expandable_segments:True"
+        CATALOGUE["expandable_segments"].apply(setup, False)
+        assert is_expandable(torch._C._accelerator_getAllocatorSettings()) is False
+        assert "goes without it" in setup.notes[0]
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
+
+
+def see_empty_cache_every() -> None:
+    """The run's own steps and epochs are counted; what would be called on a GPU is recorded here."""
+    calls: list[int] = []
+    for value, n_expected in (("2 steps", 4), ("2 epochs", 1), (None, 0)):
+        calls.clear()
+        with build() as run, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+            CATALOGUE["empty_cache_every"].apply(run.setup, value)
+            assert observe(run, "empty_cache_every") == value
+            train(run, epochs=3)  # 9 steps
+            assert len(calls) == n_expected
+            report = find_reports({"empty_cache_every": value}, run.setup)
+            assert bool(report) is (value is not None)
+            assert all(f"{len(calls)} calls took" in line and "does not prevent" in line for line in report)
+    assert find_obstacles({"empty_cache_every": "2 steps"}, Facts(device_type="cpu"))
+
+
 def see_precision() -> None:
     for value, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
         with build(precision=value) as run:
@@ -254,6 +318,10 @@ def see_activation_checkpointing() -> None:
             assert seen["n_calls"] == 3
             assert [block.n_calls for block in run.setup.model.blocks] == [6, 6] if value else [3, 3]
             assert observe(run, "activation_checkpointing") is value
+    with build(activation_checkpointing="blocks.1, head") as run:
+        train(run)
+        assert [block.n_calls for block in run.setup.model.blocks] == [3, 6]
+        assert observe(run, "activation_checkpointing") == "blocks.1, head"
 
 
 def see_fused_optimizer() -> None:
@@ -344,6 +412,19 @@ def test_lever_changes_the_run(name: str) -> None:
 
 def test_every_case_is_of_a_lever() -> None:
     assert EFFECTS.keys() == CATALOGUE.keys()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("value", [False, True])
+def test_segments_expand_on_a_gpu(value: bool) -> None:
+    workload = Workload(model=Witness, dataset=Images, loss=compute_loss)
+    plan = default_plan({"batch_size": 8, "expandable_segments": value, "empty_cache_every": "1 step"})
+    torch.cuda.empty_cache()
+    with build_run(None, plan, device="cuda", workload=workload) as run:
+        train(run)
+        assert observe(run, "expandable_segments") is value
+        assert "3 calls took" in find_reports(run.plan, run.setup)[0]
 
 
 @pytest.mark.gpu

@@ -7,8 +7,11 @@ import typing
 import annotated_types
 import pytest
 
+from fulltilt.config import config_from_values
+from fulltilt.errors import ConfigError
 from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, load_catalogue
 from fulltilt.levers.precision import resolve
+from fulltilt.tuner.space import build_space
 
 CPU = Facts(device_type="cpu", n_cores_usable=4)
 TURING = Facts(device_type="cuda", compute_capability=(7, 5), n_cores_usable=8)
@@ -41,6 +44,11 @@ def with_facts(base: Facts, **facts) -> Facts:
         ({"fused_optimizer": True}, with_facts(CPU, optimizer="RMSprop"), "RMSprop has no fused step (it exists"),
         ({"fused_optimizer": True}, with_facts(AMPERE, optimizer="Adagrad"), "no fused step on cuda"),
         ({"activation_checkpointing": True}, with_facts(CPU, n_checkpointable=0), "no repeated blocks"),
+        ({"compile": "regional"}, with_facts(CPU, n_checkpointable=0), "no repeated blocks to compile"),
+        ({"deterministic": True, "compile": "max-autotune"}, CPU, "picked by timing"),
+        ({"deterministic": True, "cudnn_benchmark": True}, AMPERE, "from run to run"),
+        ({"expandable_segments": True}, CPU, "CUDA allocator"),
+        ({"empty_cache_every": "5 epochs"}, CPU, "CUDA allocator"),
     ],
 )
 def test_values_that_cannot_apply_say_why(change, facts, word):
@@ -109,6 +117,8 @@ def test_wsl_and_emulation_are_noted():
     assert "WSL2" in find_notes(default_plan({"pin_memory": True}), with_facts(AMPERE, is_wsl=True))[0]
     assert "emulated" in find_notes(default_plan({"precision": "bf16"}), with_facts(CPU, has_native_bf16=False))[0]
     assert "4 usable cores" in find_notes(default_plan({"threads": 9}), CPU)[0]
+    assert "#192330" in find_notes(default_plan({"expandable_segments": True}), with_facts(AMPERE, is_wsl=True))[0]
+    assert "does not prevent" in find_notes(default_plan({"empty_cache_every": "5 epochs"}), AMPERE)[0]
     assert find_notes(default_plan(), AMPERE) == []
 
 
@@ -122,11 +132,40 @@ def test_amp_spellings(value, meaning):
     assert parse("use_amp", value) == meaning
 
 
+@pytest.mark.parametrize(
+    ("value", "meaning"), [(5, "5 epochs"), (0, None), (False, None), ("100 steps", "100 steps"), (None, None)]
+)
+def test_a_plain_number_of_the_guides_counts_epochs(value, meaning):
+    parse = load_catalogue()["empty_cache_every"].parse_alias
+    assert parse is not None
+    assert parse("empty_cache_freq", value) == meaning
+
+
+def test_the_gpu_section_of_guide_002_takes_effect():
+    config = config_from_values({"gpu": {"empty_cache_freq": 5, "cudnn_benchmark": True}}, base_dir=".")
+    assert config.speed.empty_cache_every == "5 epochs"
+    assert config.speed.cudnn_benchmark is True
+
+
+@pytest.mark.parametrize("text", ["5", "0 steps", "5 lightyears", "-1 epoch", "1.5 epochs"])
+def test_an_interval_that_is_none_is_refused_with_its_form(text):
+    with pytest.raises(ConfigError, match=r"expected text like '5 epochs' or '100 steps' or null"):
+        config_from_values({"speed": {"empty_cache_every": text}}, base_dir=".")
+
+
+def test_levers_that_buy_no_speed_are_never_tried_unasked():
+    space = build_space(
+        config_from_values({"run": {"deterministic": True}}, base_dir="."), with_facts(AMPERE), all_levers=True
+    )
+    assert {"deterministic", "expandable_segments", "empty_cache_every"}.isdisjoint(space.axes)
+    assert space.user_plan["deterministic"] is True
+
+
 def test_every_lever_is_documented_and_its_default_is_a_default_plan():
     for lever in load_catalogue().values():
         assert len(lever.doc) > 80
         assert lever.summary.endswith(".")
-        assert lever.key.split(".")[0] in ("data", "speed")
+        assert lever.key.split(".")[0] in ("data", "speed", "run")
         assert lever.key.split(".")[1] == lever.name
     assert find_obstacles(default_plan(), CPU) == []
     assert find_obstacles(default_plan(), AMPERE) == []

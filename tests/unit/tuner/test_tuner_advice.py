@@ -70,6 +70,17 @@ def test_flops_that_are_not_all_known_make_lower_bounds():
 
 
 @pytest.mark.parametrize(
+    ("interval", "said"),
+    [((450.0, 1500.0), "MFU 50 % (21 to 79 %):"), ((0.01, 19_000.0), "MFU about 50 %, the machine was too noisy to")],
+)
+def test_an_interval_of_mfu_that_says_nothing_is_called_noise(interval, said):
+    """On a machine full of other programs it once read: 0.0033 to 5936 %."""
+    row = dataclasses.replace(make_row(1, 1000.0), flops_per_sample=1e9, samples_per_s_ci95=interval)
+    share, _ = compute_roof_share(row, ROOFS)
+    assert share.text.startswith(said)
+
+
+@pytest.mark.parametrize(
     ("row", "roofs", "words"),
     [
         (make_row(1), (), "no roof was measured in this search"),

@@ -8,16 +8,25 @@ import types
 import pytest
 
 from fulltilt.config import load_config, plan_of
+from fulltilt.records import PhasesMs
 from fulltilt.tuner.apply import apply_result, plan_changes
 from fulltilt.tuner.recommend import LearningRate
 
 TEXT = "model: small_cnn  # mine\ndata: {dataset: digits, batch_size: 32}\noptim: {lr: 0.1}  # tuned by hand\n"
 
 
-def make_result(plan, rate):
-    trial = types.SimpleNamespace(plan=plan, samples_per_s=1234.0)
+def make_result(plan, rate, *, ci95=None, runs=(), **measured):
+    trial = types.SimpleNamespace(
+        plan=plan,
+        samples_per_s=1234.0,
+        samples_per_s_ci95=ci95,
+        **{"observed": {}, "phases_ms": None, **measured},
+    )
+    pick = types.SimpleNamespace(trial=trial, runs_samples_per_s=runs)
     return types.SimpleNamespace(
-        picks=types.SimpleNamespace(recommended=types.SimpleNamespace(trial=trial)), learning_rate=rate
+        picks=types.SimpleNamespace(recommended=pick),
+        learning_rate=rate,
+        machine=types.SimpleNamespace(hostname_hash="00ab12"),
     )
 
 
@@ -52,3 +61,27 @@ def test_a_rate_that_is_not_known_is_not_written(config):
     assert plan_changes(make_result(plan, rate), config) == {"data.num_workers": 2}
     known = dataclasses.replace(rate, start=0.1, to=0.1)
     assert "optim.lr" not in plan_changes(make_result(plan, known), config)
+
+
+def test_what_was_measured_travels_with_the_settings(config, tmp_path):
+    plan = plan_of(config).replace(batch_size=128)
+    phases = PhasesMs(data_wait=1.5, h2d=None, forward=1, backward=1, optimizer=1, other=0, step=6.0)
+    rate = LearningRate(rule="none", start=0.1, to=0.1)
+    result = make_result(
+        plan, rate, ci95=(1200.123, 1300.0), runs=(1190.0, 1250.0), observed={"threads": 2}, phases_ms=phases
+    )
+    assert "promise" in apply_result(result, tmp_path / "a.yaml")
+    applied = load_config(tmp_path / "a.yaml")
+    promise = applied.run.promise
+    assert promise.samples_per_s == [1190.0, 1300.0]  # the row's interval, widened to its runs side by side
+    assert (promise.machine, promise.threads, promise.data_wait_pct) == ("00ab12", 2, 25.0)
+    assert promise.plan == plan.digest == plan_of(applied).digest
+    assert apply_result(result, tmp_path / "a.yaml") == ""
+
+
+def test_a_promise_of_an_earlier_search_gives_way(config, tmp_path):
+    rate = LearningRate(rule="none", start=0.1, to=0.1)
+    for low in (100.0, 200.0):
+        apply_result(make_result(plan_of(config), rate, ci95=(low, 300.0)), tmp_path / "a.yaml")
+    assert load_config(tmp_path / "a.yaml").run.promise.samples_per_s == [200.0, 300.0]
+    assert (tmp_path / "a.yaml").read_text().count("promise") == 1

@@ -105,70 +105,29 @@ def test_beyond_the_fake_points_the_estimate_says_that_it_extrapolates():
     assert estimate.gib == pytest.approx(BENT(256), rel=0.03)
 
 
-@given(peak=peaks, limit=st.floats(0.5, 60.0), with_fake=st.booleans(), offset=st.floats(0.0, 0.6))
+@given(
+    peak=peaks,
+    limit=st.floats(0.5, 60.0),
+    offset=st.floats(0.0, 0.6),
+    measured=st.lists(st.sampled_from(POWERS), max_size=4, unique=True),
+)
 @settings(max_examples=300, deadline=None)
-def test_probing_ends_runs_rarely_out_of_memory_and_what_is_called_safe_fits(peak, limit, with_fake, offset):
+def test_what_is_called_safe_fits_whatever_was_measured(peak, limit, offset, measured):
     def true(batch: int) -> float:
         return offset + peak(batch)
 
-    curve = MemoryCurve(fake=peak.at(*POWERS) if with_fake else {})
-    n_refused = 0
-    for _ in range(len(POWERS) + 1):
-        batch = curve.next_probe(POWERS, limit)
-        if batch is None:
-            break
-        assert batch not in curve.real, "a probe that was run before"
-        if true(batch) > limit:
-            n_refused += 1
-            curve = dataclasses.replace(curve, refused=(*curve.refused, batch))
-        else:
-            curve = dataclasses.replace(curve, real={**curve.real, batch: true(batch)})
-    else:
-        pytest.fail("probing did not end")
-    safe = curve.largest_safe_batch(POWERS, limit)
-    if with_fake:
-        assert n_refused <= 1
-        assert safe is None or true(safe) <= limit
-    fitting = [b for b in POWERS if true(b) <= limit]
-    if fitting and not with_fake and curve.real:
-        assert safe is not None
-
-
-def test_with_fake_points_two_or_three_probes_are_enough():
-    fake = BENT.at(*POWERS)
-    curve, probed = MemoryCurve(fake=fake), []
-    while (batch := curve.next_probe(POWERS, 80.0)) is not None:
-        probed.append(batch)
-        curve = dataclasses.replace(curve, real={**curve.real, batch: 0.4 + 1.02 * fake[batch]})
-    assert len(probed) <= 3
-    assert probed[0] > 10, "a first probe before the bend would show no growth"
-    assert curve.is_settled
-    assert curve.predict_gib(512).gib == pytest.approx(0.4 + 1.02 * fake[512], rel=0.01)
-
-
-def test_without_fake_points_probes_double_until_the_slope_repeats():
-    curve, probed = MemoryCurve(), []
-    while (batch := curve.next_probe(POWERS, 1000.0)) is not None:
-        probed.append(batch)
-        curve = dataclasses.replace(curve, real={**curve.real, batch: BENT(batch)})
-    assert probed == [1, 2, 4, 8, 16, 32, 64]
-    assert curve.predict_gib(1024).gib == pytest.approx(BENT(1024))
+    fitting = {batch: true(batch) for batch in measured if true(batch) <= limit}
+    refused = [batch for batch in measured if batch not in fitting]
+    safe = MemoryCurve(real=fitting, fake=peak.at(*POWERS), refused=refused).largest_safe_batch(POWERS, limit)
+    assert safe is None or true(safe) <= limit
+    alone = MemoryCurve(real=fitting, refused=refused).largest_safe_batch(POWERS, limit)
+    assert (alone is None) == (not fitting)
 
 
 def test_a_slope_that_repeats_while_hardly_anything_grows_is_not_believed():
     flat = MemoryCurve(real=BENT.at(1, 2, 4, 8))
     assert not flat.is_settled
-    assert flat.next_probe(POWERS, 100.0) == 16
-
-
-def test_a_probe_predicted_not_to_fit_is_not_named():
-    curve = MemoryCurve(real=BENT.at(16), fake=BENT.at(*POWERS))
-    assert curve.next_probe(POWERS, 10.0) == 32
-    assert curve.next_probe(POWERS, 8.0) is None
-
-
-def test_the_smallest_batch_is_probed_even_when_nothing_is_predicted_to_fit():
-    assert MemoryCurve(fake=BENT.at(*POWERS)).next_probe(POWERS, 1.0) == 1
+    assert MemoryCurve(real=BENT.at(16, 32, 64)).is_settled
 
 
 def test_measured_fits_without_a_margin_and_predicted_needs_one():
@@ -188,17 +147,9 @@ def test_safe_means_that_the_upper_end_of_the_estimate_fits():
     assert curve.largest_safe_batch([32, 256], estimate.high * 1.01, margin_pct=0.0) == 256
 
 
-def test_probes_double_even_where_candidates_lie_closer():
-    curve = MemoryCurve(real=BENT.at(16), fake=BENT.at(*POWERS))
-    every_eighth = list(range(8, 129, 8))
-    assert curve.next_probe(every_eighth, 1000.0) == 32
-    assert curve.next_probe(every_eighth, BENT(24) * 1.05) == 24
-
-
 def test_what_ran_out_of_memory_and_all_above_it_is_never_safe():
     curve = MemoryCurve(real=BENT.at(16, 32), fake=BENT.at(*POWERS), refused=(64,))
     assert curve.largest_safe_batch(POWERS, 1000.0) == 32
-    assert curve.next_probe(POWERS, 1000.0) is None
 
 
 def test_another_arm_inherits_offset_and_ratio():
@@ -224,6 +175,5 @@ def test_where_nothing_is_known_nothing_is_predicted():
     with pytest.raises(ValueError, match="nothing to predict"):
         MemoryCurve(fake={8: 1.0}).predict_gib(16)
     assert MemoryCurve().largest_safe_batch(POWERS, 100.0) is None
-    assert MemoryCurve().next_probe(POWERS, 100.0) == 1
     with pytest.raises(ValueError, match="at least 1"):
         MemoryCurve(real={8: 1.0}).predict_gib(0)

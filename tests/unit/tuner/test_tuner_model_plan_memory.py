@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+
+import pytest
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement
@@ -91,6 +94,29 @@ def test_a_batch_at_the_edge_is_worth_a_probe_only_where_it_surely_runs():
 
 def test_no_limit_lets_everything_pass():
     assert fits(learn(*FAKES, limit_gib=math.inf), 2048)
+
+
+@pytest.mark.parametrize(
+    ("levers", "on_cpu", "counts"),
+    [
+        ({"placement": "stream"}, False, True),
+        ({"placement": "ram"}, False, True),
+        ({"placement": "memory_map"}, False, True),
+        ({"placement": "block_shuffled"}, False, True),
+        ({"placement": "device"}, False, False),
+        ({"num_workers": 4}, False, True),
+        ({"placement": "stream"}, True, True),
+        ({"placement": "ram"}, True, False),
+        ({"placement": "memory_map"}, True, False),
+        ({"placement": "block_shuffled"}, True, False),
+        ({"num_workers": 4}, True, False),
+    ],
+)
+def test_a_peak_is_held_against_the_batch_only_where_nothing_else_lies_in_that_memory(levers, on_cpu, counts):
+    row = make_row("end_to_end", 64, 9.9, **levers)
+    if on_cpu:
+        row = dataclasses.replace(row, memory_reserved_peak_gib=None, memory_rss_peak_gib=9.9)
+    assert fits(learn(*FAKES, row), 128) != counts
 
 
 def test_probes_of_the_loader_say_nothing_of_memory():

@@ -191,16 +191,35 @@ def test_an_epoch_is_samples_over_throughput_with_the_interval_turned_round():
     assert build_epoch_seconds(row, None) == EpochSeconds(estimate=None, ci95=None)
 
 
-def test_an_epochs_interval_holds_what_differs_between_processes():
-    runs = [
-        SimulatedTarget(lambda plan, rate=rate: Answer(samples_per_s=rate, spread_pct=1.0))(USER, id="t1", why="")
-        for rate in (200.0, 230.0, 180.0)
+def make_runs(*rates, first=1, comparison=None, **levers):
+    """Runs of the user's plan side by side with others, numbered in their order."""
+    plan = USER.replace(**levers)
+    rows = [
+        SimulatedTarget(lambda _, rate=rate: Answer(samples_per_s=rate, spread_pct=1.0))(
+            plan, id=f"t{first + i}", why=""
+        )
+        for i, rate in enumerate(rates)
     ]
+    return [dataclasses.replace(row, kind="repeat", comparison=comparison) for row in rows]
+
+
+def test_an_epochs_interval_holds_what_differs_between_processes():
+    runs = make_runs(200.0, 230.0, 180.0)
     alone, together = (build_epoch_seconds(runs[0], 1000, runs=given) for given in ((), runs))
     assert alone.estimate == together.estimate == 5.0
     assert alone.ci95 == pytest.approx((1000 / 202, 1000 / 198))
     assert together.ci95[0] < 1000 / 230
     assert together.ci95[1] > 1000 / 180
+
+
+def test_an_epochs_interval_is_of_the_newest_comparison_alone():
+    """A search that was started again the day after once widened it by the runs of a slower day."""
+    old = make_runs(50.0, 60.0, comparison="yesterday")
+    new = make_runs(200.0, 201.0, 199.0, first=5, comparison="today")
+    others = make_runs(400.0, 410.0, first=9, comparison="today", batch_size=64)
+    epoch = build_epoch_seconds(new[0], 1000, runs=[*old, *new, *others])
+    assert epoch == build_epoch_seconds(new[0], 1000, runs=new)
+    assert epoch.ci95[1] < 1000 / 190
 
 
 def test_an_epoch_of_a_row_without_an_interval_has_none():

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
+from fulltilt.config import config_from_values
+from fulltilt.hardware import read_machine
 from fulltilt.levers import Facts, default_plan
+from fulltilt.records import WorkloadSource
+from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import conclude, recommend, search, tuning
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.options import TuneOptions
 from fulltilt.tuner.session import Session
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.source import TuneTarget
 from fulltilt.tuner.space import Space
+from fulltilt.tuner.target import ProbeResult
 
 USER = default_plan({"batch_size": 32})
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)
@@ -94,3 +104,26 @@ def test_a_search_that_the_budget_ended_says_how_much_is_untried():
 
     _, notes = run(answer, budget_s=12.0, clock=lambda: now[0])
     assert any("the budget ended the search: 1 plans of the grid were not tried" in note for note in notes)
+
+
+@pytest.mark.parametrize("has_interval", [True, False])
+def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(has_interval, tmp_path):
+    """The interval was once made a second time, and the reason why there was none stayed."""
+    simulated = SimulatedTarget(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+
+    def answer(plan, **asked):
+        row = simulated(plan, **asked)
+        return row if has_interval else dataclasses.replace(row, samples_per_s_ci95=None)
+
+    config = config_from_values({"data": {"dataset": "digits"}}, base_dir=str(tmp_path))
+    source = WorkloadSource(config={}, base_dir=str(tmp_path))
+    facts = Facts(device_type="cpu", n_samples=1280)
+    probe = ProbeResult(facts=facts, workload={"name": "digits", "n_samples": 1280, "learning_rate": 0.1})
+    with RunFolder(tmp_path / "run", fingerprint_parts={}, command="tune", results=[]) as folder:
+        session, journal = Session(answer, Journal()), Journal()
+        tuning._search(session, SPACE, dataclasses.replace(OPTIONS, strategy="exhaustive" if has_interval else "quick"))
+        aim = TuneTarget(config=config, source=source, name="digits", digest="")
+        result = conclude.conclude(aim, OPTIONS, read_machine(), probe, SPACE, session, journal, 8.0, folder)
+    assert result.epoch_seconds.estimate == pytest.approx(2.0)
+    assert (result.epoch_seconds.ci95 is not None) == has_interval
+    assert ("epoch_seconds.ci95" in result.null_reasons) == (not has_interval)

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
-from fulltilt.config import ComponentCall, build_component
+from fulltilt.config import ComponentCall, build_component, parse_call
 from fulltilt.errors import ConfigError
 from fulltilt.tasks.models.convolutional import mlp, small_cnn
 from fulltilt.tasks.models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 from fulltilt.tasks.models.sensor_transformer import sensor_transformer
+from fulltilt.tasks.models.whitened_cnn import whitened_cnn
 from fulltilt.tasks.models.wideresnet import wideresnet
 from fulltilt.tasks.vision import find_timm_model, find_torchvision_model
 
@@ -23,6 +25,7 @@ _OWN = (
     resnet50,
     resnet101,
     resnet152,
+    whitened_cnn,
     sensor_transformer,
 )
 
@@ -38,8 +41,8 @@ def build_model(
     """Build a model from its component call; its weights are random, nothing is ever downloaded.
 
     Args:
-        call: ``wideresnet(depth=28, width=2)``, ``torchvision:resnet50``, ``timm:convnext_tiny(drop_rate=0.1)`` or
-            ``my_module:build(width=64)``.
+        call: ``wideresnet(depth=28, width=2)``, ``resnet50(num_classes=10)``, ``torchvision:resnet50``,
+            ``timm:convnext_tiny(drop_rate=0.1)`` or ``my_module:build(width=64)``.
         where: The configuration key that messages name.
         base_dir: Folder that ``my_module`` is looked up in first.
         facts: What is known of the data (``read_data_facts``); each reaches a model that has a parameter of that
@@ -49,7 +52,16 @@ def build_model(
         ConfigError: no such model or argument, a library that is not installed, pretrained weights asked for, or
             something that is not a module.
     """
+    call = _translate(parse_call(call) if isinstance(call, str) else call)
     model = build_component(call, MODELS, kind="model", where=where, base_dir=base_dir, **facts)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{call} returned {type(model).__name__}, expected an nn.Module", key=where)
     return model
+
+
+def _translate(call: ComponentCall) -> ComponentCall:
+    """``num_classes``, as the libraries and the guides write it, is ``n_classes`` of the own models."""
+    if call.name not in MODELS or "num_classes" not in call.kwargs or "n_classes" in call.kwargs:
+        return call
+    renamed = {"n_classes" if name == "num_classes" else name: value for name, value in call.kwargs.items()}
+    return dataclasses.replace(call, kwargs=renamed)

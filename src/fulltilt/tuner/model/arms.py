@@ -59,8 +59,8 @@ class ArmTimes:
             self._points.setdefault(point.arm, {})[point.batch] = point.seconds
         if not self._points:
             raise ValueError("no point was measured")
-        self.reference = max(self._points, key=lambda arm: len(self._points[arm]))
-        self._curve = Curve(self._points[self.reference])
+        reference = max(self._points.values(), key=len)
+        self._curve = Curve(reference)
         self._ratios = {arm: self._compute_ratios(points) for arm, points in self._points.items()}
         self._singles = self._find_singles()
         self._bases: dict[Arm, tuple[Arm, frozenset[tuple[str, Any]]]] = {}
@@ -71,9 +71,6 @@ class ArmTimes:
         for change in missing:
             seconds *= _read_ratio(self._singles.get(change, {}), batch)
         return seconds
-
-    def is_measured(self, arm: Arm) -> bool:
-        return arm in self._points
 
     def _compute_ratios(self, points: Mapping[int, float]) -> dict[int, float]:
         return {batch: seconds / self._curve(batch) for batch, seconds in points.items()}

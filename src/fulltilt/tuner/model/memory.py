@@ -125,40 +125,14 @@ class MemoryCurve:
         safe = [c for c in self._drop_refused(candidates) if self._is_safe(c, limit_gib, margin_pct)]
         return max(safe, default=None)
 
-    def next_probe(self, candidates: Sequence[int], limit_gib: float) -> int | None:
-        """The batch size whose real peak would teach most at no foreseeable out-of-memory; None: enough is known.
-
-        Upward by doubling until the curve is settled. One that is not predicted to fit is named only where nothing
-        smaller is left to learn from: the very first, or the first step up from a single point without fake ones.
-        """
-        left = [c for c in self._drop_refused(sorted(candidates)) if c not in self.real]
-        if not left or self.is_settled:
-            return None
-        if not self.real:
-            return self._choose_first(left, limit_gib)
-        last = max(self.real)
-        above = [c for c in left if c > last]
-        fitting = [c for c in above if self.predict_gib(c).gib <= limit_gib]
-        if fitting:
-            return next((c for c in fitting if c >= 2 * last), fitting[-1])
-        slope_unknown = len(self.real) == 1 and not self._has_fake
-        return above[0] if above and slope_unknown and self.predict_gib(above[0]).low <= limit_gib else None
-
     @property
     def is_settled(self) -> bool:
-        """Whether the last real probe brought nothing new while the part that grows with the batch was plain to see.
-
-        With fake points: it came out as predicted without it. Without: the slope repeated.
-        """
-        batches = list(self.real)
-        if len(batches) < (2 if self._has_fake else 3):
+        """Whether the slope between real points repeated while the part that grows with the batch was plain to see."""
+        if len(self.real) < 3:
             return False
-        last, slopes = batches[-1], _find_slopes(self.real)
+        last, slopes = max(self.real), _find_slopes(self.real)
         if slopes[-1] * last <= TELLING_SHARE * self.real[last]:
             return False
-        if self._has_fake:
-            before = dataclasses.replace(self, real={b: self.real[b] for b in batches[:-1]})
-            return abs(before.predict_gib(last).gib / self.real[last] - 1) <= SETTLED_PCT / 100
         return abs(slopes[-2] / slopes[-1] - 1) <= SETTLED_PCT / 100
 
     def compute_correction(self) -> Correction:
@@ -255,19 +229,6 @@ class MemoryCurve:
     def _drop_refused(self, candidates: Sequence[int]) -> list[int]:
         too_large = min(self.refused, default=math.inf)
         return [c for c in candidates if c < too_large]
-
-    def _choose_first(self, left: list[int], limit_gib: float) -> int:
-        """The smallest batch that shows its growth, else the largest that surely fits, else the smallest there is."""
-        if not self._has_fake:
-            return left[0]
-        fitting = [c for c in left if self.predict_gib(c).high <= limit_gib]
-        telling = [c for c in fitting if self._compute_growing_share(c) > TELLING_SHARE]
-        return telling[0] if telling else fitting[-1] if fitting else left[0]
-
-    def _compute_growing_share(self, batch: int) -> float:
-        smaller = max(batch // 2, 1)
-        slope = (self._read_fake(batch) - self._read_fake(smaller)) / max(batch - smaller, 1)
-        return slope * batch / self._read_fake(batch)
 
 
 def _find_slopes(points: Mapping[int, float]) -> list[float]:

@@ -127,10 +127,15 @@ class PlanMemory:
 
 
 def _is_of_the_step(row: Trial) -> bool:
-    """Whether the peak is that of the step: on a CPU workers count too, and rows that lie on the device count there."""
-    holds_rows = row.plan.get("placement", "stream") not in ("stream", "memory_map", "block_shuffled")
+    """Whether the peak is that of the step alone.
+
+    Rows placed on the device count there. What lies in host memory (rows held or mapped, windows of blocks, workers)
+    counts only where the peak is that of the process tree: on a CPU.
+    """
+    placement = row.plan.get("placement", "stream")
     is_process_tree = row.memory_reserved_peak_gib is None
-    return not holds_rows and not (is_process_tree and row.plan["num_workers"])
+    in_host_memory = placement in ("ram", "memory_map", "block_shuffled") or row.plan["num_workers"] > 0
+    return placement != "device" and not (is_process_tree and in_host_memory)
 
 
 def _read_share(points: Mapping[int, float], base: Mapping[int, float], batch: int) -> float:

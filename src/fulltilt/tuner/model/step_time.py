@@ -18,12 +18,8 @@ SMOOTHNESS = 6.0
 PRIOR_SD = 0.12  # of the logarithm of measured over predicted, before any whole run
 NOISE_SD = 0.015  # of a whole run
 OFFSET_SD = 0.1  # of the part of the error that all plans share
-
-
 BATCH_SCALE = 4.0  # doublings of the batch size over which errors change
 WORKERS_SCALE = 1.5  # doublings of workers
-
-
 WORKER_COST = 0.005  # of the logarithm of samples/s, for each doubling: workers that are not needed take cores
 
 
@@ -49,10 +45,6 @@ class StepTime:
         self._cache: dict[tuple[Arm, Arm, int, int, int], float] = {}
         self._errors = _Errors([(self.describe(row.plan), self._compute_log_error(row)) for row in whole])
 
-    @property
-    def micro(self) -> ArmTimes:
-        return self._micro
-
     def predict_log_rate(self, plans: Sequence[Plan]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of ln(samples/s), shape (P,) each."""
         raw = np.array(
@@ -70,7 +62,7 @@ class StepTime:
         batch, n_workers, accumulate = plan["batch_size"], plan["num_workers"], plan["accumulate"]
         key = (device_arm(plan), feed_arm(plan), batch, n_workers, accumulate)
         if key not in self._cache:
-            self._cache[key] = self._predict(*key)
+            self._cache[key] = self._predict(plan)
         return self._cache[key]
 
     def describe(self, plan: Plan) -> np.ndarray:
@@ -90,6 +82,7 @@ class StepTime:
         )
 
     def _split(self, plan: Plan) -> tuple[float, float]:
+        """Seconds of the device and of the loader for one step, each alone."""
         batch, accumulate = plan["batch_size"], plan["accumulate"]
         arm = device_arm(plan)
         device_s = accumulate * self._micro(arm, batch) + self._update(arm, batch)
@@ -98,17 +91,15 @@ class StepTime:
             load_s = accumulate * self._loader(feed_arm(plan), plan["num_workers"], batch)
         return device_s, load_s
 
-    def _predict(self, arm: Arm, feed: Arm, batch: int, n_workers: int, accumulate: int) -> float:
-        device_s = accumulate * self._micro(arm, batch) + self._update(arm, batch)
-        if self._loader is None:
-            return device_s
-        load_s = accumulate * self._loader(feed, n_workers, batch)
-        if n_workers == 0:
+    def _predict(self, plan: Plan) -> float:
+        device_s, load_s = self._split(plan)
+        if self._loader is None or plan["num_workers"] == 0:
             return device_s + load_s
+        batch, accumulate = plan["batch_size"], plan["accumulate"]
         receive_s = accumulate * self._receive_s * batch
         if not self._on_cpu:
             return _join(device_s, load_s, receive_s)
-        alone_s = accumulate * self._loader(feed, 0, batch)  # all that has to be computed, on all cores
+        alone_s = accumulate * self._loader(feed_arm(plan), 0, batch)  # all that has to be computed, on all cores
         return _join(device_s + receive_s, load_s, (device_s + alone_s) / self._n_cores)
 
     def _compute_log_error(self, row: Trial) -> float:

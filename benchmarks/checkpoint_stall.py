@@ -1,0 +1,130 @@
+"""What a checkpoint costs training: written in the foreground, and beside training from a copy.
+
+Each block trains a new model for the same steps through the product's own ``train``. A stall is what a block took
+longer than one without checkpoints, in the same round, by the checkpoint: the copy, the wait, and the cores and the
+disk that the writer shares with the steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from benchmarks._rounds import compute_differences, compute_means, run_rounds
+from benchmarks._runner import Context, Findings
+from benchmarks._schema import Arm, build_arm, judge
+from fulltilt.config import config_from_values
+from fulltilt.engine.train import train
+from fulltilt.tasks import MODELS, Workload
+
+NAME = "checkpoint_stall"
+CLAIM = "Writing a checkpoint of a resnet18 beside training stalls it at most half as long as writing it in between."
+NEEDS_PEERS = False
+DEVICES = ("cpu", "cuda")
+
+WITHOUT, FOREGROUND, BESIDE = "no checkpoints", "foreground", "async_checkpoint"
+LIMIT_RATIO = 0.5
+N_WARMUP = 4
+N_CHECKPOINTS = 3
+REPLICATION = "round of two blocks an arm, interleaved, each a run of its own"
+
+
+class TimedImages(Dataset):
+    """Random images; remembers when each batch was asked for."""
+
+    def __init__(self, n_samples: int):
+        generator = torch.Generator().manual_seed(0)
+        self._images = torch.randn(n_samples, 3, 32, 32, generator=generator)
+        self._labels = torch.randint(10, (n_samples,), generator=generator)
+        self.asked_s: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def get_batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        self.asked_s.append(time.perf_counter())
+        return self._images[indices], self._labels[indices]
+
+
+def run(context: Context) -> Findings:
+    steps_each = 8 if context.quick else 24
+    batch_size = 64 if context.device == "cuda" else 2
+    measure = functools.partial(
+        measure_block,
+        device=context.device,
+        batch_size=batch_size,
+        steps_each=steps_each,
+        cuda=context.device == "cuda",
+    )
+    measure(WITHOUT)  # the first model of a process pays for much that later ones do not
+    rounds = run_rounds([WITHOUT, FOREGROUND, BESIDE], measure, n_rounds=2 if context.quick else 10)
+
+    def read(seconds: float) -> float:
+        return seconds
+
+    stalls = {
+        name: [1000 * s / N_CHECKPOINTS for s in compute_differences(rounds, name, WITHOUT, read)]
+        for name in (FOREGROUND, BESIDE)
+    }
+    arms = [_build(values, name, "stall_ms_per_checkpoint") for name, values in stalls.items()]
+    n_timed = N_CHECKPOINTS * steps_each
+    step_ms = [1000 * s / n_timed for s in compute_means(rounds, WITHOUT, read)]
+    ratio = _build(compute_ratios(stalls[BESIDE], stalls[FOREGROUND]), BESIDE, "ratio_to_foreground")
+    target = judge(f"stall, {BESIDE} over {FOREGROUND}", ratio.median, ratio.ci95, at_most=LIMIT_RATIO)
+    notes = (
+        f"resnet18 with AdamW, batch {batch_size} of 32×32 images, a checkpoint every {steps_each} steps, "
+        f"{measure_state_mib():.0f} MiB each, synced to the disk of the temporary folder",
+        "the writer's cores and the disk are those of the training: what it takes from the steps is in the stall",
+    )
+    return Findings(arms=(*arms, _build(step_ms, WITHOUT, "step_wall_ms"), ratio), targets=(target,), notes=notes)
+
+
+def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int, cuda: bool) -> float:
+    """Seconds from the first timed batch to the last, with the same number of steps in every arm."""
+    n_steps = N_WARMUP + N_CHECKPOINTS * steps_each
+    dataset = TimedImages(batch_size * (n_steps + 2))
+    config = config_from_values(
+        {
+            "data": {"batch_size": batch_size},
+            "run": {
+                "epochs": 1,
+                "device": device,
+                "checkpoint_every": None if arm == WITHOUT else f"{steps_each} steps",
+                "evaluate_every": None,
+                "async_checkpoint": arm == BESIDE,
+            },
+        },
+        base_dir=".",
+    )
+    workload = Workload(model=build_model, dataset=lambda: dataset, loss=nn.CrossEntropyLoss(), name="images")
+    with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
+        train(config, out_dir=Path(folder) / "run", workload=workload, max_steps=n_steps + 1)
+    if cuda:
+        torch.cuda.synchronize()
+    return dataset.asked_s[n_steps] - dataset.asked_s[N_WARMUP]
+
+
+def build_model() -> nn.Module:
+    return MODELS["resnet18"](n_classes=10)
+
+
+def measure_state_mib() -> float:
+    """Of weights and the two moments that AdamW keeps."""
+    return 3 * sum(p.numel() * p.element_size() for p in build_model().parameters()) / 2**20
+
+
+def compute_ratios(beside: Sequence[float], foreground: Sequence[float]) -> list[float]:
+    """One a round; a round whose foreground stall drowned in noise says nothing."""
+    ratios = [b / f for b, f in zip(beside, foreground, strict=True) if f > 0]
+    return ratios or [float(sum(beside) / max(sum(foreground), 1e-9))]
+
+
+def _build(values: Sequence[float], arm: str, metric: str) -> Arm:
+    return build_arm(values, case="resnet18", arm=arm, metric=metric, unit_of_replication=REPLICATION)

@@ -1,0 +1,90 @@
+"""One search after another of the same workload on the same machine: do they end at the same plan?
+
+The plan that most searches recommend is the one they are held against. A search agrees with it when it recommends it,
+or when it names it as a tie of what it recommends. The other rule, in the same searches: the plan of the row with the
+most samples per second, which is what a search without repeats and ties would return.
+"""
+
+from __future__ import annotations
+
+import collections
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks._duel import describe_plan
+from benchmarks._runner import Context, Findings
+from benchmarks._schema import Arm, build_arm, judge
+from benchmarks.plan_quality import Workload, find_fastest, list_workloads
+from fulltilt.records import Plan
+from fulltilt.tuner import TuneResult, tune
+
+NAME = "search_repeat"
+CLAIM = (
+    "A search that is repeated 20 times ends at the same plan, or names it as a tie of its own, each time but one at "
+    "most."
+)
+NEEDS_PEERS = False
+DEVICES = ("cpu",)
+
+N_SEARCHES = 20
+MAX_EXCEPTIONS = 1
+
+
+def run(context: Context) -> Findings:
+    with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
+        workload = list_workloads(Path(folder))[0]
+        n_searches = 2 if context.quick else N_SEARCHES
+        results = [
+            tune(workload.target, settings=workload.settings, out=Path(folder) / f"search-{number}")
+            for number in range(n_searches)
+        ]
+    arms, exceptions = judge_results(workload, results)
+    target = judge(
+        f"searches of {n_searches} that end elsewhere without a tie", exceptions, None, at_most=MAX_EXCEPTIONS
+    )
+    counts = collections.Counter(result.picks.recommended.trial.plan for result in results)
+    picks = "; ".join(f"{n} × {describe_plan(plan, workload.axes)}" for plan, n in counts.most_common())
+    noise = [result.search.noise_pct for result in results if result.search.noise_pct is not None]
+    notes = (
+        f"{workload.name}: {results[0].search.grid_size} plans; recommended: {picks}",
+        f"runs of one plan inside a search lay up to {max(noise, default=0.0):.0f} % apart",
+    )
+    return Findings(arms=tuple(arms), targets=(target,), notes=notes)
+
+
+def judge_results(workload: Workload, results: Sequence[TuneResult]) -> tuple[list[Arm], int]:
+    """Arms of both rules, and how many searches disagree by the recommended plan."""
+    recommended = [{result.picks.recommended.trial.plan, *list_ties(result)} for result in results]
+    usual = find_usual([result.picks.recommended.trial.plan for result in results])
+    fastest = [find_fastest(result.trials).plan for result in results]
+    agreements = {
+        "recommended, or a tie of it": [usual in plans for plans in recommended],
+        "recommended": [result.picks.recommended.trial.plan == usual for result in results],
+        "fastest row": [plan == find_usual(fastest) for plan in fastest],
+    }
+    arms = [
+        build_arm(list(map(float, found)), case=workload.name, arm=arm, metric="agrees", unit_of_replication="search")
+        for arm, found in agreements.items()
+    ]
+    figures = {
+        "ties_named": [float(len(result.picks.recommended.tied_with)) for result in results],
+        "trials": [float(result.search.n_end_to_end) for result in results],
+        "seconds": [result.search.seconds for result in results],
+    }
+    arms += [
+        build_arm(values, case=workload.name, arm="search", metric=metric, unit_of_replication="search")
+        for metric, values in figures.items()
+    ]
+    return arms, len(results) - sum(agreements["recommended, or a tie of it"])
+
+
+def list_ties(result: TuneResult) -> list[Plan]:
+    """The plans that a search says its recommended one cannot be told from."""
+    rows = {trial.id: trial.plan for trial in (*result.trials, *result.repeats)}
+    return [rows[id] for id in result.picks.recommended.tied_with]
+
+
+def find_usual(plans: Sequence[Plan]) -> Plan:
+    """The one that comes up most; of equals, the first."""
+    return collections.Counter(plans).most_common(1)[0][0]

@@ -1,0 +1,255 @@
+"""SimCLR on CIFAR-10 images: views per second beside a plain loop, what gradient caching costs, and what is learnt.
+
+Views are made by the same steps in both loops, on one thread and without data workers: ``views`` alone, ``step``
+with a small network. ``window`` is one optimizer step over 256 images: plain accumulation of 64 × 4 (126 negatives),
+gradient caching over 64 × 4, and one batch of 256 (510 negatives both). Arms run in turn within a round. ``learning``
+trains from a seed on 10,000 images and reads the accuracy of 20 nearest neighbours before and after.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks._rounds import Round, compute_differences_pct, compute_means, run_rounds
+from benchmarks._runner import ROOT, Context, Findings
+from benchmarks._schema import Arm, Target, build_arm, judge
+from benchmarks._simclr_loop import build_plain_loader, run_plain_steps
+from fulltilt.config import Config, config_from_values, plan_of
+from fulltilt.data import make_stl10
+from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.cached_step import build_step
+from fulltilt.engine.evaluate import evaluate
+from fulltilt.engine.train import train
+from fulltilt.measure import NullTimer
+from fulltilt.stats import compute_quantile_interval
+
+NAME = "simclr"
+CLAIM = (
+    "Views for SimCLR are made faster than image by image, the exact large batch costs less than twice plain "
+    "accumulation, and features learnt without a label beat those of a random encoder."
+)
+NEEDS_PEERS = False
+DEVICES = ("cpu",)
+
+SIDE, BATCH_SIZE, WINDOW = 32, 64, 4
+VIEWS = (
+    f"random_resized_crop({SIDE}, scale=[0.2, 1.0]) | random_flip | "
+    "color_jitter(brightness=0.4, contrast=0.4, saturation=0.4) | random_grayscale(probability=0.2)"
+)
+N_IMAGES, N_LABELLED = 10_000, 2_000
+MIN_SPEEDUP, MAX_CACHING_COST_PCT, MIN_MARGIN = 2.0, 100.0, 0.03
+PLAIN, OURS = "plain loop", "fulltilt"
+ACCUMULATED, CACHED, LARGE = "plain accumulation", "gradient caching", "one large batch"
+
+Arms = dict[str, Callable[[], float]]
+"""Name → one block, returning views per second."""
+
+
+def run(context: Context) -> Findings:
+    source = find_images()
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
+            limit, n_labelled = (600, 200) if context.quick else (N_IMAGES, N_LABELLED)
+            make_stl10(source, folder, size=SIDE, limit=limit, n_labelled=n_labelled)
+            arms, targets = measure_speed(Path(folder), quick=context.quick)
+            learnt, margins = measure_learning(Path(folder), quick=context.quick)
+    finally:
+        torch.set_num_threads(n_threads)
+    return Findings(
+        arms=(*arms, *learnt),
+        targets=(*targets, *margins),
+        notes=(
+            f"views of both loops: {VIEWS}",
+            "small_cnn(width=16) with SimCLR's projector, AdamW, fp32, 1 thread, no data workers",
+            "the plain loop is benchmarks/_simclr_loop.py: PIL images through torchvision's transforms, one by one",
+            "BatchNorm sees 64 images at a time in accumulation and caching, 256 in the large batch",
+        ),
+    )
+
+
+def find_images() -> Path:
+    """The CIFAR-10 images for tests and benchmarks.
+
+    Raises:
+        FileNotFoundError: they are not there.
+    """
+    folder = Path(os.environ.get("FULLTILT_DATA", ROOT / ".." / "shared" / "data"))
+    path = folder / "cifar10_jpeg.tar.xz"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there; set FULLTILT_DATA to the folder that holds it")
+    return path
+
+
+def measure_speed(folder: Path, *, quick: bool) -> tuple[list[Arm], list[Target]]:
+    n_rounds, n_steps = (2, 2) if quick else (15, 8)
+    arms: list[Arm] = []
+    targets: list[Target] = []
+    for case, contestants in (
+        ("views", build_view_arms(folder, n_steps)),
+        ("step", build_step_arms(folder, n_steps)),
+        ("window", build_window_arms(folder, max(1, n_steps // 4))),
+    ):
+        for block in contestants.values():
+            block()
+        rounds = run_rounds(list(contestants), lambda name: contestants[name](), n_rounds=n_rounds)  # noqa: B023
+        unit = f"round of two blocks an arm, {n_steps} batches of {BATCH_SIZE} images each, arms in turn"
+        arms += [
+            build_arm(
+                compute_means(rounds, name, float),
+                case=case,
+                arm=name,
+                metric="views_per_s",
+                unit_of_replication=unit,
+            )
+            for name in contestants
+        ]
+        targets.append(judge_window(rounds) if case == "window" else judge_speedup(rounds, case))
+    return arms, targets
+
+
+def judge_speedup(rounds: Sequence[Round[float]], case: str) -> Target:
+    ratios = [1 + pct / 100 for pct in compute_differences_pct(rounds, OURS, PLAIN, float)]
+    interval = compute_quantile_interval(ratios, 0.5)
+    name = f"{case}: times as fast as the plain loop"
+    return judge(name, sorted(ratios)[len(ratios) // 2], interval, at_least=MIN_SPEEDUP if case == "views" else 1.0)
+
+
+def judge_window(rounds: Sequence[Round[float]]) -> Target:
+    """How much longer a window takes with its samples compared with each other, in percent."""
+    costs = compute_differences_pct(rounds, ACCUMULATED, CACHED, float)
+    interval = compute_quantile_interval(costs, 0.5)
+    name = "window: time of gradient caching above plain accumulation, %"
+    return judge(name, sorted(costs)[len(costs) // 2], interval, at_most=MAX_CACHING_COST_PCT)
+
+
+def build_view_arms(folder: Path, n_steps: int) -> Arms:
+    run = build(folder, accumulate=1)
+    ours, plain = cycle(run), cycle_plain(run)
+
+    def make_ours() -> None:
+        for _ in range(n_steps):
+            prepare = run.workload.prepare
+            assert prepare is not None
+            prepare(next(ours), run.generator)
+
+    def make_plain() -> None:
+        for _ in range(n_steps):
+            next(plain)
+
+    n_views = 2 * BATCH_SIZE * n_steps
+    return {PLAIN: time_block(make_plain, n_views), OURS: time_block(make_ours, n_views)}
+
+
+def build_step_arms(folder: Path, n_steps: int) -> Arms:
+    run, other = build(folder, accumulate=1), build(folder, accumulate=1)
+    step, batches, plain = build_step(run), cycle(run), cycle_plain(other)
+
+    def train_ours() -> None:
+        for _ in range(n_steps):
+            step(batches, NullTimer())
+
+    def train_plain() -> None:
+        run_plain_steps(other.setup.model, other.setup.optimizer, plain, n_steps)
+
+    n_views = 2 * BATCH_SIZE * n_steps
+    return {PLAIN: time_block(train_plain, n_views), OURS: time_block(train_ours, n_views)}
+
+
+def build_window_arms(folder: Path, n_steps: int) -> Arms:
+    def build_arm_of(run: Run) -> Callable[[], float]:
+        step, batches = build_step(run), cycle(run)
+
+        def train_windows() -> None:
+            for _ in range(n_steps):
+                step(batches, NullTimer())
+
+        return time_block(train_windows, 2 * BATCH_SIZE * WINDOW * n_steps)
+
+    return {
+        ACCUMULATED: build_arm_of(build(folder, accumulate=WINDOW, exact=False)),
+        CACHED: build_arm_of(build(folder, accumulate=WINDOW)),
+        LARGE: build_arm_of(build(folder, accumulate=1, batch_size=BATCH_SIZE * WINDOW)),
+    }
+
+
+def time_block(block: Callable[[], None], n_views: int) -> Callable[[], float]:
+    def measure() -> float:
+        started = time.perf_counter()
+        block()
+        return n_views / (time.perf_counter() - started)
+
+    return measure
+
+
+def cycle(run: Run) -> Iterator[Any]:
+    epoch = 0
+    while True:
+        yield from run.start_epoch(epoch)
+        epoch += 1
+
+
+def cycle_plain(run: Run) -> Iterator[Any]:
+    images, _ = run.dataset.get_batch(range(len(run.dataset)))
+    loader = build_plain_loader(images, SIDE, BATCH_SIZE)
+    while True:
+        yield from loader
+
+
+def build(folder: Path, *, accumulate: int, batch_size: int = BATCH_SIZE, exact: bool = True) -> Run:
+    config = build_config(folder, accumulate=accumulate, batch_size=batch_size, exact=exact, width=16)
+    return build_run(config, plan_of(config), device="cpu")
+
+
+def build_config(
+    folder: Path, *, accumulate: int, batch_size: int, exact: bool, width: int, epochs: int = 1, seed: int = 0
+) -> Config:
+    return config_from_values(
+        {
+            "task": f"contrastive(exact_batch={str(exact).lower()})",
+            "model": f"small_cnn(width={width})",
+            "data": {
+                "dataset": "stl10(part=train+unlabeled)",
+                "path": str(folder),
+                "batch_size": batch_size,
+                "drop_last": True,
+                "transform": {"train": VIEWS},
+            },
+            "optim": {"lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.2},
+            "speed": {"accumulate": accumulate, "threads": 1},
+            "run": {"epochs": epochs, "device": "cpu", "seed": seed, "evaluate_every": f"{epochs} epochs"},
+        },
+        base_dir=".",
+    )
+
+
+def measure_learning(folder: Path, *, quick: bool) -> tuple[list[Arm], list[Target]]:
+    """Accuracy of nearest neighbours by features of the encoder as it is drawn, and as it is trained."""
+    n_seeds, epochs, width = (1, 1, 8) if quick else (3, 5, 32)
+    before, after = [], []
+    for seed in range(n_seeds):
+        config = build_config(
+            folder, accumulate=WINDOW, batch_size=BATCH_SIZE, exact=True, width=width, epochs=epochs, seed=seed
+        )
+        drawn = evaluate(build_run(config, plan_of(config), device="cpu"), None)
+        assert drawn is not None
+        before.append(drawn["knn_accuracy"])
+        with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as out_dir:
+            after.append(train(config, out_dir=out_dir).metrics["knn_accuracy"])
+    note = f"small_cnn(width={width}), {epochs} epochs, windows of {BATCH_SIZE} × {WINDOW}"
+    arms = [
+        build_arm(values, case="learning", arm=arm, metric="knn_accuracy", unit_of_replication="seed", note=note)
+        for arm, values in (("random encoder", before), ("trained encoder", after))
+    ]
+    margins = [late - early for early, late in zip(before, after, strict=True)]
+    interval = compute_quantile_interval(margins, 0.5)
+    name = "learning: accuracy above the random encoder's"
+    return arms, [judge(name, sorted(margins)[len(margins) // 2], interval, at_least=MIN_MARGIN)]

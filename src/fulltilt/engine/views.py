@@ -1,0 +1,54 @@
+"""What a task that makes views on the device is given: images as they are held, the transform, and labelled images."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from fulltilt.data import Pipeline, RawImages, build_pipeline
+from fulltilt.errors import UsageError
+
+SIMCLR_VIEWS = (
+    "random_resized_crop({side}, scale=[0.2, 1.0]) | random_flip | "
+    "color_jitter(brightness=0.4, contrast=0.4, saturation=0.4) | random_grayscale(probability=0.2)"
+)
+"""Where ``data.transform.train`` says nothing: SimCLR's order, with the strengths usual for images this small."""
+
+
+def plan_view_data(
+    train: Callable[[], Dataset], validation: Callable[[], Dataset] | None, *, has_transform: bool
+) -> dict[str, Any]:
+    """Functions by the names of the task's parameters; each builds when it is called.
+
+    Args:
+        train: Builds the training images, with the transform that makes views, if the configuration has one.
+        validation: Builds the validation images with their transform.
+        has_transform: The configuration says what makes the views; ``SIMCLR_VIEWS`` otherwise.
+    """
+
+    def build_views() -> Pipeline:
+        source: Any = train()
+        views = source.transform if has_transform else build_pipeline(SIMCLR_VIEWS.format(side=source.sample_shape[-1]))
+        if not isinstance(views, Pipeline):
+            raise UsageError(
+                f"views are made by a pipeline of transforms, and {source.name} has a {type(views).__name__}; write "
+                "data.transform.train as steps joined by |"
+            )
+        return views
+
+    def build_labelled() -> tuple[Any, Any]:
+        assert validation is not None
+        queries: Any = validation()
+        bank: Any = copy.copy(train())  # the same images, seen as validation images are
+        bank.transform = queries.transform
+        return bank, queries
+
+    return {
+        "train": functools.cache(lambda: RawImages(train())),
+        "views": functools.cache(build_views),
+        "labelled": None if validation is None else functools.cache(build_labelled),
+    }

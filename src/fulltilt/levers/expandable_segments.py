@@ -1,0 +1,86 @@
+"""expandable_segments: the CUDA allocator grows its segments instead of adding new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fulltilt.levers._spec import Facts, Lever, Setup
+
+NAME = "expandable_segments"
+
+
+def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value and facts.device_type != "cuda":
+        return "it is an option of the CUDA allocator; use expandable_segments false"
+    return None
+
+
+def _note(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value and facts.is_wsl:
+        return (
+            "under WSL2 the first allocation can fail with a CUDA driver error (pytorch/pytorch#192330); if it does, "
+            "use false"
+        )
+    return None
+
+
+def _apply(setup: Setup, value: bool) -> None:
+    """Set the option beside what the environment set (``PYTORCH_ALLOC_CONF``); segments there already stay."""
+    if setup.device.type != "cuda":
+        return
+    import torch
+
+    settings = torch._C._accelerator_getAllocatorSettings()
+    if is_expandable(settings) == value:
+        return
+    others = [part for part in settings.split(",") if part and part.partition(":")[0] != NAME]
+    torch._C._accelerator_setAllocatorSettings(",".join([*others, f"{NAME}:{value}"]))
+    if not value:
+        setup.notes.append(
+            f"{NAME}=False: the environment has it on (PYTORCH_ALLOC_CONF) and the run goes without it; set "
+            f"speed.{NAME} to true to keep it"
+        )
+
+
+def is_expandable(settings: str) -> bool:
+    """Read the option from the allocator's settings, "expandable_segments:True,max_split_size_mb:512"."""
+    options = dict(part.strip().partition(":")[::2] for part in settings.split(",") if part.strip())
+    return options.get(NAME, "false").strip().lower() == "true"
+
+
+def _observe(setup: Setup) -> bool:
+    """What the allocator's settings say; with memory taken already, that its segments really expand."""
+    if setup.device.type != "cuda":
+        return False
+    import torch
+
+    if not is_expandable(torch._C._accelerator_getAllocatorSettings()):
+        return False
+    segments = torch.cuda.memory_snapshot()
+    return not segments or any(segment.get("is_expandable") for segment in segments)
+
+
+LEVER = Lever(
+    name=NAME,
+    key=f"speed.{NAME}",
+    type=bool,
+    default=False,
+    summary="The CUDA allocator grows its segments instead of adding new ones of fixed size.",
+    doc=(
+        "Against fragmentation: where batch shapes vary, memory that is reserved and free in pieces cannot serve a "
+        "large request, and a run ends out of memory with gigabytes reserved. It is memory and not speed that it "
+        "buys; with fixed shapes it changes little. Not all drivers support it (pytorch/pytorch#122057, #192330), and "
+        "tensors cannot be shared with other processes by CUDA IPC in every release. What PYTORCH_ALLOC_CONF sets "
+        "besides stays."
+    ),
+    trades=("speed", "memory"),
+    stage="environment",
+    restart=True,
+    candidates=lambda facts: (False,),
+    guard=_guard,
+    note=_note,
+    apply=_apply,
+    observe=_observe,
+    is_offered=False,
+)

@@ -1,0 +1,96 @@
+"""Features of the images of a dataset, as an encoder gives them, and a dataset of such features.
+
+Shapes: N images, F features, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fulltilt.errors import UsageError
+
+BATCH_SIZE = 256
+
+
+@torch.no_grad()
+def extract_features(
+    encode: Callable[[Tensor], Tensor],
+    dataset: Any,
+    rows: np.ndarray,
+    device: torch.device,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Features (N, F) float32 and targets (N,) of the samples ``rows``, on the device.
+
+    The dataset's own transform is applied; give it one that does not draw. The caller puts the encoder into
+    evaluation mode.
+
+    Raises:
+        UsageError: no sample is asked for.
+
+    Cost: one forward of every image, in float32.
+    """
+    if not len(rows):
+        raise UsageError("no image to encode: the list of samples is empty")
+    features, targets = [], []
+    for start in range(0, len(rows), BATCH_SIZE):
+        images, labels = dataset.get_batch(rows[start : start + BATCH_SIZE])
+        features.append(encode(images.to(device)).float())
+        targets.append(labels)
+        if progress is not None:
+            progress(min(start + BATCH_SIZE, len(rows)), len(rows))
+    return torch.cat(features), torch.cat(targets).to(device)
+
+
+def find_labelled(dataset: Any) -> np.ndarray:
+    """Rows whose target is known; unlabelled ones have target -1."""
+    targets = np.asarray(dataset.targets)
+    return np.flatnonzero(targets >= 0)
+
+
+def spread(rows: np.ndarray, limit: int | None) -> np.ndarray:
+    """At most ``limit`` of the rows, evenly spread over them."""
+    if limit is None or len(rows) <= limit:
+        return rows
+    return rows[np.linspace(0, len(rows), limit, endpoint=False).astype(np.int64)]
+
+
+class FeatureRows(Dataset):
+    """Features with one target each, read a batch at a time.
+
+    Attributes:
+        features: (N, F) float32.
+        targets: (N,) int64.
+        n_classes: One more than the largest target may be.
+        sample_shape: (F,).
+    """
+
+    name = "features"
+
+    def __init__(self, features: Tensor, targets: Tensor, n_classes: int):
+        self.features, self.targets, self.n_classes = features, targets, n_classes
+        self.sample_shape = tuple(features.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.features[index], self.targets[index]
+
+    def get_batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """(B, F) float32 and (B,) int64."""
+        rows = torch.as_tensor(indices)
+        return self.features[rows], self.targets[rows]
+
+
+def standardise(features_NF: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Mean 0 and deviation 1 of every feature; ``others`` by the mean and deviation of the first."""
+    mean_F, std_F = features_NF.mean(0), features_NF.std(0).clamp(min=1e-6)
+    return tuple((features - mean_F) / std_F for features in (features_NF, *others))

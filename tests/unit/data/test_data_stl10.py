@@ -1,0 +1,199 @@
+"""STL-10's binary format: read, refused where it is damaged, and written from other images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fulltilt.cli import run_command
+from fulltilt.data import DATASETS, RawImages, build_loader, make_stl10
+from fulltilt.errors import DataError
+
+stl10 = DATASETS["stl10"]
+SIDE = 6
+NAMES = ("bird", "cat", "dog")
+
+
+def make_pixels(n, seed):
+    """(N, C, H, W): no two images, channels, rows or columns alike."""
+    return np.random.default_rng(seed).integers(0, 256, (n, 3, SIDE, SIDE), dtype=np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "stl"
+    folder.mkdir()
+    for name, n, seed in (("train", 9, 0), ("test", 6, 1), ("unlabeled", 12, 2)):
+        (folder / f"{name}_X.bin").write_bytes(make_pixels(n, seed).swapaxes(2, 3).tobytes())  # column by column
+        if name != "unlabeled":
+            (folder / f"{name}_y.bin").write_bytes(bytes(1 + i % 3 for i in range(n)))
+    (folder / "class_names.txt").write_text("".join(f"{name}\n" for name in NAMES))
+    return folder
+
+
+def test_images_lie_upright_and_labels_start_at_zero(folder):
+    dataset = stl10(path=str(folder))
+    images, targets = dataset.get_raw_batch([4, 0, -1])
+    assert images.dtype == torch.uint8
+    assert np.array_equal(images.numpy(), make_pixels(9, 0)[[4, 0, 8]])
+    assert targets.tolist() == [1, 0, 2]
+    floats, _ = dataset.get_batch([4])
+    assert torch.equal(floats[0], images[0].float() / 255)
+    assert (dataset.n_classes, dataset.classes, dataset.sample_shape) == (3, NAMES, (3, SIDE, SIDE))
+
+
+def test_the_validation_split_is_the_test_files(folder):
+    dataset = stl10("val", path=str(folder), part="unlabeled")
+    assert np.array_equal(dataset.get_raw_batch(range(6))[0].numpy(), make_pixels(6, 1))
+
+
+def test_parts_follow_each_other_and_unlabelled_images_have_no_target(folder):
+    dataset = stl10(path=str(folder), part="train+unlabeled")
+    assert len(dataset) == 21
+    images, targets = dataset.get_raw_batch([20, 3, 9, 8])
+    expected = np.concatenate([make_pixels(9, 0), make_pixels(12, 2)])[[20, 3, 9, 8]]
+    assert np.array_equal(images.numpy(), expected)
+    assert targets.tolist() == [-1, 0, -1, 2]
+    assert stl10(path=str(folder), part="unlabeled").targets.unique().tolist() == [-1]
+
+
+def test_the_folder_may_be_the_one_above(folder):
+    folder.rename(folder.parent / "stl10_binary")
+    assert len(stl10(path=str(folder.parent))) == 9
+
+
+def test_normalize_takes_mean_and_deviation_of_the_training_images(folder):
+    floats, _ = stl10(path=str(folder), transform="normalize").get_batch(range(9))
+    torch.testing.assert_close(floats.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(floats.std(dim=(0, 2, 3), correction=0), torch.ones(3), atol=1e-4, rtol=0)
+    val, _ = stl10("val", path=str(folder), transform="normalize").get_batch(range(6))
+    assert val.mean(dim=(0, 2, 3)).abs().max() > 1e-3, "mean and deviation are those of training"
+
+
+def test_workers_read_the_mapped_file(folder):
+    dataset = RawImages(stl10(path=str(folder), part="train+unlabeled"))
+    loader = build_loader(dataset, batch_size=8, shuffle=True, drop_last=False, seed=1, options={"num_workers": 1})
+    seen = torch.cat([images for images, _ in loader])
+    expected = np.concatenate([make_pixels(9, 0), make_pixels(12, 2)]).reshape(21, -1)
+    assert sorted(map(tuple, seen.reshape(21, -1).tolist())) == sorted(map(tuple, expected.tolist()))
+
+
+def cut(path, n_bytes):
+    path.write_bytes(path.read_bytes()[:-n_bytes])
+
+
+@pytest.mark.parametrize(
+    ("name", "n_bytes", "part", "said"),
+    [
+        ("train_X.bin", 1, "train", "truncated"),
+        ("train_X.bin", 3 * SIDE * SIDE, "train", "truncated"),
+        ("train_y.bin", 1, "train", "8 labels"),
+        ("unlabeled_X.bin", 5, "train+unlabeled", "no whole number of images"),
+    ],
+)
+def test_a_cut_file_is_told(folder, name, n_bytes, part, said):
+    cut(folder / name, n_bytes)
+    with pytest.raises(DataError, match=said):
+        stl10(path=str(folder), part=part)
+
+
+def test_a_cut_test_file_is_told(folder):
+    cut(folder / "test_X.bin", 3 * SIDE * SIDE)
+    with pytest.raises(DataError, match=r"holds 5 images .* 6 labels"):
+        stl10("val", path=str(folder))
+
+
+def test_empty_and_missing_files_are_told(folder, tmp_path):
+    (folder / "train_y.bin").write_bytes(b"")
+    with pytest.raises(DataError, match="0 labels"):
+        stl10(path=str(folder))
+    (folder / "train_y.bin").unlink()
+    with pytest.raises(DataError, match=r"train_y\.bin is not there"):
+        stl10(path=str(folder))
+    with pytest.raises(DataError, match="make-stl10"):
+        stl10(path=str(tmp_path))
+
+
+def test_labels_out_of_range_are_told(folder):
+    (folder / "train_y.bin").write_bytes(bytes([0, 1, 2, 3, 3, 3, 3, 3, 3]))
+    with pytest.raises(DataError, match="labels from 0 to 3, expected 1 to 3"):
+        stl10(path=str(folder))
+
+
+def write_images(root, shape=(10, 8)):
+    """Two classes, PNG: pixels come back exactly."""
+    for split, n in (("train", 5), ("test", 2)):
+        for target, name in enumerate(("ant", "big bee")):
+            place = root / split / name
+            place.mkdir(parents=True)
+            for i in range(n):
+                pixels = np.random.default_rng([target, i, n]).integers(0, 256, (*shape, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{i}.png")
+    return root
+
+
+def test_a_folder_of_images_goes_there_and_back(tmp_path):
+    source = write_images(tmp_path / "images", shape=(SIDE, SIDE))
+    made = make_stl10(source, tmp_path / "out", size=SIDE)
+    assert (made.n_train, made.n_test, made.n_unlabeled) == (10, 4, 0)
+    before = RawImages(DATASETS["image_folder"](path=str(source)))
+    after = stl10(path=str(tmp_path / "out"))
+    images, targets = before.get_batch(range(10))
+    found, labels = after.get_raw_batch(range(10))
+    assert torch.equal(images, found)
+    assert torch.equal(targets, labels)
+    assert after.classes == ("ant", "big_bee")
+    assert not (tmp_path / "out" / "unlabeled_X.bin").exists()
+
+
+def test_images_of_any_shape_are_brought_to_one(tmp_path):
+    source = write_images(tmp_path / "images", shape=(10, 16))
+    make_stl10(source, tmp_path / "out", size=5)
+    whole = Image.open(source / "train" / "ant" / "0.png").resize((8, 5), Image.Resampling.BILINEAR)
+    expected = np.asarray(whole)[:, 1:6].transpose(2, 0, 1).astype(float)
+    found = stl10(path=str(tmp_path / "out")).get_raw_batch([0])[0][0].numpy().astype(float)
+    assert np.abs(found - expected).max() <= 2
+
+
+def test_images_without_their_label_keep_every_class_on_both_sides(tmp_path):
+    source = write_images(tmp_path / "images")
+    made = make_stl10(source, tmp_path / "out", size=4, n_labelled=4)
+    assert (made.n_train, made.n_unlabeled) == (4, 6)
+    assert stl10(path=str(tmp_path / "out")).targets.bincount().tolist() == [2, 2]
+    assert len(stl10(path=str(tmp_path / "out"), part="train+unlabeled")) == 10
+
+
+def test_a_limit_spreads_over_the_classes(tmp_path):
+    source = write_images(tmp_path / "images")
+    made = make_stl10(source, tmp_path / "out", size=4, limit=6)
+    assert (made.n_train, made.n_test) == (6, 1)
+    assert stl10(path=str(tmp_path / "out")).targets.bincount().tolist() == [3, 3]
+
+
+def test_the_command_writes_and_does_not_overwrite(tmp_path, capsys):
+    source = write_images(tmp_path / "images")
+    words = ["data", "make-stl10", str(source), str(tmp_path / "out"), "--size", "4", "--labelled", "4"]
+    assert run_command(words) == 0
+    assert "4 labelled, 6 unlabelled and 4 test images of 4 × 4, 2 classes" in capsys.readouterr().out
+    assert run_command(words) == 2
+    assert "--force" in capsys.readouterr().err
+    assert run_command([*words[:-2], "--force"]) == 0
+    assert not (tmp_path / "out" / "unlabeled_X.bin").exists(), "what was replaced had it, what replaces it has not"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"size": 0}, "size 0"), ({"n_labelled": 10}, "labelled 10"), ({"limit": 0}, "limit 0")]
+)
+def test_numbers_out_of_range_are_told(tmp_path, options, said):
+    with pytest.raises(DataError, match=said):
+        make_stl10(write_images(tmp_path / "images"), tmp_path / "out", **options)
+
+
+def test_images_of_several_sizes_are_no_batch_of_raw_images(tmp_path):
+    source = write_images(tmp_path / "images")
+    Image.new("RGB", (4, 4)).save(source / "train" / "ant" / "0.png")
+    dataset = DATASETS["image_folder"](path=str(source), transform="resize(4)")
+    with pytest.raises(DataError, match="make-stl10"):
+        RawImages(dataset).get_batch([0, 1])

@@ -1,0 +1,160 @@
+"""optim.ema: the average by hand, what is evaluated, what a checkpoint keeps, and that no step waits for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from training_cases import Points, build_config, build_workload, read_weights, run_train
+
+from fulltilt.config import config_from_values, plan_of
+from fulltilt.engine.average import WeightAverage, compute_decay
+from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.evaluate import build_validation_loader, evaluate
+from fulltilt.engine.step import TrainStep
+from fulltilt.errors import ConfigError
+from fulltilt.measure import NullTimer
+from fulltilt.measure.fake_memory import ALLOCATION_BYTES, estimate_memory
+
+
+def build(ema: float | None, **more) -> Run:
+    values = {"optim": {"ema": ema}, "data": {"batch_size": 16}, "run": {"seed": 3}, "speed": {"threads": 1, **more}}
+    config = config_from_values(values, base_dir=".")
+    return build_run(config, plan_of(config), device="cpu", workload=build_workload())
+
+
+def take_steps(run: Run, n_steps: int) -> list[dict[str, torch.Tensor]]:
+    """Weights and running statistics after each step."""
+    step, batches, seen = TrainStep(run), run.start_epoch(0), []
+    for _ in range(n_steps):
+        step(batches, NullTimer())
+        seen.append({name: tensor.clone() for name, tensor in run.setup.model.state_dict().items()})
+    return seen
+
+
+@pytest.mark.parametrize("ema", [0.3, 0.999])
+def test_the_average_is_the_recursion_by_hand(ema):
+    run = build(ema)
+    expected = {name: t.clone().double() for name, t in run.setup.model.state_dict().items() if t.is_floating_point()}
+    for n, weights in enumerate(take_steps(run, 5)):
+        d = min(ema, (1 + n) / (10 + n))
+        expected = {name: d * old + (1 - d) * weights[name].double() for name, old in expected.items()}
+    kept = run.average.state_dict()["weights"]
+    assert kept.keys() == expected.keys() >= {"1.running_mean", "1.running_var"}
+    for name, value in expected.items():
+        torch.testing.assert_close(kept[name].double(), value, rtol=1e-5, atol=1e-7)
+
+
+def test_the_decay_warms_up_to_its_value():
+    assert [compute_decay(0.9, n) for n in (0, 8, 79, 80, 10**6)] == [0.1, 0.5, 80 / 89, 0.9, 0.9]
+
+
+def test_training_itself_is_bit_equal_with_and_without_an_average():
+    for mine, theirs in zip(take_steps(build(None), 4), take_steps(build(0.9), 4), strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_evaluation_takes_the_average_and_gives_the_weights_back():
+    run, plain = build(0.99), build(None)
+    weights = take_steps(run, 4)[-1]
+    loader = build_validation_loader(run)
+    figures = evaluate(run, loader)
+    plain.setup.model.load_state_dict(weights | run.average.state_dict()["weights"])
+    assert figures == evaluate(plain, loader)
+    plain.setup.model.load_state_dict(weights)
+    assert figures != evaluate(plain, loader)
+    assert all(torch.equal(run.setup.model.state_dict()[name], value) for name, value in weights.items())
+
+
+def test_a_stopped_evaluation_gives_the_weights_back_too():
+    run = build(0.99)
+    weights = take_steps(run, 2)[-1]
+    assert evaluate(run, build_validation_loader(run), should_stop=lambda: True) is None
+    assert all(torch.equal(run.setup.model.state_dict()[name], value) for name, value in weights.items())
+
+
+def test_masks_and_frozen_weights_are_left_alone():
+    """Averaging a mask of minus infinity would make it NaN."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.register_buffer("mask", torch.full((2, 2), float("-inf")))
+    model[1].requires_grad_(False)
+    average = WeightAverage(model, 0.9)
+    average.update()
+    assert average.state_dict()["weights"].keys() == {"0.weight", "0.bias"}
+
+
+def test_a_shared_weight_is_averaged_once():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    average = WeightAverage(model, 0.9)
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    before = average.state_dict()["weights"]["0.weight"].clone()
+    average.update()
+    torch.testing.assert_close(average.state_dict()["weights"]["0.weight"], before + 0.9)
+    with average.in_force():
+        assert model[0].weight is model[1].weight
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_resumed_run_has_the_average_of_one_that_never_stopped(tmp_path, precision):
+    config = build_config(optim__ema=0.9, speed__precision=precision)
+    whole, expected = run_train(tmp_path / "whole", config)
+    _, recorder = run_train(tmp_path / "parts", config, max_steps=5)
+    parts, _ = run_train(tmp_path / "parts", config, recorder, resume=True)
+    assert recorder.list_figures() == expected.list_figures()
+    assert parts.metrics == whole.metrics
+    kept = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["average"] for name in ("whole", "parts")]
+    assert kept[0]["n_updates"] == kept[1]["n_updates"] == whole.step
+    assert all(torch.equal(value, kept[1]["weights"][name]) for name, value in kept[0]["weights"].items())
+    weights = read_weights(tmp_path / "whole")
+    assert not all(torch.equal(value, weights[name]) for name, value in kept[0]["weights"].items())
+    assert any("running average" in note for note in whole.notes)
+
+
+def test_the_average_reads_nothing_on_the_host():
+    class Reads(TorchDispatchMode):
+        names: tuple[str, ...] = ()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names += (str(func),)
+            return func(*args, **(kwargs or {}))
+
+    run = build(0.9)
+    with Reads() as reads:
+        run.average.update()
+    assert [name for name in reads.names if "_foreach_lerp_" in name]
+    assert not [name for name in reads.names if "_local_scalar_dense" in name or "_to_copy" in name]
+
+
+def test_its_memory_is_in_the_estimate():
+    bytes_of = {}
+    for ema in (None, 0.9):
+        run = build(ema)
+        batch = next(run.start_epoch(0))
+        bytes_of[ema] = estimate_memory(run, 16, batch=batch, build_step=TrainStep).parameters_bytes
+    average = build(0.9).average.state_dict()["weights"].values()
+    unit = ALLOCATION_BYTES["cpu"]
+    assert bytes_of[0.9] - bytes_of[None] == sum(-(-t.untyped_storage().nbytes() // unit) * unit for t in average)
+
+
+@pytest.mark.parametrize("ema", [0, 1, 1.5, True])
+def test_a_decay_outside_of_its_range_is_refused(ema):
+    with pytest.raises(ConfigError, match="ema"):
+        config_from_values({"optim": {"ema": ema}}, base_dir=".")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_step_with_an_average_does_not_synchronise():
+    config = config_from_values({"optim": {"ema": 0.9}, "data": {"batch_size": 16}}, base_dir=".")
+    workload = build_workload(dataset=lambda: Points(noise=0), prepare=None)
+    with build_run(config, plan_of(config), device="cuda", workload=workload) as run:
+        step, batches = TrainStep(run), run.start_epoch(0)
+        step(batches, NullTimer())
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            run.average.update()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

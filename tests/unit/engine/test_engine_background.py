@@ -1,0 +1,139 @@
+"""Checkpoints written beside training: equal content, one at a time, and what a full disk does."""
+
+import threading
+
+import pytest
+import torch
+from training_cases import Recorder, build_config, build_workload, read_weights, run_train
+
+from fulltilt.engine import background, checkpoint
+from fulltilt.engine.background import BackgroundWriter, copy_to_host
+from fulltilt.errors import StorageError
+from fulltilt.records import CheckpointSaved, CheckpointStarted, Noted, StepsDone
+
+
+def test_the_copy_does_not_follow_what_training_does_next():
+    weight = torch.ones(4)
+    state = {"model": {"weight": weight, "tied": weight.detach()}, "step": 3, "sums": [(weight * 2, "x")]}
+    copy = copy_to_host(state)
+    weight.add_(1)
+    assert torch.equal(copy["model"]["weight"], torch.ones(4))
+    assert copy["model"]["weight"] is copy["model"]["tied"]
+    assert copy["sums"][0][1] == "x"
+
+
+def test_what_was_written_beside_is_what_would_have_been_written(tmp_path):
+    state = {"model": {"a": torch.randn(5, 3).t(), "empty": torch.zeros(0)}, "rng": [1, (2.5, None)]}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    checkpoint.save_checkpoint(tmp_path / "a", state)
+    writer = BackgroundWriter()
+    writer.start(tmp_path / "b", state)
+    assert writer.collect().error is None
+    plain, beside = (checkpoint.load_checkpoint(tmp_path / name).state for name in "ab")
+    assert plain["rng"] == beside["rng"]
+    assert all(torch.equal(plain["model"][name], beside["model"][name]) for name in plain["model"])
+
+
+class Held:
+    """Stands in for the disk: a write ends when it is let go."""
+
+    def __init__(self, monkeypatch, error=None):
+        self.go, self.folders, self.error = threading.Event(), [], error
+        monkeypatch.setattr(background, "save_checkpoint", self.save)
+
+    def save(self, folder, state):
+        self.folders.append(folder)
+        assert self.go.wait(60)
+        if self.error is not None:
+            raise self.error
+        return checkpoint.save_checkpoint(folder, state)
+
+
+def test_one_write_at_a_time(tmp_path, monkeypatch):
+    disk, writer = Held(monkeypatch), BackgroundWriter()
+    writer.start(tmp_path, {"step": 1})
+    assert writer.is_busy
+    assert not writer.is_done
+    with pytest.raises(RuntimeError, match="being written already"):
+        writer.start(tmp_path, {"step": 2})
+    disk.go.set()
+    assert writer.collect().path == tmp_path / "checkpoint.pt"
+    assert not writer.is_busy
+
+
+def test_an_error_of_the_thread_comes_with_its_collection(tmp_path, monkeypatch):
+    disk, writer = Held(monkeypatch, StorageError("no space left")), BackgroundWriter()
+    disk.go.set()
+    writer.start(tmp_path, {"step": 1})
+    assert isinstance(writer.collect().error, StorageError)
+
+
+def test_a_run_with_checkpoints_beside_it_ends_as_one_without(tmp_path):
+    every = {"run__checkpoint_every": "2 steps"}
+    _, plain = run_train(tmp_path / "a", build_config(**every))
+    config = build_config(run__async_checkpoint=True, **every)
+    _, beside = run_train(tmp_path / "b", config)
+    assert beside.list_figures() == plain.list_figures()
+    mine, theirs = read_weights(tmp_path / "a"), read_weights(tmp_path / "b")
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    saved, started = beside.of(CheckpointSaved), beside.of(CheckpointStarted)
+    assert [event.step for event in saved] == [event.step for event in started]
+    _, again = run_train(tmp_path / "b", config, resume=True)
+    assert again.of(StepsDone) == []
+
+
+def test_a_run_that_left_while_a_checkpoint_was_written_resumes_bit_equal(tmp_path):
+    config = build_config(run__async_checkpoint=True, run__checkpoint_every="2 steps")
+    _, expected = run_train(tmp_path / "whole", config)
+    recorder = Recorder()
+    run_train(tmp_path / "parts", config, recorder, max_steps=5)
+    run_train(tmp_path / "parts", config, recorder, resume=True)
+    assert recorder.list_figures() == expected.list_figures()
+
+
+class FullAt:
+    """The disk is full for the given writes, counted from 1."""
+
+    def __init__(self, monkeypatch, *calls):
+        self.calls, self.n = calls, 0
+        self.real = checkpoint.save_checkpoint
+        monkeypatch.setattr(checkpoint, "save_checkpoint", self.save)
+        monkeypatch.setattr(background, "save_checkpoint", self.save)
+
+    def save(self, folder, state):
+        self.n += 1
+        if self.n in self.calls:
+            raise StorageError(f"no space left for {folder / 'checkpoint.pt'}; free some")
+        return self.real(folder, state)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_on_a_full_disk_the_run_stops_and_the_checkpoint_before_is_kept(tmp_path, monkeypatch, is_async):
+    FullAt(monkeypatch, 2)
+    config = build_config(run__async_checkpoint=is_async, run__checkpoint_every="2 steps")
+    recorder = Recorder()
+    with pytest.raises(StorageError, match=r"no checkpoint of step 4: no space .* the checkpoint of step 2 is kept"):
+        run_train(tmp_path, config, recorder)
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] == 2
+    assert recorder.events[-1].reason.startswith("failed: StorageError")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_told_to_continue_it_goes_on_says_so_and_saves_again_later(tmp_path, monkeypatch, is_async):
+    FullAt(monkeypatch, 2)
+    config = build_config(run__async_checkpoint=is_async, run__checkpoint_every="2 steps", run__on_full_disk="continue")
+    result, recorder = run_train(tmp_path, config)
+    assert result.reason == "finished"
+    (warning,) = [note.message for note in recorder.of(Noted) if note.level == "warning"]
+    assert "no checkpoint of step 4" in warning
+    assert "training goes on" in warning
+    assert 4 not in [event.step for event in recorder.of(CheckpointSaved)]
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] == 12
+
+
+def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_in_any_case(tmp_path, monkeypatch):
+    FullAt(monkeypatch, 1)
+    config = build_config(run__checkpoint_every=None, run__on_full_disk="continue")
+    with pytest.raises(StorageError, match="no checkpoint of step 12"):
+        run_train(tmp_path, config, workload=build_workload())

@@ -1,0 +1,90 @@
+"""muon: each weight is moved as by the optimizer it belongs to alone; state, rates and copies are one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn, optim
+from training_cases import build_config, build_workload, run_train
+
+from fulltilt.engine.joint_optimizer import JointOptimizer
+from fulltilt.engine.optimizers import OPTIMIZERS
+from fulltilt.engine.schedule import LearningRate
+from fulltilt.errors import UsageError
+
+
+def build_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def take_steps(model: nn.Module, optimizers: list[optim.Optimizer], n_steps: int, first: int = 0) -> None:
+    for i in range(first, first + n_steps):
+        inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(i))
+        model(inputs).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def equal(mine: nn.Module, theirs: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+
+
+def test_every_weight_moves_as_with_its_own_optimizer_alone():
+    joint, apart = build_model(), build_model()
+    take_steps(joint, [OPTIMIZERS["muon"](joint.parameters(), lr=0.02, other_lr=0.003, weight_decay=0.1)], 4)
+    matrices = [p for p in apart.parameters() if p.dim() == 2]
+    others = [p for p in apart.parameters() if p.dim() != 2]
+    parts = [optim.Muon(matrices, lr=0.02, weight_decay=0.1), optim.AdamW(others, lr=0.003, weight_decay=0.1)]
+    for i in range(4):
+        apart(torch.randn(16, 6, generator=torch.Generator().manual_seed(i))).square().mean().backward()
+        for part in parts:
+            part.step()
+            part.zero_grad()
+    assert equal(joint, apart)
+    assert not equal(joint, build_model())
+
+
+def test_state_goes_on_where_it_was_and_into_the_parts():
+    whole, first, second = build_model(), build_model(), build_model()
+    take_steps(whole, [OPTIMIZERS["muon"](whole.parameters())], 5)
+    before = OPTIMIZERS["muon"](first.parameters())
+    take_steps(first, [before], 3)
+    second.load_state_dict(first.state_dict())
+    after = OPTIMIZERS["muon"](second.parameters())
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    take_steps(second, [after], 2, first=3)
+    assert equal(second, whole)
+
+
+def test_a_schedule_scales_all_parts_and_a_deep_copy_steps_by_itself():
+    model = build_model()
+    optimizer = OPTIMIZERS["muon"](model.parameters(), lr=0.02, other_lr=0.004)
+    LearningRate(optimizer, lambda taken: 0.5).set_step(0)
+    assert [group["lr"] for part in optimizer._parts for group in part.param_groups] == [0.01, 0.002]
+    before = copy.deepcopy(model)
+    twin_model, twin = copy.deepcopy((model, optimizer))
+    assert isinstance(twin, JointOptimizer)
+    take_steps(twin_model, [twin], 1)
+    assert equal(model, before)
+    take_steps(model, [optimizer], 1)
+    assert equal(model, twin_model)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_run_with_muon_learns_and_resumes_bit_equal(tmp_path, precision):
+    config = build_config(run__epochs=4, speed__precision=precision)
+    workload = build_workload(optimizer=lambda parameters: OPTIMIZERS["muon"](parameters, lr=0.05, other_lr=0.02))
+    whole, expected = run_train(tmp_path / "whole", config, workload=workload)
+    assert whole.metrics["accuracy"] > 0.8
+    _, recorder = run_train(tmp_path / "parts", config, workload=workload, max_steps=8)
+    run_train(tmp_path / "parts", config, recorder, workload=workload, resume=True)
+    assert recorder.list_figures() == expected.list_figures()
+
+
+def test_a_model_without_matrices_is_refused():
+    with pytest.raises(UsageError, match="2-d weights"):
+        OPTIMIZERS["muon"](nn.Conv2d(3, 3, 3).parameters())

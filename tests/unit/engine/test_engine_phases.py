@@ -1,0 +1,228 @@
+"""A contrastive configuration: pre-training, linear probe and clusters; each phase goes on where it was left."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fulltilt.cli import run_command
+from fulltilt.config import config_from_values, load_config, plan_of
+from fulltilt.engine.assemble import build_workload
+from fulltilt.engine.build import build_run
+from fulltilt.engine.cached_step import CachedStep, build_step
+from fulltilt.engine.phases import PhaseOptions, run_phase
+from fulltilt.errors import RunFolderError, UsageError
+from fulltilt.measure import NullTimer
+
+SIDE, N_CLASSES = 8, 3
+OPTIONS = PhaseOptions(probe_epochs=20, cluster_epochs=10)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Images in STL-10's format whose class is a pattern under noise."""
+    folder = tmp_path_factory.mktemp("stl")
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 200, (N_CLASSES, 3, SIDE, SIDE))
+    for name, n in (("train", 48), ("test", 24), ("unlabeled", 36)):
+        targets = np.arange(n) % N_CLASSES
+        noise = rng.integers(0, 55, (n, 3, SIDE, SIDE))
+        (folder / f"{name}_X.bin").write_bytes((patterns[targets] + noise).astype(np.uint8).tobytes())
+        if name != "unlabeled":
+            (folder / f"{name}_y.bin").write_bytes((targets + 1).astype(np.uint8).tobytes())
+    (folder / "class_names.txt").write_text("a\nb\nc\n")
+    return folder
+
+
+def build_values(folder, **changes):
+    values = {
+        "task": "contrastive(projector=8)",
+        "model": "small_cnn(width=4)",
+        "data": {"dataset": "stl10(part=train+unlabeled)", "path": str(folder), "batch_size": 12},
+        "speed": {"accumulate": 2, "threads": 1},
+        "optim": {"lr": 3e-3},
+        "run": {"epochs": 2, "device": "cpu", "seed": 1, "log_every_n_steps": 1},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            values[section] = values[section] | {name: value}
+        else:
+            values[section] = value
+    return values
+
+
+def build_config(folder, **changes):
+    return config_from_values(build_values(folder, **changes), base_dir=".")
+
+
+def build(folder, **changes):
+    config = build_config(folder, **changes)
+    return build_run(config, plan_of(config), device="cpu")
+
+
+def run(phase, folder, out_dir, *, resume=False, options=OPTIONS, **changes):
+    config = build_config(folder, **changes)
+    return run_phase(phase, config, out_dir=out_dir, listeners=[], resume=resume, options=options)
+
+
+def test_a_step_trains_on_two_views_of_uint8_images(folder):
+    run = build(folder)
+    batch = next(run.start_epoch(0))
+    assert batch[0].dtype == torch.uint8
+    inputs, _ = run.workload.prepare(batch, run.generator)
+    assert inputs.shape == (24, 3, SIDE, SIDE)
+    assert inputs.dtype == torch.float32
+    assert not torch.equal(inputs[0], inputs[1])
+    step = build_step(run)
+    assert type(step) is CachedStep
+    outcome = step(run.start_epoch(0), NullTimer())
+    assert (outcome.n_samples, outcome.n_micro) == (24, 2)
+    assert outcome.loss < 1.5 * np.log(2 * 24 - 1)
+    assert any("46 negatives per anchor" in note for note in run.notes)
+    assert any("knn_accuracy" in note and "48 labelled" in note for note in run.notes)
+
+
+def test_plain_accumulation_says_how_few_negatives_it_has(folder):
+    run = build(folder, task="contrastive(exact_batch=false)")
+    assert type(build_step(run)) is not CachedStep
+    assert any("22 negatives per anchor" in note and "46" in note for note in run.notes)
+
+
+def test_the_configured_transform_makes_the_views(folder):
+    transform = {"train": "random_crop(4) | normalize", "val": "center_crop(4) | normalize"}
+    run = build(folder, data__transform=transform)
+    inputs, _ = run.workload.prepare(next(run.start_epoch(0)), run.generator)
+    assert inputs.shape[-2:] == (4, 4)
+    assert inputs.min() < 0, "normalized"
+    bank, _ = run.workload.assess.labelled()
+    assert bank.get_batch([0])[0].shape[-2:] == (4, 4)
+    torch.testing.assert_close(bank.get_batch([5])[0], bank.get_batch([5])[0], rtol=0, atol=0)
+
+
+def test_channels_last_and_bf16_are_in_force_with_views(folder):
+    run = build(folder, speed__channels_last=True, speed__precision="bf16")
+    build_step(run)(run.start_epoch(0), NullTimer())
+    assert run.setup.state["input_channels_last"]
+    assert run.setup.state["autocast_dtype"] is torch.bfloat16
+
+
+def test_every_phase_runs_and_is_not_trained_again(folder, tmp_path):
+    first = run("pretrain", folder, tmp_path)
+    assert first.reason == "finished"
+    assert set(first.metrics) == {"knn_accuracy"}
+    probe = run("probe", folder, tmp_path)
+    assert probe.metrics["accuracy"] > 0.8, "the patterns are plain to see"
+    cluster = run("cluster", folder, tmp_path)
+    assert set(cluster.metrics) == {"cluster_accuracy", "nmi", "purity", "f1"}
+    for phase, before in (("pretrain", first), ("probe", probe), ("cluster", cluster)):
+        again = run(phase, folder, tmp_path, resume=True)
+        assert (again.step, again.metrics) == (before.step, before.metrics)
+        with pytest.raises(RunFolderError, match="--resume"):
+            run(phase, folder, tmp_path)
+
+
+@pytest.mark.parametrize("phase", ["pretrain", "cluster"])
+def test_a_phase_that_was_left_ends_as_if_it_had_not_been(folder, tmp_path, phase, monkeypatch):
+    if phase != "pretrain":
+        for out_dir in (tmp_path / "whole", tmp_path / "left"):
+            run("pretrain", folder, out_dir)
+    whole = run(phase, folder, tmp_path / "whole")
+    leave_after(monkeypatch, 3)
+    left = run(phase, folder, tmp_path / "left")
+    assert left.step == 3 < whole.step
+    monkeypatch.undo()
+    resumed = run(phase, folder, tmp_path / "left", resume=True)
+    assert resumed.step == whole.step
+    assert resumed.metrics == whole.metrics
+    states = [torch.load(tmp_path / name / phase / "checkpoint.pt", weights_only=True) for name in ("whole", "left")]
+    for mine, theirs in zip(states[0]["model"].values(), states[1]["model"].values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def leave_after(monkeypatch, n_steps):
+    from fulltilt.engine import phases
+
+    def train(config, **options):
+        return original(config, max_steps=n_steps, **options)
+
+    original = phases.train
+    monkeypatch.setattr(phases, "train", train)
+
+
+def test_features_are_read_from_the_disk_the_second_time(folder, tmp_path, monkeypatch):
+    run("pretrain", folder, tmp_path)
+    run("probe", folder, tmp_path)
+    assert {path.name.split("-")[0] for path in (tmp_path / "features").iterdir()} == {"labelled", "validation"}
+
+    def refuse(encode, dataset, rows, *args, **options):
+        assert len(rows) == 36, "only the unlabelled images are new"
+        return original(encode, dataset, rows, *args, **options)
+
+    from fulltilt.engine import phases
+
+    original = phases.extract_features
+    monkeypatch.setattr(phases, "extract_features", refuse)
+    run("cluster", folder, tmp_path)
+
+
+def test_a_probe_of_another_encoder_is_another_run(folder, tmp_path):
+    run("pretrain", folder, tmp_path)
+    run("probe", folder, tmp_path)
+    run("pretrain", folder, tmp_path, resume=True, run__epochs=3)
+    with pytest.raises(RunFolderError):
+        run("probe", folder, tmp_path, resume=True)
+
+
+def test_a_probe_needs_an_encoder(folder, tmp_path):
+    with pytest.raises(UsageError, match="run the phase pretrain first"):
+        run("probe", folder, tmp_path)
+
+
+def test_phases_of_another_task_are_refused(tmp_path):
+    config = config_from_values({"model": "small_cnn", "data": {"dataset": "digits"}}, base_dir=".")
+    with pytest.raises(UsageError, match="task: contrastive"):
+        run_phase("probe", config, out_dir=tmp_path, listeners=[], resume=False, options=OPTIONS)
+
+
+def test_the_command_runs_all_phases_and_writes_json(folder, tmp_path, capsys):
+    file = tmp_path / "c.yaml"
+    file.write_text(json.dumps(build_values(folder)))
+    words = ["contrastive", str(file), "--out", str(tmp_path / "out"), "--json", str(tmp_path / "r.json"), "--quiet"]
+    options = ["--probe-epochs", "5", "--cluster-epochs", "5", "--epochs", "1"]
+    assert run_command([*words, *options]) == 0
+    said = capsys.readouterr().out
+    for text in ("pretrain: knn_accuracy", "probe: loss", "cluster: cluster_accuracy"):
+        assert text in said
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["version"] == 1
+    assert list(document["phases"]) == ["pretrain", "probe", "cluster"]
+    assert 0 <= document["phases"]["cluster"]["metrics"]["nmi"] <= 1
+    assert run_command([*words, *options]) == 2
+    assert run_command([*words, "--phases", "cluster", "--cluster-epochs", "5", "--resume"]) == 0
+
+
+@pytest.mark.parametrize("flags", [["--clusters", "1"], ["--clear-share", "0"], ["--probe-epochs", "0"]])
+def test_flags_out_of_range_are_told(folder, tmp_path, flags, capsys):
+    file = tmp_path / "c.yaml"
+    file.write_text(json.dumps(build_values(folder)))
+    assert run_command(["contrastive", str(file), *flags]) == 2
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_the_configuration_of_the_guide_says_what_the_guide_says():
+    config = load_config("configs/stl10_config.yaml")
+    assert (config.data.batch_size, config.data.num_workers, config.data.pin_memory) == (128, 6, True)
+    assert (config.speed.accumulate, config.speed.precision, config.speed.cudnn_benchmark) == (4, "auto", True)
+    assert "gradient_accumulation" in config.provenance["speed.accumulate"]
+
+
+def test_the_configuration_of_the_guide_builds_on_images_in_the_format(folder):
+    words = [f"data.path={folder}", "data.batch_size=8", "model=small_cnn(width=4)"]
+    workload = build_workload(load_config("configs/stl10_config.yaml", words))
+    assert workload.couples_samples
+    assert "1,022 negatives" in workload.explain(128, 4)[0]
+    assert workload.model().encode(torch.zeros(2, 3, SIDE, SIDE)).shape == (2, 16)

@@ -1,0 +1,208 @@
+"""A run against the speed that was measured for its plan: when it speaks, and which reason it names."""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from training_cases import Points, Recorder, build_config, build_workload, run_train
+
+from fulltilt.config import plan_of
+from fulltilt.config.model import Promise
+from fulltilt.engine import promise as promise_module
+from fulltilt.engine.promise import (
+    N_SLOW_WINDOWS,
+    WINDOW_S,
+    DataWaits,
+    Look,
+    MachineLook,
+    PromiseWatch,
+    find_reasons,
+)
+from fulltilt.hardware import CpuTimes, FakeNvml, NvmlDevice, NvmlProcess, build_status, read_machine
+from fulltilt.records import Noted
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PROMISE = Promise(samples_per_s=[900.0, 1100.0], plan="p", machine="m", threads=4, data_wait_pct=5.0)
+
+
+def build_watch(looks=None):
+    waiting = list(looks or [])
+    return PromiseWatch(PROMISE, lambda: waiting.pop(0) if waiting else Look(time_s=0.0))
+
+
+def feed(watch, rates, seconds=WINDOW_S):
+    return [watch.observe(round(rate * seconds), seconds) for rate in rates]
+
+
+def test_a_run_within_its_promise_says_nothing():
+    assert feed(build_watch(), [1000, 900, 1100, 2000, 870]) == [None] * 5
+
+
+def test_the_warm_up_does_not_count():
+    assert feed(build_watch(), [1, 1000, 1000, 1000]) == [None] * 4
+
+
+def test_several_slow_windows_in_a_row_are_told_once_per_fall():
+    watch = build_watch()
+    said = feed(watch, [1000, *[500] * (N_SLOW_WINDOWS + 3)])
+    assert [message is not None for message in said] == [False] * N_SLOW_WINDOWS + [True, False, False, False]
+    assert "500 samples/s, tune measured 900 to 1,100" in said[N_SLOW_WINDOWS]
+    assert "nothing that was looked at explains it" in said[N_SLOW_WINDOWS]
+    again = feed(watch, [1000, *[500] * N_SLOW_WINDOWS])
+    assert again[-1] is not None
+
+
+def test_a_slow_window_between_good_ones_is_no_fall():
+    assert not any(feed(build_watch(), [1000, *[500, 500, 1000] * 4]))
+
+
+def test_short_intervals_are_put_together():
+    watch = build_watch()
+    n = 20 * (N_SLOW_WINDOWS + 2)
+    said = feed(watch, [500] * n, seconds=WINDOW_S / 20)
+    assert sum(message is not None for message in said) == 1
+
+
+SECONDS = 10.0
+QUIET = Look(
+    time_s=0.0,
+    cpu_wait_us=0,
+    disk_wait_us=0,
+    memory_wait_us=0,
+    cpu_times=CpuTimes(steal_jiffies=0, total_jiffies=0, idle_jiffies=0),
+    own_cpu_s=0.0,
+    n_threads=4,
+)
+
+
+def later(*, steal_s=0.0, foreign_s=0.0, own_s=10.0, wait_pct=0.0, **changes):
+    """A look ten seconds on, on four cores of which this run kept one busy."""
+    total, idle = 4 * SECONDS, 4 * SECONDS - own_s - foreign_s - steal_s
+    times = CpuTimes(
+        steal_jiffies=round(steal_s * TICKS_PER_S),
+        total_jiffies=round(total * TICKS_PER_S),
+        idle_jiffies=round(idle * TICKS_PER_S),
+    )
+    values = {"time_s": SECONDS, "cpu_times": times, "own_cpu_s": own_s, "cpu_wait_us": round(wait_pct * SECONDS * 1e4)}
+    return dataclasses.replace(QUIET, **{**values, **changes})
+
+
+REASONS = {
+    "neighbour": (later(foreign_s=19.0, wait_pct=40), "other processes use 1.9 cores, and some task waited .* 40 %"),
+    "steal": (later(steal_s=12.0), "the host took 30 % of the cores' time"),
+    "disk": (later(disk_wait_us=3_000_000), "waited for the disk 30 % of the time"),
+    "memory": (later(memory_wait_us=2_000_000), r"waited for memory \(is it swapping\?\) 20 %"),
+    "workers": (later(n_workers=4, stopped_workers=(77,)), r"1 of 4 data workers stand still \(pid 77\)"),
+    "data": (later(data_wait_s=6.0), "waited for data 60 % of the time, 5 % when tuned"),
+    "threads": (later(n_threads=1), "torch uses 1 threads, 4 when tuned"),
+    "clock": (
+        later(throttle_reasons=("gpu_idle", "sw_thermal_slowdown"), sm_clock_mhz=900, sm_clock_max_mhz=1980),
+        r"holds its clock down \(sw_thermal_slowdown, 900 of 1980 MHz\)",
+    ),
+    "GPU neighbours": (later(n_gpu_neighbours=2), "2 other processes use the GPU"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_each_reason_is_named_alone(name):
+    now, expected = REASONS[name]
+    (reason,) = find_reasons(PROMISE, QUIET, now)
+    assert re.search(expected, reason)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        later(),
+        later(foreign_s=19.0, wait_pct=2),  # others are busy, and there is room for all
+        later(wait_pct=60, own_s=38.0),  # the run's own workers wait for each other
+        later(data_wait_s=1.2),
+        later(throttle_reasons=("gpu_idle",)),
+    ],
+)
+def test_what_is_no_reason_is_not_named(now):
+    assert find_reasons(PROMISE, QUIET, now) == []
+
+
+def test_what_the_machine_does_not_say_is_no_reason():
+    silent = Look(time_s=0.0)
+    assert find_reasons(PROMISE, silent, dataclasses.replace(silent, time_s=SECONDS)) == []
+
+
+def test_a_gpu_is_asked_for_its_clock_and_its_other_processes(monkeypatch):
+    device = NvmlDevice(index=0, name="x", uuid="GPU-a", memory_total_bytes=None, compute_capability=None)
+    processes = (NvmlProcess(pid=os.getpid(), memory_used_bytes=1), NvmlProcess(pid=1, memory_used_bytes=1))
+    status = build_status(throttle_reasons=("hw_slowdown",), sm_clock_mhz=300, processes=processes)
+    monkeypatch.setattr(promise_module, "find_device_index", lambda device, nvml: 0)
+    look = MachineLook(torch.device("cuda:0"), DataWaits(), FakeNvml([device], {0: status}))()
+    assert (look.throttle_reasons, look.sm_clock_mhz, look.n_gpu_neighbours) == (("hw_slowdown",), 300, 1)
+
+
+def test_time_in_next_is_counted_and_nothing_else():
+    clock = DataWaits()
+
+    def slow():
+        for i in range(3):
+            time.sleep(0.01)
+            yield i
+
+    began_s = time.perf_counter()
+    batches = clock.count(slow())
+    assert [next(batches), next(batches, None)] == [0, 1]
+    in_next_s = time.perf_counter() - began_s
+    time.sleep(0.05)
+    assert list(batches) == [2]
+    assert next(batches, "end") == "end"
+    assert 0 < clock.seconds < time.perf_counter() - began_s - 0.04
+    assert in_next_s > 0
+
+
+def promise_for_this(**changes):
+    """A configuration with a promise that no machine can keep."""
+    values = {"plan": plan_of(build_config()).digest, "machine": read_machine().hostname_hash, **changes}
+    return build_config(run__promise={"samples_per_s": [1e9, 2e9], **values})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"), [({"plan": "other"}, "of another plan"), ({"machine": "other"}, "on another machine")]
+)
+def test_a_promise_of_something_else_is_not_held_against_the_run(tmp_path, changes, expected):
+    config = promise_for_this(**changes)
+    result, recorder = run_train(tmp_path, config)
+    assert any(expected in note and "not held against this run" in note for note in result.notes)
+    assert not any("tune measured" in note.message for note in recorder.of(Noted))
+
+
+BURN = (
+    "import os\nfor _ in range(2 * (os.cpu_count() or 1)):\n    if os.fork() == 0:\n        while True: pass\nos.wait()"
+)
+
+
+def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
+    """The promise can never be met, so the run asks why; the answer has to be the processes that burn every core."""
+    monkeypatch.setattr(promise_module, "WINDOW_S", 0.1)
+    neighbour = subprocess.Popen([sys.executable, "-c", BURN], start_new_session=True)
+    try:
+        config = promise_for_this()
+        config = config.model_copy(update={"run": config.run.model_copy(update={"epochs": 400})})
+        spoken = []
+
+        class Stop(Recorder):
+            def __call__(self, event):
+                if isinstance(event, Noted) and "tune measured" in event.message:
+                    spoken.append(event.message)
+                    signal.raise_signal(signal.SIGINT)
+
+        workload = build_workload(dataset=lambda: Points(noise=0), validation=None)
+        with pytest.raises(KeyboardInterrupt):
+            run_train(tmp_path, config, Stop(), workload=workload)
+    finally:
+        os.killpg(neighbour.pid, signal.SIGKILL)
+        neighbour.wait()
+    assert "CPU pressure: other processes use" in spoken[0]

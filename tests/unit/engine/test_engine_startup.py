@@ -1,0 +1,108 @@
+"""What a run says at its start, and whether the host's memory will do."""
+
+import dataclasses
+
+import pytest
+import torch
+from training_cases import Points, PointStream, build_config, build_workload, run_train
+
+from fulltilt.config import plan_of
+from fulltilt.engine import check
+from fulltilt.engine.budget import GIB, HostBudget, estimate_host_budget, say_bytes
+from fulltilt.engine.build import build_run
+from fulltilt.engine.startup import describe_start
+from fulltilt.records import RunStarted
+
+
+def build(**changes):
+    config = build_config(**{key: value for key, value in changes.items() if "__" in key})
+    workload = build_workload(**{key: value for key, value in changes.items() if "__" not in key})
+    return build_run(config, plan_of(config), device="cpu", workload=workload, strict=False)
+
+
+def test_the_start_says_device_numerics_batch_and_data(tmp_path):
+    config = build_config(data__batch_size=8, speed__accumulate=4, speed__precision="bf16", data__num_workers=1)
+    _, recorder = run_train(tmp_path, config, max_steps=1)
+    device, numerics, batch, data = recorder.of(RunStarted)[0].report
+    assert device.startswith("CPU: ")
+    assert f"torch uses {torch.get_num_threads()} threads" in device
+    assert "precision bf16 by autocast" in numerics
+    assert batch == "batch: 8 × accumulate 4, 32 samples an update; 90 samples, 3 optimizer steps an epoch"
+    assert data.startswith("data: 1 worker, 2 batches ahead each")
+
+
+def test_numerics_are_those_set_up_not_those_asked_for():
+    with build(speed__precision="fp16", optim__warmup=0) as run:
+        assert "loss scaling" in describe_start(run, None)[1]
+        run.setup.scaler = None
+        assert "loss scaling" not in describe_start(run, None)[1]
+
+
+def test_a_stream_has_no_length_to_tell():
+    with build(dataset=PointStream) as run:
+        assert describe_start(run, None)[2].endswith("a stream of samples")
+
+
+def test_batches_on_their_way_are_counted_by_their_bytes():
+    """A sample is 6 floats and a label of 8 bytes; the validation set is read in batches of 31."""
+    with build(data__num_workers=2, data__prefetch_factor=3, data__val_batch_size=31) as run:
+        budget = estimate_host_budget(run)
+    assert budget.batch_bytes == 16 * (6 * 4 + 8)
+    assert budget.batches_bytes == 2 * 3 * (16 + 31) * (6 * 4 + 8)
+    assert budget.checkpoint_bytes == 0
+    assert "2 workers × 3 batches of" in budget.describe()
+
+
+def test_looking_at_a_sample_leaves_the_random_numbers_alone():
+    with build(data__num_workers=1) as run:
+        before = torch.get_rng_state()
+        estimate_host_budget(run)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_copy_for_a_checkpoint_is_counted():
+    with build(run__async_checkpoint=True, data__num_workers=0) as run:
+        state = sum(v.numel() * v.element_size() for v in run.setup.model.state_dict().values())
+        weights = sum(p.numel() * 4 for p in run.setup.model.parameters())
+        assert estimate_host_budget(run).checkpoint_bytes == state + 2 * weights
+
+
+def test_without_a_sample_to_look_at_the_budget_is_not_known():
+    class Broken(Points):
+        def __getitem__(self, index):
+            raise OSError("gone")
+
+    with build(data__num_workers=1, dataset=Broken) as run:
+        assert estimate_host_budget(run) is None
+        item = check.check_host_memory(run)
+    assert (item.verdict, "not known" in item.text) == ("note", True)
+
+
+BUDGET = HostBudget(
+    n_workers=4,
+    prefetch_factor=2,
+    batch_bytes=GIB,
+    batches_bytes=8 * GIB,
+    checkpoint_bytes=0,
+    free_bytes=9 * GIB,
+    shm_free_bytes=None,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "host memory is short: 8.0 GiB for 4 workers × 2 batches of 1.0 GiB; 9.0 GiB are free; use fewer"),
+        ({"free_bytes": 64 * GIB}, None),
+        ({"free_bytes": 64 * GIB, "shm_free_bytes": 64 * 2**20}, "need 8.0 GiB of /dev/shm, which has 64 MiB free"),
+        ({"n_workers": 0, "batches_bytes": 0, "checkpoint_bytes": 9 * GIB}, "use run.async_checkpoint: false"),
+        ({"n_workers": 0, "batches_bytes": 0, "shm_free_bytes": 0}, None),
+    ],
+)
+def test_what_there_is_too_little_of_is_named_with_a_remedy(changes, expected):
+    problem = dataclasses.replace(BUDGET, **changes).find_problem()
+    assert problem is None if expected is None else expected in problem
+
+
+def test_bytes_read_well():
+    assert [say_bytes(n) for n in (0, 300_000, 64 * 2**20, 3 * GIB)] == ["0 MiB", "0.286 MiB", "64 MiB", "3.0 GiB"]
