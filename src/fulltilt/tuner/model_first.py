@@ -90,7 +90,7 @@ class _Search:
 
     def probe_levers(self) -> Strategy:
         """The user's arm on the device, then lever by lever at a batch in the middle, keeping what gains."""
-        first = self.known.memory.find_first(self._plans.find_nearest_batch(self._base[COUPLED]))
+        first = self.known.choose_first(self._base, self._plans.find_nearest_batch(self._base[COUPLED]))
         yield from self._ask_device(self._base, first, "the user's settings on data that lies on the device")
         smallest = self._plans.batches[0]
         if not self.known.can_predict and smallest < first:

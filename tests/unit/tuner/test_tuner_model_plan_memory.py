@@ -77,10 +77,11 @@ def test_knowing_nothing_it_goes_up_by_doubling():
     assert not fits(memory, 256)
 
 
-def test_a_first_batch_that_is_not_sure_to_fit_is_made_smaller():
-    assert learn(*FAKES).find_first(64) == 64
-    assert learn(*FAKES).find_first(2048) == 512 or learn(*FAKES).find_first(2048) == 256
-    assert learn().find_first(2048) == 2048
+def test_what_fits_is_known_by_a_curve_or_where_there_is_room_for_everything():
+    assert not learn().is_known
+    assert not learn(FAKES[-1]).is_known
+    assert learn(*FAKES).is_known
+    assert learn(FAKES[-1], limit_gib=1000.0).is_known
 
 
 def test_a_batch_at_the_edge_is_worth_a_probe_only_where_it_surely_runs():

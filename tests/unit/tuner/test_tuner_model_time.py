@@ -141,6 +141,27 @@ def test_whole_runs_correct_the_prediction_near_them_most():
     assert sds[0] < sds[1]
 
 
+def test_where_loading_bounds_the_step_one_precision_teaches_of_the_other():
+    """Whole runs once went into switches of a device that waited for data whatever they were."""
+
+    def learn_shift(load_rate):
+        device = [
+            make_row("device", 4000.0, num_workers=0),
+            make_row("device", 8000.0, num_workers=0, precision="bf16"),
+        ]
+        loader = [make_row("loader", load_rate, num_workers=8)]
+        other = PLAN.replace(num_workers=8, precision="bf16")
+        whole = [make_row("end_to_end", 0.8 * min(load_rate, 4000.0), num_workers=8)]
+        (before,), _ = build(device=device, loader=loader).predict_log_rate([other])
+        (after,), (sd,) = build(device=device, loader=loader, whole=whole).predict_log_rate([other])
+        return before - after, sd
+
+    bound, sd_bound = learn_shift(400.0)
+    free, sd_free = learn_shift(40_000.0)
+    assert bound > free > 0
+    assert sd_bound < sd_free
+
+
 def test_of_plans_that_should_be_equal_fewer_workers_are_preferred():
     model = build(
         device=[make_row("device", 1000.0)], loader=[make_row("loader", 1e7), make_row("loader", 1e7, num_workers=8)]

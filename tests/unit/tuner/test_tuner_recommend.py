@@ -310,6 +310,25 @@ def test_a_plan_is_judged_by_the_mean_of_its_runs_and_not_by_one_of_them():
     assert Pick.from_json(chosen.to_json()) == chosen
 
 
+def test_a_gap_that_runs_cannot_tell_from_none_is_named_a_tie_and_the_faster_mean_is_taken():
+    """The simpler plan was once taken across up to 3 %, which cost more than all other errors of the pick."""
+    small = [make_row(i, rate, kind="repeat", batch_size=16) for i, rate in enumerate((985.0, 995.0))]
+    large = [make_row(10 + i, rate, kind="repeat", batch_size=64) for i, rate in enumerate((1000.0, 1010.0))]
+    table, _ = recommend.merge_repeats([*small, *large])
+    chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=[*small, *large]).recommended
+    assert chosen.trial.plan["batch_size"] == 64
+    assert chosen.tied_with == tuple(row.id for row in table if row.plan["batch_size"] == 16)
+    assert "tied with 1 other, of which within 1 % it is the smaller batch" in chosen.rule
+
+
+def test_of_means_within_one_per_cent_the_smaller_batch_is_taken():
+    small = [make_row(i, 992.0, kind="repeat", batch_size=16) for i in range(20)]
+    large = [make_row(100 + i, 1000.0, kind="repeat", batch_size=64) for i in range(20)]
+    table, _ = recommend.merge_repeats([*small, *large])
+    chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=[*small, *large]).recommended
+    assert chosen.trial.plan["batch_size"] == 16
+
+
 def test_more_runs_side_by_side_tell_smaller_differences_apart():
     def choose(n_runs):
         small = [make_row(i, 980.0, kind="repeat", batch_size=16) for i in range(n_runs)]

@@ -93,14 +93,17 @@ class Knowledge:
         counts = [row.plan["num_workers"] for row in self.failed if row.kind == "loader"]
         return min((count for count in counts if count), default=math.inf)
 
+    def choose_first(self, base: Plan, wanted: int) -> int:
+        """Of the first device probe: ``choose_middle``'s where fake points say what fits, which saves a probe."""
+        if not self.memory.is_known:
+            return wanted
+        fitting = self.list_fitting_batches(base)
+        return _choose_roomy(fitting, wanted) if fitting else self._batches[0]
+
     def choose_middle(self, base: Plan) -> int:
         """A batch large enough to show what levers do, and small enough to fit with every one of them."""
-        fitting = self.list_fitting_batches(base)
-        known = self.device[0].plan[COUPLED]
-        if not fitting:
-            return known
-        roomy = [b for b in fitting if b <= fitting[-1] / 3] or fitting[:1]
-        return max(known, roomy[-1]) if known in fitting else roomy[-1]
+        fitting, known = self.list_fitting_batches(base), self.device[0].plan[COUPLED]
+        return _choose_roomy(fitting, known) if fitting else known
 
     def choose_gap(self, fast: Plan, middle: int, known: Collection[int]) -> int | None:
         """The largest batch that surely fits, then the smallest of use, then the middle of the widest gap."""
@@ -129,6 +132,11 @@ class Knowledge:
             n_cores=self._space.facts.n_cores_usable,
             on_cpu=self._space.facts.device_type == "cpu",
         )
+
+
+def _choose_roomy(fitting: Sequence[int], known: int) -> int:
+    roomy = [b for b in fitting if b <= fitting[-1] / 3] or fitting[:1]
+    return max(known, roomy[-1]) if known in fitting else roomy[-1]
 
 
 def _read_rate(row: Trial) -> float:

@@ -71,14 +71,10 @@ class PlanMemory:
         largest_gib = self._fakes.get(self._base_arm, {}).get(self._batches[-1])
         return largest_gib is not None and largest_gib + CONTEXT_GIB <= AMPLE * self._limit_gib
 
-    def find_first(self, wanted: int) -> int:
-        """``wanted`` or, where that is not sure to fit in the user's arm, the largest batch below it that is."""
-        below = [b for b in self._batches if b <= wanted]
-        curve = self._build_curve(self._base_arm)
-        if curve is None or self.is_ample:
-            return wanted
-        safe = curve.largest_safe_batch(below, self._limit_gib)
-        return safe if safe is not None else below[0]
+    @property
+    def is_known(self) -> bool:
+        """Whether something says which batches of the user's arm fit."""
+        return self.is_ample or self._build_curve(self._base_arm) is not None
 
     def find_edge(self, plan: Plan, known: Collection[int]) -> int | None:
         """The first batch above the known ones that may stay below the limit and surely runs.

@@ -70,7 +70,10 @@ class StepTime:
         device_s, load_s = self._split(plan)
         balance = math.log(max(load_s, 1e-9) / device_s)
         n_workers = plan["num_workers"]
-        switches = [0.6 * _to_number(value) for name, value in sorted((*device_arm(plan), *feed_arm(plan)))]
+        # Where the device waits for data anyway, what it computes faster or slower says little of the whole.
+        device_share = 1.0 if n_workers == 0 else min(1.0, device_s / max(load_s, 1e-9))
+        switches = [0.6 * device_share * _to_number(value) for _, value in sorted(device_arm(plan))]
+        switches += [0.6 * _to_number(value) for _, value in sorted(feed_arm(plan))]
         return np.array(
             [
                 math.log2(plan["batch_size"]) / BATCH_SCALE,
