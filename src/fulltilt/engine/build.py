@@ -328,8 +328,7 @@ def _place_model(
     else:
         setup.forward, sync = parallel.replicate(setup.model, static_graph=static_graph)
     setup.notes += [note] if note else []
-    is_streamed = isinstance(setup.loader.dataset, IterableDataset)
-    setup.notes += parallel.list_notes(setup.model, plan["batch_size"], is_streamed, world)
+    setup.notes += parallel.list_notes(setup.model, setup.loader, world)
     return sync
 
 

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
+from fulltilt.data.sampler import Share
 from fulltilt.engine.step import SEQUENCES, count_samples
 from fulltilt.engine.world import World
 from fulltilt.errors import PlanObstacleError, UsageError
@@ -139,24 +141,34 @@ def check_divisible(batch_size: int, couples_samples: bool, name: str, world: Wo
         )
 
 
-def list_notes(model: nn.Module, batch_size: int, is_streamed: bool, world: World) -> list[str]:
+def list_notes(model: nn.Module, loader: DataLoader, world: World) -> list[str]:
     """What a run over several ranks should say of itself at the start."""
-    if not world.is_divided:
-        return []
-    parts = [_cut_size(batch_size, rank, world.n_ranks) for rank in range(world.n_ranks)]
-    notes = [f"{world.n_ranks} ranks; of a micro-batch of {batch_size} they get {', '.join(map(str, parts))} samples"]
+    batch_size, n_ranks = loader.batch_size, world.n_ranks
+    assert batch_size is not None
+    parts = ", ".join(str(_count_part(batch_size, rank, n_ranks)) for rank in range(n_ranks))
+    notes = [f"{n_ranks} ranks; of a micro-batch of {batch_size} they get {parts} samples"]
+    is_streamed = isinstance(loader.dataset, IterableDataset)
     norm = nn.modules.batchnorm._BatchNorm
     if any(isinstance(m, norm) and not isinstance(m, nn.SyncBatchNorm) for m in model.modules()):
         notes.append(
             "BatchNorm takes its statistics from each rank's part of a batch; rank 0's are evaluated and saved"
         )
+        tail = 0 if is_streamed or loader.drop_last else len(loader.sampler) % batch_size  # type: ignore[arg-type]
+        if tail and _count_part(tail, n_ranks - 1, n_ranks) < 2:
+            notes.append(
+                f"the last batch of an epoch has {tail} samples, one of them on some ranks: BatchNorm can refuse to "
+                "train on a single value per channel; drop_last leaves that batch out"
+            )
     if is_streamed:
         notes.append("the data stream: every rank reads all of it and keeps its part, which costs as much on each")
+    if loader.num_workers:
+        notes.append(f"num_workers {loader.num_workers} are those of one rank: {n_ranks * loader.num_workers} in all")
     return notes
 
 
-def _cut_size(n_samples: int, rank: int, n_ranks: int) -> int:
-    return n_samples // n_ranks + (rank < n_samples % n_ranks)
+def _count_part(n_samples: int, rank: int, n_ranks: int) -> int:
+    cut = Share(rank, n_ranks).cut(n_samples)
+    return cut.stop - cut.start
 
 
 class DealtBatches:

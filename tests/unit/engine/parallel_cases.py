@@ -59,7 +59,7 @@ def build_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
-def build_case(name):
+def build_case(name, device="cpu"):
     """Configuration, workload and options of ``train``."""
     changes, workload, options = {
         "plain": ({}, {"optimizer": build_sgd}, {"training_metrics": True}),
@@ -73,14 +73,15 @@ def build_case(name):
         ),
         "sharded": ({"speed__shard": "full", "speed__accumulate": 4, "optim__clip_norm": 0.3}, {}, {}),
     }[name]
-    return build_config(data__batch_size=15, **changes), build_plain_workload(**workload), options
+    config = build_config(data__batch_size=15, run__device=device, **changes)
+    return config, build_plain_workload(**workload), options
 
 
 CASES = ("plain", "window", "changing", "bf16", "stream", "sharded")
 
 
-def run_case(name, folder):
-    config, workload, options = build_case(name)
+def run_case(name, folder, device="cpu"):
+    config, workload, options = build_case(name, device)
     result, recorder = run_train(Path(folder) / name, config, workload=workload, **options)
     return result, recorder.list_figures()
 

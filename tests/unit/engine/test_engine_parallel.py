@@ -87,3 +87,12 @@ def test_a_stop_that_one_rank_hears_of_ends_all_at_one_step(two):
 def test_every_sample_is_counted_once(two):
     _, (intervals, _, _) = two["plain"]
     assert sum(n_samples for _, _, _, _, n_samples, _, _ in intervals) == 2 * N_SAMPLES
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("name", ["window", "sharded"])
+def test_two_gpus_train_as_one_does(tmp_path, name):
+    _, figures = run_case(name, tmp_path / "one", device="cuda:0")
+    _, figures_of_two = run_case(name, tmp_path / "two", device=[0, 1])
+    assert flatten(figures_of_two) == pytest.approx(flatten(figures), rel=1e-3, abs=1e-4)
