@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.config import parse_bytes
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train
+    from fulltilt.engine.world import is_first_rank
     from fulltilt.listeners import CsvLog, EventLog, ProgressBar, TensorBoardLog
 
     out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         memory_limit_bytes=parse_bytes(args.memory_limit) if args.memory_limit else None,
     )
+    if not is_first_rank():  # started by torchrun, beside the one that tells
+        return 0
     if args.json:
         from fulltilt.records import dumps
 

@@ -66,6 +66,11 @@ def is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def is_first_rank() -> bool:
+    """Whether this process is the one that speaks, of however many were started."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class World:
     """This process among those of the run. The methods that exchange something have to be called by all, in one order.
