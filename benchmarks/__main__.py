@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from benchmarks._runner import (
+    TESTS_WITH_PEERS,
     Context,
     describe_result,
     find_benchmarks,
     run_benchmark,
     run_in_peers_environment,
+    run_peer_tests,
     write_result,
 )
 from fulltilt.errors import DeviceError, format_nearest
@@ -25,8 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="run every benchmark of this device")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true", help="few repetitions; nothing is written")
+    parser.add_argument(
+        "--peer-tests", action="store_true", help="instead: the tests that need the peers, in their environment"
+    )
     parser.add_argument("--here", action="store_true", help="in this environment, even where peers are needed")
     args = parser.parse_args(arguments)
+    if args.peer_tests:
+        return run_peer_tests(TESTS_WITH_PEERS)
     chosen = _choose(parser, args, found)
     if args.device != "cpu":
         _check_device(parser, args.device)

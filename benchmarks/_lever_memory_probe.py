@@ -22,6 +22,7 @@ from fulltilt.measure import NullTimer
 from fulltilt.tasks import build_model
 
 N_CLASSES = 10
+MODEL = "resnet18(small_images=true)"  # with AdamW: 0.17 GiB of weights, gradients and optimizer state
 _GIB = 2**30
 
 
@@ -36,9 +37,13 @@ def main() -> None:
     print(json.dumps(probe(args.values, args.batch_size, args.side_px, args.device)))
 
 
-def probe(values: dict[str, Any], effective_batch_size: int, side_px: int, device: str) -> dict[str, float | None]:
+def probe(
+    values: dict[str, Any], effective_batch_size: int, side_px: int, device: str, model: str = MODEL
+) -> dict[str, float | None]:
     """Peaks in GiB: allocated, and on a GPU reserved by the allocator too."""
-    allocated_bytes = measure_allocated_peak_bytes(lambda: _run(values, effective_batch_size, side_px, device), device)
+    allocated_bytes = measure_allocated_peak_bytes(
+        lambda: _run(values, effective_batch_size, side_px, device, model), device
+    )
     reserved_bytes = torch.cuda.max_memory_reserved() if device == "cuda" else None
     return {
         "allocated_peak_gib": allocated_bytes / _GIB,
@@ -46,11 +51,11 @@ def probe(values: dict[str, Any], effective_batch_size: int, side_px: int, devic
     }
 
 
-def _run(values: dict[str, Any], effective_batch_size: int, side_px: int, device: str) -> None:
+def _run(values: dict[str, Any], effective_batch_size: int, side_px: int, device: str, model: str) -> None:
     accumulate = values.get("speed", {}).get("accumulate", 1)
     values = {**values, "data": {"batch_size": effective_batch_size // accumulate}}
     config = config_from_values(values, base_dir=".")
-    workload = _build_workload(effective_batch_size, side_px)
+    workload = _build_workload(effective_batch_size, side_px, model)
     with build_run(config, plan_of(config), device=device, workload=workload) as run:
         step = TrainStep(run)
         for epoch in range(2):
@@ -60,10 +65,9 @@ def _run(values: dict[str, Any], effective_batch_size: int, side_px: int, device
             step.compute_loss(next(run.start_epoch(2)))
 
 
-def _build_workload(n_samples: int, side_px: int) -> Workload:
-    """ResNet-18 with AdamW: activations, weights and optimizer state are all of a size."""
+def _build_workload(n_samples: int, side_px: int, model: str) -> Workload:
     return Workload(
-        model=lambda: build_model("resnet18(small_images=true)", n_classes=N_CLASSES),
+        model=lambda: build_model(model, n_classes=N_CLASSES),
         dataset=lambda: TensorDataset(torch.zeros(n_samples, 3, side_px, side_px), torch.zeros(n_samples).long()),
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: optim.AdamW(parameters, lr=1e-4),

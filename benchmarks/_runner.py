@@ -16,6 +16,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +29,8 @@ from fulltilt.records.run_folder import write_atomic
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ROOT / ".venv-peers"
+PEERS_OF_TESTS = ("transformers", "pytest", "pytest-timeout", "hypothesis")
+TESTS_WITH_PEERS = ("tests/unit/integrations", "tests/unit/listeners/test_listeners_trackers.py")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +59,18 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
     findings = module.run(context)
     seconds = time.perf_counter() - started
     after = read_pressure().some_total_us
-    packages = ("fulltilt", "torch", "lightning", "accelerate", "optuna", "timm", "torchvision", "h5py", "numpy")
+    packages = (
+        "fulltilt",
+        "torch",
+        "lightning",
+        "accelerate",
+        "optuna",
+        "timm",
+        "torchvision",
+        "h5py",
+        "numpy",
+        "pandas",
+    )
     versions = {"python": platform.python_version()}
     return BenchmarkResult(
         name=module.NAME,
@@ -76,12 +90,22 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
 
 def run_in_peers_environment(name: str, context: Context) -> int:
     """Run one benchmark with the peers' Python, building that environment first where it is missing."""
-    python = PEERS / "bin" / "python"
-    if not _is_current(PEERS / ".installed"):
-        build_peers_environment()
-    command = [python, "-m", "benchmarks", name, "--device", context.device, "--here"]
+    command = [prepare_peers_environment(), "-m", "benchmarks", name, "--device", context.device, "--here"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([*command, *(["--quick"] if context.quick else [])], cwd=ROOT, env=environment).returncode
+
+
+def run_peer_tests(arguments: Sequence[str]) -> int:
+    """Run pytest with the peers' Python: the tests of what meets their libraries skip anywhere else."""
+    command = [prepare_peers_environment(), "-m", "pytest", *arguments]
+    return subprocess.run(command, cwd=ROOT).returncode
+
+
+def prepare_peers_environment() -> Path:
+    """The peers' Python, its environment built where it is missing or older than its pins."""
+    if not _is_current(PEERS / ".installed"):
+        build_peers_environment()
+    return PEERS / "bin" / "python"
 
 
 def build_peers_environment() -> None:
@@ -90,7 +114,8 @@ def build_peers_environment() -> None:
     subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
     pip = [PEERS / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints-bench.txt"]
     subprocess.run([*pip, "torch"], check=True)
-    subprocess.run([*pip, "lightning", "accelerate", "optuna", "-e", f"{ROOT}[digits]"], check=True)
+    subprocess.run([*pip, "lightning", "accelerate", "optuna", "pandas", "-e", f"{ROOT}[digits,export]"], check=True)
+    subprocess.run([*pip, *PEERS_OF_TESTS, "-e", f"{ROOT}[mlflow,wandb]"], check=True)
     subprocess.run([*pip, "--no-deps", "timm"], check=True)  # two functions of it; its torchvision would not load
     (PEERS / ".installed").touch()
 

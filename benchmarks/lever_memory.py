@@ -59,7 +59,7 @@ SETTINGS = (
 
 
 def run(context: Context) -> Findings:
-    batch_size, side_px = (16, 16) if context.quick else (128, 32) if context.device == "cpu" else (512, 32)
+    batch_size, side_px = (16, 32) if context.quick else (128, 32) if context.device == "cpu" else (512, 32)
     settings = [s for s in SETTINGS if context.device in s.devices and (has_c_compiler() or not s.needs_compiler)]
     case = f"resnet18, adamw, {batch_size} images of {side_px} px"
     peaks: dict[str, list[dict[str, float]]] = {}

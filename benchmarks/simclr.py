@@ -9,6 +9,7 @@ trains from a seed on 10,000 images and reads the accuracy of 20 nearest neighbo
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -120,7 +121,7 @@ def judge_speedup(rounds: Sequence[Round[float]], case: str) -> Target:
     ratios = [1 + pct / 100 for pct in compute_differences_pct(rounds, OURS, PLAIN, float)]
     interval = compute_quantile_interval(ratios, 0.5)
     name = f"{case}: times as fast as the plain loop"
-    return judge(name, sorted(ratios)[len(ratios) // 2], interval, at_least=MIN_SPEEDUP if case == "views" else 1.0)
+    return judge(name, statistics.median(ratios), interval, at_least=MIN_SPEEDUP if case == "views" else 1.0)
 
 
 def judge_window(rounds: Sequence[Round[float]]) -> Target:
@@ -128,7 +129,7 @@ def judge_window(rounds: Sequence[Round[float]]) -> Target:
     costs = compute_differences_pct(rounds, ACCUMULATED, CACHED, float)
     interval = compute_quantile_interval(costs, 0.5)
     name = "window: time of gradient caching above plain accumulation, %"
-    return judge(name, sorted(costs)[len(costs) // 2], interval, at_most=MAX_CACHING_COST_PCT)
+    return judge(name, statistics.median(costs), interval, at_most=MAX_CACHING_COST_PCT)
 
 
 def build_view_arms(folder: Path, n_steps: int) -> Arms:
@@ -252,4 +253,4 @@ def measure_learning(folder: Path, *, quick: bool) -> tuple[list[Arm], list[Targ
     margins = [late - early for early, late in zip(before, after, strict=True)]
     interval = compute_quantile_interval(margins, 0.5)
     name = "learning: accuracy above the random encoder's"
-    return arms, [judge(name, sorted(margins)[len(margins) // 2], interval, at_least=MIN_MARGIN)]
+    return arms, [judge(name, statistics.median(margins), interval, at_least=MIN_MARGIN)]

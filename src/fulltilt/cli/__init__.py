@@ -22,6 +22,8 @@ from fulltilt.errors import FulltiltError, UsageError
 COMMANDS = {
     "tune": "find the fastest safe settings for this model, this data and this machine",
     "train": "train from a configuration",
+    "report": "learning curves of one training or several as one page",
+    "export": "the weights of a training as a safetensors file",
     "contrastive": "pre-train without labels, then linear probe and clustering",
     "compare": "two results of one kind: what differs, and by how much",
     "check": "build everything, push one batch through, and go through the checklist",

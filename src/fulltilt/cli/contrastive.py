@@ -86,10 +86,10 @@ def _run_phase(
     phase: str, config: Config, out_dir: Path, options: PhaseOptions, args: argparse.Namespace, console: Console
 ) -> TrainResult:
     from fulltilt.engine.phases import run_phase
-    from fulltilt.listeners import CsvLog, EventLog, ProgressBar
+    from fulltilt.listeners import EventLog, ProgressBar, build_loggers
 
     folder = out_dir / phase
-    listeners: list[Any] = [CsvLog(folder), EventLog(folder)]
+    listeners: list[Any] = [EventLog(folder), *build_loggers(config.run.loggers, folder)]
     if not args.quiet:
         listeners.append(ProgressBar(console))
     return run_phase(

@@ -1,4 +1,5 @@
-"""``fulltilt data make | make-stl10 | inspect | repack``: data files to measure with, what is slow, and the remedy."""
+"""``fulltilt data make | make-stl10 | inspect | repack | prepare-text``: data files to measure with, what is slow about
+one, the remedy; and text as numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fulltilt.cli._make_stl10 import add_make_stl10, run_make_stl10
+from fulltilt.cli._prepare_text import add_prepare_text, run_prepare_text
 from fulltilt.cli._shared import build_console, write_json
 from fulltilt.errors import UsageError
 
@@ -38,10 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_make_stl10(actions)
     _add_inspect(actions)
     _add_repack(actions)
+    add_prepare_text(actions)
 
 
 def run(args: argparse.Namespace) -> int:
-    runs = {"make": _run_make, "make-stl10": run_make_stl10, "inspect": _run_inspect, "repack": _run_repack}
+    runs = {
+        "make": _run_make,
+        "make-stl10": run_make_stl10,
+        "inspect": _run_inspect,
+        "repack": _run_repack,
+        "prepare-text": run_prepare_text,
+    }
     return runs[args.action](args)
 
 

@@ -13,6 +13,7 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
+from fulltilt.errors import FulltiltError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,22 +28,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/train/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
-    parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")
+    parser.add_argument("--metrics", metavar="DIR", help="also write guide 004's metrics files there")
+    parser.add_argument("--tensorboard", action="store_true", help="short for adding tensorboard to run.loggers")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
+    from fulltilt.cli.report import write_training_report
     from fulltilt.config import parse_bytes
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train
     from fulltilt.engine.world import is_first_rank
-    from fulltilt.listeners import CsvLog, EventLog, ProgressBar, TensorBoardLog
+    from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers, list_headlines
 
     out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
-    listeners = [CsvLog(out_dir), EventLog(out_dir)]
-    if args.tensorboard:
-        listeners.append(TensorBoardLog(out_dir / "tensorboard"))
+    loggers = [*config.run.loggers, *(["tensorboard"] if args.tensorboard else [])]
+    listeners = [EventLog(out_dir), *build_loggers(loggers, out_dir)]
+    if args.metrics:
+        listeners.append(MetricsTracker(args.metrics))
     if not args.quiet:
         listeners.append(ProgressBar(build_console(to_stderr=args.json == "-")))
     result = train(
@@ -59,7 +63,11 @@ def run(args: argparse.Namespace) -> int:
 
         write_json(args.json, dumps(result, indent=1))
     console = build_console(to_stderr=args.json == "-")
-    figures = [f"{name} {value:.4g}" for name, value in result.metrics.items()]
+    try:
+        write_training_report([out_dir])
+    except FulltiltError as error:  # the training is done and saved; its page can be drawn later
+        console.print(f"note: no report was written: {error}", markup=False)
+    figures = [f"{name} {value:.4g}" for name, value in list_headlines(result.metrics)]
     if not figures and result.loss is not None:
         figures = [f"training loss {result.loss:.4g}"]
     figures.append(f"{result.samples_per_s or 0.0:,.0f} samples/s")

@@ -36,6 +36,19 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Alias → the keys it sets. A transform given as one text is that of both splits."""
 
+ARGUMENTS: Mapping[str, str] = {
+    "seq_len": "dataset: text(seq_len=…)",
+    "vocab_size": "dataset: text(vocab_size=…)",
+    "depth": "model: bilm(depth=…)",
+    "num_layers": "model: bilm(depth=…)",
+    "embedding_dim": "model: bilm(embedding=…)",
+    "hidden_dim": "model: bilm(hidden=…)",
+    "hidden_size": "model: bilm(hidden=…)",
+    "projection_dim": "model: bilm(projection=…)",
+    "dropout": "model: bilm(dropout=…)",
+}
+"""Keys of other projects' files that are arguments of a component here, with how to write them."""
+
 CALL_SECTION = "dataloader"
 """``dataloader: {train: basic(shuffle=true, prefetch_factor=2)}``: the arguments are keys of ``data``."""
 
@@ -99,8 +112,10 @@ def resolve_section(spelled: str) -> str | None:
 
 
 def suggest_names(spelled: str) -> str:
-    """``did you mean …? valid: …`` for a spelling that is not known."""
+    """``did you mean …? valid: …`` for a spelling that is not known, or where it belongs."""
     section, _, name = spelled.rpartition(".")
+    if name in ARGUMENTS:
+        return f"it is an argument of a component, for instance {ARGUMENTS[name]}"
     section = "data.transform" if section == "transform" else section
     if section in SECTIONS:
         valid = [key.removeprefix(f"{section}.") for key in LEAVES if key.startswith(f"{section}.")]

@@ -76,6 +76,7 @@ DeviceValue = Annotated[str | GpuIndex | Annotated[list[GpuIndex], Field(min_len
 PositiveFloat = Annotated[float, annotated_types.Gt(0)]
 PositiveInt = Annotated[int, annotated_types.Ge(1)]
 NaturalInt = Annotated[int, annotated_types.Ge(0)]
+LoggerName = Literal["csv", "tensorboard", "mlflow", "wandb"]
 Percentile = Literal["p50", "p90", "p95", "p99", "mean", "max"]
 Latency = Annotated[dict[Percentile, PositiveFloat], Field(min_length=1)]
 
@@ -189,6 +190,9 @@ class _RunSection(Section):
     checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     evaluate_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     log_every_n_steps: PositiveInt = Field(default=10, description="Optimizer steps between two log lines.")
+    loggers: list[LoggerName] = Field(
+        default=["csv"], description="Who takes the curves: csv, tensorboard, mlflow, wandb."
+    )
     on_out_of_memory: Literal["replan", "stop"] = Field(
         default="replan", description="Smaller micro-batches and more accumulation from the last step on, or stop."
     )

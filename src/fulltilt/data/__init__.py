@@ -26,10 +26,12 @@ from fulltilt.data.make_sensor import make_sensor_hdf5
 from fulltilt.data.make_stl10 import make_stl10
 from fulltilt.data.pipeline import Pipeline, build_pipeline
 from fulltilt.data.placement import count_held_bytes, find_placements, place
+from fulltilt.data.prepare_text import prepare_text
 from fulltilt.data.raw_images import RawImages
 from fulltilt.data.sampler import EpochSampler
 from fulltilt.data.sensor import sensor_hdf5
 from fulltilt.data.stl10 import stl10
+from fulltilt.data.text import text
 from fulltilt.data.transforms import TRANSFORMS
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
@@ -39,6 +41,7 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "image_folder": image_folder,
     "sensor_hdf5": sensor_hdf5,
     "stl10": stl10,
+    "text": text,
 }
 
 __all__ = [
@@ -58,5 +61,6 @@ __all__ = [
     "make_sensor_hdf5",
     "make_stl10",
     "place",
+    "prepare_text",
     "repack_hdf5",
 ]

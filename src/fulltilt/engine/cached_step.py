@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from fulltilt.engine.step import SEQUENCES, StepOutcome, Timer, TrainStep, count_samples, fetch_batches
-from fulltilt.errors import DataError, UsageError
+from fulltilt.errors import UsageError
 
 if TYPE_CHECKING:
     from fulltilt.engine.build import Run
@@ -145,18 +145,6 @@ class CachedStep(TrainStep):
         gradients = [[leaf.grad for leaf in _list_leaves(part)] for part in cached]
         lap("backward")
         return loss.detach(), gradients
-
-    def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
-        if self._prepare is not None:
-            batch = self._prepare(batch, self._generator)
-        try:
-            inputs, targets = batch
-        except (TypeError, ValueError):
-            raise DataError(
-                f"a batch is a {type(batch).__name__}, expected (inputs, targets); change the dataset, its collate, or "
-                "the workload's prepare"
-            ) from None
-        return inputs, targets
 
     def _run_forward(self, inputs: Any) -> Any:
         with self._autocast or contextlib.nullcontext():

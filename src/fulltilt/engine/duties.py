@@ -74,6 +74,8 @@ def announce_start(s: Session) -> None:
         n_epochs=s.limits.n_epochs,
         first_epoch=progress.epoch,
         first_step=progress.step,
+        config=run.config.to_values() if run.config else {},
+        config_digest=run.config.digest if run.config else None,
         report=describe_start(run, budget),
     )
     if budget is not None and (problem := budget.find_problem()):
@@ -82,13 +84,19 @@ def announce_start(s: Session) -> None:
         s.announce.note(note)
 
 
-def log_interval(s: Session) -> None:
-    """Close the logging interval: its sums start on their way to the host, those of the one before are told."""
+def log_interval(s: Session, *, has_phases: bool = False) -> None:
+    """Close the logging interval: its sums start on their way to the host, those of the one before are told.
+
+    Args:
+        has_phases: Its last step was timed by phase; one that an epoch's end cuts short has no such step.
+    """
     if s.meter.n_steps == 0:
         return
     at = s.progress
     lr = s.learning_rate.compute_lr(at.step - 1)
-    interval = OpenInterval(s.meter.take(), s.watch.take_interval(), lr, at.epoch, at.step, at.step_in_epoch)
+    interval = OpenInterval(
+        s.meter.take(), s.watch.take_interval(), lr, at.epoch, at.step, at.step_in_epoch, has_phases
+    )
     flush_log(s)
     s.pending = interval
     if s.writer is not None and s.writer.is_done:
@@ -108,6 +116,7 @@ def flush_log(s: Session) -> None:
     interval, s.pending = s.pending, None
     reading, seconds = interval.reading, interval.seconds
     sums, epoch_sums = reading.read_sums(), s.progress.epoch_sums
+    phases_ms = s.phase_sample.take_ms() if interval.has_phases else {}
     loss = sums["loss"] / reading.n_samples
     if not math.isfinite(loss):
         raise _describe_non_finite(s, loss, interval, reading.read_losses())
@@ -127,6 +136,7 @@ def flush_log(s: Session) -> None:
             loss=loss,
             lr=interval.lr,
             samples_per_s=reading.n_samples / seconds if seconds > 0 else 0.0,
+            phases_ms=phases_ms,
         )
 
 

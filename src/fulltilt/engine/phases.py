@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +163,22 @@ def _open_features(config: Config, workload: Workload, out_dir: Path, progress: 
     model = workload.model()
     assert isinstance(model, ContrastiveModel)
     assert isinstance(workload.assess, NeighbourAssessment)
-    checkpoint.load_model_state(model, loaded.state["model"], loaded.path)
+    weights = pick_weights(loaded.state)
+    checkpoint.load_model_state(model, weights, loaded.path)
     return FeatureSource(
         model,
         workload.assess,
         check_device(choose_device(config)),
         folder=out_dir / "features",
-        digest=_compute_digest(loaded.state["model"], config),
+        digest=_compute_digest(weights, config),
         progress=progress,
     )
+
+
+def pick_weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that evaluations took: the running average where the run kept one, beside what it does not average."""
+    average = state.get("average")
+    return {**state["model"], **(average["weights"] if average is not None else {})}
 
 
 def _compute_digest(state: dict[str, Any], config: Config) -> str:

@@ -22,16 +22,16 @@ from fulltilt.engine.background import BackgroundWriter
 from fulltilt.engine.build import Run, build_run, seed_everything
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import build_validation_loader
+from fulltilt.engine.phase_sample import PhaseSample
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
 from fulltilt.engine.promise import DataWaits, PromiseWatch, build_watch
 from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.replan import LastStep, Sizes, apply_sizes, is_out_of_memory, leave_out_tail
 from fulltilt.engine.schedule import LearningRate, build_schedule
-from fulltilt.engine.step import Timer, TrainStep
+from fulltilt.engine.step import TrainStep
 from fulltilt.engine.world import ALONE, World, plan_devices
 from fulltilt.errors import ConfigError, DeviceMemoryError, FulltiltError, RunFolderError, UsageError
 from fulltilt.levers import load_catalogue
-from fulltilt.measure import NullTimer
 from fulltilt.records import Evaluated, Listener
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tasks import Workload
@@ -85,6 +85,7 @@ class OpenInterval(NamedTuple):
     epoch: int
     step: int
     step_in_epoch: int
+    has_phases: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,12 +109,12 @@ class Session:
     progress: Progress
     meter: LossMeter
     watch: Stopwatch
+    phase_sample: PhaseSample
     announce: Announcer
     limits: Limits
     folder: Path
     validation: DataLoader | None
     last_step: LastStep
-    timer: Timer = dataclasses.field(default_factory=NullTimer)
     sizes: Sizes | None = None  # instead of the configuration's, after a replan
     n_replans: int = 0  # of this process
     attempt: int = 0
@@ -156,6 +157,7 @@ class Session:
         rng, *rng_of_ranks = world.collect(checkpoint.capture_rng({"prepare": self.run.generator}))
         state = {
             "attempt": self.attempt,
+            "config_digest": self.run.config.digest if self.run.config is not None else None,
             "sizes": dataclasses.asdict(self.sizes) if self.sizes is not None else None,
             "progress": dataclasses.asdict(self.progress),
             "model": checkpoint.capture_model(setup.model),
@@ -275,7 +277,6 @@ def open_session(
             session.started_s, session.n_replans = after.started_s, after.n_replans
         if (link := find_link()) is not None:
             link.set_step(session.progress.step)
-            session.timer = link
         session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
         session.promise, missing = build_watch(run, session.data_waits)
         run.notes += [missing] if missing else []
@@ -317,6 +318,7 @@ def choose_device(config: Config, device: str | None = None) -> str:
 def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) -> Session:
     assert run.config is not None
     progress = Progress()
+    training_metrics = training_metrics or run.workload.training_metrics
     meter = LossMeter(run.device, run.workload.metrics if training_metrics else None, run.world)
     return Session(
         run=run,
@@ -325,6 +327,7 @@ def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) ->
         progress=progress,
         meter=meter,
         watch=Stopwatch(progress),
+        phase_sample=PhaseSample(run.device, limits.log_every, find_link()),
         announce=Announcer(()),
         limits=limits,
         folder=folder,

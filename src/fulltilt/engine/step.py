@@ -136,12 +136,7 @@ class TrainStep:
         return self._compute_loss(self.place(batch) if self._must_place else batch, is_counted)
 
     def _compute_loss(self, batch: Any, is_counted: bool = True) -> Tensor:
-        if self._prepare is not None:
-            batch = self._prepare(batch, self._generator)
-        try:
-            inputs, targets = batch
-        except (TypeError, ValueError):
-            raise DataError(_describe_bad_batch(batch)) from None
+        inputs, targets = self._prepare_batch(batch)
         if self._autocast is None:
             outputs = self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
             loss = self._loss(outputs, targets)
@@ -157,6 +152,16 @@ class TrainStep:
             with torch.no_grad():
                 self._observe(outputs, targets)
         return loss
+
+    def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
+        """From a batch on the device to (inputs, targets)."""
+        if self._prepare is not None:
+            batch = self._prepare(batch, self._generator)
+        try:
+            inputs, targets = batch
+        except (TypeError, ValueError):
+            raise DataError(_describe_bad_batch(batch)) from None
+        return inputs, targets
 
     def _update(self, factor: float) -> None:
         """Unscale, undo the short window, clip, step: in that order, since clipping is about the true gradient."""

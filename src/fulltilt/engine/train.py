@@ -138,21 +138,22 @@ def _train_to_end(s: Session, stop: Stop) -> Replan | None:
 
 def _train_epoch(s: Session, stop: Stop) -> bool:
     """Train to the end of the epoch; False when the run has to be left before."""
-    progress, limits, timer = s.progress, s.limits, s.timer
+    progress, limits, sample = s.progress, s.limits, s.phase_sample
     s.watch.start()
     batches = s.start_epoch()
     while not limits.has_step_duties or _do_due_work(s, stop):
         if stop or (progress.step >= limits.max_steps and progress.step_in_epoch != s.run.steps_per_epoch):
             return False
         s.learning_rate.set_step(progress.step)
-        outcome = s.step(batches, timer)
+        outcome = s.step(batches, sample.start_step(progress.step))
         if outcome is None:
             return True
         progress.count(outcome)
         s.last_step.keep()
         s.meter.add(outcome.loss, outcome.n_samples)
         if progress.step % limits.log_every == 0:
-            duties.log_interval(s)
+            sample.end_step(outcome.n_samples)
+            duties.log_interval(s, has_phases=True)
     return False
 
 

@@ -45,8 +45,11 @@ def _apply(setup: Setup, value: bool) -> None:
 
 def is_expandable(settings: str) -> bool:
     """Read the option from the allocator's settings, "expandable_segments:True,max_split_size_mb:512"."""
-    options = dict(part.strip().partition(":")[::2] for part in settings.split(",") if part.strip())
-    return options.get(NAME, "false").strip().lower() == "true"
+    for part in settings.split(","):
+        name, _, value = part.strip().partition(":")
+        if name == NAME:
+            return value.strip().lower() == "true"
+    return False
 
 
 def _observe(setup: Setup) -> bool:

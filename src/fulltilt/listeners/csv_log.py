@@ -31,8 +31,8 @@ class CsvLog:
     """
 
     def __init__(self, out_dir: str | Path, *, clock: Callable[[], float] = time.monotonic):
-        self._steps = _Table(Path(out_dir) / "steps.csv", STEP_COLUMNS)
-        self._epochs = _Table(Path(out_dir) / "epochs.csv", EPOCH_COLUMNS)
+        self._steps = Table(Path(out_dir) / "steps.csv", STEP_COLUMNS)
+        self._epochs = Table(Path(out_dir) / "epochs.csv", EPOCH_COLUMNS)
         self._held = HeldEvents(clock)
 
     def __call__(self, event: Event) -> None:
@@ -71,7 +71,7 @@ def _row_of(event: EpochDone | Evaluated, **fields: Any) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
 
 
-class _Table:
+class Table:
     """One CSV file with a header that can grow to the right."""
 
     def __init__(self, path: Path, columns: tuple[str, ...]):
@@ -98,6 +98,10 @@ class _Table:
         kept = [row for row in rows if _step_of(row) <= step]
         if header and text != _format_table(header, kept):
             write_atomic(self.path, _format_table(header, kept))
+
+    def read_rows(self) -> list[dict[str, str]]:
+        """The whole rows in the file."""
+        return _parse(_read_text(self.path))[1]
 
     def sync(self) -> None:
         self._file.sync()

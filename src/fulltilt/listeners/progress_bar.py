@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -101,7 +101,7 @@ class ProgressBar:
             [
                 f"epoch {event.epoch + 1}/{n_epochs}",
                 f"loss {event.loss:.4g}",
-                *(f"{name} {value:.4g}" for name, value in event.metrics.items()),
+                *(f"{name} {value:.4g}" for name, value in list_headlines(event.metrics)),
                 f"{event.samples_per_s:,.0f} samples/s",
                 format_seconds(event.seconds),
             ]
@@ -109,7 +109,8 @@ class ProgressBar:
 
     def _print_epoch(self, evaluated: Evaluated | None) -> None:
         """Print the epoch's line; it waits for the evaluation that may follow it."""
-        figures = [] if evaluated is None else [f"{evaluated.split} {k} {v:.4g}" for k, v in evaluated.metrics.items()]
+        headlines = [] if evaluated is None else list_headlines(evaluated.metrics)
+        figures = [f"{evaluated.split} {k} {v:.4g}" for k, v in headlines] if evaluated else []
         parts = ([self._epoch_line] if self._epoch_line else []) + figures
         self._epoch_line = None
         if parts:
@@ -123,6 +124,11 @@ class ProgressBar:
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def list_headlines(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
+    """What a line has room for: a name with a slash (``error_pct/rare``) is a part of a breakdown, for the files."""
+    return [(name, value) for name, value in metrics.items() if "/" not in name]
 
 
 def format_seconds(seconds: float) -> str:

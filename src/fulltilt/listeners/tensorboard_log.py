@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import UsageError
-from fulltilt.records import EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
+from fulltilt.listeners._scalars import WithFigures, list_scalars
+from fulltilt.records import Event, RunEnded, RunStarted, StepsDone
 
 
 class TensorBoardLog:
@@ -31,24 +32,14 @@ class TensorBoardLog:
             self._writer = self._writer_class(str(self.path), purge_step=purge)
         elif self._writer is None:
             return
-        elif isinstance(event, StepsDone):
-            for name in ("loss", "lr", "samples_per_s"):
-                self._writer.add_scalar(f"train/{name}", getattr(event, name), event.step)
-            for phase, value in event.phases_ms.items():
-                if value is not None:
-                    self._writer.add_scalar(f"phases_ms/{phase}", value, event.step)
-        elif isinstance(event, EpochDone):
-            self._add_metrics("epoch", {"loss": event.loss, **event.metrics}, event.step)
-        elif isinstance(event, Evaluated):
-            self._add_metrics(event.split, event.metrics, event.step)
         elif isinstance(event, RunEnded):
             self._writer.close()
             self._writer = None
-
-    def _add_metrics(self, group: str, metrics: dict[str, float], step: int) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(f"{group}/{name}", value, step)
-        self._writer.flush()
+        elif isinstance(event, WithFigures):
+            for name, value in list_scalars(event).items():
+                self._writer.add_scalar(name, value, event.step)
+            if not isinstance(event, StepsDone):
+                self._writer.flush()
 
 
 def _import_writer() -> Any:

@@ -29,6 +29,8 @@ class RunStarted(Event):
     n_epochs: int
     first_epoch: int = 0  # above 0 when resumed
     first_step: int = 0
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)  # resolved, by section
+    config_digest: str | None = None
     report: tuple[str, ...] = ()  # what it runs on and how, one line each
 
 
@@ -45,7 +47,7 @@ class StepsDone(Event):
     loss: float
     lr: float
     samples_per_s: float
-    phases_ms: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    phases_ms: dict[str, float | None] = dataclasses.field(default_factory=dict)  # of the interval's last step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 68, 16, 12, 44
 MAX_LIMIT_SHARE = 3
 MAX_SERIES = 6  # more lines than colours cannot be told apart
+MAX_MARKS = 40  # points of a line; with more the marks hide it
 _COLOURS = tuple(f"var(--c{i})" for i in range(MAX_SERIES))
 
 
@@ -58,20 +59,32 @@ def build_line_chart(
     return _svg("".join(out), f"{y_title} by {x_title}") + _legend(list(series))
 
 
-def build_curve_chart(groups: Mapping[str, Sequence[Sequence[Point]]], *, x_title: str, y_title: str) -> str:
-    """Several lines a group, in the group's colour, over a linear x axis; the y axis spans what was measured."""
+def build_curve_chart(
+    groups: Mapping[str, Sequence[Sequence[Point]]], *, x_title: str, y_title: str, is_log: bool = False
+) -> str:
+    """Several lines a group, in the group's colour, over a linear x axis; the y axis spans what was measured.
+
+    Args:
+        is_log: A logarithmic y axis, where every figure is above 0.
+    """
     points = [point for lines in groups.values() for line in lines for point in line]
     if not points:
         return _empty("nothing was measured")
-    x_ticks = compute_ticks(max(point.x for point in points))
-    y_ticks = compute_ticks_between(min(point.y for point in points), max(point.y for point in points))
-    scale_y = _scale_y(y_ticks[-1], y_ticks[0])
+    x_max = max(point.x for point in points) or 1.0
+    x_ticks = [tick for tick in compute_ticks(x_max) if tick <= x_max * (1 + 1e-9)]
+    low, high = min(point.y for point in points), max(point.y for point in points)
+    if is_log and low > 0:
+        y_ticks = compute_log_ticks(low, high)
+        scale_y = _scale_log_y(y_ticks[-1], y_ticks[0])
+    else:
+        y_ticks = compute_ticks_between(low, high)
+        scale_y = _scale_y(y_ticks[-1], y_ticks[0])
     inner = WIDTH - LEFT - RIGHT - 16
 
     def scale_x(x: float) -> float:
-        return LEFT + x / x_ticks[-1] * inner
+        return LEFT + x / x_max * inner
 
-    out = [_grid(y_ticks, scale_y, y_title), _x_axis([(scale_x(x), f"{x:g}") for x in x_ticks], x_title)]
+    out = [_grid(y_ticks, scale_y, y_title), _x_axis([(scale_x(x), _number(x)) for x in x_ticks], x_title)]
     for colour, lines in zip(_COLOURS, groups.values(), strict=False):
         out += [_line(line, scale_x, scale_y, colour) for line in lines]
     return _svg("".join(out), f"{y_title} by {x_title}") + _legend(list(groups))
@@ -128,9 +141,25 @@ def compute_ticks_between(low: float, high: float, n: int = 5) -> list[float]:
     return [i * step for i in range(first, last + 1)]
 
 
+def compute_log_ticks(low: float, high: float) -> list[float]:
+    """Round figures from at most ``low`` to at least ``high``: the wider the span, the fewer of each power of ten.
+
+    Args:
+        low, high: Above 0.
+    """
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(max(high, low)) - 1e-9)
+    factors = (1, 2, 5) if last - first <= 3 else (1, 3) if last - first <= 5 else (1,)
+    ticks = [factor * 10.0**power for power in range(first, max(last, first + 1) + 1) for factor in factors]
+    begin = max(index for index, tick in enumerate(ticks) if tick <= low * (1 + 1e-9))
+    end = min((index for index, tick in enumerate(ticks) if tick >= high * (1 - 1e-9)), default=len(ticks) - 1)
+    return ticks[begin : max(end, begin + 1) + 1]
+
+
 def _line(points: Sequence[Point], scale_x, scale_y, colour: str) -> str:
     path = " ".join(f"{scale_x(p.x):.1f},{scale_y(p.y):.1f}" for p in points)
-    out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>']
+    is_dense = len(points) > MAX_MARKS  # then a mark is only where the pointer finds the exact figure
+    width = 1.5 if is_dense else 2
+    out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"/>']
     for p in points:
         x, y = scale_x(p.x), scale_y(p.y)
         if p.low is not None and p.high is not None:
@@ -140,12 +169,18 @@ def _line(points: Sequence[Point], scale_x, scale_y, colour: str) -> str:
             )
         ring = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" class="ring"/>' if p.marked else ""
         title = escape(p.label)
-        out.append(f'{ring}<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{title}</title></circle>')
+        fill = "transparent" if is_dense else colour
+        out.append(f'{ring}<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}"><title>{title}</title></circle>')
     return "".join(out)
 
 
 def _scale_y(top: float, bottom: float = 0.0):
     return lambda value: HEIGHT - BOTTOM - (value - bottom) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
+
+
+def _scale_log_y(top: float, bottom: float):
+    scale = _scale_y(math.log(top), math.log(bottom))
+    return lambda value: scale(math.log(value))
 
 
 def _scale_log2(xs: Sequence[float]):

@@ -14,7 +14,8 @@ from typing import Any
 
 from fulltilt.errors import UsageError
 from fulltilt.records import VERSION
-from fulltilt.report.compare_sides import Figure, Side
+from fulltilt.report.compare_sides import ONE_RUN, Figure, Side
+from fulltilt.report.quality import find_direction, find_times_to_common_quality
 from fulltilt.stats import MARGIN_PCT, Decision, decide, decide_apart
 
 Differences = list[dict[str, Any]]  # each {"name", "a", "b"}
@@ -46,6 +47,7 @@ def compare_sides(a: Side, b: Side) -> dict[str, Any]:
     refusal = _find_refusal(a, b, differences, control)
     theirs = {figure.name: figure for figure in b.figures}
     pairs = [(figure, theirs[figure.name]) for figure in a.figures if figure.name in theirs]
+    pairs += _pair_times_to_quality(a, b)
     pairs = [pair for pair in pairs if not _is_shown_already(pair[0].name, a, b)]
     n_judged = sum(_find_obstacle(x, y) is None for x, y in pairs) or 1
     return {
@@ -74,6 +76,20 @@ def compute_control(a: Side, b: Side) -> dict[str, Any] | None:
         higher_is_better=True,
     )
     return {"n_plans": len(common), "verdict": decision.verdict, **_describe_decision(decision)}
+
+
+def _pair_times_to_quality(a: Side, b: Side) -> list[tuple[Figure, Figure]]:
+    """Training seconds of both until they first showed the quality that both reached, for every metric of both."""
+    pairs = []
+    for metric, curve in a.curves.items():
+        direction = find_direction(metric)
+        if direction is None or metric not in b.curves:
+            continue
+        target, times = find_times_to_common_quality([curve, b.curves[metric]], is_rising=direction == "rising")
+        name = f"training seconds to validation {metric} {target:.4g}"
+        first, second = (Figure(name=name, samples=(seconds,), better="lower", **ONE_RUN) for seconds in times)
+        pairs.append((first, second))
+    return pairs
 
 
 def _check_kinds(a: Side, b: Side) -> None:

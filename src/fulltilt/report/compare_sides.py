@@ -17,7 +17,10 @@ from typing import Any, Literal
 from fulltilt.errors import UsageError
 from fulltilt.records import WHOLE_RUNS
 from fulltilt.records.run_folder import read_lines
+from fulltilt.records.settings import flatten_settings
+from fulltilt.report.quality import Curve, Direction, find_direction
 from fulltilt.report.table import read_memory_gib
+from fulltilt.report.training import drop_repeated
 
 Kind = Literal["tune", "train", "benchmark"]
 Better = Literal["higher", "lower"]
@@ -27,7 +30,11 @@ _MARKS: Mapping[Kind, tuple[str, ...]] = {
     "train": ("training_seconds", "samples_per_s", "reason"),
     "benchmark": ("arms", "claim"),
 }
+_RECIPE = ("task", "model", "loss", "data", "optim")  # of a configuration: what decides how a run learns
 _IDENTITY = ("hostname_hash", "cpu_model", "n_cores_usable", "memory_total_bytes", "memory_limit_bytes", "system")
+
+
+BETTER: Mapping[Direction | None, Better | None] = {"rising": "higher", "falling": "lower", None: None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +72,7 @@ class Side:
         versions, workload: By name, as far as the file says.
         plans: By pick, and "settings as they were"; "run" for a training run.
         rates_by_plan: Median samples per second of every plan that ran as a whole, by its JSON text.
+        curves: Of a training: metric → quality over training seconds, evaluation by evaluation.
     """
 
     path: str
@@ -76,6 +84,7 @@ class Side:
     plans: Mapping[str, Mapping[str, Any]]
     figures: tuple[Figure, ...]
     rates_by_plan: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    curves: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -180,7 +189,7 @@ def _read_tune_notes(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _read_train(path: Path, document: Mapping[str, Any]) -> Side:
     figures = [
-        Figure(name="samples_per_s", samples=(document["samples_per_s"],), better="higher", **_ONE_RUN),
+        Figure(name="samples_per_s", samples=(document["samples_per_s"],), better="higher", **ONE_RUN),
         *_read_quality(document.get("metrics") or {}, document.get("loss")),
     ]
     return Side(
@@ -192,16 +201,17 @@ def _read_train(path: Path, document: Mapping[str, Any]) -> Side:
         workload={"epochs": document.get("epoch"), "steps": document.get("step")},
         plans={},
         figures=tuple(figure for figure in figures if figure.samples[0] is not None),
+        curves=_read_curves(document.get("evaluations") or ()),
         notes=("the JSON of a training names no plan, no epochs and no machine; its run folder has the first two",),
     )
 
 
-_ONE_RUN: Mapping[str, Any] = {"unit_of_replication": "run", "n_runs": 1}
+ONE_RUN: Mapping[str, Any] = {"unit_of_replication": "run", "n_runs": 1}
 
 
 def _read_train_folder(folder: Path) -> Side:
     """From the event log: the plan, and every epoch's speed (the first left out where there are three or more)."""
-    events = [json.loads(line) for line in read_lines(folder / "events.jsonl")]
+    events = drop_repeated([json.loads(line) for line in read_lines(folder / "events.jsonl")])
     started = next((event for event in events if event["event"] == "RunStarted"), None)
     epochs = [event for event in events if event["event"] == "EpochDone" and event["samples_per_s"] > 0]
     if started is None or not epochs:
@@ -218,6 +228,7 @@ def _read_train_folder(folder: Path) -> Side:
         workload={
             **{key: started.get(key) for key in ("name", "device", "n_parameters", "n_samples")},
             "epochs": len(epochs),
+            **_read_recipe(started.get("config") or {}, started["plan"]),
         },
         plans={"run": started["plan"]},
         figures=(
@@ -225,15 +236,32 @@ def _read_train_folder(folder: Path) -> Side:
             Figure(name="epoch_seconds", samples=tuple(e["seconds"] for e in timed), better="lower", **shared),
             *_read_quality(evaluations[-1]["metrics"] if evaluations else {}, epochs[-1]["loss"]),
         ),
+        curves=_read_curves(evaluations),
         notes=("the folder of a training does not say which machine ran it",),
     )
+
+
+def _read_recipe(config: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What is trained and how, as far as it is none of the plan's levers."""
+    told = {key: value for key, value in flatten_settings(config) if key.partition(".")[0] in _RECIPE}
+    return {key: value for key, value in told.items() if key.rpartition(".")[2] not in plan and value is not None}
+
+
+def _read_curves(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+    """A figure that was not finite, written as null, is left out."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for evaluation in evaluations:
+        for name, value in evaluation["metrics"].items():
+            if value is not None and evaluation.get("training_seconds") is not None:
+                curves.setdefault(name, []).append((evaluation["training_seconds"], value))
+    return dict(curves)
 
 
 def _read_quality(metrics: Mapping[str, float], training_loss: float | None) -> Iterator[Figure]:
     figures = {f"validation {name}": value for name, value in metrics.items()} | {"training loss": training_loss}
     for name, value in figures.items():
         if value is not None:
-            yield Figure(name=name, samples=(value,), better="lower" if "loss" in name else None, **_ONE_RUN)
+            yield Figure(name=name, samples=(value,), better=BETTER[find_direction(name)], **ONE_RUN)
 
 
 def _read_benchmark(path: Path, document: Mapping[str, Any]) -> Side:

@@ -65,10 +65,15 @@ def build_tune_html(document: Document) -> str:
         _table(rows, document),
         _probes(document),
     ]
+    return build_page(f"fulltilt tune: {name}", sections)
+
+
+def build_page(title: str, sections: Sequence[str]) -> str:
+    """A whole page of sections that are HTML already."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>fulltilt tune: {escape(str(name))}</title><style>{_read_style()}</style></head>"
+        f"<title>{escape(title)}</title><style>{_read_style()}</style></head>"
         f"<body><main>{''.join(sections)}</main></body></html>\n"
     )
 

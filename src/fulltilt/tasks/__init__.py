@@ -10,8 +10,8 @@ What the engine builds a Workload from:
 - ``LOSSES[name](**arguments) -> (outputs, targets) -> scalar``: the mean over the batch.
 - ``METRICS[name](outputs, targets) -> (B,)``: one value per sample, on the device.
 - ``read_data_facts(dataset) -> dict``: what a model may need to know of the data (``n_classes``, ``in_channels``,
-  ``image_size``, ``n_features``, ``n_outputs``, ``n_sensors``, ``n_labels``, ``geometry``), read from the dataset's
-  attributes; hand it to ``build_model`` or as the given values of ``config.build_component``.
+  ``image_size``, ``n_features``, ``n_outputs``, ``n_sensors``, ``n_labels``, ``geometry``, ``vocab_size``), read from
+  the dataset's attributes; hand it to ``build_model`` or as the given values of ``config.build_component``.
 - ``build_model(text, *, where="model", **facts) -> nn.Module``: a name of ``MODELS``, ``torchvision:resnet50(…)``,
   ``timm:convnext_tiny(…)`` or ``my_module:build(…)``. ``MODELS`` holds builders by name and, under ``torchvision:``
   and ``timm:``, the resolvers that ``config.build_component`` calls with the rest of a name. Facts that the model
@@ -24,6 +24,7 @@ from types import MappingProxyType
 from fulltilt.tasks.contrastive import build_contrastive
 from fulltilt.tasks.diffusion import build_diffusion
 from fulltilt.tasks.facts import read_data_facts
+from fulltilt.tasks.language import build_language_model
 from fulltilt.tasks.losses import LOSSES
 from fulltilt.tasks.metrics import METRICS
 from fulltilt.tasks.models import MODELS, build_model
@@ -39,6 +40,7 @@ __all__ = [
     "build_classification",
     "build_contrastive",
     "build_diffusion",
+    "build_language_model",
     "build_model",
     "build_regression",
     "read_data_facts",
@@ -50,5 +52,6 @@ TASKS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
         "contrastive": build_contrastive,
         "regression": build_regression,
         "diffusion": build_diffusion,
+        "language_model": build_language_model,
     }
 )

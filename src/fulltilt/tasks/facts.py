@@ -9,16 +9,17 @@ from typing import Any
 from torch import Tensor, as_tensor
 from torch.utils.data import Dataset, Subset
 
-_PLAIN = ("n_classes", "n_sensors", "n_labels", "geometry")
+_PLAIN = ("n_classes", "n_sensors", "n_labels", "geometry", "vocab_size")
 
 
 def read_data_facts(dataset: Dataset) -> dict[str, Any]:
     """Facts by the names of model parameters; what the dataset does not tell is absent.
 
-    ``n_classes``, ``n_sensors``, ``n_labels`` and ``geometry`` are the dataset's attributes of that name.
-    ``in_channels`` and ``image_size`` (height, when square) follow from a ``sample_shape`` of (C, H, W), ``n_features``
-    is its product. ``n_outputs`` is ``n_classes``, else the number of elements of one target. ``draw_images`` draws
-    so many samples (B, C, H, W), evenly spread and as the model gets them, for models that look at the data.
+    ``n_classes``, ``n_sensors``, ``n_labels``, ``geometry`` and ``vocab_size`` are the dataset's attributes of that
+    name. ``in_channels`` and ``image_size`` (height, when square) follow from a ``sample_shape`` of (C, H, W),
+    ``n_features`` is its product. ``n_outputs`` is ``n_classes``, else the number of elements of one target.
+    ``draw_images`` draws so many samples (B, C, H, W), evenly spread and as the model gets them, for models that look
+    at the data.
 
     Cost: loads the first sample of a map-style dataset that has no ``sample_shape`` or no ``n_classes``.
     """

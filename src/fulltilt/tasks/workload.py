@@ -38,6 +38,7 @@ class Workload:
         couples_samples: The loss compares the samples of a batch with each other, so that micro-batches do not add up
             to the large batch; a window is then computed as one batch (``engine.cached_step``): its outputs, and its
             targets, are those of the micro-batches one after the other.
+        training_metrics: ``train`` computes the metrics on training batches too.
         name: How tables, files and messages call it.
 
     Shape:
@@ -61,6 +62,7 @@ class Workload:
     assess: Callable[[nn.Module, torch.device], Mapping[str, float]] | None = None
     explain: Callable[[int, int], Sequence[str]] | None = None
     couples_samples: bool = False
+    training_metrics: bool = False
     name: str = "workload"
 
     def __post_init__(self) -> None:

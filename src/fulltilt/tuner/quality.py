@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fulltilt.errors import TrainingError
 from fulltilt.report import format_duration
+from fulltilt.report.quality import find_direction, find_times_to_common_quality
 from fulltilt.stats import compute_interval
 from fulltilt.tuner.savings import Interval, compute_speedup_ci95
 
@@ -16,12 +17,6 @@ Arm = Literal["as it was", "recommended"]
 QualityVerdict = Literal["learns as well", "learns worse", "too noisy to tell"]
 
 ARMS: tuple[Arm, Arm] = ("as it was", "recommended")
-RISING_METRICS = (
-    "accuracy",
-    "binary_accuracy",
-    "top5",
-    "knn_accuracy",
-)  # of our own metrics, those where more is better
 MARGIN_PCT = {"rising": 1.0, "falling": 2.0}  # of the quality as it was: a smaller loss of it is no worse learning
 
 
@@ -87,7 +82,7 @@ def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
         ValueError: the arms do not have the same seeds, or fewer than two.
     """
     metric = choose_metric(documents)
-    is_rising = metric in RISING_METRICS
+    is_rising = find_direction(metric) == "rising"
     runs = tuple(_read_run(document, metric) for document in documents)
     before, after = (sorted((r for r in runs if r.arm == arm), key=lambda r: r.seed) for arm in ARMS)
     if [r.seed for r in before] != [r.seed for r in after] or len(before) < 2:
@@ -115,7 +110,7 @@ def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
                 "run.evaluate_every within the run"
             )
     names = next((d["evaluations"][-1]["metrics"] for d in documents if d["evaluations"]), ())
-    return next((name for name in names if name in RISING_METRICS), "loss")
+    return next((name for name in names if find_direction(name) == "rising"), "loss")
 
 
 def _read_run(document: Mapping[str, Any], metric: str) -> TrainedRun:
@@ -201,10 +196,7 @@ def _compare_quality(before: Sequence[float], after: Sequence[float], is_rising:
 
 def _find_times(before: TrainedRun, after: TrainedRun, is_rising: bool) -> tuple[float, float]:
     """Training seconds of each until an evaluation first showed the quality that both of them reached."""
-    sign = 1 if is_rising else -1
-    curves = [[(seconds, sign * quality) for seconds, quality in run.curve] for run in (before, after)]
-    target = min(max(quality for _, quality in curve) for curve in curves)
-    first, second = (next(seconds for seconds, quality in curve if quality >= target) for curve in curves)
+    _, (first, second) = find_times_to_common_quality([before.curve, after.curve], is_rising=is_rising)
     return first, second
 
 

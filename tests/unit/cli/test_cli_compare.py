@@ -281,3 +281,34 @@ def test_what_is_no_result_is_wrong_usage(tmp_path, capsys, text, message):
 def test_an_empty_folder_says_what_it_lacks(tmp_path, capsys):
     assert run_command(["compare", str(tmp_path), str(tmp_path)]) == 2
     assert "neither tune.json nor events.jsonl" in capsys.readouterr().err
+
+
+def test_trainings_are_compared_by_their_time_to_what_both_reached(tmp_path, capsys):
+    """B ends better, and took longer to what A reached at its best."""
+    for name, accuracies in (("a", [0.5, 0.8, 0.7]), ("b", [0.4, 0.6, 0.9])):
+        write_training(tmp_path / name, [1000.0] * 3)
+        lines = (tmp_path / name / "events.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        evaluations = [event for event in events if event["event"] == "Evaluated"]
+        for epoch, (event, accuracy) in enumerate(zip(evaluations, accuracies, strict=True)):
+            event |= {"metrics": {"accuracy": accuracy}, "training_seconds": epoch + 1.5, "step": epoch}
+        (tmp_path / name / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert run_command(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(tmp_path / "c.json")]) == 0
+    document = json.loads((tmp_path / "c.json").read_text())
+    time = find_figure(document, "training seconds to validation accuracy 0.8")
+    assert (time["a"], time["b"], time["better"]) == (2.5, 3.5, "lower")
+    assert time["verdict"] is None
+    assert find_figure(document, "validation accuracy")["better"] == "higher"
+
+
+def test_a_resumed_training_counts_its_epochs_once(tmp_path, capsys):
+    folder = write_training(tmp_path / "a", [1000.0, 1000.0, 1000.0])
+    log = tmp_path / "a" / "events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    for event in events[1:]:
+        event["step"] = 10 * (events.index(event) // 2 + 1)
+    resumed = [{**events[0], "first_step": 10}, *events[3:]]
+    log.write_text("".join(json.dumps(event) + "\n" for event in [*events, *resumed]))
+    assert run_command(["compare", folder, folder, "--json", str(tmp_path / "c.json")]) == 0
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert find_figure(document, "samples_per_s")["n_a"] == 2, "three epochs, the first left out"

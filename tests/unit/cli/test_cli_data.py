@@ -83,3 +83,16 @@ def test_repack_takes_chunks_and_compression(path, tmp_path, capsys):
 def test_mistakes_end_with_2_and_say_what_to_do(path, capsys, words, message):
     assert run_command(["data", *(word.format(path=path) for word in words)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_prepare_text_says_what_it_kept(tmp_path, capsys):
+    (tmp_path / "t.txt").write_text("a b a c\n" * 20)
+    words = ["data", "prepare-text", str(tmp_path / "t.txt"), str(tmp_path / "out"), "--vocabulary", "3"]
+    assert run_command(words) == 0
+    said = capsys.readouterr().out
+    assert "90 tokens for training, 10 for validation, as uint16" in said
+    assert "3 words of 4 in the training text, 40.00 % of it is <unk>" in said
+    assert run_command(words) == 2
+    assert "--force to prepare it again" in capsys.readouterr().err
+    assert run_command([*words, "--force", "--val", str(tmp_path / "t.txt")]) == 0
+    assert "100 tokens for training, 100 for validation" in capsys.readouterr().out

@@ -147,7 +147,7 @@ def test_use_amp_against_precision(write):
 def test_all_problems_come_in_one_error(write):
     file = write(
         "data:\n  batch_siz: 64\n  num_workers: -1\n  batch_size: 0\n"
-        "optim: 3\nrun: {epochs: abc}\nspeed: {precision: bf61}\nempty_cache_freq: 5\nmodel: resnet(\n"
+        "optim: 3\nrun: {epochs: abc}\nspeed: {precision: bf61}\nempty_cash_freq: 5\nmodel: resnet(\n"
     )
     lines = fail(file, ["lr=0", "nonsense"]).splitlines()
     assert lines[0] == "10 problems:"
@@ -159,7 +159,7 @@ def test_all_problems_come_in_one_error(write):
         f"{file}:4: data.batch_size: batch_size 0: expected an integer of at least 1",
         f"{file}:5: optim: is a section and holds keys, not 3",
         f"{file}:6: run.epochs: epochs 'abc': expected an integer of at least 1",
-        f"{file}:8: empty_cache_freq: unknown key with the value 5",
+        f"{file}:8: empty_cash_freq: unknown key with the value 5",
         f"{file}:9: model: model",
         "command line: optim.lr: lr 0: expected a number above 0",
         "command line: 'nonsense' is not key=value",
@@ -392,3 +392,11 @@ def test_yaml_1_2(write):
 def test_a_run_does_not_leave_its_folder_by_its_name(name):
     with pytest.raises(ConfigError, match="names a folder of its own"):
         config_from_values({"run": {"name": name}}, base_dir=".")
+
+
+@pytest.mark.parametrize(("key", "written"), [("seq_len: 128", "text(seq_len=…)"), ("data.depth: 2", "bilm(depth=…)")])
+def test_a_key_that_is_an_argument_of_a_component_is_told_where_it_belongs(write, key, written):
+    assert (
+        f"it is an argument of a component, for instance {'dataset' if 'seq' in key else 'model'}: {written}"
+        in fail(write(f"{key}\n"))
+    )

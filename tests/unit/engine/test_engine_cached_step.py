@@ -58,7 +58,7 @@ def build_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.3, momentum=0.9)
 
 
-def build(batch_size: int, accumulate: int, *, clip_norm: float | None = None, **more: Any) -> Run:
+def build(batch_size: int, accumulate: int, *, clip_norm: float | None = None, device: str = "cpu", **more: Any) -> Run:
     given = {
         "model": build_model,
         "dataset": build_dataset,
@@ -70,7 +70,7 @@ def build(batch_size: int, accumulate: int, *, clip_norm: float | None = None, *
     plan = {"batch_size": batch_size, "accumulate": accumulate, "threads": 1}
     plan |= {name: more.pop(name) for name in ("precision", "compile", "activation_checkpointing") if name in more}
     config = config_from_values({"optim": {"clip_norm": clip_norm}, "run": {"seed": 7}}, base_dir=".")
-    return build_run(config, default_plan(plan), device="cpu", workload=Workload(**given | more))
+    return build_run(config, default_plan(plan), device=device, workload=Workload(**given | more))
 
 
 def train(run: Run, epochs: int = 2, observe: Any = None) -> tuple[list[StepOutcome], list[list[Tensor]]]:
@@ -320,6 +320,35 @@ def test_observers_get_the_window():
     seen: list[tuple[int, int]] = []
     train(build(16, 4), epochs=1, observe=lambda outputs, targets: seen.append((len(outputs), len(targets))))
     assert seen == [(128, 64), (72, 36)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_on_a_gpu_masks_are_replayed_and_the_window_is_one_graph(precision):
+    """The device's own generator is rewound: the second forward gives what the first gave, bit for bit."""
+
+    class Noted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.Linear(8, 4))
+            self.given: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.given.append(self.layers(x).detach())
+            return self.layers(x)
+
+    def make_device_views(batch: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        rows = x.repeat_interleave(2, dim=0)
+        return rows + 0.1 * torch.randn(rows.shape, generator=generator, device=rows.device), y
+
+    run = build(16, 4, device="cuda", model=Noted, prepare=make_device_views, loss=mild_loss, precision=precision)
+    train(run, epochs=1)
+    given = run.setup.model.given
+    for mine, theirs in zip(given[:4], given[4:8], strict=True):
+        assert torch.equal(mine, theirs)
+    assert not torch.equal(given[0], given[1])
 
 
 def test_checkpointed_activations_give_the_same_gradients():

@@ -13,7 +13,7 @@ from fulltilt.config import config_from_values, load_config, plan_of
 from fulltilt.engine.assemble import build_workload
 from fulltilt.engine.build import build_run
 from fulltilt.engine.cached_step import CachedStep, build_step
-from fulltilt.engine.phases import PhaseOptions, run_phase
+from fulltilt.engine.phases import PhaseOptions, pick_weights, run_phase
 from fulltilt.errors import RunFolderError, UsageError
 from fulltilt.measure import NullTimer
 
@@ -177,6 +177,15 @@ def test_a_probe_of_another_encoder_is_another_run(folder, tmp_path):
         run("probe", folder, tmp_path, resume=True)
 
 
+def test_the_encoder_is_the_average_that_evaluations_took(folder, tmp_path):
+    run("pretrain", folder, tmp_path, optim__ema=0.5)
+    state = torch.load(tmp_path / "pretrain" / "checkpoint.pt", weights_only=True)
+    name = "backbone.blocks.0.0.weight"
+    assert torch.equal(pick_weights(state)[name], state["average"]["weights"][name])
+    assert not torch.equal(pick_weights(state)[name], state["model"][name])
+    assert pick_weights(state).keys() == state["model"].keys()
+
+
 def test_a_probe_needs_an_encoder(folder, tmp_path):
     with pytest.raises(UsageError, match="run the phase pretrain first"):
         run("probe", folder, tmp_path)
@@ -217,6 +226,7 @@ def test_the_configuration_of_the_guide_says_what_the_guide_says():
     config = load_config("configs/stl10_config.yaml")
     assert (config.data.batch_size, config.data.num_workers, config.data.pin_memory) == (128, 6, True)
     assert (config.speed.accumulate, config.speed.precision, config.speed.cudnn_benchmark) == (4, "auto", True)
+    assert config.speed.empty_cache_every == "5 epochs"
     assert "gradient_accumulation" in config.provenance["speed.accumulate"]
 
 

@@ -87,9 +87,12 @@ def test_samples_without_a_shape_are_no_error(sample: object):
     assert read_data_facts(Odd()) == {}
 
 
+OF_THEIR_OWN = ("contrastive", "language_model")  # needs views; computes its loss in its softmax
+
+
 def test_every_task_takes_the_same_arguments_and_defaults_its_loss():
-    for name, build in TASKS.items():
-        workload = build(
+    for name in TASKS.keys() - OF_THEIR_OWN:
+        workload = TASKS[name](
             model=nn.Identity, train=Images, validation=Images, loss=None, optimizer=torch.optim.SGD, name="named"
         )
         assert isinstance(workload, Workload), name
@@ -101,8 +104,8 @@ def test_every_task_takes_the_same_arguments_and_defaults_its_loss():
 
 def test_a_loss_that_is_given_replaces_the_tasks_own():
     own = nn.L1Loss()
-    for build in TASKS.values():
-        assert build(model=nn.Identity, train=Images, loss=own).loss is own
+    for name in TASKS.keys() - OF_THEIR_OWN:
+        assert TASKS[name](model=nn.Identity, train=Images, loss=own).loss is own
 
 
 def test_classification_trains_a_model_end_to_end():

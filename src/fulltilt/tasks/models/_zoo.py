@@ -9,6 +9,7 @@ from torch import nn
 
 from fulltilt.config import ComponentCall, build_component, parse_call
 from fulltilt.errors import ConfigError
+from fulltilt.tasks.models.bilm import bilm
 from fulltilt.tasks.models.convolutional import mlp, small_cnn
 from fulltilt.tasks.models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 from fulltilt.tasks.models.sensor_transformer import sensor_transformer
@@ -27,6 +28,7 @@ _OWN = (
     resnet152,
     whitened_cnn,
     sensor_transformer,
+    bilm,
 )
 
 MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType(

@@ -1,0 +1,172 @@
+"""The contestants of ``bilm``: the guide's loop and fulltilt's, on the same windows in the same order."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks._bilm_guide import CLIP_NORM, GuideLoop, GuideModel, GuideTracker, Habits
+from benchmarks._runner import ROOT
+from fulltilt.config import config_from_values
+from fulltilt.data import build_loader, prepare_text
+from fulltilt.data.text import TokenWindows, text
+from fulltilt.data.tokens import TokenStream
+from fulltilt.engine.train import train
+from fulltilt.listeners import CsvLog, MetricsTracker
+from fulltilt.records import Event, RunStarted, StepsDone
+from fulltilt.tasks import build_language_model
+from fulltilt.tasks.models.bilm import bilm
+
+VOCAB_SIZE = 50_000
+MODEL = {"depth": 2, "embedding": 256, "hidden": 512, "projection": 128}
+LEARNING_RATE, DROPOUT = 1e-3, 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """Of a batch and of a run."""
+
+    batch_size: int
+    seq_len: int
+    n_steps: int
+    n_rounds: int
+    n_val: int  # windows
+
+    def describe(self) -> str:
+        return f"{self.batch_size} × {self.seq_len} words, {self.n_steps} steps"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """One training: its speed, by wall clock and by CPU time, and where it came to."""
+
+    words_per_s: float
+    words_per_cpu_s: float
+    perplexity: float
+
+
+def prepare(folder: Path) -> tuple[Path | None, str]:
+    """WikiText-2, where it lies; else the text that comes with Python, and the note says so."""
+    data = Path(os.environ.get("FULLTILT_DATA", ROOT / ".." / "shared" / "data"))
+    train_file, val_file = data / "wikitext2_valid.txt", data / "wikitext2_test.txt"
+    if not (train_file.is_file() and val_file.is_file()):
+        return None, "text: Python's documentation topics, WikiText-2 was not found through FULLTILT_DATA"
+    done = prepare_text([train_file], folder, val_file=val_file, vocab_size=VOCAB_SIZE)
+    return folder, (
+        f"text: WikiText-2, trained on its validation file ({done.n_train:,} tokens), validated on its test file; it "
+        f"has {done.n_words:,} words, and every model has {VOCAB_SIZE:,} as in the guide: the others never come"
+    )
+
+
+def train_guide(tokens: Path | None, size: Size, device: str, folder: Path, seed: int, *, habits: Habits) -> Trained:
+    loop = build_loop(tokens, size, device, folder, habits, seed=seed)
+    windows, held_out = open_windows(tokens, size)
+    clocks = Clocks(device)
+    loop.run(take_batches(windows, size, seed))
+    wall_s, cpu_s = clocks.read()
+    starts = range(0, len(held_out), size.batch_size)
+    batches = (held_out.get_batch(range(i, min(i + size.batch_size, len(held_out)))) for i in starts)
+    n_words = size.n_steps * size.batch_size * size.seq_len
+    perplexity = loop.compute_perplexity(batches)
+    return Trained(words_per_s=n_words / wall_s, words_per_cpu_s=n_words / cpu_s, perplexity=perplexity)
+
+
+def train_ours(
+    tokens: Path | None, size: Size, device: str, folder: Path, seed: int, *, options: Mapping[str, Any]
+) -> Trained:
+    """One call of ``train``, with its CSV files and the guide's; evaluated at its last step."""
+    windows, held_out = open_windows(tokens, size)
+    workload = build_language_model(
+        model=lambda: bilm(vocab_size=VOCAB_SIZE, dropout=DROPOUT, **MODEL),
+        train=lambda: windows,
+        validation=lambda: held_out,
+        optimizer=functools.partial(torch.optim.Adam, lr=LEARNING_RATE, fused=True),
+        **options,
+    )
+    every = f"{size.n_steps} steps"
+    log_every = math.gcd(10, size.n_steps)  # the last step is told: the CPU time ends there
+    run = {"epochs": 10_000, "device": device, "seed": seed, "checkpoint_every": None, "evaluate_every": every}
+    config = config_from_values(
+        {
+            "data": {"batch_size": size.batch_size, "drop_last": True},
+            "optim": {"clip_norm": CLIP_NORM},
+            "speed": {"threads": 1 if device == "cpu" else None, "fused_optimizer": True},
+            "run": {**run, "log_every_n_steps": log_every},
+        },
+        base_dir=str(ROOT),
+    )
+    clocks = Clocks(device)
+    listeners = [CsvLog(folder), MetricsTracker(folder / "metrics"), clocks]
+    done = train(config, out_dir=folder, listeners=listeners, workload=workload, max_steps=size.n_steps)
+    n_words = size.n_steps * size.batch_size * size.seq_len
+    return Trained(
+        words_per_s=n_words / done.training_seconds,
+        words_per_cpu_s=n_words / clocks.cpu_s,
+        perplexity=done.metrics["perplexity"],
+    )
+
+
+class Clocks:
+    """Wall and CPU time since it was made; as a listener, CPU time from the start to the last step that was told."""
+
+    def __init__(self, device: str):
+        self._device = device
+        self._start()
+        self.cpu_s = 0.0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._start()
+        elif isinstance(event, StepsDone):
+            self.cpu_s = time.process_time() - self._cpu
+
+    def read(self) -> tuple[float, float]:
+        self._synchronize()
+        return time.perf_counter() - self._wall, time.process_time() - self._cpu
+
+    def _start(self) -> None:
+        self._synchronize()
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def _synchronize(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+
+def open_windows(tokens: Path | None, size: Size) -> tuple[TokenWindows, TokenWindows]:
+    """To train on, and the first ``n_val`` of those to validate on."""
+    path = None if tokens is None else str(tokens)
+    train_windows, val = (text(s, path=path, seq_len=size.seq_len, vocab_size=VOCAB_SIZE) for s in ("train", "val"))
+    first = TokenStream(val.ids[: size.n_val * size.seq_len + 1], val.vocabulary, "validation")
+    return train_windows, TokenWindows(first, size.seq_len)
+
+
+def take_batches(windows: TokenWindows, size: Size, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches that the engine takes, epoch after epoch."""
+    loader: Any = build_loader(windows, batch_size=size.batch_size, shuffle=True, drop_last=True, seed=seed)
+    left = size.n_steps
+    for epoch in itertools.count():
+        loader.sampler.set_epoch(epoch)
+        yield from itertools.islice(loader, left)
+        left -= min(left, len(loader))
+        if left <= 0:
+            return
+
+
+def build_loop(
+    tokens: Path | None, size: Size, device: str, folder: Path, habits: Habits, *, seed: int, n_before: int = 0
+) -> GuideLoop:
+    torch.manual_seed(seed)
+    windows, _ = open_windows(tokens, size)
+    tracker = GuideTracker(habits, windows.vocabulary, n_before=n_before)
+    return GuideLoop(GuideModel(MODEL, VOCAB_SIZE, habits), tracker, folder, device=torch.device(device))

@@ -1,0 +1,59 @@
+"""``fulltilt data prepare-text``: text files as token ids with a vocabulary."""
+
+from __future__ import annotations
+
+import argparse
+
+from fulltilt.cli._shared import build_console
+
+
+def add_prepare_text(actions: argparse._SubParsersAction) -> None:
+    prepare = actions.add_parser(
+        "prepare-text",
+        help="write text files as token ids, with a vocabulary by frequency",
+        description=(
+            "Count the words of text files, keep the most frequent, and write the ids of all words into a folder that "
+            "data.path of a language model names. Every line ends with <eos>, every word left out is <unk>."
+        ),
+    )
+    prepare.add_argument("files", nargs="+", metavar="FILE", help="text files in UTF-8, in order")
+    prepare.add_argument("folder", metavar="OUT", help="the folder to write")
+    prepare.add_argument(
+        "--vocabulary", type=int, default=50_000, metavar="N", help="words at most, <unk> included (default 50000)"
+    )
+    share = prepare.add_mutually_exclusive_group()
+    share.add_argument("--val-share", type=float, default=0.1, metavar="P", help="the last part of the text (0.1)")
+    share.add_argument("--val", metavar="FILE", help="a file of its own for validation")
+    prepare.add_argument(
+        "--tokenizer",
+        choices=["whitespace", "words"],
+        default="whitespace",
+        help="whitespace: the text is tokenised already (default); words: part words from punctuation",
+    )
+    prepare.add_argument("--force", action="store_true", help="replace what was prepared in the folder before")
+
+
+def run_prepare_text(args: argparse.Namespace) -> int:
+    from rich.progress import Progress
+
+    from fulltilt.data import prepare_text
+
+    with Progress(console=build_console(to_stderr=True), transient=True) as progress:
+        bar = progress.add_task("counting words, then writing them", total=None)
+        done = prepare_text(
+            args.files,
+            args.folder,
+            vocab_size=args.vocabulary,
+            val_share=args.val_share,
+            val_file=args.val,
+            tokenizer=args.tokenizer,
+            force=args.force,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    build_console().print(
+        f"{done.folder}: {done.n_train:,} tokens for training, {done.n_val:,} for validation, as {done.dtype}; "
+        f"{done.n_words:,} words of {done.n_distinct:,} in the training text, {done.unknown_pct:.2f} % of it is <unk>",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0

@@ -1,0 +1,37 @@
+"""``fulltilt export RUN_FOLDER OUT.safetensors``: the weights of a training as one file."""
+
+from __future__ import annotations
+
+import argparse
+
+from fulltilt.cli._shared import build_console, write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="RUN_FOLDER", help="the folder of a training")
+    parser.add_argument("out", metavar="OUT.safetensors", help="the file to write")
+    parser.add_argument(
+        "--weights",
+        choices=("ema", "model"),
+        help="moving average or the weights as trained (default: the average where there is one)",
+    )
+    parser.add_argument("--json", metavar="F", help="write what was exported as JSON (- for stdout)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fulltilt.engine.export import export_weights
+
+    export = export_weights(args.folder, args.out, weights=args.weights)
+    if args.json:
+        from fulltilt.records import dumps
+
+        write_json(args.json, dumps(export, indent=1))
+    console = build_console(to_stderr=args.json == "-")
+    for note in export.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(
+        f"{export.path}: {export.n_tensors} tensors, {export.n_bytes / 2**20:,.1f} MiB, {export.weights} weights of "
+        f"step {export.metadata['fulltilt.step']} ({export.checkpoint})",
+        markup=False,
+    )
+    return 0

@@ -1,0 +1,250 @@
+"""``MetricsTracker``: guide 004's metrics files, with what each figure is and where it comes from."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fulltilt.errors import UsageError
+from fulltilt.hardware import read_rss_bytes
+from fulltilt.listeners._held import HeldEvents
+from fulltilt.listeners.csv_log import Table
+from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
+from fulltilt.records.run_folder import write_atomic
+
+EFFICIENCY = ("epoch", "step", "timestamp", "n_samples", "n_batches", "seconds", "throughput", "memory_per_sample")
+TRAINING = ("epoch", "step", "timestamp", "split", "total_loss", "forward_loss", "backward_loss", "accuracy")
+ERRORS = ("epoch", "step", "category", "share_pct", "error_pct")
+SUMMARY = ("metric", "mean", "std", "total_samples", "total_batches", "unit", "note")
+OWNER = "run.txt"
+
+THROUGHPUT_NOTE = "samples over seconds of training; std over logging intervals, weighted by their length"
+MEMORY_NOTE = {
+    "cpu": "resident set of the training process over the batch size",
+    "cuda": "peak of allocated device memory over the batch size",
+}
+FORWARD_NOTE = "forward pass and loss of one step a logging interval"
+NO_FORWARD_NOTE = "the run did not time the phases of its steps"
+
+
+@dataclasses.dataclass(slots=True)
+class Spread:
+    """Weighted mean and standard deviation of values that are not kept (West 1979)."""
+
+    weight: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float, weight: float) -> None:
+        if weight <= 0:
+            return
+        self.weight += weight
+        change = value - self.mean
+        self.mean += change * weight / self.weight
+        self.squares += weight * change * (value - self.mean)
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self.squares / self.weight) if self.weight else 0.0
+
+
+class MetricsTracker:
+    """Five CSV files in ``folder``; units: seconds, samples/s, MiB, ms.
+
+    - ``efficiency_metrics.csv``: a row a logging interval, only ever appended.
+    - ``training_metrics.csv``: a row for each pass over a split; ``error_analysis.csv``: its errors by group of words,
+      from metrics named ``error_pct/…`` and ``share/…``.
+    - ``efficiency_summary.csv``, ``training_summary.csv``: written anew after each pass and at the end, from running
+      sums. Best and final figures are those of validation where there is one.
+
+    Rows are stored once a second and before every checkpoint; a killed process loses what came since, and a resumed
+    run goes on where its checkpoint is (``CsvLog`` does the same). The folder belongs to one run.
+
+    Args:
+        clock: Seconds from any start.
+        read_memory: Device ("cpu", "cuda:0") → bytes in use by the training process.
+
+    Raises:
+        UsageError: the folder holds the metrics of another run.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        read_memory: Callable[[str], int | None] | None = None,
+    ):
+        self._folder = Path(folder)
+        self._efficiency = Table(self._folder / "efficiency_metrics.csv", (*EFFICIENCY, "forward_time"))
+        self._training = Table(
+            self._folder / "training_metrics.csv",
+            (*TRAINING, "top5_accuracy", "perplexity", "epoch_time", "memory_peak_gib"),
+        )
+        self._errors = Table(self._folder / "error_analysis.csv", ERRORS)
+        self._held, self._rows = HeldEvents(clock), []
+        self._read_memory = read_memory or read_memory_bytes
+        self._device, self._batch_size = "cpu", 1
+        self._start_sums()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepsDone):
+            self._rows.append(row := self._build_efficiency_row(event))
+            self._add(row)
+        if not self._held.add(event):
+            return
+        self._held.take()
+        rows, self._rows = self._rows, []
+        self._efficiency.append(rows)
+        self._store(event)
+
+    def _store(self, event: Event) -> None:
+        """What an event means beside the rows of logging intervals."""
+        if isinstance(event, RunStarted):
+            self._open(event)
+        elif isinstance(event, EpochDone):
+            self._store_pass(event, "train", {"loss": event.loss, **event.metrics}, event.seconds)
+        elif isinstance(event, Evaluated):
+            self._store_pass(event, event.split, event.metrics, event.seconds)
+        elif isinstance(event, CheckpointStarted):
+            for table in self._tables:
+                table.sync()
+        elif isinstance(event, RunEnded):
+            self._write_summaries()
+            for table in self._tables:
+                table.close()
+
+    @property
+    def _tables(self) -> tuple[Table, ...]:
+        return self._efficiency, self._training, self._errors
+
+    def _open(self, event: RunStarted) -> None:
+        """Go on behind the rows up to the run's first step; with none of them, from the start."""
+        owner = self._folder / OWNER
+        name = str(Path(event.out_dir).resolve())
+        found = owner.read_text(encoding="utf-8").strip() if owner.is_file() else None
+        if found not in (None, name):
+            raise UsageError(
+                f"{self._folder} holds the metrics of the run in {found}; give another folder with --metrics, "
+                "or remove this one"
+            )
+        if found is None:
+            write_atomic(owner, f"{name}\n")
+        self._device, self._batch_size = event.device.partition(":")[0], event.plan["batch_size"]
+        self._start_sums()
+        for table in self._tables:
+            table.drop_rows_after(event.first_step)
+        for row in self._efficiency.read_rows():
+            self._add({name: float(value) for name, value in row.items() if value})
+        self._passes = [*self._training.read_rows()]
+
+    def _start_sums(self) -> None:
+        self._n_samples = self._n_batches = 0
+        self._spreads = {name: Spread() for name in ("throughput", "memory_per_sample", "forward_time")}
+        self._passes: list[Mapping[str, Any]] = []
+
+    def _build_efficiency_row(self, event: StepsDone) -> dict[str, Any]:
+        n_bytes = self._read_memory(self._device)
+        return {
+            "epoch": event.epoch,
+            "step": event.step,
+            "timestamp": event.time_s,
+            "n_samples": event.n_samples,
+            "n_batches": -(-event.n_samples // self._batch_size),
+            "seconds": event.seconds,
+            "throughput": event.samples_per_s,
+            "memory_per_sample": None if n_bytes is None else n_bytes / 2**20 / self._batch_size,
+            "forward_time": event.phases_ms.get("forward"),
+        }
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        self._n_samples += int(row["n_samples"])
+        self._n_batches += int(row["n_batches"])
+        for name, spread in self._spreads.items():
+            if row.get(name) is not None:
+                spread.add(row[name], row["seconds"] if name == "throughput" else row["n_batches"])
+
+    def _store_pass(
+        self, event: EpochDone | Evaluated, split: str, metrics: Mapping[str, float], seconds: float
+    ) -> None:
+        names = {"total_loss": "loss", "top5_accuracy": "top5"}
+        columns = ("total_loss", "forward_loss", "backward_loss", "accuracy", "top5_accuracy", "perplexity")
+        figures = {column: metrics.get(names.get(column, column)) for column in columns}
+        n_bytes = self._read_memory(self._device)
+        row = {
+            "epoch": event.epoch,
+            "step": event.step,
+            "timestamp": event.time_s,
+            "split": split,
+            **figures,
+            "epoch_time": seconds,
+            "memory_peak_gib": None if n_bytes is None else n_bytes / 2**30,
+        }
+        self._training.append([row])
+        self._passes.append(row)
+        if split != "train":
+            self._errors.append(_list_errors(event, metrics))
+        self._write_summaries()
+
+    def _write_summaries(self) -> None:
+        notes = {
+            "throughput": ("samples/s", THROUGHPUT_NOTE),
+            "memory_per_sample": ("MiB", MEMORY_NOTE.get(self._device, MEMORY_NOTE["cpu"])),
+            "forward_time": ("ms", FORWARD_NOTE if self._spreads["forward_time"].weight else NO_FORWARD_NOTE),
+        }
+        rows = [
+            [name, *([s.mean, s.std] if s.weight else ["", ""]), self._n_samples, self._n_batches, *notes[name]]
+            for name, s in self._spreads.items()
+        ]
+        _write_csv(self._folder / "efficiency_summary.csv", SUMMARY, rows)
+        summary = summarize_passes(self._passes)
+        _write_csv(self._folder / "training_summary.csv", tuple(summary), [list(summary.values())])
+
+
+def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Guide 004's one row over all epochs; ``split`` says which passes best and final are of."""
+    times = [float(row["epoch_time"]) for row in passes if row["split"] == "train"]
+    split = "val" if any(row["split"] == "val" for row in passes) else "train"
+    summary: dict[str, Any] = {"total_epochs": len(times)}
+    for name, column, best in (
+        ("loss", "total_loss", min),
+        ("accuracy", "accuracy", max),
+        ("perplexity", "perplexity", min),
+    ):
+        values = [float(row[column]) for row in passes if row["split"] == split and row[column] not in (None, "")]
+        summary[f"best_{name}"] = best(values) if values else None
+        summary[f"final_{name}"] = values[-1] if values else None
+    summary["avg_epoch_time"] = sum(times) / len(times) if times else None
+    summary["total_training_time"] = sum(times)
+    return {**summary, "split": split}
+
+
+def read_memory_bytes(device: str) -> int | None:
+    """Allocator's peak on a GPU since the process began, resident set of this process on a CPU."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    return read_rss_bytes(os.getpid())
+
+
+def _list_errors(event: Evaluated | EpochDone, metrics: Mapping[str, float]) -> list[dict[str, Any]]:
+    place = {"epoch": event.epoch, "step": event.step}
+    return [
+        {**place, "category": group, "share_pct": 100 * metrics.get(f"share/{group}", math.nan), "error_pct": value}
+        for name, value in metrics.items()
+        if (group := name.removeprefix("error_pct/")) != name
+    ]
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([header, *rows])
+    write_atomic(path, stream.getvalue())

@@ -1,0 +1,108 @@
+"""``WandbLog``: settings and curves of a run for Weights & Biases; offline unless somebody is logged in."""
+
+from __future__ import annotations
+
+import importlib
+import netrc
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from fulltilt.errors import StorageError, UsageError
+from fulltilt.listeners._run_id import read_run_id, write_run_id
+from fulltilt.listeners._scalars import WithFigures, list_scalars
+from fulltilt.listeners._settings import list_settings
+from fulltilt.records import Event, RunEnded, RunStarted
+
+PROJECT = "fulltilt"
+
+
+class WandbLog:
+    """Writes settings and scalars over optimizer steps.
+
+    ``WANDB_MODE`` decides whether anything leaves the machine; without it, a login does (``WANDB_API_KEY``, or
+    ``wandb login`` before). Offline the run lies in ``folder/wandb/offline-run-…`` until ``wandb sync`` sends it, and a
+    resumed run is another such folder under the same id. ``WANDB_PROJECT`` and ``WANDB_ENTITY`` are honoured.
+
+    Args:
+        folder: Of the run; W&B makes its folder ``wandb`` there.
+        mode: "offline" or "online", instead of looking for a login.
+
+    Raises:
+        UsageError: wandb is not installed.
+    """
+
+    def __init__(self, folder: str | Path, *, mode: str | None = None):
+        self.path = Path(folder)
+        self._wandb = _import_wandb()
+        self._mode = mode
+        self._run: Any = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._run = self._start(event)
+        elif self._run is None:
+            return
+        elif isinstance(event, RunEnded):
+            self._run.summary["reason"] = event.reason
+            self._run.finish(exit_code=1 if event.reason.startswith("failed") else 0)
+            self._run = None
+        elif isinstance(event, WithFigures):
+            self._run.log(list_scalars(event), step=event.step)
+
+    def _start(self, event: RunStarted) -> Any:
+        mode = self._mode or os.environ.get("WANDB_MODE") or ("online" if has_login(self._wandb) else "offline")
+        if mode != "online":
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline is offline, for its crash reports too
+        own = self.path / "wandb"
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+            run_id = read_run_id(own, first_step=event.first_step)
+            is_new = run_id is None
+            run_id = run_id or secrets.token_hex(4)
+            run = self._wandb.init(
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                name=event.name,
+                id=run_id,
+                dir=str(self.path),
+                mode=mode,
+                config=list_settings(event),
+                resume="allow" if mode == "online" and not is_new else None,
+                reinit="create_new",
+                settings=self._wandb.Settings(silent=True, console="off"),  # the terminal is the progress bar's
+            )
+            write_run_id(own, run_id)
+        except (self._wandb.Error, OSError) as error:
+            raise StorageError(
+                f"W&B could not start ({str(error).strip()}); nothing of this run is logged there"
+            ) from error
+        return run
+
+
+def has_login(wandb: Any) -> bool:
+    """Whether W&B would find somebody's key without asking: in the environment or in the netrc file."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(wandb.setup().settings.base_url).hostname or ""
+    named = os.environ.get("NETRC")
+    places = [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    return any(_knows_host(path, host) for path in places)
+
+
+def _knows_host(path: Path, host: str) -> bool:
+    try:
+        return host in netrc.netrc(path).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _import_wandb() -> Any:
+    try:
+        return importlib.import_module("wandb")
+    except ImportError as error:
+        raise UsageError(
+            f"the wandb logger needs the package wandb ({error}); pip install 'fulltilt[wandb]', or leave wandb out of "
+            "run.loggers"
+        ) from error

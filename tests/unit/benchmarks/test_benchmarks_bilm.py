@@ -1,0 +1,126 @@
+"""The arms of ``bilm``: the guide's loop trains what ours trains, whatever it is spared, on the same batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from benchmarks import _bilm_arms, _bilm_guide, bilm
+from benchmarks._bilm_arms import Size, Trained, open_windows, take_batches
+from benchmarks._bilm_guide import AFTER, ALL_EACH_BATCH, BEFORE, COSTS, GuideModel, Habits, compute_accuracies, is_due
+
+from fulltilt.data import build_loader
+
+SIZE = Size(batch_size=3, seq_len=6, n_steps=5, n_rounds=2, n_val=4)
+SMALL = {"depth": 2, "embedding": 8, "hidden": 9, "projection": 5}
+
+
+def build_model(habits: Habits) -> GuideModel:
+    torch.manual_seed(0)
+    return GuideModel(SMALL, 30, habits).eval()
+
+
+@pytest.fixture(autouse=True)
+def _without_onednn(monkeypatch):
+    """It warns that it has no LSTM with a projection; warnings are errors here."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    yield
+    torch.backends.mkldnn.enabled = True
+
+
+def test_packing_sequences_of_one_length_changes_nothing():
+    inputs, targets = torch.randint(30, (2, 4, 6))
+    lengths = torch.full((4,), 6)
+    with torch.no_grad():
+        packed, plain = (build_model(h)(inputs, targets, lengths) for h in (BEFORE, COSTS["packed sequences"].without))
+    for one, other in zip(packed, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_layers_in_one_call_have_the_same_parameters():
+    sizes = [sum(p.numel() for p in build_model(COSTS[n].without).parameters()) for n in COSTS]
+    assert len(set(sizes)) == 1
+
+
+def test_both_directions_see_their_side_only():
+    model, inputs, lengths = build_model(BEFORE), torch.randint(30, (1, 6)), torch.full((1,), 6)
+    targets = torch.cat((inputs[:, 1:], torch.randint(30, (1, 1))), 1)
+    changed_in, changed_out = inputs.clone(), targets.clone()
+    changed_in[:, 3], changed_out[:, 2] = 29 - inputs[:, 3], 29 - inputs[:, 3]
+    with torch.no_grad():
+        before, after = model(inputs, targets, lengths), model(changed_in, changed_out, lengths)
+    differs = [(b != a).any(-1).squeeze(0).tolist() for b, a in zip(before, after, strict=True)]
+    assert differs == [[False] * 3 + [True] * 3, [True] * 3 + [False] * 3]
+
+
+def test_every_cost_spares_one_thing():
+    for name, cost in COSTS.items():
+        changed = [f for f, value in vars(cost.without).items() if value != getattr(ALL_EACH_BATCH, f)]
+        assert 1 <= len(changed) <= 2, name
+        assert cost.how_often
+    assert set(_bilm_guide.ONLY_ON_CUDA) <= set(COSTS)
+    assert AFTER.packs
+    assert AFTER.reads_every_step, "the guide's changes leave the true costs"
+
+
+def test_intervals_count_batches():
+    assert [is_due(i, 3) for i in range(4)] == [True, False, False, True]
+    assert not is_due(0, 0)
+
+
+def test_accuracies_are_those_of_a_sorted_list():
+    logits, wanted = torch.randn(2, 3, 20), torch.randint(20, (2, 3))
+    order = logits.argsort(-1, descending=True)
+    top1, top5 = ((order[..., :k] == wanted[..., None]).any(-1).float().mean() for k in (1, 5))
+    got = compute_accuracies([logits], [wanted])
+    assert [value.item() for value in got] == [top1.item(), top5.item()]
+
+
+def test_batches_come_in_the_engines_order_over_epochs():
+    windows, _ = open_windows(None, SIZE)
+    short = type(windows)(
+        type("Stream", (), {"ids": windows.ids[:61], "vocabulary": windows.vocabulary, "source": "t"}), 6
+    )
+    taken = [inputs for inputs, _ in take_batches(short, SIZE, seed=7)]
+    loader = build_loader(short, batch_size=3, shuffle=True, drop_last=True, seed=7)
+    expected = []
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        expected += [inputs for inputs, _ in loader]
+    assert len(taken) == 5
+    assert all(torch.equal(a, b) for a, b in zip(taken, expected, strict=False))
+
+
+def test_our_arm_trains_and_ends_with_a_perplexity(tmp_path, monkeypatch):
+    monkeypatch.setattr(_bilm_arms, "MODEL", SMALL)
+    monkeypatch.setattr(_bilm_arms, "VOCAB_SIZE", 20_000)
+    done = _bilm_arms.train_ours(None, SIZE, "cpu", tmp_path, 0, options={"softmax": "chunked"})
+    assert 1 < done.perplexity < 25_000
+    assert min(done.words_per_s, done.words_per_cpu_s) > 0
+
+
+def test_the_guides_arm_trains_the_same_number_of_words(tmp_path, monkeypatch):
+    pytest.importorskip("pandas", reason="pandas is of the peers' environment")
+    monkeypatch.setattr(_bilm_arms, "MODEL", SMALL)
+    monkeypatch.setattr(_bilm_arms, "VOCAB_SIZE", 20_000)
+    done = _bilm_arms.train_guide(None, SIZE, "cpu", tmp_path, 0, habits=BEFORE)
+    assert 1 < done.perplexity < 25_000
+    assert (tmp_path / "metrics.json").exists()
+
+
+def test_a_faster_arm_that_learns_worse_misses_its_target():
+    guide = [Trained(words_per_s=1.0, words_per_cpu_s=1.0, perplexity=100.0)] * 6
+    fast = [Trained(words_per_s=5.0, words_per_cpu_s=5.0, perplexity=110.0)] * 6
+    rows = {bilm.GUIDE: guide, bilm.GUIDE_AFTER: guide, **dict.fromkeys(bilm.OURS, fast)}
+    arms, targets = bilm.describe_headline(rows, SIZE)
+    assert {target.met for target in targets if "words/s" in target.name} == {True}
+    assert {target.met for target in targets if "perplexity" in target.name} == {False}
+    speedups = [arm for arm in arms if arm.metric == "speedup_over_guide"]
+    assert all(math.isclose(arm.median, 5.0) for arm in speedups)
+
+
+def test_what_a_thing_costs_is_what_leaving_it_out_saves():
+    rounds = [{bilm.EVERYTHING: (10.0, 12.0), bilm.AGAIN: (11.0, 11.0), "3 metrics": (7.0, 7.0)}] * 6
+    arms = {arm.arm: arm.median for arm in bilm.describe_costs(rounds, ["3 metrics"], SIZE)}
+    assert arms == {bilm.EVERYTHING: 11.0, bilm.AGAIN: 0.0, "3 metrics": 4.0}

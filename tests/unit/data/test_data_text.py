@@ -1,0 +1,243 @@
+"""Text: vocabulary by frequency, prepared folders and what can be wrong with one, windows."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fulltilt.data import prepare_text
+from fulltilt.data.text import text
+from fulltilt.data.tokens import build_vocabulary, open_tokens, split_line
+from fulltilt.errors import DataError
+
+LINES = ["b a a", "", "a b c d", "<unk> e a", "c f a"]
+
+
+def write_text(path: Path, lines: list[str] = LINES) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_long(path: Path, n_lines: int = 300) -> Path:
+    draw = np.random.default_rng(0)
+    return write_text(path, [" ".join(f"w{i}" for i in draw.zipf(1.3, 10) % 50) for _ in range(n_lines)])
+
+
+def test_words_come_by_frequency_and_ties_by_first_appearance():
+    words = [*"baaabcdc", "<unk>", *"eacfa"]
+    vocabulary = build_vocabulary(collections.Counter(words), 5)
+    assert vocabulary.words == ("a", "c", "<unk>", "b", "d")
+    assert vocabulary.counts == (5, 3, 3, 2, 1)  # <unk> stands for e and f too
+    assert vocabulary.encode(["a", "never seen", "d"]).tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, "uint16"), (65_537, "int32")])
+def test_ids_take_two_bytes_while_they_fit(size, dtype):
+    counts = {f"w{i}": 1 for i in range(size)}
+    vocabulary = build_vocabulary(counts, size)
+    assert vocabulary.dtype == dtype
+    assert vocabulary.encode([vocabulary.words[-1]]).tolist() == [size - 1]
+
+
+def test_lines_end_with_a_token_and_empty_ones_vanish():
+    assert split_line("don't (stop)! 3.5 <unk>", "words") == [
+        *["don't", "(", "stop", ")", "!", "3", ".", "5", "<unk>", "<eos>"]
+    ]
+    assert split_line("======  x", "words") == ["======", "x", "<eos>"]
+    assert split_line("don't (stop)", "whitespace") == ["don't", "(stop)", "<eos>"]
+    assert split_line("   ", "words") == []
+
+
+def test_a_prepared_folder_holds_the_text_word_for_word(tmp_path):
+    source = write_text(tmp_path / "t.txt")
+    done = prepare_text([source], tmp_path / "out", val_file=write_text(tmp_path / "v.txt", ["a z"]))
+    stream = open_tokens(tmp_path / "out", "train")
+    said = [stream.vocabulary.words[i] for i in stream.ids]
+    assert said == [*"baa", "<eos>", *"abcd", "<eos>", "<unk>", *"ea", "<eos>", *"cfa", "<eos>"]
+    val = open_tokens(tmp_path / "out", "val")
+    assert [val.vocabulary.words[i] for i in val.ids] == ["a", "<unk>", "<eos>"]
+    assert (done.n_train, done.n_val, done.n_words) == (17, 3, len(stream.vocabulary))
+    assert list(stream.vocabulary.counts) == sorted(stream.vocabulary.counts, reverse=True)
+
+
+def test_validation_is_the_end_of_the_text_and_no_word_is_lost(tmp_path):
+    first, second = write_long(tmp_path / "a.txt"), write_long(tmp_path / "b.txt", 100)
+    done = prepare_text([first, second], tmp_path / "out", val_share=0.1)
+    whole = [w for f in (first, second) for line in f.read_text().splitlines() for w in split_line(line, "whitespace")]
+    train, val = (open_tokens(tmp_path / "out", split) for split in ("train", "val"))
+    decoded = [train.vocabulary.words[i] for i in np.concatenate([train.ids, val.ids])]
+    known = train.vocabulary.ids
+    assert decoded == [w if w in known else "<unk>" for w in whole]
+    assert done.n_val == pytest.approx(0.1 * len(whole), rel=0.05)
+    assert train.ids[-1] == known["<eos>"]
+    counts = collections.Counter(decoded[: done.n_train])
+    assert dict(zip(train.vocabulary.words, train.vocabulary.counts, strict=True)) == {"<unk>": 0} | counts
+
+
+def test_the_vocabulary_is_of_the_training_part_alone(tmp_path):
+    source = write_text(tmp_path / "t.txt", ["x " * 10] * 9 + ["y " * 10])
+    prepare_text([source], tmp_path / "out", val_share=0.1)
+    val = open_tokens(tmp_path / "out", "val")
+    assert "y" not in val.vocabulary.ids
+    assert val.ids.tolist() == [val.vocabulary.unknown] * 10 + [val.vocabulary.ids["<eos>"]]
+
+
+def test_windows_hold_every_word_once_as_a_target(tmp_path):
+    dataset = text("train", path=str(write_long(tmp_path / "t.txt")), seq_len=7)
+    inputs, targets = dataset.get_batch(range(len(dataset)))
+    n = len(dataset) * 7
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.flatten().tolist() == dataset.ids[:n].tolist()
+    assert targets.flatten().tolist() == dataset.ids[1 : n + 1].tolist()
+    assert n + 7 > len(dataset.ids) - 1
+    assert torch.equal(dataset[3][1], targets[3])
+
+
+def test_a_text_file_gives_the_words_that_its_folder_gives(tmp_path):
+    source = write_long(tmp_path / "t.txt")
+    prepare_text([source], tmp_path / "out")
+    prepared, plain = (text("train", path=str(tmp_path / name), seq_len=8) for name in ("out", "t.txt"))
+    first = [[stream.vocabulary.words[i] for i in stream.ids[:2000]] for stream in (prepared, plain)]
+    assert first[0] == first[1]
+    assert isinstance(prepared.ids, np.memmap)
+
+
+def test_the_default_text_comes_with_python():
+    train, val = (text(split, seq_len=32, vocab_size=2000) for split in ("train", "val"))
+    assert train.vocabulary.words == val.vocabulary.words
+    assert len(train.vocabulary) == 2000
+    assert len(train) > 5 * len(val) > 500
+    assert {"the", "<eos>"} <= set(train.vocabulary.words[:10])
+
+
+def test_relative_paths_start_at_base_dir(tmp_path):
+    write_long(tmp_path / "t.txt")
+    assert len(text("val", path="t.txt", base_dir=str(tmp_path), seq_len=4)) > 10
+
+
+def prepare_long(tmp_path: Path) -> tuple[Path, Path]:
+    source = write_long(tmp_path / "t.txt")
+    prepare_text([source], tmp_path / "out")
+    return source, tmp_path / "out"
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def change_word(folder: Path) -> None:
+    path = folder / "vocabulary.txt"
+    path.write_text(path.read_text().replace("w1\t", "w1x\t", 1))
+
+
+def change_format(folder: Path) -> None:
+    manifest = json.loads((folder / "tokens.json").read_text())
+    (folder / "tokens.json").write_text(json.dumps({**manifest, "format": 99}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda f: truncate(f / "train.bin"), r"train\.bin has 5,\d+ bytes, 5,\d+ were written"),
+        (lambda f: (f / "train.bin").unlink(), r"train\.bin is not there"),
+        (lambda f: (f / "tokens.json").unlink(), "holds no tokens.json"),
+        (lambda f: truncate(f / "tokens.json"), "cannot be read"),
+        (change_format, "not of format 1"),
+        (change_word, "not the one that the tokens were written with"),
+        (lambda f: (f / "vocabulary.txt").unlink(), r"vocabulary\.txt cannot be read"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_refused_with_the_command_that_mends_it(tmp_path, spoil, said):
+    _, folder = prepare_long(tmp_path)
+    spoil(folder)
+    (tmp_path / "t.txt").unlink()
+    with pytest.raises(DataError, match=said) as error:
+        text("train", path=str(folder))
+    assert "fulltilt data prepare-text" in str(error.value)
+
+
+def test_a_folder_whose_text_has_changed_is_stale(tmp_path):
+    source, folder = prepare_long(tmp_path)
+    os.utime(source)  # touched and the same: not stale
+    assert len(text("train", path=str(folder), seq_len=8))
+    content = source.read_text()
+    source.write_text(content.replace("w1", "w2", 1))
+    with pytest.raises(DataError, match=r"is stale: .*same size"):
+        text("train", path=str(folder))
+    source.write_text(content + "more\n")
+    with pytest.raises(DataError, match=r"bytes then, .* now"):
+        text("train", path=str(folder))
+    prepare_text([source], folder, force=True)
+    assert len(text("train", path=str(folder), seq_len=8))
+
+
+def test_a_preparation_that_is_cut_short_leaves_nothing_that_opens(tmp_path):
+    source, folder = prepare_long(tmp_path)
+    source.write_bytes(source.read_bytes() + b"\xff\xfe\n")
+    with pytest.raises(DataError, match=r"byte [\d,]+ is not UTF-8"):
+        prepare_text([source], folder, force=True, val_share=0.01)
+    with pytest.raises(DataError, match=r"cut short|stale"):
+        text("train", path=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seq_len": 10_000}, "lower seq_len"),
+        ({"vocab_size": 10}, "vocab_size is 10; raise it"),
+        ({"split": "test"}, "use train or val"),
+        ({"path": "none.txt"}, "does not exist"),
+    ],
+)
+def test_what_does_not_fit_is_told(tmp_path, change, said):
+    _, folder = prepare_long(tmp_path)
+    arguments = {"split": "train", "path": str(folder), "base_dir": str(tmp_path), **change}
+    with pytest.raises(DataError, match=said):
+        text(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"val_share": 1.0}, "is not a share"),
+        ({"files": ["none.txt"]}, "is not a file"),
+        ({"folder": "t.txt"}, "is a file"),
+        ({"folder": "."}, "holds other files"),
+        ({}, "is prepared already"),
+    ],
+)
+def test_a_preparation_that_cannot_be_is_refused(tmp_path, monkeypatch, change, said):
+    prepare_long(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=said):
+        prepare_text(**{"files": ["t.txt"], "folder": "out", **change})
+
+
+def test_a_failed_preparation_leaves_the_one_before(tmp_path):
+    source, folder = prepare_long(tmp_path)
+    with pytest.raises(DataError, match="no word beside"):
+        prepare_text([source], folder, vocab_size=1, force=True)
+    assert len(text("train", path=str(folder), seq_len=8))
+
+
+def test_an_empty_text_has_no_words(tmp_path):
+    with pytest.raises(DataError, match="no word"):
+        prepare_text([write_text(tmp_path / "t.txt", [""])], tmp_path / "out")
+
+
+def test_wikitext(tmp_path):
+    folder = Path(os.environ.get("FULLTILT_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
+    source = folder / "wikitext2_valid.txt"
+    if not source.is_file():
+        pytest.skip(f"wikitext2_valid.txt is not in {folder} (FULLTILT_DATA)")
+    done = prepare_text([source], tmp_path / "out", vocab_size=5000)
+    words = source.read_text(encoding="utf-8").split()
+    n_lines = sum(bool(line.strip()) for line in source.read_text(encoding="utf-8").split("\n"))
+    assert done.n_train + done.n_val == len(words) + n_lines
+    assert open_tokens(done.folder, "train").vocabulary.words[:3] == ("<unk>", "the", ",")

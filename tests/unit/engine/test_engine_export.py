@@ -1,0 +1,114 @@
+"""Exported weights: equal to the checkpoint's, loadable, whole or absent."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from training_cases import build_config, build_model, build_workload, read_weights, run_train
+
+from fulltilt.cli import run_command
+from fulltilt.engine.checkpoint import load_checkpoint, save_checkpoint
+from fulltilt.engine.export import export_weights
+from fulltilt.errors import RunFolderError, UsageError
+
+safetensors = pytest.importorskip("safetensors")
+
+
+def load(path):
+    from safetensors.torch import load_file
+
+    with safetensors.safe_open(path, "pt") as file:
+        return load_file(path), file.metadata()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    run_train(folder)
+    return folder
+
+
+def test_what_is_written_is_what_was_trained(folder, tmp_path, capsys):
+    out = tmp_path / "deep" / "w.safetensors"
+    assert run_command(["export", str(folder), str(out)]) == 0
+    tensors, metadata = load(out)
+    trained = read_weights(folder)
+    assert tensors.keys() == trained.keys()
+    assert all(torch.equal(tensors[name], trained[name]) for name in trained)
+    build_model().load_state_dict(tensors, strict=True)
+    state = load_checkpoint(folder).state
+    assert (metadata["fulltilt.step"], metadata["fulltilt.epoch"]) == ("12", "2")
+    assert json.loads(metadata["fulltilt.metrics"]) == state["evaluations"][-1]["metrics"]
+    assert metadata["fulltilt.config_digest"] == build_config().digest
+    assert "model weights of step 12" in capsys.readouterr().out
+    assert [path.name for path in out.parent.iterdir()] == ["w.safetensors"], "no temporary file stays"
+
+
+def test_the_moving_average_goes_first_where_there_is_one(folder, tmp_path):
+    run_train(tmp_path / "run", build_config(optim__ema=0.8))
+    state = load_checkpoint(tmp_path / "run").state
+    assert export_weights(tmp_path / "run", tmp_path / "a.safetensors").weights == "ema"
+    tensors, _ = load(tmp_path / "a.safetensors")
+    averaged = state["average"]["weights"]
+    assert all(torch.equal(tensors[name], averaged[name]) for name in averaged)
+    assert not torch.equal(tensors["0.weight"], state["model"]["0.weight"])
+    assert torch.equal(tensors["1.num_batches_tracked"], state["model"]["1.num_batches_tracked"])
+    build_model().load_state_dict(tensors, strict=True)
+    assert export_weights(tmp_path / "run", tmp_path / "b.safetensors", weights="model").weights == "model"
+    tensors, metadata = load(tmp_path / "b.safetensors")
+    assert torch.equal(tensors["0.weight"], state["model"]["0.weight"])
+    assert metadata["fulltilt.weights"] == "model"
+    with pytest.raises(UsageError, match="holds no moving average"):
+        export_weights(folder, tmp_path / "c.safetensors", weights="ema")
+
+
+class Tied(nn.Module):
+    """Two names for one weight, a view of a buffer, and state that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.decode.weight = self.encode.weight
+        self.register_buffer("transposed", torch.arange(6.0).reshape(2, 3).T)
+
+    def get_extra_state(self):
+        return {"n": 3}
+
+    def set_extra_state(self, state):
+        self.n = state["n"]
+
+
+def test_tied_weights_keep_all_their_names(folder, tmp_path):
+    state = load_checkpoint(folder).state
+    model = Tied()
+    save_checkpoint(tmp_path, {**state, "model": dict(model.state_dict())})
+    export = export_weights(tmp_path, tmp_path / "w.safetensors")
+    tensors, _ = load(tmp_path / "w.safetensors")
+    assert tensors.keys() == {"encode.weight", "decode.weight", "transposed"}
+    assert torch.equal(tensors["decode.weight"], model.encode.weight)
+    assert torch.equal(tensors["transposed"], model.transposed)
+    assert export.notes == ("not tensors, so not in the file: _extra_state",)
+
+    average = {"n_updates": 1, "weights": {"encode.weight": torch.full((4, 4), 7.0)}}
+    save_checkpoint(tmp_path, {**state, "model": dict(model.state_dict()), "average": average})
+    export_weights(tmp_path, tmp_path / "e.safetensors")
+    tensors, _ = load(tmp_path / "e.safetensors")
+    assert torch.equal(tensors["decode.weight"], average["weights"]["encode.weight"]), "averaged under both names"
+    assert torch.equal(tensors["transposed"], model.transposed)
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path, capsys):
+    out = tmp_path / "w.safetensors"
+    with pytest.raises(RunFolderError, match="holds no checkpoint"):
+        export_weights(tmp_path, out)
+    assert run_command(["export", str(tmp_path / "nowhere"), str(out)]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_run_without_evaluation_says_nothing_of_metrics(tmp_path):
+    run_train(tmp_path, workload=build_workload(validation=None), epochs=1)
+    metadata = export_weights(tmp_path, tmp_path / "w.safetensors").metadata
+    assert metadata["fulltilt.metrics"] == "{}"
+    assert "fulltilt.metrics_step" not in metadata

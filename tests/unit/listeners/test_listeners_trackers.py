@@ -1,0 +1,213 @@
+"""MLflow and W&B: what their own files hold is what the events said. Skipped by name where they are not installed."""
+
+import importlib.util
+import json
+import os
+import struct
+import sys
+import threading
+import typing
+
+import pytest
+
+from fulltilt.config.model import LoggerName
+from fulltilt.errors import StorageError, UsageError
+from fulltilt.listeners import LOGGERS, CsvLog, MlflowLog, TensorBoardLog, WandbLog, build_loggers
+from fulltilt.listeners.wandb_log import has_login
+from fulltilt.records import EpochDone, Evaluated, Noted, RunEnded, RunStarted, StepsDone
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of other people's packages
+
+
+def started(**changes):
+    values = {
+        "name": "digits",
+        "out_dir": "runs/x",
+        "device": "cpu",
+        "plan": {"precision": "bf16"},
+        "n_parameters": 94_186,
+        "n_samples": 1437,
+        "steps_per_epoch": 2,
+        "n_epochs": 1,
+        "config": {"optim": {"lr": 0.002, "clip_norm": None}, "task": "classification"},
+        "time_s": 1000.0,
+    }
+    return RunStarted(**(values | changes))
+
+
+def steps_done(step, loss):
+    figures = {"seconds": 0.5, "loss": loss, "lr": 0.1 / step, "samples_per_s": 128.0 + step, "time_s": 1000.0 + step}
+    phases = {"forward": 2.5, "h2d": None}
+    return StepsDone(epoch=0, step=step, step_in_epoch=step, n_steps=1, n_samples=64, phases_ms=phases, **figures)
+
+
+EPOCH = EpochDone(epoch=0, step=2, loss=0.375, metrics={"accuracy": 0.5}, seconds=1.0, samples_per_s=128.0)
+EVALUATED = Evaluated(
+    epoch=0, step=2, split="val", metrics={"loss": 0.25, "top-5 @ k": 0.75}, seconds=1.0, training_seconds=1.0
+)
+NOTED = Noted(message="a note is no figure")
+EVENTS = (started(), steps_done(1, 0.5), NOTED, steps_done(2, 0.25), EPOCH, EVALUATED)
+EXPECTED = {
+    "train/loss": [(1, 0.5), (2, 0.25)],
+    "train/lr": [(1, 0.1), (2, 0.05)],
+    "train/samples_per_s": [(1, 129.0), (2, 130.0)],
+    "phases_ms/forward": [(1, 2.5), (2, 2.5)],
+    "epoch/loss": [(2, 0.375)],
+    "epoch/accuracy": [(2, 0.5)],
+    "val/loss": [(2, 0.25)],
+}
+
+
+def ended(reason="finished"):
+    return RunEnded(reason=reason, step=2, seconds=1.0, metrics={}, time_s=1010.0)
+
+
+def read_mlflow(log):
+    """Parameters, metric → [(step, value)] and status, by MLflow's own client."""
+    client = pytest.importorskip("mlflow").MlflowClient(tracking_uri=log.tracking_uri)
+    run = client.get_run(log.run_id)
+    history = {name: client.get_metric_history(log.run_id, name) for name in run.data.metrics}
+    return run, {name: [(m.step, m.value) for m in points] for name, points in history.items()}
+
+
+def test_mlflow_holds_the_events_and_a_resumed_run_goes_on_in_it(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    log = MlflowLog(tmp_path / "mlflow")
+    for event in (*EVENTS, ended("interrupted")):
+        log(event)
+    run, figures = read_mlflow(log)
+    assert figures == EXPECTED | {"val/top-5 _ k": [(2, 0.75)]}
+    assert run.data.params["optim.lr"] == "0.002"
+    assert run.data.params["plan.precision"] == "bf16"
+    assert "optim.clip_norm" not in run.data.params, "null says nothing"
+    assert (run.info.run_name, run.info.status, run.info.start_time) == ("digits", "KILLED", 1_000_000)
+
+    resumed = MlflowLog(tmp_path / "mlflow")
+    for event in (started(first_step=2), steps_done(3, 0.125), ended()):
+        resumed(event)
+    assert resumed.run_id == log.run_id
+    run, figures = read_mlflow(resumed)
+    assert figures["train/loss"] == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    assert run.info.status == "FINISHED"
+    assert list(tmp_path.iterdir()) == [tmp_path / "mlflow"], "nothing is written elsewhere"
+
+
+def test_what_mlflow_does_not_take_is_told_and_sent_later(tmp_path, monkeypatch):
+    """The server goes away in the middle of a run: training hears a StorageError, and no figure is lost."""
+    mlflow = pytest.importorskip("mlflow")
+    taken = []
+
+    class Client:
+        def __init__(self, tracking_uri):
+            self.is_up = True
+
+        def get_experiment_by_name(self, name):
+            return type("Experiment", (), {"experiment_id": "1"})
+
+        def create_run(self, *args, **options):
+            return type("Run", (), {"info": type("Info", (), {"run_id": "r1"})})
+
+        def log_batch(self, run_id, metrics=(), params=()):
+            if not self.is_up:
+                raise mlflow.exceptions.MlflowException("the server is gone")
+            taken.extend((m.key, m.step) for m in metrics)
+
+        def set_tag(self, *args):
+            pass
+
+        def set_terminated(self, *args):
+            taken.append("terminated")
+
+    monkeypatch.setattr(mlflow, "MlflowClient", Client)
+    log = MlflowLog(tmp_path, tracking_uri="http://nowhere.invalid")
+    log(EVENTS[0])
+    log._client.is_up = False
+    with pytest.raises(StorageError, match=r"http://nowhere\.invalid cannot be written: the server is gone; 2 figures"):
+        log(EPOCH)
+    log._client.is_up = True
+    log(ended())
+    assert taken == [("epoch/loss", 2), ("epoch/accuracy", 2), "terminated"]
+
+
+def read_wandb_records(path):
+    """Records of a ``.wandb`` file: LevelDB's log format, blocks of 32 KiB, after a header of 7 bytes."""
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    data, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or its last part
+            record = pb.Record()
+            record.ParseFromString(parts)
+            yield record
+            parts = b""
+
+
+def read_wandb(folder):
+    """Settings, name → [(step, value)] and exit code of the only offline run in ``folder``."""
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    config, figures, exit_code = {}, {}, None
+    for record in read_wandb_records(path):
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        elif kind == "history":
+            values = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+            for name, value in values.items():
+                if not name.startswith("_"):
+                    figures.setdefault(name, []).append((values["_step"], value))
+        elif kind == "exit":
+            exit_code = record.exit.exit_code
+    return config, figures, exit_code
+
+
+def test_wandb_without_a_login_holds_the_events_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = tmp_path / "run"
+    log = WandbLog(folder)
+    for event in (*EVENTS, ended("failed: ValueError: x")):
+        log(event)
+    wandb.teardown()
+    config, figures, exit_code = read_wandb(folder)
+    assert figures == EXPECTED | {"val/top-5 @ k": [(2, 0.75)]}
+    assert config["optim.lr"] == 0.002
+    assert exit_code == 1
+    (tmp_path / "netrc").write_text("machine elsewhere.example login a password b\n")
+    assert not has_login(wandb)
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert has_login(wandb)
+    wandb.teardown()
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb", "tensorboard"])
+def test_a_missing_package_is_named_with_its_extra(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
+    extra = "track" if name == "tensorboard" else name
+    with pytest.raises(UsageError, match=rf"pip install 'fulltilt\[{extra}\]'"):
+        build_loggers([name], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_names_the_loggers_there_are(tmp_path):
+    assert set(typing.get_args(LoggerName)) == set(LOGGERS)
+    csv_log, board = build_loggers(["csv", "tensorboard", "csv"], tmp_path)
+    assert isinstance(csv_log, CsvLog)
+    assert isinstance(board, TensorBoardLog)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_mlflow_leaves_no_thread_behind(tmp_path):
+    before = threading.active_count()
+    MlflowLog(tmp_path)
+    assert threading.active_count() == before

@@ -1,0 +1,243 @@
+"""The page of a training, from event logs as the engine writes them."""
+
+import itertools
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulltilt.cli import run_command
+from fulltilt.errors import UsageError
+from fulltilt.listeners import EventLog
+from fulltilt.records import EpochDone, Evaluated, Noted, RunEnded, RunStarted, StepsDone
+from fulltilt.report.charts import MAX_MARKS, Point, build_curve_chart, compute_log_ticks
+from fulltilt.report.quality import find_direction, find_times_to_common_quality
+from fulltilt.report.training import join_intervals, read_training
+from fulltilt.report.training_html import build_training_html
+
+N_PER_EPOCH = 4
+
+
+def started(first_step=0, **changes):
+    values = {
+        "name": "digits <b>",
+        "out_dir": "x",
+        "device": "cpu",
+        "plan": {"precision": "fp32", "batch_size": 64},
+        "n_parameters": 1000,
+        "n_samples": 256,
+        "steps_per_epoch": N_PER_EPOCH,
+        "n_epochs": 2,
+        "config": {"optim": {"lr": 0.1}, "data": {"batch_size": 64}, "run": {"name": None}},
+    }
+    return RunStarted(**(values | changes), first_step=first_step, attempt=1 if first_step else 0)
+
+
+def steps_done(step, *, loss=None, seconds=0.5):
+    return StepsDone(
+        epoch=(step - 1) // N_PER_EPOCH,
+        step=step,
+        step_in_epoch=(step - 1) % N_PER_EPOCH + 1,
+        n_steps=1,
+        n_samples=64,
+        seconds=seconds,
+        loss=1.0 / step if loss is None else loss,
+        lr=0.1,
+        samples_per_s=64 / seconds,
+    )
+
+
+def epoch_done(step):
+    return EpochDone(
+        epoch=step // N_PER_EPOCH - 1, step=step, loss=2.0 / step, metrics={}, seconds=2.0, samples_per_s=128.0
+    )
+
+
+def evaluated(step, accuracy, *, seconds_a_step=0.5):
+    metrics = {"loss": 1.5 / step, "accuracy": accuracy}
+    at = {"epoch": step // N_PER_EPOCH - 1, "step": step, "training_seconds": step * seconds_a_step}
+    return Evaluated(split="val", metrics=metrics, seconds=0.1, **at)
+
+
+def ended(step, reason="finished"):
+    return RunEnded(reason=reason, step=step, seconds=9.0, metrics={})
+
+
+def list_epochs(n, accuracies, *, first=1, seconds=0.5):
+    for step in range(first, n * N_PER_EPOCH + 1):
+        yield steps_done(step, seconds=seconds)
+        if step % N_PER_EPOCH == 0:
+            yield epoch_done(step)
+            yield evaluated(step, accuracies[step // N_PER_EPOCH - 1], seconds_a_step=seconds)
+
+
+def write_run(folder, events):
+    log = EventLog(folder, clock=itertools.count(0, 2).__next__)  # an event every other second: none is held back
+    for event in events:
+        log(event)
+    return folder
+
+
+@pytest.fixture
+def run_a(tmp_path):
+    events = [started(), Noted(message="a <note>"), *list_epochs(2, [0.5, 0.75]), ended(8)]
+    return write_run(tmp_path / "a", events)
+
+
+def read_charts(html):
+    """Caption and axis → the chart as XML."""
+    charts = {}
+    for caption, body in re.findall(r"<figure><figcaption>(.*?)</figcaption>(.*?)</figure>", html, re.S):
+        for axis, svg in re.findall(r'<div class="by-(\w+)">(<svg.*?</svg>)', body, re.S):
+            charts[caption, axis] = ET.fromstring(svg)
+    return charts
+
+
+def list_titles(chart):
+    return [circle.find("title").text for circle in chart.iter("circle")]
+
+
+def test_every_curve_is_there_by_epoch_step_and_seconds(run_a):
+    html = build_training_html([read_training(run_a)])
+    charts = read_charts(html)
+    names = ["Loss", "Accuracy", "Learning rate", "Throughput"]
+    assert list(charts) == [(name, axis) for name in names for axis in ("epoch", "step", "seconds")]
+    assert list_titles(charts["Accuracy", "step"]) == [
+        "validation: 0.5 at step 4, 2 s",
+        "validation: 0.75 at step 8, 4 s",
+    ]
+    lines = list(charts["Loss", "epoch"].iter("polyline"))
+    assert [len(line.get("points").split()) for line in lines] == [8, 2], "training, validation"
+    last_x = [float(line.get("points").split()[-1].split(",")[0]) for line in lines]
+    assert last_x[0] == last_x[1], "both end after two epochs"
+    assert "<b>" not in html
+    assert "a &lt;note&gt;" in html
+    assert "0.75 (epoch 2, 4 s)" in html
+
+
+def test_steps_taken_again_after_a_crash_count_once(tmp_path):
+    first = list(list_epochs(2, [0.5, 0.1]))[
+        :-2
+    ]  # killed before the second epoch was told; the checkpoint is of step 4
+    again = [started(first_step=4), *list_epochs(2, [0.5, 0.75], first=5, seconds=0.25), ended(8)]
+    run = read_training(write_run(tmp_path / "r", [started(), *first, *again]))
+    assert [interval.step for interval in run.intervals] == list(range(1, 9))
+    assert run.training_seconds == pytest.approx(4 * 0.5 + 4 * 0.25)
+    assert [at.metrics["accuracy"] for at in run.evaluations] == [0.5, 0.75]
+    assert run.n_attempts == 2
+    assert "in 2 processes" in build_training_html([run])
+
+
+def test_a_run_that_was_killed_or_lost_its_loss_is_drawn(tmp_path):
+    events = [started(), steps_done(1), steps_done(2, loss=float("nan")), steps_done(3)]
+    run = read_training(write_run(tmp_path / "r", events))
+    html = build_training_html([run])
+    assert "under way, or killed" in html
+    assert len(next(read_charts(html)["Loss", "step"].iter("polyline")).get("points").split()) == 2
+
+
+def test_streaming_data_has_no_epoch_axis(tmp_path):
+    events = [started(steps_per_epoch=None, n_samples=None), steps_done(1), steps_done(2)]
+    html = build_training_html([read_training(write_run(tmp_path / "r", events))])
+    assert 'id="by-epoch"' not in html
+    assert 'id="by-step" checked' in html
+
+
+def test_two_runs_share_their_charts_and_what_differs_is_named(run_a, tmp_path, capsys):
+    changed = started(config={"optim": {"lr": 0.2}, "data": {"batch_size": 64}, "run": {"name": "other"}})
+    write_run(tmp_path / "b", [changed, *list_epochs(2, [0.75, 0.7], seconds=0.3), ended(8)])
+    out = tmp_path / "both.html"
+    assert run_command(["report", str(run_a), str(tmp_path / "b"), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    html = out.read_text()
+    titles = list_titles(read_charts(html)["Validation accuracy", "seconds"])
+    assert titles[0].startswith("A: 0.5 at step 4")
+    assert titles[2].startswith("B: 0.75 at step 4")
+    assert "<td>accuracy 0.75</td><td>4 s</td><td>1.2 s</td>" in html
+    assert "<td>optim.lr</td><td>0.1</td><td>0.2</td>" in html
+    assert "run.name" not in html
+    assert 'id="by-seconds" checked' in html
+
+
+def test_runs_without_a_difference_are_called_repetitions(run_a):
+    run = read_training(run_a)
+    assert "repetitions of each other" in build_training_html([run, run])
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [(None, "holds no events.jsonl"), ([started()], "holds no step yet"), ([], "holds no step yet")],
+)
+def test_what_cannot_be_drawn_is_refused(tmp_path, capsys, events, said):
+    folder = tmp_path / "r"
+    folder.mkdir()
+    if events is not None:
+        write_run(folder, events)
+        (folder / "events.jsonl").touch()
+    assert run_command(["report", str(folder)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_event_log_is_named(tmp_path):
+    (tmp_path / "events.jsonl").write_text(json.dumps({"some": "thing"}) + "\n")
+    with pytest.raises(UsageError, match=r"events\.jsonl is not the event log of a training"):
+        read_training(tmp_path)
+
+
+def test_a_long_curve_is_joined_without_losing_a_sample(tmp_path):
+    events = [started(), *(steps_done(step) for step in range(1, 1001))]
+    intervals = read_training(write_run(tmp_path / "r", events)).intervals
+    joined, size = join_intervals(intervals, 200)
+    assert (len(joined), size) == (200, 5)
+    assert sum(i.n_samples for i in joined) == sum(i.n_samples for i in intervals)
+    assert joined[0].loss == pytest.approx(sum(1 / step for step in range(1, 6)) / 5)
+    assert joined[-1].step == 1000
+    assert joined[0].samples_per_s == pytest.approx(128.0)
+
+
+def test_a_dense_line_hides_its_marks_and_keeps_its_figures():
+    line = [Point(x=x, y=1.0 + x, label=f"p{x}") for x in range(MAX_MARKS + 1)]
+    circles = list(read_svg(build_curve_chart({"a": [line]}, x_title="x", y_title="y")).iter("circle"))
+    assert {circle.get("fill") for circle in circles} == {"transparent"}
+    assert len(circles) == len(line)
+
+
+def read_svg(html):
+    return ET.fromstring(re.search(r"<svg.*?</svg>", html, re.S).group())
+
+
+def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis():
+    line = [Point(x=i, y=y) for i, y in enumerate([4.0, 0.4, 0.04])]
+    chart = read_svg(build_curve_chart({"a": [line]}, x_title="x", y_title="loss", is_log=True))
+    first, second, third = [float(circle.get("cy")) for circle in chart.iter("circle")]
+    assert second - first == pytest.approx(third - second, abs=0.2)
+
+
+@given(st.floats(1e-12, 1e6), st.floats(1.0, 1e9))
+def test_logarithmic_ticks_hold_both_ends(low, ratio):
+    ticks = compute_log_ticks(low, low * ratio)
+    assert ticks[0] <= low * (1 + 1e-6)
+    assert ticks[-1] >= low * ratio * (1 - 1e-6)
+    assert 2 <= len(ticks) <= 24
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction"),
+    [
+        *[(name, "rising") for name in ("accuracy", "binary_accuracy", "knn_top1")],
+        *[(name, "falling") for name in ("loss", "accuracy_loss", "perplexity")],
+        *[(name, None) for name in ("temperature", "lossless")],
+    ],
+)
+def test_the_direction_of_a_metric_goes_by_the_words_of_its_name(metric, direction):
+    assert find_direction(metric) == direction
+
+
+def test_time_to_common_quality_is_that_of_the_worst_best():
+    fast = [(1.0, 0.5), (2.0, 0.9), (3.0, 0.8)]
+    slow = [(2.0, 0.6), (4.0, 0.85)]
+    assert find_times_to_common_quality([fast, slow], is_rising=True) == (0.85, [2.0, 4.0])
+    assert find_times_to_common_quality([fast, slow], is_rising=False) == (0.6, [1.0, 2.0])

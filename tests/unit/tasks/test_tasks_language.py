@@ -1,0 +1,404 @@
+"""The language model: softmaxes against the textbook, both directions, metrics and errors by group."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fulltilt.data.text import text
+from fulltilt.errors import UsageError
+from fulltilt.tasks import build_language_model
+from fulltilt.tasks.language import LanguageModel, join_window
+from fulltilt.tasks.language_chunked import choose_chunk_rows, compute_chunked, compute_ranks
+from fulltilt.tasks.language_groups import GROUPS, assign_groups
+from fulltilt.tasks.language_metrics import derive_figures
+from fulltilt.tasks.language_softmax import AdaptiveSoftmax, LinearSoftmax, choose_cutoffs, draw_words, score_sampled
+from fulltilt.tasks.models.bilm import bilm
+
+N, P, V = 23, 6, 40
+
+
+def build_problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    features, weight, bias = (torch.randn(shape, dtype=dtype) for shape in ((N, P), (V, P), (V,)))
+    return features.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), torch.randint(V, (N,))
+
+
+def run_full(x, w, b, t):
+    logits = x @ w.T + b
+    return functional.cross_entropy(logits, t), logits
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 5, 23, 100])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_chunked_is_full_in_loss_and_gradients(chunk_rows, scale):
+    x, w, b, t = build_problem()
+    loss, _ = run_full(x, w, b, t)
+    expected = torch.autograd.grad(loss * scale, (x, w, b))
+    mine, losses, ranks = compute_chunked(x, w, b, t, chunk_rows=chunk_rows, wants_ranks=False)
+    assert ranks is None
+    torch.testing.assert_close(mine, loss)
+    torch.testing.assert_close(losses.mean(), loss.detach())
+    for got, wanted in zip(torch.autograd.grad(mine * scale, (x, w, b)), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_chunked_agrees_with_torch_of_its_own():
+    if not hasattr(functional, "linear_cross_entropy"):
+        pytest.skip(f"torch {torch.__version__} has no linear_cross_entropy")
+    x, w, b, t = build_problem(torch.float32)
+    theirs = functional.linear_cross_entropy(x, w, t, linear_bias=b)
+    mine, _, _ = compute_chunked(x, w, b, t, chunk_rows=8, wants_ranks=False)
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_chunked_under_autocast_is_near_full_and_keeps_gradients_in_fp32():
+    x, w, b, t = build_problem(torch.float32)
+    loss, _ = run_full(x, w, b, t)
+    expected = torch.autograd.grad(loss, (x, w))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mine, losses, _ = compute_chunked(x, w, b, t, chunk_rows=7, wants_ranks=True)
+    got = torch.autograd.grad(mine, (x, w))
+    assert losses.dtype == got[0].dtype == got[1].dtype == torch.float32
+    assert mine.item() == pytest.approx(loss.item(), rel=0.02)
+    for mine_grad, full_grad in zip(got, expected, strict=True):
+        assert functional.cosine_similarity(mine_grad.flatten(), full_grad.flatten(), dim=0) > 0.999
+
+
+def test_chunked_takes_little_memory_and_its_backward_once():
+    x, w, b, t = build_problem()
+    loss, _, _ = compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=False)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="used up"):
+        loss.backward()
+    assert choose_chunk_rows(50_000, "cpu") * 50_000 * 4 <= 64 << 20
+    assert choose_chunk_rows(10**9, "cpu") == 16
+
+
+def test_no_gradient_is_computed_in_evaluation():
+    x, w, b, t = build_problem()
+    with torch.no_grad():
+        loss, _, ranks = compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=True)
+    assert not loss.requires_grad
+    _, logits = run_full(x, w, b, t)
+    order = logits.argsort(dim=1, descending=True)
+    assert ranks.tolist() == [(row == target).nonzero().item() for row, target in zip(order, t, strict=True)]
+
+
+def test_a_tie_is_a_miss():
+    assert compute_ranks(torch.zeros(1, 4), torch.zeros(1, 1)).tolist() == [3]
+
+
+def test_adaptive_is_a_distribution_and_evaluates_what_it_trains():
+    torch.manual_seed(0)
+    layer = AdaptiveSoftmax(P, V, cutoffs=[5, 15], div_value=2.0, chunk_rows=6)
+    x, t = torch.randn(N, P), torch.randint(V, (N,))
+    probabilities = layer.compute_log_probabilities(x).exp()
+    assert probabilities.shape == (N, V)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(N))
+    trained = layer.train()(x, t, wants_ranks=False)
+    assert trained.ranks is None
+    evaluated = layer.eval()(x, t, wants_ranks=True)
+    torch.testing.assert_close(trained.losses, evaluated.losses)
+    torch.testing.assert_close(evaluated.losses, -probabilities.log().gather(1, t[:, None]).squeeze(1).detach())
+    best = probabilities.argmax(1) == t
+    assert ((evaluated.ranks == 0) == best).all()
+
+
+def test_adaptive_runs_under_autocast():
+    layer = AdaptiveSoftmax(P, V, cutoffs=None, div_value=2.0, chunk_rows=None).train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = layer(torch.randn(N, P).bfloat16(), torch.randint(V, (N,)), wants_ranks=False).loss
+    loss.backward()
+    assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("cutoffs", [[], [5, 5], [9, 3], [0, 4], [V]])
+def test_cutoffs_that_make_no_groups_are_refused(cutoffs):
+    with pytest.raises(UsageError, match="cutoffs"):
+        AdaptiveSoftmax(P, V, cutoffs=cutoffs, div_value=2.0, chunk_rows=None)
+
+
+def test_groups_that_would_have_no_feature_are_refused():
+    with pytest.raises(UsageError, match="lower div_value"):
+        AdaptiveSoftmax(12, V, cutoffs=[5, 15], div_value=4.0, chunk_rows=None)
+
+
+def test_cutoffs_suit_any_vocabulary():
+    assert choose_cutoffs(50_000) == [2000, 10_000]
+    for n_words in (2, 3, 10, 30):
+        cuts = choose_cutoffs(n_words)
+        assert cuts
+        assert 0 < cuts[0] <= cuts[-1] < n_words
+
+
+def test_words_are_drawn_with_the_probability_that_is_told():
+    torch.manual_seed(0)
+    words, log_probability = draw_words(200_000, V, torch.device("cpu"))
+    counts = torch.bincount(words, minlength=V) / len(words)
+    every = torch.zeros(V).index_put((words,), log_probability.exp())
+    assert every.sum().item() == pytest.approx(1.0, abs=1e-5)
+    error = (every * (1 - every) / len(words)).sqrt()
+    assert ((counts - every).abs() < 5 * error).all()
+
+
+def test_the_sampled_denominator_is_unbiased():
+    x, w, b, t = (part.detach() for part in build_problem(torch.float32))
+    w = w / 4
+    exact = (x @ w.T + b).exp().sum(1)
+    own = (x * w[t]).sum(1) + b[t]
+    torch.manual_seed(0)
+    draws = torch.stack([(score_sampled(x, w, b, t, n_sampled=20).losses + own).exp() for _ in range(4000)])
+    error = draws.std(0) / len(draws) ** 0.5
+    assert ((draws.mean(0) - exact).abs() < 5 * error).all()
+    assert (draws.log().mean(0) - exact.log() < 0).float().mean() > 0.9  # its logarithm lies below
+
+
+def test_with_many_samples_the_gradient_is_that_of_the_full_softmax():
+    x, w, b, t = build_problem(torch.float32)
+    expected = torch.autograd.grad(run_full(x, w, b, t)[0], (x, w))
+    torch.manual_seed(0)
+    got = torch.autograd.grad(score_sampled(x, w, b, t, n_sampled=100_000).loss, (x, w))
+    for mine, full in zip(got, expected, strict=True):
+        assert functional.cosine_similarity(mine.flatten(), full.flatten(), dim=0) > 0.999
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_each_direction_sees_its_side_only(residual):
+    torch.manual_seed(0)
+    model = bilm(vocab_size=V, depth=2, embedding=8, hidden=9, projection=5, dropout=0.0, residual=residual).eval()
+    words = torch.randint(V, (2, 12))
+    forwards, backwards = model(words)
+    assert forwards.shape == backwards.shape == (2, 11, 5)
+    changed = words.clone()
+    changed[:, 6] = (changed[:, 6] + 1) % V
+    f, b = model(changed)
+    sees = [not torch.equal(a[:, s], c[:, s]) for a, c in ((forwards, f), (backwards, b)) for s in range(11)]
+    assert sees[:11] == [s >= 6 for s in range(11)]  # predicts word s + 1 from words 0…s
+    assert sees[11:] == [s + 1 <= 6 for s in range(11)]  # predicts word s from words s + 1…
+
+
+def test_residuals_add_layers_up():
+    torch.manual_seed(0)
+    stack = bilm(vocab_size=V, depth=2, embedding=8, hidden=9, projection=5, dropout=0.0, residual=True).forwards.eval()
+    x = torch.randn(1, 4, 8)
+    first, _ = stack.layers[0](x) if torch.backends.mkldnn.enabled is False else _without_warning(stack.layers[0], x)
+    with torch.no_grad():
+        for parameter in stack.layers[1].parameters():
+            parameter.zero_()
+    torch.testing.assert_close(stack(x), first)
+
+
+def _without_warning(layer, x):
+    torch.backends.mkldnn.enabled = False
+    try:
+        return layer(x)
+    finally:
+        torch.backends.mkldnn.enabled = True
+
+
+def test_a_forward_pass_leaves_onednn_as_it_was():
+    assert torch.backends.mkldnn.enabled
+    bilm(vocab_size=V, depth=1, embedding=4, hidden=5, projection=3)(torch.randint(V, (1, 4)))
+    assert torch.backends.mkldnn.enabled
+
+
+class Windows(torch.utils.data.Dataset):
+    """Each word follows the one before it by a fixed step: a bigram either way tells all."""
+
+    vocab_size, n_classes, sample_shape = V, None, (10,)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        words = (torch.arange(11) * 3 + index) % V
+        return words[:-1], words[1:]
+
+
+def build(**options):
+    encoder = {"embedding": 16, "hidden": 24, "projection": 12, "dropout": 0.0, "depth": 1}
+    train = options.pop("train", Windows)
+    return build_language_model(model=lambda: bilm(vocab_size=V, **encoder), train=train, **options)
+
+
+def get_batch(n: int = 64):
+    return tuple(torch.stack(part) for part in zip(*[Windows()[i] for i in range(n)], strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"softmax": "full"},
+        {"softmax": "chunked", "heads": "shared"},
+        {"softmax": "chunked", "tie_embedding": True},
+        {"softmax": "adaptive", "div_value": 2.0},
+        {"softmax": "sampled", "n_sampled": 60},
+    ],
+)
+def test_every_softmax_learns_and_evaluates_over_all_words(options):
+    workload = build(**options)
+    torch.manual_seed(0)
+    model = workload.model()
+    words, targets = workload.prepare(get_batch(), torch.Generator())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for _ in range(40):
+        optimizer.zero_grad()
+        workload.loss(model(words), targets).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        outputs = model(words)
+    means = {name: metric(outputs, targets).mean().item() for name, metric in workload.metrics.items()}
+    assert means["accuracy"] > 0.8
+    assert means["top5"] >= means["accuracy"]
+    loss = workload.loss(outputs, targets).item()
+    assert loss == pytest.approx((means["forward_loss"] + means["backward_loss"]) / 2, rel=1e-4)
+    assert workload.derive({"loss": loss, **means})["perplexity"] == pytest.approx(math.exp(loss))
+    probabilities = model.outputs[0].compute_log_probabilities(model.encoder(words)[0].flatten(0, 1)).exp()
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(len(probabilities)))
+    assert all(metric(outputs, targets).shape == (64,) for metric in workload.metrics.values())
+
+
+def test_full_and_chunked_are_one_model():
+    words, _ = build().prepare(get_batch(8), torch.Generator())
+    results = []
+    for softmax in ("full", "chunked"):
+        torch.manual_seed(0)
+        model = build(softmax=softmax, chunk_rows=7, training_metrics=True).model()
+        outputs = model(words)
+        outputs.loss.backward()
+        results.append((outputs, {name: p.grad for name, p in model.named_parameters()}))
+    (full, full_grads), (chunked, chunked_grads) = results
+    torch.testing.assert_close(chunked.losses, full.losses)
+    assert torch.equal(chunked.accuracy, full.accuracy)
+    assert full_grads.keys() == chunked_grads.keys()
+    for name, grad in full_grads.items():
+        torch.testing.assert_close(chunked_grads[name], grad, msg=name)
+
+
+def test_the_output_layer_runs_once_a_direction_with_metrics_on(monkeypatch):
+    workload = build(softmax="full", training_metrics=True)
+    model = workload.model()
+    words, targets = workload.prepare(get_batch(8), torch.Generator())
+    calls = []
+    for layer in model.outputs:
+        layer.linear.register_forward_hook(lambda *call: calls.append(1))
+    outputs = model(words)
+    for metric in workload.metrics.values():
+        metric(outputs, targets)
+    assert len(calls) == 2
+
+
+def test_a_shared_head_serves_both_directions():
+    separate, shared = (sum(p.numel() for p in build(heads=h).model().parameters()) for h in ("separate", "shared"))
+    assert separate - shared == V * 12 + V
+
+
+def test_a_tied_table_is_one_parameter():
+    model = build(tie_embedding=True).model()
+    assert all(head.linear.weight is model.encoder.embedding.weight for head in model.outputs)
+    assert isinstance(model.outputs[0].bridge, nn.Linear)  # 12 features, 16 wide
+
+
+def test_groups_are_told_apart():
+    words = ["the", "<unk>", ",", "house", "1990", "<eos>", "seldom"]
+    counts = [900, 400, 300, 50, 40, 30, 10]
+    names = [GROUPS[g] for g in assign_groups(words, counts)]
+    assert names == ["frequent", "unknown", "punctuation", "common", "number", "line_end", "rare"]
+
+
+def test_errors_by_group_are_exact(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text("the cat , sat 3 times\n" * 50)
+    dataset = text("train", path=str(path), seq_len=12)
+    workload = build(train=lambda: dataset, error_analysis=True)
+    torch.manual_seed(0)
+    model = workload.model().eval()
+    words, targets = workload.prepare(dataset.get_batch(range(6)), torch.Generator())
+    with torch.no_grad():
+        outputs = model(words)
+        logits = [head.linear(x) for head, x in zip(model.outputs, model.encoder(words), strict=True)]
+    means = {name: metric(outputs, targets).mean().item() for name, metric in workload.metrics.items()}
+    figures = workload.derive({"loss": 1.0, **means})
+    wrong, of = {}, {}
+    for direction, wanted in enumerate((words[:, 1:], words[:, :-1])):
+        for said, word in zip(logits[direction].argmax(2).flatten(), wanted.flatten(), strict=True):
+            group = GROUPS[model.groups[word]]
+            of[group] = of.get(group, 0) + 1
+            wrong[group] = wrong.get(group, 0) + int(said != word)
+    assert set(of) == {name.partition("/")[2] for name in figures if "/" in name}
+    for group, count in of.items():
+        assert figures[f"error_pct/{group}"] == pytest.approx(100 * wrong[group] / count, rel=1e-5)
+
+
+def test_a_sampled_training_loss_has_no_perplexity():
+    assert derive_figures({"loss": 2.0}, trains_on_all_words=False) == {}
+    assert derive_figures({"loss": 2.0, "accuracy": 0.1}, trains_on_all_words=False)["perplexity"] == math.exp(2.0)
+    assert derive_figures({"loss": 5000.0}, trains_on_all_words=True) == {"perplexity": math.inf}
+
+
+def test_windows_are_joined_for_both_directions():
+    inputs, targets = get_batch(3)
+    words, same = join_window((inputs, targets), torch.Generator())
+    assert words.shape == (3, 11)
+    assert torch.equal(words[:, :-1], inputs)
+    assert torch.equal(words[:, 1:], targets)
+    assert same is targets
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss": nn.CrossEntropyLoss()}, "remove loss"),
+        ({"softmax": "adaptive", "tie_embedding": True}, "cannot be tied"),
+        ({"softmax": "sampled", "training_metrics": True}, "drop training_metrics"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options, said):
+    with pytest.raises(UsageError, match=said):
+        build(**options)
+
+
+def test_what_the_model_cannot_do_is_told():
+    with pytest.raises(UsageError, match="has no vocabulary"):
+        build(error_analysis=True).model()
+    with pytest.raises(UsageError, match="needs an encoder with embedding"):
+        build_language_model(model=lambda: nn.Linear(2, 2), train=Windows).model()
+    with pytest.raises(UsageError, match="knows 9 words, the data has 40"):
+        build_language_model(model=lambda: bilm(vocab_size=9), train=Windows).model()
+    workload = build()
+    model, (words, targets) = workload.model(), workload.prepare(get_batch(2), torch.Generator())
+    with pytest.raises(UsageError, match="training_metrics=true"):
+        workload.metrics["accuracy"](model(words), targets)
+
+
+def test_the_start_says_what_a_step_is():
+    assert build().explain(32, 2)[0].startswith("a step predicts 640 words")
+    assert "no perplexity" in build(softmax="sampled", n_sampled=9).explain(1, 1)[1]
+
+
+def test_a_model_without_heads_of_its_own_is_plain():
+    encoder = bilm(vocab_size=V, depth=1, embedding=4, hidden=5, projection=3)
+    model = LanguageModel(encoder, [LinearSoftmax(3, V, "full")])
+    assert model(torch.randint(V, (2, 5))).loss.item() == pytest.approx(math.log(V), rel=0.2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_chunked_is_full_on_a_gpu(dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here")
+    x, w, b, t = (part.detach().cuda() for part in build_problem(torch.float32))
+    for part in (x, w, b):
+        part.requires_grad_()
+    loss, _ = run_full(x, w, b, t)
+    expected = torch.autograd.grad(loss, (x, w))
+    with torch.autocast("cuda", dtype=dtype or torch.float32, enabled=dtype is not None):
+        mine, _, _ = compute_chunked(x, w, b, t, chunk_rows=7, wants_ranks=True)
+    for got, full in zip(torch.autograd.grad(mine, (x, w)), expected, strict=True):
+        assert functional.cosine_similarity(got.flatten(), full.flatten(), dim=0) > 0.999
