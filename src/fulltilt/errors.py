@@ -13,6 +13,7 @@ FulltiltError                 1
 └── TrainingError             1   the run itself failed
     ├── NonFiniteLossError    1
     ├── WorkerDiedError       1   a data worker died
+    ├── RankFailedError       1   one of several training processes died, hung or failed
     ├── FakeRunError          1   the step cannot be taken on fake tensors
     └── DeviceMemoryError     1   out of memory, whichever spelling
 
@@ -90,6 +91,18 @@ class NonFiniteLossError(TrainingError):
 
 class WorkerDiedError(TrainingError):
     pass
+
+
+class RankFailedError(TrainingError):
+    """One of several training processes ended the run of all.
+
+    Attributes:
+        rank: Which one.
+    """
+
+    def __init__(self, message: str, *, rank: int = 0):
+        super().__init__(message)
+        self.rank = rank
 
 
 class FakeRunError(TrainingError):

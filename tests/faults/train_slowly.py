@@ -69,6 +69,8 @@ def main() -> int:
     parser.add_argument("--n-weights", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--async-checkpoint", action="store_true")
+    parser.add_argument("--n-ranks", type=int)
+    parser.add_argument("--max-restarts", type=int, default=0)
     parser.add_argument("--on-full-disk", default="stop")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -83,6 +85,8 @@ def main() -> int:
                 "log_every_n_steps": 2,
                 "checkpoint_every": "5 steps",
                 "async_checkpoint": args.async_checkpoint,
+                "n_ranks": args.n_ranks,
+                "max_restarts": args.max_restarts,
                 "on_full_disk": args.on_full_disk,
             },
         },

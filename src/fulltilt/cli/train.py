@@ -28,9 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/train/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
-    parser.add_argument(
-        "--profile-data", action="store_true", help="time every part of the data path, slowest first, and train nothing"
-    )
     parser.add_argument("--metrics", metavar="DIR", help="also write guide 004's metrics files there")
     parser.add_argument("--tensorboard", action="store_true", help="short for adding tensorboard to run.loggers")
     parser.add_argument(
@@ -49,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.config import parse_bytes
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train
+    from fulltilt.engine.world import is_first_rank
     from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers, list_headlines
 
     out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
@@ -65,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         memory_limit_bytes=parse_bytes(args.memory_limit) if args.memory_limit else None,
     )
+    if not is_first_rank():  # started by torchrun, beside the one that tells
+        return 0
     if args.json:
         from fulltilt.records import dumps
 

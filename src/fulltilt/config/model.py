@@ -149,7 +149,15 @@ class Optim(Section):
 
 
 class _Speed(Section):
-    pass
+    shard: Literal["auto", "none", "full"] = Field(
+        default="auto",
+        description="Over several devices: every one holds the weights (none) or a part of them (full, FSDP2); "
+        "auto: full where they would not fit.",
+    )
+    static_graph: bool = Field(
+        default=True,
+        description="Over several devices: the same weights take part in every step; false looks in each which do.",
+    )
 
 
 class Promise(Section):
@@ -175,6 +183,18 @@ class _RunSection(Section):
     )
     epochs: PositiveInt = Field(default=10, description="Passes over the training set.")
     device: DeviceValue = Field(default="auto", description="auto, cpu, cuda, cuda:1, or a list of GPU numbers.")
+    n_ranks: PositiveInt | None = Field(
+        default=None,
+        description="Training processes, one a device; null: as many as `device` names. With `cpu` any number.",
+    )
+    max_restarts: NaturalInt = Field(
+        default=0, description="Start again from the newest checkpoint so often when a training process dies or hangs."
+    )
+    hang_timeout_s: PositiveFloat | None = Field(
+        default=None,
+        description="Seconds that one training process may stand still while the others wait for it; null: 20, with "
+        "compile 600.",
+    )
     seed: NaturalInt = Field(default=42, description="Seed of initialisation, order and augmentation.")
     checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     evaluate_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")

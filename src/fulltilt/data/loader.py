@@ -20,7 +20,7 @@ from fulltilt.data.block_sampler import BlockSampler
 from fulltilt.data.collate import fast_collate, identity
 from fulltilt.data.pipeline import Pipeline, Raw
 from fulltilt.data.placement import place, plan_blocks
-from fulltilt.data.sampler import BatchOrder, EpochSampler
+from fulltilt.data.sampler import BatchOrder, EpochSampler, Share
 from fulltilt.data.seeds import compute_seed
 from fulltilt.errors import DataError, UsageError
 
@@ -37,6 +37,7 @@ def build_loader(
     collate: Callable[[list], Any] | None = None,
     seed: int | None = None,
     skip_limit: int | None = None,
+    share: Share | None = None,
 ) -> DataLoader:
     """Build a DataLoader over ``dataset``.
 
@@ -59,6 +60,8 @@ def build_loader(
         seed: Of order and augmentation; torch's own initial seed when neither it nor ``generator`` is given.
         skip_limit: So many samples that cannot be read may be left out (``loader.dataset.bad_samples``); None: the
             first one is an error.
+        share: The part of every batch that is loaded here, of several processes; the whole when None. Iterable
+            datasets are not divided: each process gets all they yield.
 
     Raises:
         DataError: The dataset is empty, or has no length and is not iterable.
@@ -97,7 +100,7 @@ def build_loader(
     collate = collate or (identity if fetcher.has_whole_batches else fast_collate)
     loader = _build_quietly(fetcher, kind=IndexedLoader, sampler=sampler, collate_fn=collate, **common)
     assert isinstance(loader, IndexedLoader)
-    loader.transform = transform
+    loader.transform, loader.share = transform, share
     return loader
 
 
@@ -124,11 +127,13 @@ class IndexedLoader(DataLoader):
 
     transform: Pipeline | None = None
 
+    share: Share | None = None
+
     @property
     def _index_sampler(self) -> BatchOrder:
         assert isinstance(self.sampler, EpochSampler)
         assert self.batch_size is not None
-        return BatchOrder(self.sampler, self.batch_size, self.drop_last)
+        return BatchOrder(self.sampler, self.batch_size, self.drop_last, self.share)
 
 
 class BatchFetcher(Dataset):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -102,14 +103,38 @@ class EpochSampler(Sampler[int]):
         self.set_epoch(int(state["epoch"]), int(state["start_index"]))
 
 
+class Share(NamedTuple):
+    """The part of every batch that belongs to one of several processes.
+
+    Parts are neighbours in the batch's order and differ by one sample at most, the first ones being larger. Batches
+    themselves do not depend on the number of processes.
+    """
+
+    rank: int = 0
+    n_ranks: int = 1
+
+    def cut(self, n_samples: int) -> slice:
+        """Where the part lies in a batch of ``n_samples``; empty for the last ranks where there are too few."""
+        each, rest = divmod(n_samples, self.n_ranks)
+        first = self.rank * each + min(self.rank, rest)
+        return slice(first, first + each + (self.rank < rest))
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """This part of a batch. In place of an empty one the first sample stands in: every process has to take part in
+        the step, and whoever weighs the parts gives that one no weight."""
+        part = indices[self.cut(len(indices))]
+        return part if len(part) else indices[:1]
+
+
 class BatchOrder:
     """The order of a sampler in batches, each an array of indices: no Python number is made for a sample.
 
-    Stands in for torch's BatchSampler over the same sampler and yields the same batches.
+    Stands in for torch's BatchSampler over the same sampler and yields the same batches, or this process' share of
+    each.
     """
 
-    def __init__(self, sampler: EpochSampler, batch_size: int, drop_last: bool):
-        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+    def __init__(self, sampler: EpochSampler, batch_size: int, drop_last: bool, share: Share | None = None):
+        self.sampler, self.batch_size, self.drop_last, self.share = sampler, batch_size, drop_last, share
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self.sampler), self.batch_size)
@@ -118,4 +143,5 @@ class BatchOrder:
     def __iter__(self) -> Iterator[np.ndarray]:
         order = self.sampler.compute_rest()
         for first in range(0, len(self) * self.batch_size, self.batch_size):
-            yield order[first : first + self.batch_size]
+            batch = order[first : first + self.batch_size]
+            yield batch if self.share is None else self.share.take(batch)

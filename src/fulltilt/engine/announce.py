@@ -35,6 +35,12 @@ class Announcer:
             self._tell_losses()
         self._send(kind(attempt=self._attempt, time_s=time.time(), **fields))
 
+    def hand_on(self, event: Event) -> None:
+        """An event that another process built."""
+        if isinstance(event, RunEnded):
+            self._tell_losses()
+        self._send(event)
+
     def note(self, message: str, *, level: str = "note") -> None:
         self.notes.append(message)
         self(Noted, message=message, level=level)

@@ -45,8 +45,20 @@ def save_bad_batch(s: Session, *, step: int, loss: float) -> str:
 
     ``nan_batch.pt`` holds tensors and plain values only, for ``torch.load(path, weights_only=True)``: ``step``,
     ``epoch``, ``loss``, ``first_sample`` (place in the epoch's order), ``indices`` (of the samples in the dataset, None
-    for a stream) and ``batches``, one entry a micro-batch as the loader gave it.
+    for a stream) and ``batches``, one entry a micro-batch as the loader gave it. Of several ranks the first one stores
+    the whole batches, and all call this.
     """
+    world = s.run.world
+    if not world.is_divided:
+        return _save_batch(s, step, loss)
+    text = ""
+    if world.is_first:
+        with world.work_alone(), s.run.undivided():
+            text = _save_batch(s, step, loss)
+    return world.hand_out(text)
+
+
+def _save_batch(s: Session, step: int, loss: float) -> str:
     path = s.folder / FILE
     step_in_epoch = s.progress.step_in_epoch - (s.progress.step - step)
     first_sample = (step_in_epoch - 1) * s.run.batch_size * s.run.setup.accumulate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import weakref
@@ -12,15 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.config import parse_on_bad_sample
 from fulltilt.data import BatchTransform, build_loader, build_mix
 from fulltilt.data.mixing import Mix
+from fulltilt.data.seeds import compute_seed
 from fulltilt.engine.average import WeightAverage
 from fulltilt.engine.facts import count_dataset, describe, name_optimizer, resolve_plan
 from fulltilt.engine.prefetch import CopyLane, CudaLane, Prefetcher
 from fulltilt.engine.step import TrainStep, find_tensor
+from fulltilt.engine.world import ALONE, World
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError, format_nearest
 from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
 from fulltilt.records import Plan
@@ -28,6 +31,7 @@ from fulltilt.tasks import Workload
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
+    from fulltilt.engine.parallel import GradientSync
 
 DEFAULT_SEED = 42
 
@@ -46,6 +50,8 @@ class Run:
         notes: What the user should know of the plan as it was built.
         transform: What the step does to a batch before ``workload.prepare``; None: nothing.
         lane: Where batches are copied ahead of the step; None: the step copies them itself.
+        world: The other processes of the run.
+        sync: Told before each micro-step whether gradients are joined in it; None with one rank.
     """
 
     config: Config | None
@@ -67,7 +73,14 @@ class Run:
     transform: BatchTransform | None = None
     lane: CopyLane | None = None
     average: WeightAverage | None = None
+    world: World = ALONE
+    sync: GradientSync | None = None
     _iterators: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a part of the weights only."""
+        return self.sync is not None and self.sync.is_sharded
 
     def start_epoch(self, epoch: int, start_index: int = 0) -> Iterator[Any]:
         """Batches of one epoch, from its sample number ``start_index`` on.
@@ -81,9 +94,33 @@ class Run:
         if start_index == 0:
             for hook in self.setup.epoch_hooks:
                 hook(epoch)
-        batches = iter(self.loader)
-        self._iterators.add(batches)
+        batches = self.deal(self.loader)
         return batches if self.lane is None else Prefetcher(batches, self.lane, self._look_at_host_batch)
+
+    def deal(self, loader: DataLoader) -> Iterator[Any]:
+        """One pass over ``loader``; of several ranks the parts of this one, see ``DealtBatches``."""
+        batches = iter(loader)
+        self._iterators.add(batches)
+        return batches if not self.world.is_divided else self._deal_parts(loader, batches)
+
+    def _deal_parts(self, loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:
+        from fulltilt.engine.parallel import DealtBatches, list_sizes
+
+        if isinstance(loader.dataset, IterableDataset):
+            return DealtBatches(batches, self.world, None)
+        assert loader.batch_size is not None
+        sizes = list_sizes(len(loader.sampler), loader.batch_size, drop_last=loader.drop_last)  # type: ignore[arg-type]
+        return DealtBatches(batches, self.world, sizes)
+
+    @contextlib.contextmanager
+    def undivided(self) -> Iterator[None]:
+        """Whole batches, as one process alone would get them, from what is started in here."""
+        world, share = self.world, getattr(self.loader, "share", None)
+        self.world, self.loader.share = ALONE, None  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            self.world, self.loader.share = world, share  # type: ignore[attr-defined]
 
     def _look_at_host_batch(self, batch: Any) -> None:
         """What the step would see of it, were it not copied before: ``Lever.observe``."""
@@ -115,6 +152,7 @@ def build_run(
     workload: Workload | None = None,
     seed: int | None = None,
     strict: bool = True,
+    world: World = ALONE,
 ) -> Run:
     """Build model, data and optimizer, and put every value of ``plan`` in force.
 
@@ -125,6 +163,7 @@ def build_run(
         workload: What ``config`` names when None.
         seed: That of the configuration when None. Runs with one seed start from equal weights and see equal batches.
         strict: False takes switches that cannot apply here at their default, with a note (``levers.settle_plan``).
+        world: The ranks that train together; all of them build, each on its own device.
 
     Raises:
         PlanObstacleError: a value of the plan cannot apply to this model on this device.
@@ -151,10 +190,8 @@ def build_run(
     _apply_stage("environment", plan, setup)
     _apply_stage("loader", plan, setup)
     loader_generator = torch.Generator().manual_seed(seed)
-    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, options)
-    setup.model = model.to(device).train()
-    _apply_stage("model", plan, setup)
-    setup.forward = setup.model
+    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, options, world)
+    sync = _place_model(setup, plan, model, config, workload, world)
     _apply_stage("compile", plan, setup)
     transform = build_transform(setup.loader, setup, mix=build_mix(options.mix, dataset) if options else None)
     if transform is not None and plan["compile"]:
@@ -169,7 +206,9 @@ def build_run(
     if workload.explain is not None:
         setup.notes += workload.explain(plan["batch_size"], plan["accumulate"])
 
-    seed_everything(seed)  # what building consumed differs between plans; training starts from the same numbers
+    # What building consumed differs between plans; training starts from the same numbers. Ranks draw their own.
+    own_seed = compute_seed(seed, world.rank) if world.rank else seed
+    seed_everything(own_seed)
     run = Run(
         config=config,
         plan=plan,
@@ -184,13 +223,17 @@ def build_run(
         steps_per_epoch=None if n_samples is None else -(-len(setup.loader) // setup.accumulate),
         seed=seed,
         clip_norm=config.optim.clip_norm if config is not None else None,
-        generator=torch.Generator(device).manual_seed(seed),
+        generator=torch.Generator(device).manual_seed(own_seed),
         loader_generator=loader_generator,
         notes=setup.notes,
         transform=transform,
         average=_average_weights(config, setup),
+        world=world,
+        sync=sync,
     )
-    if plan["device_prefetch"]:
+    if plan["device_prefetch"] and world.is_divided:
+        notes.append("device_prefetch is left out: with several ranks each takes its part of a batch when it comes")
+    elif plan["device_prefetch"]:
         run.lane = CudaLane(device, TrainStep(run).place)
     return run
 
@@ -292,8 +335,39 @@ def _check_length(dataset: Any, batch_size: int, name: str) -> int | None:
     return n_samples
 
 
+def _place_model(
+    setup: Setup, plan: Plan, model: nn.Module, config: Config | None, workload: Workload, world: World
+) -> GradientSync | None:
+    """The model onto its device, and around it what joins the ranks; levers of the stage "model" come between."""
+    setup.model = model.train()
+    if not world.is_divided:
+        setup.model = model.to(setup.device)
+        _apply_stage("model", plan, setup)
+        setup.forward = setup.model
+        return None
+    from fulltilt.engine import parallel
+
+    parallel.check_divisible(plan["batch_size"], workload.couples_samples, workload.name, world)
+    wanted, static_graph = (config.speed.shard, config.speed.static_graph) if config is not None else ("auto", True)
+    is_sharded, note = parallel.choose_shard(wanted, model, setup.device, world)
+    if not is_sharded:
+        setup.model = model.to(setup.device)
+    _apply_stage("model", plan, setup)
+    if is_sharded and config is not None and config.optim.ema is not None:
+        raise PlanObstacleError(
+            "optim.ema keeps the average of whole weights, and shard full divides them; use shard none, or no ema"
+        )
+    if is_sharded:  # block by block onto the device: whole, it might not fit
+        setup.forward, sync = parallel.shard(setup.model, setup.device, world)
+    else:
+        setup.forward, sync = parallel.replicate(setup.model, static_graph=static_graph)
+    setup.notes += [note] if note else []
+    setup.notes += parallel.list_notes(setup.model, setup.loader, world)
+    return sync
+
+
 def _build_loader(
-    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, options: Any
+    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, options: Any, world: World
 ) -> DataLoader:
     loader_options = dict(setup.loader_options)
     loader = build_loader(
@@ -307,6 +381,7 @@ def _build_loader(
         collate=workload.collate,
         seed=seed,
         skip_limit=None if options is None else parse_on_bad_sample(options.on_bad_sample),
+        share=world.share,
     )
     if loader.num_workers:
         seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()

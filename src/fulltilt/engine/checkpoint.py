@@ -12,7 +12,7 @@ import os
 import pickle
 import random
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,7 +75,7 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint | None:
         if not path.exists():
             continue
         try:
-            state = _read(path)
+            state = read_state(path)
         except READ_ERRORS as error:
             problems.append(f"{path} cannot be read ({_first_line(error)})")
             continue
@@ -147,8 +147,13 @@ def restore_rng(state: Mapping[str, Any], generators: Mapping[str, torch.Generat
             generator.set_state(state["generators"][name])
 
 
-def load_model_state(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
+def load_model_state(
+    model: nn.Module, saved: Mapping[str, Any], path: Path, divide: Callable[[Any, Any], Any] | None = None
+) -> None:
     """Load a model's state, or say in which names and shapes the two models differ.
+
+    Args:
+        divide: ``(saved, mine)`` → the part that belongs here, of a model whose weights are divided among ranks.
 
     Raises:
         RunFolderError: the checkpoint is of another model; ``model`` is untouched then.
@@ -165,6 +170,8 @@ def load_model_state(model: nn.Module, saved: Mapping[str, Any], path: Path) -> 
             f"{path} is of another model than {type(model).__name__}: {'; '.join(found)}; "
             "restore the model it was written with, or start again in another folder with --out"
         )
+    if divide is not None:
+        saved = {name: divide(value, mine[name]) for name, value in saved.items()}
     model.load_state_dict(saved)
 
 
@@ -191,7 +198,8 @@ def check_finite(model: nn.Module, *, step: int) -> None:
 
     **Device**: synchronises once.
     """
-    named = [(name, p.detach()) for name, p in model.named_parameters() if p.is_floating_point() and p.numel()]
+    local = ((name, p.to_local() if hasattr(p, "to_local") else p) for name, p in model.named_parameters())
+    named = [(name, p.detach()) for name, p in local if p.is_floating_point() and p.numel()]
     if not named:
         return
     norms = torch.stack([n.to(torch.float32) for n in torch._foreach_norm([p for _, p in named], float("inf"))])
@@ -235,7 +243,12 @@ class _ErrorRecorder:
         self._stream.flush()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> dict[str, Any]:
+    """What one file holds, on the CPU; for a rank that is told by the first one which file it is.
+
+    Raises:
+        one of READ_ERRORS: it is damaged. RunFolderError: a newer release wrote it.
+    """
     # torch.load checks no sums: a flipped byte in a weight would be read as it is.
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()

@@ -14,7 +14,7 @@ from fulltilt.data import explain_loader_error
 from fulltilt.engine.bad_batch import find_bad_step, save_bad_batch
 from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.evaluate import evaluate
-from fulltilt.engine.interrupt import StopRequest
+from fulltilt.engine.interrupt import Stop
 from fulltilt.engine.replan import Replan, describe_hopeless, describe_replan, is_out_of_memory
 from fulltilt.engine.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
 from fulltilt.engine.session import OpenInterval, Restart, Session
@@ -179,7 +179,7 @@ def tell_late_notes(s: Session) -> None:
             s.announce.note(note)
 
 
-def evaluate_once(s: Session, stop: StopRequest) -> bool:
+def evaluate_once(s: Session, stop: Stop) -> bool:
     """Evaluate and tell, unless this step has been; False when a signal ended it.
 
     Without a validation set, and nothing that the workload assesses by itself, there is nothing to do.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +13,10 @@ from torch.utils.data import DataLoader
 
 from fulltilt.config import parse_on_bad_sample
 from fulltilt.data.loader import build_loader
+from fulltilt.data.seeds import compute_seed
 from fulltilt.engine.build import Run, build_transform
 from fulltilt.engine.progress import LossMeter
+from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError
 from fulltilt.levers.compile import without_compiling
@@ -43,6 +46,7 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
         collate=run.workload.collate,
         seed=run.seed,
         skip_limit=None if run.config is None else parse_on_bad_sample(run.config.data.on_bad_sample),
+        share=run.world.share,
     )
 
 
@@ -51,7 +55,8 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Mean loss and metrics per sample over ``loader``; the short last batch counts by its samples.
 
-    What the workload derives from those means, and what it assesses by itself, joins them.
+    What the workload derives from those means, and what it assesses by itself, joins them. Several ranks divide the
+    samples and get the same figures, of rank 0's model with its buffers; the workload assesses on rank 0.
 
     Runs the model itself in evaluation mode, not its compiled form: that would be compiled once more for this mode
     and once more for the last batch. Precision is that of training; the weights are their running average where
@@ -72,25 +77,49 @@ def evaluate(
     """
     average = contextlib.nullcontext() if run.average is None else run.average.in_force()
     with average, _evaluation_mode(run.setup.model), without_compiling(run.setup), torch.no_grad():
+        run.world.copy_buffers(run.setup.model)
         means = {} if loader is None else _compute_means(run, loader, should_stop)
         if means is None:
             return None
         if means and run.workload.derive is not None:
             means |= run.workload.derive(means)
         if run.workload.assess is not None:
-            means |= run.workload.assess(run.setup.model, run.device)
+            means |= _assess(run)
     return means
 
 
+def _assess(run: Run) -> Mapping[str, float]:
+    """On rank 0, which the others wait for; a divided model needs all to run."""
+    assess, world = run.workload.assess, run.world
+    assert assess is not None
+    if run.is_sharded:
+        return world.hand_out(assess(run.setup.model, run.device))
+    if not world.is_first:
+        return world.hand_out(None)
+    with world.work_alone():
+        found = assess(run.setup.model, run.device)
+    return world.hand_out(found)
+
+
 def _compute_means(run: Run, loader: DataLoader, should_stop: Callable[[], object] | None) -> dict[str, float] | None:
-    generator = torch.Generator(run.device).manual_seed(run.seed)
-    meter = LossMeter(run.device, run.workload.metrics)
+    world = run.world
+    seed = compute_seed(run.seed, world.rank) if world.rank else run.seed
+    generator = torch.Generator(run.device).manual_seed(seed)
+    meter = LossMeter(run.device, run.workload.metrics, world)
     own = dataclasses.replace(run, generator=generator, transform=build_transform(loader, run.setup))
     step = TrainStep(own, observe=meter.observe, forward=run.setup.model)
-    for batch in fetch_batches(iter(loader)):
+    link = find_link()
+    batches: Any = run.deal(loader)
+    for batch in fetch_batches(batches):
         if should_stop is not None and should_stop():
             return None
-        meter.add(step.compute_loss(batch), count_samples(batch))
+        n = n_local = count_samples(batch)
+        if world.is_divided:
+            n, n_local = batches.n_global, batches.n_local
+        loss = step.compute_loss(batch, is_counted=n_local > 0)
+        meter.add(loss if n_local == n else loss * (n_local / n), n)
+        if link is not None:
+            link.lap("evaluation")
     if meter.n_samples == 0:
         raise DataError(f"the validation set of {run.workload.name} yielded no sample; give it some, or leave it out")
     n_samples = meter.n_samples

@@ -8,8 +8,15 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Protocol
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop(Protocol):
+    """What the loop asks between steps: true when it has to leave."""
+
+    def __bool__(self) -> bool: ...
 
 
 class StopRequest:

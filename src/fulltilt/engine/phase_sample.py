@@ -6,10 +6,20 @@ from collections import deque
 
 import torch
 
+from fulltilt.engine.step import Timer
 from fulltilt.measure import CudaClock, HostClock, NullTimer, PhaseTimer
 from fulltilt.measure.phase_timer import StepSample
 
 N_EVENTS = 32  # a step in flight, and the one before it
+
+
+class _Both:
+    def __init__(self, timer: Timer, marks: Timer):
+        self._timer, self._marks = timer, marks
+
+    def lap(self, phase: str) -> None:
+        self._timer.lap(phase)
+        self._marks.lap(phase)
 
 
 class PhaseSample:
@@ -17,22 +27,25 @@ class PhaseSample:
 
     Args:
         log_every: Steps of a logging interval.
+        marks: Told of every phase of every step: how far this rank of several is (``rank_process.Link``).
 
     Device: does not synchronise; a sample is read after the sums of its interval, which come behind it in the queue.
     """
 
-    def __init__(self, device: torch.device, log_every: int):
+    def __init__(self, device: torch.device, log_every: int, marks: Timer | None = None):
         self._timer = PhaseTimer(CudaClock(device, N_EVENTS) if device.type == "cuda" else HostClock())
-        self._untimed, self._log_every = NullTimer(), log_every
+        self._untimed: Timer = marks or NullTimer()
+        self._timed: Timer = self._timer if marks is None else _Both(self._timer, marks)
+        self._log_every = log_every
         self._samples: deque[StepSample] = deque()
 
-    def start_step(self, n_done: int) -> PhaseTimer | NullTimer:
+    def start_step(self, n_done: int) -> Timer:
         """The timer of the step that comes after ``n_done`` steps."""
         if (n_done + 1) % self._log_every:
             return self._untimed
         self._timer.pause()
         self._timer.start_step()
-        return self._timer
+        return self._timed
 
     def end_step(self, n_samples: int) -> None:
         """The timed step is over."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fulltilt.engine.step import StepOutcome
+from fulltilt.engine.world import ALONE, World
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -67,10 +68,17 @@ class LossMeter:
     """Sums of the loss and of metrics over samples. ``add`` and ``observe`` never wait for the device.
 
     ``bring_back`` undoes what was observed since the last ``add``: of a window that is dropped.
+
+    Of several ranks each adds its parts, and ``take`` joins them: all read the same figures.
     """
 
-    def __init__(self, device: torch.device, metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None):
-        self._device = device
+    def __init__(
+        self,
+        device: torch.device,
+        metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None,
+        world: World = ALONE,
+    ):
+        self._device, self._world = device, world
         self._metrics = dict(metrics or {})
         self._names = ("loss", *self._metrics)
         self._start([torch.zeros((), device=device) for _ in self._names])
@@ -89,7 +97,7 @@ class LossMeter:
 
     def take(self) -> Reading:
         """What was summed since the last ``take``; its values are on their way to the host."""
-        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps, self._losses)
+        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps, self._losses, self._world)
         self._start([torch.zeros((), device=self._device) for _ in self._names])
         return reading
 
@@ -98,13 +106,14 @@ class LossMeter:
             torch._foreach_copy_(self._metric_sums, self._kept)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": torch.stack(self._sums).cpu(), "n_samples": self.n_samples, "n_steps": self.n_steps}
+        sums = self._world.sum(torch.stack(self._sums)).cpu()
+        return {"sums": sums, "n_samples": self.n_samples, "n_steps": self.n_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # Saved with or without training metrics and now the other way: only the loss has a sum.
         n_known = len(self._sums) if len(state["sums"]) == len(self._sums) else 1
         for total, saved in zip(self._sums[:n_known], state["sums"], strict=False):
-            total.copy_(saved)
+            total.copy_(saved if self._world.is_first else torch.zeros_like(saved))
         self._kept = [total.clone() for total in self._metric_sums]
         self.n_samples, self.n_steps = state["n_samples"], state["n_steps"]
 
@@ -125,9 +134,22 @@ class Reading:
     ``read_sums`` waits for the copy and not for what was queued after it.
     """
 
-    def __init__(self, names: tuple[str, ...], sums: list[Tensor], n_samples: int, n_steps: int, losses: list[Tensor]):
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        sums: list[Tensor],
+        n_samples: int,
+        n_steps: int,
+        losses: list[Tensor],
+        world: World = ALONE,
+    ):
         self._names, self.n_samples, self.n_steps = names, n_samples, n_steps
-        self._losses = losses
+        self._losses, self._world = losses, world
+        self._wait: Callable[[], None] | None = None
+        if world.is_divided:
+            joined = torch.stack(sums)
+            self._wait = world.start_sum(joined)
+            sums = list(joined.unbind())
         self._sums = sums
         self._event: torch.cuda.Event | None = None
         if sums[0].is_cuda:
@@ -138,13 +160,15 @@ class Reading:
             self._sums = list(host.unbind())
 
     def read_sums(self) -> dict[str, float]:
+        if self._wait is not None:
+            self._wait()
         if self._event is not None:
             self._event.synchronize()
         return {name: total.tolist() for name, total in zip(self._names, self._sums, strict=True)}
 
     def read_losses(self) -> list[float]:
-        """The loss of every step since the last ``take``, or since a resume. Waits for the device."""
-        return torch.stack(self._losses).tolist() if self._losses else []
+        """The loss of every step since the last ``take`` or a resume. Waits for the device, and for all ranks."""
+        return self._world.sum(torch.stack(self._losses)).tolist() if self._losses else []
 
 
 class Stopwatch:

@@ -81,6 +81,9 @@ class _Counted:
     def __iter__(self) -> Iterator[Any]:
         return self
 
+    def __getattr__(self, name: str) -> Any:  # what the batches of several ranks say of their sizes
+        return getattr(self._batches, name)
+
     def __next__(self) -> Any:
         began_s = time.perf_counter()
         try:

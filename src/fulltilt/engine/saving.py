@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from fulltilt.engine import checkpoint
 from fulltilt.engine.background import Written
@@ -17,17 +20,18 @@ from fulltilt.records import CheckpointSaved, CheckpointStarted
 def save_session(s: Session, *, is_last: bool) -> None:
     """What ``duties.save`` says; the figures read back so far are told already."""
     collect_checkpoint(s)
-    if s.saved_position == s.position:
+    if s.run.world.hand_out(s.saved_position == s.position):  # rank 0 knows: a full disk is told there only
         return
     s.watch.stop()
     s.announce(CheckpointStarted, epoch=s.progress.epoch, step=s.progress.step)
     began_s = time.perf_counter()
     _check_weights(s)
     s.writing_position = s.position
-    if is_last or not _start_writing(s):
+    state = s.capture()
+    if is_last or not _start_writing(s, state):
         written = Written()
         try:
-            written.path = checkpoint.save_checkpoint(s.folder, s.capture())
+            written.path = _write(s, state)
         except StorageError as error:
             written.error = error
         written.seconds = time.perf_counter() - began_s
@@ -35,12 +39,21 @@ def save_session(s: Session, *, is_last: bool) -> None:
     s.watch.start()
 
 
-def _start_writing(s: Session) -> bool:
+def _write(s: Session, state: Mapping[str, Any]) -> Path:
+    """Of several ranks the first one writes; the others wait for it at the next thing they do together."""
+    world = s.run.world
+    if not world.is_first:
+        return s.folder / checkpoint.NEWEST
+    with world.work_alone():
+        return checkpoint.save_checkpoint(s.folder, state)
+
+
+def _start_writing(s: Session, state: Mapping[str, Any]) -> bool:
     """Whether the checkpoint is being written beside training now."""
     if s.writer is None:
         return False
     try:
-        s.writer.start(s.folder, s.capture())
+        s.writer.start(s.folder, state)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -87,12 +100,19 @@ def _finish_checkpoint(s: Session, written: Written, *, is_last: bool) -> None:
 
 def _check_weights(s: Session) -> None:
     """Raise NonFiniteLossError for weights that are not finite: the loss of the next step would have shown it."""
+    problem = None
     try:
         checkpoint.check_finite(s.run.setup.model, step=s.progress.step)
     except NonFiniteLossError as error:
-        if not s.progress.step_in_epoch:
-            raise
-        raise NonFiniteLossError(f"{error}; {save_bad_batch(s, step=s.progress.step, loss=math.nan)}") from None
+        problem = str(error)
+    problem = next(
+        (found for found in s.run.world.collect(problem) if found), None
+    )  # of weights that ranks divide, too
+    if problem is None:
+        return
+    if s.progress.step_in_epoch:
+        problem = f"{problem}; {save_bad_batch(s, step=s.progress.step, loss=math.nan)}"
+    raise NonFiniteLossError(problem)
 
 
 def describe_saved(s: Session) -> str:

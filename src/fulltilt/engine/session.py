@@ -15,19 +15,22 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.config import Config, Interval, parse_interval, plan_of
+from fulltilt.data.seeds import compute_seed
 from fulltilt.engine import checkpoint
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.background import BackgroundWriter
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import Run, build_run, seed_everything
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import build_validation_loader
 from fulltilt.engine.phase_sample import PhaseSample
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
 from fulltilt.engine.promise import DataWaits, PromiseWatch, build_watch
+from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.replan import LastStep, Sizes, apply_sizes, is_out_of_memory, leave_out_tail
 from fulltilt.engine.schedule import LearningRate, build_schedule
 from fulltilt.engine.step import TrainStep
-from fulltilt.errors import ConfigError, DeviceError, DeviceMemoryError, FulltiltError, RunFolderError, UsageError
+from fulltilt.engine.world import ALONE, World, plan_devices
+from fulltilt.errors import ConfigError, DeviceMemoryError, FulltiltError, RunFolderError, UsageError
 from fulltilt.levers import load_catalogue
 from fulltilt.records import Evaluated, Listener
 from fulltilt.records.run_folder import RunFolder
@@ -145,10 +148,14 @@ class Session:
         return self.data_waits.count(batches) if self.promise is not None else batches
 
     def capture(self) -> dict[str, Any]:
-        """Everything that a run in another process needs to go on from here; plain values and tensors."""
-        setup = self.run.setup
+        """Everything that a run in another process needs to go on from here; plain values and tensors.
+
+        Of several ranks all have to call it, and the first one's has everything: it does not tell how many there were.
+        """
+        setup, world = self.run.setup, self.run.world
         loader_state = self.loader_state if self.progress.step_in_epoch else self.run.loader_generator.get_state()
-        return {
+        rng, *rng_of_ranks = world.collect(checkpoint.capture_rng({"prepare": self.run.generator}))
+        state = {
             "attempt": self.attempt,
             "config_digest": self.run.config.digest if self.run.config is not None else None,
             "sizes": dataclasses.asdict(self.sizes) if self.sizes is not None else None,
@@ -158,11 +165,17 @@ class Session:
             "scaler": setup.scaler.state_dict() if setup.scaler is not None else None,
             "average": None if self.run.average is None else self.run.average.state_dict(),
             "meter": self.meter.state_dict(),
-            "rng": checkpoint.capture_rng({"prepare": self.run.generator}),
+            "rng": rng,
+            "rng_of_ranks": rng_of_ranks,
             "loader_rng": loader_state,
             "n_dataset": self.run.n_samples,
             "evaluations": [dataclasses.asdict(evaluated) for evaluated in self.evaluations],
         }
+        if self.run.is_sharded:
+            from fulltilt.engine.parallel import gather_state
+
+            state = gather_state(state, keep=world.is_first)
+        return state
 
     def restore(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         """Go on from ``loaded``.
@@ -176,8 +189,13 @@ class Session:
                 f"{loaded.path} was trained on {state['n_dataset']} samples, the training set has "
                 f"{self.run.n_samples} now; resume with the data of the start, or give another folder with --out"
             )
-        checkpoint.load_model_state(setup.model, state["model"], loaded.path)
-        checkpoint.load_part_state("optimizer", setup.optimizer, state["optimizer"], loaded.path)
+        divide, optimizer_state = None, state["optimizer"]
+        if self.run.is_sharded:
+            from fulltilt.engine.parallel import divide_like, divide_optimizer_state
+
+            divide, optimizer_state = divide_like, divide_optimizer_state(setup.optimizer, optimizer_state)
+        checkpoint.load_model_state(setup.model, state["model"], loaded.path, divide)
+        checkpoint.load_part_state("optimizer", setup.optimizer, optimizer_state, loaded.path)
         if setup.scaler is not None and state["scaler"] is not None:
             checkpoint.load_part_state("scaler", setup.scaler, state["scaler"], loaded.path)
         if self.run.average is not None:
@@ -190,19 +208,34 @@ class Session:
         self.watch.restart()
         self.last_step.keep()
         self.run.loader_generator.set_state(state["loader_rng"])
-        self.restored_rng = state["rng"]
+        self._restore_rng(state)
         self.evaluations = [Evaluated(**fields) for fields in state["evaluations"]]
         self.attempt = state["attempt"] + 1
         self.saved_position = self.position
 
+    def _restore_rng(self, state: Mapping[str, Any]) -> None:
+        """Each rank goes on with its own random numbers; one that was not there draws new ones."""
+        rank, others = self.run.world.rank, state.get("rng_of_ranks", [])
+        if rank <= len(others):
+            self.restored_rng = others[rank - 1] if rank else state["rng"]
+            return
+        seed = compute_seed(self.run.seed, rank, self.progress.step)
+        seed_everything(seed)
+        self.run.generator.manual_seed(seed)
+
 
 @contextlib.contextmanager
-def open_folder(config: Config, out_dir: Path, workload: Workload | None) -> Iterator[RunFolder]:
-    """The folder of this run, owned until the block ends.
+def open_folder(
+    config: Config, out_dir: Path, workload: Workload | None, world: World = ALONE
+) -> Iterator[RunFolder | None]:
+    """The folder of this run, owned until the block ends. Of several ranks the first one owns it, and writes.
 
     Raises:
         RunFolderError: another process holds it, or it holds the results of another run.
     """
+    if not world.is_first:
+        yield None
+        return
     with RunFolder(
         out_dir, fingerprint_parts=_describe_run(config, workload), command="train", results=RESULTS
     ) as folder:
@@ -221,17 +254,18 @@ def open_session(
     workload: Workload | None,
     training_metrics: bool,
     after: Restart | None = None,
+    world: World = ALONE,
 ) -> Iterator[Session]:
     """Build the run, and restore its checkpoint when resuming.
 
     Args:
         after: The attempt before this one, which ran out of memory.
     """
-    loaded = _find_start(out_dir, resume or after is not None)
+    loaded = _find_start(out_dir, resume or after is not None, world)
     sizes = after.sizes if after is not None else None
     if sizes is None and loaded is not None and loaded.state.get("sizes"):
         sizes = Sizes(**loaded.state["sizes"])
-    run = _build(apply_sizes(config, sizes), device, workload)
+    run = _build(apply_sizes(config, sizes), device, workload, world)
     with run:
         leave_out_tail(config, run, sizes)
         session = _assemble(run, limits, out_dir, training_metrics)
@@ -241,7 +275,9 @@ def open_session(
         if after is not None:
             session.attempt = max(session.attempt, after.attempt)
             session.started_s, session.n_replans = after.started_s, after.n_replans
-        session.announce = Announcer(listeners, attempt=session.attempt)
+        if (link := find_link()) is not None:
+            link.set_step(session.progress.step)
+        session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
         session.promise, missing = build_watch(run, session.data_waits)
         run.notes += [missing] if missing else []
         if after is not None:
@@ -257,14 +293,14 @@ def open_session(
         yield session
 
 
-def _build(config: Config, device: torch.device, workload: Workload | None) -> Run:
+def _build(config: Config, device: torch.device, workload: Workload | None, world: World) -> Run:
     """The run, before its first step.
 
     Raises:
         DeviceMemoryError: model, optimizer and data alone do not fit.
     """
     try:
-        return build_run(config, plan_of(config), device=device, workload=workload, strict=False)
+        return build_run(config, plan_of(config), device=device, workload=workload, strict=False, world=world)
     except Exception as error:  # the boundary to the user's own model and data; all but one kind goes on as it is
         if isinstance(error, FulltiltError) or not is_out_of_memory(error):
             raise
@@ -275,26 +311,15 @@ def _build(config: Config, device: torch.device, workload: Workload | None) -> R
 
 
 def choose_device(config: Config, device: str | None = None) -> str:
-    """The device that ``device``, else ``run.device``, names; ``auto`` is the first GPU or the CPU.
-
-    Raises:
-        DeviceError: several devices: one process trains on one.
-    """
-    wanted = config.run.device if device is None else device
-    if isinstance(wanted, list):
-        if len(wanted) != 1:
-            raise DeviceError(f"run.device names {len(wanted)} GPUs, train uses one; give --device cuda:{wanted[0]}")
-        wanted = wanted[0]
-    if isinstance(wanted, int):
-        return f"cuda:{wanted}"
-    return wanted if wanted != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    """The first device that ``device``, else ``run.device``, names; ``auto`` is the first GPU or the CPU."""
+    return plan_devices(config, device)[0]
 
 
 def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) -> Session:
     assert run.config is not None
     progress = Progress()
     training_metrics = training_metrics or run.workload.training_metrics
-    meter = LossMeter(run.device, run.workload.metrics if training_metrics else None)
+    meter = LossMeter(run.device, run.workload.metrics if training_metrics else None, run.world)
     return Session(
         run=run,
         step=build_step(run, observe=meter.observe if training_metrics and run.workload.metrics else None),
@@ -302,13 +327,13 @@ def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) ->
         progress=progress,
         meter=meter,
         watch=Stopwatch(progress),
-        phase_sample=PhaseSample(run.device, limits.log_every),
+        phase_sample=PhaseSample(run.device, limits.log_every, find_link()),
         announce=Announcer(()),
         limits=limits,
         folder=folder,
         validation=build_validation_loader(run, batch_size=run.config.data.val_batch_size),
         last_step=LastStep(run.setup.model),
-        writer=BackgroundWriter() if run.config.run.async_checkpoint else None,
+        writer=BackgroundWriter() if run.config.run.async_checkpoint and run.world.is_first else None,
     )
 
 
@@ -354,9 +379,14 @@ def read_limits(config: Config, epochs: int | None, max_steps: int | None) -> Li
     )
 
 
-def _find_start(out_dir: Path, resume: bool) -> checkpoint.LoadedCheckpoint | None:
+def _find_start(out_dir: Path, resume: bool, world: World) -> checkpoint.LoadedCheckpoint | None:
+    """The checkpoint to go on from. The first rank chooses it; the others read the same one."""
     if resume:
-        return checkpoint.load_checkpoint(out_dir)
+        loaded = checkpoint.load_checkpoint(out_dir) if world.is_first else None
+        path = world.hand_out(None if loaded is None else loaded.path)
+        if path is None or world.is_first:
+            return loaded
+        return checkpoint.LoadedCheckpoint(state=checkpoint.read_state(path), path=path, note=None)
     if checkpoint.find_checkpoint(out_dir):
         raise RunFolderError(
             f"{out_dir} holds a checkpoint of this run; go on with --resume, or give another folder with --out"
@@ -372,6 +402,8 @@ def _describe_run(config: Config, workload: Workload | None) -> dict[str, Any]:
     values = config.to_values()
     values["data"].pop("path")
     values["data"].pop("on_bad_sample")  # a run that stopped at a bad sample may go on without it
+    for name in ("shard", "static_graph"):  # how devices share the work
+        values["speed"].pop(name)
     for lever in load_catalogue().values():
         section, _, name = lever.key.rpartition(".")
         if set(lever.trades) <= {"speed", "memory"} and not lever.changes_recipe(values[section][name]):

@@ -25,7 +25,7 @@ SEQUENCES = (tuple, list)  # made once: `tuple | list` builds a new object each 
 class StepOutcome(NamedTuple):
     """What one optimizer step did."""
 
-    loss: Tensor  # mean over the window's samples, on the device, detached
+    loss: Tensor  # mean over the window's samples, on the device, detached; of several ranks the part that is added up
     n_samples: int
     n_micro: int
 
@@ -39,7 +39,8 @@ class TrainStep:
 
     The window's gradient is the gradient of the mean loss over its samples, as if they had been one batch: each
     micro-batch weighs by its share of samples, and a window that the epoch's end cuts short is scaled back up before
-    clipping.
+    clipping. Over several ranks, which average their gradients, each weighs its part of the micro-batch likewise
+    (``parallel.py``); ``batches`` then says how large the whole is.
 
     Args:
         run: What ``build_run`` built.
@@ -65,6 +66,8 @@ class TrainStep:
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
         self._accumulate, self._clip_norm = setup.accumulate, run.clip_norm
         self._n_nominal = run.batch_size * setup.accumulate
+        self._n_ranks, self._sync = run.world.n_ranks, run.sync
+        self._must_weigh = setup.accumulate > 1 or run.world.is_divided
         self._device = setup.device
         self._on_gpu = setup.device.type != "cpu"
         self._non_blocking = self._on_gpu and bool(setup.loader_options.get("pin_memory"))
@@ -85,7 +88,7 @@ class TrainStep:
             DataError: a batch is not (inputs, targets).
         """
         lap = timer.lap
-        scaler, accumulate = self._scaler, self._accumulate
+        scaler, accumulate, must_weigh, sync = self._scaler, self._accumulate, self._must_weigh, self._sync
         n_samples = n_micro = 0
         total: Tensor | None = None
         while n_micro < accumulate:
@@ -93,16 +96,19 @@ class TrainStep:
             lap("data_wait")
             if batch is _END:
                 break
-            n = count_samples(batch)
+            n = n_local = count_samples(batch)
+            if sync is not None:
+                n, n_local = batches.n_global, batches.n_local
+                sync(n_micro + 1 == accumulate or batches.is_last)
             if not self._has_looked:
                 self._look_at_batch(batch, n)
             if self._must_place:
                 batch = self.place(batch)
                 if self._on_gpu:
                     lap("h2d")
-            loss = self._compute_loss(batch)
-            if accumulate > 1:
-                loss = loss * (n / self._n_nominal)
+            loss = self._compute_loss(batch, is_counted=n_local > 0)
+            if must_weigh:
+                loss = loss * (self._n_ranks * n_local / self._n_nominal)
             lap("forward")
             (loss if scaler is None else scaler.scale(loss)).backward()
             total = loss.detach() if total is None else total + loss.detach()
@@ -111,11 +117,12 @@ class TrainStep:
             lap("backward")
         if total is None:
             return None
+        factor = self._n_nominal / n_samples if must_weigh else 1.0
         if accumulate > 1:
             self._state.setdefault("n_micro", n_micro)
-            if n_samples != self._n_nominal:
-                total = total * (self._n_nominal / n_samples)
-        self._update(self._n_nominal / n_samples if accumulate > 1 else 1.0)
+        if factor != self._n_ranks:
+            total = total * (factor / self._n_ranks)
+        self._update(factor)
         lap("optimizer")
         return StepOutcome(total, n_samples, n_micro)
 
@@ -125,11 +132,11 @@ class TrainStep:
         loss.backward()
         return loss.detach()
 
-    def compute_loss(self, batch: Any) -> Tensor:
+    def compute_loss(self, batch: Any, *, is_counted: bool = True) -> Tensor:
         """Forward and loss of one batch by itself: for evaluation, under ``torch.no_grad()``."""
-        return self._compute_loss(self.place(batch) if self._must_place else batch)
+        return self._compute_loss(self.place(batch) if self._must_place else batch, is_counted)
 
-    def _compute_loss(self, batch: Any) -> Tensor:
+    def _compute_loss(self, batch: Any, is_counted: bool = True) -> Tensor:
         inputs, targets = self._prepare_batch(batch)
         if self._autocast is None:
             outputs = self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
@@ -142,7 +149,7 @@ class TrainStep:
                 loss = self._loss(outputs, targets)
                 if not self._has_looked:
                     self._look_at_loss(loss, inputs)
-        if self._observe is not None:
+        if self._observe is not None and is_counted:
             with torch.no_grad():
                 self._observe(outputs, targets)
         return loss

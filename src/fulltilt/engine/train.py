@@ -18,9 +18,11 @@ from fulltilt.config import Config
 from fulltilt.engine import duties
 from fulltilt.engine.build import check_device
 from fulltilt.engine.duties import TrainResult
-from fulltilt.engine.interrupt import StopRequest, catch_signals
+from fulltilt.engine.interrupt import Stop, StopRequest, catch_signals
+from fulltilt.engine.launch import must_launch, train_in_ranks
 from fulltilt.engine.replan import Replan, plan_replan
-from fulltilt.engine.session import Restart, Session, choose_device, open_folder, open_session, read_limits
+from fulltilt.engine.session import Restart, Session, open_folder, open_session, read_limits
+from fulltilt.engine.world import join_world
 from fulltilt.measure import apply_memory_limit
 from fulltilt.records import Listener
 from fulltilt.tasks import Workload
@@ -41,6 +43,8 @@ def train(
 ) -> TrainResult:
     """Train to the end, or to the first Ctrl-C or SIGTERM; the checkpoint in ``out_dir`` goes on from there.
 
+    Where the configuration names several devices, one process a device is started, which runs this function too.
+
     Args:
         listeners: Called with every event, in order.
         resume: Go on from the checkpoint in ``out_dir``, if there is one.
@@ -57,10 +61,16 @@ def train(
         DeviceMemoryError: memory ran out, and no smaller micro-batch is left (``replan.py``).
         RunFolderError: the folder is in use, of another run, or holds a checkpoint and ``resume`` is false.
         StorageError: no space for a checkpoint; the one before is kept.
+        RankFailedError: a process of several died, hung or failed, and ``run.max_restarts`` did not help.
         KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. SIGTERM takes its course likewise.
     """
     limits = read_limits(config, epochs, max_steps)
-    chosen = check_device(choose_device(config, device))  # first: a device that is not there leaves no folder behind
+    if must_launch(config, device):
+        given = {"resume": resume, "epochs": epochs, "workload": workload, "max_steps": max_steps}
+        given |= {"training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
+        return train_in_ranks(config, out_dir=out_dir, listeners=listeners, device=device, **given)
+    world, name = join_world(config, device)
+    chosen = check_device(name)  # first: a device that is not there leaves no folder behind
     if memory_limit_bytes is not None:
         apply_memory_limit(chosen, memory_limit_bytes)
     attempt = functools.partial(
@@ -73,8 +83,9 @@ def train(
         resume=resume,
         workload=workload,
         training_metrics=training_metrics,
+        world=world,
     )
-    with catch_signals() as stop, open_folder(config, Path(out_dir), workload):
+    with catch_signals() as stop, open_folder(config, Path(out_dir), workload, world):
         outcome = attempt(stop)
         while isinstance(outcome, Restart):
             outcome = attempt(stop, after=outcome)
@@ -85,10 +96,10 @@ def train(
 def _run_attempt(config: Config, stop: StopRequest, **options: Any) -> TrainResult | Restart:
     """One session; nothing of it is left when this returns, so that the next one has the memory for itself."""
     with open_session(config, **options) as session:
-        return _run_session(session, stop)
+        return _run_session(session, session.run.world.agree_on(stop))
 
 
-def _run_session(s: Session, stop: StopRequest) -> TrainResult | Restart:
+def _run_session(s: Session, stop: Stop) -> TrainResult | Restart:
     reason: str | None = "interrupted"
     try:
         replan = _train_to_end(s, stop)
@@ -110,7 +121,7 @@ def _run_session(s: Session, stop: StopRequest) -> TrainResult | Restart:
     return duties.summarize(s, reason)
 
 
-def _train_to_end(s: Session, stop: StopRequest) -> Replan | None:
+def _train_to_end(s: Session, stop: Stop) -> Replan | None:
     """None at the end of the run, or when a signal came; else how to go on after memory ran out."""
     try:
         duties.announce_start(s)
@@ -125,7 +136,7 @@ def _train_to_end(s: Session, stop: StopRequest) -> Replan | None:
     return None
 
 
-def _train_epoch(s: Session, stop: StopRequest) -> bool:
+def _train_epoch(s: Session, stop: Stop) -> bool:
     """Train to the end of the epoch; False when the run has to be left before."""
     progress, limits, sample = s.progress, s.limits, s.phase_sample
     s.watch.start()
@@ -146,7 +157,7 @@ def _train_epoch(s: Session, stop: StopRequest) -> bool:
     return False
 
 
-def _do_due_work(s: Session, stop: StopRequest) -> bool:
+def _do_due_work(s: Session, stop: Stop) -> bool:
     """What is due by a number of steps; False when a signal ended the evaluation."""
     progress, limits = s.progress, s.limits
     if limits.is_evaluation_due(steps=progress.step) and not duties.evaluate_once(s, stop):
@@ -156,7 +167,7 @@ def _do_due_work(s: Session, stop: StopRequest) -> bool:
     return True
 
 
-def _finish_epoch(s: Session, stop: StopRequest) -> bool:
+def _finish_epoch(s: Session, stop: Stop) -> bool:
     """Tell, evaluate, save; False when the run has to be left."""
     progress, limits = s.progress, s.limits
     n_done = progress.epoch + 1

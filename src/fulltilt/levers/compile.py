@@ -94,8 +94,8 @@ def _guard(value: bool | str, plan: Mapping[str, Any], facts: Facts) -> str | No
 
 
 def _apply(setup: Setup, value: bool | str) -> None:
+    setup.forward = setup.forward or setup.model  # over several devices what joins them is around the model already
     if not value:
-        setup.forward = setup.model
         return
     import torch
 
@@ -103,7 +103,7 @@ def _apply(setup: Setup, value: bool | str) -> None:
     graphs = CompiledGraphs(_read_options(value))
     setup.state["compiled_graphs"] = graphs
     if value != "regional":
-        setup.forward = torch.compile(setup.model, dynamic=False, backend=graphs)
+        setup.forward = torch.compile(setup.forward, dynamic=False, backend=graphs)
         return
     blocks = find_blocks(setup.model)
     if not blocks:
@@ -113,7 +113,6 @@ def _apply(setup: Setup, value: bool | str) -> None:
     config.recompile_limit = max(config.recompile_limit, 2 * len(blocks))
     for block in blocks:
         block.compile(dynamic=False, backend=graphs)
-    setup.forward = setup.model
 
 
 def _read_options(value: bool | str) -> dict[str, Any]:
@@ -127,7 +126,7 @@ def _read_options(value: bool | str) -> dict[str, Any]:
 
 def _is_regional(setup: Setup) -> bool:
     """Blocks of the model carry compiled calls of their own."""
-    is_compiled = "compiled_graphs" in setup.state and setup.forward is setup.model
+    is_compiled = "compiled_graphs" in setup.state and not hasattr(setup.forward, "_orig_mod")  # not as a whole
     return is_compiled and any(getattr(m, "_compiled_call_impl", None) for m in setup.model.modules())
 
 

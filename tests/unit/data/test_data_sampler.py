@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from fulltilt.data import EpochSampler
+from fulltilt.data.sampler import BatchOrder, Share
 from fulltilt.data.seeds import compute_seed
 from fulltilt.errors import DataError
 
@@ -76,3 +78,27 @@ def test_seeds_do_not_collide_where_parts_are_swapped_or_small():
     assert len(seeds) == 8000
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert compute_seed(2**64 - 1, 3) == compute_seed(-1, 3)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_parts_of_all_ranks_are_the_batches_of_one(n_ranks, drop_last):
+    """37 samples in batches of 8: the last one has 5, fewer than there are ranks"""
+    sampler = EpochSampler(37, shuffle=True, seed=5)
+    whole = list(BatchOrder(sampler, 8, drop_last))
+    parts = [list(BatchOrder(sampler, 8, drop_last, Share(rank, n_ranks))) for rank in range(n_ranks)]
+    for index, batch in enumerate(whole):
+        sizes = [Share(rank, n_ranks).cut(len(batch)) for rank in range(n_ranks)]
+        counted = [mine[index][: cut.stop - cut.start] for mine, cut in zip(parts, sizes, strict=True)]
+        assert np.concatenate(counted).tolist() == batch.tolist()
+        assert max(map(len, counted)) - min(map(len, counted)) <= 1
+        assert all(len(mine[index]) > 0 for mine in parts)  # every rank takes part in every step
+
+
+def test_a_rank_goes_on_where_all_of_them_were():
+    sampler = EpochSampler(20, shuffle=True, seed=5)
+    order = sampler.compute_order()
+    sampler.set_epoch(0, 12)
+    first = next(iter(BatchOrder(sampler, 4, False, Share(0, 2))))
+    second = next(iter(BatchOrder(sampler, 4, False, Share(1, 2))))
+    assert [*first, *second] == order[12:16].tolist()

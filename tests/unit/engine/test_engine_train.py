@@ -505,9 +505,15 @@ def test_lengths_below_one_are_refused(tmp_path, options):
         run_train(tmp_path, **options)
 
 
-def test_several_devices_are_refused(tmp_path):
-    with pytest.raises(DeviceError, match="train uses one"):
-        run_train(tmp_path, build_config(run__device=[0, 1]))
+def test_one_of_several_devices_that_is_not_there_starts_nothing(tmp_path):
+    with pytest.raises(DeviceError, match=r"device cuda:\d+ is not there"):
+        run_train(tmp_path / "run", build_config(run__device=[90, 91]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_and_devices_have_to_agree(tmp_path):
+    with pytest.raises(ConfigError, match=r"n_ranks is 3, run.device names 2 devices \(cuda:0, cuda:1\)"):
+        run_train(tmp_path, build_config(run__device=[0, 1], run__n_ranks=3))
 
 
 def test_a_device_that_is_not_there_leaves_no_checkpoint(tmp_path):

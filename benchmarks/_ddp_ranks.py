@@ -1,0 +1,134 @@
+"""What the two processes of ``ddp_efficiency`` run: blocks of steps, alone, side by side, and together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from benchmarks._rounds import Round, run_rounds
+from fulltilt.config import config_from_values, plan_of
+from fulltilt.engine.build import build_run
+from fulltilt.engine.step import TrainStep
+from fulltilt.engine.world import ALONE, World, join_world
+from fulltilt.measure import NullTimer
+from fulltilt.tasks import Workload, build_model
+
+ONE, APART, BY_HAND, TOGETHER = "one rank", "two ranks apart", "two ranks, by hand", "two ranks"
+ARMS = (ONE, APART, BY_HAND, TOGETHER)
+MODEL = "resnet18(n_classes=10)"
+LR = 0.01
+
+
+class Images(Dataset):
+    """Random images in memory; the same batch for whatever indices, so that loading takes no part."""
+
+    def __init__(self, n_samples: int):
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(n_samples, 3, 32, 32, generator=generator)
+        self.targets = torch.randint(0, 10, (n_samples,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+def measure_rounds(device: str, n_rounds: int, n_steps: int, batch_per_rank: int) -> list[Round[float]]:
+    """Samples per second of all ranks, of every arm in every round."""
+    config = _build_config(device, batch_per_rank)
+    world, name = join_world(config)
+    blocks = {
+        ONE: _build_block(config, name, ALONE, n_steps, takes_part=world.is_first),
+        APART: _build_block(config, name, ALONE, n_steps),
+        BY_HAND: _build_block_by_hand(config, name, n_steps),
+        TOGETHER: _build_block(_build_config(device, batch_per_rank * world.n_ranks), name, world, n_steps),
+    }
+    n_working = {ONE: 1, APART: world.n_ranks, BY_HAND: world.n_ranks, TOGETHER: world.n_ranks}
+
+    def measure(arm: str) -> float:
+        seconds = _time_together(blocks[arm], torch.device(name))
+        return n_working[arm] * n_steps * batch_per_rank / seconds
+
+    for arm in ARMS:  # buckets are built anew after the first step, and memory is laid out
+        measure(arm)
+    return run_rounds(ARMS, measure, n_rounds=n_rounds)
+
+
+def _time_together(block: Callable[[], None], device: torch.device) -> float:
+    """From when all ranks are ready to when all are done."""
+    dist.barrier()
+    began_s = time.perf_counter()
+    block()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    dist.barrier()
+    return time.perf_counter() - began_s
+
+
+def _build_config(device: str, batch_size: int) -> Any:
+    values = {
+        "data": {"batch_size": batch_size, "shuffle": False},
+        "optim": {"optimizer": "sgd(momentum=0.9)", "lr": LR},
+        "run": {"device": device, "n_ranks": 2},
+    }
+    return config_from_values(values, base_dir=".")
+
+
+def _build_model() -> nn.Module:
+    return build_model(MODEL, where="model", base_dir=".")
+
+
+def _build_workload(n_samples: int) -> Workload:
+    return Workload(
+        model=_build_model,
+        dataset=lambda: Images(n_samples),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LR, momentum=0.9),
+        name="images",
+    )
+
+
+def _build_block(
+    config: Any, device: str, world: World, n_steps: int, *, takes_part: bool = True
+) -> Callable[[], None]:
+    """``n_steps`` steps of the engine's own loop: its batches, its step."""
+    workload = _build_workload(config.data.batch_size * n_steps)
+    run = build_run(config, plan_of(config), device=device, workload=workload, world=world)
+    step, timer = TrainStep(run), NullTimer()
+
+    def block() -> None:
+        batches = run.start_epoch(0)
+        for _ in range(n_steps):
+            step(batches, timer)
+
+    return block if takes_part else _nothing
+
+
+def _build_block_by_hand(config: Any, device: str, n_steps: int) -> Callable[[], None]:
+    """The same model, batches and optimizer in a loop as it is written by hand, over torch's own defaults."""
+    model = DistributedDataParallel(_build_model().to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    loss = nn.CrossEntropyLoss()
+    batch_size = config.data.batch_size
+    loader = torch.utils.data.DataLoader(Images(batch_size * n_steps), batch_size=batch_size)
+
+    def block() -> None:
+        batches: Iterator[Any] = iter(loader)
+        for inputs, targets in batches:
+            loss(model(inputs.to(device)), targets.to(device)).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return block
+
+
+def _nothing() -> None:
+    pass

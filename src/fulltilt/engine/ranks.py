@@ -1,0 +1,392 @@
+"""Start several processes that train one model, watch them, and end all of them when one is gone.
+
+What ``torchrun`` does, without being asked, and two things more: a rank that hangs is found by its marks (the others
+went further and wait for it, ``rank_process.Marks``), and what ended the run is told by its cause: of a rank that died
+and the others whose connection to it broke, the one that died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import cloudpickle
+
+import fulltilt
+from fulltilt.engine.announce import Announcer
+from fulltilt.engine.interrupt import catch_signals
+from fulltilt.engine.rank_process import COUNT, IS_ALONE, N_CELLS, PHASE, PHASES, STEP, Failure, Marks
+from fulltilt.errors import DeviceMemoryError, FulltiltError, RankFailedError, UsageError, WorkerDiedError
+from fulltilt.hardware import count_usable_cores
+from fulltilt.records import Evidence, RunEnded, RunStarted, StepsDone, classify_outcome
+
+POLL_S = 0.1
+CAUSE_GRACE_S = 2.0  # after the first rank failed: the cause may be told later than what followed from it
+END_GRACE_S = 20.0  # after the last result: a process that does not end by then is ended
+HANG_LIMIT_S = 20.0
+PAUSE_S = 2.0  # a longer gap between two looks: this process was stopped itself, or a listener took its time
+TAIL_BYTES = 2000
+PACKAGES = str(Path(fulltilt.__file__).parents[1])
+# The parent may have found this package in a way of its own; the child finds it there at the latest.
+COMMAND = "import sys; sys.path.append(sys.argv[5]); from fulltilt.engine.rank_process import main; main()"
+# Errors of a collective whose other side went away; never the cause of a run's end while there is another one.
+CONSEQUENCES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+CONSEQUENCE_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """Why a run over several ranks ended before its end."""
+
+    rank: int
+    kind: Literal["failed", "died", "hung"]
+    text: str
+    failure: Failure | None = None
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only says that another rank is gone."""
+        if self.failure is None or self.failure.error is not None:
+            return False
+        text = self.failure.message.lower()
+        return self.failure.type_name in CONSEQUENCES or any(word in text for word in CONSEQUENCE_WORDS)
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether another attempt may end otherwise: not where the configuration, the data or the recipe is wrong."""
+        error = self.failure.error if self.failure is not None else None
+        return error is None or isinstance(error, WorkerDiedError)
+
+    def build_error(self) -> FulltiltError:
+        error = self.failure.error if self.failure is not None else None
+        if error is None:
+            error = self._build_memory_error() or RankFailedError(self.text, rank=self.rank)
+        if self.failure is not None:
+            error.__cause__ = _RemoteError(self.failure.trace)
+        return error
+
+    def _build_memory_error(self) -> DeviceMemoryError | None:
+        if self.failure is None:
+            return None
+        evidence = Evidence(exception_type=self.failure.type_name, message=self.failure.message)
+        return DeviceMemoryError(self.text) if classify_outcome(evidence)[0] == "out_of_memory" else None
+
+
+class _RemoteError(Exception):
+    """The trace of an exception in a rank, printed where the error of this process is."""
+
+    def __init__(self, trace: str):
+        super().__init__(f"\n{trace}")
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Rank:
+    index: int
+    device: str
+    process: subprocess.Popen[bytes]
+    link: Connection
+    output: IO[bytes] | None  # of all but the first, which writes where this process does
+    outcome: Literal["runs", "done", "failed", "gone"] = "runs"
+    count: int = 0  # of its marks, when they were looked at last
+    keeps_up_s: float = 0.0  # when it last moved, or no other was ahead
+
+    def describe(self) -> str:
+        return f"rank {self.index} ({self.device}, process {self.process.pid})"
+
+    def read_tail(self) -> str:
+        """The last lines that it printed, for a message."""
+        if self.output is None:
+            return ""
+        end = self.output.seek(0, os.SEEK_END)
+        self.output.seek(max(0, end - TAIL_BYTES))
+        lines = self.output.read().decode(errors="replace").strip().splitlines()[-5:]
+        return f"; its last words: {' | '.join(lines)}" if lines else ""
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    *,
+    devices: Sequence[str],
+    announcer: Announcer,
+    max_restarts: int = 0,
+    restarted_with: Mapping[str, Any] | None = None,
+    hang_limit_s: float = HANG_LIMIT_S,
+) -> Any:
+    """Run ``function(**given)`` in one process a device; return what it returns in the first.
+
+    The processes get ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT`` as under torchrun.
+    Ctrl-C and SIGTERM are handed to all as one wish to stop, and take their course here once they have ended; a second
+    signal ends them at once. When one fails, dies or hangs, all are ended.
+
+    Args:
+        function: Pickled, by value where it cannot be imported (a notebook).
+        announcer: Gets the events that rank 0 sends by ``Link.send_event``, in this process, and notes of restarts.
+        max_restarts: Start all ranks anew so often after a death that may pass.
+        restarted_with: Arguments that a restart has instead (``{"resume": True}``).
+        hang_limit_s: How long a rank may stand still while another one is ahead. Counts from each rank's first step.
+
+    Raises:
+        RankFailedError: one died or hung, or raised what is not fulltilt's own; names it and its reason.
+        FulltiltError: one raised it.
+        UsageError: ``given`` cannot be sent to another process.
+
+    **Cost**: a start of Python and torch for each, about 3 s of a core.
+    """
+    relay = _Relay(announcer)
+    n_restarts = 0
+    with catch_signals() as stop:
+        while True:
+            attempt = _Attempt(function, given, devices, hang_limit_s)
+            try:
+                result = attempt.run(relay, stop)
+            except BaseException as error:  # a second Ctrl-C, a bug in a listener: the ranks are ended, the files too
+                relay.tell_end(f"failed: {type(error).__name__}")
+                raise
+            cause = attempt.cause
+            if cause is None:
+                break
+            relay.tell_end(f"failed: {cause.text}")
+            if n_restarts >= max_restarts or not cause.may_pass or stop:
+                raise cause.build_error()
+            n_restarts += 1
+            given = {**given, **(restarted_with or {})}
+            again = f"all ranks start again from the newest checkpoint ({n_restarts} of {max_restarts} restarts)"
+            announcer.note(f"{cause.text}; {again}", level="warning")
+    stop.deliver()
+    return result
+
+
+class _Relay:
+    """Rank 0's events, to the listeners of this process."""
+
+    def __init__(self, announcer: Announcer):
+        self._announcer = announcer
+        self._started: RunStarted | None = None
+        self._step = 0
+        self._began_s = time.monotonic()
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, RunStarted):
+            self._started, self._step, self._began_s = event, event.first_step, time.monotonic()
+        elif isinstance(event, StepsDone):
+            self._step = event.step
+        elif isinstance(event, RunEnded):
+            self._started = None
+        self._announcer.hand_on(event)
+
+    def tell_end(self, reason: str) -> None:
+        """End the run for the listeners where rank 0 could not any more: files are closed, a bar is taken down."""
+        if self._started is None:
+            return
+        seconds = time.monotonic() - self._began_s
+        fields = {"attempt": self._started.attempt, "time_s": time.time(), "metrics": {}}
+        self(RunEnded(reason=reason, step=self._step, seconds=seconds, **fields))
+
+
+class _Attempt:
+    """One start of all ranks, to their end."""
+
+    def __init__(self, function: Callable[..., Any], given: Mapping[str, Any], devices: Sequence[str], limit_s: float):
+        self._payload = _pickle(function, given)
+        self._devices, self._limit_s = devices, limit_s
+        self._ranks: list[_Rank] = []
+        self._result: Any = None
+        self._causes: list[Cause] = []
+        self.cause: Cause | None = None
+
+    def run(self, relay: Callable[[Any], None], stop: Any) -> Any:
+        """Start, watch, end. ``cause`` says why there is no result."""
+        with tempfile.TemporaryFile(prefix="fulltilt-marks-") as memory:
+            memory.truncate(len(self._devices) * N_CELLS * 8)
+            marks = Marks(memory.fileno(), len(self._devices))
+            store = _open_store()
+            try:
+                for index, device in enumerate(self._devices):
+                    self._ranks.append(self._start(index, device, memory.fileno(), store.port))
+                self._watch(marks, relay, stop)
+            finally:
+                self._end_all()
+        return self._result
+
+    def _start(self, index: int, device: str, marks: int, port: int) -> _Rank:
+        mine, theirs = Pipe()
+        n_ranks = len(self._devices)
+        # Open until all have ended: its tail goes into a message.
+        output = tempfile.TemporaryFile(prefix="fulltilt-rank-") if index else None  # noqa: SIM115
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, str(theirs.fileno()), str(marks), str(index), str(n_ranks), PACKAGES],
+            env=_build_environment(index, n_ranks, port),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(theirs.fileno(), marks),
+            start_new_session=True,  # Ctrl-C on the terminal is this process' business
+        )
+        theirs.close()
+        with contextlib.suppress(OSError):  # one that died at once is found by its exit
+            mine.send_bytes(self._payload)
+        now_s = time.monotonic()
+        return _Rank(index=index, device=device, process=process, link=mine, output=output, keeps_up_s=now_s)
+
+    def _watch(self, marks: Marks, relay: Callable[[Any], None], stop: Any) -> None:
+        """Until all have ended well, or one has not and its cause is known."""
+        is_stop_sent = False
+        looked_s = time.monotonic()
+        give_up_s: float | None = None
+        while any(rank.outcome == "runs" for rank in self._ranks):
+            for link in wait([rank.link for rank in self._ranks if rank.outcome == "runs"], timeout=POLL_S):
+                self._receive(next(rank for rank in self._ranks if rank.link is link), relay)
+            if stop and not is_stop_sent:
+                is_stop_sent = True
+                self._tell("stop")
+            self._look_for_dead()
+            now_s = time.monotonic()
+            if now_s - looked_s > PAUSE_S:
+                self._forgive(now_s)
+            looked_s = now_s
+            self._look_for_hanging(marks, now_s)
+            if self._causes:
+                give_up_s = give_up_s or now_s + CAUSE_GRACE_S
+                if now_s >= give_up_s or not all(cause.is_consequence for cause in self._causes):
+                    break
+        self.cause = next((c for c in self._causes if not c.is_consequence), None) or next(iter(self._causes), None)
+
+    def _receive(self, rank: _Rank, relay: Callable[[Any], None]) -> None:
+        try:
+            kind, value = rank.link.recv()
+        except (EOFError, OSError):  # it ends, or has closed what it must not close
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.process.wait(CAUSE_GRACE_S)
+            self._note_exit(rank, rank.process.poll())
+            return
+        if kind == "event":
+            relay(value)
+            if not isinstance(value, StepsDone):
+                self._tell("taken", rank)
+        elif kind == "done":
+            rank.outcome = "done"
+            self._result = value if rank.index == 0 else self._result
+        elif kind == "failed":
+            rank.outcome = "failed"
+            self._causes.append(
+                Cause(rank=rank.index, kind="failed", text=_describe_failed(rank, value), failure=value)
+            )
+
+    def _look_for_dead(self) -> None:
+        for rank in self._ranks:
+            # What it said before it ended is read first.
+            if rank.outcome == "runs" and rank.process.poll() is not None and not rank.link.poll():
+                self._note_exit(rank, rank.process.returncode)
+
+    def _note_exit(self, rank: _Rank, code: int | None) -> None:
+        rank.outcome = "gone"
+        self._causes.append(Cause(rank=rank.index, kind="died", text=_describe_died(rank, code)))
+
+    def _look_for_hanging(self, marks: Marks, now_s: float) -> None:
+        """A rank hangs that stands still while another one is ahead of it, and no one is waited for knowingly."""
+        cells = [marks.read(rank.index) for rank in self._ranks]
+        counts = [mine[COUNT] for mine in cells]
+        # The first step compiles and fills the data workers, at its own pace in each process.
+        is_excused = min(counts) <= len(PHASES) or any(mine[IS_ALONE] for mine in cells)
+        for rank, mine in zip(self._ranks, cells, strict=True):
+            if is_excused or mine[COUNT] != rank.count or mine[COUNT] == max(counts):
+                rank.count, rank.keeps_up_s = mine[COUNT], now_s
+            elif rank.outcome == "runs" and now_s - rank.keeps_up_s > self._limit_s:
+                text = _describe_hung(rank, mine, now_s - rank.keeps_up_s)
+                self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
+
+    def _forgive(self, now_s: float) -> None:
+        for rank in self._ranks:
+            rank.keeps_up_s = now_s
+
+    def _tell(self, message: str, only: _Rank | None = None) -> None:
+        for rank in self._ranks if only is None else [only]:
+            with contextlib.suppress(OSError):  # one that is gone already
+                rank.link.send(message)
+
+    def _end_all(self) -> None:
+        """Nothing of the ranks is left when this returns: neither they nor their data workers."""
+        is_well = self.cause is None and all(rank.outcome == "done" for rank in self._ranks)
+        until_s = time.monotonic() + (END_GRACE_S if is_well else 0.0)
+        for rank in self._ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if is_well:
+                    rank.process.wait(max(0.0, until_s - time.monotonic()))
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.process.pid, signal.SIGKILL)
+            rank.process.wait()
+            rank.link.close()
+            if rank.output is not None:
+                rank.output.close()
+
+
+def _pickle(function: Callable[..., Any], given: Mapping[str, Any]) -> bytes:
+    try:
+        pickled = cloudpickle.dumps((function, dict(given)))
+    except Exception as error:  # whatever the objects of a user do when they are pickled
+        raise UsageError(
+            f"the workload cannot be sent to other processes ({type(error).__name__}: {error}); a run over several "
+            "devices needs functions in a module, or a workload that holds no open file, lock or generator"
+        ) from error
+    return pickle.dumps((list(_list_import_paths()), pickled))
+
+
+def _list_import_paths() -> Iterator[str]:
+    for path in sys.path:
+        yield path or str(Path.cwd())
+
+
+def _open_store() -> Any:
+    """Where the ranks find each other. Held by this process: no port is chosen that another one could take."""
+    from torch.distributed import TCPStore
+
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _build_environment(index: int, n_ranks: int, port: int) -> dict[str, str]:
+    given = {
+        "RANK": index,
+        "LOCAL_RANK": index,
+        "WORLD_SIZE": n_ranks,
+        "LOCAL_WORLD_SIZE": n_ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # torch's word for: the store is the parent's
+    }
+    defaults = {"OMP_NUM_THREADS": str(max(1, count_usable_cores() // n_ranks))}
+    if Path("/sys/class/net/lo").exists():
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would look up the machine's name, which some networks do not know
+    return {**defaults, **os.environ, **{name: str(value) for name, value in given.items()}}
+
+
+def _describe_failed(rank: _Rank, failure: Failure) -> str:
+    if failure.error is not None:
+        return f"{rank.describe()}: {failure.message}"
+    return f"{rank.describe()} failed: {failure.type_name}: {failure.message} ({failure.where}){rank.read_tail()}"
+
+
+def _describe_died(rank: _Rank, code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"{rank.describe()} ended with exit code {code} before its work was done{rank.read_tail()}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    why = ": the kernel does that when the machine has no memory left" if -code == signal.SIGKILL else ""
+    return f"{rank.describe()} was killed by {name}{why}{rank.read_tail()}"
+
+
+def _describe_hung(rank: _Rank, cells: Sequence[int], seconds: float) -> str:
+    return (
+        f"{rank.describe()} hangs: for {seconds:.0f} s it has not come further than {PHASES[cells[PHASE]]}, after "
+        f"step {cells[STEP]}, while another rank waits for it; run.hang_timeout_s allows more{rank.read_tail()}"
+    )

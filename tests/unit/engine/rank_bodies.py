@@ -1,0 +1,138 @@
+"""What ranks run in the tests of starting and watching them. No torch here: a process starts in part of a second."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from fulltilt.engine.rank_process import find_link
+from fulltilt.errors import ConfigError
+from fulltilt.records import CheckpointStarted, RunStarted, StepsDone
+
+STARTED = {"name": "body", "out_dir": "", "device": "cpu", "plan": {}, "n_parameters": 1, "n_samples": 8}
+STEP = {"epoch": 0, "step_in_epoch": 1, "n_steps": 1, "n_samples": 4, "seconds": 0.1, "lr": 0.1, "samples_per_s": 40.0}
+
+
+def take_step(link):
+    for phase in ("data_wait", "forward", "backward", "optimizer"):
+        link.lap(phase)
+
+
+def take_steps(link, n_steps):
+    for _ in range(n_steps):
+        take_step(link)
+
+
+def read_environment(names):
+    print("printed by a rank")
+    return {name: os.environ[name] for name in names}, find_link().rank
+
+
+def send_events(n_steps, stored):
+    """Steps, then a checkpoint: what was told before it has to be stored when it begins."""
+    link = find_link()
+    if link.rank == 0:
+        link.send_event(RunStarted(steps_per_epoch=4, n_epochs=1, **STARTED))
+        for step in range(1, n_steps + 1):
+            link.send_event(StepsDone(step=step, loss=1.0, **STEP))
+        link.send_event(CheckpointStarted(epoch=0, step=n_steps))
+    return Path(stored).read_text().split() if link.rank == 0 else None
+
+
+def fail(who, how, notes):
+    """One rank fails in a way; the others wait for it, as in a collective."""
+    link = find_link()
+    if link.rank == 0:
+        link.send_event(RunStarted(steps_per_epoch=4, n_epochs=1, first_step=10, **STARTED))
+        link.send_event(StepsDone(step=12, loss=1.0, **STEP))
+    with Path(notes).open("a") as stream:
+        stream.write(f"{os.getpid()}\n")
+    link.set_step(10)
+    take_steps(link, 3)
+    link.lap("data_wait")
+    if link.rank == who:
+        while len(Path(notes).read_text().split()) < 2:
+            time.sleep(0.01)
+        HOWS[how]()
+    link.lap("forward")
+    while True:
+        time.sleep(0.05)
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_early():
+    print("about to leave", flush=True)
+    os._exit(7)
+
+
+def raise_own():
+    raise ConfigError("lr is -1; give a positive one", key="optim.lr")
+
+
+def raise_any():
+    raise ValueError("a shape does not fit")
+
+
+def raise_memory():
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def hang():
+    while True:
+        time.sleep(1)
+
+
+HOWS = {f.__name__: f for f in (kill_self, exit_early, raise_own, raise_any, raise_memory, hang)}
+
+
+def break_off(cause_first_s):
+    """Rank 1 dies; rank 0 is told so by its connection, and may be heard before."""
+    if find_link().rank == 0:
+        raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    time.sleep(cause_first_s)
+    kill_self()
+
+
+def count_attempts(folder, resume=False):
+    """Rank 1 dies in the first two attempts; rank 0 tells how the third was started."""
+    attempts = Path(folder) / "attempts"
+    if find_link().rank == 1:
+        with attempts.open("a") as stream:
+            stream.write("x")
+        if len(attempts.read_text()) < 3:
+            kill_self()
+    while not attempts.exists() or len(attempts.read_text()) < 3:
+        time.sleep(0.05)
+    return {"attempts": len(attempts.read_text()), "resume": resume}
+
+
+def wait_for_stop(pids):
+    link = find_link()
+    with Path(pids).open("a") as stream:
+        stream.write(f"{os.getpid()}\n")
+    while not link.is_stop_wanted:
+        time.sleep(0.02)
+    return "stopped"
+
+
+def work_alone_for_long(seconds, folder):
+    """Rank 0 is busy for longer than a rank may hang, and says so; rank 1 is ahead and waits for it."""
+    link = find_link()
+    is_done, is_ahead = Path(folder) / "done", Path(folder) / "ahead"
+    take_steps(link, 4)
+    if link.rank == 0:
+        with link.work_alone():
+            while not is_ahead.exists():
+                time.sleep(0.01)
+            time.sleep(seconds)
+        take_step(link)
+        is_done.touch()
+    else:
+        link.lap("data_wait")
+        is_ahead.touch()
+        while not is_done.exists():
+            time.sleep(0.01)
+    return "done"

@@ -1,0 +1,98 @@
+"""Two ranks train as one does: losses, gradients, metrics and weights, and checkpoints that pass between them."""
+
+import parallel_cases
+import pytest
+import torch
+from parallel_cases import CASES, N_SAMPLES, run_case, run_part
+from training_cases import read_weights
+
+from fulltilt.engine.announce import Announcer
+from fulltilt.engine.ranks import run_ranks
+
+pytestmark = pytest.mark.timeout(600)  # processes that load torch: minutes on a machine that is busy
+
+ROUNDING = {"bf16": 0.05}
+
+
+def run_two(function, folder):
+    return run_ranks(function, {"folder": str(folder)}, devices=("cpu", "cpu"), announcer=Announcer(()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    """Everything that two ranks find, from one start of them."""
+    return run_two(parallel_cases.run_all, folder)
+
+
+def flatten(value):
+    """The numbers of nested figures, in order."""
+    if isinstance(value, dict):
+        return [number for key in sorted(value) for number in flatten(value[key])]
+    if isinstance(value, tuple | list):
+        return [number for item in value for number in flatten(item)]
+    return [value]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_train_as_one_does(two, folder, tmp_path, name):
+    """batches that do not divide, an epoch's last sample that only one rank has, windows that its end cuts short"""
+    result, figures = run_case(name, tmp_path)
+    result_of_two, figures_of_two = two[name]
+    rounding = ROUNDING.get(name, 2e-5)
+    assert flatten(figures_of_two) == pytest.approx(flatten(figures), rel=rounding, abs=rounding)
+    assert len(figures[0]) >= 2
+    assert (result_of_two.step, result_of_two.epoch) == (result.step, result.epoch)
+    assert result_of_two.metrics == pytest.approx(result.metrics, rel=rounding)
+    mine, theirs = read_weights(tmp_path / name), read_weights(folder / name)
+    assert mine.keys() == theirs.keys()
+    for weight in mine:
+        assert torch.allclose(mine[weight], theirs[weight], rtol=rounding, atol=rounding), weight
+
+
+def test_what_the_split_means_is_said(two):
+    notes = " ".join(two["plain"][0].notes)
+    assert "2 ranks; of a micro-batch of 15 they get 8, 7 samples" in notes
+    assert "every rank reads all of it" in " ".join(two["stream"][0].notes)
+
+
+def test_a_checkpoint_passes_between_two_ranks_one_and_two_with_divided_weights(two, folder, tmp_path):
+    """left in the middle of epochs, windows and logging intervals; at the end it is the run that was never left"""
+    _, whole = run_part(tmp_path, shard="none")
+    parts = [two["first part"], run_part(folder / "parts", shard="none", resume=True, max_steps=9)]
+    parts.append(run_two(parallel_cases.run_third_part, folder))
+    parts.append(run_part(folder / "parts", shard="none", resume=True))
+    assert [step for step, _ in parts] == [5, 9, 11, 16]
+    joined = [interval for _, intervals in parts for interval in intervals]
+    assert [step for step, _ in joined] == [step for step, _ in whole]
+    assert flatten(joined) == pytest.approx(flatten(whole), rel=1e-4)
+
+
+def test_ranks_go_on_with_their_own_random_numbers(two):
+    whole, cut = two["random"]
+    assert len(whole) > 4
+    assert cut == whole
+
+
+def test_a_stop_that_one_rank_hears_of_ends_all_at_one_step(two):
+    reason, step, saved_step = two["stopped"]
+    assert reason == "interrupted"
+    assert 5 <= step == saved_step
+
+
+def test_every_sample_is_counted_once(two):
+    _, (intervals, _, _) = two["plain"]
+    assert sum(n_samples for _, _, _, _, n_samples, _, _ in intervals) == 2 * N_SAMPLES
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("name", ["window", "sharded"])
+def test_two_gpus_train_as_one_does(tmp_path, name):
+    _, figures = run_case(name, tmp_path / "one", device="cuda:0")
+    _, figures_of_two = run_case(name, tmp_path / "two", device=[0, 1])
+    assert flatten(figures_of_two) == pytest.approx(flatten(figures), rel=1e-3, abs=1e-4)

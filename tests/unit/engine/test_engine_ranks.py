@@ -1,0 +1,167 @@
+"""Several processes started, watched and ended: results, events, signals, and every way in which one can go wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import rank_bodies
+
+from fulltilt.engine.announce import Announcer
+from fulltilt.engine.ranks import run_ranks
+from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, UsageError
+from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
+
+TWO = ("cpu", "cpu")
+
+
+def run(function, listeners=(), **given):
+    options = {name: given.pop(name) for name in ("max_restarts", "restarted_with", "hang_limit_s") if name in given}
+    return run_ranks(function, given, devices=TWO, announcer=Announcer(listeners), **options)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_none_left(notes):
+    pids = notes.read_text().split()
+    assert pids
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_ranks_know_their_place_and_the_first_one_returns(capfd):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert run(rank_bodies.read_environment, names=names) == (dict(zip(names, "0202", strict=True)), 0)
+    assert capfd.readouterr().out == "printed by a rank\n"  # once
+
+
+def test_listeners_stay_in_the_parent_and_have_stored_what_a_checkpoint_counts_on(tmp_path):
+    stored = tmp_path / "stored"
+    held = []
+
+    def store(event):
+        assert os.getpid() == here
+        if isinstance(event, StepsDone):
+            held.append(str(event.step))
+        elif isinstance(event, CheckpointStarted):
+            time.sleep(0.2)
+            stored.write_text(" ".join(held))
+
+    here = os.getpid()
+    assert run(rank_bodies.send_events, [store], n_steps=50, stored=str(stored)) == [str(n) for n in range(1, 51)]
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("kill_self", RankFailedError, ["rank 1 (cpu, process ", "was killed by SIGKILL", "no memory left"]),
+        ("exit_early", RankFailedError, ["exit code 7 before its work was done", "last words: about to leave"]),
+        ("raise_any", RankFailedError, ["rank 1 (", "ValueError: a shape does not fit", "rank_bodies.py:"]),
+        ("raise_memory", DeviceMemoryError, ["rank 1 (", "Tried to allocate 2.00 GiB"]),
+        ("raise_own", ConfigError, ["optim.lr: lr is -1; give a positive one"]),
+    ],
+)
+def test_one_that_fails_ends_all_and_is_named(tmp_path, how, kind, words):
+    events = []
+    with pytest.raises(kind) as caught:
+        run(rank_bodies.fail, [events.append], who=1, how=how, notes=str(tmp_path / "pids"))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert_none_left(tmp_path / "pids")
+    # Rank 0 could not say that the run had ended; its files are closed all the same.
+    (ended,) = [event for event in events if isinstance(event, RunEnded)]
+    assert ended.step == 12
+    assert ended.reason == f"failed: {caught.value}" or kind is ConfigError
+
+
+def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(tmp_path):
+    with pytest.raises(RankFailedError) as caught:
+        run(rank_bodies.fail, who=0, how="hang", notes=str(tmp_path / "pids"), hang_limit_s=1.0)
+    text = str(caught.value)
+    assert "rank 0 (cpu, process " in text
+    assert "it has not come further than data_wait, after step 13, while another rank waits for it" in text
+    assert_none_left(tmp_path / "pids")
+
+
+def test_one_that_the_others_knowingly_wait_for_does_not_hang(tmp_path):
+    assert run(rank_bodies.work_alone_for_long, seconds=4.0, folder=str(tmp_path), hang_limit_s=2.0) == "done"
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.8])
+def test_the_cause_is_told_and_not_what_followed_from_it(later_s):
+    """a broken connection to a rank that died may be heard of before the death itself"""
+    with pytest.raises(RankFailedError, match=r"^rank 1 .* was killed by SIGKILL"):
+        run(rank_bodies.break_off, cause_first_s=later_s)
+
+
+def test_a_death_restarts_all_so_often_as_allowed(tmp_path):
+    notes = []
+    found = run(
+        rank_bodies.count_attempts,
+        [lambda event: notes.append(event.message) if isinstance(event, Noted) else None],
+        folder=str(tmp_path),
+        max_restarts=2,
+        restarted_with={"resume": True},
+    )
+    assert found == {"attempts": 3, "resume": True}
+    assert [note.rpartition("; ")[2] for note in notes] == [
+        f"all ranks start again from the newest checkpoint ({n} of 2 restarts)" for n in (1, 2)
+    ]
+
+
+def test_a_mistake_of_the_user_is_not_tried_again(tmp_path):
+    with pytest.raises(ConfigError):
+        run(rank_bodies.fail, who=1, how="raise_own", notes=str(tmp_path / "pids"), max_restarts=3)
+    assert len((tmp_path / "pids").read_text().split()) == 2
+
+
+def test_what_cannot_travel_is_refused_before_anything_starts():
+    with pytest.raises(UsageError, match="cannot be sent to other processes"):
+        run(rank_bodies.read_environment, names=threading.Lock())
+
+
+PARENT = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import rank_bodies
+from fulltilt.engine.announce import Announcer
+from fulltilt.engine.ranks import run_ranks
+print(run_ranks(rank_bodies.wait_for_stop, {"pids": sys.argv[1]}, devices=("cpu", "cpu"), announcer=Announcer(())))
+"""
+
+
+def start_parent(pids):
+    folder = str(Path(rank_bodies.__file__).parent)
+    command = [sys.executable, "-c", PARENT, str(pids), folder]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until_s = time.monotonic() + 100
+    while not pids.exists() or len(pids.read_text().split()) < 2:
+        assert time.monotonic() < until_s
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    return process
+
+
+def test_sigterm_reaches_all_as_a_wish_and_then_takes_its_course(tmp_path):
+    process = start_parent(tmp_path / "pids")
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM  # and not before the ranks had ended well
+    assert_none_left(tmp_path / "pids")
+
+
+def test_ranks_end_with_a_parent_that_is_killed(tmp_path):
+    process = start_parent(tmp_path / "pids")
+    process.kill()
+    process.communicate(timeout=60)
+    until_s = time.monotonic() + 30
+    while any(is_alive(pid) for pid in (tmp_path / "pids").read_text().split()):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)

@@ -1,0 +1,102 @@
+"""Which devices a run has, and how a batch and a model are divided: what can be told in one process."""
+
+import pytest
+import torch
+from torch import nn
+from training_cases import build_config
+
+from fulltilt.engine.parallel import DealtBatches, GradientSync, check_divisible, choose_shard, list_sizes
+from fulltilt.engine.world import ALONE, World, is_rank, join_world, plan_devices
+from fulltilt.errors import ConfigError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("device", "n_ranks", "expected"),
+    [
+        ("cpu", None, ["cpu"]),
+        ("cpu", 3, ["cpu", "cpu", "cpu"]),
+        ("cuda", None, ["cuda"]),
+        ("cuda", 2, ["cuda:0", "cuda:1"]),
+        ("cuda:1", None, ["cuda:1"]),
+        (2, None, ["cuda:2"]),
+        ([3], None, ["cuda:3"]),
+        ([1, 3], None, ["cuda:1", "cuda:3"]),
+        ([1, 3], 2, ["cuda:1", "cuda:3"]),
+    ],
+)
+def test_devices_of_a_run(device, n_ranks, expected):
+    assert plan_devices(build_config(run__device=device, run__n_ranks=n_ranks)) == expected
+
+
+@pytest.mark.parametrize(("device", "n_ranks"), [("cuda:1", 2), ([0, 1], 3), ([0, 1, 2], 2)])
+def test_devices_and_ranks_that_do_not_go_together_are_refused(device, n_ranks):
+    with pytest.raises(ConfigError, match="leave n_ranks out, or name as many devices"):
+        plan_devices(build_config(run__device=device, run__n_ranks=n_ranks))
+
+
+def test_a_device_given_by_hand_wins_over_the_configuration():
+    assert plan_devices(build_config(run__device=[0, 1]), "cpu") == ["cpu"]
+
+
+def test_torchrun_is_told_where_its_ranks_and_the_devices_differ(monkeypatch):
+    assert not is_rank()
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    assert is_rank()
+    with pytest.raises(ConfigError, match="2 ranks were started on this machine, the configuration names 3 devices"):
+        join_world(build_config(run__device=[0, 1, 2]))
+
+
+def test_a_batch_has_to_give_every_rank_a_sample():
+    check_divisible(4, False, "points", World(n_ranks=4))
+    with pytest.raises(UsageError, match=r"batch_size 3 is over all 4 devices.*use batch_size 4 or more"):
+        check_divisible(3, False, "points", World(n_ranks=4))
+
+
+def test_a_loss_that_compares_samples_is_not_divided():
+    check_divisible(8, True, "simclr", ALONE)
+    with pytest.raises(UsageError, match="compares the samples of a batch with each other"):
+        check_divisible(8, True, "simclr", World(n_ranks=2))
+
+
+def test_weights_that_fit_are_not_divided_unless_asked_for():
+    model, cpu = nn.Linear(4, 4), torch.device("cpu")
+    two = World(n_ranks=2)
+    assert choose_shard("auto", model, cpu, two) == (False, None)
+    assert choose_shard("full", model, cpu, two) == (True, None)
+    assert choose_shard("none", model, cpu, two) == (False, None)
+
+
+def test_batches_of_a_stream_are_cut_where_those_of_a_table_are():
+    batches = [(torch.arange(8), {"y": torch.arange(8) * 10}), (torch.arange(8, 11), {"y": torch.arange(8, 11) * 10})]
+    dealt = DealtBatches(iter(batches), World(rank=1, n_ranks=4), None)
+    inputs, targets = next(dealt)
+    assert (inputs.tolist(), targets["y"].tolist()) == ([2, 3], [20, 30])
+    assert (dealt.n_global, dealt.n_local, dealt.is_last) == (8, 2, False)
+    assert next(dealt)[0].tolist() == [9]
+    assert (dealt.n_global, dealt.n_local, dealt.is_last) == (3, 1, True)
+    assert next(dealt, None) is None
+
+    last = DealtBatches(iter(batches), World(rank=3, n_ranks=4), None)
+    next(last)
+    assert next(last)[0].tolist() == [8]  # none of the three is its own: one stands in, and counts for nothing
+    assert (last.n_global, last.n_local) == (3, 0)
+
+
+def test_sizes_of_batches():
+    assert list(list_sizes(10, 4, drop_last=False)) == [4, 4, 2]
+    assert list(list_sizes(10, 4, drop_last=True)) == [4, 4]
+    assert list(list_sizes(0, 4, drop_last=False)) == []
+
+
+@pytest.mark.parametrize(("joins_first", "expected"), [(False, [0, 0, 1, 0, 0, 1]), (True, [1, 1, 1, 0, 0, 1])])
+def test_gradients_are_joined_in_the_last_micro_step_and_in_all_of_a_first_window_that_is_recorded(
+    joins_first, expected
+):
+    is_on = [True]
+    sync = GradientSync(lambda value: is_on.__setitem__(0, value), joins_first_window=joins_first)
+    found = []
+    for is_last in (False, False, True, False, False, True):
+        sync(is_last)
+        found.append(int(is_on[0]))
+    assert found == expected
