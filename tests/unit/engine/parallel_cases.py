@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from training_cases import N_CLASSES, N_FEATURES, Points, Recorder, build_config, build_workload, run_train
 
-from fulltilt.engine.world import is_rank
+from fulltilt.engine.world import is_first_rank, is_rank
 from fulltilt.records import StepsDone
 
 N_SAMPLES = 91  # in batches of 15: the last one has a single sample, and the second of two ranks none of it
@@ -109,6 +109,8 @@ def run_stopped(folder):
             os.kill(os.getpid(), signal.SIGTERM)
 
     result, _ = run_train(folder, build_config(run__epochs=2000), recorder=stop)
+    if not is_first_rank():  # which writes the checkpoint, and may still be at it
+        return result.reason, result.step, None
     return result.reason, result.step, torch.load(folder / "checkpoint.pt", weights_only=True)["progress"]["step"]
 
 
