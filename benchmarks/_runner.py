@@ -67,6 +67,8 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
         "optuna",
         "timm",
         "torchvision",
+        "spdl",
+        "litdata",
         "h5py",
         "numpy",
         "pandas",
@@ -116,6 +118,7 @@ def build_peers_environment() -> None:
     subprocess.run([*pip, "torch"], check=True)
     subprocess.run([*pip, "lightning", "accelerate", "optuna", "pandas", "-e", f"{ROOT}[digits,export]"], check=True)
     subprocess.run([*pip, *PEERS_OF_TESTS, "-e", f"{ROOT}[mlflow,wandb]"], check=True)
+    subprocess.run([*pip, "litdata", "spdl", "spdl-io"], check=True)
     subprocess.run([*pip, "--no-deps", "timm"], check=True)  # two functions of it; its torchvision would not load
     (PEERS / ".installed").touch()
 

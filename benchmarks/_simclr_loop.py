@@ -59,7 +59,7 @@ def run_plain_steps(
     losses = []
     for _ in range(n_steps):
         first, second = next(batches)
-        loss = compute_loss(model(torch.cat([first, second])), temperature=0.5)
+        loss = compute_loss(model(torch.cat([first, second])), temperature=0.2)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

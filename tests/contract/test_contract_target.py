@@ -9,7 +9,7 @@ import pytest
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial, WorkloadSource, dumps, loads
 from fulltilt.tuner.process import Zygote
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.simulated import Answer, ReplayTarget, SimulatedTarget
 from fulltilt.tuner.target import NULLABLE, ProcessTarget
 
 BODIES = Path(__file__).parents[1] / "faults"
@@ -35,11 +35,14 @@ def process_target(tmp_path_factory):
     target.close()
 
 
-@pytest.fixture(params=["simulated", "process"])
+@pytest.fixture(params=["simulated", "replay", "process"])
 def target(request):
     if request.param == "process":
         return request.getfixturevalue("process_target")
-    return SimulatedTarget(_answer)
+    simulated = SimulatedTarget(_answer)
+    if request.param == "simulated":
+        return simulated
+    return ReplayTarget([simulated(plan, id="t0", why="recorded") for plan in PLANS.values()])
 
 
 @pytest.mark.parametrize("status", PLANS)

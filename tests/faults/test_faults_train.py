@@ -172,13 +172,14 @@ def run_little(*options):
 
 
 def test_a_real_lack_of_memory_makes_the_run_replan_to_the_losses_of_the_smaller_plan(tmp_path):
-    """The allocator refuses the first plan's step: 128 MB a tensor, with 300 MB to spend."""
-    steps, notes = run_little(tmp_path / "little", 64, 1, "--spare-mib", 300)
+    """The allocator refuses the first plan's step: 64 MB a tensor, and 170 MB to spend; perhaps the next too."""
+    steps, notes = run_little(tmp_path / "little", 64, 1, "--spare-mib", 170)
     assert any("can't allocate memory" in note and "the effective batch stays 64" in note for note in notes), notes
     replanned = [note for note in notes if note.startswith("replanned ")]
     batch_size, accumulate = replanned[-1].split()[1:]
     assert int(batch_size) * int(accumulate) == 64
     expected, none = run_little(tmp_path / "plenty", batch_size, accumulate)
-    assert steps == expected
-    assert len(steps) == 2
+    losses, expected_losses = ([float(line.split()[-1]) for line in lines] for lines in (steps, expected))
+    assert len(losses) == 2
+    assert losses == pytest.approx(expected_losses, rel=1e-5)
     assert none == []

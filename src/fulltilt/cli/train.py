@@ -30,11 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
     parser.add_argument("--metrics", metavar="DIR", help="also write guide 004's metrics files there")
     parser.add_argument("--tensorboard", action="store_true", help="short for adding tensorboard to run.loggers")
+    parser.add_argument(
+        "--profile-data", action="store_true", help="time every part of the data path, slowest first, and train nothing"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
+    if args.profile_data:
+        from fulltilt.cli._profile_data import run_profile
+
+        return run_profile(config, json_to=args.json)
     from fulltilt.cli.report import write_training_report
     from fulltilt.config import parse_bytes
     from fulltilt.engine.assemble import name_run

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulltilt.config.bad_samples import parse_on_bad_sample
     from fulltilt.config.binding import bind_call, build_component, import_object
     from fulltilt.config.calls import ComponentCall, parse_call, parse_pipeline
     from fulltilt.config.loading import config_for_object, config_from_values, load_config, load_grid
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fulltilt.config.rewriting import write_settings
 
 _HOMES = {
+    "bad_samples": ("parse_on_bad_sample",),
     "binding": ("bind_call", "build_component", "import_object"),
     "calls": ("ComponentCall", "parse_call", "parse_pipeline"),
     "loading": ("config_for_object", "config_from_values", "load_config", "load_grid"),
@@ -50,6 +52,7 @@ __all__ = [
     "parse_call",
     "parse_duration_s",
     "parse_interval",
+    "parse_on_bad_sample",
     "parse_pipeline",
     "parse_warmup",
     "plan_of",

@@ -22,6 +22,7 @@ from pydantic import (
     field_validator,
 )
 
+from fulltilt.config.bad_samples import parse_on_bad_sample
 from fulltilt.config.calls import parse_call, parse_pipeline
 from fulltilt.config.hints import admits, describe_type
 from fulltilt.config.quantities import parse_interval, parse_warmup
@@ -115,6 +116,14 @@ class _Data(Section):
     path: str | None = Field(default=None, description="File or folder of the data; goes to the dataset as `path`.")
     val_dataset: Call | None = Field(default=None, description="Validation dataset; null: `dataset` with `split=val`.")
     transform: Transform = Transform()
+    mix: Pipeline | None = Field(
+        default=None,
+        description="Training images mixed in pairs: `mixup(alpha=0.2)`, `cutmix(alpha=1)`; of `a | b` each takes one.",
+    )
+    on_bad_sample: Annotated[str, _check(parse_on_bad_sample)] = Field(
+        default="stop",
+        description="A sample that cannot be read: `stop`, or `skip(limit=100)`: so many are left out, told by name.",
+    )
     shuffle: bool = Field(default=True, description="Shuffle the training set anew every epoch.")
     drop_last: bool = Field(default=False, description="Leave out the last, shorter training batch.")
     val_batch_size: PositiveInt | None = Field(

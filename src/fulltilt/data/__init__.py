@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from torch.utils.data import Dataset
 
+from fulltilt.data.batch_transform import BatchTransform, find_transforms
 from fulltilt.data.block_sampler import BlockSampler
 from fulltilt.data.cifar10 import cifar10
 from fulltilt.data.collate import fast_collate
@@ -24,6 +25,7 @@ from fulltilt.data.loader import build_loader
 from fulltilt.data.loader_errors import explain_loader_error
 from fulltilt.data.make_sensor import make_sensor_hdf5
 from fulltilt.data.make_stl10 import make_stl10
+from fulltilt.data.mixing import build_mix
 from fulltilt.data.pipeline import Pipeline, build_pipeline
 from fulltilt.data.placement import count_held_bytes, find_placements, place
 from fulltilt.data.prepare_text import prepare_text
@@ -47,16 +49,19 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
 __all__ = [
     "DATASETS",
     "TRANSFORMS",
+    "BatchTransform",
     "BlockSampler",
     "EpochSampler",
     "Pipeline",
     "RawImages",
     "build_loader",
+    "build_mix",
     "build_pipeline",
     "count_held_bytes",
     "explain_loader_error",
     "fast_collate",
     "find_placements",
+    "find_transforms",
     "inspect_hdf5",
     "make_sensor_hdf5",
     "make_stl10",

@@ -67,6 +67,7 @@ class Hdf5Dataset(RowsDataset):
         inputs_layout, targets_layout = find_layouts(path, [inputs, targets])
         self.path, self.rows, self.transform = path, rows, transform
         self.sources = build_rows(inputs_layout), build_rows(targets_layout)
+        self.yields_pixels = transform is not None or inputs_layout.dtype == np.uint8
         self.target_shape = targets_layout.row_shape
         self.n_classes = self._count_classes()
         self.sample_shape = read_sample_shape(lambda: self[0][0])

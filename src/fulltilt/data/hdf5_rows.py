@@ -136,10 +136,11 @@ class LibraryRows:
                         out[places[0]] = dataset[first]
                     else:
                         out[places] = dataset[first : first + len(places)]
-                except (OSError, KeyError, RuntimeError) as error:
+                except _H5PY_ERRORS as error:
+                    rows_there = first + (picked[0] if picked else np.arange(len(places)))
                     raise DataError(
-                        f"{layout.path}: {layout.name} cannot be read at row {first} ({error}); the file is damaged, "
-                        f"or a filter plugin is missing"
+                        f"{layout.path}: {layout.name} cannot be read at row {_find_bad_row(dataset, rows_there)} "
+                        f"({error}); the file is damaged, or a filter plugin is missing"
                     ) from error
         return out
 
@@ -172,6 +173,19 @@ class LibraryRows:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.layout = state["layout"]
         self._prepare()
+
+
+_H5PY_ERRORS = (OSError, KeyError, RuntimeError)
+
+
+def _find_bad_row(dataset: Any, rows: np.ndarray) -> int:
+    """The first that cannot be read by itself; the first of all where each can."""
+    for row in rows.tolist():
+        try:
+            dataset[row]
+        except _H5PY_ERRORS:
+            return row
+    return int(rows[0])
 
 
 def plan_runs(indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, Iterator[tuple[int, np.ndarray]]]:

@@ -36,25 +36,31 @@ class HeldRows:
         return "ram" if self.table.device.type == "cpu" else "device"
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Tensor:
-        """(len(indices), *row_shape) where the table lies, in the order asked for.
+        """(len(indices), *row_shape) where the table lies, in the order asked for: ``gather_rows``."""
+        return gather_rows(self.table, indices, is_pinned=self.is_pinned)
 
-        Device: on a GPU the rows are gathered there; enqueues one small copy and one kernel, does not synchronise.
-        """
-        rows = torch.from_numpy(np.asarray(indices, dtype=np.int64))
-        if self.table.device.type != "cpu":
-            return self.table.index_select(0, rows.pin_memory().to(self.table.device, non_blocking=True))
-        if not self.is_pinned and get_worker_info() is None:
-            return self.table.index_select(0, rows)
-        return torch.index_select(self.table, 0, rows, out=self._allocate(len(rows)))
 
-    def _allocate(self, n_rows: int) -> Tensor:
-        shape, dtype = (n_rows, *self.table.shape[1:]), self.table.dtype
-        if get_worker_info() is None:
-            return torch.empty(shape, dtype=dtype, pin_memory=self.is_pinned)
-        # A batch leaves a worker through shared memory; gathering into it saves the copy on the way out.
-        n_values = n_rows * self.table[0].numel()
-        storage = torch.UntypedStorage._new_shared(n_values * self.table.element_size())
-        return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+def gather_rows(table: Tensor, indices: Sequence[int] | np.ndarray, *, is_pinned: bool = False) -> Tensor:
+    """(len(indices), *row_shape) where the table lies: a batch that leaves as it is.
+
+    Device: on a GPU the rows are gathered there; enqueues one small copy and one kernel, does not synchronise.
+    """
+    rows = torch.from_numpy(np.asarray(indices, dtype=np.int64))
+    if table.device.type != "cpu":
+        return table.index_select(0, rows.pin_memory().to(table.device, non_blocking=True))
+    if not is_pinned and get_worker_info() is None:
+        return table.index_select(0, rows)
+    return torch.index_select(table, 0, rows, out=_allocate_batch(table, len(rows), is_pinned))
+
+
+def _allocate_batch(table: Tensor, n_rows: int, is_pinned: bool) -> Tensor:
+    shape, dtype = (n_rows, *table.shape[1:]), table.dtype
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype, pin_memory=is_pinned)
+    # A batch leaves a worker through shared memory; gathering into it saves the copy on the way out.
+    n_values = n_rows * table[0].numel()
+    storage = torch.UntypedStorage._new_shared(n_values * table.element_size())
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 def hold_rows(source: Rows, rows: np.ndarray, device: torch.device, *, is_pinned: bool = False) -> HeldRows:

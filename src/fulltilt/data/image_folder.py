@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -12,14 +14,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fulltilt.data.collate import fast_collate
-from fulltilt.data.images import IMAGE_SUFFIXES, decode_image, import_pillow, read_sample_shape
+from fulltilt.data.images import IMAGE_SUFFIXES, MemoryImages, decode_image, import_pillow, read_sample_shape
 from fulltilt.data.paths import resolve_path
-from fulltilt.data.pipeline import Transform, apply_transform, resolve_transform
+from fulltilt.data.pipeline import (
+    PerImage,
+    Pipeline,
+    Raw,
+    Transform,
+    join_images,
+    resolve_transform,
+)
 from fulltilt.data.splits import Split, check_split, split_stratified
 from fulltilt.errors import DataError
+from fulltilt.hardware import count_usable_cores
 
 _VAL_FOLDERS = ("val", "valid", "validation", "test")
+_N_TRIES = 10  # files that may be damaged before the first whole one
 
 
 def image_folder(
@@ -67,7 +77,7 @@ def image_folder(
 
 
 class ImageFolder(Dataset):
-    """Images decoded when asked for.
+    """Images decoded when asked for, or once and for all (``hold``).
 
     Attributes:
         name: ``image_folder``.
@@ -79,6 +89,7 @@ class ImageFolder(Dataset):
     """
 
     name = "image_folder"
+    yields_pixels = sizes_images = True
 
     def __init__(
         self,
@@ -87,31 +98,102 @@ class ImageFolder(Dataset):
         *,
         classes: Sequence[str],
         mode: str,
-        transform: Callable | None,
+        transform: Callable | Raw | None,
     ):
         self.files, self.targets = files, torch.from_numpy(targets)
         self.classes, self.n_classes = tuple(classes), len(classes)
         self.mode, self.transform = mode, transform
-        self.sample_shape = read_sample_shape(lambda: self[0][0])
+        self.sample_shape = read_sample_shape(lambda: self._read_first()[0])
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._read_input(index, None), self.targets[index]
+        inputs, targets = self.get_batch([index])
+        return inputs[0], targets[0]
 
     def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A whole batch: (B, C, H, W) float32 and (B,) int64.
+        """A whole batch: (B, C, H, W) float32, uint8 where the transform comes later, and (B,) int64.
 
         Raises:
             DataError: A file is damaged (names it), or the images differ in size after the transform.
         """
-        inputs = [self._read_input(index, generator) for index in indices]
-        return fast_collate(inputs), self.targets[torch.as_tensor(indices)]
+        images = [self.decode(index) for index in indices]
+        return join_images(self.transform, images, generator), self.targets[torch.as_tensor(indices)]
 
-    def _read_input(self, index: int, generator: torch.Generator | None) -> Tensor:
-        image_CHW = decode_image(str(self.files[index]), mode=self.mode)
-        return apply_transform(self.transform, image_CHW[None], generator)[0]
+    def decode(self, index: int) -> Tensor:
+        """(C, H, W) uint8, as the file holds it."""
+        return decode_image(str(self.files[index]), mode=self.mode)
+
+    def name_sample(self, index: int) -> str:
+        return str(self.files[index])
+
+    @property
+    def held_bytes(self) -> int:
+        """What all images take once they are held."""
+        shape = self._hold_image(self._find_first()).shape
+        return len(self) * (math.prod(shape) + self.targets.element_size())
+
+    def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
+        """Every image decoded once and held on ``device``; steps that resize all alike are done once too.
+
+        Raises:
+            DataError: A file is damaged, or has another size than the first: names it.
+
+        Cost: reads and decodes all files, on up to 4 threads.
+        """
+        first_CHW = self._hold_image(self._find_first())
+        images_NCHW = torch.empty((len(self), *first_CHW.shape), dtype=torch.uint8)
+
+        def fill(index: int) -> None:
+            image_CHW = self._hold_image(index)
+            if image_CHW.shape != first_CHW.shape:
+                raise DataError(
+                    f"{self.files[index]} is {_describe_size(image_CHW)} and the first image "
+                    f"{_describe_size(first_CHW)}: images of different size cannot be held as one table; begin "
+                    "data.transform with resize(…), or use placement stream"
+                )
+            images_NCHW[index] = image_CHW
+
+        with ThreadPoolExecutor(min(4, count_usable_cores())) as pool:
+            for _ in pool.map(fill, range(len(self))):
+                pass
+        sizing, rest = self._split_sizing()
+        transform = rest if sizing.steps else self.transform
+        whole = MemoryImages(self.name, images_NCHW, self.targets, classes=self.classes, transform=transform)
+        return whole.hold(device, is_pinned=is_pinned)
+
+    def _hold_image(self, index: int) -> Tensor:
+        sizing, _ = self._split_sizing()
+        return sizing.join([self.decode(index)], None)[0]
+
+    def _split_sizing(self) -> tuple[Pipeline, Pipeline]:
+        """Steps at the front that give every image one size, the same at each reading; and the rest."""
+        if isinstance(self.transform, Pipeline):
+            sizing, rest = self.transform.split_at_size()
+            if not any(step.n_draws or isinstance(step, PerImage) for step in sizing.steps):
+                return sizing, rest
+        return Pipeline(()), Pipeline(())
+
+    def _find_first(self) -> int:
+        """The first sample that can be decoded: a damaged one is a matter of ``data.on_bad_sample``, later.
+
+        Raises:
+            DataError: None of the first ones can.
+        """
+        n_tries = min(_N_TRIES, len(self))
+        for index in range(n_tries):
+            try:
+                self.decode(index)
+            except DataError:
+                if index + 1 == n_tries:
+                    raise
+            else:
+                return index
+        raise DataError("the dataset holds 0 samples")
+
+    def _read_first(self) -> tuple[Tensor, Tensor]:
+        return self[self._find_first()]
 
 
 def _find_split_folder(folder: Path, split: str) -> Path | None:
@@ -160,3 +242,7 @@ def _match_classes(train: Path, val: Path, targets: np.ndarray, classes: list[st
     if unknown:
         raise DataError(f"{val} has classes that {train} lacks: {', '.join(unknown[:5])}; both need the same names")
     return np.array([known.index(name) for name in classes], dtype=np.int64)[targets], known
+
+
+def _describe_size(image_CHW: Tensor) -> str:
+    return f"{image_CHW.shape[2]} × {image_CHW.shape[1]} pixels"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,14 +13,15 @@ import torch
 from torch import Tensor
 
 from fulltilt.data.batched import BatchedDataset, Indices
-from fulltilt.data.pipeline import apply_transform
+from fulltilt.data.held_rows import gather_rows
+from fulltilt.data.pipeline import Raw, apply_transform
 from fulltilt.errors import DataError
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 
 
 class MemoryImages(BatchedDataset):
-    """Classified images held as one uint8 tensor.
+    """Classified images held as one uint8 tensor, in host memory or on a device.
 
     Attributes:
         name: Of the dataset.
@@ -29,10 +31,21 @@ class MemoryImages(BatchedDataset):
         images: (N, C, H, W) uint8.
         targets: (N,) int64.
         transform: On a batch (Pipeline) or on one image; without one a sample is float32 in [0, 1].
+        placement: ``ram`` and ``device`` once ``hold`` has put them there.
     """
 
+    yields_pixels = is_held = True
+    placement = "stream"
+    _is_pinned = False
+
     def __init__(
-        self, name: str, images: Tensor, targets: Tensor, *, classes: Sequence[str], transform: Callable | None
+        self,
+        name: str,
+        images: Tensor,
+        targets: Tensor,
+        *,
+        classes: Sequence[str],
+        transform: Callable | Raw | None,
     ):
         self.name, self.images, self.targets, self.transform = name, images, targets, transform
         self.classes, self.n_classes = tuple(classes), len(classes)
@@ -42,9 +55,30 @@ class MemoryImages(BatchedDataset):
         return len(self.targets)
 
     def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A whole batch: (B, C, H, W) float32 and (B,) int64."""
-        rows = torch.as_tensor(indices) % len(self)  # -1 is the last one
-        return apply_transform(self.transform, self.images.index_select(0, rows), generator), self.targets[rows]
+        """A whole batch: (B, C, H, W) float32, uint8 where the transform comes later, and (B,) int64."""
+        rows = np.asarray(indices) % len(self)  # -1 is the last one
+        if isinstance(self.transform, Raw) or self.placement == "device":
+            images, targets = self.gather(rows)
+        else:
+            images, targets = self.images.index_select(0, torch.from_numpy(rows)), self.targets[rows]
+        return apply_transform(self.transform, images, generator), targets
+
+    def gather(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Images as they are held and their targets, for a batch that leaves as it is."""
+        images, targets = (gather_rows(table, rows, is_pinned=self._is_pinned) for table in (self.images, self.targets))
+        return images, targets
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(table.numel() * table.element_size() for table in (self.images, self.targets))
+
+    def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
+        """The same samples with their rows on ``device``; ``self`` stays as it is."""
+        other = copy.copy(self)
+        other.images, other.targets = self.images.to(device), self.targets.to(device)
+        other.placement = "ram" if device.type == "cpu" else "device"
+        other._is_pinned = is_pinned
+        return other
 
 
 def decode_image(source: str | Path | IO[bytes], *, mode: str = "RGB", name: str | None = None) -> Tensor:

@@ -13,9 +13,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from fulltilt.data.bad_samples import UNREADABLE, BadSamples
+from fulltilt.data.batch_transform import detach_transform, find_transforms
 from fulltilt.data.batched import BatchedDataset
 from fulltilt.data.block_sampler import BlockSampler
 from fulltilt.data.collate import fast_collate, identity
+from fulltilt.data.pipeline import Pipeline, Raw
 from fulltilt.data.placement import place, plan_blocks
 from fulltilt.data.sampler import BatchOrder, EpochSampler, Share
 from fulltilt.data.seeds import compute_seed
@@ -34,6 +37,7 @@ def build_loader(
     collate: Callable[[list], Any] | None = None,
     seed: int | None = None,
     share: Share | None = None,
+    skip_limit: int | None = None,
 ) -> DataLoader:
     """Build a DataLoader over ``dataset``.
 
@@ -49,12 +53,15 @@ def build_loader(
         generator: Where torch draws the base seed of its workers from; its initial seed is the default of ``seed``.
         options: Further keywords of DataLoader: num_workers, pin_memory, persistent_workers, prefetch_factor; and
             ``placement`` with ``placement_device``: where the rows lie, see ``place``. ``loader.dataset.source`` is
-            then the placed dataset.
+            then the placed dataset. ``transforms`` "device" takes the pipeline out of a dataset that allows it;
+            ``loader.transform`` is then what the step has to do, and None otherwise.
         worker_options: ``threads``: intra-op threads per worker, None leaves torch's one.
         collate: Samples to a batch; switches whole-batch reads off.
         seed: Of order and augmentation; torch's own initial seed when neither it nor ``generator`` is given.
         share: The part of every batch that is loaded here, of several processes; the whole when None. Iterable
             datasets are not divided: each process gets all they yield.
+        skip_limit: So many samples that cannot be read may be left out (``loader.dataset.bad_samples``); None: the
+            first one is an error.
 
     Raises:
         DataError: The dataset is empty, or has no length and is not iterable.
@@ -68,6 +75,9 @@ def build_loader(
     # With workers, torch's own thread pins.
     is_pinned = device.type == "cuda" and bool(options.get("pin_memory")) and not n_workers
     dataset = place(dataset, placement, device, is_pinned=is_pinned)
+    transform: Pipeline | None = None
+    if options.pop("transforms", "loader") == "device" and find_transforms(dataset) == "pipeline":
+        dataset, transform = detach_transform(dataset)
     common = {
         "batch_size": batch_size,
         "drop_last": drop_last,
@@ -76,14 +86,22 @@ def build_loader(
         **options,
     }
     if isinstance(dataset, IterableDataset):
+        if skip_limit is not None:
+            raise DataError(
+                f"data.on_bad_sample skip needs samples with a number, and {type(dataset).__name__} streams; use stop"
+            )
         return _build_quietly(dataset, collate_fn=collate or fast_collate, **common)
     if seed is None:
         seed = generator.initial_seed() if generator is not None else torch.initial_seed()
     sampler = _build_sampler(dataset, shuffle and placement == "block_shuffled", shuffle, seed, n_workers > 0)
     fetcher = BatchFetcher(dataset, seed=seed, epoch_cell=sampler.epoch_cell, whole_batches=collate is None)
+    if skip_limit is not None:
+        fetcher.bad_samples = BadSamples(dataset, len(fetcher), skip_limit, share=n_workers > 0)
     collate = collate or (identity if fetcher.has_whole_batches else fast_collate)
     loader = _build_quietly(fetcher, kind=IndexedLoader, sampler=sampler, collate_fn=collate, **common)
     loader.share = share  # type: ignore[attr-defined]
+    assert isinstance(loader, IndexedLoader)
+    loader.transform = transform
     return loader
 
 
@@ -102,7 +120,13 @@ def _build_quietly(dataset: Dataset, kind: type[DataLoader] = DataLoader, **opti
 
 
 class IndexedLoader(DataLoader):
-    """Hands out batches of indices as arrays; a torch without this hook makes the same batches of Python numbers."""
+    """Hands out batches of indices as arrays; a torch without this hook makes the same batches of Python numbers.
+
+    Attributes:
+        transform: What was taken out of the dataset, for the step to do.
+    """
+
+    transform: Pipeline | None = None
 
     share: Share | None = None
 
@@ -123,7 +147,10 @@ class BatchFetcher(Dataset):
     Attributes:
         source: The dataset itself.
         has_whole_batches: ``__getitems__`` returns a batch, not a list of samples.
+        bad_samples: Those left out because they cannot be read; None: the first one is an error.
     """
+
+    bad_samples: BadSamples | None = None
 
     def __init__(self, source: Any, *, seed: int, epoch_cell: torch.Tensor, whole_batches: bool = True):
         self.source = source
@@ -131,7 +158,7 @@ class BatchFetcher(Dataset):
         self._seed, self._epoch_cell = seed, epoch_cell
         self._takes_generator = self.has_whole_batches and _takes_generator(source.get_batch)
         self._takes_arrays = isinstance(source, BatchedDataset)  # a user's own gets the list that torch would give it
-        self._is_plain = self._takes_arrays and self.has_whole_batches and getattr(source, "transform", ...) is None
+        self._is_plain = self._takes_arrays and self.has_whole_batches and _draws_nothing(source)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -140,9 +167,33 @@ class BatchFetcher(Dataset):
         return self.source[index]
 
     def __getitems__(self, indices: np.ndarray | list[int]) -> Any:
+        if self.bad_samples is None:
+            return self._read(indices, int(indices[0]))
+        return self._read_skipping(np.asarray(indices), self.bad_samples)
+
+    def _read_skipping(self, indices: np.ndarray, bad: BadSamples) -> Any:
+        while True:
+            chosen = bad.replace_in(indices)
+            try:
+                return self._read(chosen, int(indices[0]))
+            except UNREADABLE as error:
+                found = [index for index in dict.fromkeys(chosen.tolist()) if not self._can_read(index)]
+                if not found:  # each can be read by itself: the batch is at fault, its shapes for instance
+                    raise
+                bad.add(found, error)
+
+    def _can_read(self, index: int) -> bool:
+        try:
+            self._read(np.array([index]), index)
+        except UNREADABLE:
+            return False
+        return True
+
+    def _read(self, indices: np.ndarray | list[int], first: int) -> Any:
+        """One batch; ``first`` is the sample that its seed is made of."""
         if self._is_plain:  # no transform that could draw
             return self.source.get_batch(indices)
-        seed = compute_seed(self._seed, int(self._epoch_cell.item()), int(indices[0]))
+        seed = compute_seed(self._seed, int(self._epoch_cell.item()), first)
         if isinstance(indices, np.ndarray) and not self._takes_arrays:
             indices = indices.tolist()
         if get_worker_info() is not None:
@@ -174,6 +225,11 @@ def _seed_process(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
+
+
+def _draws_nothing(source: Any) -> bool:
+    transform = getattr(source, "transform", ...)
+    return transform is None or (isinstance(transform, Raw) and not transform.sizing.steps)
 
 
 def _takes_generator(get_batch: Callable) -> bool:

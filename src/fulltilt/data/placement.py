@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fulltilt.data.batch_transform import find_transforms
 from fulltilt.data.block_sampler import compute_batch_variance_ratio, compute_meeting_share
 from fulltilt.data.hdf5_layout import Layout, find_pieces
 from fulltilt.data.hdf5_mapped import MappedRows
@@ -55,21 +56,24 @@ class Blocks:
 
 def find_placements(dataset: Any) -> tuple[str, ...]:
     """Values of the lever ``placement`` that this dataset can take, whatever its size."""
+    can_defer = find_transforms(dataset) == "pipeline"
     if not isinstance(dataset, RowsDataset):
-        return ("stream",)
+        is_holdable = hasattr(dataset, "hold")
+        has_own = find_transforms(dataset) == "own"
+        return ("stream", "ram", *([] if has_own else ["device"])) if is_holdable else ("stream",)
     placements = ["stream", "block_shuffled", "ram"]
     is_local = not read_filesystem(dataset.path).is_network
     if is_local and all(isinstance(source, MappedRows) for source in dataset.sources):
         placements.append("memory_map")
-    if dataset.transform is None:  # transforms run in host memory
+    if dataset.transform is None or can_defer:
         placements.append("device")
     return tuple(placements)
 
 
 def count_held_bytes(dataset: Any) -> int | None:
-    """What the rows take once all are held in memory; None for a dataset that is no table."""
+    """What the rows take once all are held in memory; None for a dataset that cannot be held."""
     if not isinstance(dataset, RowsDataset):
-        return None
+        return getattr(dataset, "held_bytes", None)
     return sum(compute_held_bytes(layout, len(dataset)) for layout in dataset.layouts)
 
 
@@ -121,6 +125,8 @@ def place(dataset: Any, placement: str, device: torch.device, *, is_pinned: bool
         sources = tuple(_map_whole(source.layout) for source in dataset.sources)
         return dataset.with_sources(sources)
     where = device if placement == "device" else torch.device("cpu")
+    if not isinstance(dataset, RowsDataset):
+        return dataset.hold(where, is_pinned=is_pinned)
     held = tuple(hold_rows(source, dataset.rows, where, is_pinned=is_pinned) for source in dataset.sources)
     return dataset.with_sources(held, rows=np.arange(len(dataset)))
 

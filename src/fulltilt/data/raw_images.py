@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fulltilt.data.bad_samples import name_sample
 from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.collate import fast_collate
 from fulltilt.data.image_folder import ImageFolder
-from fulltilt.data.images import MemoryImages, decode_image
+from fulltilt.data.images import MemoryImages
 from fulltilt.data.stl10 import Stl10
 from fulltilt.errors import DataError
 
@@ -50,13 +53,40 @@ class RawImages(BatchedDataset):
         source = self.source
         if isinstance(source, Stl10):
             return source.get_raw_batch(indices)
-        rows = torch.as_tensor(indices) % len(source)
+        rows = np.asarray(indices, dtype=np.int64) % len(source)
         if isinstance(source, MemoryImages):
-            return source.images.index_select(0, rows), source.targets[rows]
-        images = [decode_image(str(source.files[row]), mode=source.mode) for row in rows.tolist()]
+            return source.gather(rows)
+        images = [source.decode(row) for row in rows.tolist()]
         if len({image.shape for image in images}) > 1:
             raise DataError(
                 "images of this folder differ in size, and views are made of batches of one size; write them once in "
                 "one: fulltilt data make-stl10 SRC OUT --size 96"
             )
-        return fast_collate(images), source.targets[rows]
+        return fast_collate(images), source.targets[torch.from_numpy(rows)]
+
+    def name_sample(self, index: int) -> str:
+        return name_sample(self.source, index)
+
+    @property
+    def placement(self) -> str:
+        return getattr(self.source, "placement", "stream")
+
+    @property
+    def is_held(self) -> bool:
+        return isinstance(self.source, MemoryImages)
+
+    @property
+    def held_bytes(self) -> int:
+        return _without_transform(self.source).held_bytes
+
+    def hold(self, device: torch.device, *, is_pinned: bool = False) -> RawImages:
+        """The same images held on ``device``."""
+        other = copy.copy(self)
+        other.source = _without_transform(self.source).hold(device, is_pinned=is_pinned)
+        return other
+
+
+def _without_transform(source: Any) -> Any:
+    plain = copy.copy(source)
+    plain.transform = None
+    return plain

@@ -51,6 +51,9 @@ class RowsDataset(BatchedDataset):
             other.rows = rows
         return other
 
+    def name_sample(self, index: int) -> str:
+        return f"row {int(self.rows[index])} of {self.path}"
+
     @property
     def placement(self) -> str:
         """Where the inputs lie, as their table tells."""

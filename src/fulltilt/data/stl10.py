@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fulltilt.data.batched import BatchedDataset, Indices
-from fulltilt.data.images import read_sample_shape
+from fulltilt.data.images import MemoryImages, read_sample_shape
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.pipeline import Transform, apply_transform, resolve_transform
 from fulltilt.data.splits import Split, check_split
@@ -92,6 +92,7 @@ class Stl10(BatchedDataset):
     """
 
     name = "stl10"
+    yields_pixels = True
 
     def __init__(self, tables: Sequence[Table], classes: Sequence[str], transform: Callable | None):
         self._tables, self.transform = tuple(tables), transform
@@ -104,7 +105,7 @@ class Stl10(BatchedDataset):
         return len(self.targets)
 
     def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A whole batch: (B, C, H, W) float32 and (B,) int64."""
+        """A whole batch: (B, C, H, W) float32, uint8 where the transform comes later, and (B,) int64."""
         images_BCHW, targets_B = self.get_raw_batch(indices)
         return apply_transform(self.transform, images_BCHW, generator), targets_B
 
@@ -117,6 +118,16 @@ class Stl10(BatchedDataset):
             images_BCWH = self._gather(rows)
         images_BCHW = torch.from_numpy(np.ascontiguousarray(images_BCWH.swapaxes(2, 3)))
         return images_BCHW, self.targets[torch.from_numpy(rows)]
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self) * (math.prod(self._tables[0].images.shape[1:]) + self.targets.element_size())
+
+    def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
+        """The same samples read once and held on ``device``."""
+        images_NCHW, targets = self.get_raw_batch(np.arange(len(self)))
+        whole = MemoryImages(self.name, images_NCHW, targets, classes=self.classes, transform=self.transform)
+        return whole.hold(device, is_pinned=is_pinned)
 
     def _gather(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self._tables[0].images.shape[1:]), dtype=np.uint8)

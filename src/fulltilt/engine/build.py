@@ -15,10 +15,14 @@ from torch import Tensor, nn, optim
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, IterableDataset
 
-from fulltilt.data import build_loader
+from fulltilt.config import parse_on_bad_sample
+from fulltilt.data import BatchTransform, build_loader, build_mix
+from fulltilt.data.mixing import Mix
 from fulltilt.data.seeds import compute_seed
 from fulltilt.engine.average import WeightAverage
 from fulltilt.engine.facts import count_dataset, describe, name_optimizer, resolve_plan
+from fulltilt.engine.prefetch import CopyLane, CudaLane, Prefetcher
+from fulltilt.engine.step import TrainStep, find_tensor
 from fulltilt.engine.world import ALONE, World
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError, format_nearest
 from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
@@ -46,6 +50,8 @@ class Run:
         notes: What the user should know of the plan as it was built.
         world: The other processes of the run.
         sync: Told before each micro-step whether gradients are joined in it; None with one rank.
+        transform: What the step does to a batch before ``workload.prepare``; None: nothing.
+        lane: Where batches are copied ahead of the step; None: the step copies them itself.
     """
 
     config: Config | None
@@ -64,6 +70,8 @@ class Run:
     generator: torch.Generator
     loader_generator: torch.Generator
     notes: list[str]
+    transform: BatchTransform | None = None
+    lane: CopyLane | None = None
     average: WeightAverage | None = None
     world: World = ALONE
     sync: GradientSync | None = None
@@ -86,12 +94,15 @@ class Run:
         if start_index == 0:
             for hook in self.setup.epoch_hooks:
                 hook(epoch)
-        return self.deal(self.loader)
+        return self.deal(self.loader, self.lane)
 
-    def deal(self, loader: DataLoader) -> Iterator[Any]:
-        """One pass over ``loader``; of several ranks the parts of this one, see ``DealtBatches``."""
-        batches = iter(loader)
+    def deal(self, loader: DataLoader, lane: CopyLane | None = None) -> Iterator[Any]:
+        """One pass over ``loader``, copied ahead on ``lane``; of several ranks the parts of this one, see
+        ``DealtBatches``."""
+        batches: Iterator[Any] = iter(loader)
         self._iterators.add(batches)
+        if lane is not None:
+            batches = Prefetcher(batches, lane, self._look_at_host_batch)
         return batches if not self.world.is_divided else self._deal_parts(loader, batches)
 
     def _deal_parts(self, loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:
@@ -112,6 +123,13 @@ class Run:
             yield
         finally:
             self.world, self.loader.share = world, share  # type: ignore[attr-defined]
+
+    def _look_at_host_batch(self, batch: Any) -> None:
+        """What the step would see of it, were it not copied before: ``Lever.observe``."""
+        state = self.setup.state
+        state["n_prefetched"] = state.get("n_prefetched", 0) + 1
+        if "pinned" not in state and (first := find_tensor(batch)) is not None:
+            state["pinned"] = first.is_pinned()
 
     def close(self) -> None:
         """End data workers that are still alive. The run cannot start another epoch with persistent workers after."""
@@ -166,7 +184,7 @@ def build_run(
     seed_everything(seed)
     model = _build_model(workload)
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
-    facts = describe(model, dataset, device)
+    facts = describe(model, dataset, device, is_batch_known=workload.collate is None)
     plan, notes = resolve_plan(plan, facts)
     plan = _settle(plan, facts, notes, strict)
 
@@ -177,6 +195,10 @@ def build_run(
     setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, options, world)
     sync = _place_model(setup, plan, model, config, workload, world)
     _apply_stage("compile", plan, setup)
+    transform = build_transform(setup.loader, setup, mix=build_mix(options.mix, dataset) if options else None)
+    if transform is not None and plan["compile"]:
+        transform.compile(notes)
+    setup.state["transform"] = transform
     setup.optimizer = _build_optimizer(workload, setup.model)
     facts = dataclasses.replace(facts, optimizer=name_optimizer(setup.optimizer))
     plan = _settle(plan, facts, notes, strict)
@@ -189,7 +211,7 @@ def build_run(
     # What building consumed differs between plans; training starts from the same numbers. Ranks draw their own.
     own_seed = compute_seed(seed, world.rank) if world.rank else seed
     seed_everything(own_seed)
-    return Run(
+    run = Run(
         config=config,
         plan=plan,
         workload=workload,
@@ -206,10 +228,22 @@ def build_run(
         generator=torch.Generator(device).manual_seed(own_seed),
         loader_generator=loader_generator,
         notes=setup.notes,
+        transform=transform,
         average=_average_weights(config, setup),
         world=world,
         sync=sync,
     )
+    if plan["device_prefetch"]:
+        run.lane = CudaLane(device, TrainStep(run).place)
+    return run
+
+
+def build_transform(loader: DataLoader, setup: Setup, *, mix: Mix | None = None) -> BatchTransform | None:
+    """What the step does to the batches of ``loader`` before anything else; None: nothing is left to do."""
+    pipeline = getattr(loader, "transform", None)
+    if pipeline is None and mix is None:
+        return None
+    return BatchTransform(pipeline, mix=mix, memory_format=setup.input_memory_format)
 
 
 def _average_weights(config: Config | None, setup: Setup) -> WeightAverage | None:
@@ -313,6 +347,11 @@ def _place_model(
         return None
     from fulltilt.engine import parallel
 
+    if config is not None and parse_on_bad_sample(config.data.on_bad_sample) is not None:
+        raise UsageError(
+            "data.on_bad_sample skip makes one rank's part of a batch smaller, and the others do not know; over several "
+            "devices use stop"
+        )
     parallel.check_divisible(plan["batch_size"], workload.couples_samples, workload.name, world)
     wanted, static_graph = (config.speed.shard, config.speed.static_graph) if config is not None else ("auto", True)
     is_sharded, note = parallel.choose_shard(wanted, model, setup.device, world)
@@ -347,6 +386,7 @@ def _build_loader(
         collate=workload.collate,
         seed=seed,
         share=world.share,
+        skip_limit=None if options is None else parse_on_bad_sample(options.on_bad_sample),
     )
     if loader.num_workers:
         seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()

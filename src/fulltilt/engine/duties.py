@@ -148,6 +148,7 @@ def announce_epoch(s: Session) -> None:
     log_interval(s)
     flush_log(s)
     s.watch.read()
+    tell_late_notes(s)
     means = progress.compute_epoch_means()
     if means and s.run.workload.derive is not None:
         means |= s.run.workload.derive(means)
@@ -163,6 +164,19 @@ def announce_epoch(s: Session) -> None:
         seconds=seconds,
         samples_per_s=progress.samples_in_epoch / seconds if seconds > 0 else 0.0,
     )
+
+
+def tell_late_notes(s: Session) -> None:
+    """What came up since the last time: a fallback taken in a step, samples that could not be read."""
+    loaders = {"training": s.run.loader, "validation": s.validation}
+    skipped = [
+        loader.dataset.bad_samples.describe(split)
+        for split, loader in loaders.items()
+        if getattr(getattr(loader, "dataset", None), "bad_samples", None) is not None
+    ]
+    for note in (*s.run.notes, *filter(None, skipped)):
+        if note not in s.announce.notes:
+            s.announce.note(note)
 
 
 def evaluate_once(s: Session, stop: Stop) -> bool:
@@ -183,6 +197,7 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
     if metrics is None:
         return False
     progress.evaluated_step = progress.step
+    tell_late_notes(s)
     fields: dict[str, Any] = {
         "epoch": progress.epoch,
         "step": progress.step,

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from fulltilt.config import parse_on_bad_sample
 from fulltilt.data.loader import build_loader
 from fulltilt.data.seeds import compute_seed
-from fulltilt.engine.build import Run
+from fulltilt.engine.build import Run, build_transform
 from fulltilt.engine.progress import LossMeter
 from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
@@ -45,6 +46,7 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
         collate=run.workload.collate,
         seed=run.seed,
         share=run.world.share,
+        skip_limit=None if run.config is None else parse_on_bad_sample(run.config.data.on_bad_sample),
     )
 
 
@@ -104,7 +106,8 @@ def _compute_means(run: Run, loader: DataLoader, should_stop: Callable[[], objec
     seed = compute_seed(run.seed, world.rank) if world.rank else run.seed
     generator = torch.Generator(run.device).manual_seed(seed)
     meter = LossMeter(run.device, run.workload.metrics, world)
-    step = TrainStep(dataclasses.replace(run, generator=generator), observe=meter.observe, forward=run.setup.model)
+    own = dataclasses.replace(run, generator=generator, transform=build_transform(loader, run.setup))
+    step = TrainStep(own, observe=meter.observe, forward=run.setup.model)
     link = find_link()
     batches: Any = run.deal(loader)
     for batch in fetch_batches(batches):

@@ -10,6 +10,7 @@ import torch
 from torch import nn, optim
 from torch.utils.data import IterableDataset
 
+from fulltilt.data.batch_transform import find_transforms
 from fulltilt.data.placement import (
     count_held_bytes,
     count_mixed_blocks,
@@ -39,12 +40,24 @@ def read_facts(source: Run | Workload, device: str | torch.device, machine: Mach
         return source.facts
     dataset, model = source.dataset(), source.model()
     optimizer = (source.optimizer or optim.AdamW)([p for p in model.parameters() if p.requires_grad])
-    facts = describe(model, dataset, torch.device(device), machine)
+    known = source.collate is None
+    facts = describe(model, dataset, torch.device(device), machine, is_batch_known=known)
     return dataclasses.replace(facts, optimizer=name_optimizer(optimizer))
 
 
-def describe(model: nn.Module, dataset: Any, device: torch.device, machine: Machine | None = None) -> Facts:
-    """Facts of what is built already; the optimizer is left open."""
+def describe(
+    model: nn.Module,
+    dataset: Any,
+    device: torch.device,
+    machine: Machine | None = None,
+    *,
+    is_batch_known: bool = True,
+) -> Facts:
+    """Facts of what is built already; the optimizer is left open.
+
+    Args:
+        is_batch_known: False where a collate function of the user's own decides what a batch is.
+    """
     capability = _read_capability(device, machine)
     has_conv2d = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules())
     return Facts(
@@ -64,6 +77,8 @@ def describe(model: nn.Module, dataset: Any, device: torch.device, machine: Mach
         free_ram_bytes=read_free_ram_bytes(),
         free_device_bytes=read_free_device_bytes(device),
         n_blocks_mixed=count_mixed_blocks(dataset),
+        transforms=find_transforms(dataset) if is_batch_known else "own",
+        is_held=getattr(dataset, "is_held", None),
     )
 
 

@@ -177,6 +177,8 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
     """
     small = take_samples(batch, count_samples(batch), FLOPS_SAMPLES)
     step = TrainStep(run, forward=run.setup.model)
+    if step.transform is not None:  # its products of matrices are no work of the model
+        small, step.transform = step.transform(small, run.generator), None
     try:
         with without_checkpointing(run.setup.model), without_compiling(run.setup):
             flops = count_flops(lambda: step.compute_gradients(small))

@@ -103,7 +103,7 @@ def nadam(
 def muon(
     parameters: Any,
     *,
-    lr: float = 2e-2,
+    lr: float = 1e-3,
     weight_decay: float | None = None,
     momentum: float = 0.95,
     nesterov: bool = True,
@@ -124,10 +124,8 @@ def muon(
     if not matrices:
         raise UsageError("optim.optimizer muon needs 2-d weights, and the model has none that is trained; use adamw")
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
-    parts: list[optim.Optimizer] = [optim.Muon(matrices, lr=lr, momentum=momentum, nesterov=nesterov, **decay)]
-    if others:
-        parts.append(optim.AdamW(others, lr=other_lr, **decay))
-    return JointOptimizer(parts)
+    of_matrices = optim.Muon(matrices, lr=lr, momentum=momentum, nesterov=nesterov, **decay)
+    return JointOptimizer([of_matrices, optim.AdamW(others, lr=other_lr, **decay)]) if others else of_matrices
 
 
 OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = MappingProxyType(

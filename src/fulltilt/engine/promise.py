@@ -26,6 +26,7 @@ from fulltilt.hardware import (
     read_pressure,
     read_process_tree_cpu,
 )
+from fulltilt.levers import compute_plan_digest
 from fulltilt.measure.utilization import find_device_index
 
 if TYPE_CHECKING:
@@ -268,8 +269,9 @@ def build_watch(run: Run, waits: DataWaits) -> tuple[PromiseWatch | None, str | 
     if promise is None:
         return None, None
     remedy = "it is not held against this run; fulltilt tune --apply writes a new one"
-    if promise.plan != run.plan.digest:
-        return None, f"run.promise is of another plan ({promise.plan}, this is {run.plan.digest}): {remedy}"
+    plan = compute_plan_digest(run.plan)
+    if promise.plan != plan:
+        return None, f"run.promise is of another plan ({promise.plan}, this is {plan}): {remedy}"
     machine = compute_hostname_hash(socket.gethostname())
     if promise.machine != machine:
         return None, f"run.promise was measured on another machine ({promise.machine}, this is {machine}): {remedy}"

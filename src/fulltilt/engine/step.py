@@ -61,6 +61,7 @@ class TrainStep:
         setup, workload = run.setup, run.workload
         self._forward, self._loss = forward or setup.forward, workload.loss
         self._prepare, self._generator = workload.prepare, run.generator
+        self.transform = run.transform
         self._optimizer, self._scaler = setup.optimizer, setup.scaler
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
         self._accumulate, self._clip_norm = setup.accumulate, run.clip_norm
@@ -70,7 +71,7 @@ class TrainStep:
         self._device = setup.device
         self._on_gpu = setup.device.type != "cpu"
         self._non_blocking = self._on_gpu and bool(setup.loader_options.get("pin_memory"))
-        self._memory_format = setup.input_memory_format
+        self._memory_format = setup.input_memory_format if run.transform is None else None  # else it sees to it
         self._must_place = self._on_gpu or self._memory_format is not None
         self._autocast = (
             None if setup.autocast_dtype is None else torch.autocast(setup.device.type, dtype=setup.autocast_dtype)
@@ -155,6 +156,8 @@ class TrainStep:
 
     def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
         """From a batch on the device to (inputs, targets)."""
+        if self.transform is not None:
+            batch = self.transform(batch, self._generator)
         if self._prepare is not None:
             batch = self._prepare(batch, self._generator)
         try:
@@ -200,7 +203,8 @@ class TrainStep:
         if self._prepare is None and isinstance(batch, Mapping):
             raise DataError(_describe_bad_batch(batch))
         self._state["batch_size"] = n
-        if self._on_gpu and (first := find_tensor(batch)) is not None:
+        first = find_tensor(batch)
+        if self._on_gpu and first is not None and first.device.type == "cpu":  # else it was copied ahead
             self._state["pinned"] = first.is_pinned()
 
     def _look_at_loss(self, loss: Any, inputs: Any) -> None:

@@ -14,7 +14,8 @@ from fulltilt.errors import UsageError
 
 SIMCLR_VIEWS = (
     "random_resized_crop({side}, scale=[0.2, 1.0]) | random_flip | "
-    "color_jitter(brightness=0.4, contrast=0.4, saturation=0.4) | random_grayscale(probability=0.2)"
+    "color_jitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, probability=0.8) | "
+    "random_grayscale(probability=0.2) | gaussian_blur(probability=0.5)"
 )
 """Where ``data.transform.train`` says nothing: SimCLR's order, with the strengths usual for images this small."""
 

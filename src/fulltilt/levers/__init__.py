@@ -21,6 +21,7 @@ __all__ = [
     "Setup",
     "Stage",
     "Trade",
+    "compute_plan_digest",
     "default_plan",
     "find_notes",
     "find_obstacles",
@@ -50,6 +51,13 @@ def default_plan(values: Mapping[str, Any] | None = None) -> Plan:
     if unknown:
         raise KeyError(f"no lever named {', '.join(sorted(unknown))}; levers: {', '.join(catalogue)}")
     return Plan({name: lever.default for name, lever in catalogue.items()} | given)
+
+
+def compute_plan_digest(plan: Mapping[str, Any]) -> str:
+    """A short name of what a plan changes; a lever that a later release adds leaves it as it is."""
+    catalogue = load_catalogue()
+    changed = {name: v for name, v in plan.items() if name not in catalogue or v != catalogue[name].default}
+    return Plan(changed).digest
 
 
 def find_obstacles(plan: Mapping[str, Any], facts: Facts) -> list[str]:

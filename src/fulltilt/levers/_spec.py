@@ -40,6 +40,8 @@ class Facts:
     # group's limit included, and of the device's (None on a CPU).
     free_ram_bytes: int | None = dataclasses.field(default=None, compare=False)
     free_device_bytes: int | None = dataclasses.field(default=None, compare=False)
+    transforms: Literal["none", "pipeline", "own"] | None = None  # of the training set: "own" is a user's callable
+    is_held: bool | None = None  # the training set lies in host memory as it is; placement stream reads it there
     n_blocks_mixed: int | None = None  # blocks in a window of block shuffle, None where that is a full shuffle
 
 

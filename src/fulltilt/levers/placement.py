@@ -19,6 +19,8 @@ _GIB = 2**30
 def _candidates(facts: Facts) -> tuple[str, ...]:
     """What fits here and leaves the order of samples alone; ``block_shuffled`` has to be asked for by name."""
     offered = facts.placements or ("stream",)
+    if facts.is_held and facts.device_type == "cpu":
+        return ("stream",)  # ram would be the same: it only adds page-locked batches for a GPU
     fitting = (value for value in PLACEMENTS[:-1] if value in offered and _explain_size(value, facts) is None)
     return tuple(value for value in fitting if value != "device" or facts.device_type != "cpu")
 
@@ -33,6 +35,8 @@ def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
             return "the training process gathers on the device and has nothing for data workers; set num_workers to 0"
         if plan.get("pin_memory"):
             return "batches are made on the device and are never copied there; set pin_memory to false"
+        if facts.transforms == "pipeline" and plan.get("transforms", "device") != "device":
+            return "the rows lie on the device and their transforms run in the loader; set transforms to device"
     if facts.placements is not None and value not in facts.placements:
         return _explain_dataset(value, facts.placements)
     return _explain_size(value, facts)
@@ -62,7 +66,9 @@ def _explain_cache(value: str, facts: Facts) -> str | None:
 
 def _explain_dataset(value: str, offered: tuple[str, ...]) -> str:
     if offered == ("stream",):
-        return "the dataset is no table of rows in an HDF5 file; use placement stream"
+        return "the dataset is no table of rows in an HDF5 file, and no images of one size; use placement stream"
+    if value in ("memory_map", "block_shuffled") and "block_shuffled" not in offered:
+        return f"the dataset is no table of rows in an HDF5 file; use {' or '.join(offered)}"
     if value == "memory_map":
         return "the rows are compressed, or lie on a network file system; use ram, or `fulltilt data repack` first"
     return f"the transforms of this dataset run in host memory; use {' or '.join(offered)}"
@@ -93,7 +99,7 @@ def _note(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
 
 def _describe_choice(plan: Mapping[str, Any], facts: Facts) -> str | None:
     choice, _ = choose_placement(plan, facts)
-    if choice == "stream" or facts.data_bytes is None:
+    if choice == "stream" or facts.data_bytes is None or (facts.is_held and choice == "ram"):
         return None
     remedy = f"measure it with benchmark.levers {{placement: [stream, {choice}]}}"
     return f"the rows take {facts.data_bytes / _GIB:.2f} GiB in memory, and placement {choice} could apply; {remedy}"
@@ -117,15 +123,16 @@ LEVER = Lever(
     key="data.placement",
     type=Literal["stream", "memory_map", "ram", "device", "block_shuffled"],
     default="stream",
-    summary="Where the rows of an HDF5 training set lie: in the file, mapped, in host memory, or on the device.",
+    summary="Where the rows of the training set lie: in their files, mapped, in host memory, or on the device.",
     doc=(
-        "stream reads every batch from the file and keeps at most 256 MiB of it mapped. memory_map keeps all of it "
-        "mapped: as fast as memory once the pages are in the page cache, and the system may take them back. ram reads "
-        "the file once and gathers batches from memory, into page-locked memory where pin_memory is on and there are "
-        "no workers. device holds all rows on the GPU and gathers them there: no copy per batch. block_shuffled "
-        "reads whole blocks in random order and shuffles within a window of them: for files that are compressed or "
-        "larger than memory; it changes the order of samples (fulltilt.data.block_sampler derives by how much). Every "
-        "data worker keeps a window of its own. Figures by layout: benchmarks/hdf5_loader.py."
+        "For HDF5 files, and for images of one size. stream reads every batch from where the data lies, and keeps at "
+        "most 256 MiB of an HDF5 file mapped. memory_map keeps all of it mapped: as fast as memory once the pages are "
+        "in the page cache, and the system may take them back. ram reads (or decodes) everything once and gathers "
+        "batches from memory, into page-locked memory where pin_memory is on and there are no workers. device holds "
+        "all rows on the GPU and gathers them there: no copy per batch; images need transforms device for it. "
+        "block_shuffled reads whole blocks in random order and shuffles within a window of them: for files that are "
+        "compressed or larger than memory; it changes the order of samples (fulltilt.data.block_sampler derives by how "
+        "much). Every data worker keeps a window of its own. Figures: benchmarks/hdf5_loader.py, data_path.py."
     ),
     trades=("speed", "memory"),
     recipe_values=("block_shuffled",),

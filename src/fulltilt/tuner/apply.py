@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.config import Config, load_config, plan_of, write_settings
-from fulltilt.levers import load_catalogue
+from fulltilt.levers import compute_plan_digest, load_catalogue
 from fulltilt.tuner.result import TuneResult
 
 
@@ -33,7 +33,7 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
     rates = [*trial.samples_per_s_ci95, *pick.runs_samples_per_s]
     promise: dict[str, Any] = {
         "samples_per_s": [float(f"{min(rates):.5g}"), float(f"{max(rates):.5g}")],
-        "plan": trial.plan.digest,
+        "plan": compute_plan_digest(trial.plan),
         "machine": result.machine.hostname_hash,
     }
     if isinstance(trial.observed.get("threads"), int):

@@ -1,11 +1,11 @@
-"""A target that answers from a function instead of a process: for tests of strategies."""
+"""A target that answers from a function instead of a process: for tests of strategies, and for replaying rows."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from fulltilt.records import Measurement, PhasesMs, Plan, Status, Trial
+from fulltilt.records import WHOLE_RUNS, Measurement, PhasesMs, Plan, Status, Trial
 from fulltilt.tuner.target import build_row
 
 
@@ -50,6 +50,29 @@ class SimulatedTarget:
             measurement=measurement,
             seconds=answer.seconds,
         )
+
+
+class ReplayTarget:
+    """Answers with recorded rows, so that a strategy can be scored against a grid that was run once.
+
+    A whole run answers for every kind of whole run; a probe only for its own kind.
+
+    Raises:
+        KeyError: a plan that was not recorded, or not in this kind.
+    """
+
+    def __init__(self, rows: Sequence[Trial]):
+        self._rows = {(row.plan, _name_part(row.kind)): row for row in rows}
+
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
+        row = self._rows.get((plan, _name_part(kind)))
+        if row is None:
+            raise KeyError(f"no run of kind {kind} was recorded for {plan!r}")
+        return dataclasses.replace(row, id=id, why=why, kind=kind)
+
+
+def _name_part(kind: str) -> str:
+    return "whole" if kind in WHOLE_RUNS else kind
 
 
 def _build_measurement(plan: Plan, answer: Answer) -> Measurement:

@@ -136,11 +136,12 @@ def test_unshuffled_block_placement_keeps_the_order_of_the_file(plain):
 def test_what_a_dataset_can_be_placed_as(tmp_path, plain, packed):
     assert find_placements(plain) == ("stream", "block_shuffled", "ram", "memory_map", "device")
     assert find_placements(packed) == ("stream", "block_shuffled", "ram", "device")
-    assert find_placements(DATASETS["digits"]()) == ("stream",)
+    assert find_placements(DATASETS["digits"]()) == ("stream", "ram", "device")
     pixels = np.zeros((20, 3, 8, 8), np.uint8)
     with h5py.File(tmp_path / "p.h5", "w") as file:
         file["input"], file["label"] = pixels, np.arange(20)
-    images = DATASETS["hdf5"](path=str(tmp_path / "p.h5"), transform="random_flip")
+    assert "device" in find_placements(DATASETS["hdf5"](path=str(tmp_path / "p.h5"), transform="random_flip"))
+    images = DATASETS["hdf5"](path=str(tmp_path / "p.h5"), transform=lambda image: image)
     assert "device" not in find_placements(images)
     with pytest.raises(DataError, match="device cannot apply to Hdf5Dataset; it can be stream, block_shuffled, ram"):
         place(images, "device", CPU)

@@ -201,7 +201,7 @@ def test_an_optimizer_argument_of_the_wrong_type_is_named():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_have_torchs_defaults(name):
-    parameter = nn.Parameter(torch.ones(3))
+    parameter = nn.Parameter(torch.ones(3, 3))  # muon takes matrices only
     optimizer = OPTIMIZERS[name]([parameter])
     theirs = type(optimizer)([parameter])
     assert optimizer.defaults == theirs.defaults

@@ -25,6 +25,7 @@ from fulltilt.engine.promise import (
     find_reasons,
 )
 from fulltilt.hardware import CpuTimes, FakeNvml, NvmlDevice, NvmlProcess, build_status, read_machine
+from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -165,7 +166,7 @@ def test_time_in_next_is_counted_and_nothing_else():
 
 def promise_for_this(**changes):
     """A configuration with a promise that no machine can keep."""
-    values = {"plan": plan_of(build_config()).digest, "machine": read_machine().hostname_hash, **changes}
+    values = {"plan": compute_plan_digest(plan_of(build_config())), "machine": read_machine().hostname_hash, **changes}
     return build_config(run__promise={"samples_per_s": [1e9, 2e9], **values})
 
 

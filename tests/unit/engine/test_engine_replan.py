@@ -254,3 +254,20 @@ def test_buffers_come_back_as_they_were_kept():
     guard.bring_back()
     assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
     assert not math.isnan(float(kept["0.running_mean"].sum()))
+
+
+def test_a_loss_that_compares_samples_keeps_the_whole_window_as_its_batch(tmp_path):
+    """Plain micro-batches of 8 would compare 8 samples with each other instead of 16."""
+
+    def repel(outputs, targets):
+        return (outputs @ outputs.T).softmax(1).diagonal().log().neg().mean()
+
+    config = build_config(run__log_every_n_steps=1, run__epochs=1)
+    coupled = {"loss": repel, "couples_samples": True, "metrics": {}, "validation": None}
+    _, whole = run_train(tmp_path / "a", config, workload=build_plain(**coupled))
+    workload = build_plain(model=lambda: build_model(Card(8)), **coupled)
+    _, recorder = run_train(tmp_path / "b", config, workload=workload)
+    assert list_sizes(recorder) == [(0, 0, 8, 2, None)]
+    torch.testing.assert_close(
+        [row[2] for row in list_steps(recorder)], [row[2] for row in list_steps(whole)], rtol=1e-4, atol=1e-6
+    )

@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
-from fulltilt.data import DATASETS
+from fulltilt.data import DATASETS, build_pipeline
+from fulltilt.data.images import MemoryImages
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.step import TrainStep
 from fulltilt.errors import DataError
@@ -384,6 +385,42 @@ def _see_placement(value: str, path: Path, images: np.ndarray) -> None:
                     list(run.start_epoch(1))
         finally:
             path.write_bytes(whole)
+
+
+def see_transforms() -> None:
+    """Where the pixels become numbers: bytes leave the loader and reach the model as the loader would give them."""
+    images = torch.randint(0, 256, (N_SAMPLES, 2, 6, 6), dtype=torch.uint8)
+    targets = torch.stack([torch.arange(N_SAMPLES) % N_CLASSES, torch.arange(N_SAMPLES)], dim=1)
+    pipeline = build_pipeline("normalize(mean=[0.5], std=[0.5])")
+    reached: dict[str, torch.Tensor] = {}
+    for value, dtype in (("loader", torch.float32), ("device", torch.uint8)):
+
+        def dataset() -> Dataset:
+            return MemoryImages("own", images, targets, classes="abc", transform=pipeline)
+
+        with build(dataset=dataset, transforms=value) as run:
+            assert observe(run, "transforms") == value
+            batch, _ = next(run.start_epoch(0))
+            assert batch.dtype is dtype
+            run.setup.model.register_forward_pre_hook(
+                lambda _, inputs, value=value: keep_first(reached, value, inputs[0])
+            )
+            assert train(run)["batch"] == 8
+            assert observe(run, "transforms") == value
+    assert torch.equal(reached["loader"], reached["device"])
+
+
+def keep_first(kept: dict[str, torch.Tensor], name: str, inputs: torch.Tensor) -> None:
+    kept.setdefault(name, inputs.clone())
+
+
+def see_device_prefetch() -> None:
+    """Without a GPU there is nothing to copy to; test_engine_prefetch.py sees the copies of a fake."""
+    assert "no device to copy" in find_obstacles({"device_prefetch": True}, Facts(device_type="cpu"))[0]
+    with build() as run:
+        train(run)
+        assert observe(run, "device_prefetch") is False
+        assert run.lane is None
 
 
 def observe_setup(setup: Setup, name: str) -> Any:

@@ -18,8 +18,9 @@ import pytest
 import torch
 from torch import nn
 
-from fulltilt.data import DATASETS
+from fulltilt.data import DATASETS, build_pipeline
 from fulltilt.data.batched import BatchedDataset
+from fulltilt.data.images import MemoryImages
 from fulltilt.engine.build import build_run
 from fulltilt.engine.step import TrainStep
 from fulltilt.levers import Facts, default_plan, find_obstacles, load_catalogue
@@ -88,7 +89,15 @@ class Case:
     device: str = "cpu"
     model: Any = Network
     rows_in_file: bool = False
+    dataset: Any = Images
     held_by: str = ""  # a test elsewhere in this folder, "file::function"
+
+
+def build_pixels() -> MemoryImages:
+    """Images with a pipeline in which nothing is random: what is, is drawn elsewhere and not the same."""
+    pixels = torch.randint(0, 256, (N_SAMPLES, 2, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pipeline = build_pipeline("normalize(mean=[0.4, 0.5], std=[0.2, 0.3])")
+    return MemoryImages("own", pixels, torch.arange(N_SAMPLES) % N_CLASSES, classes="abc", transform=pipeline)
 
 
 CASES = {
@@ -99,6 +108,7 @@ CASES = {
     "compile": Case(values=(), held_by=f"test_levers_compile.py::{COMPILED_AS_EAGER}"),
     "cudnn_benchmark": Case(values=(True,), device="cuda"),
     "deterministic": Case(values=(True,)),
+    "device_prefetch": Case(values=(True,), given={"pin_memory": True}, device="cuda"),
     "empty_cache_every": Case(values=("1 step", "1 epoch"), device="cuda"),
     "expandable_segments": Case(values=(True,), device="cuda"),
     "fused_optimizer": Case(values=(True,)),
@@ -109,6 +119,7 @@ CASES = {
     "precision": Case(values=("bf16", "fp16"), rtol=5e-2),
     "prefetch_factor": Case(values=(1, 4), given={"num_workers": 1}),
     "threads": Case(values=(2,)),
+    "transforms": Case(values=("device",), dataset=build_pixels),
     "worker_threads": Case(values=(2,), given={"num_workers": 1}),
 }
 
@@ -181,7 +192,7 @@ def test_every_lever_has_a_case():
 def test_a_lever_is_as_exact_as_it_says(name):
     case = CASES[name]
     if not case.rows_in_file:
-        hold(name, case)
+        hold(name, case, dataset=case.dataset)
         return
     with tempfile.TemporaryDirectory() as folder:
         path = write_rows(folder)

@@ -77,7 +77,7 @@ def test_a_lever_that_trades_the_recipe_does_so_with_every_value():
         ({"placement": "device", "num_workers": 2}, {}, "set num_workers to 0"),
         ({"placement": "device", "pin_memory": True}, {}, "set pin_memory to false"),
         ({"placement": "ram"}, {"placements": ("stream",)}, "no table of rows"),
-        ({"placement": "memory_map"}, {"placements": ("stream", "ram")}, "are compressed"),
+        ({"placement": "memory_map"}, {"placements": ("stream", "block_shuffled", "ram")}, "are compressed"),
         ({"placement": "device"}, {"placements": ("stream", "ram")}, "run in host memory; use stream or ram"),
         ({"placement": "disk"}, {}, "valid: stream, memory_map, ram, device, block_shuffled"),
     ],

@@ -104,3 +104,15 @@ def test_notes_are_printed_as_they_are():
 
 def test_durations_are_written_for_people():
     assert [format_seconds(s) for s in (0.04, 59.94, 187.2, 8100)] == ["0.0 s", "59.9 s", "3:07", "2:15:00"]
+
+
+def test_what_the_run_is_on_is_printed_below_its_name():
+    text = run(io.StringIO(), [started(report=("CPU: 2 cores", "batch: 8 × accumulate 4"))])
+    assert text.splitlines()[1:] == ["  CPU: 2 cores", "  batch: 8 × accumulate 4"]
+
+
+def test_a_run_that_starts_anew_with_smaller_batches_has_one_bar():
+    again = started(steps_per_epoch=10, first_step=5)
+    text = run(Terminal(), [started(), steps_done(5), again, steps_done(10), ENDED])
+    assert text.count("files in runs/x") == 2
+    assert text.rstrip().endswith("finished after 20 steps, 4.2 s")

@@ -8,6 +8,7 @@ import types
 import pytest
 
 from fulltilt.config import load_config, plan_of
+from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
 from fulltilt.tuner.apply import apply_result, plan_changes
 from fulltilt.tuner.recommend import LearningRate
@@ -75,7 +76,7 @@ def test_what_was_measured_travels_with_the_settings(config, tmp_path):
     promise = applied.run.promise
     assert promise.samples_per_s == [1190.0, 1300.0]  # the row's interval, widened to its runs side by side
     assert (promise.machine, promise.threads, promise.data_wait_pct) == ("00ab12", 2, 25.0)
-    assert promise.plan == plan.digest == plan_of(applied).digest
+    assert promise.plan == compute_plan_digest(plan) == compute_plan_digest(plan_of(applied))
     assert apply_result(result, tmp_path / "a.yaml") == ""
 
 
@@ -85,3 +86,10 @@ def test_a_promise_of_an_earlier_search_gives_way(config, tmp_path):
         apply_result(make_result(plan_of(config), rate, ci95=(low, 300.0)), tmp_path / "a.yaml")
     assert load_config(tmp_path / "a.yaml").run.promise.samples_per_s == [200.0, 300.0]
     assert (tmp_path / "a.yaml").read_text().count("promise") == 1
+
+
+def test_a_promise_outlives_a_lever_that_is_added_later(config):
+    plan = plan_of(config).replace(batch_size=128)
+    older = {name: value for name, value in plan.items() if name != "compile"}
+    assert compute_plan_digest(older) == compute_plan_digest(plan)
+    assert compute_plan_digest(plan.replace(compile=True)) != compute_plan_digest(plan)

@@ -7,6 +7,7 @@ import pytest
 from fulltilt.levers import default_plan
 from fulltilt.records import Evidence, Measurement, PhasesMs
 from fulltilt.tuner.process import ProcessOutcome
+from fulltilt.tuner.simulated import Answer, ReplayTarget, SimulatedTarget
 from fulltilt.tuner.target import build_trial
 
 PHASES = PhasesMs(data_wait=0.0, h2d=None, forward=1.0, backward=2.0, optimizer=0.5, other=0.0, step=3.5)
@@ -55,3 +56,18 @@ def test_a_run_that_peaked_above_its_limit_is_out_of_memory_though_it_ended_well
 def test_without_a_limit_nothing_is_held_against_one():
     trial = build_trial(default_plan(), build_outcome(memory_rss_peak_gib=999.0), id="t1", why="")
     assert trial.status == "ok"
+
+
+def test_a_replay_answers_with_what_was_recorded_of_that_kind():
+    """It once answered a probe of the loader with the row of a whole run."""
+    plan = default_plan({"batch_size": 8})
+    simulated = SimulatedTarget(lambda _: Answer(samples_per_s=100.0))
+    rows = [simulated(plan, id="t1", why=""), simulated(plan, id="t2", why="", kind="device")]
+    replay = ReplayTarget(rows)
+    again = replay(plan, id="t9", why="again", kind="repeat")
+    assert (again.id, again.kind, again.samples_per_s) == ("t9", "repeat", 100.0)
+    assert replay(plan, id="t9", why="", kind="device").kind == "device"
+    with pytest.raises(KeyError, match="no run of kind loader was recorded"):
+        replay(plan, id="t9", why="", kind="loader")
+    with pytest.raises(KeyError, match="batch_size=9"):
+        replay(plan.replace(batch_size=9), id="t9", why="")

@@ -1,0 +1,35 @@
+"""``data.on_bad_sample``: what a run does about a sample that cannot be read."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge
+
+from fulltilt.config.binding import build_component
+from fulltilt.config.calls import parse_call
+from fulltilt.errors import ConfigError
+
+DEFAULT_LIMIT = 100
+
+
+def parse_on_bad_sample(text: str) -> int | None:
+    """``stop`` → None; ``skip(limit=20)`` → 20: as many samples may be left out, ``skip`` alone means 100.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if parse_call(text).name not in _POLICIES:
+        raise ConfigError(f"{text!r} is neither stop nor skip(limit=…)")
+    return build_component(text, _POLICIES, kind="policy", where="data.on_bad_sample")
+
+
+def _stop() -> None:
+    return None
+
+
+def _skip(limit: Annotated[int, Ge(1)] = DEFAULT_LIMIT) -> int:
+    return limit
+
+
+_POLICIES = {"stop": _stop, "skip": _skip}

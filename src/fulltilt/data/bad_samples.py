@@ -1,0 +1,95 @@
+"""Samples that cannot be read: left out by name and number, up to a limit, never without a word.
+
+A batch keeps its size: in place of the bad sample stands the next one of its batch that can be read. The order of the
+epoch, and where a resumed run goes on, stay what they were.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fulltilt.errors import DataError
+
+UNREADABLE = (DataError, OSError, EOFError, SyntaxError, ValueError, struct.error)
+"""What a damaged sample is known to raise, in our readers and in a user's own dataset."""
+
+_N_NAMED = 5
+
+
+class BadSamples:
+    """Which samples of a dataset could not be read; shared by the processes that read them.
+
+    Args:
+        dataset: Its samples; ``name_sample(index)`` names one where it is offered.
+        n_samples: Their number.
+        limit: So many may be left out.
+        share: Put the marks into memory that worker processes see.
+    """
+
+    def __init__(self, dataset: Any, n_samples: int, limit: int, *, share: bool):
+        self._dataset, self.limit = dataset, limit
+        # One mark a sample: workers set them without a lock, and setting one twice changes nothing.
+        self._marks = torch.zeros(n_samples, dtype=torch.uint8)
+        if share:
+            self._marks.share_memory_()
+
+    @property
+    def indices(self) -> list[int]:
+        return self._marks.nonzero()[:, 0].tolist()
+
+    def add(self, indices: Sequence[int], error: BaseException) -> None:
+        """Leave these out from now on.
+
+        Raises:
+            DataError: There are more than the limit now; names them.
+        """
+        for index in indices:
+            self._marks[index] = 1
+        n_bad = len(self.indices)
+        if n_bad > self.limit:
+            raise DataError(
+                f"{n_bad} samples cannot be read, data.on_bad_sample allows {self.limit}: {self._name()}; the last "
+                f"said: {error}"
+            ) from error
+
+    def replace_in(self, indices: np.ndarray) -> np.ndarray:
+        """The batch with a readable sample in place of each bad one.
+
+        Raises:
+            DataError: None of the batch can be read.
+        """
+        is_bad = self._marks.numpy()[indices] != 0
+        if not is_bad.any():
+            return indices
+        good = np.flatnonzero(~is_bad)
+        if not len(good):
+            raise DataError(f"no sample of a batch of {len(indices)} can be read: {self._name()}; repair the data")
+        following = np.searchsorted(good, np.flatnonzero(is_bad)) % len(good)
+        replaced = indices.copy()
+        replaced[is_bad] = indices[good[following]]
+        return replaced
+
+    def describe(self, split: str) -> str | None:
+        """One line for the user; None while all could be read."""
+        n_bad = len(self.indices)
+        if not n_bad:
+            return None
+        return (
+            f"{n_bad} of {len(self._marks)} {split} samples could not be read, another one of the batch stands in for "
+            f"each (data.on_bad_sample allows {self.limit}): {self._name()}"
+        )
+
+    def _name(self) -> str:
+        indices = self.indices
+        names = [name_sample(self._dataset, index) for index in indices[:_N_NAMED]]
+        return ", ".join(names) + (f", and {len(indices) - _N_NAMED} more" if len(indices) > _N_NAMED else "")
+
+
+def name_sample(dataset: Any, index: int) -> str:
+    name = getattr(dataset, "name_sample", None)
+    return name(index) if callable(name) else f"sample {index} of {type(dataset).__name__}"

@@ -1,0 +1,71 @@
+"""Random windows in images: a place each, of random area and aspect ratio. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_N_TRIES = 10  # for a window that fits; torchvision's number
+
+
+WINDOW_DRAWS = 2 * _N_TRIES + 2
+"""Numbers from [0, 1) that ``draw_windows`` takes for each image."""
+
+
+class Windows(NamedTuple):
+    """(B,) int64 each, in pixels; ``found`` (B,) is false where no window fitted and the fallback stands in."""
+
+    tops: Tensor
+    lefts: Tensor
+    heights: Tensor
+    widths: Tensor
+    found: Tensor
+
+    @property
+    def edges(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.tops, self.lefts, self.heights, self.widths
+
+
+def draw_index(u_B: Tensor, n_values: int | Tensor) -> Tensor:
+    """(B,) int64 from {0, …, n_values − 1}; float32 keeps u · n below n for every u below 1."""
+    return (u_B * n_values).long()
+
+
+def draw_windows(
+    u_BD: Tensor, height: int, width: int, scale: Sequence[float], ratio: Sequence[float], *, smaller: bool = False
+) -> Windows:
+    """The first window that fits of ten with an area share from ``scale`` and a width over height from ``ratio``.
+
+    Where none does: the largest centred one inside the ratio bounds.
+
+    Args:
+        u_BD: ``WINDOW_DRAWS`` numbers from [0, 1) an image.
+        smaller: Only windows smaller than the image each way count.
+
+    Source: He et al. and Szegedy et al. as torchvision's RandomResizedCrop and RandomErasing have it.
+    """
+    areas_BT = height * width * (scale[0] + u_BD[:, :_N_TRIES] * (scale[1] - scale[0]))
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    ratios_BT = torch.exp(low + u_BD[:, _N_TRIES : 2 * _N_TRIES] * (high - low))
+    widths_BT, heights_BT = (areas_BT * ratios_BT).sqrt().round(), (areas_BT / ratios_BT).sqrt().round()
+    most_h, most_w = (height - 1, width - 1) if smaller else (height, width)
+    fits_BT = (widths_BT > 0) & (widths_BT <= most_w) & (heights_BT > 0) & (heights_BT <= most_h)
+    first_B1 = fits_BT.to(torch.uint8).argmax(1, keepdim=True)
+    found_B = fits_BT.any(1)
+    widths_B = widths_BT.gather(1, first_B1)[:, 0].long()
+    heights_B = heights_BT.gather(1, first_B1)[:, 0].long()
+    tops_B = draw_index(u_BD[:, -2], height - heights_B + 1)
+    lefts_B = draw_index(u_BD[:, -1], width - widths_B + 1)
+    wide = min(width, max(1, round(height * ratio[1])))
+    high_ = min(height, max(1, round(width / ratio[0])))
+    return Windows(
+        torch.where(found_B, tops_B, (height - high_) // 2),
+        torch.where(found_B, lefts_B, (width - wide) // 2),
+        torch.where(found_B, heights_B, high_),
+        torch.where(found_B, widths_B, wide),
+        found_B,
+    )

@@ -1,0 +1,32 @@
+"""``fulltilt machine``: what it says under Windows' Linux."""
+
+from fulltilt.cli.machine import list_wsl_rows
+from fulltilt.hardware import WslReport
+
+REPORT = WslReport(
+    version=2,
+    memory_total_bytes=16 * 2**30,
+    swap_total_bytes=4 * 2**30,
+    config_path="/mnt/c/Users/kim/.wslconfig",
+    config_memory="16GB",
+    config_swap=None,
+    gpu="there is no /dev/dxg",
+    advice=("first", "second"),
+)
+
+
+def test_memory_limits_gpu_and_advice_stand_in_rows_of_their_own():
+    rows = list_wsl_rows(REPORT)
+    assert rows[0] == (
+        "WSL 2",
+        "16.0 GiB memory, 4.0 GiB swap; memory=16GB, swap=not set in /mnt/c/Users/kim/.wslconfig",
+    )
+    assert rows[1:] == [
+        ("WSL: GPU", "not usable: there is no /dev/dxg"),
+        ("WSL: advice", "first"),
+        ("WSL: advice", "second"),
+    ]
+
+
+def test_elsewhere_nothing_is_said():
+    assert list_wsl_rows(None) == []

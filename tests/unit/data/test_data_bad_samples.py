@@ -1,0 +1,190 @@
+"""A sample that cannot be read stops the run by name, or is left out, counted and told."""
+
+from __future__ import annotations
+
+import os
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
+
+from fulltilt.config import config_from_values, parse_on_bad_sample
+from fulltilt.data import DATASETS, build_loader
+from fulltilt.engine.train import train
+from fulltilt.errors import ConfigError, DataError
+
+CLASSES = ("cats", "dogs")
+N_EACH = 12
+
+
+def make_folder(path):
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for name in CLASSES:
+            (path / split / name).mkdir(parents=True)
+            for i in range(N_EACH):
+                pixels = rng.integers(0, 256, (10, 10, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(path / split / name / f"{i:02d}.jpg")
+    return path
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def make_loader(dataset, *, limit, workers=0, batch_size=8, shuffle=False):
+    options = {"num_workers": workers}
+    return build_loader(
+        dataset,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        drop_last=False,
+        seed=0,
+        options=options,
+        skip_limit=limit,
+    )
+
+
+class Numbers(Dataset):
+    def __init__(self, bad=()):
+        self.bad = set(bad)
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise OSError(f"cannot read {index}")
+        return torch.tensor([float(index)]), torch.tensor(index)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"), [("stop", None), ("skip", 100), ("skip(limit=3)", 3), ("skip(7)", 7), ("stop()", None)]
+)
+def test_the_policy_as_it_is_written(text, limit):
+    assert parse_on_bad_sample(text) == limit
+
+
+@pytest.mark.parametrize("text", ["ignore", "skip(limit=0)", "skip(most=3)", "skip(limit=many)", "stop(limit=3)"])
+def test_another_policy_is_refused(text):
+    with pytest.raises(ConfigError):
+        config_from_values({"data": {"on_bad_sample": text}}, base_dir=".")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_image_stops_by_name_or_is_replaced_within_its_batch(tmp_path, workers):
+    folder = make_folder(tmp_path)
+    bad = folder / "train" / "cats" / "03.jpg"
+    dataset = DATASETS["image_folder"](path=str(folder))
+    cut(bad)
+    with pytest.raises(DataError, match=r"cats/03\.jpg cannot be decoded"):
+        list(make_loader(dataset, limit=None, workers=workers))
+    loader = make_loader(dataset, limit=2, workers=workers)
+    batches = list(loader)
+    assert [len(images) for images, _ in batches] == [8, 8, 8], "batches keep their size"
+    assert torch.equal(batches[0][0][3], batches[0][0][4]), "the next of the batch stands in"
+    assert loader.dataset.bad_samples.indices == [3]
+    told = loader.dataset.bad_samples.describe("training")
+    assert "1 of 24 training samples" in told
+    assert str(bad) in told
+
+
+def test_the_last_of_a_batch_is_replaced_by_its_first():
+    loader = make_loader(Numbers({7, 6}), limit=5)
+    assert next(iter(loader))[1].tolist() == [0, 1, 2, 3, 4, 5, 0, 0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_more_than_the_limit_stop_the_run_and_are_named(workers):
+    loader = make_loader(Numbers({1, 9, 17}), limit=2, workers=workers)
+    with pytest.raises(DataError, match=r"3 samples cannot be read, data\.on_bad_sample allows 2: sample 1 of Numbers"):
+        list(loader)
+
+
+def test_a_batch_without_a_readable_sample_is_an_error():
+    with pytest.raises(DataError, match="no sample of a batch of 4 can be read: sample 0 of Numbers, sample 1"):
+        list(make_loader(Numbers(range(4)), limit=10, batch_size=4))
+
+
+def test_an_error_of_the_batch_and_not_of_a_sample_is_not_hidden():
+    class Ragged(Numbers):
+        def __getitem__(self, index):
+            return torch.zeros(1 + index % 2), torch.tensor(index)
+
+        def __getitems__(self, indices):
+            if len(indices) > 1:
+                raise ValueError("only one at a time")
+            return [self[index] for index in indices]
+
+    loader = make_loader(Ragged(), limit=10)
+    with pytest.raises(ValueError, match="one at a time"):
+        list(loader)
+    assert loader.dataset.bad_samples.indices == []
+
+
+def test_a_damaged_row_of_a_compressed_file_is_named_by_its_number(tmp_path):
+    path = tmp_path / "rows.h5"
+    rows = np.random.default_rng(0).random((24, 40), dtype=np.float32)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("input", data=rows, chunks=(1, 40), compression="gzip")
+        file["label"] = np.arange(24)
+        place = file["input"].id.get_chunk_info(5)
+    with path.open("r+b") as stream:
+        stream.seek(place.byte_offset)
+        stream.write(b"\0" * place.size)
+    dataset = DATASETS["hdf5"](path=str(path), val_fraction=0)
+    with pytest.raises(DataError, match="input cannot be read at row 5"):
+        list(make_loader(dataset, limit=None))
+    loader = make_loader(dataset, limit=1)
+    labels = torch.cat([targets for _, targets in loader]).tolist()
+    assert labels == [0, 1, 2, 3, 4, 6, *range(6, 24)]
+    assert f"row 5 of {path}" in loader.dataset.bad_samples.describe("training")
+
+
+def test_a_run_tells_what_it_left_out_at_the_end_of_the_epoch(tmp_path):
+    folder = make_folder(tmp_path / "images")
+    cut(folder / "train" / "dogs" / "01.jpg")
+    cut(folder / "val" / "cats" / "00.jpg")
+    values = {
+        "task": "classification",
+        "model": "small_cnn",
+        "data": {"dataset": "image_folder", "path": str(folder), "batch_size": 8, "on_bad_sample": "skip(limit=1)"},
+        "run": {"epochs": 2, "device": "cpu"},
+    }
+    result = train(config_from_values(values, base_dir="."), out_dir=tmp_path / "run")
+    told = [note for note in result.notes if "could not be read" in note]
+    assert result.reason == "finished"
+    assert [note.split(" samples")[0] for note in told] == ["1 of 24 training", "1 of 24 validation"]
+    assert "dogs/01.jpg" in told[0]
+    assert "cats/00.jpg" in told[1]
+
+
+def test_a_run_that_stopped_at_a_bad_sample_goes_on_with_the_other_policy(tmp_path):
+    folder = make_folder(tmp_path / "images")
+    values = {
+        "task": "classification",
+        "model": "small_cnn",
+        "data": {"dataset": "image_folder", "path": str(folder), "batch_size": 8},
+        "run": {"epochs": 1, "device": "cpu"},
+    }
+    train(config_from_values(values, base_dir="."), out_dir=tmp_path / "run")
+    cut(folder / "train" / "dogs" / "01.jpg")
+    values["run"]["epochs"] = 2
+    with pytest.raises(DataError, match=r"dogs/01\.jpg cannot be decoded"):
+        train(config_from_values(values, base_dir="."), out_dir=tmp_path / "run", resume=True)
+    values["data"]["on_bad_sample"] = "skip"
+    result = train(config_from_values(values, base_dir="."), out_dir=tmp_path / "run", resume=True)
+    assert result.reason == "finished"
+    assert any("dogs/01.jpg" in note for note in result.notes)
+
+
+def test_a_stream_has_no_samples_to_skip():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield torch.zeros(1), torch.zeros(1)
+
+    with pytest.raises(DataError, match="Stream streams; use stop"):
+        make_loader(Stream(), limit=3)

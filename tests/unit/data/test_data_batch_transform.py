@@ -1,0 +1,263 @@
+"""Transforms taken out of a dataset and run on whole batches: the same images, and no way to lose them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from fulltilt.config import config_from_values, plan_of
+from fulltilt.data import DATASETS, BatchTransform, build_loader, build_pipeline, find_placements, find_transforms
+from fulltilt.data.batch_transform import detach_transform
+from fulltilt.data.images import MemoryImages
+from fulltilt.engine.build import build_run
+from fulltilt.engine.evaluate import build_validation_loader, evaluate
+from fulltilt.engine.step import TrainStep
+from fulltilt.errors import DataError, PlanObstacleError
+from fulltilt.levers import Facts, default_plan, find_obstacles, load_catalogue
+from fulltilt.measure import NullTimer
+
+AUGMENT = "random_crop(8, padding=2) | random_flip | color_jitter(0.3, 0.3) | normalize(mean=[0.5], std=[0.25])"
+PLAIN = "normalize(mean=[0.5], std=[0.25])"
+
+
+def make_images(n=12, c=1, side=8):
+    return torch.randint(0, 256, (n, c, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def make_dataset(transform=PLAIN, n=12):
+    pipeline = build_pipeline(transform) if isinstance(transform, str) else transform
+    return MemoryImages("own", make_images(n), torch.arange(n) % 3, classes="abc", transform=pipeline)
+
+
+def make_folder(path, sizes, n_each=4):
+    rng = np.random.default_rng(0)
+    for name, (height, width) in sizes.items():
+        (path / name).mkdir(parents=True)
+        for i in range(n_each):
+            pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / name / f"{i}.png")
+    return path
+
+
+def make_config(**data):
+    values = {"dataset": "digits", "batch_size": 256, "transform": {"train": PLAIN, "val": PLAIN}} | data
+    return config_from_values(
+        {"task": "classification", "model": "small_cnn", "data": values, "run": {"seed": 3}}, base_dir="."
+    )
+
+
+def test_a_detached_dataset_hands_out_what_was_read_and_the_pipeline_gives_the_same_batch():
+    dataset = make_dataset()
+    raw, pipeline = detach_transform(dataset)
+    images, targets = raw.get_batch([3, 1, 2])
+    assert images.dtype == torch.uint8
+    assert torch.equal(images, make_images()[[3, 1, 2]])
+    expected, expected_targets = dataset.get_batch([3, 1, 2])
+    assert torch.equal(pipeline(images), expected)
+    assert torch.equal(targets, expected_targets)
+    assert dataset.get_batch([0])[0].dtype == torch.float32, "the dataset itself stays as it is"
+
+
+def test_what_brings_images_of_a_folder_to_one_size_stays_with_it(tmp_path):
+    folder = make_folder(tmp_path, {"a": (20, 30), "b": (25, 16)})
+    dataset = DATASETS["image_folder"](path=str(folder), transform="resize(12) | random_flip | random_crop(10)")
+    raw, pipeline = detach_transform(dataset)
+    images, _ = raw.get_batch([0, len(raw) - 1])
+    assert images.shape == (2, 3, 12, 12)
+    assert images.dtype == torch.uint8
+    assert pipeline(images).shape == (2, 3, 10, 10)
+
+
+def test_a_folder_of_images_of_one_size_transforms_them_all_at_once_and_alike(tmp_path):
+    folder = make_folder(tmp_path, {"a": (16, 16), "b": (16, 16)})
+    dataset = DATASETS["image_folder"](path=str(folder), transform="random_resized_crop(8) | random_flip")
+    whole, _ = dataset.get_batch([0, 1, 2], generator=torch.Generator().manual_seed(4))
+    images = [dataset.decode(i) for i in range(3)]
+    sizing, rest = dataset.transform.split_at_size()
+    generator = torch.Generator().manual_seed(4)
+    u_BD = torch.rand(3, sizing.steps[0].n_draws, generator=generator)
+    sized = torch.cat([sizing.apply_steps(image[None], u_BD[i : i + 1]) for i, image in enumerate(images)])
+    assert torch.equal(whole, rest(sized, generator))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind"),
+    [
+        (make_dataset(), "pipeline"),
+        (make_dataset(None), "pipeline"),
+        (make_dataset(lambda image: image), "own"),
+        (TensorDataset(torch.rand(3, 2), torch.rand(3)), "none"),
+    ],
+)
+def test_only_a_pipeline_can_be_taken_out(dataset, kind):
+    assert find_transforms(dataset) == kind
+    facts = Facts(device_type="cpu", transforms=kind)
+    obstacles = find_obstacles(default_plan({"transforms": "device"}), facts)
+    assert bool(obstacles) is (kind != "pipeline")
+    if kind == "own":
+        assert "image by image" in obstacles[0]
+        with pytest.raises(DataError, match=r"use data\.transforms loader"):
+            detach_transform(dataset)
+
+
+def test_a_step_of_the_users_own_keeps_the_pipeline_in_the_loader(tmp_path, monkeypatch):
+    (tmp_path / "own_step_for_device.py").write_text("def darken():\n    return lambda image: image // 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = make_config(transform="own_step_for_device:darken()", transforms="device")
+    with pytest.raises(PlanObstacleError, match="a transform of your own works image by image"):
+        build_run(config, plan_of(config), device="cpu")
+
+
+def test_the_search_offers_the_device_where_there_is_one_and_a_pipeline():
+    offers = load_catalogue()["transforms"].candidates
+    assert offers(Facts(device_type="cuda", transforms="pipeline")) == ("loader", "device")
+    assert offers(Facts(device_type="cuda", transforms="own")) == ("loader",)
+    assert offers(Facts(device_type="cpu", transforms="pipeline")) == ("loader",)
+    assert offers(Facts(device_type="cuda")) == ("loader",)
+
+
+def train_losses(config, n_epochs=2):
+    losses = []
+    with build_run(config, plan_of(config), device="cpu") as run:
+        step = TrainStep(run)
+        for epoch in range(n_epochs):
+            batches = run.start_epoch(epoch)
+            while (outcome := step(batches, NullTimer())) is not None:
+                losses.append(float(outcome.loss))
+        metrics = evaluate(run, build_validation_loader(run))
+    return losses, metrics
+
+
+def test_where_nothing_is_random_training_and_evaluation_are_the_same_on_the_device():
+    by_loader = train_losses(make_config())
+    assert train_losses(make_config(transforms="device")) == by_loader
+    assert train_losses(make_config(transforms="device", placement="ram")) == by_loader
+    assert train_losses(make_config(transforms="device", num_workers=1)) == by_loader
+
+
+def test_random_transforms_on_the_device_follow_the_seed_of_the_run_and_never_reach_validation():
+    config = make_config(transform={"train": AUGMENT, "val": PLAIN}, transforms="device")
+    first, again = train_losses(config, 1), train_losses(config, 1)
+    assert first == again
+    plain, _ = train_losses(make_config(transforms="device"), 1)
+    assert first[0] != plain
+    with build_run(config, plan_of(config), device="cpu") as run:
+        loader = build_validation_loader(run)
+        images, _ = next(iter(loader))
+        assert images.dtype == torch.uint8
+        assert torch.equal(loader.transform(images), build_pipeline(PLAIN)(images))
+
+
+def test_images_leave_in_the_memory_format_of_the_run():
+    transform = BatchTransform(build_pipeline("random_flip"), memory_format=torch.channels_last)
+    images = torch.randint(0, 256, (4, 3, 6, 6), dtype=torch.uint8)
+    out, _ = transform((images, torch.zeros(4)), torch.Generator())
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert out.dtype == torch.float32
+
+
+# Inductor imports a part of torch that uses torch's own deprecated decorator.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_a_compiled_pipeline_gives_the_same_images_for_the_same_seed():
+    with torch._inductor.config.patch(compile_threads=1):
+        plain, compiled = (BatchTransform(build_pipeline(AUGMENT)) for _ in range(2))
+        notes: list[str] = []
+        compiled.compile(notes)
+        batch = make_images(16), torch.arange(16)
+        out, _ = compiled(batch, torch.Generator().manual_seed(1))
+        expected, _ = plain(batch, torch.Generator().manual_seed(1))
+    assert notes == []
+    assert compiled.graphs.n_runs == 1
+    torch.testing.assert_close(out, expected, atol=2 / 255 / 0.25, rtol=0)
+
+
+def test_a_pipeline_that_does_not_compile_goes_on_without_and_says_so(monkeypatch):
+    from torch._dynamo.exc import Unsupported
+
+    transform = BatchTransform(build_pipeline(PLAIN))
+    notes: list[str] = []
+    transform.compile(notes)
+
+    def refuse(*arguments):
+        raise Unsupported("an operator that no graph can hold")
+
+    monkeypatch.setattr(transform, "_apply", refuse)
+    batch = make_images(4), torch.arange(4)
+    for _ in range(2):
+        out, _ = transform(batch, torch.Generator())
+        assert torch.equal(out, build_pipeline(PLAIN)(batch[0]))
+    assert len(notes) == 1
+    assert "could not be compiled and run as they are (an operator that no graph can hold" in notes[0]
+
+
+def test_a_batch_that_is_no_pair_is_refused():
+    with pytest.raises(DataError, match="a batch is 3 parts"):
+        BatchTransform(None)((torch.rand(2), torch.rand(2), torch.rand(2)), torch.Generator())
+
+
+def test_a_folder_is_decoded_once_when_it_is_placed_in_memory(tmp_path):
+    folder = make_folder(tmp_path, {"a": (20, 30), "b": (25, 16)})
+    dataset = DATASETS["image_folder"](path=str(folder), transform="resize(12) | random_flip(1.0)", val_fraction=0.25)
+    assert find_placements(dataset) == ("stream", "ram", "device")
+    assert dataset.held_bytes == len(dataset) * (3 * 12 * 12 + 8)
+    loader = build_loader(
+        dataset, batch_size=len(dataset), shuffle=False, drop_last=False, seed=0, options={"placement": "ram"}
+    )
+    expected = dataset.get_batch(range(len(dataset)))[0]
+    for file in folder.rglob("*.png"):
+        file.unlink()
+    images, targets = next(iter(loader))
+    assert loader.dataset.source.placement == "ram"
+    assert torch.equal(images, expected)
+    assert torch.equal(targets, dataset.targets)
+
+
+def test_a_folder_of_many_sizes_cannot_be_held_and_names_the_file(tmp_path):
+    folder = make_folder(tmp_path, {"a": (20, 30), "b": (25, 16)})
+    dataset = DATASETS["image_folder"](path=str(folder), transform="random_resized_crop(8)")
+    with pytest.raises(DataError, match=r"b/\d\.png is 16 × 25 pixels and the first image 30 × 20 pixels"):
+        dataset.hold(torch.device("cpu"))
+
+
+def test_rows_on_the_device_need_their_transforms_there():
+    facts = Facts(device_type="cuda", placements=("stream", "ram", "device"), transforms="pipeline")
+    obstacles = find_obstacles(default_plan({"placement": "device"}), facts)
+    assert "set transforms to device" in obstacles[0]
+    assert find_obstacles(default_plan({"placement": "device", "transforms": "device"}), facts) == []
+
+
+def test_images_in_memory_are_not_offered_to_memory_again_without_a_gpu():
+    offers = load_catalogue()["placement"].candidates
+    given = {"placements": ("stream", "ram", "device"), "is_held": True, "data_bytes": 1, "free_ram_bytes": 100}
+    assert offers(Facts(device_type="cpu", **given)) == ("stream",)
+    assert offers(Facts(device_type="cuda", free_device_bytes=100, **given)) == ("stream", "ram", "device")
+
+
+@pytest.mark.parametrize("mix", ["mixup(alpha=1)", "cutmix"])
+def test_mixing_reaches_training_and_not_evaluation(mix):
+    mixed, metrics = train_losses(make_config(mix=mix))
+    plain, _ = train_losses(make_config())
+    assert mixed != plain
+    assert 0.5 < metrics["accuracy"] <= 1
+    assert train_losses(make_config(mix=mix))[0] == mixed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_images_on_a_gpu_are_gathered_and_transformed_there_without_a_wait():
+    config = make_config(transform={"train": AUGMENT, "val": PLAIN}, transforms="device", placement="device")
+    with build_run(config, plan_of(config), device="cuda") as run:
+        step = TrainStep(run)
+        batches = run.start_epoch(0)
+        step(batches, NullTimer())
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            images, targets = next(batches)
+            images, _ = run.transform((images, targets), run.generator)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert images.is_cuda
+        assert images.dtype == torch.float32

@@ -1,0 +1,166 @@
+"""Batches copied ahead: in order, one ahead, and nothing freed that a copy may still read."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from fulltilt.data.images import MemoryImages
+from fulltilt.engine.build import build_run
+from fulltilt.engine.prefetch import CudaLane, Prefetcher
+from fulltilt.engine.step import TrainStep
+from fulltilt.levers import Facts, default_plan, find_obstacles, load_catalogue
+from fulltilt.measure import NullTimer
+from fulltilt.tasks import Workload
+
+
+class HeldEvent:
+    def __init__(self):
+        self.is_done = False
+
+    def query(self):
+        return self.is_done
+
+
+class FakeLane:
+    """Copies whose end the test decides; reading a batch before it was handed over is an error of the caller."""
+
+    def __init__(self):
+        self.events, self.handed_over = [], []
+
+    def copy(self, batch):
+        event = HeldEvent()
+        self.events.append(event)
+        return batch.clone(), event
+
+    def hand_over(self, batch, event):
+        self.handed_over.append((batch, event))
+
+
+def make_batches(n, taken):
+    for i in range(n):
+        taken.append(i)
+        yield torch.full((2,), i)
+
+
+def test_every_batch_comes_once_in_order_and_one_is_ahead():
+    lane, taken, seen = FakeLane(), [], []
+    for i, batch in enumerate(Prefetcher(make_batches(4, taken), lane, seen.append)):
+        assert batch.tolist() == [i, i]
+        assert taken == list(range(min(4, i + 2)))
+        assert lane.handed_over[-1][0] is batch, "the step waits for the copy of this batch"
+        assert lane.handed_over[-1][1] is lane.events[i]
+    assert len(seen) == 4
+    with pytest.raises(StopIteration):
+        next(Prefetcher(iter(()), lane))
+
+
+def test_a_host_batch_lives_until_its_copy_is_done_and_no_longer():
+    lane, alive = FakeLane(), []
+
+    def make():
+        for i in range(5):
+            batch = torch.full((2,), i)
+            alive.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    batches = Prefetcher(make(), lane)
+    next(batches)
+    next(batches)
+    assert [ref() is not None for ref in alive[:2]] == [True, True], "no copy is done"
+    lane.events[0].is_done = True
+    next(batches)
+    assert [ref() is not None for ref in alive[:3]] == [False, True, True]
+    lane.events[2].is_done = True
+    next(batches)
+    assert alive[1]() is not None, "its copy is still under way, whatever came behind it"
+    lane.events[1].is_done = True
+    next(batches)
+    assert batches.n_held == 2
+
+
+def test_an_error_of_the_loader_passes():
+    def fail():
+        yield torch.zeros(1)
+        raise OSError("the disk went away")
+
+    batches = Prefetcher(fail(), FakeLane())
+    with pytest.raises(OSError, match="the disk went away"):
+        next(batches)
+
+
+@pytest.mark.parametrize(
+    ("plan", "device", "words"),
+    [
+        ({}, "cpu", "no device to copy batches to"),
+        ({"pin_memory": False}, "cuda", "set pin_memory to true"),
+        ({"pin_memory": True, "placement": "device"}, "cuda", "made on the device"),
+    ],
+)
+def test_where_nothing_can_be_copied_ahead_it_is_refused(plan, device, words):
+    facts = Facts(device_type=device, placements=("stream", "device"))
+    reasons = find_obstacles(default_plan({"device_prefetch": True} | plan), facts)
+    assert any(words in reason for reason in reasons)
+
+
+def make_workload():
+    images = torch.randint(0, 256, (64, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return Workload(
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)),
+        dataset=lambda: MemoryImages("own", images, torch.arange(64) % 4, classes="abcd", transform=None),
+        loss=nn.CrossEntropyLoss(),
+    )
+
+
+def test_a_run_takes_its_batches_through_the_lane():
+    """On a CPU with the copies of a fake: what the step sees is what the loader gave."""
+    losses = []
+    for lane in (None, FakeLanes()):
+        with build_run(None, default_plan({"batch_size": 16}), device="cpu", workload=make_workload(), seed=1) as run:
+            run.lane = lane
+            step, batches = TrainStep(run), run.start_epoch(0)
+            losses.append([float(step(batches, NullTimer()).loss) for _ in range(4)])
+            assert step(batches, NullTimer()) is None
+            assert load_catalogue()["device_prefetch"].observe(run.setup) is (lane is not None)
+    assert losses[0] == losses[1]
+
+
+class FakeLanes(FakeLane):
+    def copy(self, batch):
+        self.events.append(HeldEvent())
+        return [part.clone() for part in batch], self.events[-1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_batches_on_a_gpu_arrive_whole_while_the_step_is_slow():
+    device = torch.device("cuda")
+    lane = CudaLane(device, lambda batch: batch.to(device, non_blocking=True))
+    sources = (torch.full((1 << 22,), i, dtype=torch.float32).pin_memory() for i in range(40))
+    sums = []
+    for batch in Prefetcher(sources, lane):
+        for _ in range(20):
+            batch = batch * 1.0
+        sums.append(batch.double().mean())
+    assert [float(value) for value in sums] == list(map(float, range(40)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_prefetching_changes_no_loss_on_a_gpu():
+    losses = []
+    for value in (False, True):
+        plan = default_plan({"batch_size": 16, "pin_memory": True, "device_prefetch": value})
+        with build_run(None, plan, device="cuda", workload=make_workload(), seed=1) as run:
+            step, batches = TrainStep(run), run.start_epoch(0)
+            outcomes = list(itertools.takewhile(bool, (step(batches, NullTimer()) for _ in range(5))))
+            losses.append([float(outcome.loss) for outcome in outcomes])
+            catalogue = load_catalogue()
+            assert catalogue["device_prefetch"].observe(run.setup) is value
+            assert catalogue["pin_memory"].observe(run.setup) is True
+    assert losses[0] == losses[1]
