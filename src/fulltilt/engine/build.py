@@ -349,7 +349,7 @@ def _place_model(
 
     if config is not None and parse_on_bad_sample(config.data.on_bad_sample) is not None:
         raise UsageError(
-            "data.on_bad_sample skip makes one rank's part of a batch smaller, and the others do not know; over several "
+            "data.on_bad_sample skip makes one rank's part of a batch smaller, unknown to the others; over several "
             "devices use stop"
         )
     parallel.check_divisible(plan["batch_size"], workload.couples_samples, workload.name, world)
