@@ -48,10 +48,10 @@ class Run:
         generator: On the device; the randomness of ``workload.prepare``.
         loader_generator: On the CPU; seeds the data workers.
         notes: What the user should know of the plan as it was built.
-        transform: What the step does to a batch before ``workload.prepare``; None: nothing.
-        lane: Where batches are copied ahead of the step; None: the step copies them itself.
         world: The other processes of the run.
         sync: Told before each micro-step whether gradients are joined in it; None with one rank.
+        transform: What the step does to a batch before ``workload.prepare``; None: nothing.
+        lane: Where batches are copied ahead of the step; None: the step copies them itself.
     """
 
     config: Config | None
@@ -94,13 +94,15 @@ class Run:
         if start_index == 0:
             for hook in self.setup.epoch_hooks:
                 hook(epoch)
-        batches = self.deal(self.loader)
-        return batches if self.lane is None else Prefetcher(batches, self.lane, self._look_at_host_batch)
+        return self.deal(self.loader, self.lane)
 
-    def deal(self, loader: DataLoader) -> Iterator[Any]:
-        """One pass over ``loader``; of several ranks the parts of this one, see ``DealtBatches``."""
-        batches = iter(loader)
+    def deal(self, loader: DataLoader, lane: CopyLane | None = None) -> Iterator[Any]:
+        """One pass over ``loader``, copied ahead on ``lane``; of several ranks the parts of this one, see
+        ``DealtBatches``."""
+        batches: Iterator[Any] = iter(loader)
         self._iterators.add(batches)
+        if lane is not None:
+            batches = Prefetcher(batches, lane, self._look_at_host_batch)
         return batches if not self.world.is_divided else self._deal_parts(loader, batches)
 
     def _deal_parts(self, loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:
@@ -231,9 +233,7 @@ def build_run(
         world=world,
         sync=sync,
     )
-    if plan["device_prefetch"] and world.is_divided:
-        notes.append("device_prefetch is left out: with several ranks each takes its part of a batch when it comes")
-    elif plan["device_prefetch"]:
+    if plan["device_prefetch"]:
         run.lane = CudaLane(device, TrainStep(run).place)
     return run
 
@@ -347,6 +347,11 @@ def _place_model(
         return None
     from fulltilt.engine import parallel
 
+    if config is not None and parse_on_bad_sample(config.data.on_bad_sample) is not None:
+        raise UsageError(
+            "data.on_bad_sample skip makes one rank's part of a batch smaller, unknown to the others; over several "
+            "devices use stop"
+        )
     parallel.check_divisible(plan["batch_size"], workload.couples_samples, workload.name, world)
     wanted, static_graph = (config.speed.shard, config.speed.static_graph) if config is not None else ("auto", True)
     is_sharded, note = parallel.choose_shard(wanted, model, setup.device, world)
@@ -380,8 +385,8 @@ def _build_loader(
         worker_options=setup.worker_options,
         collate=workload.collate,
         seed=seed,
-        skip_limit=None if options is None else parse_on_bad_sample(options.on_bad_sample),
         share=world.share,
+        skip_limit=None if options is None else parse_on_bad_sample(options.on_bad_sample),
     )
     if loader.num_workers:
         seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()

@@ -45,8 +45,8 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
         worker_options=run.setup.worker_options,
         collate=run.workload.collate,
         seed=run.seed,
-        skip_limit=None if run.config is None else parse_on_bad_sample(run.config.data.on_bad_sample),
         share=run.world.share,
+        skip_limit=None if run.config is None else parse_on_bad_sample(run.config.data.on_bad_sample),
     )
 
 

@@ -401,9 +401,9 @@ def _describe_run(config: Config, workload: Workload | None) -> dict[str, Any]:
     """
     values = config.to_values()
     values["data"].pop("path")
-    values["data"].pop("on_bad_sample")  # a run that stopped at a bad sample may go on without it
     for name in ("shard", "static_graph"):  # how devices share the work
         values["speed"].pop(name)
+    values["data"].pop("on_bad_sample")  # a run that stopped at a bad sample may go on without it
     for lever in load_catalogue().values():
         section, _, name = lever.key.rpartition(".")
         if set(lever.trades) <= {"speed", "memory"} and not lever.changes_recipe(values[section][name]):
