@@ -318,7 +318,17 @@ def test_a_gap_that_runs_cannot_tell_from_none_is_named_a_tie_and_the_faster_mea
     chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=[*small, *large]).recommended
     assert chosen.trial.plan["batch_size"] == 64
     assert chosen.tied_with == tuple(row.id for row in table if row.plan["batch_size"] == 16)
-    assert "tied with 1 other, of which within 1 % it is the smaller batch" in chosen.rule
+    assert "tied with 1 other, which these runs cannot tell from the fastest" in chosen.rule
+
+
+def test_on_a_noisy_machine_a_wide_gap_is_a_tie_too():
+    """The search of a busy machine ended at one plan or at another, 10 % apart, and was sure of it each time."""
+    small = [make_row(i, rate, kind="repeat", batch_size=16) for i, rate in enumerate((700.0, 1100.0))]
+    large = [make_row(10 + i, rate, kind="repeat", batch_size=64) for i, rate in enumerate((1200.0, 800.0))]
+    table, _ = recommend.merge_repeats([*small, *large])
+    chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=[*small, *large]).recommended
+    assert chosen.trial.plan["batch_size"] == 64
+    assert len(chosen.tied_with) == 1
 
 
 def test_of_means_within_one_per_cent_the_smaller_batch_is_taken():
