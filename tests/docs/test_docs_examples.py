@@ -11,7 +11,12 @@ from fulltilt.levers import load_catalogue
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-DOORS = {"scripts/analysis/benchmark_gpu.py": "tune", "scripts/train.py": "train"}
+DOORS = {
+    "scripts/analysis/benchmark_gpu.py": "tune",
+    "scripts/train.py": "train",
+    "scripts/train_bilm.py": "train",
+    "train.py": "contrastive",
+}
 
 
 def find_commands(text):
