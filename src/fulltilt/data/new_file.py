@@ -44,17 +44,19 @@ def new_file(path: Path, *, remedy: str) -> Iterator[Path]:
 
 
 def check_name(path: Path, *, force: bool) -> None:
-    """Whether a file may be made under this name.
+    """Whether a file may be made under this name. A folder that is missing is made.
 
     Raises:
-        DataError: It is a folder or a device, its folder is not there, or it exists and ``force`` is not set.
+        DataError: It is a folder or a device, its folder cannot be, or it exists and ``force`` is not set.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the name of a file in it")
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is a device or a pipe, and a data file is written in pieces; give the name of a file")
-    if not path.parent.is_dir():
-        raise DataError(f"{path.parent} does not exist; make the folder first")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{path.parent} cannot be made ({error.strerror}); give another name") from error
     if path.exists() and not force:
         raise DataError(f"{path} exists ({path.stat().st_size:,} bytes); give another name, or --force to replace it")
 

@@ -97,8 +97,10 @@ def test_names_that_are_taken_or_the_same_are_refused(source, tmp_path):
     assert (tmp_path / "out.h5").read_bytes() == b"mine"
     repack_hdf5(source, tmp_path / "out.h5", force=True)
     assert read_everything(tmp_path / "out.h5") == read_everything(source)
-    with pytest.raises(DataError, match="does not exist; make the folder first"):
-        repack_hdf5(source, tmp_path / "none" / "out.h5")
+    with pytest.raises(DataError, match="cannot be made"):
+        repack_hdf5(source, tmp_path / "out.h5" / "out.h5")
+    repack_hdf5(source, tmp_path / "new" / "folder" / "out.h5")
+    assert read_everything(tmp_path / "new" / "folder" / "out.h5") == read_everything(source)
     with pytest.raises(UsageError, match="chunk_rows 0 must be 1 or more"):
         repack_hdf5(source, tmp_path / "other.h5", chunk_rows=0)
 
