@@ -76,8 +76,11 @@ class Candidates:
         return list(plans)
 
     def list_neighbours(self, plan: Plan, levers: Collection[str]) -> list[Plan]:
-        """The plan with one of the levers moved: to the next value on an ordered axis, to any on the others."""
-        plans: dict[Plan, None] = {}
+        """The plan with one of the levers moved: to the next value on an ordered axis, to any on the others.
+
+        A value that cannot apply beside the rest is left out: with no workers there is nothing to keep alive.
+        """
+        catalogue, plans = load_catalogue(), dict[Plan, None]()
         for lever, values in self._space.axes.items():
             if lever not in levers:
                 continue
@@ -85,7 +88,9 @@ class Candidates:
                 at = values.index(plan[lever])
                 values = (*values[max(at - 1, 0) : at], *values[at + 1 : at + 2])
             for value in values:
-                plans[self._space.with_value(plan, lever, value)] = None
+                moved = self._space.with_value(plan, lever, value)
+                if not catalogue[lever].guard(moved[lever], moved, self._space.facts):
+                    plans[moved] = None
         return list(plans)
 
 

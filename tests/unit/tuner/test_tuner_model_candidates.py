@@ -1,0 +1,37 @@
+"""What a search may ask for: plans one step from another, and none that cannot run."""
+
+from __future__ import annotations
+
+from fulltilt.levers import Facts, default_plan, find_obstacles
+from fulltilt.tuner.model.candidates import Candidates
+from fulltilt.tuner.space import Space
+
+BASE = default_plan({"batch_size": 32})
+AXES = {
+    "batch_size": (16, 32, 64),
+    "num_workers": (0, 1, 2),
+    "persistent_workers": (False, True),
+    "prefetch_factor": (None, 4),
+    "fused_optimizer": (False, True),
+}
+SPACE = Space(axes=AXES, base=BASE, user_plan=BASE, facts=Facts(device_type="cpu", n_cores_usable=2, optimizer="AdamW"))
+
+
+def list_neighbours(plan):
+    return Candidates(SPACE, BASE).list_neighbours(plan, AXES)
+
+
+def test_a_neighbour_that_cannot_run_is_not_offered():
+    """Searches once ran them: workers kept alive where there are none, an error in the table."""
+    for plan in (BASE, SPACE.with_value(BASE, "num_workers", 1)):
+        found = list_neighbours(plan)
+        assert found
+        assert not [obstacle for near in found for obstacle in find_obstacles(near, SPACE.facts)]
+    assert not any(near["persistent_workers"] or near["prefetch_factor"] for near in list_neighbours(BASE))
+
+
+def test_ordered_axes_move_by_one_and_switches_to_every_value():
+    plan = SPACE.with_value(BASE, "num_workers", 1)
+    changed = {(name, near[name]) for near in list_neighbours(plan) for name in AXES if near[name] != plan[name]}
+    assert {("batch_size", 16), ("batch_size", 64), ("num_workers", 2), ("num_workers", 0)} <= changed
+    assert {("persistent_workers", True), ("prefetch_factor", 4), ("fused_optimizer", True)} <= changed
