@@ -53,9 +53,10 @@ def probe(
 
 def _run(values: dict[str, Any], effective_batch_size: int, side_px: int, device: str, model: str) -> None:
     accumulate = values.get("speed", {}).get("accumulate", 1)
-    values = {**values, "data": {"batch_size": effective_batch_size // accumulate}}
+    data = {**values.get("data", {}), "batch_size": effective_batch_size // accumulate}
+    values = {**values, "data": data}
     config = config_from_values(values, base_dir=".")
-    workload = _build_workload(effective_batch_size, side_px, model)
+    workload = _build_workload(2 * effective_batch_size, side_px, model)  # a batch more, for what is copied ahead
     with build_run(config, plan_of(config), device=device, workload=workload) as run:
         step = TrainStep(run)
         for epoch in range(2):

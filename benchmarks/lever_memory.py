@@ -53,6 +53,7 @@ SETTINGS = (
     Setting(name="compile regional", values={"speed": {"compile": "regional"}}, needs_compiler=True),
     Setting(name="cudnn_benchmark", values={"speed": {"cudnn_benchmark": True}}, devices=("cuda",)),
     Setting(name="expandable_segments", values={"speed": {"expandable_segments": True}}, devices=("cuda",)),
+    Setting(name="device_prefetch", values={"data": {"device_prefetch": True, "pin_memory": True}}, devices=("cuda",)),
     Setting(name="empty_cache_every 1 step", values={"speed": {"empty_cache_every": "1 step"}}, devices=("cuda",)),
 )
 """A quick run takes the first four."""

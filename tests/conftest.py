@@ -1,5 +1,6 @@
 """Closing lines of every run: which contract suites met the real thing, and which could not and why."""
 
+import signal
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says something of the machine and nothing of the code.
 settings.register_profile("fulltilt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fulltilt")
+
+# A shell's background job is started with Ctrl-C ignored, and what it starts inherits that: the tests of it must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL = {
     "clock": ("host", "cuda"),
