@@ -181,15 +181,18 @@ def test_a_promise_of_something_else_is_not_held_against_the_run(tmp_path, chang
 
 
 BURN = (
-    "import os\nfor _ in range(2 * (os.cpu_count() or 1)):\n    if os.fork() == 0:\n        while True: pass\nos.wait()"
+    "import os\nfor _ in range(2 * (os.cpu_count() or 1)):\n    if os.fork() == 0:\n        while True: pass\n"
+    "print(flush=True)\nos.wait()"
 )
 
 
 def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
     """The promise can never be met, so the run asks why; the answer has to be the processes that burn every core."""
     monkeypatch.setattr(promise_module, "WINDOW_S", 0.1)
-    neighbour = subprocess.Popen([sys.executable, "-c", BURN], start_new_session=True)
+    neighbour = subprocess.Popen([sys.executable, "-c", BURN], start_new_session=True, stdout=subprocess.PIPE)
+    assert neighbour.stdout is not None
     try:
+        neighbour.stdout.readline()  # it burns from here on
         config = promise_for_this()
         config = config.model_copy(update={"run": config.run.model_copy(update={"epochs": 400})})
         spoken = []
@@ -205,5 +208,6 @@ def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
             run_train(tmp_path, config, Stop(), workload=workload)
     finally:
         os.killpg(neighbour.pid, signal.SIGKILL)
+        neighbour.stdout.close()
         neighbour.wait()
     assert "CPU pressure: other processes use" in spoken[0]
