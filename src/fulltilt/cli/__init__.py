@@ -61,10 +61,10 @@ def run_command(argv: Sequence[str]) -> int:
         print(f"fulltilt {args.command}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"fulltilt {args.command}: interrupted; what was measured is kept", file=sys.stderr)
+        print(f"fulltilt {args.command}: interrupted{_say_kept(args.command)}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Terminated:
-        print(f"fulltilt {args.command}: terminated; what was measured is kept", file=sys.stderr)
+        print(f"fulltilt {args.command}: terminated{_say_kept(args.command)}", file=sys.stderr)
         return EXIT_TERMINATED
     except BrokenPipeError:
         _drop_stdout()
@@ -77,6 +77,14 @@ def run_command(argv: Sequence[str]) -> int:
         traceback.print_exc()
         print(f"fulltilt {args.command}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+
+
+def _say_kept(command: str) -> str:
+    return {
+        "tune": "; what was measured is kept, the same command goes on",
+        "train": "; --resume goes on from the newest checkpoint",
+        "contrastive": "; --resume goes on from the newest checkpoint",
+    }.get(command, "")
 
 
 def _drop_stdout() -> None:

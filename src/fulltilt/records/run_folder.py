@@ -22,6 +22,7 @@ from fulltilt.errors import RunFolderError, StorageError
 
 FINGERPRINT_FILE = "fingerprint.json"
 LOCK_FILE = ".lock"
+N_CHANGES_SHOWN = 4
 
 
 def compute_fingerprint(parts: Mapping[str, Any]) -> str:
@@ -219,5 +220,20 @@ def _storage_errors(path: Path) -> Iterator[None]:
 
 
 def _describe_change(found: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
-    names = sorted(k for k in {*found, *mine} if str(found.get(k)) != str(mine.get(k)))
-    return f"changed: {', '.join(names)}" if names else "another command"
+    """``changed: optim.lr 0.002 → 0.5``: single values, down to the key."""
+    changes = list(_find_changes(json.loads(json.dumps(found, default=str)), json.loads(json.dumps(mine, default=str))))
+    more = f" and {len(changes) - N_CHANGES_SHOWN} more" if len(changes) > N_CHANGES_SHOWN else ""
+    return f"changed: {', '.join(changes[:N_CHANGES_SHOWN])}{more}" if changes else "another command"
+
+
+def _find_changes(found: Any, mine: Any, name: str = "") -> Iterator[str]:
+    if isinstance(found, Mapping) and isinstance(mine, Mapping):
+        for key in sorted({*found, *mine}):
+            yield from _find_changes(found.get(key), mine.get(key), f"{name}.{key}" if name else key)
+    elif found != mine:
+        yield f"{name} {_shorten(found)} → {_shorten(mine)}"
+
+
+def _shorten(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

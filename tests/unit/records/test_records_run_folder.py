@@ -109,6 +109,16 @@ def test_an_unreadable_fingerprint_is_not_taken_for_ours(tmp_path):
         RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL])
 
 
+def test_what_changed_is_named_down_to_the_key_and_nothing_else(tmp_path):
+    parts = {"optim": {"lr": 0.002, "betas": [0.9, 0.99]}, "data": {"path": None, "batch_size": 8}}
+    with RunFolder(tmp_path, fingerprint_parts=parts, command="train", results=[JOURNAL]) as folder:
+        folder.append_line(JOURNAL, "one")
+    other = {**parts, "optim": {"betas": [0.9, 0.99], "lr": 0.5}}
+    with pytest.raises(RunFolderError, match=r"changed: optim\.lr 0\.002 → 0\.5\W") as refused:
+        RunFolder(tmp_path, fingerprint_parts=other, command="train", results=[JOURNAL])
+    assert "data" not in str(refused.value).partition("changed:")[2]
+
+
 def test_a_run_that_ended_before_its_first_result_does_not_hold_the_folder(tmp_path):
     RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL]).close()
     mended = {**PARTS, "config": "c2"}
