@@ -193,7 +193,7 @@ class _RunSection(Section):
     hang_timeout_s: PositiveFloat | None = Field(
         default=None,
         description="Seconds that one training process may stand still while the others wait for it; null: 20, with "
-        "compile 600.",
+        "compile 600; before its first step at least 600.",
     )
     seed: NaturalInt = Field(default=42, description="Seed of initialisation, order and augmentation.")
     checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")

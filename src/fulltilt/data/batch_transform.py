@@ -82,6 +82,10 @@ class BatchTransform:
         self.graphs, self._notes = CompiledGraphs(), notes
         self._apply = torch.compile(self.pipeline.apply, dynamic=False, fullgraph=True, backend=self.graphs)
 
+    def uncompiled(self) -> BatchTransform:
+        """The same transforms without a compiled graph: for a batch of another size."""
+        return BatchTransform(self.pipeline, mix=self.mix, memory_format=self.memory_format)
+
     def __call__(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, Any]:
         """A batch as the dataset left it to the batch that the step takes.
 

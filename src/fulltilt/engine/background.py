@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,13 @@ class BackgroundWriter:
         """
         if self._thread is not None:
             raise RuntimeError("a checkpoint is being written already: collect() it first")
-        held = copy_to_host(state)
-        event = None
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            event = torch.cuda.Event()
-            event.record()
+        copies: dict[tuple[Any, ...], Tensor] = {}
+        held = {key: _copy(value, copies) for key, value in state.items()}
+        events = mark_arrivals({device for device, *_ in copies})
         self._written = Written()
         # A daemon: a disk that hangs must not keep the program from ending; the old checkpoint is whole until then.
         self._thread = threading.Thread(
-            target=self._write, args=(folder, held, event), name="checkpoint-writer", daemon=True
+            target=self._write, args=(folder, held, events), name="checkpoint-writer", daemon=True
         )
         self._thread.start()
 
@@ -73,10 +71,10 @@ class BackgroundWriter:
         self._thread = None
         return self._written
 
-    def _write(self, folder: Path, state: dict[str, Any], event: torch.cuda.Event | None) -> None:
+    def _write(self, folder: Path, state: dict[str, Any], events: Sequence[torch.cuda.Event]) -> None:
         began_s = time.perf_counter()
         try:
-            if event is not None:
+            for event in events:
                 event.synchronize()
             self._written.path = save_checkpoint(folder, state)
         except BaseException as error:  # the boundary of the thread: ``collect`` hands it on
@@ -91,6 +89,17 @@ def copy_to_host(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     copies: dict[tuple[Any, ...], Tensor] = {}
     return {key: _copy(value, copies) for key, value in state.items()}
+
+
+def mark_arrivals(devices: Iterable[torch.device]) -> list[torch.cuda.Event]:
+    """One event per GPU, behind the copies that were queued there: on its own stream, whichever device is current."""
+    events = []
+    for device in devices:
+        if device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            events.append(event)
+    return events
 
 
 def _copy(value: Any, copies: dict[tuple[Any, ...], Tensor]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,8 @@ class HostBudget:
     """What a run takes at most, in bytes. What each worker process takes for itself is not known and not in it.
 
     Attributes:
+        n_workers: Of all ranks on this machine.
+        batch_bytes: A worker's training batch: of several ranks that of the largest part.
         batches_bytes: Batches that workers have ready or hand over, of training and of an evaluation beside it.
         checkpoint_bytes: The copy that ``run.async_checkpoint`` writes from, once the optimizer has its state.
         shm_free_bytes: Of /dev/shm, where workers hand batches over; None where there is none.
@@ -88,13 +91,17 @@ def estimate_host_budget(run: Run) -> HostBudget | None:
     val_batch_size = 0
     if run.workload.validation is not None and run.config is not None:
         val_batch_size = run.config.data.val_batch_size or run.batch_size
+    n_ranks = run.world.n_ranks
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", n_ranks)) if run.world.is_divided else 1
+    n_workers *= n_local
+    part, val_part = -(-run.batch_size // n_ranks), -(-val_batch_size // n_ranks)
     is_copied = run.config is not None and run.config.run.async_checkpoint
     shm = read_shm()
     return HostBudget(
         n_workers=n_workers,
         prefetch_factor=prefetch,
-        batch_bytes=sample_bytes * run.batch_size,
-        batches_bytes=n_workers * prefetch * sample_bytes * (run.batch_size + val_batch_size),
+        batch_bytes=sample_bytes * part,
+        batches_bytes=n_workers * prefetch * sample_bytes * (part + val_part),
         checkpoint_bytes=_estimate_state_bytes(run) if is_copied else 0,
         free_bytes=read_free_ram_bytes(),
         shm_free_bytes=None if shm.total_bytes is None or shm.used_bytes is None else shm.total_bytes - shm.used_bytes,

@@ -247,7 +247,11 @@ def build_transform(loader: DataLoader, setup: Setup, *, mix: Mix | None = None)
 
 
 def _average_weights(config: Config | None, setup: Setup) -> WeightAverage | None:
-    """Kept up by a hook of the optimizer: every kind of step has it, and one that a scaler left out has not."""
+    """Kept up by a hook of the optimizer: every kind of step has it.
+
+    A step that an fp16 scaler leaves out has not, unless the optimizer is fused: the kernel skips that update on the
+    device, the hook runs, and the average counts a step in which the weights stood still.
+    """
     if config is None or config.optim.ema is None:
         return None
     average = WeightAverage(setup.model, config.optim.ema)

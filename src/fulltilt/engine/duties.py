@@ -6,11 +6,13 @@ import dataclasses
 import gc
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fulltilt.data import explain_loader_error
+from fulltilt.engine.announce import Announcer
 from fulltilt.engine.bad_batch import find_bad_step, save_bad_batch
 from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.evaluate import evaluate
@@ -24,6 +26,7 @@ from fulltilt.levers import find_reports
 from fulltilt.records import (
     EpochDone,
     Evaluated,
+    Listener,
     Replanned,
     RunEnded,
     RunStarted,
@@ -259,6 +262,19 @@ def prepare_restart(s: Session, replan: Replan) -> Restart:
         attempt=s.attempt + 1,
         started_s=s.started_s,
         notes=tuple(s.announce.notes),
+        step=s.progress.step - n_steps_lost,
+        metrics=_last_metrics(s),
+    )
+
+
+def announce_lost(restart: Restart, listeners: Sequence[Listener], error: Exception) -> None:
+    """The run ended between two attempts: the next one could not be opened."""
+    Announcer(listeners, attempt=restart.attempt)(
+        RunEnded,
+        reason=f"failed: {type(error).__name__}: {error}",
+        step=restart.step,
+        seconds=time.perf_counter() - restart.started_s,
+        metrics=dict(restart.metrics),
     )
 
 

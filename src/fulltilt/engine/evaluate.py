@@ -84,11 +84,11 @@ def evaluate(
         if means and run.workload.derive is not None:
             means |= run.workload.derive(means)
         if run.workload.assess is not None:
-            means |= _assess(run)
+            means |= run_assessment(run)
     return means
 
 
-def _assess(run: Run) -> Mapping[str, float]:
+def run_assessment(run: Run) -> Mapping[str, float]:
     """On rank 0, which the others wait for; a divided model needs all to run."""
     assess, world = run.workload.assess, run.world
     assert assess is not None

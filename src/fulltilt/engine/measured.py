@@ -177,9 +177,11 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
     """
     small = take_samples(batch, count_samples(batch), FLOPS_SAMPLES)
     step = TrainStep(run, forward=run.setup.model)
-    if step.transform is not None:  # its products of matrices are no work of the model
-        small, step.transform = step.transform(small, run.generator), None
+    transform, step.transform = step.transform, None  # its products of matrices are no work of the model
     try:
+        small = step.place(small)
+        if transform is not None:
+            small = transform.uncompiled()(small, run.generator)
         with without_checkpointing(run.setup.model), without_compiling(run.setup):
             flops = count_flops(lambda: step.compute_gradients(small))
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:

@@ -108,19 +108,24 @@ def shard(model: nn.Module, device: torch.device, world: World) -> tuple[nn.Modu
 
 
 def choose_shard(wanted: str, model: nn.Module, device: torch.device, world: World) -> tuple[bool, str | None]:
-    """Whether to divide the weights, and what to say of it. ``auto`` does where their training state would not fit."""
+    """Whether to divide the weights, and what to say of it. ``auto`` does where their training state would not fit.
+
+    The device with the least free memory decides for all: ranks that chose apart would wait for each other for ever.
+    """
     if not world.is_divided:
         note = "shard full needs several devices; on one there is nothing to divide" if wanted == "full" else None
         return False, note
     if wanted != "auto":
         return wanted == "full", None
     state_bytes = STATE_COPIES * sum(p.numel() * p.element_size() for p in model.parameters())
-    free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-    if free_bytes is None or state_bytes <= STATE_LIMIT * free_bytes:
+    if device.type != "cuda":
+        return False, None
+    free_bytes = min(world.collect(torch.cuda.mem_get_info(device)[0]))
+    if state_bytes <= STATE_LIMIT * free_bytes:
         return False, None
     return True, (
         f"weights, gradients and Adam's moments would take about {state_bytes / GIB:.1f} GiB of the "
-        f"{free_bytes / GIB:.1f} GiB that are free on {device}: they are divided over {world.n_ranks} devices"
+        f"{free_bytes / GIB:.1f} GiB that are free on the fullest device: they are divided over {world.n_ranks} devices"
     )
 
 

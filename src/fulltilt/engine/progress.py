@@ -201,6 +201,11 @@ class Stopwatch:
         self._mark += seconds
         return seconds
 
-    def restart(self) -> None:
-        """After a resume: intervals begin here."""
-        self._mark = self._progress.training_seconds
+    @property
+    def interval_s(self) -> float:
+        """Billed seconds of the interval under way."""
+        return self._progress.training_seconds - self._mark
+
+    def restart(self, interval_s: float = 0.0) -> None:
+        """After a resume: the interval under way has taken ``interval_s`` already, as its samples are counted."""
+        self._mark = self._progress.training_seconds - interval_s

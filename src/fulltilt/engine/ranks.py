@@ -35,6 +35,7 @@ POLL_S = 0.1
 CAUSE_GRACE_S = 2.0  # after the first rank failed: the cause may be told later than what followed from it
 END_GRACE_S = 20.0  # after the last result: a process that does not end by then is ended
 HANG_LIMIT_S = 20.0
+START_LIMIT_S = 600.0  # of the first step, which compiles and fills the data workers, at its own pace in each process
 PAUSE_S = 2.0  # a longer gap between two looks: this process was stopped itself, or a listener took its time
 TAIL_BYTES = 2000
 PACKAGES = str(Path(fulltilt.__file__).parents[1])
@@ -295,15 +296,21 @@ class _Attempt:
         self._causes.append(Cause(rank=rank.index, kind="died", text=_describe_died(rank, code)))
 
     def _look_for_hanging(self, marks: Marks, now_s: float) -> None:
-        """A rank hangs that stands still while another one is ahead of it, and no one is waited for knowingly."""
+        """A rank hangs that stands still while another one is ahead of it, and no one is waited for knowingly.
+
+        While all build (no one has set a mark) none is ahead; what the ranks say to each other has a limit of its own
+        there (``world.GROUP_TIMEOUT``).
+        """
         cells = [marks.read(rank.index) for rank in self._ranks]
         counts = [mine[COUNT] for mine in cells]
-        # The first step compiles and fills the data workers, at its own pace in each process.
-        is_excused = min(counts) <= len(PHASES) or any(mine[IS_ALONE] for mine in cells)
+        is_alone, is_starting = any(mine[IS_ALONE] for mine in cells), min(counts) <= len(PHASES)
+        limit_s = max(self._limit_s, START_LIMIT_S) if is_starting else self._limit_s
+        # Until the last one has taken its first step, the others may be waiting for that one only.
+        enough = min(min(counts) + 1, max(counts)) if is_starting else max(counts)
         for rank, mine in zip(self._ranks, cells, strict=True):
-            if is_excused or mine[COUNT] != rank.count or mine[COUNT] == max(counts):
+            if is_alone or mine[COUNT] != rank.count or mine[COUNT] >= enough:
                 rank.count, rank.keeps_up_s = mine[COUNT], now_s
-            elif rank.outcome == "runs" and now_s - rank.keeps_up_s > self._limit_s:
+            elif rank.outcome == "runs" and now_s - rank.keeps_up_s > limit_s:
                 text = _describe_hung(rank, mine, now_s - rank.keeps_up_s)
                 self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
 

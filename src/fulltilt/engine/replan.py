@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from fulltilt.config import Config
-from fulltilt.engine.evaluate import evaluate
+from fulltilt.engine.evaluate import evaluate, run_assessment
 from fulltilt.records import Evidence, classify_outcome
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_REPLANS = 8  # of one process
 SHRINK = 0.75  # of the micro-batch at most: a start for less than a quarter of it seldom pays
 
-Place = Literal["step", "update", "evaluation", "elsewhere"]
+Place = Literal["step", "update", "evaluation", "assessment", "elsewhere"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +56,15 @@ class Replan:
 class LastStep:
     """What a step changes before its update: buffers, as BatchNorm's running statistics. Kept after every step.
 
+    Args:
+        model: None: no replan can follow, and nothing has to be kept.
+
     Cost: one copy of the model's buffers a step, on the device; nothing for a model without.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module | None):
         groups: dict[Any, list[Tensor]] = {}
-        for buffer in model.buffers():
+        for buffer in model.buffers() if model is not None else ():
             groups.setdefault((buffer.device, buffer.dtype), []).append(buffer)
         self._buffers = list(groups.values())
         self._copies = [[buffer.clone() for buffer in group] for group in self._buffers]
@@ -86,7 +89,7 @@ def plan_replan(s: Session, error: BaseException) -> Replan | None:
         return None
     place = find_place(s, error)
     sizes = plan_sizes_at(s, place)
-    if sizes is None or find_obstacle(s) is not None:
+    if sizes is None or find_obstacle(s.run) is not None:
         return None
     plan = s.run.plan
     where = {"step": "in a step", "update": "in the update", "evaluation": "in an evaluation"}[place]
@@ -102,11 +105,17 @@ def describe_hopeless(s: Session, error: BaseException) -> str:
         f"out of memory on {s.run.device} after step {s.progress.step} with batch_size {plan['batch_size']} "
         f"({read_first_line(error)})"
     )
+    if place == "assessment":  # it reads its samples by itself
+        return (
+            f"{message} in the assessment of {s.run.workload.name} (workload.assess), which no batch size changes; let "
+            "it take fewer samples at a time, or set run.evaluate_every to null; --resume goes on from the last "
+            "checkpoint"
+        )
     rest = "precision bf16, activation_checkpointing or a smaller model, and --resume from the last checkpoint"
     sizes = plan_sizes_at(s, place)
     if sizes is None:
         return f"{message}; there is no smaller batch that would help: try {rest}"
-    if obstacle := find_obstacle(s):
+    if obstacle := find_obstacle(s.run):
         message = f"{message}, and the run does not replan by itself: {obstacle}"
     elif s.n_replans >= MAX_REPLANS:
         message = f"{message}, after {s.n_replans} replans"
@@ -120,7 +129,7 @@ def read_first_line(error: BaseException) -> str:
 def plan_sizes_at(s: Session, place: Place) -> Sizes | None:
     if place == "evaluation":
         return plan_evaluation_sizes(s.run, s.sizes)
-    return None if place == "elsewhere" else plan_sizes(s.run, s.sizes)
+    return plan_sizes(s.run, s.sizes) if place in ("step", "update") else None
 
 
 def find_place(s: Session, error: BaseException) -> Place:
@@ -131,8 +140,10 @@ def find_place(s: Session, error: BaseException) -> Place:
         owner = frame.f_locals.get("self")
         if owner is not None and any(owner is updater for updater in updaters):
             return "update"
+        if frame.f_code is run_assessment.__code__:
+            return "assessment"
         if frame.f_code is evaluate.__code__:
-            return "evaluation"
+            place = "evaluation"
         if owner is s.step:
             place = "step"
     return place
@@ -162,14 +173,9 @@ def plan_evaluation_sizes(run: Run, sizes: Sizes | None) -> Sizes | None:
     return Sizes(batch_size=plan["batch_size"], accumulate=plan["accumulate"], val_batch_size=val_batch_size)
 
 
-def find_obstacle(s: Session) -> str | None:
+def find_obstacle(run: Run) -> str | None:
     """Why this run cannot go on with other sizes as if it had been started with them."""
-    run = s.run
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
+    if run.world.is_divided:
         return "it runs on several devices, of which only this one has run out"
     if isinstance(run.dataset, IterableDataset) and (run.loader.num_workers > 1 or run.loader.drop_last):
         return "a stream that several workers share, or that drops its last batch, would be cut in other places"

@@ -26,7 +26,7 @@ from fulltilt.engine.phase_sample import PhaseSample
 from fulltilt.engine.progress import LossMeter, Progress, Reading, Stopwatch
 from fulltilt.engine.promise import DataWaits, PromiseWatch, build_watch
 from fulltilt.engine.rank_process import find_link
-from fulltilt.engine.replan import LastStep, Sizes, apply_sizes, is_out_of_memory, leave_out_tail
+from fulltilt.engine.replan import LastStep, Sizes, apply_sizes, find_obstacle, is_out_of_memory, leave_out_tail
 from fulltilt.engine.schedule import LearningRate, build_schedule
 from fulltilt.engine.step import TrainStep
 from fulltilt.engine.world import ALONE, World, plan_devices
@@ -97,6 +97,8 @@ class Restart:
     attempt: int
     started_s: float
     notes: tuple[str, ...]
+    step: int
+    metrics: Mapping[str, float]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -165,6 +167,7 @@ class Session:
             "scaler": setup.scaler.state_dict() if setup.scaler is not None else None,
             "average": None if self.run.average is None else self.run.average.state_dict(),
             "meter": self.meter.state_dict(),
+            "interval_s": self.watch.interval_s,
             "rng": rng,
             "rng_of_ranks": rng_of_ranks,
             "loader_rng": loader_state,
@@ -205,7 +208,7 @@ class Session:
             setattr(self.progress, name, value)
         if self.sizes is not None and isinstance(self.run.dataset, IterableDataset):
             self.progress.micro_in_epoch = -(-self.progress.samples_in_epoch // self.sizes.batch_size)
-        self.watch.restart()
+        self.watch.restart(state.get("interval_s", 0.0))
         self.last_step.keep()
         self.run.loader_generator.set_state(state["loader_rng"])
         self._restore_rng(state)
@@ -320,6 +323,7 @@ def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) ->
     progress = Progress()
     training_metrics = training_metrics or run.workload.training_metrics
     meter = LossMeter(run.device, run.workload.metrics if training_metrics else None, run.world)
+    can_replan = limits.on_out_of_memory != "stop" and find_obstacle(run) is None
     return Session(
         run=run,
         step=build_step(run, observe=meter.observe if training_metrics and run.workload.metrics else None),
@@ -332,7 +336,7 @@ def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) ->
         limits=limits,
         folder=folder,
         validation=build_validation_loader(run, batch_size=run.config.data.val_batch_size),
-        last_step=LastStep(run.setup.model),
+        last_step=LastStep(run.setup.model if can_replan else None),
         writer=BackgroundWriter() if run.config.run.async_checkpoint and run.world.is_first else None,
     )
 

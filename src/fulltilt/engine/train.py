@@ -9,6 +9,7 @@ Nothing in a step waits for the device. The loss is summed there and read once p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,7 +96,13 @@ def train(
 
 def _run_attempt(config: Config, stop: StopRequest, **options: Any) -> TrainResult | Restart:
     """One session; nothing of it is left when this returns, so that the next one has the memory for itself."""
-    with open_session(config, **options) as session:
+    with contextlib.ExitStack() as stack:
+        try:
+            session = stack.enter_context(open_session(config, **options))
+        except Exception as error:  # told to the listeners, and raised again
+            if options.get("after") is not None and options["world"].is_first:
+                duties.announce_lost(options["after"], options["listeners"], error)
+            raise
         return _run_session(session, session.run.world.agree_on(stop))
 
 

@@ -32,7 +32,10 @@ class CacheRelease:
         self.seconds = 0.0
 
     def count_step(self, *_: Any) -> None:
-        """After an optimizer step; takes what a step hook of an optimizer is given."""
+        """After an optimizer step; takes what a step hook of an optimizer is given.
+
+        A step that an fp16 scaler leaves out counts where the optimizer is fused, and not otherwise.
+        """
         self._n_steps += 1
         if self._unit == "step" and self._n_steps % self._count == 0:
             self._call()

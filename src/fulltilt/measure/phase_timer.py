@@ -59,6 +59,7 @@ class _PendingStep:
     end: Any
     wall_ns: int
     n_samples: int
+    is_end_its_own: bool = False  # no step begins at its end
 
 
 class PhaseTimer:
@@ -126,8 +127,12 @@ class PhaseTimer:
 
     def drop_step(self) -> None:
         """Forget the step under way; the next one begins at ``start_step``."""
-        # The begin mark may also be the end of a pending step, so it is not given back to the pool here.
-        self.clock.release([mark for _, mark in self._laps])
+        marks = [mark for _, mark in self._laps]
+        if self._pending and self._pending[-1].end is self._begin:  # which has yet to be read
+            self._pending[-1].is_end_its_own = True
+        elif self._begin is not None:
+            marks.append(self._begin)
+        self.clock.release(marks)
         self._begin, self._laps, self._is_started = None, [], False
 
     def pause(self) -> None:
@@ -158,7 +163,8 @@ class PhaseTimer:
 
     def _release(self, step: _PendingStep) -> None:
         # Its end is the begin of the next step, which gives it back.
-        self.clock.release([step.begin, *(mark for _, mark in step.laps)])
+        ends = [step.end] if step.is_end_its_own else []
+        self.clock.release([step.begin, *(mark for _, mark in step.laps), *ends])
 
 
 class NullTimer:

@@ -40,6 +40,24 @@ class Net(nn.Module):
         return self.last(x)
 
 
+class Counting(Net):
+    """Its outputs depend on a buffer that every training step changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n_calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.n_calls += 1
+        return super().forward(x) / (1 + 0.1 * self.n_calls)
+
+
+class Normed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(N_FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, N_CLASSES))
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         points = Points(N_SAMPLES, noise=0)
@@ -71,13 +89,15 @@ def build_case(name, device="cpu"):
             {"dataset": Stream, "optimizer": build_sgd},
             {"max_steps": 14},
         ),
+        "average": ({"optim__ema": 0.9}, {"optimizer": build_sgd}, {}),
+        "buffers": ({}, {"model": Counting, "optimizer": build_sgd}, {}),
         "sharded": ({"speed__shard": "full", "speed__accumulate": 4, "optim__clip_norm": 0.3}, {}, {}),
     }[name]
     config = build_config(data__batch_size=15, run__device=device, **changes)
     return config, build_plain_workload(**workload), options
 
 
-CASES = ("plain", "window", "changing", "bf16", "stream", "sharded")
+CASES = ("plain", "window", "changing", "bf16", "stream", "average", "buffers", "sharded")
 
 
 def run_case(name, folder, device="cpu"):
@@ -91,6 +111,12 @@ def run_part(folder, *, shard, **options):
     config = build_config(data__batch_size=15, speed__shard=shard, speed__accumulate=2, run__epochs=4)
     result, recorder = run_train(folder, config, workload=build_plain_workload(), **options)
     return result.step, [(e.step, e.loss) for e in recorder.of(StepsDone)]
+
+
+def run_normed(folder):
+    """BatchNorm's statistics are of each rank's part, so that this is another run than that of one rank."""
+    config = build_config(data__batch_size=15, data__drop_last=True)
+    return run_train(folder, config, workload=build_plain_workload(model=Normed))[0].metrics
 
 
 def run_random(folder, *stops):
@@ -121,6 +147,7 @@ def run_all(folder):
     folder = Path(folder)
     found = {name: run_case(name, folder) for name in CASES}
     found["first part"] = run_part(folder / "parts", shard="none", max_steps=5)
+    found["normed"] = run_normed(folder / "normed")
     found["random"] = run_random(folder / "whole"), run_random(folder / "cut", 3, 7)
     found["stopped"] = run_stopped(folder / "stopped")
     return found

@@ -136,3 +136,27 @@ def work_alone_for_long(seconds, folder):
         while not is_done.exists():
             time.sleep(0.01)
     return "done"
+
+
+def hang_at_start(notes):
+    """Rank 1 never ends its first forward pass; rank 0 waits for it after its own."""
+    link = find_link()
+    with Path(notes).open("a") as stream:
+        stream.write(f"{os.getpid()}\n")
+    link.lap("data_wait")
+    if link.rank == 0:
+        link.lap("forward")
+    hang()
+
+
+def start_slowly(seconds, folder):
+    """Rank 1 takes longer over its first step than a rank may hang; rank 0 waits for it."""
+    link, is_through = find_link(), Path(folder) / "through"
+    link.lap("data_wait")
+    if link.rank == 1:
+        time.sleep(seconds)
+        is_through.touch()
+    while not is_through.exists():
+        time.sleep(0.01)
+    take_steps(link, 3)
+    return "done"

@@ -7,7 +7,7 @@ import torch
 from training_cases import Recorder, build_config, build_workload, read_weights, run_train
 
 from fulltilt.engine import background, checkpoint
-from fulltilt.engine.background import BackgroundWriter, copy_to_host
+from fulltilt.engine.background import BackgroundWriter, copy_to_host, mark_arrivals
 from fulltilt.errors import StorageError
 from fulltilt.records import CheckpointSaved, CheckpointStarted, Noted, StepsDone
 
@@ -137,3 +137,17 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_in_any_case(tmp_
     config = build_config(run__checkpoint_every=None, run__on_full_disk="continue")
     with pytest.raises(StorageError, match="no checkpoint of step 12"):
         run_train(tmp_path, config, workload=build_workload())
+
+
+def test_copies_of_a_gpu_are_waited_for_on_its_own_stream_whichever_is_current(monkeypatch):
+    recorded = []
+
+    class FakeEvent:
+        def record(self, stream="the current device's"):
+            recorded.append(stream)
+
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    devices = [torch.device("cpu"), torch.device("cuda:1"), torch.device("cuda:3")]
+    assert len(mark_arrivals(devices)) == 2
+    assert recorded == ["stream of cuda:1", "stream of cuda:3"]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from fulltilt.data.batch_transform import BatchTransform
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.measured import EndlessSteps, check_observed, measure_flops, run_measured, take_samples
 from fulltilt.engine.step import TrainStep
@@ -155,3 +156,49 @@ def test_every_lever_is_read_back():
     run = build()
     TrainStep(run)(run.start_epoch(0), NullTimer())
     assert check_observed(run).keys() == load_catalogue().keys()
+
+
+def test_flops_of_a_mixed_batch_are_counted_where_the_model_is(monkeypatch):
+    """Mixing draws from a generator of the device: a batch that still lies on the host is an error on a GPU."""
+    seen = []
+
+    class Mix:
+        def __call__(self, batch, generator):
+            seen.append(batch[0].dtype)
+            return batch[0].float(), batch[1]
+
+    run = build()
+    run.transform = BatchTransform(None, mix=Mix())
+    monkeypatch.setattr(TrainStep, "place", lambda self, batch: (batch[0].double(), batch[1]))  # stands for a copy
+    assert measure_flops(run, next(run.start_epoch(0)))[2] is None
+    assert seen == [torch.float64]
+
+
+def test_counting_flops_does_not_compile_the_transforms_for_its_small_batch():
+    class Pass:
+        def draw(self, images, generator):
+            return images
+
+        def apply(self, images, drawn):
+            return images
+
+    def fail(*given):
+        raise AssertionError("a compiled graph ran with another size")
+
+    run = build()
+    run.transform = BatchTransform(Pass())
+    run.transform._apply = fail
+    batch = torch.zeros(16, 12), torch.zeros(16, dtype=torch.long)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fulltilt.data.batch_transform.check_images", lambda images: None)
+        assert measure_flops(run, batch)[2] is None
+
+
+def test_a_transform_that_cannot_take_a_small_batch_leaves_the_figure_out():
+    class Mix:
+        def __call__(self, batch, generator):
+            raise ValueError("only batches of 16")
+
+    run = build()
+    run.transform = BatchTransform(None, mix=Mix())
+    assert measure_flops(run, next(run.start_epoch(0)))[2].endswith("only batches of 16")

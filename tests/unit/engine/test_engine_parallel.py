@@ -3,8 +3,9 @@
 import parallel_cases
 import pytest
 import torch
-from parallel_cases import CASES, N_SAMPLES, run_case, run_part
-from training_cases import read_weights
+from parallel_cases import CASES, N_SAMPLES, Normed, run_case, run_part
+from torch.nn.functional import cross_entropy
+from training_cases import Points, read_weights
 
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.ranks import run_ranks
@@ -70,6 +71,15 @@ def test_a_checkpoint_passes_between_two_ranks_one_and_two_with_divided_weights(
     joined = [interval for _, intervals in parts for interval in intervals]
     assert [step for step, _ in joined] == [step for step, _ in whole]
     assert flatten(joined) == pytest.approx(flatten(whole), rel=1e-4)
+
+
+def test_with_batch_norm_what_is_evaluated_over_ranks_is_what_is_saved(two, folder):
+    model = Normed()
+    model.load_state_dict(read_weights(folder / "normed"))
+    points = Points(n_samples=31, noise=0)
+    with torch.no_grad():
+        outputs = model.eval()(points.inputs)
+    assert two["normed"]["loss"] == pytest.approx(float(cross_entropy(outputs, points.targets)), rel=1e-5)
 
 
 def test_ranks_go_on_with_their_own_random_numbers(two):

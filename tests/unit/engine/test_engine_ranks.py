@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import rank_bodies
 
+from fulltilt.engine import ranks
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.ranks import run_ranks
 from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, UsageError
@@ -88,6 +89,18 @@ def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(tmp_path):
     assert "rank 0 (cpu, process " in text
     assert "it has not come further than data_wait, after step 13, while another rank waits for it" in text
     assert_none_left(tmp_path / "pids")
+
+
+def test_one_that_hangs_before_its_first_step_is_found_too_after_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "START_LIMIT_S", 2.0)
+    with pytest.raises(RankFailedError, match=r"rank 1 \(cpu, process .* while another rank waits for it"):
+        run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5)
+    assert_none_left(tmp_path / "pids")
+
+
+def test_a_first_step_may_take_longer_than_others(tmp_path):
+    given = {"seconds": 2.5, "folder": str(tmp_path)}
+    assert run(rank_bodies.start_slowly, hang_limit_s=0.5, **given) == "done"
 
 
 def test_one_that_the_others_knowingly_wait_for_does_not_hang(tmp_path):

@@ -1,6 +1,7 @@
 """Out of memory in a run: what it goes on with, that nothing is skipped, and that the losses are those of the plan."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -271,3 +272,73 @@ def test_a_loss_that_compares_samples_keeps_the_whole_window_as_its_batch(tmp_pa
     torch.testing.assert_close(
         [row[2] for row in list_steps(recorder)], [row[2] for row in list_steps(whole)], rtol=1e-4, atol=1e-6
     )
+
+
+def test_an_assessment_without_room_is_an_error_and_no_reason_to_replan(tmp_path):
+    """The workload reads its samples by itself: no batch size of the run changes what it needs."""
+
+    def assess(model, device):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 rows.")
+
+    recorder = Recorder()
+    with pytest.raises(
+        DeviceMemoryError, match=r"in the assessment of points \(workload.assess\), which no batch size"
+    ):
+        run_train(tmp_path, recorder=recorder, workload=build_plain(assess=assess))
+    assert recorder.of(Replanned) == []
+
+
+@pytest.mark.parametrize("changes", [{"optim__ema": 0.9}, {"run__async_checkpoint": True}])
+def test_the_average_of_the_weights_and_checkpoints_beside_training_go_on_after_a_replan(tmp_path, changes):
+    config = build_config(run__log_every_n_steps=1, run__checkpoint_every="2 steps", **changes)
+    expected, whole = run_train(tmp_path / "whole", config, workload=build_plain())
+    workload = build_plain(model=lambda: build_model(Card(8, from_call=5)))
+    result, recorder = run_train(tmp_path / "replanned", config, workload=workload)
+    assert [size[:4] for size in list_sizes(recorder)] == [(5, 0, 8, 2)]
+    assert [row[:2] for row in list_steps(recorder)] == [row[:2] for row in list_steps(whole)]
+    assert result.metrics == pytest.approx(expected.metrics, rel=1e-4)
+    mine, theirs = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("replanned", "whole"))
+    assert mine["progress"]["step"] == theirs["progress"]["step"] == 12
+    if "optim__ema" in changes:
+        assert mine["average"]["n_updates"] == theirs["average"]["n_updates"] == 12
+
+
+def test_a_session_that_cannot_be_opened_again_ends_the_run_for_its_listeners(tmp_path):
+    def build():
+        if (tmp_path / "checkpoint.pt").exists():
+            raise RuntimeError("no model the second time")
+        return build_model(Card(8))
+
+    recorder = Recorder()
+    with pytest.raises(RuntimeError, match="no model the second time"):
+        run_train(tmp_path, recorder=recorder, workload=build_plain(model=build))
+    assert len(recorder.of(Replanned)) == 1
+    (ended,) = recorder.of(RunEnded)
+    assert (ended.reason, ended.step) == ("failed: RuntimeError: no model the second time", 0)
+
+
+def test_an_interval_that_a_replan_cuts_has_the_seconds_of_both_parts(tmp_path):
+    def slow(inputs):
+        time.sleep(0.05)
+        return inputs
+
+    class Slow(nn.Module):
+        def forward(self, x):
+            return slow(x) if self.training else x
+
+    config = build_config(run__log_every_n_steps=6, run__epochs=1, run__checkpoint_every=None)
+    workload = build_plain(model=lambda: build_model(Card(8, from_call=5), Slow()))
+    _, recorder = run_train(tmp_path, config, workload=workload)
+    assert len(recorder.of(Replanned)) == 1
+    (interval,) = recorder.of(StepsDone)
+    assert interval.n_samples == 90
+    assert interval.seconds > 6 * 0.05
+
+
+def test_nothing_is_kept_where_no_replan_can_follow(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(LastStep, "keep", lambda self: kept.append(len(self._copies)))
+    norm = build_plain(model=build_norm_model)
+    for name in ("stop", "replan"):
+        run_train(tmp_path / name, build_config(run__on_out_of_memory=name), workload=norm, max_steps=1)
+    assert kept == [0, 2]

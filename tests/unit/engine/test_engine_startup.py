@@ -11,6 +11,7 @@ from fulltilt.engine import check
 from fulltilt.engine.budget import GIB, HostBudget, estimate_host_budget, say_bytes
 from fulltilt.engine.build import build_run
 from fulltilt.engine.startup import describe_start
+from fulltilt.engine.world import ALONE, World
 from fulltilt.records import RunStarted
 
 
@@ -51,6 +52,17 @@ def test_batches_on_their_way_are_counted_by_their_bytes():
     assert budget.batches_bytes == 2 * 3 * (16 + 31) * (6 * 4 + 8)
     assert budget.checkpoint_bytes == 0
     assert "2 workers × 3 batches of" in budget.describe()
+
+
+def test_the_workers_of_all_ranks_are_counted_each_with_its_part_of_a_batch():
+    """Of 16 samples each of 3 ranks gets at most 6, of 31 at most 11."""
+    with build(data__num_workers=2, data__prefetch_factor=3, data__val_batch_size=31) as run:
+        run.world = World(n_ranks=3)
+        budget = estimate_host_budget(run)
+        run.world = ALONE
+    assert (budget.n_workers, budget.batch_bytes) == (6, 6 * (6 * 4 + 8))
+    assert budget.batches_bytes == 6 * 3 * (6 + 11) * (6 * 4 + 8)
+    assert "6 workers × 3 batches of" in budget.describe()
 
 
 def test_looking_at_a_sample_leaves_the_random_numbers_alone():

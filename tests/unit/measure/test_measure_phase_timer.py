@@ -277,3 +277,42 @@ def test_closure_without_steps_or_phases_is_a_reason():
     assert "no step" in check_closure([])
     assert "100.0 %" in check_closure([make_step(5.0)])
     assert "0.0 ms" in check_closure([make_step(0.0)])
+
+
+class Counted(FakeClock):
+    """Knows which marks are out."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.out = {}
+
+    def mark(self):
+        handle = Mark(super().mark())
+        self.out[id(handle)] = handle
+        return handle
+
+    def release(self, handles):
+        for handle in handles:
+            del self.out[id(handle)]  # a KeyError: given back twice
+
+
+class Mark(int):
+    pass
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 5.0])
+def test_steps_timed_one_by_one_give_all_their_marks_back(delay_ms):
+    clock = Counted(is_device=True, ready_delay_ms=delay_ms)
+    timer = PhaseTimer(clock)
+    for _ in range(4):
+        timer.pause()
+        timer.start_step()
+        clock.enqueue(1.0)
+        timer.lap("forward")
+        timer.end_step(1)
+        timer.pause()
+    clock.synchronize()
+    assert [step.phases_ms["forward"] for step in timer.take_steps()] == pytest.approx([1.0] * 4)
+    timer.start_step()
+    timer.drop_step()
+    assert clock.out == {}
