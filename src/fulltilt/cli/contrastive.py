@@ -14,6 +14,7 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
+from fulltilt.engine.phase_options import PHASES, PhaseOptions
 from fulltilt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,23 +23,28 @@ if TYPE_CHECKING:
 
     from fulltilt.config import Config
     from fulltilt.engine.duties import TrainResult
-    from fulltilt.engine.phases import PhaseOptions
-
-PHASES = ("pretrain", "probe", "cluster")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    default = PhaseOptions()
     add_config_argument(parser)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES), help="default: all, in this order")
     add_data_path_argument(parser)
     add_device_argument(parser)
     parser.add_argument("--epochs", type=int, metavar="N", help="of pre-training (run.epochs)")
-    parser.add_argument("--probe-epochs", type=int, default=50, metavar="N", help="of the linear probe (default 50)")
-    parser.add_argument("--cluster-epochs", type=int, default=30, metavar="N", help="of the head (default 30)")
+    for flag, value, what in (
+        ("--probe-epochs", default.probe_epochs, "of the linear probe"),
+        ("--cluster-epochs", default.cluster_epochs, "of the head"),
+    ):
+        parser.add_argument(flag, type=int, default=value, metavar="N", help=f"{what} (default {value})")
     parser.add_argument("--clusters", type=int, metavar="K", help="default: as many as the data has classes")
     parser.add_argument(
-        "--clear-share", type=float, default=0.5, metavar="S", help="of each cluster, what the head trains on (0.5)"
+        "--clear-share",
+        type=float,
+        default=default.clear_share,
+        metavar="S",
+        help=f"of each cluster, what the head trains on ({default.clear_share})",
     )
     parser.add_argument("--resume", action="store_true", help="go on where each phase was left; ended ones stay")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/contrastive/NAME)")
@@ -50,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args)
     _check_options(args)
     from fulltilt.engine.assemble import name_run
-    from fulltilt.engine.phases import PhaseOptions
 
     out_dir = Path(args.out or Path("runs") / "contrastive" / name_run(config))
     options = PhaseOptions(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
+from collections.abc import Iterator
 from typing import Annotated
 
 from annotated_types import Ge
 
 from fulltilt.config.binding import build_component
 from fulltilt.config.calls import parse_call
-from fulltilt.errors import ConfigError
+from fulltilt.errors import ConfigError, DataError
 
 DEFAULT_LIMIT = 100
+UNREADABLE = (DataError, OSError, EOFError, SyntaxError, ValueError, struct.error)
+"""What a damaged sample is known to raise, in our readers and in a user's own dataset."""
 
 
 def parse_on_bad_sample(text: str) -> int | None:
@@ -22,6 +27,19 @@ def parse_on_bad_sample(text: str) -> int | None:
     if parse_call(text).name not in _POLICIES:
         raise ConfigError(f"{text!r} is neither stop nor skip(limit=…)")
     return build_component(text, _POLICIES, kind="policy", where="data.on_bad_sample")
+
+
+@contextlib.contextmanager
+def explain_unskipped(what: str) -> Iterator[None]:
+    """Around reading that ``data.on_bad_sample`` does not reach.
+
+    Raises:
+        DataError: A sample cannot be read; says that it has to be repaired, since it is not skipped here.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        raise DataError(f"{error}; data.on_bad_sample skip does not reach {what}: repair or remove the data") from error
 
 
 def _stop() -> None:

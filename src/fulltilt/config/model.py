@@ -122,7 +122,10 @@ class _Data(Section):
     )
     on_bad_sample: Annotated[str, _check(parse_on_bad_sample)] = Field(
         default="stop",
-        description="A sample that cannot be read: `stop`, or `skip(limit=100)`: so many are left out, told by name.",
+        description=(
+            "A sample that cannot be read: `stop`, or `skip(limit=100)`: so many are left out, told by name. Batches "
+            "only: an error where all samples are read beforehand (placement ram, device) or encoded to features."
+        ),
     )
     shuffle: bool = Field(default=True, description="Shuffle the training set anew every epoch.")
     drop_last: bool = Field(default=False, description="Leave out the last, shorter training batch.")

@@ -8,6 +8,7 @@ import re
 from typing import Literal
 
 from fulltilt.errors import ConfigError
+from fulltilt.levers import read_interval
 
 BYTES_PER_UNIT = {
     "b": 1,
@@ -25,7 +26,6 @@ SECONDS_PER_UNIT = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h
 _NUMBER = r"(\d+(?:_\d+)*(?:\.\d*)?|\.\d+)"
 _BYTES = re.compile(rf"{_NUMBER}\s*([a-z]+)", re.IGNORECASE)
 _DURATION = re.compile(rf"{_NUMBER}\s*([a-z]+)\s*", re.IGNORECASE)
-_INTERVAL = re.compile(r"(\d+(?:_\d+)*)\s*(steps?|epochs?)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,13 +93,11 @@ def parse_interval(text: str | None) -> Interval | None:
     """
     if text is None or str(text).strip().lower() in ("none", "never"):
         return None
-    match = _INTERVAL.fullmatch(str(text).strip())
-    if match is None:
-        raise ConfigError(f"{text!r} does not say how often; write '1 epoch', '500 steps' or none")
-    count = int(match[1].replace("_", ""))
-    if count < 1:
-        raise ConfigError(f"{text!r} is an interval of nothing; write '1 epoch', '500 steps' or none")
-    return Interval(count=count, unit="epochs" if match[2].lower().startswith("epoch") else "steps")
+    try:
+        count, unit = read_interval(str(text))
+    except ValueError:
+        raise ConfigError(f"{text!r} does not say how often; write '1 epoch', '500 steps' or none") from None
+    return Interval(count=count, unit="epochs" if unit == "epoch" else "steps")
 
 
 def parse_warmup(value: str | int | float) -> Warmup:

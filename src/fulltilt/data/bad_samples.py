@@ -6,7 +6,6 @@ epoch, and where a resumed run goes on, stay what they were.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +13,6 @@ import numpy as np
 import torch
 
 from fulltilt.errors import DataError
-
-UNREADABLE = (DataError, OSError, EOFError, SyntaxError, ValueError, struct.error)
-"""What a damaged sample is known to raise, in our readers and in a user's own dataset."""
 
 _N_NAMED = 5
 

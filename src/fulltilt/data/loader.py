@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from fulltilt.data.bad_samples import UNREADABLE, BadSamples
+from fulltilt.config.bad_samples import UNREADABLE
+from fulltilt.data.bad_samples import BadSamples
 from fulltilt.data.batch_transform import detach_transform, find_transforms
 from fulltilt.data.batched import BatchedDataset
 from fulltilt.data.block_sampler import BlockSampler
@@ -59,7 +60,7 @@ def build_loader(
         collate: Samples to a batch; switches whole-batch reads off.
         seed: Of order and augmentation; torch's own initial seed when neither it nor ``generator`` is given.
         skip_limit: So many samples that cannot be read may be left out (``loader.dataset.bad_samples``); None: the
-            first one is an error.
+            first one is an error. A placement that reads all of them beforehand skips none.
         share: The part of every batch that is loaded here, of several processes; the whole when None. Iterable
             datasets are not divided: each process gets all they yield.
 
@@ -74,7 +75,7 @@ def build_loader(
     placement, device = options.pop("placement", "stream"), options.pop("placement_device", torch.device("cpu"))
     # With workers, torch's own thread pins.
     is_pinned = device.type == "cuda" and bool(options.get("pin_memory")) and not n_workers
-    dataset = place(dataset, placement, device, is_pinned=is_pinned)
+    dataset = place(dataset, placement, device, is_pinned=is_pinned, wants_skip=skip_limit is not None)
     transform: Pipeline | None = None
     if options.pop("transforms", "loader") == "device" and find_transforms(dataset) == "pipeline":
         dataset, transform = detach_transform(dataset)

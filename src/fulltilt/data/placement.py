@@ -7,12 +7,14 @@ that allows it), ``stream`` (each batch reads its rows from the file).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 import numpy as np
 import torch
 
+from fulltilt.config.bad_samples import explain_unskipped
 from fulltilt.data.batch_transform import find_transforms
 from fulltilt.data.block_sampler import compute_batch_variance_ratio, compute_meeting_share
 from fulltilt.data.hdf5_layout import Layout, find_pieces
@@ -100,7 +102,9 @@ def read_free_device_bytes(device: torch.device) -> int | None:
     return free_bytes + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def place(dataset: Any, placement: str, device: torch.device, *, is_pinned: bool = False) -> Any:
+def place(
+    dataset: Any, placement: str, device: torch.device, *, is_pinned: bool = False, wants_skip: bool = False
+) -> Any:
     """The same samples with their rows at ``placement``; the dataset itself is left as it is.
 
     Args:
@@ -108,9 +112,10 @@ def place(dataset: Any, placement: str, device: torch.device, *, is_pinned: bool
         placement: A value of the lever.
         device: Of the training step.
         is_pinned: ``ram`` gathers batches into page-locked memory.
+        wants_skip: Samples that cannot be read were to be left out: an error says that ``ram`` and ``device`` do not.
 
     Raises:
-        DataError: This dataset cannot be placed so.
+        DataError: This dataset cannot be placed so, or a sample of those that are held cannot be read.
     """
     if placement == "stream":
         return dataset
@@ -125,9 +130,11 @@ def place(dataset: Any, placement: str, device: torch.device, *, is_pinned: bool
         sources = tuple(_map_whole(source.layout) for source in dataset.sources)
         return dataset.with_sources(sources)
     where = device if placement == "device" else torch.device("cpu")
-    if not isinstance(dataset, RowsDataset):
-        return dataset.hold(where, is_pinned=is_pinned)
-    held = tuple(hold_rows(source, dataset.rows, where, is_pinned=is_pinned) for source in dataset.sources)
+    what = f"placement {placement}, which reads all samples beforehand (placement stream skips)"
+    with explain_unskipped(what) if wants_skip else contextlib.nullcontext():
+        if not isinstance(dataset, RowsDataset):
+            return dataset.hold(where, is_pinned=is_pinned)
+        held = tuple(hold_rows(source, dataset.rows, where, is_pinned=is_pinned) for source in dataset.sources)
     return dataset.with_sources(held, rows=np.arange(len(dataset)))
 
 

@@ -82,8 +82,8 @@ def prepare_text(
         counts.update(split_line(line, tokenizer))
     vocabulary = build_vocabulary(counts, vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)  # from here on the folder holds nothing whole
     check_room(folder / "train.bin", n_bytes, remedy=_NO_ROOM)
+    (folder / MANIFEST).unlink(missing_ok=True)  # from here on the folder holds nothing whole
     n_tokens = {
         split: _write_tokens(folder / f"{split}.bin", meter.watch(_read_parts(ranges)), vocabulary, tokenizer)
         for split, ranges in parts.items()

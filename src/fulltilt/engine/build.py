@@ -356,7 +356,8 @@ def _place_model(
             "data.on_bad_sample skip makes one rank's part of a batch smaller, unknown to the others; over several "
             "devices use stop"
         )
-    parallel.check_divisible(plan["batch_size"], workload.couples_samples, workload.name, world)
+    compares_samples = workload.couples_samples or workload.compares_samples
+    parallel.check_divisible(plan["batch_size"], compares_samples, workload.name, world)
     wanted, static_graph = (config.speed.shard, config.speed.static_graph) if config is not None else ("auto", True)
     is_sharded, note = parallel.choose_shard(wanted, model, setup.device, world)
     if not is_sharded:
@@ -365,6 +366,11 @@ def _place_model(
     if is_sharded and config is not None and config.optim.ema is not None:
         raise PlanObstacleError(
             "optim.ema keeps the average of whole weights, and shard full divides them; use shard none, or no ema"
+        )
+    if is_sharded and workload.assess is not None:
+        raise PlanObstacleError(
+            f"evaluations of {workload.name} assess the model by themselves, and may call parts of it (encode) that "
+            "hold no whole weights with shard full; use shard none, or a workload without assess"
         )
     if is_sharded:  # block by block onto the device: whole, it might not fit
         setup.forward, sync = parallel.shard(setup.model, setup.device, world)

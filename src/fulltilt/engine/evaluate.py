@@ -89,11 +89,9 @@ def evaluate(
 
 
 def run_assessment(run: Run) -> Mapping[str, float]:
-    """On rank 0, which the others wait for; a divided model needs all to run."""
+    """On rank 0, which the others wait for. A divided model is refused when it is built."""
     assess, world = run.workload.assess, run.world
     assert assess is not None
-    if run.is_sharded:
-        return world.hand_out(assess(run.setup.model, run.device))
     if not world.is_first:
         return world.hand_out(None)
     with world.work_alone():

@@ -62,7 +62,7 @@ def export_weights(folder: str | Path, out: str | Path, *, weights: Weights | No
     if loaded is None:
         raise RunFolderError(f"{folder} holds no checkpoint; train with run.checkpoint_every, or name another folder")
     chosen = _choose(loaded.state, weights, loaded.path)
-    tensors, left_out = _select_tensors(_read_weights(loaded.state, chosen))
+    tensors, left_out = _select_tensors(read_weights(loaded.state, chosen))
     metadata = _describe(loaded.state, chosen)
     data = save(tensors, metadata)
     write_atomic(out, data)
@@ -81,13 +81,17 @@ def export_weights(folder: str | Path, out: str | Path, *, weights: Weights | No
 
 
 def _choose(state: Mapping[str, Any], weights: Weights | None, path: Path) -> Weights:
-    has_average = bool(state.get("average"))
-    if weights == "ema" and not has_average:
+    if weights == "ema" and not state.get("average"):
         raise UsageError(f"{path} holds no moving average of the weights (optim.ema); give --weights model")
-    return weights or ("ema" if has_average else "model")
+    return weights or find_evaluated(state)
 
 
-def _read_weights(state: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
+def find_evaluated(state: Mapping[str, Any]) -> Weights:
+    """What evaluations took: the running average where the run kept one."""
+    return "ema" if state.get("average") else "model"
+
+
+def read_weights(state: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
     """By name; of an average what was not averaged (counters, tables, frozen weights) is the model's own."""
     model = dict(state["model"])
     if weights == "model":

@@ -129,7 +129,7 @@ def choose_shard(wanted: str, model: nn.Module, device: torch.device, world: Wor
     )
 
 
-def check_divisible(batch_size: int, couples_samples: bool, name: str, world: World) -> None:
+def check_divisible(batch_size: int, compares_samples: bool, name: str, world: World) -> None:
     """
     Raises:
         UsageError: a micro-batch does not give every rank a sample, or its samples must not be separated.
@@ -139,7 +139,7 @@ def check_divisible(batch_size: int, couples_samples: bool, name: str, world: Wo
             f"batch_size {batch_size} is over all {world.n_ranks} devices, and some would get no sample; "
             f"use batch_size {world.n_ranks} or more, or fewer devices"
         )
-    if couples_samples and world.is_divided:
+    if compares_samples and world.is_divided:
         raise UsageError(
             f"the loss of {name} compares the samples of a batch with each other, and each of {world.n_ranks} devices "
             "would see its own part only; train it on one device (accumulate keeps the effective batch)"

@@ -11,9 +11,8 @@ So each phase is interrupted and resumed as any run is; one that has ended is no
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from fulltilt.engine import checkpoint
 from fulltilt.engine.assemble import build_workload
 from fulltilt.engine.build import check_device
 from fulltilt.engine.duties import TrainResult
+from fulltilt.engine.export import find_evaluated, read_weights
+from fulltilt.engine.phase_options import PhaseOptions
 from fulltilt.engine.session import choose_device
 from fulltilt.engine.train import train
 from fulltilt.errors import StorageError, UsageError
@@ -38,27 +39,10 @@ from fulltilt.tasks.encoder import ContrastiveModel
 from fulltilt.tasks.features import extract_features, find_labelled
 from fulltilt.tasks.linear_probe import build_linear_probe
 
-PHASES = ("pretrain", "probe", "cluster")
 HEAD_BATCH_SIZE = 256
 
 Progress = Callable[[str, int, int], None]
 """Told the part of the data, images encoded, and their number."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PhaseOptions:
-    """What the phases after pre-training can be told.
-
-    Attributes:
-        probe_epochs, cluster_epochs: Passes over the features.
-        n_clusters: None: as many as the data has classes.
-        clear_share: Of each cluster, the share of images whose pseudo-label the head trains on.
-    """
-
-    probe_epochs: int = 50
-    cluster_epochs: int = 30
-    n_clusters: int | None = None
-    clear_share: float = 0.5
 
 
 def run_phase(
@@ -163,7 +147,7 @@ def _open_features(config: Config, workload: Workload, out_dir: Path, progress: 
     model = workload.model()
     assert isinstance(model, ContrastiveModel)
     assert isinstance(workload.assess, NeighbourAssessment)
-    weights = pick_weights(loaded.state)
+    weights = read_weights(loaded.state, find_evaluated(loaded.state))
     checkpoint.load_model_state(model, weights, loaded.path)
     return FeatureSource(
         model,
@@ -175,15 +159,10 @@ def _open_features(config: Config, workload: Workload, out_dir: Path, progress: 
     )
 
 
-def pick_weights(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that evaluations took: the running average where the run kept one, beside what it does not average."""
-    average = state.get("average")
-    return {**state["model"], **(average["weights"] if average is not None else {})}
-
-
 def _compute_digest(state: dict[str, Any], config: Config) -> str:
     """Of the weights, and of what the images are read from."""
-    digest = hashlib.sha256(repr((config.data.dataset, config.data.path, config.data.transform.val)).encode())
+    data = config.data
+    digest = hashlib.sha256(repr((data.dataset, data.val_dataset, data.path, data.transform.val)).encode())
     for name, value in state.items():
         digest.update(name.encode())
         if isinstance(value, Tensor):

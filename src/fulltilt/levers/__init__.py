@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+from fulltilt.levers._interval import read_interval
 from fulltilt.levers._spec import STAGES, Facts, Lever, Setup, Stage, Trade
 from fulltilt.records import Plan
 
@@ -27,6 +28,7 @@ __all__ = [
     "find_obstacles",
     "find_reports",
     "load_catalogue",
+    "read_interval",
     "settle_plan",
 ]
 

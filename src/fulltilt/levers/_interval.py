@@ -1,4 +1,4 @@
-"""Intervals as levers hold them, "5 epochs" or "100 steps": the configuration's own reader stands above this room."""
+"""How an interval is written, "5 epochs" or "100 steps", in levers and everywhere else in a configuration."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Annotated, TypeAlias
 from annotated_types import DocInfo, Predicate
 
 FORM = "like '5 epochs' or '100 steps'"
-_PATTERN = re.compile(r"([1-9]\d*) (step|epoch)s?")
+_PATTERN = re.compile(r"\s*(\d+(?:_\d+)*)\s*(step|epoch)s?\s*", re.IGNORECASE)
 
 
 def is_interval(text: str) -> bool:
-    return _PATTERN.fullmatch(text) is not None
+    try:
+        read_interval(text)
+    except ValueError:
+        return False
+    return True
 
 
 Interval: TypeAlias = Annotated[str, Predicate(is_interval), DocInfo(FORM)]
@@ -22,9 +26,9 @@ def read_interval(text: str) -> tuple[int, str]:
     """``"5 epochs"`` → ``(5, "epoch")``.
 
     Raises:
-        ValueError: it is no interval.
+        ValueError: it is no interval, or one of nothing.
     """
     match = _PATTERN.fullmatch(text)
-    if match is None:
+    if match is None or int(match[1]) < 1:
         raise ValueError(f"{text!r} is no interval; write one {FORM}")
-    return int(match[1]), match[2]
+    return int(match[1]), match[2].lower()

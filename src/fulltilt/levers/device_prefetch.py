@@ -34,7 +34,8 @@ LEVER = Lever(
         "Copies from page-locked memory in the step's own stream wait for the kernels queued before them. On a second "
         "stream they run beside them, one batch ahead: it helps where copying takes a visible share of a step, and "
         "costs the memory of one more batch. The training process then asks the loader one batch earlier, so that a "
-        "dataset without workers that draws from global random numbers draws them earlier too."
+        "dataset without workers that draws from global random numbers draws them earlier too: a run of such a dataset "
+        "that is resumed in the middle of an epoch draws other numbers from there on than if it had not been left."
     ),
     trades=("speed", "memory", "reproducibility"),
     stage="loop",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ class TrainingRun:
     Attributes:
         started: Its newest ``RunStarted``, as written.
         ended: Its newest ``RunEnded``; None for a run that is under way or was killed.
-        n_attempts: Processes it took.
+        n_attempts: Times it was started or resumed: a replan in the middle, after memory ran out, is none.
         notes: What was told on the way, each once.
     """
 
@@ -127,12 +128,18 @@ def _assemble(folder: str, events: Sequence[Mapping[str, Any]]) -> TrainingRun:
         name=started[-1]["name"],
         started=started[-1],
         ended=events[-1] if events[-1]["event"] == "RunEnded" else None,
-        n_attempts=len(started),
+        n_attempts=_count_attempts(events),
         intervals=intervals,
         epochs=list(_read_epochs(kept, intervals)),
         evaluations=list(_read_evaluations(kept, n_per_epoch)),
         notes=tuple(dict.fromkeys(event["message"] for event in events if event["event"] == "Noted")),
     )
+
+
+def _count_attempts(events: Sequence[Mapping[str, Any]]) -> int:
+    """A ``RunStarted`` that a ``Replanned`` announced belongs to the process that was there."""
+    told = [event["event"] for event in events if event["event"] in ("RunStarted", "Replanned")]
+    return sum(now == "RunStarted" and before != "Replanned" for before, now in itertools.pairwise(["", *told]))
 
 
 def _read_intervals(events: Sequence[Mapping[str, Any]], started: Mapping[str, Any]) -> Iterator[Interval]:

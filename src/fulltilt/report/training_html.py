@@ -48,7 +48,7 @@ def _name_runs(runs: Sequence[TrainingRun]) -> list[str]:
 
 def _describe_run(name: str, run: TrainingRun) -> str:
     end = "under way, or killed" if run.ended is None else run.ended["reason"]
-    attempts = f" in {run.n_attempts} processes" if run.n_attempts > 1 else ""
+    attempts = f" after {run.n_attempts} starts" if run.n_attempts > 1 else ""
     device, n_parameters = run.started["device"], run.started["n_parameters"]
     said = f"{run.folder}: {end}{attempts} · {device} · {n_parameters:,} parameters"
     n_samples = run.started.get("n_samples")

@@ -133,6 +133,7 @@ def build_contrastive(
         assess=assessment,
         explain=explain,
         couples_samples=exact_batch,
+        compares_samples=True,
         name=name,
     )
 

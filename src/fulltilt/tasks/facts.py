@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, as_tensor
 from torch.utils.data import Dataset, Subset
 
+from fulltilt.config.bad_samples import explain_unskipped
+
 _PLAIN = ("n_classes", "n_sensors", "n_labels", "geometry", "vocab_size")
 
 
@@ -44,7 +46,8 @@ def read_data_facts(dataset: Dataset) -> dict[str, Any]:
 def _draw_inputs(dataset: Any, n_wanted: int) -> Tensor:
     n_samples = len(dataset)
     rows = [i * n_samples // n_wanted for i in range(n_wanted)] if n_wanted < n_samples else list(range(n_samples))
-    return dataset.get_batch(rows)[0]
+    with explain_unskipped("images that the model looks at before it is trained"):
+        return dataset.get_batch(rows)[0]
 
 
 def _describe_shape(shape: tuple[int, ...]) -> dict[str, int]:

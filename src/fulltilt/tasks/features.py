@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fulltilt.config.bad_samples import explain_unskipped
 from fulltilt.errors import UsageError
 
 BATCH_SIZE = 256
@@ -34,6 +35,7 @@ def extract_features(
 
     Raises:
         UsageError: no sample is asked for.
+        DataError: one cannot be read.
 
     Cost: one forward of every image, in float32.
     """
@@ -41,7 +43,8 @@ def extract_features(
         raise UsageError("no image to encode: the list of samples is empty")
     features, targets = [], []
     for start in range(0, len(rows), BATCH_SIZE):
-        images, labels = dataset.get_batch(rows[start : start + BATCH_SIZE])
+        with explain_unskipped("images that are encoded for their features"):
+            images, labels = dataset.get_batch(rows[start : start + BATCH_SIZE])
         features.append(encode(images.to(device)).float())
         targets.append(labels)
         if progress is not None:

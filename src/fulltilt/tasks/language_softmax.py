@@ -29,7 +29,7 @@ class TokenScores(NamedTuple):
     Attributes:
         loss: Their mean, with gradients.
         losses: (N,) without gradients.
-        ranks: (N,) how many other words score as high as the right one or higher; None where it was not asked for.
+        ranks: (N,) see ``compute_ranks``; None where it was not asked for.
     """
 
     loss: Tensor
@@ -130,7 +130,7 @@ def score_logits(logits_NV: Tensor, targets_N: Tensor, *, wants_ranks: bool) -> 
     ranks_N = None
     if wants_ranks:
         with torch.no_grad():
-            ranks_N = compute_ranks(logits_NV, logits_NV.gather(1, targets_N[:, None]))
+            ranks_N = compute_ranks(logits_NV, targets_N[:, None])
     return TokenScores(losses_N.mean(), losses_N.detach(), ranks_N)
 
 

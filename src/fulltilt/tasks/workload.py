@@ -38,6 +38,8 @@ class Workload:
         couples_samples: The loss compares the samples of a batch with each other, so that micro-batches do not add up
             to the large batch; a window is then computed as one batch (``engine.cached_step``): its outputs, and its
             targets, are those of the micro-batches one after the other.
+        compares_samples: The loss compares the samples of a micro-batch with each other: several devices, each of which
+            would see its part only, are refused. ``couples_samples`` says so too.
         training_metrics: ``train`` computes the metrics on training batches too.
         name: How tables, files and messages call it.
 
@@ -62,6 +64,7 @@ class Workload:
     assess: Callable[[nn.Module, torch.device], Mapping[str, float]] | None = None
     explain: Callable[[int, int], Sequence[str]] | None = None
     couples_samples: bool = False
+    compares_samples: bool = False
     training_metrics: bool = False
     name: str = "workload"
 

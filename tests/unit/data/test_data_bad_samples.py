@@ -15,6 +15,8 @@ from fulltilt.config import config_from_values, parse_on_bad_sample
 from fulltilt.data import DATASETS, build_loader
 from fulltilt.engine.train import train
 from fulltilt.errors import ConfigError, DataError
+from fulltilt.tasks.facts import read_data_facts
+from fulltilt.tasks.features import extract_features
 
 CLASSES = ("cats", "dogs")
 N_EACH = 12
@@ -179,6 +181,22 @@ def test_a_run_that_stopped_at_a_bad_sample_goes_on_with_the_other_policy(tmp_pa
     result = train(config_from_values(values, base_dir="."), out_dir=tmp_path / "run", resume=True)
     assert result.reason == "finished"
     assert any("dogs/01.jpg" in note for note in result.notes)
+
+
+def test_what_reads_all_samples_beforehand_says_that_it_skips_none(tmp_path):
+    """the error named the file only: skip was asked for, and nothing said why it did not help"""
+    folder = make_folder(tmp_path)
+    dataset = DATASETS["image_folder"](path=str(folder))
+    cut(folder / "train" / "cats" / "03.jpg")
+    options = {"placement": "ram"}
+    with pytest.raises(DataError, match=r"03\.jpg cannot be decoded.*skip does not reach placement ram.*stream skips"):
+        build_loader(dataset, batch_size=8, shuffle=False, drop_last=False, seed=0, options=options, skip_limit=2)
+    with pytest.raises(DataError, match=r"03\.jpg cannot be decoded.*skip does not reach images that are encoded"):
+        extract_features(torch.flatten, dataset, np.arange(4), torch.device("cpu"))
+    with pytest.raises(
+        DataError, match=r"03\.jpg cannot be decoded.*skip does not reach images that the model looks at"
+    ):
+        read_data_facts(dataset)["draw_images"](24)
 
 
 def test_a_stream_has_no_samples_to_skip():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from fulltilt.data import prepare_text
 from fulltilt.data.text import text
 from fulltilt.data.tokens import build_vocabulary, open_tokens, split_line
-from fulltilt.errors import DataError
+from fulltilt.errors import DataError, StorageError
 
 LINES = ["b a a", "", "a b c d", "<unk> e a", "c f a"]
 
@@ -174,6 +175,19 @@ def test_a_folder_whose_text_has_changed_is_stale(tmp_path):
     with pytest.raises(DataError, match=r"bytes then, .* now"):
         text("train", path=str(folder))
     prepare_text([source], folder, force=True)
+    assert len(text("train", path=str(folder), seq_len=8))
+
+
+def test_no_room_for_a_new_preparation_leaves_the_old_one(tmp_path, monkeypatch):
+    """the old manifest was deleted before the disk was asked"""
+    source, folder = prepare_long(tmp_path)
+
+    def refuse(*args, **options):
+        raise StorageError("full")
+
+    monkeypatch.setattr(importlib.import_module("fulltilt.data.prepare_text"), "check_room", refuse)
+    with pytest.raises(StorageError):
+        prepare_text([source], folder, force=True)
     assert len(text("train", path=str(folder), seq_len=8))
 
 

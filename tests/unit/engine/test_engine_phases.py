@@ -13,7 +13,10 @@ from fulltilt.config import config_from_values, load_config, plan_of
 from fulltilt.engine.assemble import build_workload
 from fulltilt.engine.build import build_run
 from fulltilt.engine.cached_step import CachedStep, build_step
-from fulltilt.engine.phases import PhaseOptions, pick_weights, run_phase
+from fulltilt.engine.checkpoint import LoadedCheckpoint
+from fulltilt.engine.export import find_evaluated, read_weights
+from fulltilt.engine.phase_options import PhaseOptions
+from fulltilt.engine.phases import run_phase
 from fulltilt.errors import RunFolderError, UsageError
 from fulltilt.measure import NullTimer
 
@@ -180,10 +183,37 @@ def test_a_probe_of_another_encoder_is_another_run(folder, tmp_path):
 def test_the_encoder_is_the_average_that_evaluations_took(folder, tmp_path):
     run("pretrain", folder, tmp_path, optim__ema=0.5)
     state = torch.load(tmp_path / "pretrain" / "checkpoint.pt", weights_only=True)
+    name, weights = "backbone.blocks.0.0.weight", read_weights(state, find_evaluated(state))
+    assert torch.equal(weights[name], state["average"]["weights"][name])
+    assert not torch.equal(weights[name], state["model"][name])
+    assert weights.keys() == state["model"].keys()
+
+
+def test_a_tied_weight_of_the_encoder_is_the_average_under_both_names(folder, tmp_path, monkeypatch):
+    """the raw weight of the second name was loaded over the average of the first"""
+    run("pretrain", folder, tmp_path, optim__ema=0.5)
+    path = tmp_path / "pretrain" / "checkpoint.pt"
+    state = torch.load(path, weights_only=True)
     name = "backbone.blocks.0.0.weight"
-    assert torch.equal(pick_weights(state)[name], state["average"]["weights"][name])
-    assert not torch.equal(pick_weights(state)[name], state["model"][name])
-    assert pick_weights(state).keys() == state["model"].keys()
+    state["model"]["again"] = state["model"][name]
+    monkeypatch.setattr(
+        "fulltilt.engine.phases.checkpoint.load_checkpoint",
+        lambda _: LoadedCheckpoint(state=state, path=path, note=None),
+    )
+    seen = {}
+    monkeypatch.setattr(
+        "fulltilt.engine.phases.checkpoint.load_model_state", lambda model, weights, path: seen.update(weights)
+    )
+    run("probe", folder, tmp_path)
+    assert torch.equal(seen["again"], state["average"]["weights"][name])
+
+
+def test_other_validation_images_are_encoded_anew(folder, tmp_path):
+    """features of the first validation set stood in for those of the second"""
+    run("pretrain", folder, tmp_path)
+    run("probe", folder, tmp_path)
+    run("cluster", folder, tmp_path, data__val_dataset="stl10(part=train)")
+    assert len(list((tmp_path / "features").glob("validation-*"))) == 2
 
 
 def test_a_probe_needs_an_encoder(folder, tmp_path):

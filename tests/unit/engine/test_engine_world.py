@@ -5,11 +5,13 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
-from training_cases import build_config
+from training_cases import build_config, build_workload
 
+from fulltilt.config import plan_of
+from fulltilt.engine.build import build_run
 from fulltilt.engine.parallel import DealtBatches, GradientSync, check_divisible, choose_shard, list_sizes
 from fulltilt.engine.world import ALONE, World, is_rank, join_world, plan_devices
-from fulltilt.errors import ConfigError, UsageError
+from fulltilt.errors import ConfigError, PlanObstacleError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,28 @@ def test_a_loss_that_compares_samples_is_not_divided():
     check_divisible(8, True, "simclr", ALONE)
     with pytest.raises(UsageError, match="compares the samples of a batch with each other"):
         check_divisible(8, True, "simclr", World(n_ranks=2))
+
+
+@pytest.mark.parametrize("field", ["couples_samples", "compares_samples"])
+def test_a_workload_that_compares_samples_is_refused_over_ranks_however_it_accumulates(field):
+    """contrastive(exact_batch=false) trained over ranks, with fewer negatives than it said"""
+    config = build_config()
+    with pytest.raises(UsageError, match="compares the samples of a batch with each other"):
+        build_run(
+            config,
+            plan_of(config),
+            device="cpu",
+            workload=build_workload(prepare=None, **{field: True}),
+            world=World(n_ranks=2),
+        )
+
+
+def test_what_assesses_the_model_by_itself_is_refused_with_divided_weights():
+    """it may call encode, which the hooks of divided weights do not see; that came to light after an epoch"""
+    config = build_config(speed__shard="full")
+    workload = build_workload(prepare=None, assess=lambda model, device: {})
+    with pytest.raises(PlanObstacleError, match=r"points assess the model.*use shard none"):
+        build_run(config, plan_of(config), device="cpu", workload=workload, world=World(n_ranks=2))
 
 
 def test_weights_that_fit_are_not_divided_unless_asked_for():

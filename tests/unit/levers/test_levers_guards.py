@@ -7,9 +7,9 @@ import typing
 import annotated_types
 import pytest
 
-from fulltilt.config import config_from_values
+from fulltilt.config import Interval, config_from_values, parse_interval
 from fulltilt.errors import ConfigError
-from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, load_catalogue
+from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, load_catalogue, read_interval
 from fulltilt.levers.precision import resolve
 from fulltilt.tuner.space import build_space
 
@@ -151,6 +151,15 @@ def test_the_gpu_section_of_guide_002_takes_effect():
 def test_an_interval_that_is_none_is_refused_with_its_form(text):
     with pytest.raises(ConfigError, match=r"expected text like '5 epochs' or '100 steps' or null"):
         config_from_values({"speed": {"empty_cache_every": text}}, base_dir=".")
+
+
+@pytest.mark.parametrize("text", ["5 epochs", "5 Epochs", "1_000 steps", "100steps", " 1 step "])
+def test_a_lever_and_the_other_settings_take_one_spelling_of_an_interval(text):
+    """the lever had a stricter reader of its own"""
+    values = {"speed": {"empty_cache_every": text}, "run": {"evaluate_every": text}}
+    config = config_from_values(values, base_dir=".")
+    count, unit = read_interval(config.speed.empty_cache_every)
+    assert parse_interval(config.run.evaluate_every) == Interval(count=count, unit=f"{unit}s")
 
 
 def test_levers_that_buy_no_speed_are_never_tried_unasked():

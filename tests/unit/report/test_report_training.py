@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fulltilt.cli import run_command
 from fulltilt.errors import UsageError
 from fulltilt.listeners import EventLog
-from fulltilt.records import EpochDone, Evaluated, Noted, RunEnded, RunStarted, StepsDone
+from fulltilt.records import EpochDone, Evaluated, Noted, Replanned, RunEnded, RunStarted, StepsDone
 from fulltilt.report.charts import MAX_MARKS, Point, build_curve_chart, compute_log_ticks
 from fulltilt.report.quality import find_direction, find_times_to_common_quality
 from fulltilt.report.training import join_intervals, read_training
@@ -128,7 +128,7 @@ def test_steps_taken_again_after_a_crash_count_once(tmp_path):
     assert run.training_seconds == pytest.approx(4 * 0.5 + 4 * 0.25)
     assert [at.metrics["accuracy"] for at in run.evaluations] == [0.5, 0.75]
     assert run.n_attempts == 2
-    assert "in 2 processes" in build_training_html([run])
+    assert "after 2 starts" in build_training_html([run])
 
 
 def test_a_run_that_was_killed_or_lost_its_loss_is_drawn(tmp_path):
@@ -196,6 +196,15 @@ def test_a_long_curve_is_joined_without_losing_a_sample(tmp_path):
     assert joined[0].loss == pytest.approx(sum(1 / step for step in range(1, 6)) / 5)
     assert joined[-1].step == 1000
     assert joined[0].samples_per_s == pytest.approx(128.0)
+
+
+def test_a_replan_is_no_start_of_its_own(tmp_path):
+    """each one counted as another process"""
+    replanned = Replanned(step=1, n_steps_lost=0, batch_size=32, accumulate=2, val_batch_size=None, reason="memory")
+    events = [started(), steps_done(1), replanned, started(first_step=1), steps_done(2)]
+    assert read_training(write_run(tmp_path / "r", events)).n_attempts == 1
+    events += [started(first_step=2), steps_done(3), replanned, started(first_step=3), steps_done(4)]
+    assert read_training(write_run(tmp_path / "s", events)).n_attempts == 2
 
 
 def test_a_dense_line_hides_its_marks_and_keeps_its_figures():

@@ -129,5 +129,6 @@ def test_exact_batch_is_what_couples_the_samples():
     assert build_contrastive(**given).couples_samples
     plain = build_contrastive(**given, exact_batch=False)
     assert not plain.couples_samples
+    assert plain.compares_samples, "its loss is not that of one device over several"
     assert "254 negatives" in plain.explain(128, 4)[0]
     assert build_contrastive(**given, projector=9, hidden=11).model().projector[0].out_features == 11
