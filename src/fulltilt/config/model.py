@@ -206,7 +206,10 @@ class _RunSection(Section):
         default=["csv"], description="Who takes the curves: csv, tensorboard, mlflow, wandb."
     )
     on_out_of_memory: Literal["replan", "stop"] = Field(
-        default="replan", description="Smaller micro-batches and more accumulation from the last step on, or stop."
+        default="replan",
+        description="Go on from the last step with the largest smaller micro-batch that divides the effective batch, "
+        "and more accumulation; or stop. Runs over several devices always stop, and so do streams that several "
+        "workers share or that drop their last batch.",
     )
     on_full_disk: Literal["stop", "continue"] = Field(
         default="stop", description="When a checkpoint cannot be written; the one before is kept either way."
@@ -216,7 +219,8 @@ class _RunSection(Section):
     )
     promise: Promise | None = Field(
         default=None,
-        description="The speed that `tune --apply` measured; `train` says when it falls out of it, and why.",
+        description="The speed that `tune --apply` measured on one device; `train` on one says when it falls out of "
+        "it, and why.",
     )
 
 

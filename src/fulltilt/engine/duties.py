@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -79,6 +80,8 @@ def announce_start(s: Session) -> None:
         first_step=progress.step,
         config=run.config.to_values() if run.config else {},
         config_digest=run.config.digest if run.config else None,
+        n_ranks=run.world.n_ranks,
+        pid=os.getpid(),
         report=describe_start(run, budget),
     )
     if budget is not None and (problem := budget.find_problem()):

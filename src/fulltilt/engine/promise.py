@@ -268,6 +268,11 @@ def build_watch(run: Run, waits: DataWaits) -> tuple[PromiseWatch | None, str | 
     promise = run.config.run.promise if run.config is not None else None
     if promise is None:
         return None, None
+    if run.world.is_divided:
+        return None, (
+            f"run.promise was measured on one device, and this run has {run.world.n_ranks} processes: it is not held "
+            "against this run"
+        )
     remedy = "it is not held against this run; fulltilt tune --apply writes a new one"
     plan = compute_plan_digest(run.plan)
     if promise.plan != plan:

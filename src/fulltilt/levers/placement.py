@@ -132,7 +132,8 @@ LEVER = Lever(
         "all rows on the GPU and gathers them there: no copy per batch; images need transforms device for it. "
         "block_shuffled reads whole blocks in random order and shuffles within a window of them: for files that are "
         "compressed or larger than memory; it changes the order of samples (fulltilt.data.block_sampler derives by how "
-        "much). Every data worker keeps a window of its own. Figures: benchmarks/hdf5_loader.py, data_path.py."
+        "much). Every data worker keeps a window of its own. HDF5 figures: "
+        "benchmarks/results/hdf5_loader-cpu.json; images are measured by benchmarks/data_path.py."
     ),
     trades=("speed", "memory"),
     recipe_values=("block_shuffled",),

@@ -51,8 +51,8 @@ LEVER = Lever(
         "device lets images out of the loader as uint8, a quarter of the bytes, and transforms the whole batch on the "
         "device, with other parameters for every image, normalisation last; with compile on, the pipeline is compiled "
         "too. What brings images of a folder to one size stays in the loader. On a CPU it moves the work into the "
-        "training process, on all of its threads. Both draw from seeds of the run, and not the same numbers. Figures: "
-        "benchmarks/data_path.py."
+        "training process, on all of its threads. Both draw from seeds of the run, and not the same numbers. "
+        "Measured by benchmarks/data_path.py."
     ),
     trades=("speed", "memory", "reproducibility"),
     stage="loader",

@@ -30,6 +30,7 @@ MEMORY_NOTE = {
     "cpu": "resident set of the training process over the batch size",
     "cuda": "peak of allocated device memory over the batch size",
 }
+NO_MEMORY_NOTE = "the run trained in processes of its own (several devices, or run.max_restarts); theirs is not read"
 FORWARD_NOTE = "forward pass and loss of one step a logging interval"
 NO_FORWARD_NOTE = "the run did not time the phases of its steps"
 
@@ -69,7 +70,7 @@ class MetricsTracker:
 
     Args:
         clock: Seconds from any start.
-        read_memory: Device ("cpu", "cuda:0") → bytes in use by the training process.
+        read_memory: Device ("cpu", "cuda:0") → bytes in use by this process. Not asked where another one trains.
 
     Raises:
         UsageError: the folder holds the metrics of another run.
@@ -91,7 +92,7 @@ class MetricsTracker:
         self._errors = Table(self._folder / "error_analysis.csv", ERRORS)
         self._held, self._rows = HeldEvents(clock), []
         self._read_memory = read_memory or read_memory_bytes
-        self._device, self._batch_size = "cpu", 1
+        self._device, self._batch_size, self._trains_here = "cpu", 1, True
         self._start_sums()
 
     def __call__(self, event: Event) -> None:
@@ -137,7 +138,8 @@ class MetricsTracker:
             )
         if found is None:
             write_atomic(owner, f"{name}\n")
-        self._device, self._batch_size = event.device.partition(":")[0], event.plan["batch_size"]
+        self._device, self._batch_size = event.device, event.plan["batch_size"]
+        self._trains_here = event.n_ranks == 1 and event.pid in (None, os.getpid())
         self._start_sums()
         for table in self._tables:
             table.drop_rows_after(event.first_step)
@@ -150,8 +152,11 @@ class MetricsTracker:
         self._spreads = {name: Spread() for name in ("throughput", "memory_per_sample", "forward_time")}
         self._passes: list[Mapping[str, Any]] = []
 
+    def _find_memory(self) -> int | None:
+        return self._read_memory(self._device) if self._trains_here else None
+
     def _build_efficiency_row(self, event: StepsDone) -> dict[str, Any]:
-        n_bytes = self._read_memory(self._device)
+        n_bytes = self._find_memory()
         return {
             "epoch": event.epoch,
             "step": event.step,
@@ -177,7 +182,7 @@ class MetricsTracker:
         names = {"total_loss": "loss", "top5_accuracy": "top5"}
         columns = ("total_loss", "forward_loss", "backward_loss", "accuracy", "top5_accuracy", "perplexity")
         figures = {column: metrics.get(names.get(column, column)) for column in columns}
-        n_bytes = self._read_memory(self._device)
+        n_bytes = self._find_memory()
         row = {
             "epoch": event.epoch,
             "step": event.step,
@@ -194,9 +199,11 @@ class MetricsTracker:
         self._write_summaries()
 
     def _write_summaries(self) -> None:
+        kind = self._device.partition(":")[0]
+        has_memory = self._trains_here or self._spreads["memory_per_sample"].weight
         notes = {
             "throughput": ("samples/s", THROUGHPUT_NOTE),
-            "memory_per_sample": ("MiB", MEMORY_NOTE.get(self._device, MEMORY_NOTE["cpu"])),
+            "memory_per_sample": ("MiB", MEMORY_NOTE.get(kind, MEMORY_NOTE["cpu"]) if has_memory else NO_MEMORY_NOTE),
             "forward_time": ("ms", FORWARD_NOTE if self._spreads["forward_time"].weight else NO_FORWARD_NOTE),
         }
         rows = [
@@ -228,10 +235,10 @@ def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def read_memory_bytes(device: str) -> int | None:
     """Allocator's peak on a GPU since the process began, resident set of this process on a CPU."""
-    if device == "cuda":
+    if device.startswith("cuda"):
         import torch
 
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated(device)
     return read_rss_bytes(os.getpid())
 
 

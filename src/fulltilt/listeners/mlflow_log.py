@@ -30,7 +30,8 @@ class MlflowLog:
 
     Without a tracking server the store is ``mlflow.db`` (SQLite) in ``folder``, and nothing leaves the machine:
     ``mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db``. A resumed run goes on in the run of the start; steps
-    that are taken again after a crash stand there twice, since MLflow takes nothing back.
+    that are taken again after a crash stand there twice, since MLflow takes nothing back. So does one that starts again
+    without having ended (``Replanned``), with the parameters of its start.
 
     Logging intervals are stored once a second (``_held.py``). What a server does not take is kept and sent with what
     comes next.
@@ -55,10 +56,11 @@ class MlflowLog:
         self._held = HeldEvents(clock)
         self._client: Any = None
         self._unsent: list[Any] = []
+        self._is_open = False
         self.run_id: str | None = None
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
+        if isinstance(event, RunStarted) and not self._is_open:
             self._start(event)
         if self.run_id is None or not self._held.add(event):
             return
@@ -79,6 +81,7 @@ class MlflowLog:
                 run_id = self._create_run(event)
                 write_run_id(self.path, run_id)
             self.run_id = run_id
+        self._is_open = True
 
     def _create_run(self, event: RunStarted) -> str:
         entities = self._mlflow.entities
@@ -110,6 +113,7 @@ class MlflowLog:
             del self._unsent[: len(part)]
 
     def _end(self, event: RunEnded) -> None:
+        self._is_open = False
         with self._storage_errors("the run stays open there"):
             self._client.set_tag(self.run_id, "fulltilt.reason", event.reason)
             self._client.set_terminated(self.run_id, STATUS.get(event.reason, "FAILED"), _to_ms(event.time_s))

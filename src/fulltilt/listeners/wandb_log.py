@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import netrc
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +26,9 @@ class WandbLog:
 
     ``WANDB_MODE`` decides whether anything leaves the machine; without it, a login does (``WANDB_API_KEY``, or
     ``wandb login`` before). Offline the run lies in ``folder/wandb/offline-run-…`` until ``wandb sync`` sends it, and a
-    resumed run is another such folder under the same id. ``WANDB_PROJECT`` and ``WANDB_ENTITY`` are honoured.
+    resumed run is another such folder under the same id. A run that starts again without having ended (``Replanned``)
+    goes on where it is, with the settings of its start; W&B leaves out steps that it has already. ``WANDB_PROJECT`` and
+    ``WANDB_ENTITY`` are honoured.
 
     Args:
         folder: Of the run; W&B makes its folder ``wandb`` there.
@@ -42,22 +46,27 @@ class WandbLog:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RunStarted):
-            self._run = self._start(event)
+            self._run = self._run or self._start(event)
         elif self._run is None:
             return
         elif isinstance(event, RunEnded):
-            self._run.summary["reason"] = event.reason
-            self._run.finish(exit_code=1 if event.reason.startswith("failed") else 0)
-            self._run = None
+            self._end(event)
         elif isinstance(event, WithFigures):
-            self._run.log(list_scalars(event), step=event.step)
+            with self._storage_errors("take a row", "it is missing there"):
+                self._run.log(list_scalars(event), step=event.step)
+
+    def _end(self, event: RunEnded) -> None:
+        run, self._run = self._run, None
+        with self._storage_errors("end the run", "its last figures may be missing there"):
+            run.summary["reason"] = event.reason
+            run.finish(exit_code=1 if event.reason.startswith("failed") else 0)
 
     def _start(self, event: RunStarted) -> Any:
         mode = self._mode or os.environ.get("WANDB_MODE") or ("online" if has_login(self._wandb) else "offline")
         if mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline is offline, for its crash reports too
         own = self.path / "wandb"
-        try:
+        with self._storage_errors("start", "nothing of this run is logged there"):
             own.mkdir(parents=True, exist_ok=True)
             run_id = read_run_id(own, first_step=event.first_step)
             is_new = run_id is None
@@ -74,11 +83,14 @@ class WandbLog:
                 settings=self._wandb.Settings(silent=True, console="off"),  # the terminal is the progress bar's
             )
             write_run_id(own, run_id)
-        except (self._wandb.Error, OSError) as error:
-            raise StorageError(
-                f"W&B could not start ({str(error).strip()}); nothing of this run is logged there"
-            ) from error
         return run
+
+    @contextlib.contextmanager
+    def _storage_errors(self, what: str, lost: str) -> Iterator[None]:
+        try:
+            yield
+        except (self._wandb.Error, OSError) as error:
+            raise StorageError(f"W&B could not {what} ({str(error).strip()}); {lost}") from error
 
 
 def has_login(wandb: Any) -> bool:

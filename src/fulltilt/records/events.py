@@ -31,6 +31,8 @@ class RunStarted(Event):
     first_step: int = 0
     config: dict[str, Any] = dataclasses.field(default_factory=dict)  # resolved, by section
     config_digest: str | None = None
+    n_ranks: int = 1  # processes that train
+    pid: int | None = None  # of the one that says this
     report: tuple[str, ...] = ()  # what it runs on and how, one line each
 
 

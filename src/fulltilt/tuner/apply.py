@@ -7,6 +7,7 @@ from typing import Any
 
 from fulltilt.config import Config, load_config, plan_of, write_settings
 from fulltilt.levers import compute_plan_digest, load_catalogue
+from fulltilt.tuner.options import count_ranks
 from fulltilt.tuner.result import TuneResult
 
 
@@ -47,12 +48,15 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
 def apply_result(result: TuneResult, path: str | Path) -> str:
     """Write the recommended plan into ``path`` and return the unified diff, empty when nothing differs.
 
+    A file that trains on several devices gets no promise: what was measured on one says nothing of them.
+
     Raises:
         ConfigError: the file cannot be read as a configuration. StorageError: it cannot be written.
     """
-    changes = plan_changes(result, load_config(path))
+    config = load_config(path)
+    changes = plan_changes(result, config)
     trial = result.picks.recommended.trial
-    promise = build_promise(result)
+    promise = build_promise(result) if count_ranks(config) == 1 else None
     if promise is not None:
         changes["run.promise"] = promise
     if not changes:

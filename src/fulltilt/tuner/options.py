@@ -93,6 +93,24 @@ def _select_device(config: Config, device: str | None) -> str:
     return f"cuda:{value}" if isinstance(value, int) else value
 
 
+def count_ranks(config: Config, device: str | None = None) -> int:
+    """Training processes of a run with ``config``, one a device."""
+    named = config.run.device if device is None else device
+    return max(config.run.n_ranks or 1, len(named) if isinstance(named, list) else 1)
+
+
+def note_ranks(config: Config, device: str | None, measured_on: str) -> tuple[str, ...]:
+    """What a search on one device does not say about a run over several."""
+    n_ranks = count_ranks(config, device)
+    if n_ranks == 1:
+        return ()
+    return (
+        f"the configuration trains in {n_ranks} processes, and everything here was measured in one, on {measured_on}: "
+        "speed and memory are those of the whole batch on one device, not of this run, and --apply writes no "
+        "run.promise for it",
+    )
+
+
 def choose_trial_limit_bytes(options: TuneOptions, machine: Machine) -> int | None:
     """The limit each trial runs under. Without one asked for: what keeps the machine itself alive."""
     if options.memory_limit_bytes is not None:

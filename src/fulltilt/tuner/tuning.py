@@ -23,7 +23,7 @@ from fulltilt.tuner.conclude import conclude
 from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS
 from fulltilt.tuner.finals import run_finals
 from fulltilt.tuner.journal import JOURNAL_FILE, Journal
-from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
+from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib, note_ranks
 from fulltilt.tuner.progress import OnEvent, PickMade, SearchNoted, SearchStarted, TrialProgressed
 from fulltilt.tuner.recommend import LearningRateRule
 from fulltilt.tuner.result import TuneResult
@@ -98,12 +98,18 @@ def tune(
     path = Path(out) if out is not None else Path("runs") / "tune" / aim.name
     parts = _list_fingerprint_parts(aim, options, machine)
     with RunFolder(path, fingerprint_parts=parts, command="tune", results=[JOURNAL_FILE]) as folder:
-        return _run(aim, options, machine, folder, on_event or (lambda event: None))
+        notes = note_ranks(aim.config, device, options.device)
+        return _run(aim, options, machine, folder, on_event or (lambda event: None), notes)
 
 
 def _run(
-    aim: TuneTarget, options: TuneOptions, machine: Machine, folder: RunFolder, tell: OnEvent
-) -> TuneResult:  # fmt: skip
+    aim: TuneTarget,
+    options: TuneOptions,
+    machine: Machine,
+    folder: RunFolder,
+    tell: OnEvent,
+    notes: tuple[str, ...],
+) -> TuneResult:
     start_s = time.monotonic()
     journal = Journal(folder)
     target = ProcessTarget(
@@ -130,7 +136,8 @@ def _run(
             all_levers=options.strategy == "model_first",
         )
         memory_gib = find_memory_gib(options, machine)
-        space = dataclasses.replace(space, memory_gib=_choose_room_gib(memory_gib, target.memory_limit_bytes))
+        room_gib = _choose_room_gib(memory_gib, target.memory_limit_bytes)
+        space = dataclasses.replace(space, memory_gib=room_gib, notes=(*notes, *space.notes))
         session = _open_session(target, journal, space, options, folder, tell, start_s)
         _search(session, space, options)
         machine = dataclasses.replace(machine, roofs=_read_roofs(target, session, folder))

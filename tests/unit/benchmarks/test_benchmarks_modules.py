@@ -19,7 +19,11 @@ from benchmarks._schema import BenchmarkResult, build_arm, judge
 from fulltilt.records import loads
 from fulltilt.stats import compute_quantile_interval
 
-DELIVERED = {"cli_start", "decisions", "loop_overhead", "plan_quality", "search_replay", "trial_startup"}
+DELIVERED = {
+    "batch_finders", "bilm", "checkpoint_stall", "cli_start", "data_path", "ddp_efficiency", "decisions", "hdf5_loader",
+    "lever_memory", "loop_overhead", "memory_prediction", "plan_quality", "search_repeat", "search_replay", "simclr",
+    "trial_startup",
+}  # fmt: skip
 PEERS = ("lightning", "accelerate", "optuna", "timm")
 
 FIND_WITHOUT_PEERS = f"""
@@ -82,6 +86,11 @@ def test_figures_that_do_not_follow_from_their_samples_are_seen():
     run = build_benchmark(lambda context: Findings(arms=(dataclasses.replace(arm, median=1.5),), targets=()))
     with pytest.raises(AssertionError):
         check_figures(run_benchmark(run, Context(device="cpu", quick=True)))
+
+
+def test_every_benchmark_stands_in_the_list_of_the_documentation():
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert [name for name in find_benchmarks() if f"| `{name}` |" not in text] == []
 
 
 def build_benchmark(run) -> SimpleNamespace:

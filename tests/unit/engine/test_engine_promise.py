@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from fulltilt.engine.promise import (
     PromiseWatch,
     find_reasons,
 )
+from fulltilt.engine.world import World
 from fulltilt.hardware import CpuTimes, FakeNvml, NvmlDevice, NvmlProcess, build_status, read_machine
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted
@@ -211,3 +213,11 @@ def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
         neighbour.stdout.close()
         neighbour.wait()
     assert "CPU pressure: other processes use" in spoken[0]
+
+
+def test_a_promise_is_not_held_against_a_run_over_several_devices(tmp_path):
+    session = promise_module.build_watch(
+        SimpleNamespace(config=promise_for_this(), world=World(n_ranks=2)), DataWaits()
+    )
+    assert session[0] is None
+    assert "this run has 2 processes" in session[1]

@@ -1,6 +1,7 @@
 """What a run says at its start, and whether the host's memory will do."""
 
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -24,7 +25,9 @@ def build(**changes):
 def test_the_start_says_device_numerics_batch_and_data(tmp_path):
     config = build_config(data__batch_size=8, speed__accumulate=4, speed__precision="bf16", data__num_workers=1)
     _, recorder = run_train(tmp_path, config, max_steps=1)
-    device, numerics, batch, data = recorder.of(RunStarted)[0].report
+    (started,) = recorder.of(RunStarted)
+    assert (started.n_ranks, started.pid) == (1, os.getpid())
+    device, numerics, batch, data = started.report
     assert device.startswith("CPU: ")
     assert f"torch uses {torch.get_num_threads()} threads" in device
     assert "precision bf16 by autocast" in numerics

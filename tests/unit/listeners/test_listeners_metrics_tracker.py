@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import os
 import signal
@@ -219,3 +220,23 @@ def test_memory_is_read_from_this_process(tmp_path):
 
 def test_parts_of_a_breakdown_are_no_headlines():
     assert list_headlines({"accuracy": 0.5, "error_pct/rare": 90.0}) == [("accuracy", 0.5)]
+
+
+@pytest.mark.parametrize("where", [{"n_ranks": 2}, {"pid": os.getppid()}])
+def test_the_memory_of_a_process_that_does_not_train_is_not_told(tmp_path, where):
+    """With ranks or max_restarts the listeners live in a process beside the training."""
+    tracker = build_tracker(tmp_path / "m")
+    for event in (dataclasses.replace(start(tmp_path), **where), steps(10, 2.0), epoch(0, 3.0)):
+        tracker(event)
+    row = read(tmp_path / "m" / "efficiency_summary.csv")[1]
+    assert (row["metric"], row["mean"]) == ("memory_per_sample", "")
+    assert "processes of its own" in row["note"]
+    assert read(tmp_path / "m" / "training_metrics.csv")[0]["memory_gib"] == ""
+
+
+def test_memory_is_asked_of_the_device_that_trains(tmp_path):
+    asked = []
+    tracker = MetricsTracker(tmp_path / "m", read_memory=asked.append)
+    for event in (dataclasses.replace(start(tmp_path), device="cuda:1", pid=os.getpid()), steps(10, 2.0)):
+        tracker(event)
+    assert asked == ["cuda:1"]

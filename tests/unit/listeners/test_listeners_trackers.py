@@ -6,6 +6,7 @@ import os
 import struct
 import sys
 import threading
+import types
 import typing
 
 import pytest
@@ -211,3 +212,90 @@ def test_mlflow_leaves_no_thread_behind(tmp_path):
     before = threading.active_count()
     MlflowLog(tmp_path)
     assert threading.active_count() == before
+
+
+class FakeTracker:
+    """W&B and MLflow as far as the loggers call them; remembers the runs it was asked for."""
+
+    def __init__(self):
+        self.runs, self.rows, self.ends, self.is_up = [], [], [], True
+        self.summary = {}
+
+    # W&B, module and run
+    Error = ValueError
+    Settings = dict
+
+    def init(self, **options):
+        self.runs.append(options)
+        return self
+
+    def log(self, scalars, *, step):
+        self._answer()
+        self.rows.append(step)
+
+    def finish(self, *, exit_code):
+        self._answer()
+        self.ends.append(exit_code)
+
+    # MLflow, module and client
+    class exceptions:  # noqa: N801
+        MlflowException = ValueError
+
+    class entities:  # noqa: N801
+        Param = Metric = staticmethod(lambda *values: values)
+
+    def MlflowClient(self, tracking_uri):  # noqa: N802
+        return self
+
+    def get_experiment_by_name(self, name):
+        return types.SimpleNamespace(experiment_id="1")
+
+    def create_run(self, *args, **options):
+        self.runs.append(options)
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"r{len(self.runs)}"))
+
+    def log_batch(self, run_id, metrics=(), params=()):
+        self.rows += sorted({step for *_, step in metrics})
+
+    def set_tag(self, *args):
+        pass
+
+    def set_terminated(self, run_id, status, time_ms):
+        self.ends.append(status)
+
+    def _answer(self):
+        if not self.is_up:
+            raise self.Error("the server is gone")
+
+
+def build_faked(kind, folder, monkeypatch):
+    fake = FakeTracker()
+    module = sys.modules[kind.__module__]
+    monkeypatch.setattr(module, "_import_wandb" if kind is WandbLog else "_import_mlflow", lambda: fake)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    return kind(folder), fake
+
+
+@pytest.mark.parametrize("kind", [WandbLog, MlflowLog])
+@pytest.mark.parametrize("first_step", [0, 1])
+def test_a_run_that_replans_stays_one_run(kind, first_step, tmp_path, monkeypatch):
+    """Memory ran out: a second RunStarted, without a RunEnded before it."""
+    log, fake = build_faked(kind, tmp_path, monkeypatch)
+    for event in (started(), steps_done(1, 0.5), started(first_step=first_step), steps_done(2, 0.25), EPOCH, ended()):
+        log(event)
+    assert (len(fake.runs), len(fake.ends)) == (1, 1)
+    assert set(fake.rows) == {1, 2}
+    log(started())
+    assert len(fake.runs) == 2
+
+
+def test_what_wandb_does_not_take_is_a_storage_error(tmp_path, monkeypatch):
+    log, fake = build_faked(WandbLog, tmp_path, monkeypatch)
+    log(started())
+    fake.is_up = False
+    with pytest.raises(StorageError, match=r"W&B could not take a row \(the server is gone\)"):
+        log(EPOCH)
+    with pytest.raises(StorageError, match="W&B could not end the run"):
+        log(ended())
+    log(EPOCH)  # after its end nothing is asked of it

@@ -93,3 +93,13 @@ def test_a_promise_outlives_a_lever_that_is_added_later(config):
     older = {name: value for name, value in plan.items() if name != "compile"}
     assert compute_plan_digest(older) == compute_plan_digest(plan)
     assert compute_plan_digest(plan.replace(compile=True)) != compute_plan_digest(plan)
+
+
+def test_a_file_that_trains_on_several_devices_gets_no_promise(tmp_path):
+    """What was measured on one device says nothing of them."""
+    (tmp_path / "a.yaml").write_text(TEXT + "run: {device: cpu, n_ranks: 2}\n")
+    config = load_config(tmp_path / "a.yaml")
+    rate = LearningRate(rule="none", start=0.1, to=0.1)
+    result = make_result(plan_of(config).replace(num_workers=2), rate, ci95=(100.0, 300.0))
+    assert "num_workers" in apply_result(result, tmp_path / "a.yaml")
+    assert load_config(tmp_path / "a.yaml").run.promise is None

@@ -9,7 +9,7 @@ import pytest
 from fulltilt.config import config_from_values
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.records import Device, Machine
-from fulltilt.tuner.options import build_options, choose_trial_limit_bytes, find_memory_gib
+from fulltilt.tuner.options import build_options, choose_trial_limit_bytes, find_memory_gib, note_ranks
 
 GIB = 2**30
 MACHINE = Machine(
@@ -97,3 +97,18 @@ def test_a_gpu_is_limited_only_where_it_would_spill():
     assert choose_trial_limit_bytes(options, dataclasses.replace(MACHINE, is_wsl=True)) == int(0.95 * 24 * GIB)
     assert find_memory_gib(options, MACHINE) == 24.0
     assert find_memory_gib(dataclasses.replace(options, device="cuda:7"), MACHINE) is None
+
+
+@pytest.mark.parametrize(
+    ("run", "device", "n_ranks"),
+    [
+        ({}, None, 1),
+        ({"device": [0]}, None, 1),
+        ({"device": [0, 1, 2, 3]}, None, 4),
+        ({"device": [0, 1, 2, 3]}, "cuda:1", 1),
+        ({"device": "cpu", "n_ranks": 2}, None, 2),
+    ],
+)
+def test_a_search_for_a_run_over_several_devices_says_that_it_measured_on_one(run, device, n_ranks):
+    notes = note_ranks(config_from_values({"run": run}, base_dir="."), device, "cuda:0")
+    assert [f"trains in {n_ranks} processes" in note and "cuda:0" in note for note in notes] == [True] * (n_ranks > 1)
