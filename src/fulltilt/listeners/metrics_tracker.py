@@ -93,6 +93,7 @@ class MetricsTracker:
         self._held, self._rows = HeldEvents(clock), []
         self._read_memory = read_memory or read_memory_bytes
         self._device, self._batch_size, self._trains_here = "cpu", 1, True
+        self._is_mine = False  # until the folder is known to be this run's
         self._start_sums()
 
     def __call__(self, event: Event) -> None:
@@ -118,7 +119,8 @@ class MetricsTracker:
             for table in self._tables:
                 table.sync()
         elif isinstance(event, RunEnded):
-            self._write_summaries()
+            if self._is_mine:
+                self._write_summaries()
             for table in self._tables:
                 table.close()
 
@@ -138,6 +140,7 @@ class MetricsTracker:
             )
         if found is None:
             write_atomic(owner, f"{name}\n")
+        self._is_mine = True
         self._device, self._batch_size = event.device, event.plan["batch_size"]
         self._trains_here = event.n_ranks == 1 and event.pid in (None, os.getpid())
         self._start_sums()

@@ -25,11 +25,11 @@ def plan_changes(result: TuneResult, config: Config) -> dict[str, Any]:
 def build_promise(result: TuneResult) -> dict[str, Any] | None:
     """What ``train`` holds a run of the recommended plan against: the row's interval, widened to its runs side by side.
 
-    None where the row has no interval.
+    None where the row has no interval, or the plan ran once: one run says nothing of how much the next differs.
     """
     pick = result.picks.recommended
     trial = pick.trial
-    if trial.samples_per_s_ci95 is None:
+    if trial.samples_per_s_ci95 is None or len(pick.runs_samples_per_s) < 2:
         return None
     rates = [*trial.samples_per_s_ci95, *pick.runs_samples_per_s]
     promise: dict[str, Any] = {

@@ -209,6 +209,20 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     build_tracker(tmp_path / "m")(start(tmp_path / "one"))
 
 
+def test_a_run_that_is_refused_leaves_the_summaries_of_the_other_alone(tmp_path):
+    """Its end once wrote them empty."""
+    end = RunEnded(reason="finished", step=10, seconds=1, metrics={})
+    first = build_tracker(tmp_path / "m")
+    for event in (start(tmp_path / "one"), steps(10, 1.0), epoch(0, 1.0), end):
+        first(event)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "m").glob("*.csv")}
+    second = build_tracker(tmp_path / "m")
+    with pytest.raises(UsageError):
+        second(start(tmp_path / "two"))
+    second(end)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "m").glob("*.csv")} == before
+
+
 def test_memory_is_read_from_this_process(tmp_path):
     tracker = MetricsTracker(tmp_path / "m")
     for event in (start(tmp_path), steps(10, 1.0), epoch(0, 1.0)):

@@ -83,9 +83,18 @@ def test_what_was_measured_travels_with_the_settings(config, tmp_path):
 def test_a_promise_of_an_earlier_search_gives_way(config, tmp_path):
     rate = LearningRate(rule="none", start=0.1, to=0.1)
     for low in (100.0, 200.0):
-        apply_result(make_result(plan_of(config), rate, ci95=(low, 300.0)), tmp_path / "a.yaml")
+        runs = (low + 1, 299.0)
+        apply_result(make_result(plan_of(config), rate, ci95=(low, 300.0), runs=runs), tmp_path / "a.yaml")
     assert load_config(tmp_path / "a.yaml").run.promise.samples_per_s == [200.0, 300.0]
     assert (tmp_path / "a.yaml").read_text().count("promise") == 1
+
+
+def test_one_run_is_no_promise(config, tmp_path):
+    """A search cut short by its budget promised what a single contended trial had seen."""
+    rate = LearningRate(rule="none", start=0.1, to=0.1)
+    result = make_result(plan_of(config).replace(num_workers=2), rate, ci95=(100.0, 300.0))
+    assert "num_workers" in apply_result(result, tmp_path / "a.yaml")
+    assert load_config(tmp_path / "a.yaml").run.promise is None
 
 
 def test_a_promise_outlives_a_lever_that_is_added_later(config):
@@ -100,6 +109,6 @@ def test_a_file_that_trains_on_several_devices_gets_no_promise(tmp_path):
     (tmp_path / "a.yaml").write_text(TEXT + "run: {device: cpu, n_ranks: 2}\n")
     config = load_config(tmp_path / "a.yaml")
     rate = LearningRate(rule="none", start=0.1, to=0.1)
-    result = make_result(plan_of(config).replace(num_workers=2), rate, ci95=(100.0, 300.0))
+    result = make_result(plan_of(config).replace(num_workers=2), rate, ci95=(100.0, 300.0), runs=(150.0, 200.0))
     assert "num_workers" in apply_result(result, tmp_path / "a.yaml")
     assert load_config(tmp_path / "a.yaml").run.promise is None
