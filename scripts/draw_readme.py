@@ -21,7 +21,7 @@ TARGET = Path(__file__).parents[1] / "docs" / "images" / "tune.svg"
 
 def main(source: str) -> None:
     document = json.loads(Path(source).read_text())
-    console = Console(record=True, width=150, file=io.StringIO(), force_terminal=True, highlight=False)
+    console = Console(record=True, width=170, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print("$ fulltilt tune configs/digits.yaml", style="dim")
     print_result(console, document)
     TARGET.parent.mkdir(parents=True, exist_ok=True)
