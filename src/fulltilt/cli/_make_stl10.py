@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fulltilt.cli._shared import build_console
+from fulltilt.cli._shared import build_console, show_progress
 
 
 def add_make_stl10(actions: argparse._SubParsersAction) -> None:
@@ -26,12 +26,9 @@ def add_make_stl10(actions: argparse._SubParsersAction) -> None:
 
 
 def run_make_stl10(args: argparse.Namespace) -> int:
-    from rich.progress import Progress
-
     from fulltilt.data import make_stl10
 
-    with Progress(console=build_console(to_stderr=True), transient=True) as progress:
-        bar = progress.add_task(f"writing {args.target}", total=None)
+    with show_progress(f"writing {args.target}") as progress:
         made = make_stl10(
             args.source,
             args.target,
@@ -39,7 +36,7 @@ def run_make_stl10(args: argparse.Namespace) -> int:
             n_labelled=args.labelled,
             limit=args.limit,
             force=args.force,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=progress,
         )
     size_mib = sum(path.stat().st_size for path in Path(args.target).glob("*.bin")) / 2**20
     build_console().print(

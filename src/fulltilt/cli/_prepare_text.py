@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fulltilt.cli._shared import build_console
+from fulltilt.cli._shared import build_console, show_progress
 
 
 def add_prepare_text(actions: argparse._SubParsersAction) -> None:
@@ -34,12 +34,9 @@ def add_prepare_text(actions: argparse._SubParsersAction) -> None:
 
 
 def run_prepare_text(args: argparse.Namespace) -> int:
-    from rich.progress import Progress
-
     from fulltilt.data import prepare_text
 
-    with Progress(console=build_console(to_stderr=True), transient=True) as progress:
-        bar = progress.add_task("counting words, then writing them", total=None)
+    with show_progress("counting words, then writing them") as progress:
         done = prepare_text(
             args.files,
             args.folder,
@@ -48,7 +45,7 @@ def run_prepare_text(args: argparse.Namespace) -> int:
             val_file=args.val,
             tokenizer=args.tokenizer,
             force=args.force,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=progress,
         )
     build_console().print(
         f"{done.folder}: {done.n_train:,} tokens for training, {done.n_val:,} for validation, as {done.dtype}; "

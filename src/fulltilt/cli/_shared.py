@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +81,16 @@ def build_console(*, to_stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
+
+
+@contextlib.contextmanager
+def show_progress(title: str, *, total: int | None = None) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr that is gone at the end; takes (done, total)."""
+    from rich.progress import Progress
+
+    with Progress(console=build_console(to_stderr=True), transient=True) as progress:
+        bar = progress.add_task(title, total=total)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
 def write_json(destination: str, text: str) -> None:

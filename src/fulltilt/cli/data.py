@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fulltilt.cli._make_stl10 import add_make_stl10, run_make_stl10
 from fulltilt.cli._prepare_text import add_prepare_text, run_prepare_text
-from fulltilt.cli._shared import build_console, write_json
+from fulltilt.cli._shared import build_console, show_progress, write_json
 from fulltilt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,13 +103,9 @@ def _add_repack(actions: argparse._SubParsersAction) -> None:
 def _run_make(args: argparse.Namespace) -> int:
     if args.n_samples < 1 or args.n_sensors < 1:
         raise UsageError(f"--n-samples {args.n_samples} and --n-sensors {args.n_sensors} must both be 1 or more")
-    from rich.progress import Progress
-
     from fulltilt.data import make_sensor_hdf5
 
-    console = build_console(to_stderr=True)
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(f"writing {args.path}", total=args.n_samples)
+    with show_progress(f"writing {args.path}", total=args.n_samples) as progress:
         make_sensor_hdf5(
             args.path,
             n_samples=args.n_samples,
@@ -117,7 +113,7 @@ def _run_make(args: argparse.Namespace) -> int:
             seed=args.seed,
             with_info=args.with_info,
             force=args.force,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=progress,
         )
     size_mib = Path(args.path).stat().st_size / 2**20
     build_console().print(f"{args.path}: {args.n_samples} synthetic events, {size_mib:,.1f} MiB", markup=False)
@@ -146,19 +142,16 @@ def _run_inspect(args: argparse.Namespace) -> int:
 
 
 def _run_repack(args: argparse.Namespace) -> int:
-    from rich.progress import Progress
-
     from fulltilt.data import repack_hdf5
 
-    with Progress(console=build_console(to_stderr=True), transient=True) as progress:
-        bar = progress.add_task(f"writing {args.target}, then reading it back", total=None)
+    with show_progress(f"writing {args.target}, then reading it back") as progress:
         done = repack_hdf5(
             args.source,
             args.target,
             chunk_rows=args.chunk_rows,
             compression=args.compression,
             force=args.force,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=progress,
         )
     build_console().print(
         f"{args.target}: {done.n_rows:,} rows of {', '.join(done.datasets)}, {done.target_bytes / 2**20:,.1f} MiB "

@@ -5,7 +5,9 @@ The names load on first use: pydantic and ruamel.yaml cost 0.15 s that ``--help`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
     from fulltilt.config.bad_samples import parse_on_bad_sample
@@ -60,13 +62,4 @@ __all__ = [
     "write_settings",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    for module, names in _HOMES.items():
-        if name in names:
-            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+__getattr__, __dir__ = load_on_use(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names load on first use. ``train`` is in ``fulltilt.engine.train``.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
     from fulltilt.engine.assemble import build_workload
@@ -28,26 +29,13 @@ __all__ = [
     "run_measured",
 ]
 
-_HOME_OF = {
-    "OPTIMIZERS": "optimizers",
-    "Run": "build",
-    "StepOutcome": "step",
-    "TrainStep": "step",
-    "build_run": "build",
-    "build_workload": "assemble",
-    "read_facts": "facts",
-    "resolve_plan": "facts",
-    "run_measured": "measured",
+_HOMES = {
+    "assemble": ("build_workload",),
+    "build": ("Run", "build_run"),
+    "facts": ("read_facts", "resolve_plan"),
+    "measured": ("run_measured",),
+    "optimizers": ("OPTIMIZERS",),
+    "step": ("StepOutcome", "TrainStep"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = load_on_use(__name__, _HOMES)

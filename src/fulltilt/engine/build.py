@@ -178,11 +178,7 @@ def build_run(
     workload = _resolve_workload(config, workload)
     options = config.data if config is not None else None
     seed = seed if seed is not None else config.run.seed if config is not None else DEFAULT_SEED
-
-    seed_everything(seed)
-    dataset = workload.dataset()
-    seed_everything(seed)
-    model = _build_model(workload)
+    dataset, model = _build_parts(workload, seed)
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
     facts = describe(model, dataset, device, is_batch_known=workload.collate is None)
     plan, notes = resolve_plan(plan, facts)
@@ -195,18 +191,14 @@ def build_run(
     setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, options, world)
     sync = _place_model(setup, plan, model, config, workload, world)
     _apply_stage("compile", plan, setup)
-    transform = build_transform(setup.loader, setup, mix=build_mix(options.mix, dataset) if options else None)
-    if transform is not None and plan["compile"]:
-        transform.compile(notes)
-    setup.state["transform"] = transform
+    transform = _plan_transform(setup, plan, options, dataset)
     setup.optimizer = _build_optimizer(workload, setup.model)
     facts = dataclasses.replace(facts, optimizer=name_optimizer(setup.optimizer))
     plan = _settle(plan, facts, notes, strict)
     for stage in STAGES[STAGES.index("optimizer") :]:
         _apply_stage(stage, plan, setup)
     setup.notes += find_notes(plan, facts)
-    if workload.explain is not None:
-        setup.notes += workload.explain(plan["batch_size"], plan["accumulate"])
+    setup.notes += workload.explain(plan["batch_size"], plan["accumulate"]) if workload.explain else ()
 
     # What building consumed differs between plans; training starts from the same numbers. Ranks draw their own.
     own_seed = compute_seed(seed, world.rank) if world.rank else seed
@@ -236,6 +228,23 @@ def build_run(
     if plan["device_prefetch"]:
         run.lane = CudaLane(device, TrainStep(run).place)
     return run
+
+
+def _build_parts(workload: Workload, seed: int) -> tuple[Any, nn.Module]:
+    """Dataset and model, each from the seed: what one draws does not change the other."""
+    seed_everything(seed)
+    dataset = workload.dataset()
+    seed_everything(seed)
+    return dataset, _build_model(workload)
+
+
+def _plan_transform(setup: Setup, plan: Plan, options: Any, dataset: Any) -> BatchTransform | None:
+    """That of training, compiled where the model is."""
+    transform = build_transform(setup.loader, setup, mix=build_mix(options.mix, dataset) if options else None)
+    if transform is not None and plan["compile"]:
+        transform.compile(setup.notes)
+    setup.state["transform"] = transform
+    return transform
 
 
 def build_transform(loader: DataLoader, setup: Setup, *, mix: Mix | None = None) -> BatchTransform | None:

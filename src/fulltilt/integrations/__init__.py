@@ -5,8 +5,9 @@ Names load on first use: the other library is needed only where its callback is.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
     from fulltilt.integrations.breakdown import Breakdown, StepBreakdown
@@ -15,21 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Breakdown", "HuggingFaceBreakdown", "LightningBreakdown", "StepBreakdown"]
 
-_HOME_OF = {
-    "Breakdown": "breakdown",
-    "HuggingFaceBreakdown": "hugging_face",
-    "LightningBreakdown": "lightning",
-    "StepBreakdown": "breakdown",
+_HOMES = {
+    "breakdown": ("Breakdown", "StepBreakdown"),
+    "hugging_face": ("HuggingFaceBreakdown",),
+    "lightning": ("LightningBreakdown",),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = load_on_use(__name__, _HOMES)

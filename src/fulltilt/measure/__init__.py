@@ -5,8 +5,9 @@ Names load on first use, so that a clock does not pull in what only roofs need.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
     from fulltilt.measure.blocks import Block
@@ -55,16 +56,5 @@ _HOMES = {
     "steps": ("StepsResult", "measure_steps"),
     "utilization": ("UtilizationSampler",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = load_on_use(__name__, _HOMES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
     from fulltilt.tuner.hints import Hint
@@ -64,13 +66,4 @@ __all__ = [
     "tune",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    for module, names in _HOMES.items():
-        if name in names:
-            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+__getattr__, __dir__ = load_on_use(__name__, _HOMES)
