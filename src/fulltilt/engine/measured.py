@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fulltilt.engine.build import Run
 from fulltilt.engine.cached_step import build_step
-from fulltilt.engine.step import StepOutcome, TrainStep, count_samples
+from fulltilt.engine.step import StepOutcome, TrainStep, count_samples, slice_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
 from fulltilt.levers import find_reports, load_catalogue
@@ -175,7 +175,7 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
     Counted on the model itself with at most 8 samples, recomputation of activations left out. It leaves gradients at
     zero and running statistics changed.
     """
-    small = take_samples(batch, count_samples(batch), FLOPS_SAMPLES)
+    small = slice_samples(batch, count_samples(batch), slice(FLOPS_SAMPLES))
     step = TrainStep(run, forward=run.setup.model)
     transform, step.transform = step.transform, None  # its products of matrices are no work of the model
     try:
@@ -192,19 +192,6 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
     if not flops.total:
         return None, flops.coverage_pct, "no operator with known FLOPs ran"
     return flops.total / count_samples(small), flops.coverage_pct, None
-
-
-def take_samples(value: Any, n_samples: int, n_wanted: int) -> Any:
-    """The first samples of a nested batch; tensors with another first dimension stay whole."""
-    if isinstance(value, Tensor):
-        return value[:n_wanted] if value.dim() and value.shape[0] == n_samples else value
-    if isinstance(value, dict):
-        return {key: take_samples(item, n_samples, n_wanted) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(take_samples(item, n_samples, n_wanted) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(take_samples(item, n_samples, n_wanted) for item in value)
-    return value
 
 
 def _read_loss(loss: Tensor, step: int) -> float:

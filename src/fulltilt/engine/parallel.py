@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.data.sampler import Share
-from fulltilt.engine.step import SEQUENCES, count_samples
+from fulltilt.engine.step import SEQUENCES, count_samples, slice_samples
 from fulltilt.engine.world import World
 from fulltilt.errors import PlanObstacleError, UsageError
 from fulltilt.levers.activation_checkpointing import find_blocks
@@ -224,7 +224,7 @@ class DealtBatches:
         self._count(n_samples)
         self.is_last = self._next is None
         cut = self._share.cut(n_samples)
-        return _slice(batch, n_samples, cut if cut.start < cut.stop else slice(0, 1))
+        return slice_samples(batch, n_samples, cut if cut.start < cut.stop else slice(0, 1))
 
     def _look_ahead(self) -> None:
         self._next = next(self._batches, None)
@@ -240,19 +240,6 @@ def list_sizes(n_samples: int, batch_size: int, *, drop_last: bool) -> Iterator[
         size = min(batch_size, n_samples - first)
         if size == batch_size or not drop_last:
             yield size
-
-
-def _slice(value: Any, n_samples: int, cut: slice) -> Any:
-    """The samples of ``cut`` in a nested batch; tensors with another first dimension stay whole."""
-    if isinstance(value, Tensor):
-        return value[cut] if value.dim() and value.shape[0] == n_samples else value
-    if isinstance(value, Mapping):
-        return {key: _slice(item, n_samples, cut) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_slice(item, n_samples, cut) for item in value))
-    if isinstance(value, SEQUENCES):
-        return type(value)(_slice(item, n_samples, cut) for item in value)
-    return value
 
 
 def gather_state(value: Any, *, keep: bool) -> Any:

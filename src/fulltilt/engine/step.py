@@ -244,6 +244,19 @@ def find_tensor(value: Any) -> Tensor | None:
     return next((found for part in parts if (found := find_tensor(part)) is not None), None)
 
 
+def slice_samples(value: Any, n_samples: int, cut: slice) -> Any:
+    """The samples of ``cut`` in a nested batch; tensors with another first dimension stay whole."""
+    if isinstance(value, Tensor):
+        return value[cut] if value.dim() and value.shape[0] == n_samples else value
+    if isinstance(value, Mapping):
+        return {key: slice_samples(item, n_samples, cut) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(slice_samples(item, n_samples, cut) for item in value))
+    if isinstance(value, SEQUENCES):
+        return type(value)(slice_samples(item, n_samples, cut) for item in value)
+    return value
+
+
 def count_samples(batch: Any) -> int:
     """First dimension of the first tensor of a batch."""
     first = batch

@@ -12,8 +12,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fulltilt.data.batch_transform import BatchTransform
 from fulltilt.engine.build import Run, build_run
-from fulltilt.engine.measured import EndlessSteps, check_observed, measure_flops, run_measured, take_samples
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.measured import EndlessSteps, check_observed, measure_flops, run_measured
+from fulltilt.engine.step import TrainStep, slice_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.measure import NullTimer
@@ -136,7 +136,7 @@ def test_flops_that_cannot_be_counted_have_a_reason():
 
 def test_samples_are_taken_from_nested_batches():
     batch = ({"a": torch.arange(10), "b": torch.zeros(3)}, [torch.zeros(10, 2), "text"])
-    small = take_samples(batch, 10, 4)
+    small = slice_samples(batch, 10, slice(4))
     assert small[0]["a"].tolist() == [0, 1, 2, 3]
     assert small[0]["b"].shape == (3,)
     assert small[1][0].shape == (4, 2)
