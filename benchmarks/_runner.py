@@ -21,13 +21,15 @@ from pathlib import Path
 from types import ModuleType
 
 import benchmarks
-from benchmarks._schema import Arm, BenchmarkResult, Target
+import fulltilt
+from benchmarks._schema import Arm, BenchmarkResult, Target, describe_interval
 from fulltilt.hardware import read_machine, read_pressure
 from fulltilt.records import dumps
 from fulltilt.records.run_folder import write_atomic
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+NOT_CODE = "benchmarks/results"  # what one benchmark wrote does not make the next one's code another
 PEERS = ROOT / ".venv-peers"
 PEERS_OF_DATA = PEERS / "data_path"
 PEERS_OF_TESTS = ("transformers", "pytest", "pytest-timeout", "hypothesis")
@@ -55,6 +57,7 @@ def find_benchmarks() -> dict[str, ModuleType]:
 
 
 def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
+    code = read_code(ROOT, Path(fulltilt.__file__))  # before: an edit while it runs is of the next run
     started = time.perf_counter()
     before = read_pressure().some_total_us
     findings = module.run(context)
@@ -85,10 +88,41 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
         versions=versions | {name: found for name in packages if (found := _read_version(name))},
         seconds=seconds,
         cpu_pressure_pct=None if before is None or after is None else (after - before) / seconds / 1e4,
+        commit=code.commit,
+        is_dirty=code.is_dirty,
         arms=findings.arms,
         targets=findings.targets,
         notes=findings.notes,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """Which code runs: a short hash, and whether the files differ from it. None where git does not say."""
+
+    commit: str | None = None
+    is_dirty: bool | None = None
+
+
+def read_code(root: Path, package: Path) -> Code:
+    """The commit of the checkout at ``root``; unknown where ``package`` is imported from elsewhere, or is no checkout.
+
+    A file that git does not track, and does not ignore, counts as a difference.
+    """
+    if not package.resolve().is_relative_to(root.resolve()):
+        return Code()
+    ask = ["git", "-C", str(root)]
+    try:
+        commit, changes = (
+            subprocess.run([*ask, *words], check=True, capture_output=True, text=True).stdout.strip()
+            for words in (
+                ["rev-parse", "--short=10", "HEAD"],
+                ["status", "--porcelain", "--", ".", f":(exclude){NOT_CODE}"],
+            )
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return Code()
+    return Code(commit=commit, is_dirty=bool(changes))
 
 
 def run_in_peers_environment(name: str, context: Context) -> int:
@@ -134,14 +168,14 @@ def describe_result(result: BenchmarkResult) -> str:
     pressure = (
         "" if result.cpu_pressure_pct is None else f", a task waited for a core {result.cpu_pressure_pct:.0f} % of it"
     )
-    lines = [f"{result.name}: {result.claim}", f"  {result.device}, {result.seconds:.0f} s{pressure}"]
+    code = f", code of {result.commit}{' with changes' if result.is_dirty else ''}" if result.commit else ""
+    lines = [f"{result.name}: {result.claim}", f"  {result.device}, {result.seconds:.0f} s{pressure}{code}"]
     for arm in result.arms:
-        low, high = arm.ci95
-        figure = f"{arm.median:>10.4g} ({low:.4g} to {high:.4g}) {arm.metric}, n={arm.n}"
+        figure = f"{arm.median:>10.4g} ({describe_interval(arm.ci95)}) {arm.metric}, n={arm.n}"
         lines.append(f"  {arm.case:<28} {arm.arm:<14} {figure}")
     said = {True: "met", False: "MISSED", None: "undecided"}
     for target in result.targets:
-        interval = "" if target.ci95 is None else " ({:.4g} to {:.4g})".format(*target.ci95)
+        interval = "" if target.ci95 is None else f" ({describe_interval(target.ci95)})"
         figure = f"{target.comparison} {target.limit:g}; measured {target.measured:.4g}{interval}: {said[target.met]}"
         lines.append(f"  target {target.name}: {figure}")
     return "\n".join([*lines, *(f"  note: {note}" for note in result.notes)])

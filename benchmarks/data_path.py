@@ -21,9 +21,8 @@ from benchmarks import _data_path
 from benchmarks._data_path import BATCH_SIZE, N_WORKERS, PEERS, Pass
 from benchmarks._rounds import Round, compute_means, run_rounds
 from benchmarks._runner import PEERS_OF_DATA, ROOT, Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
+from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.errors import DataError
-from fulltilt.stats import compute_quantile_interval
 
 NAME = "data_path"
 CLAIM = (
@@ -113,7 +112,7 @@ def judge_case(rounds: list[Round[float]], case: str, least: float) -> Target:
     theirs = [name for name in rounds[0] if name.startswith("torchvision") and "by batch" not in name]
     ratios = [own / other for own, other in zip(_best(rounds, ours), _best(rounds, theirs), strict=True)]
     name = f"{case}: best of ours over best of DataLoader with torchvision v2"
-    return judge(name, statistics.median(ratios), compute_quantile_interval(ratios, 0.5), at_least=least)
+    return judge(name, statistics.median(ratios), compute_bounds(ratios), at_least=least)
 
 
 def _best(rounds: list[Round[float]], names: list[str]) -> list[float]:

@@ -21,9 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks._hdf5_files import LAYOUTS, Rows, describe_chunks, write_file
 from benchmarks._rounds import Round, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
+from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.data import DATASETS, build_loader
-from fulltilt.stats import compute_quantile_interval
 
 NAME = "hdf5_loader"
 CLAIM = (
@@ -167,7 +166,7 @@ def judge_case(rounds: list[Round[float]], case: str, rows: Rows) -> list[Target
 
 
 def _judge(name: str, ratios: list[float], at_least: float) -> Target:
-    return judge(name, statistics.median(ratios), compute_quantile_interval(ratios, 0.5), at_least=at_least)
+    return judge(name, statistics.median(ratios), compute_bounds(ratios), at_least=at_least)
 
 
 def compute_ratios(rounds: list[Round[float]], arm: str, reference: str) -> list[float]:

@@ -16,7 +16,7 @@ from benchmarks import _loops
 from benchmarks._loops import AGAIN, ARMS, NOTES, OURS, OURS_LISTENING, PEERS, REFERENCE, Block, Case
 from benchmarks._rounds import Round, compute_differences, compute_differences_pct, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
+from benchmarks._schema import Arm, Target, build_arm, describe_interval, judge
 
 NAME = "loop_overhead"
 CLAIM = (
@@ -131,7 +131,7 @@ def judge_rounds(rounds: Sequence[Round[Block]], case: Case) -> list[Target]:
     read = READERS["cpu"]
     us = _build(compute_differences(rounds, OURS, REFERENCE, read), case, OURS, "us")
     again = _build(compute_differences(rounds, AGAIN, REFERENCE, read), case, AGAIN, "us")
-    note = f"the hand-written loop against itself: {again.median:.1f} ({again.ci95[0]:.1f} to {again.ci95[1]:.1f}) µs"
+    note = f"the hand-written loop against itself: {again.median:.1f} ({describe_interval(again.ci95, '.1f')}) µs"
     targets = [judge(f"{case.name}: overhead, µs a step", us.median, us.ci95, at_most=LIMIT_US, note=note)]
     if STEPS_MS[case.name] >= 10:
         pct = _build(compute_differences_pct(rounds, OURS, REFERENCE, read), case, OURS, "pct")

@@ -20,8 +20,7 @@ import numpy as np
 
 from benchmarks._memory_cases import build_cases
 from benchmarks._runner import ROOT, Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
-from fulltilt.stats import compute_quantile_interval
+from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.tuner.model.memory import MemoryCurve
 
 NAME = "memory_prediction"
@@ -138,8 +137,8 @@ def _judge(outcomes: list[Outcome]) -> tuple[Target, ...]:
     errors = [abs(o.compute_error_pct(FULL)) for o in outcomes]
     median, p95 = float(np.median(errors)), float(np.quantile(errors, 0.95))
     return (
-        judge("median error, pct", median, compute_quantile_interval(errors, 0.5), at_most=3.0),
-        judge("p95 error, pct", p95, compute_quantile_interval(errors, 0.95), at_most=6.0),
+        judge("median error, pct", median, compute_bounds(errors), at_most=3.0),
+        judge("p95 error, pct", p95, compute_bounds(errors, 0.95), at_most=6.0),
     )
 
 

@@ -28,8 +28,8 @@ from benchmarks._machines_score import (
     run_search,
 )
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
-from fulltilt.stats import compute_interval, compute_proportion_interval, compute_quantile_interval
+from benchmarks._schema import Arm, Interval, Target, build_arm, compute_bounds, judge
+from fulltilt.stats import compute_interval, compute_proportion_interval
 
 NAME = "search_replay"
 CLAIM = "The default search ends within 0.5 % of the grid's best plan in the median, with a tenth of the trials."
@@ -162,10 +162,10 @@ def judge_goals(n_points: int, scores: Sequence[Score]) -> list[Target]:
     return found
 
 
-def _estimate(values: Sequence[float], quantile: float | None) -> tuple[float, tuple[float, float] | None]:
+def _estimate(values: Sequence[float], quantile: float | None) -> tuple[float, Interval | None]:
     if quantile is None:
         return statistics.fmean(values), compute_interval(values) if len(values) > 1 else None
-    return _find_quantile(values, quantile), compute_quantile_interval(values, quantile)
+    return _find_quantile(values, quantile), compute_bounds(values, quantile)
 
 
 def _find_quantile(values: Sequence[float] | np.ndarray, quantile: float) -> float:

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks._rounds import Round, compute_differences_pct, compute_means, run_rounds
 from benchmarks._runner import ROOT, Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
+from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from benchmarks._simclr_loop import build_plain_loader, run_plain_steps
 from fulltilt.config import Config, config_from_values, plan_of
 from fulltilt.data import make_stl10
@@ -29,7 +29,6 @@ from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import evaluate
 from fulltilt.engine.train import train
 from fulltilt.measure import NullTimer
-from fulltilt.stats import compute_quantile_interval
 
 NAME = "simclr"
 CLAIM = (
@@ -120,7 +119,7 @@ def measure_speed(folder: Path, *, quick: bool) -> tuple[list[Arm], list[Target]
 
 def judge_speedup(rounds: Sequence[Round[float]], case: str) -> Target:
     ratios = [1 + pct / 100 for pct in compute_differences_pct(rounds, OURS, PLAIN, float)]
-    interval = compute_quantile_interval(ratios, 0.5)
+    interval = compute_bounds(ratios)
     name = f"{case}: times as fast as the plain loop"
     return judge(name, statistics.median(ratios), interval, at_least=MIN_SPEEDUP if case == "views" else 1.0)
 
@@ -128,7 +127,7 @@ def judge_speedup(rounds: Sequence[Round[float]], case: str) -> Target:
 def judge_window(rounds: Sequence[Round[float]]) -> Target:
     """How much longer a window takes with its samples compared with each other, in percent."""
     costs = compute_differences_pct(rounds, ACCUMULATED, CACHED, float)
-    interval = compute_quantile_interval(costs, 0.5)
+    interval = compute_bounds(costs)
     name = "window: time of gradient caching above plain accumulation, %"
     return judge(name, statistics.median(costs), interval, at_most=MAX_CACHING_COST_PCT)
 
@@ -257,6 +256,6 @@ def measure_learning(folder: Path, *, quick: bool) -> tuple[list[Arm], list[Targ
         for arm, values in (("random encoder", before), ("trained encoder", after))
     ]
     margins = [late - early for early, late in zip(before, after, strict=True)]
-    interval = compute_quantile_interval(margins, 0.5)
+    interval = compute_bounds(margins)
     name = "learning: accuracy above the random encoder's"
     return arms, [judge(name, statistics.median(margins), interval, at_least=MIN_MARGIN)]

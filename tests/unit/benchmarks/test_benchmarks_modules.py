@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -13,11 +14,20 @@ import pytest
 import torch
 from benchmarks import _runner
 from benchmarks.__main__ import main
-from benchmarks._runner import RESULTS, ROOT, Context, Findings, find_benchmarks, run_benchmark, write_result
-from benchmarks._schema import BenchmarkResult, build_arm, judge
+from benchmarks._runner import (
+    RESULTS,
+    ROOT,
+    Code,
+    Context,
+    Findings,
+    find_benchmarks,
+    read_code,
+    run_benchmark,
+    write_result,
+)
+from benchmarks._schema import BenchmarkResult, build_arm, compute_bounds, judge
 
 from fulltilt.records import loads
-from fulltilt.stats import compute_quantile_interval
 
 DELIVERED = {
     "batch_finders", "bilm", "checkpoint_stall", "cli_start", "data_path", "ddp_efficiency", "decisions", "hdf5_loader",
@@ -75,7 +85,8 @@ def check_figures(result: BenchmarkResult) -> None:
     for arm in result.arms:
         assert len(arm.samples) == arm.n
         assert arm.median == pytest.approx(statistics.median(arm.samples))
-        assert arm.ci95 == pytest.approx(compute_quantile_interval(arm.samples, 0.5))
+        for stated, computed in zip(arm.ci95, compute_bounds(arm.samples), strict=True):
+            assert stated == (computed if computed is None else pytest.approx(computed))
     for target in result.targets:
         limits = {target.comparison.replace(" ", "_"): target.limit}
         assert judge(target.name, target.measured, target.ci95, **limits).met == target.met
@@ -111,6 +122,45 @@ def test_a_run_becomes_a_result_file_that_reads_back(tmp_path, monkeypatch):
     assert result.versions.keys() >= {"fulltilt", "torch", "numpy", "python"}
     assert result.targets[0].met is None
     assert result.seconds > 0
+
+
+def build_checkout(folder):
+    """A repository with one commit, and how to speak to its git."""
+    folder.mkdir()
+
+    def git(*words):
+        who = ("-c", "user.name=n", "-c", "user.email=n@example.com", "-c", "commit.gpgsign=false")
+        return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+    git("init", "--quiet")
+    (folder / "benchmarks" / "results").mkdir(parents=True)
+    (folder / "code.py").write_text("x = 1\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "one")
+    return git
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
+def test_a_result_names_the_commit_of_its_code_and_whether_that_was_changed(tmp_path):
+    root = tmp_path / "checkout"
+    git = build_checkout(root)
+    commit = git("rev-parse", "HEAD").strip()
+    found = read_code(root, root / "code.py")
+    assert commit.startswith(found.commit)
+    assert (len(found.commit) >= 10, found.is_dirty) == (True, False)
+    (root / "benchmarks" / "results" / "made_up-cpu.json").write_text("{}")
+    assert read_code(root, root / "code.py") == found, "a result that another benchmark wrote is no code"
+    (root / "more.py").write_text("x = 2\n")
+    assert read_code(root, root / "code.py") == Code(commit=found.commit, is_dirty=True)
+    (root / "more.py").unlink()
+    (root / "code.py").write_text("x = 2\n")
+    assert read_code(root, root / "code.py").is_dirty is True
+
+
+def test_no_commit_is_named_for_code_from_elsewhere_or_without_a_checkout(tmp_path):
+    (tmp_path / "code.py").write_text("")
+    assert read_code(tmp_path / "checkout", tmp_path / "code.py") == Code()
+    assert read_code(tmp_path, tmp_path / "code.py") == Code()
 
 
 @pytest.mark.parametrize(

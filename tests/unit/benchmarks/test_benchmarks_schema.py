@@ -7,13 +7,13 @@ import math
 
 import pytest
 from benchmarks._runner import describe_result
-from benchmarks._schema import Arm, BenchmarkResult, build_arm, judge
+from benchmarks._schema import Arm, BenchmarkResult, build_arm, compute_bounds, judge
 
 from fulltilt.hardware import read_machine
 from fulltilt.records import dumps, loads
 
 
-def build_result(*, ci95: tuple[float, float] = (1.0, 3.0), **changes) -> BenchmarkResult:
+def build_result(*, ci95: tuple[float | None, float | None] = (1.0, 3.0), **changes) -> BenchmarkResult:
     arm = Arm(
         case="step 1 ms", arm="fulltilt", metric="overhead_us_per_step", median=2.0, ci95=ci95, n=7,
         unit_of_replication="round", note="settings", samples=(1.0, 2.0, 3.0),
@@ -43,7 +43,44 @@ def test_an_arm_keeps_its_samples_in_order():
 
 
 @pytest.mark.parametrize(
-    ("ci95", "met"), [((10, 30), True), ((29, 31), None), ((30, 31), None), ((30.1, 31), False), (None, True)]
+    ("n", "quantile", "bounded"),
+    [
+        (1, 0.5, (False, False)),
+        (5, 0.5, (False, False)),
+        (6, 0.5, (True, True)),
+        (18, 0.95, (True, False)),
+        (71, 0.95, (True, False)),
+        (72, 0.95, (True, True)),
+        (200, 0.99, (True, False)),
+    ],
+)
+def test_an_end_that_so_few_values_do_not_bound_is_none(n, quantile, bounded):
+    """The least and the greatest value stood there, as if they were bounds."""
+    low, high = compute_bounds([float(i) for i in range(n)], quantile)
+    assert (low is not None, high is not None) == bounded
+
+
+def test_an_end_without_bound_is_null_in_the_file_and_comes_back():
+    result = build_result(ci95=(1.0, None))
+    text = dumps(result)
+    assert json.loads(text)["arms"][0]["ci95"] == [1.0, None]
+    assert loads(BenchmarkResult, text) == result
+    assert "2 (1 to no bound) overhead_us_per_step" in describe_result(result)
+
+
+@pytest.mark.parametrize(
+    ("ci95", "met"),
+    [
+        ((10, 30), True),
+        ((29, 31), None),
+        ((30, 31), None),
+        ((30.1, 31), False),
+        (None, True),
+        ((None, 30), True),
+        ((10, None), None),
+        ((30.1, None), False),
+        ((None, None), None),
+    ],
 )
 def test_at_most_is_decided_only_by_the_whole_interval(ci95, met):
     target = judge("overhead, µs", 20, ci95, at_most=30)
@@ -51,7 +88,16 @@ def test_at_most_is_decided_only_by_the_whole_interval(ci95, met):
 
 
 @pytest.mark.parametrize(
-    ("ci95", "met"), [((0.97, 1.1), True), ((0.96, 1.1), None), ((0.9, 0.97), None), ((0.9, 0.96), False)]
+    ("ci95", "met"),
+    [
+        ((0.97, 1.1), True),
+        ((0.96, 1.1), None),
+        ((0.9, 0.97), None),
+        ((0.9, 0.96), False),
+        ((0.97, None), True),
+        ((None, 1.1), None),
+        ((None, 0.96), False),
+    ],
 )
 def test_at_least_is_decided_only_by_the_whole_interval(ci95, met):
     target = judge("ratio", 1.0, ci95, at_least=0.97)
@@ -90,6 +136,8 @@ def test_a_result_without_a_required_field_is_refused():
 def test_the_description_shows_every_figure_and_every_judgement():
     targets = tuple(judge(f"limit {limit}", 2.0, (1.0, 3.0), at_most=limit) for limit in (30, 2, 0.5))
     text = describe_result(build_result(targets=targets))
+    assert "code of" not in text, "it is not known"
+    assert "code of abc123 with changes" in describe_result(build_result(commit="abc123", is_dirty=True))
     assert "step 1 ms" in text
     assert "2 (1 to 3) overhead_us_per_step, n=7" in text
     assert "limit 30: at most 30; measured 2 (1 to 3): met" in text
