@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from fulltilt.data.sampler import EpochSampler
-from fulltilt.engine.background import copy_to_host
+from fulltilt.engine.background import HostCopies
 from fulltilt.engine.checkpoint import make_plain
 from fulltilt.engine.step import count_samples
 from fulltilt.errors import FulltiltError
@@ -73,7 +73,7 @@ def _save_batch(s: Session, step: int, loss: float) -> str:
             "indices": indices,
             "batches": [make_plain(batch, "batch") for batch in batches],
         }
-        content = copy_to_host(content)
+        content = HostCopies().copy(content)
         if s.run.device.type == "cuda":
             torch.cuda.synchronize(s.run.device)
         with open_atomic(path) as stream:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fulltilt.engine import checkpoint
 from fulltilt.engine.background import Written
 from fulltilt.engine.bad_batch import save_bad_batch
@@ -19,22 +21,25 @@ from fulltilt.records import CheckpointSaved, CheckpointStarted
 
 def save_session(s: Session, *, is_last: bool) -> None:
     """What ``duties.save`` says; the figures read back so far are told already."""
+    if s.run.device.type == "cuda":
+        torch.cuda.synchronize(s.run.device)  # steps still queued are training time; the weights are read next anyway
+    s.watch.stop()
     collect_checkpoint(s)
     if s.run.world.hand_out(s.saved_position == s.position):  # rank 0 knows: a full disk is told there only
+        s.watch.start()
         return
-    s.watch.stop()
     s.announce(CheckpointStarted, epoch=s.progress.epoch, step=s.progress.step)
     began_s = time.perf_counter()
     _check_weights(s)
     s.writing_position = s.position
     state = s.capture()
-    if is_last or not _start_writing(s, state):
+    if is_last or not _start_writing(s, state, began_s):
         written = Written()
         try:
             written.path = _write(s, state)
         except StorageError as error:
             written.error = error
-        written.seconds = time.perf_counter() - began_s
+        written.seconds = written.stall_s = time.perf_counter() - began_s
         _finish_checkpoint(s, written, is_last=is_last)
     s.watch.start()
 
@@ -48,12 +53,12 @@ def _write(s: Session, state: Mapping[str, Any]) -> Path:
         return checkpoint.save_checkpoint(s.folder, state)
 
 
-def _start_writing(s: Session, state: Mapping[str, Any]) -> bool:
+def _start_writing(s: Session, state: Mapping[str, Any], began_s: float) -> bool:
     """Whether the checkpoint is being written beside training now."""
     if s.writer is None:
         return False
     try:
-        s.writer.start(s.folder, state)
+        s.writer.start(s.folder, state, began_s=began_s)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -94,7 +99,13 @@ def _finish_checkpoint(s: Session, written: Written, *, is_last: bool) -> None:
         raise written.error
     s.saved_position = position
     s.announce(
-        CheckpointSaved, epoch=position.epoch, step=position.step, path=str(written.path), seconds=written.seconds
+        CheckpointSaved,
+        epoch=position.epoch,
+        step=position.step,
+        path=str(written.path),
+        seconds=written.seconds,
+        stall_s=written.stall_s,
+        waited_s=written.waited_s,
     )
 
 

@@ -86,7 +86,9 @@ class CheckpointSaved(Event):
     epoch: int
     step: int
     path: str
-    seconds: float
+    seconds: float  # of the write, beside training where asked
+    stall_s: float = 0.0  # training stood still until the copy was taken; all of a write in the foreground
+    waited_s: float = 0.0  # training stood still later, for the end of the write
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,14 @@
 """Checkpoints written beside training: equal content, one at a time, and what a full disk does."""
 
 import threading
+import time
 
 import pytest
 import torch
 from training_cases import Recorder, build_config, build_workload, read_weights, run_train
 
 from fulltilt.engine import background, checkpoint
-from fulltilt.engine.background import BackgroundWriter, copy_to_host, mark_arrivals
+from fulltilt.engine.background import BackgroundWriter, HostCopies, mark_arrivals
 from fulltilt.errors import StorageError
 from fulltilt.records import CheckpointSaved, CheckpointStarted, Noted, StepsDone
 
@@ -15,7 +16,7 @@ from fulltilt.records import CheckpointSaved, CheckpointStarted, Noted, StepsDon
 def test_the_copy_does_not_follow_what_training_does_next():
     weight = torch.ones(4)
     state = {"model": {"weight": weight, "tied": weight.detach()}, "step": 3, "sums": [(weight * 2, "x")]}
-    copy = copy_to_host(state)
+    copy = HostCopies().copy(state)
     weight.add_(1)
     assert torch.equal(copy["model"]["weight"], torch.ones(4))
     assert copy["model"]["weight"] is copy["model"]["tied"]
@@ -35,15 +36,51 @@ def test_what_was_written_beside_is_what_would_have_been_written(tmp_path):
     assert all(torch.equal(plain["model"][name], beside["model"][name]) for name in plain["model"])
 
 
+def list_places(copy):
+    return [value.data_ptr() for value in (*copy["model"].values(), *copy["sums"])]
+
+
+def test_the_next_copy_of_the_same_shapes_takes_the_memory_of_the_one_before():
+    """New memory cost page faults at every checkpoint, and training waited for them."""
+    copies, weight = HostCopies(), torch.ones(5, 3)
+    state = {"model": {"a": weight, "tied": weight.detach(), "turned": weight.t()}, "sums": [torch.zeros(2)]}
+    first = copies.copy(state)
+    places = list_places(first)
+    weight.mul_(3)
+    second = copies.copy(state)
+    assert list_places(second) == places
+    assert len(set(places)) == 3, "tensors that are one stay one, a view has its own"
+    assert torch.equal(second["model"]["a"], torch.full((5, 3), 3.0))
+    assert torch.equal(second["model"]["turned"], torch.full((3, 5), 3.0))
+
+
+def test_tensors_that_became_two_are_copied_apart():
+    copies, weight = HostCopies(), torch.ones(4)
+    copies.copy({"a": weight, "b": weight.detach()})
+    parted = copies.copy({"a": weight, "b": torch.zeros(4)})
+    assert torch.equal(parted["a"], torch.ones(4))
+    assert torch.equal(parted["b"], torch.zeros(4))
+
+
+@pytest.mark.parametrize("changed", [torch.full((2, 2), 7.0), torch.full((4,), 7, dtype=torch.int64)])
+def test_a_tensor_of_another_layout_gets_memory_of_its_own(changed):
+    copies = HostCopies()
+    kept = copies.copy({"a": torch.ones(4), "b": torch.ones(3)})["b"]
+    again = copies.copy({"a": changed, "b": torch.zeros(3)})
+    assert torch.equal(again["a"], changed)
+    assert again["a"].dtype == changed.dtype
+    assert again["b"] is kept
+
+
 class Held:
     """Stands in for the disk: a write ends when it is let go."""
 
     def __init__(self, monkeypatch, error=None):
-        self.go, self.folders, self.error = threading.Event(), [], error
+        self.go, self.states, self.error = threading.Event(), [], error
         monkeypatch.setattr(background, "save_checkpoint", self.save)
 
     def save(self, folder, state):
-        self.folders.append(folder)
+        self.states.append(state)
         assert self.go.wait(60)
         if self.error is not None:
             raise self.error
@@ -60,6 +97,48 @@ def test_one_write_at_a_time(tmp_path, monkeypatch):
     disk.go.set()
     assert writer.collect().path == tmp_path / "checkpoint.pt"
     assert not writer.is_busy
+
+
+def test_what_training_does_meanwhile_is_in_the_next_checkpoint_only(tmp_path, monkeypatch):
+    weight, places, writer = torch.zeros(1000), [], BackgroundWriter()
+    for value in (1.0, 2.0, 3.0):
+        disk = Held(monkeypatch)
+        weight.fill_(value)
+        writer.start(tmp_path, {"weight": weight})
+        weight.fill_(-value)
+        disk.go.set()
+        assert writer.collect().error is None
+        places.append(disk.states[0]["weight"].data_ptr())
+        saved = checkpoint.load_checkpoint(tmp_path).state["weight"]
+        assert torch.equal(saved, torch.full((1000,), value))
+    assert len(set(places)) == 1
+    assert weight.data_ptr() not in places
+
+
+def test_a_stall_begins_when_training_stopped_and_leaves_the_wait_for_the_write_out(tmp_path, monkeypatch):
+    disk, writer = Held(monkeypatch), BackgroundWriter()
+    disk.go.set()
+    writer.start(tmp_path, {"step": 1}, began_s=time.perf_counter() - 1000)
+    written = writer.collect()
+    assert written.stall_s >= 1000
+    assert 0 <= written.waited_s < 1000
+
+
+def test_the_wait_for_a_slow_disk_is_no_training_time(tmp_path, monkeypatch):
+    """The end of the checkpoint before was waited for by the clock of training."""
+
+    def save(folder, state):
+        time.sleep(0.2)  # the disk
+        return checkpoint.save_checkpoint(folder, state)
+
+    monkeypatch.setattr(background, "save_checkpoint", save)
+    config = build_config(run__async_checkpoint=True, run__checkpoint_every="2 steps")
+    result, recorder = run_train(tmp_path, config)
+    saved = recorder.of(CheckpointSaved)
+    still_s = sum(event.stall_s + event.waited_s for event in saved)
+    assert len(saved) > 2
+    assert still_s > 0
+    assert result.training_seconds + still_s <= result.seconds
 
 
 def test_an_error_of_the_thread_comes_with_its_collection(tmp_path, monkeypatch):
@@ -79,6 +158,8 @@ def test_a_run_with_checkpoints_beside_it_ends_as_one_without(tmp_path):
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
     saved, started = beside.of(CheckpointSaved), beside.of(CheckpointStarted)
     assert [event.step for event in saved] == [event.step for event in started]
+    assert all(event.stall_s > 0 for event in saved)
+    assert [event.stall_s == event.seconds for event in plain.of(CheckpointSaved)] == [True] * len(saved)
     _, again = run_train(tmp_path / "b", config, resume=True)
     assert again.of(StepsDone) == []
 
