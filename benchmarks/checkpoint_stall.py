@@ -4,10 +4,14 @@ Each block trains a new model for the same steps through the product's own ``tra
 longer than one without checkpoints, in the same round, by the checkpoint: the copy, the wait, and the cores and the
 disk that the writer shares with the steps. Each checkpoint has as many timed steps behind it as lie between two of
 them; what a slower writer does after those is outside of the block for the last one.
+
+On a CPU there are two cases: all cores train, and the writer has to take its time from the steps; or one core is left
+to it. How long the loop itself stood still, for the copy and for the end of the write before, is told beside.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import statistics
 import tempfile
@@ -19,11 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from benchmarks._rounds import compute_differences, compute_means, run_rounds
+from benchmarks._rounds import Round, compute_differences, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.config import config_from_values
 from fulltilt.engine.train import train
+from fulltilt.hardware import count_usable_cores
+from fulltilt.records import CheckpointSaved, Event
 from fulltilt.tasks import MODELS, Workload
 
 NAME = "checkpoint_stall"
@@ -32,10 +38,20 @@ NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")
 
 WITHOUT, FOREGROUND, BESIDE = "no checkpoints", "foreground", "async_checkpoint"
+EVERY_CORE, CORE_LEFT, ON_GPU = "every core trains", "a core is left", "a GPU trains"
 LIMIT_RATIO = 0.5
 N_WARMUP = 4
 N_CHECKPOINTS = 3
 REPLICATION = "round of two blocks an arm, interleaved, each a run of its own"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """One run: its timed steps, and of them what the loop stood still for the checkpoints among them."""
+
+    seconds: float
+    still_s: float
+    waited_s: float
 
 
 class TimedImages(Dataset):
@@ -58,37 +74,40 @@ class TimedImages(Dataset):
 def run(context: Context) -> Findings:
     steps_each = 6 if context.quick else 24
     batch_size = 64 if context.device == "cuda" else 2
-    measure = functools.partial(
-        measure_block,
-        device=context.device,
-        batch_size=batch_size,
-        steps_each=steps_each,
-        cuda=context.device == "cuda",
-    )
-    measure(WITHOUT)  # the first model of a process pays for much that later ones do not
-    rounds = run_rounds([WITHOUT, FOREGROUND, BESIDE], measure, n_rounds=1 if context.quick else 10)
-
-    def read(seconds: float) -> float:
-        return seconds
-
-    stalls = {
-        name: [1000 * s / N_CHECKPOINTS for s in compute_differences(rounds, name, WITHOUT, read)]
-        for name in (FOREGROUND, BESIDE)
-    }
-    arms = [_build(values, name, "stall_ms_per_checkpoint") for name, values in stalls.items()]
-    first, last = find_timed_steps(steps_each)
-    step_ms = [1000 * s / (last - first) for s in compute_means(rounds, WITHOUT, read)]
-    excess, target = judge_stalls(stalls[BESIDE], stalls[FOREGROUND])
+    cases = plan_cases(context.device, count_usable_cores())
+    arms: list[Arm] = []
+    targets: list[Target] = []
+    for case, n_threads in cases.items():
+        measure = functools.partial(
+            measure_block, device=context.device, batch_size=batch_size, steps_each=steps_each, n_threads=n_threads
+        )
+        measure(WITHOUT)  # the first model of a process pays for much that later ones do not
+        rounds = run_rounds([WITHOUT, FOREGROUND, BESIDE], measure, n_rounds=1 if context.quick else 10)
+        arms += describe_case(rounds, case, steps_each)
+        excess, target = judge_stalls(rounds, case)
+        arms.append(excess)
+        targets.append(target)
+    said = ", ".join(f"{case}: {n or 'as many as cores'}" for case, n in cases.items())
     notes = (
         f"resnet18 with AdamW, batch {batch_size} of 32×32 images, a checkpoint every {steps_each} steps, "
         f"{measure_state_mib():.0f} MiB each, synced to the disk of the temporary folder",
+        f"threads that train, of {count_usable_cores()} cores: {said}",
         "the writer's cores and the disk are those of the training: what it takes from the steps is in the stall",
+        "stood still: from when the loop stopped until it went on, without what a writer takes from the steps; waited: "
+        "for the end of the write before",
     )
-    return Findings(arms=(*arms, _build(step_ms, WITHOUT, "step_wall_ms"), excess), targets=(target,), notes=notes)
+    return Findings(arms=tuple(arms), targets=tuple(targets), notes=notes)
 
 
-def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int) -> float:
-    """Seconds from the first timed batch to the last, with the same number of steps in every arm.
+def plan_cases(device: str, n_cores: int) -> dict[str, int | None]:
+    """Case → threads that train; None for torch's own number. A GPU's training leaves the cores to the writer."""
+    if device == "cuda":
+        return {ON_GPU: None}
+    return {EVERY_CORE: n_cores} | ({CORE_LEFT: n_cores - 1} if n_cores > 1 else {})
+
+
+def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int, n_threads: int | None) -> Block:
+    """From the first timed batch to the last, with the same number of steps in every arm.
 
     On a GPU the batches are asked for ahead of it by a few steps; a logging interval of one step ties the two together.
     """
@@ -97,6 +116,7 @@ def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int) ->
     config = config_from_values(
         {
             "data": {"batch_size": batch_size},
+            "speed": {"threads": n_threads},
             "run": {
                 "epochs": 1,
                 "device": device,
@@ -109,9 +129,19 @@ def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int) ->
         base_dir=".",
     )
     workload = Workload(model=build_model, dataset=lambda: dataset, loss=nn.CrossEntropyLoss(), name="images")
+    saved: list[CheckpointSaved] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, CheckpointSaved) and event.step <= last:  # the last of the run is behind the block
+            saved.append(event)
+
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
-        train(config, out_dir=Path(folder) / "run", workload=workload, max_steps=last + 1)
-    return dataset.asked_s[last] - dataset.asked_s[first]
+        train(config, out_dir=Path(folder) / "run", listeners=[listen], workload=workload, max_steps=last + 1)
+    return Block(
+        seconds=dataset.asked_s[last] - dataset.asked_s[first],
+        still_s=sum(event.stall_s for event in saved),
+        waited_s=sum(event.waited_s for event in saved),
+    )
 
 
 def find_timed_steps(steps_each: int) -> tuple[int, int]:
@@ -131,17 +161,42 @@ def measure_state_mib() -> float:
     return 3 * sum(p.numel() * p.element_size() for p in build_model().parameters()) / 2**20
 
 
-def judge_stalls(beside: Sequence[float], foreground: Sequence[float]) -> tuple[Arm, Target]:
+def describe_case(rounds: Sequence[Round[Block]], case: str, steps_each: int) -> list[Arm]:
+    """Stalls, what of them the loop stood still for, and the step that they are seen against."""
+    first, last = find_timed_steps(steps_each)
+    step_ms = [1000 * s / (last - first) for s in compute_means(rounds, WITHOUT, read_seconds)]
+    arms = [_build(step_ms, case, WITHOUT, "step_wall_ms")]
+    for name in (FOREGROUND, BESIDE):
+        still = compute_means(rounds, name, lambda block: 1000 * block.still_s / N_CHECKPOINTS)
+        waited = compute_means(rounds, name, lambda block: 1000 * block.waited_s / N_CHECKPOINTS)
+        arms += [
+            _build(compute_stalls_ms(rounds, name), case, name, "stall_ms_per_checkpoint"),
+            _build(still, case, name, "stood_still_ms_per_checkpoint"),
+            _build(waited, case, name, "waited_ms_per_checkpoint"),
+        ]
+    return arms
+
+
+def compute_stalls_ms(rounds: Sequence[Round[Block]], arm: str) -> list[float]:
+    return [1000 * s / N_CHECKPOINTS for s in compute_differences(rounds, arm, WITHOUT, read_seconds)]
+
+
+def read_seconds(block: Block) -> float:
+    return block.seconds
+
+
+def judge_stalls(rounds: Sequence[Round[Block]], case: str) -> tuple[Arm, Target]:
     """How far the stall beside training lies above the share of the foreground's that is claimed, round by round.
 
     A difference, because rounds whose foreground stall drowned in noise count in it too; a ratio has none for them.
     """
+    beside, foreground = (compute_stalls_ms(rounds, name) for name in (BESIDE, FOREGROUND))
     excess_ms = [b - LIMIT_RATIO * f for b, f in zip(beside, foreground, strict=True)]
-    arm = _build(excess_ms, BESIDE, "stall_above_limit_ms")
+    arm = _build(excess_ms, case, BESIDE, "stall_above_limit_ms")
     medians = f"medians {statistics.median(beside):.1f} and {statistics.median(foreground):.1f} ms"
-    name = f"stall, {BESIDE} less {LIMIT_RATIO} times {FOREGROUND}, ms"
+    name = f"{case}: stall, {BESIDE} less {LIMIT_RATIO} times {FOREGROUND}, ms"
     return arm, judge(name, arm.median, arm.ci95, at_most=0.0, note=medians)
 
 
-def _build(values: Sequence[float], arm: str, metric: str) -> Arm:
-    return build_arm(values, case="resnet18", arm=arm, metric=metric, unit_of_replication=REPLICATION)
+def _build(values: Sequence[float], case: str, arm: str, metric: str) -> Arm:
+    return build_arm(values, case=case, arm=arm, metric=metric, unit_of_replication=REPLICATION)
