@@ -73,7 +73,9 @@ def compute_bounds(values: Sequence[float], quantile: float = 0.5) -> Interval:
 
 
 def describe_interval(interval: Interval, spec: str = ".4g") -> str:
-    """``0.97 to 1.1``, or ``0.97 to no bound``."""
+    """``0.97 to 1.1``, ``0.97 to no bound``, or ``no interval``."""
+    if interval == (None, None):
+        return "no interval"
     return " to ".join("no bound" if end is None else format(end, spec) for end in interval)
 
 

@@ -36,7 +36,7 @@ REPLICATION = "round of two blocks an arm, interleaved in the same two processes
 
 
 def run(context: Context) -> Findings:
-    n_rounds, n_steps = (2, 2) if context.quick else (12, 6)
+    n_rounds, n_steps = (2, 2) if context.quick else (40, 2)
     rounds = run_ranks(
         _ddp_ranks.measure_rounds,
         {"device": context.device, "n_rounds": n_rounds, "n_steps": n_steps, "batch_per_rank": BATCH_PER_RANK},

@@ -66,6 +66,7 @@ def test_an_end_without_bound_is_null_in_the_file_and_comes_back():
     assert json.loads(text)["arms"][0]["ci95"] == [1.0, None]
     assert loads(BenchmarkResult, text) == result
     assert "2 (1 to no bound) overhead_us_per_step" in describe_result(result)
+    assert "2 (no interval) overhead_us_per_step" in describe_result(build_result(ci95=(None, None)))
 
 
 @pytest.mark.parametrize(
