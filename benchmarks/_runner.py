@@ -29,6 +29,7 @@ from fulltilt.records.run_folder import write_atomic
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+SAID = {True: "met", False: "MISSED", None: "undecided"}
 NOT_CODE = "benchmarks/results"  # what one benchmark wrote does not make the next one's code another
 PEERS = ROOT / ".venv-peers"
 PEERS_OF_DATA = PEERS / "data_path"
@@ -168,17 +169,24 @@ def describe_result(result: BenchmarkResult) -> str:
     pressure = (
         "" if result.cpu_pressure_pct is None else f", a task waited for a core {result.cpu_pressure_pct:.0f} % of it"
     )
-    code = f", code of {result.commit}{' with changes' if result.is_dirty else ''}" if result.commit else ""
-    lines = [f"{result.name}: {result.claim}", f"  {result.device}, {result.seconds:.0f} s{pressure}{code}"]
+    lines = [
+        f"{result.name}: {result.claim}",
+        f"  {result.device}, {result.seconds:.0f} s{pressure}{describe_code(result)}",
+    ]
     for arm in result.arms:
         figure = f"{arm.median:>10.4g} ({describe_interval(arm.ci95)}) {arm.metric}, n={arm.n}"
         lines.append(f"  {arm.case:<28} {arm.arm:<14} {figure}")
-    said = {True: "met", False: "MISSED", None: "undecided"}
     for target in result.targets:
         interval = "" if target.ci95 is None else f" ({describe_interval(target.ci95)})"
-        figure = f"{target.comparison} {target.limit:g}; measured {target.measured:.4g}{interval}: {said[target.met]}"
+        figure = f"{target.comparison} {target.limit:g}; measured {target.measured:.4g}{interval}: {SAID[target.met]}"
         lines.append(f"  target {target.name}: {figure}")
     return "\n".join([*lines, *(f"  note: {note}" for note in result.notes)])
+
+
+def describe_code(result: BenchmarkResult) -> str:
+    if result.commit is None:
+        return ""
+    return f", code of {result.commit}{' with changes' if result.is_dirty else ''}"
 
 
 def _is_current(marker: Path) -> bool:
