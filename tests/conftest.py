@@ -1,5 +1,6 @@
 """Closing lines of every run: which contract suites met the real thing, and which could not and why."""
 
+import os
 import signal
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -12,6 +13,15 @@ settings.load_profile("fulltilt")
 
 # A shell's background job is started with Ctrl-C ignored, and what it starts inherits that: the tests of it must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What the shell or a CI system says of its terminal, its trackers and its ranks is not what the tests are about.
+FOREIGN = (
+    *("TERM", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_", "PYTHONWARNINGS", "XDG_CACHE_HOME"),
+    *("WANDB_", "MLFLOW_", "NETRC", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "TORCHELASTIC_"),
+)
+for name in tuple(os.environ):
+    if name in FOREIGN or name.startswith(tuple(prefix for prefix in FOREIGN if prefix.endswith("_"))):
+        del os.environ[name]
 
 REAL = {
     "clock": ("host", "cuda"),

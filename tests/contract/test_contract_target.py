@@ -30,7 +30,7 @@ def process_target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     source = WorkloadSource(config={"act": "by_batch_size"}, base_dir=".", import_paths=(str(BODIES),))
     zygote = Zygote(folder / "zygote.log", body="trial_bodies:do", preload=("json",))
-    target = ProcessTarget(source, device="cpu", folder=folder, n_steps=4, zygote=zygote, deadline_s=30)
+    target = ProcessTarget(source, device="cpu", folder=folder, n_steps=4, zygote=zygote, deadline_s=300)
     yield target
     target.close()
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from leftovers import find_children, find_processes, mark_processes
 
@@ -26,12 +25,12 @@ def is_step_from(step):
     return lambda line: line.startswith("step ") and int(line.split()[1]) >= step
 
 
-@pytest.mark.timeout(600)  # processes that load torch: minutes on a machine that is busy
 def test_a_killed_rank_restarts_all_and_sigterm_ends_all_with_one_checkpoint(tmp_path, monkeypatch):
     """each step is told once, and nobody is left; the workload is one of ``__main__`` and travels by value"""
     mark = mark_processes(monkeypatch)
     out_dir, lines = tmp_path / "run", []
     command = [sys.executable, "-u", str(SCRIPT), str(out_dir), "--n-ranks", "2", "--max-restarts", "1"]
+    command += ["--n-quick", "16"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     wait_for(process, is_step_from(12), lines)
     os.kill(find_children(process.pid)[1], signal.SIGKILL)
@@ -40,8 +39,9 @@ def test_a_killed_rank_restarts_all_and_sigterm_ends_all_with_one_checkpoint(tmp
     assert "was killed by SIGKILL" in lines[-1]
     wait_for(process, is_step_from(18), lines)
     process.terminate()
-    out, err = process.communicate(timeout=300)
-    assert (process.returncode, err) == (143, "")
+    out, err = process.communicate(timeout=600)
+    said = [line for line in err.splitlines() if "[c10d] The hostname of the client socket" not in line]
+    assert (process.returncode, said) == (143, [])  # torch says that where 127.0.0.1 has no name
     assert not find_processes(mark)
     saved = torch.load(out_dir / "checkpoint.pt", weights_only=True)["progress"]["step"]
     assert 18 <= saved < 64

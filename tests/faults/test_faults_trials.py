@@ -67,7 +67,7 @@ def run_light(light_zygote, tmp_path):
 
 
 def _build_runner(zygote, tmp_path):
-    def run_act(act: str, *, deadline_s: float = 60.0, memory_limit_bytes: int | None = None, **details):
+    def run_act(act: str, *, deadline_s: float = 300.0, memory_limit_bytes: int | None = None, **details):
         request = TrialRequest(
             id="t1",
             source=WorkloadSource(config={"act": act, **details}, base_dir=".", import_paths=(str(HERE),)),
@@ -87,6 +87,11 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def is_written(note: Path) -> bool:
+    """Whether ``hang_with_family`` has come to its hang."""
+    return note.exists() and len(note.read_text().split()) == 4
 
 
 def test_a_trial_that_works_is_ok(run):
@@ -153,11 +158,14 @@ def test_words_of_an_earlier_attempt_do_not_reach_this_one(run):
 
 def test_a_hang_ends_at_its_deadline_with_all_of_its_family(run, tmp_path):
     note = tmp_path / "note"
-    outcome = run("hang_with_family", note=str(note), deadline_s=2.0)
+    for deadline_s in (2, 20, 200):  # the first one, but where the machine is so busy that it does not come to hang
+        outcome = run("hang_with_family", note=str(note), deadline_s=deadline_s)
+        if is_written(note):
+            break
     status, reason = classify_outcome(outcome.evidence)
     pid, child, loner, file = note.read_text().split()
     assert status == "timeout"
-    assert "deadline is 2 s" in reason
+    assert f"deadline is {deadline_s} s" in reason
     assert not any(is_alive(int(p)) for p in (pid, child, loner))
     assert not Path(f"/dev/shm/torch_{pid}_12345_0").exists()
     assert not Path(file).exists()
@@ -198,7 +206,7 @@ def test_a_real_out_of_memory_under_rlimit(run):
 
 
 def test_the_memory_watchdog_ends_a_trial_above_its_limit(run):
-    outcome = run("allocate", memory_limit_bytes=GIB, n_blocks=100, block_bytes=64 * 2**20, pause_s=0.05)
+    outcome = run("allocate", memory_limit_bytes=GIB, n_blocks=20, block_bytes=64 * 2**20, hold_s=250)
     status, reason = classify_outcome(outcome.evidence)
     assert status == "out_of_memory"
     assert "limit is 1.00 GiB" in reason
@@ -337,7 +345,7 @@ request = TrialRequest(id="t1", source=source, plan=default_plan(), device="cpu"
 run_trial_process(request, zygote=zygote, log_path=Path({str(tmp_path / "t.log")!r}))
 """
     parent = subprocess.Popen([sys.executable, "-c", code])
-    wait_until(lambda: note.exists() and len(note.read_text().split()) == 4)
+    wait_until(lambda: is_written(note))
     family = [p.pid for p in psutil.Process(parent.pid).children(recursive=True)]
     pids = {*family, *map(int, note.read_text().split()[:3])}
     parent.kill()
@@ -361,7 +369,7 @@ def test_an_interrupt_ends_the_trial_and_its_family(light_zygote, tmp_path, inte
     )
 
     def interrupt():
-        wait_until(lambda: note.exists() and len(note.read_text().split()) == 4)
+        wait_until(lambda: is_written(note))
         os.kill(os.getpid(), signal.SIGINT)
 
     helper = threading.Thread(target=interrupt)
@@ -398,6 +406,7 @@ def test_a_full_disk_stops_the_search_and_loses_no_row(tmp_path):
     """A real limit on the size of files, in a process of its own: the fourth row does not fit."""
     code = f"""
 import resource, sys
+sys.dont_write_bytecode = True  # Python 3.11 keeps a file of its own that the limit cut short
 sys.path.insert(0, {str(HERE)!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 import test_faults_trials as t
@@ -445,7 +454,7 @@ def run_small_search(path: str) -> list[int]:
     return [plan["batch_size"] for plan in target.asked]
 
 
-def wait_until(condition, limit_s: float = 60.0) -> None:
+def wait_until(condition, limit_s: float = 300.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "waited in vain"

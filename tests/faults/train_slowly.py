@@ -25,17 +25,24 @@ from fulltilt.tasks import Workload
 N_STEPS = 4 * 16  # epochs × steps
 
 
+QUICK_S, SLOW_S = 0.005, 0.1  # a sample
+
+
 class SlowPoints(Dataset):
-    def __init__(self, sleep_s: float):
+    """``n_quick`` samples a process come quickly, then slowly: who waits for an early step has time to strike."""
+
+    def __init__(self, n_quick: int | None = None):
         self.inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
         self.targets = self.inputs[:, :3].argmax(1)
-        self.sleep_s = sleep_s
+        self.n_quick, self.n_read = n_quick, 0
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        time.sleep(self.sleep_s)
+        if self.n_quick is not None:
+            self.n_read += 1
+            time.sleep(QUICK_S if self.n_read <= self.n_quick else SLOW_S)
         return self.inputs[index] + 0.1 * torch.randn(8), self.targets[index]
 
 
@@ -66,6 +73,7 @@ def main() -> int:
     parser.add_argument("out_dir")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--n-quick", type=int, default=72)
     parser.add_argument("--n-weights", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--async-checkpoint", action="store_true")
@@ -94,10 +102,10 @@ def main() -> int:
     )
     workload = Workload(
         model=lambda: build_model(args.n_weights),
-        dataset=lambda: SlowPoints(0.0 if args.fast else 0.005),
+        dataset=lambda: SlowPoints(None if args.fast else args.n_quick),
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        validation=lambda: SlowPoints(0.0),
+        validation=SlowPoints,
         name="slow",
     )
     try:

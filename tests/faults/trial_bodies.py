@@ -125,6 +125,7 @@ def _allocate(act, answer):
         blocks.append(torch.ones(act["block_bytes"] // 4))
         answer({"progress": {"stage": "measuring"}})
         time.sleep(act.get("pause_s", 0))
+    time.sleep(act.get("hold_s", 0))
     finish(act, answer)
 
 

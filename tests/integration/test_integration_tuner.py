@@ -265,7 +265,7 @@ def start_search(scratch):
 
 def wait_for_rows(project, n):
     journal = project / "out" / "trials.jsonl"
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while not journal.exists() or journal.read_text().count("\n") < n:
         assert time.monotonic() < end, "no rows"
         time.sleep(0.01)
@@ -273,7 +273,7 @@ def wait_for_rows(project, n):
 
 def wait_for_end(processes):
     """Gone, or dead and not yet reaped by whoever inherited them."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
         assert time.monotonic() < end, processes
         time.sleep(0.02)

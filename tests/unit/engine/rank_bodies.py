@@ -39,6 +39,14 @@ def send_events(n_steps, stored):
     return Path(stored).read_text().split() if link.rank == 0 else None
 
 
+def meet(notes):
+    """Note this process, and wait until both ranks are here: they start at their own pace."""
+    with Path(notes).open("a") as stream:
+        stream.write(f"{os.getpid()}\n")
+    while len(Path(notes).read_text().split()) < 2:
+        time.sleep(0.01)
+
+
 def fail(who, how, notes):
     """One rank fails in a way; the others wait for it, as in a collective."""
     link = find_link()
@@ -88,8 +96,9 @@ def hang():
 HOWS = {f.__name__: f for f in (kill_self, exit_early, raise_own, raise_any, raise_memory, hang)}
 
 
-def break_off(cause_first_s):
+def break_off(cause_first_s, notes):
     """Rank 1 dies; rank 0 is told so by its connection, and may be heard before."""
+    meet(notes)
     if find_link().rank == 0:
         raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     time.sleep(cause_first_s)
@@ -141,8 +150,7 @@ def work_alone_for_long(seconds, folder):
 def hang_at_start(notes):
     """Rank 1 never ends its first forward pass; rank 0 waits for it after its own."""
     link = find_link()
-    with Path(notes).open("a") as stream:
-        stream.write(f"{os.getpid()}\n")
+    meet(notes)
     link.lap("data_wait")
     if link.rank == 0:
         link.lap("forward")

@@ -81,7 +81,7 @@ class Held:
 
     def save(self, folder, state):
         self.states.append(state)
-        assert self.go.wait(60)
+        assert self.go.wait(600)
         if self.error is not None:
             raise self.error
         return checkpoint.save_checkpoint(folder, state)

@@ -139,7 +139,7 @@ def test_close_ends_the_workers_in_the_middle_of_an_epoch(persistent):
         next(batches)
         workers = [psutil.Process(worker.pid) for worker in multiprocessing.active_children()]
         assert len(workers) == 2
-    gone, alive = psutil.wait_procs(workers, timeout=10)
+    gone, alive = psutil.wait_procs(workers, timeout=300)
     assert not alive
     assert len(gone) == 2
 

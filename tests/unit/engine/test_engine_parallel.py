@@ -10,8 +10,6 @@ from training_cases import Points, read_weights
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.ranks import run_ranks
 
-pytestmark = pytest.mark.timeout(600)  # processes that load torch: minutes on a machine that is busy
-
 ROUNDING = {"bf16": 0.05}
 
 

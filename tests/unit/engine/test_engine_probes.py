@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from fulltilt.engine.build import Run, build_run
-from fulltilt.engine.probes import run_device_probe, run_loader_probe, run_memory_probe
+from fulltilt.engine.probes import N_RESIDENT, run_device_probe, run_loader_probe, run_memory_probe
 from fulltilt.errors import DataError, FakeRunError
 from fulltilt.levers import default_plan
 from fulltilt.tasks import Workload
@@ -21,12 +21,13 @@ SLOW_S = 0.002  # per sample in the loader, or per call of the model
 
 class SlowRows(Dataset):
     def __init__(self, seconds: float = SLOW_S):
-        self.seconds = seconds
+        self.seconds, self.n_read = seconds, 0
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.n_read += 1
         time.sleep(self.seconds)
         return torch.full((12,), float(index)), index % 3
 
@@ -58,10 +59,11 @@ def build(plan: dict[str, Any] | None = None, *, load_s: float = 0.0, step_s: fl
 
 
 def test_a_device_probe_does_not_wait_for_data():
-    with build(load_s=SLOW_S) as run:
+    rows = SlowRows()
+    with build(dataset=lambda: rows) as run:
         result = run_device_probe(run, n_steps=8, max_measure_s=1.0)
-    assert 8 / result.samples_per_s < 8 * SLOW_S / 2, "a batch takes 16 ms to load"
-    assert result.phases_ms.data_wait < 0.5 * result.phases_ms.step
+    assert result.n_steps >= 8
+    assert rows.n_read == N_RESIDENT * 8
     assert result.observed["batch_size"] == 8
     assert result.memory_rss_peak_gib > 0
 
@@ -92,8 +94,8 @@ def test_a_loader_probe_takes_no_step():
 
 def test_workers_load_side_by_side_and_a_full_queue_is_quick_to_take_from():
     options = {"num_workers": 2, "persistent_workers": True, "batch_size": 4}
-    with build(options, load_s=0.02) as run:
-        alone_s = 4 * 0.02
+    with build(options, load_s=0.05) as run:
+        alone_s = 4 * 0.05
         result = run_loader_probe(run, n_steps=16, max_measure_s=2.0)
     assert 4 / result.samples_per_s < 0.8 * alone_s
     assert result.receive_ms < 0.5 * alone_s * 1e3

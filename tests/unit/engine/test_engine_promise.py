@@ -1,5 +1,6 @@
 """A run against the speed that was measured for its plan: when it speaks, and which reason it names."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -26,7 +27,7 @@ from fulltilt.engine.promise import (
     find_reasons,
 )
 from fulltilt.engine.world import World
-from fulltilt.hardware import CpuTimes, FakeNvml, NvmlDevice, NvmlProcess, build_status, read_machine
+from fulltilt.hardware import CpuTimes, FakeNvml, NvmlDevice, NvmlProcess, build_status, read_machine, read_pressure
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted
 
@@ -182,16 +183,46 @@ def test_a_promise_of_something_else_is_not_held_against_the_run(tmp_path, chang
     assert not any("tune measured" in note.message for note in recorder.of(Noted))
 
 
-BURN = "import os\nfor _ in range(2 * (os.cpu_count() or 1)):\n    if os.fork() == 0:\n        while True: pass\n"
+BURN = """
+import os, signal
+for _ in range(2):
+    if os.fork() == 0:
+        signal.alarm(600)
+        while True: pass
+"""
 """Leaves its processes behind: what has the run for a parent counts as the run's own."""
 
 
-def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
-    """The promise can never be met, so the run asks why; the answer has to be the processes that burn every core."""
-    monkeypatch.setattr(promise_module, "WINDOW_S", 0.8)  # the kernel adds up pressure every 2 s: three of them
+@contextlib.contextmanager
+def busy_core():
+    """Two processes burn the one core that this process may use meanwhile, however many there are."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
     neighbour = subprocess.Popen([sys.executable, "-c", BURN], start_new_session=True)
-    neighbour.wait()
     try:
+        neighbour.wait()
+        yield
+    finally:
+        os.killpg(neighbour.pid, signal.SIGKILL)
+        os.sched_setaffinity(0, before)
+
+
+def wait_for_pressure(pct=25.0, limit_s=20.0):
+    """Burn along until the kernel tells of tasks that wait; some kernels and containers never do."""
+    before_us = read_pressure().some_total_us
+    began_s = look_s = time.perf_counter()
+    while before_us is not None and look_s - began_s < limit_s:
+        if look_s - began_s > 4 and (read_pressure().some_total_us - before_us) / (look_s - began_s) / 1e4 > pct:
+            return
+        look_s = time.perf_counter()
+    pytest.skip("needs a kernel that tells of tasks that wait for a core (/proc/pressure/cpu)")
+
+
+def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
+    """The promise can never be met, so the run asks why; the answer has to be what burns its core."""
+    monkeypatch.setattr(promise_module, "WINDOW_S", 0.8)  # the kernel adds up pressure every 2 s: three of them
+    with busy_core():
+        wait_for_pressure()
         config = promise_for_this()
         config = config.model_copy(update={"run": config.run.model_copy(update={"epochs": 100_000})})
         spoken = []
@@ -205,9 +236,8 @@ def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
         workload = build_workload(dataset=lambda: Points(noise=0), validation=None)
         with pytest.raises(KeyboardInterrupt):
             run_train(tmp_path, config, Stop(), workload=workload)
-    finally:
-        os.killpg(neighbour.pid, signal.SIGKILL)
-    assert "CPU pressure: other processes use" in spoken[0]
+    # Where the host is short of cores itself, that is the reason and the neighbour is not.
+    assert re.search("CPU pressure: (other processes use|the host took)", spoken[0])
 
 
 def test_a_promise_is_not_held_against_a_run_over_several_devices(tmp_path):

@@ -84,7 +84,7 @@ def test_one_that_fails_ends_all_and_is_named(tmp_path, how, kind, words):
 
 def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(tmp_path):
     with pytest.raises(RankFailedError) as caught:
-        run(rank_bodies.fail, who=0, how="hang", notes=str(tmp_path / "pids"), hang_limit_s=1.0)
+        run(rank_bodies.fail, who=0, how="hang", notes=str(tmp_path / "pids"), hang_limit_s=2.0)
     text = str(caught.value)
     assert "rank 0 (cpu, process " in text
     assert "it has not come further than data_wait, after step 13, while another rank waits for it" in text
@@ -99,19 +99,19 @@ def test_one_that_hangs_before_its_first_step_is_found_too_after_longer(tmp_path
 
 
 def test_a_first_step_may_take_longer_than_others(tmp_path):
-    given = {"seconds": 2.5, "folder": str(tmp_path)}
-    assert run(rank_bodies.start_slowly, hang_limit_s=0.5, **given) == "done"
+    given = {"seconds": 3.0, "folder": str(tmp_path)}
+    assert run(rank_bodies.start_slowly, hang_limit_s=2.0, **given) == "done"
 
 
 def test_one_that_the_others_knowingly_wait_for_does_not_hang(tmp_path):
     assert run(rank_bodies.work_alone_for_long, seconds=4.0, folder=str(tmp_path), hang_limit_s=2.0) == "done"
 
 
-@pytest.mark.parametrize("later_s", [0.0, 0.8])
-def test_the_cause_is_told_and_not_what_followed_from_it(later_s):
+@pytest.mark.parametrize("later_s", [0.0, 0.4])
+def test_the_cause_is_told_and_not_what_followed_from_it(tmp_path, later_s):
     """a broken connection to a rank that died may be heard of before the death itself"""
     with pytest.raises(RankFailedError, match=r"^rank 1 .* was killed by SIGKILL"):
-        run(rank_bodies.break_off, cause_first_s=later_s)
+        run(rank_bodies.break_off, cause_first_s=later_s, notes=str(tmp_path / "pids"))
 
 
 def test_a_death_restarts_all_so_often_as_allowed(tmp_path):
@@ -154,7 +154,7 @@ def start_parent(pids):
     folder = str(Path(rank_bodies.__file__).parent)
     command = [sys.executable, "-c", PARENT, str(pids), folder]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until_s = time.monotonic() + 100
+    until_s = time.monotonic() + 300
     while not pids.exists() or len(pids.read_text().split()) < 2:
         assert time.monotonic() < until_s
         assert process.poll() is None, process.stderr.read()
@@ -165,7 +165,7 @@ def start_parent(pids):
 def test_sigterm_reaches_all_as_a_wish_and_then_takes_its_course(tmp_path):
     process = start_parent(tmp_path / "pids")
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == -signal.SIGTERM  # and not before the ranks had ended well
     assert_none_left(tmp_path / "pids")
 
@@ -173,8 +173,8 @@ def test_sigterm_reaches_all_as_a_wish_and_then_takes_its_course(tmp_path):
 def test_ranks_end_with_a_parent_that_is_killed(tmp_path):
     process = start_parent(tmp_path / "pids")
     process.kill()
-    process.communicate(timeout=60)
-    until_s = time.monotonic() + 30
+    process.communicate(timeout=300)
+    until_s = time.monotonic() + 300
     while any(is_alive(pid) for pid in (tmp_path / "pids").read_text().split()):
         assert time.monotonic() < until_s
         time.sleep(0.05)

@@ -75,7 +75,7 @@ def test_copies_that_a_child_makes_count():
 
 def test_pages_shared_with_a_process_outside_count_in_full():
     """The zygote's case: a child in a session of its own still needs what it shares with its parent."""
-    code = GROW + "pid = os.fork()\nif pid == 0: os.setsid(); time.sleep(60)\nprint(pid, flush=True)\n" + READY_AND_WAIT
+    code = GROW + "pid = os.fork()\nif pid == 0: os.setsid(); time.sleep(99)\nprint(pid, flush=True)\n" + READY_AND_WAIT
     with running(code, n_ready=0) as process:
         assert process.stdout
         child = int(process.stdout.readline())
@@ -105,7 +105,7 @@ def test_worker_whose_parent_died_is_still_found():
 def test_children_of_threads_are_found():
     code = (
         "import threading\nforked = threading.Event()\n"
-        "def work():\n  if os.fork() == 0: time.sleep(60)\n  forked.set()\n  time.sleep(60)\n"
+        "def work():\n  if os.fork() == 0: time.sleep(300)\n  forked.set()\n  time.sleep(300)\n"
         "threading.Thread(target=work, daemon=True).start()\nforked.wait()\n" + READY_AND_WAIT
     )
     with running(code) as process:
@@ -153,7 +153,7 @@ def test_kernel_without_children_files_and_rollups(plant):
 
 
 def watch_until_trip(watchdog: MemoryWatchdog) -> str | None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while watchdog.check() is None and time.monotonic() < end:
         time.sleep(0.02)
     return watchdog.trip

@@ -203,7 +203,6 @@ def test_compiled_code_goes_to_a_folder_that_stays(monkeypatch, tmp_path):
     assert "torchinductor_" in os.environ[lever.CACHE_VARIABLE]
 
 
-@pytest.mark.timeout(600)  # 10 s of compiling; minutes where cores are shared
 @pytest.mark.skipif(not has_c_compiler(), reason="torch.compile needs a C++ compiler, and none was found")
 def test_compiled_losses_are_those_of_eager_mode_and_the_second_run_finds_its_code():
     from torch._dynamo.utils import counters

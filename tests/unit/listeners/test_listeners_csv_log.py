@@ -128,7 +128,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_killed_process_loses_less_than_the_last_second_and_nothing_before_its_checkpoint(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=600)
     assert done.returncode == -signal.SIGKILL
     steps = [int(row["step"]) for row in read(tmp_path / "steps.csv")]
     assert steps == list(range(1, len(steps) + 1))
@@ -261,5 +261,5 @@ except StorageError:
 
 
 def test_append_takes_back_what_it_wrote_of_its_lines(tmp_path):
-    subprocess.run([sys.executable, "-c", CUT_SHORT, str(tmp_path / "log.txt")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", CUT_SHORT, str(tmp_path / "log.txt")], check=True, timeout=600)
     assert (tmp_path / "log.txt").read_text() == "whole\nafter\n"

@@ -145,7 +145,7 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path):
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
     write_atomic(pipe, "through")
-    reader.join(10)
+    reader.join(300)
     assert read == ["through"]
     assert pipe.is_fifo()
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -19,7 +19,7 @@ needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not i
 
 def run_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", *options, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", *options, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
 
 
