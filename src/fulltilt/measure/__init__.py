@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fulltilt.measure.fake_memory import FakePeak, estimate_memory
     from fulltilt.measure.flops import Flops, count_flops
     from fulltilt.measure.limit import apply_memory_limit, find_memory_limit_bytes
-    from fulltilt.measure.memory import MemoryMeter
+    from fulltilt.measure.memory import MemoryMeter, MemoryPeaks, join_peaks
     from fulltilt.measure.phase_timer import NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
     from fulltilt.measure.roofs import measure_roofs
     from fulltilt.measure.steps import StepsResult, measure_steps
@@ -30,6 +30,7 @@ __all__ = [
     "Flops",
     "HostClock",
     "MemoryMeter",
+    "MemoryPeaks",
     "NullTimer",
     "PhaseTimer",
     "StepSample",
@@ -40,6 +41,7 @@ __all__ = [
     "count_flops",
     "estimate_memory",
     "find_memory_limit_bytes",
+    "join_peaks",
     "measure_roofs",
     "measure_steps",
     "summarize_phases",
@@ -51,7 +53,7 @@ _HOMES = {
     "fake_memory": ("FakePeak", "estimate_memory"),
     "flops": ("Flops", "count_flops"),
     "limit": ("apply_memory_limit", "find_memory_limit_bytes"),
-    "memory": ("MemoryMeter",),
+    "memory": ("MemoryMeter", "MemoryPeaks", "join_peaks"),
     "phase_timer": ("NullTimer", "PhaseTimer", "StepSample", "check_closure", "summarize_phases"),
     "roofs": ("measure_roofs",),
     "steps": ("StepsResult", "measure_steps"),

@@ -58,10 +58,9 @@ def build(plan: dict[str, Any] | None = None, *, load_s: float = 0.0, step_s: fl
 
 
 def test_a_device_probe_does_not_wait_for_data():
-    with build(load_s=SLOW_S) as run:
+    with build(load_s=0.02) as run:
         result = run_device_probe(run, n_steps=8, max_measure_s=1.0)
-    assert 8 / result.samples_per_s < 8 * SLOW_S / 2, "a batch takes 16 ms to load"
-    assert result.phases_ms.data_wait < 0.5 * result.phases_ms.step
+    assert result.phases_ms.data_wait < 0.25 * 8 * 0.02 * 1e3, "a batch takes 160 ms to load"
     assert result.observed["batch_size"] == 8
     assert result.memory_rss_peak_gib > 0
 
