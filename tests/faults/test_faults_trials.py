@@ -205,11 +205,13 @@ def test_a_real_out_of_memory_under_rlimit(run):
     assert "allocate" in reason
 
 
-def test_the_memory_watchdog_ends_a_trial_above_its_limit(run):
-    outcome = run("allocate", memory_limit_bytes=GIB, n_blocks=20, block_bytes=64 * 2**20, hold_s=250)
+def test_the_memory_watchdog_ends_a_trial_above_its_limit_and_names_the_part(run):
+    sizes = {"n_blocks": 20, "block_bytes": 64 * 2**20, "hold_s": 250}
+    outcome = run("allocate", memory_limit_bytes=GIB, part="evaluation", **sizes)
     status, reason = classify_outcome(outcome.evidence)
     assert status == "out_of_memory"
     assert "limit is 1.00 GiB" in reason
+    assert reason.endswith("in the part 'evaluation'")
 
 
 def test_a_trial_below_its_limit_is_left_alone(run):

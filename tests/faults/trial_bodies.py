@@ -120,6 +120,8 @@ def _allocate(act, answer):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     import torch
 
+    if "part" in act:
+        answer({"progress": {"stage": "rehearsing", "part": act["part"]}})
     blocks = []
     for _ in range(act["n_blocks"]):
         blocks.append(torch.ones(act["block_bytes"] // 4))

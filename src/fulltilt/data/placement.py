@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,15 @@ from fulltilt.data.held_rows import compute_held_bytes, hold_rows
 from fulltilt.data.rows_dataset import RowsDataset
 from fulltilt.data.windowed_rows import WindowedRows
 from fulltilt.errors import DataError
-from fulltilt.hardware import read_filesystem, read_memory_bytes, read_memory_limit_bytes, read_rss_bytes
+from fulltilt.hardware import (
+    compute_usable_device_bytes,
+    is_wsl,
+    read_filesystem,
+    read_memory_bytes,
+    read_memory_room_bytes,
+    read_rss_bytes,
+)
+from fulltilt.measure import find_memory_limit_bytes
 
 BLOCK_BYTES = 1 << 20  # a block is read in one go; below this the start of a read costs more than the read
 WINDOW_BYTES = 256 << 20  # kept by every process: the window being read out and the one being filled
@@ -87,19 +97,52 @@ def count_mixed_blocks(dataset: Any) -> int | None:
     return blocks.n_mixed if blocks.n_mixed < len(blocks.edges) - 1 else None
 
 
-def read_free_ram_bytes() -> int:
-    """What this process could still take: of the machine, and of its control group."""
-    _, available = read_memory_bytes()
-    limit = read_memory_limit_bytes()
-    return available if limit is None else max(0, min(available, limit - read_rss_bytes()))
+def read_free_ram_bytes(root: str | Path = "/") -> int:
+    """What this process could still take of host memory.
+
+    The least of what the machine has, what its control groups leave, and what a memory limit on the CPU leaves
+    (``measure.apply_memory_limit``).
+
+    Args:
+        root: Of the machine's files, so that a planted tree can stand in.
+    """
+    _, available_bytes = read_memory_bytes(root)
+    rooms = [available_bytes, read_memory_room_bytes(root), _read_room_below_cpu_limit()]
+    return min(room for room in rooms if room is not None)
 
 
 def read_free_device_bytes(device: torch.device) -> int | None:
-    """Free memory of a GPU, what torch has reserved and not used included; None where there is none."""
+    """What this process could still take of a GPU's memory; None where there is none.
+
+    What torch has reserved and not used is free; what lies past a memory limit, or under WSL where the driver would
+    spill, is not.
+    """
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return free_bytes + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return compute_free_device_bytes(
+        free_bytes=free_bytes,
+        total_bytes=total_bytes,
+        reserved_bytes=torch.cuda.memory_reserved(device),
+        allocated_bytes=torch.cuda.memory_allocated(device),
+        limit_bytes=find_memory_limit_bytes(device),
+        is_wsl=is_wsl(),
+    )
+
+
+def compute_free_device_bytes(
+    *,
+    free_bytes: int,
+    total_bytes: int,
+    reserved_bytes: int,
+    allocated_bytes: int,
+    limit_bytes: int | None,
+    is_wsl: bool,
+) -> int:
+    """Of a GPU with ``free_bytes`` left by all processes, of which this one has reserved and allocated so much."""
+    usable_bytes = compute_usable_device_bytes(total_bytes, is_wsl=is_wsl)
+    most_bytes = usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes)
+    return max(0, min(free_bytes + reserved_bytes, most_bytes) - allocated_bytes)
 
 
 def place(
@@ -145,6 +188,13 @@ def plan_blocks(dataset: RowsDataset) -> Blocks:
     n_mixed = max(2, WINDOW_BYTES // 2 // max(1, block_rows * layout.row_bytes))
     borders = np.arange(0, layout.n_rows + block_rows, block_rows)
     return Blocks(edges=np.unique(np.searchsorted(dataset.rows, borders)), block_rows=block_rows, n_mixed=n_mixed)
+
+
+def _read_room_below_cpu_limit() -> int | None:
+    limit_bytes, resident_bytes = find_memory_limit_bytes("cpu"), read_rss_bytes(os.getpid())
+    if limit_bytes is None or resident_bytes is None:
+        return None
+    return max(0, limit_bytes - resident_bytes)
 
 
 def _place_windowed(dataset: RowsDataset) -> RowsDataset:

@@ -125,7 +125,7 @@ def _measure_sample_bytes(run: Run) -> int | None:
         return None
     finally:
         restore_rng(rng, {})
-    return _count_bytes(batch)
+    return count_bytes(batch)
 
 
 def _estimate_state_bytes(run: Run) -> int:
@@ -135,8 +135,9 @@ def _estimate_state_bytes(run: Run) -> int:
     return 2 * trained + sum(v.numel() * v.element_size() for v in model.state_dict().values() if torch.is_tensor(v))
 
 
-def _count_bytes(value: Any) -> int:
+def count_bytes(value: Any) -> int:
+    """Of the tensors in a nested batch."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return sum(map(_count_bytes, parts))
+    return sum(map(count_bytes, parts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fulltilt.engine.build import Run
 from fulltilt.engine.cached_step import build_step
+from fulltilt.engine.rehearsal import Part, Rehearsal
 from fulltilt.engine.step import StepOutcome, TrainStep, count_samples, slice_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
@@ -23,14 +24,15 @@ from fulltilt.measure import (
     CudaClock,
     HostClock,
     MemoryMeter,
+    MemoryPeaks,
     NullTimer,
     PhaseTimer,
     StepsResult,
     UtilizationSampler,
     count_flops,
+    join_peaks,
     measure_steps,
 )
-from fulltilt.measure.memory import MemoryPeaks
 from fulltilt.measure.utilization import UtilizationMean, find_device_index
 from fulltilt.records import Measurement
 
@@ -79,6 +81,16 @@ class EndlessSteps:
             self._on_first(outcome)
         return outcome.n_samples
 
+    def step_on(self, batches: Iterator[Any]) -> None:
+        """A step on other batches, which no phase is billed for."""
+        self._step(batches, NullTimer())
+
+    def leave_epoch(self) -> None:
+        """End the epoch in progress as its last step would: workers that do not persist are gone then."""
+        self._batches = None
+        if not self._run.loader.persistent_workers:
+            self._run.close()
+
     def take_batch(self) -> Any:
         """One more batch, from a new epoch when this one is over."""
         for _ in range(2):
@@ -96,9 +108,10 @@ def run_measured(
     max_measure_s: float | None = None,
     max_warmup_s: float = 30.0,
     on_progress: Callable[[int], None] | None = None,
+    on_part: Callable[[Part], None] | None = None,
     batches: Iterator[Any] | None = None,
 ) -> Measurement:
-    """Train ``run`` for as long as the measurement takes.
+    """Train ``run`` for as long as the measurement takes, then rehearse what else a run needs memory for.
 
     An epoch of at most 8 steps, or 32 with data workers, is timed as a whole, so that what happens once an epoch
     (workers that start anew, a short last batch) is in the figure with its true share.
@@ -107,13 +120,16 @@ def run_measured(
         n_steps: Timed optimizer steps at least.
         max_measure_s: Stop adding blocks after this long.
         on_progress: Told the optimizer steps taken so far, after every block.
+        on_part: Told each part that is rehearsed, as it begins (``rehearsal.py``).
         batches: Taken instead of the run's own epochs; they must not end.
 
     Raises:
         NonFiniteLossError: the first or the last loss is not a number or infinite.
         TrainingError: a value of the plan is not in force in the run.
+        DeviceMemoryError: memory ran out in a part that was rehearsed.
     """
     device = run.device
+    rehearsal = Rehearsal(run)
     timer = PhaseTimer(CudaClock(device) if device.type == "cuda" else HostClock())
     seen: dict[str, Any] = {}
 
@@ -142,11 +158,12 @@ def run_measured(
             on_block=_follow_blocks(on_progress, steps, utilization),
         )
     finally:
-        peaks, mean = memory.stop(), utilization.stop()
+        peaks, mean = {"steps": memory.stop()}, utilization.stop()
     assert steps.last_loss is not None
     last_loss = _read_loss(steps.last_loss, steps.n_done)
     flops_per_sample, coverage_pct, flops_reason = measure_flops(run, steps.take_batch())
-    seen["reports"] = find_reports(run.plan, run.setup)
+    peaks |= rehearsal.play(steps, memory, on_part)
+    seen["notes"] = (*rehearsal.notes, *find_reports(run.plan, run.setup))
     return _join(result, peaks, mean, (flops_per_sample, coverage_pct, flops_reason), seen, last_loss)
 
 
@@ -238,12 +255,13 @@ def _note_busy(result: StepsResult) -> list[str]:
 
 def _join(
     result: StepsResult,
-    peaks: MemoryPeaks,
+    spans: Mapping[str, MemoryPeaks],
     mean: UtilizationMean,
     flops: tuple[float | None, float | None, str | None],
     seen: dict[str, Any],
     last_loss: float,
 ) -> Measurement:
+    peaks, fullest = join_peaks(spans)
     reasons = {**result.null_reasons, **peaks.null_reasons, "receive_ms": "only probes of the loader measure it"}
     if result.phases_ms.h2d is None and "phases_ms" not in reasons:
         reasons["phases_ms.h2d"] = "on a CPU nothing is copied to a device"
@@ -266,6 +284,7 @@ def _join(
         memory_allocated_peak_gib=peaks.allocated_peak_gib,
         memory_reserved_peak_gib=peaks.reserved_peak_gib,
         memory_rss_peak_gib=peaks.rss_peak_gib,
+        memory_peak_part=fullest,
         flops_per_sample=flops_per_sample,
         flops_coverage_pct=coverage_pct,
         cpu_pressure_pct=result.cpu_pressure_pct,
@@ -273,6 +292,6 @@ def _join(
         first_loss=seen["first_loss"],
         last_loss=last_loss,
         null_reasons=reasons,
-        notes=(*result.notes, *_note_busy(result), *seen["reports"]),
+        notes=(*result.notes, *_note_busy(result), *seen["notes"]),
         observed=seen["observed"],
     )

@@ -18,6 +18,7 @@ import torch
 from fulltilt.engine.build import Run
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.measured import run_measured
+from fulltilt.engine.rehearsal import Part, find_largest_samples, read_batch
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError, TrainingError
 from fulltilt.hardware import read_cpu_times, read_pressure
@@ -32,7 +33,12 @@ NO_STEP = "only the loader ran"
 
 
 def run_device_probe(
-    run: Run, *, n_steps: int, max_measure_s: float | None = None, on_progress: Callable[[int], None] | None = None
+    run: Run,
+    *,
+    n_steps: int,
+    max_measure_s: float | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    on_part: Callable[[Part], None] | None = None,
 ) -> Measurement:
     """The training step on batches that lie on the device already: what the device takes when nothing is waited for.
 
@@ -50,6 +56,7 @@ def run_device_probe(
         n_steps=n_steps,
         max_measure_s=max_measure_s,
         on_progress=on_progress,
+        on_part=on_part,
         batches=itertools.cycle(whole),
     )
 
@@ -88,10 +95,16 @@ def run_memory_probe(run: Run) -> Measurement:
 
     Device: nothing is computed or allocated on it.
     """
-    peak = estimate_memory(run, run.batch_size, batch=_read_few(run), build_step=build_step)
+    peak = estimate_memory(
+        run,
+        run.batch_size,
+        batch=_read_few(run),
+        build_step=build_step,
+        evaluation_batch_size=None if run.config is None else run.config.data.val_batch_size,
+    )
     names = ("phases_ms", "samples_per_s", "samples_per_s_ci95", "gpu_utilization_pct", "memory_rss_peak_gib")
     more = ("memory_reserved_peak_gib", "first_step_s", "flops_per_sample", "flops_coverage_pct", "cpu_pressure_pct")
-    missing = (*names, *more, "steal_pct", "receive_ms")
+    missing = (*names, *more, "memory_peak_part", "steal_pct", "receive_ms")
     return Measurement(
         phases_ms=None,
         samples_per_s=None,
@@ -105,10 +118,12 @@ def run_memory_probe(run: Run) -> Measurement:
 
 
 def _read_few(run: Run) -> Any:
-    """A batch of few samples, for its shapes and types; streams yield theirs whole."""
+    """A batch of few samples, for its shapes and types: the largest where they differ; streams yield theirs whole."""
     loader = run.loader
     if run.n_samples is not None and loader.collate_fn is not None:
-        return loader.collate_fn(loader.dataset.__getitems__(list(range(min(N_RESIDENT, run.n_samples)))))
+        n_samples = min(N_RESIDENT, run.n_samples)
+        largest = find_largest_samples(loader, n_samples)
+        return read_batch(loader, list(range(n_samples)) if largest is None else largest.indices)
     batch = next(fetch_batches(run.start_epoch(0)), None)
     run.close()
     if batch is None:
@@ -185,9 +200,8 @@ def _check_loader_levers(run: Run) -> dict[str, Any]:
 def _build_measurement(
     result: StepsResult, receive_ms: float | None, reason: str | None, observed: dict[str, Any]
 ) -> Measurement:
-    memory = dict.fromkeys(
-        ("memory_allocated_peak_gib", "memory_reserved_peak_gib", "memory_rss_peak_gib", "gpu_utilization_pct"), NO_STEP
-    )
+    peaks = ("memory_allocated_peak_gib", "memory_reserved_peak_gib", "memory_rss_peak_gib", "memory_peak_part")
+    memory = dict.fromkeys((*peaks, "gpu_utilization_pct"), NO_STEP)
     others = dict.fromkeys(("phases_ms", "flops_per_sample", "flops_coverage_pct"), NO_STEP)
     return Measurement(
         phases_ms=None,

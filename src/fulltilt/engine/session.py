@@ -271,7 +271,7 @@ def open_session(
     run = _build(apply_sizes(config, sizes), device, workload, world)
     with run:
         leave_out_tail(config, run, sizes)
-        session = _assemble(run, limits, out_dir, training_metrics)
+        session = assemble_session(run, limits, out_dir, training_metrics=training_metrics)
         session.sizes = sizes
         if loaded is not None:
             session.restore(loaded)
@@ -318,7 +318,8 @@ def choose_device(config: Config, device: str | None = None) -> str:
     return plan_devices(config, device)[0]
 
 
-def _assemble(run: Run, limits: Limits, folder: Path, training_metrics: bool) -> Session:
+def assemble_session(run: Run, limits: Limits, folder: Path, *, training_metrics: bool) -> Session:
+    """A session at the first step of ``run``, which was built from a configuration; it tells nobody anything yet."""
     assert run.config is not None
     progress = Progress()
     training_metrics = training_metrics or run.workload.training_metrics

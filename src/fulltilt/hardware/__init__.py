@@ -3,7 +3,12 @@
 Readers take the root folder of the machine, so that recorded trees can stand in for it.
 """
 
-from fulltilt.hardware.cgroup import read_cpu_quota_cores, read_memory_limit_bytes, read_oom_kills
+from fulltilt.hardware.cgroup import (
+    read_cpu_quota_cores,
+    read_memory_limit_bytes,
+    read_memory_room_bytes,
+    read_oom_kills,
+)
 from fulltilt.hardware.cpu import (
     CpuTimes,
     Pressure,
@@ -29,7 +34,7 @@ from fulltilt.hardware.process_memory import (
     read_rss_bytes,
 )
 from fulltilt.hardware.watchdog import MemoryWatchdog
-from fulltilt.hardware.wsl import WslReport, read_wsl
+from fulltilt.hardware.wsl import WslReport, compute_usable_device_bytes, read_wsl
 
 __all__ = [
     "CpuTimes",
@@ -51,6 +56,7 @@ __all__ = [
     "build_status",
     "compute_hostname_hash",
     "compute_steal_pct",
+    "compute_usable_device_bytes",
     "count_usable_cores",
     "find_data_sheet",
     "find_nvml_index",
@@ -63,6 +69,7 @@ __all__ = [
     "read_machine",
     "read_memory_bytes",
     "read_memory_limit_bytes",
+    "read_memory_room_bytes",
     "read_oom_kills",
     "read_package_version",
     "read_pressure",

@@ -12,6 +12,10 @@ from fulltilt.hardware._files import Root, parse_table, read_text
 from fulltilt.hardware._mounts import read_mounts
 
 UNLIMITED_BYTES = 1 << 60  # v1 writes "no limit" as the largest page-aligned 63-bit number
+_MEMORY_FILES = (  # of v2, of v1: limit, usage, pages of files that were not used lately
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def read_memory_limit_bytes(root: Root = "/") -> int | None:
@@ -24,6 +28,25 @@ def read_memory_limit_bytes(root: Root = "/") -> int | None:
     ]
     smallest = min(limits, default=UNLIMITED_BYTES)
     return smallest if smallest < UNLIMITED_BYTES else None
+
+
+def read_memory_room_bytes(root: Root = "/") -> int | None:
+    """What the control groups still let this process take; ``None`` when nothing limits it.
+
+    The smallest room of all groups from this process' own up to the top one: neighbours in them count. Pages of files
+    that were not used lately count as room, since the kernel takes those back before it refuses anything.
+    """
+    rooms = []
+    for folder in _group_folders(root, "memory"):
+        for limit_name, usage_name, idle_name in _MEMORY_FILES:
+            limit = (read_text(root, f"{folder}/{limit_name}") or "").strip()
+            if not limit.isdigit() or int(limit) >= UNLIMITED_BYTES:
+                continue
+            usage = (read_text(root, f"{folder}/{usage_name}") or "").strip()
+            idle_bytes = parse_table(read_text(root, f"{folder}/memory.stat") or "").get(idle_name, 0)
+            used_bytes = max(0, int(usage) - idle_bytes) if usage.isdigit() else 0
+            rooms.append(max(0, int(limit) - used_bytes))
+    return min(rooms, default=None)
 
 
 def read_cpu_quota_cores(root: Root = "/") -> float | None:

@@ -18,6 +18,7 @@ from fulltilt.hardware.cpu import read_memory_bytes
 from fulltilt.hardware.nvml import Nvml
 
 GIB = 2**30
+USABLE_SHARE = 0.95  # of a GPU's memory: beyond it the driver spills to host memory instead of failing
 DRIVER_LIBRARY = "usr/lib/wsl/lib/libcuda.so.1"
 PINNED_ADVICE = (
     "page-locked memory is limited (0.5 to 1 GiB have been reported): with data.pin_memory true, CUDA may report "
@@ -44,6 +45,14 @@ class WslReport:
     config_swap: str | None
     gpu: str | None
     advice: tuple[str, ...]
+
+
+def compute_usable_device_bytes(total_bytes: int, *, is_wsl: bool) -> int:
+    """What a GPU's memory is worth: under WSL a little less, where the driver would begin to spill.
+
+    Trials, placements and picks are all held against this.
+    """
+    return int(USABLE_SHARE * total_bytes) if is_wsl else total_bytes
 
 
 def read_wsl(nvml: Nvml, root: Root = "/", environ: Mapping[str, str] | None = None) -> WslReport | None:

@@ -49,7 +49,8 @@ class Spread:
         self.weight += weight
         change = value - self.mean
         self.mean += change * weight / self.weight
-        self.squares += weight * change * (value - self.mean)
+        # Never below zero but by rounding: of one value the new mean may miss it by the last bit.
+        self.squares += max(0.0, weight * change * (value - self.mean))
 
     @property
     def std(self) -> float:

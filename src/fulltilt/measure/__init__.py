@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from fulltilt.measure.clock import Clock, CudaClock, FakeClock, HostClock
     from fulltilt.measure.fake_memory import FakePeak, estimate_memory
     from fulltilt.measure.flops import Flops, count_flops
-    from fulltilt.measure.limit import apply_memory_limit
-    from fulltilt.measure.memory import MemoryMeter
+    from fulltilt.measure.limit import apply_memory_limit, find_memory_limit_bytes
+    from fulltilt.measure.memory import MemoryMeter, MemoryPeaks, join_peaks
     from fulltilt.measure.phase_timer import NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
     from fulltilt.measure.roofs import measure_roofs
     from fulltilt.measure.steps import StepsResult, measure_steps
@@ -30,6 +30,7 @@ __all__ = [
     "Flops",
     "HostClock",
     "MemoryMeter",
+    "MemoryPeaks",
     "NullTimer",
     "PhaseTimer",
     "StepSample",
@@ -39,6 +40,8 @@ __all__ = [
     "check_closure",
     "count_flops",
     "estimate_memory",
+    "find_memory_limit_bytes",
+    "join_peaks",
     "measure_roofs",
     "measure_steps",
     "summarize_phases",
@@ -49,8 +52,8 @@ _HOMES = {
     "clock": ("Clock", "CudaClock", "FakeClock", "HostClock"),
     "fake_memory": ("FakePeak", "estimate_memory"),
     "flops": ("Flops", "count_flops"),
-    "limit": ("apply_memory_limit",),
-    "memory": ("MemoryMeter",),
+    "limit": ("apply_memory_limit", "find_memory_limit_bytes"),
+    "memory": ("MemoryMeter", "MemoryPeaks", "join_peaks"),
     "phase_timer": ("NullTimer", "PhaseTimer", "StepSample", "check_closure", "summarize_phases"),
     "roofs": ("measure_roofs",),
     "steps": ("StepsResult", "measure_steps"),

@@ -92,7 +92,13 @@ class Step(Protocol):
 
 
 def estimate_memory(
-    run: Any, batch_size: int, *, batch: Any, build_step: Callable[[Any], Step], imitate: str | None = None
+    run: Any,
+    batch_size: int,
+    *,
+    batch: Any,
+    build_step: Callable[[Any], Step],
+    imitate: str | None = None,
+    evaluation_batch_size: int | None = None,
 ) -> FakePeak:
     """Peak device memory of ``run`` with another batch size.
 
@@ -107,6 +113,7 @@ def estimate_memory(
         build_step: ``engine.TrainStep``.
         imitate: ``cuda`` follows a GPU's rounding and optimizer defaults on a machine without one; the run's own
             device when None.
+        evaluation_batch_size: ``batch_size`` when None.
 
     Raises:
         FakeRunError: the model, loss or ``prepare`` needs the data itself, or has an operator without a shape rule.
@@ -125,7 +132,8 @@ def estimate_memory(
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)
         with mode, ledger:
-            _take_steps(dataclasses.replace(fake, batch_size=batch_size), batch, build_step, ledger)
+            fake = dataclasses.replace(fake, batch_size=batch_size)
+            _take_steps(fake, batch, build_step, ledger, evaluation_batch_size or batch_size)
     except _UNSUPPORTED as error:
         operator = _read_operator(error)
         raise FakeRunError(
@@ -141,7 +149,9 @@ def estimate_memory(
     return ledger.build_peak(batch_size)
 
 
-def _take_steps(fake: Any, batch: Any, build_step: Callable[[Any], Step], ledger: _StorageLedger) -> None:
+def _take_steps(
+    fake: Any, batch: Any, build_step: Callable[[Any], Step], ledger: _StorageLedger, evaluation_batch_size: int
+) -> None:
     step = build_step(fake)
     n_micro = fake.setup.accumulate  # a window that is one batch holds inputs and outputs of all of it
     if not fake.workload.couples_samples:
@@ -152,7 +162,7 @@ def _take_steps(fake: Any, batch: Any, build_step: Callable[[Any], Step], ledger
     ledger.phase = "evaluation"
     fake.setup.model.eval()
     with torch.no_grad():
-        step.compute_loss(next(_yield_batches(batch, fake.batch_size, 1, ledger)))
+        step.compute_loss(next(_yield_batches(batch, evaluation_batch_size, 1, ledger)))
 
 
 class _Entry(NamedTuple):

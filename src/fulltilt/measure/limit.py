@@ -31,6 +31,7 @@ from fulltilt.hardware import read_rss_bytes
 
 _GIB = 2**30
 _STACK_BYTES = 8 * 2**20
+_LIMITS_BYTES: dict[str, int] = {}  # in force in this process: neither torch nor the kernel tells the value again
 _SPARE_THREADS = 4  # samplers, autograd's device thread, the loader's pin thread
 
 
@@ -52,6 +53,12 @@ def apply_memory_limit(device: torch.device | str, limit_bytes: int) -> None:
         _limit_cpu(limit_bytes)
     else:
         raise DeviceError(f"no memory limit for device {device}: fulltilt limits cpu and cuda")
+    _LIMITS_BYTES[_name_device(device)] = limit_bytes
+
+
+def find_memory_limit_bytes(device: torch.device | str) -> int | None:
+    """The limit that ``apply_memory_limit`` put on this process for the device; None: none."""
+    return _LIMITS_BYTES.get(_name_device(device))
 
 
 def compute_data_limit_bytes(*, mapped_bytes: int, resident_bytes: int, limit_bytes: int, n_threads: int) -> int:
@@ -88,6 +95,12 @@ def _limit_cuda(device: torch.device, limit_bytes: int) -> None:
     if reserved_bytes > limit_bytes:
         raise DeviceMemoryError(_describe_too_small(limit_bytes, reserved_bytes, f"{device} memory"))
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+
+
+def _name_device(device: torch.device | str) -> str:
+    """``cuda`` is the first GPU; the CPU has no number."""
+    device = torch.device(device)
+    return f"{device.type}:{device.index or 0}" if device.type == "cuda" else device.type
 
 
 def _read_mapped_bytes() -> int:

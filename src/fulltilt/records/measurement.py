@@ -38,6 +38,7 @@ class Measurement:
     memory_allocated_peak_gib: float | None = None
     memory_reserved_peak_gib: float | None = None
     memory_rss_peak_gib: float | None = None  # process tree
+    memory_peak_part: str | None = None  # of a whole run, the fullest: engine.rehearsal.Part
     flops_per_sample: float | None = None
     flops_coverage_pct: float | None = None  # share of the step's operator calls whose FLOPs are known
     cpu_pressure_pct: float | None = None  # PSI "some", over the timed blocks

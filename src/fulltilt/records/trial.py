@@ -70,6 +70,7 @@ class Trial:
     memory_allocated_peak_gib: float | None = None
     memory_reserved_peak_gib: float | None = None
     memory_rss_peak_gib: float | None = None
+    memory_peak_part: str | None = None  # the fullest of steps, largest samples, evaluation, checkpoint
     first_step_s: float | None = None
     flops_per_sample: float | None = None
     flops_coverage_pct: float | None = None

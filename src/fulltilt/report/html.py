@@ -226,7 +226,8 @@ def _memory_point(row: Row, recommended: str | None) -> Point | None:
     memory = read_memory_gib(row)
     if memory is None:
         return None
-    label = f"batch {row['plan']['batch_size']}: {memory:.2f} GiB"
+    part = row.get("memory_peak_part")
+    label = f"batch {row['plan']['batch_size']}: {memory:.2f} GiB" + (f" ({part})" if part else "")
     return Point(x=row["plan"]["batch_size"], y=memory, label=label, marked=row["id"] == recommended)
 
 
@@ -255,6 +256,9 @@ def _table(rows: Sequence[Row], document: Document) -> str:
         reason = row.get("reason") if row["status"] != "ok" else None
         kind = "pick" if notes else "" if row["status"] == "ok" else "bad"
         cells = [escape(column.cell(row)) for column in columns]
+        tips = [escape(column.tip(row)) if column.tip is not None else "" for column in columns]
         cells[-1] += f" · {escape(notes)}" if notes else f": {escape(reason)}" if reason else ""
-        body.append(f'<tr class="{kind}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        marks = [f' title="{tip}"' if tip else "" for tip in tips]
+        tds = "".join(f"<td{mark}>{cell}</td>" for mark, cell in zip(marks, cells, strict=True))
+        body.append(f'<tr class="{kind}">{tds}</tr>')
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'

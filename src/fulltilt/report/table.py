@@ -32,6 +32,7 @@ class Column:
     title: str
     cell: Callable[[Row], str]
     is_number: bool = True
+    tip: Callable[[Row], str] | None = None  # what a page shows when the cell is pointed at
 
 
 def select_levers(rows: Sequence[Row]) -> list[str]:
@@ -69,7 +70,9 @@ def build_columns(rows: Sequence[Row], *, is_narrow: bool = False) -> list[Colum
     columns.append(Column(title="samples/s", cell=format_throughput))
     if any(row.get("gpu_utilization_pct") is not None for row in rows):
         columns.append(Column(title="GPU %", cell=lambda row: _fixed(row.get("gpu_utilization_pct"), 0)))
-    columns.append(Column(title="memory GiB", cell=lambda row: _fixed(read_memory_gib(row), 2)))
+    columns.append(
+        Column(title="memory GiB", cell=lambda row: _fixed(read_memory_gib(row), 2), tip=describe_fullest_part)
+    )
     columns.append(Column(title="status", cell=lambda row: _STATUS[row["status"]], is_number=False))
     return columns
 
@@ -78,6 +81,12 @@ def read_memory_gib(row: Row) -> float | None:
     """Memory of the device used: reserved on a GPU, the process tree's peak on a CPU."""
     reserved = row.get("memory_reserved_peak_gib")
     return reserved if reserved is not None else row.get("memory_rss_peak_gib")
+
+
+def describe_fullest_part(row: Row) -> str:
+    """Which part of the run the memory is that of; empty where it was not read."""
+    part = row.get("memory_peak_part")
+    return f"fullest: {part}" if part else ""
 
 
 TELLING_PCT = 100.0  # half an interval wider than this says only that nothing is known

@@ -13,8 +13,8 @@ from fulltilt.report.summary import PICK_TITLES, Document
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other", "step")
 FIGURES = (
     "samples_per_s", "gpu_utilization_pct", "memory_allocated_peak_gib", "memory_reserved_peak_gib",
-    "memory_rss_peak_gib", "first_step_s", "receive_ms", "flops_per_sample", "flops_coverage_pct", "cpu_pressure_pct",
-    "steal_pct", "n_steps", "seconds",
+    "memory_rss_peak_gib", "memory_peak_part", "first_step_s", "receive_ms", "flops_per_sample", "flops_coverage_pct",
+    "cpu_pressure_pct", "steal_pct", "n_steps", "seconds",
 )  # fmt: skip
 
 

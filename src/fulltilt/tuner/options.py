@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from fulltilt.config import Config, parse_bytes, parse_duration_s
 from fulltilt.errors import UsageError
-from fulltilt.hardware import resolve_device
+from fulltilt.hardware import compute_usable_device_bytes, resolve_device
 from fulltilt.records import Machine
 from fulltilt.tuner.recommend import LearningRateRule
 
 CPU_LIMIT_SHARE = 0.9  # of the memory that is available at the start, where no limit was asked for
-WSL_LIMIT_SHARE = 0.95  # of the device: beyond it the driver spills to host memory instead of failing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,23 +113,31 @@ def note_ranks(config: Config, device: str | None, measured_on: str) -> tuple[st
 def choose_trial_limit_bytes(options: TuneOptions, machine: Machine) -> int | None:
     """The limit each trial runs under. Without one asked for: what keeps the machine itself alive."""
     if options.memory_limit_bytes is not None:
-        return options.memory_limit_bytes
+        return _cut_asked_limit(options, machine)
     if options.device == "cpu":
         return int(CPU_LIMIT_SHARE * min(machine.memory_available_bytes, machine.memory_limit_bytes or sys.maxsize))
-    total_bytes = _find_device_memory_bytes(options, machine)
-    return int(WSL_LIMIT_SHARE * total_bytes) if machine.is_wsl and total_bytes else None
+    return _find_device_memory_bytes(options, machine) if machine.is_wsl else None
 
 
 def find_memory_gib(options: TuneOptions, machine: Machine) -> float | None:
     """What the picks are held against: the limit asked for, else the memory of the device."""
     if options.memory_limit_bytes is not None:
-        return options.memory_limit_bytes / 2**30
+        return _cut_asked_limit(options, machine) / 2**30
     if options.device == "cpu":
         return min(machine.memory_total_bytes, machine.memory_limit_bytes or sys.maxsize) / 2**30
     total_bytes = _find_device_memory_bytes(options, machine)
     return total_bytes / 2**30 if total_bytes else None
 
 
+def _cut_asked_limit(options: TuneOptions, machine: Machine) -> int:
+    """The limit asked for; under WSL no more than the GPU has before the driver spills."""
+    assert options.memory_limit_bytes is not None
+    usable_bytes = _find_device_memory_bytes(options, machine) if machine.is_wsl and options.device != "cpu" else None
+    return min(options.memory_limit_bytes, usable_bytes or sys.maxsize)
+
+
 def _find_device_memory_bytes(options: TuneOptions, machine: Machine) -> int | None:
+    """What the GPU has, under WSL what it has before the driver spills; None: not known."""
     index = int(options.device.partition(":")[2] or 0)
-    return machine.devices[index].memory_total_bytes if index < len(machine.devices) else None
+    total_bytes = machine.devices[index].memory_total_bytes if index < len(machine.devices) else None
+    return compute_usable_device_bytes(total_bytes, is_wsl=machine.is_wsl) if total_bytes else None

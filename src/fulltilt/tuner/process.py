@@ -101,6 +101,7 @@ class _Watch:
         self._kill_sent_s: float | None = None
         self._progress_s: float | None = None  # last sign of progress once steps run
         self._longest_pause_s = 0.0
+        self._part: str | None = None  # of a run, once its steps are measured
         self._scratch: str | None = None
         self._watchdog = None
         self._oom_kills_before = _read_oom_kills()
@@ -234,6 +235,8 @@ class _Watch:
             if self._progress_s is not None:
                 self._longest_pause_s = max(self._longest_pause_s, now - self._progress_s)
             self._progress_s = now
+        elif progress.get("stage") == "rehearsing":
+            self._part, self._progress_s = str(progress.get("part")), None  # no steps to wait for any more
         if self._on_progress is not None:
             self._on_progress(progress)
 
@@ -244,6 +247,10 @@ class _Watch:
         except (KeyError, ValueError, TypeError, AttributeError):
             return None
 
+    def _say_where(self, reason: str | None) -> str | None:
+        """With the part of the run that was rehearsed then; asked at the end, when all answers are read."""
+        return f"{reason}, in the part '{self._part}'" if reason and self._part else reason
+
     def _collect_evidence(self) -> Evidence:
         return Evidence(
             has_result=bool(self._reply),
@@ -252,8 +259,8 @@ class _Watch:
             exception_types=tuple(str(self._failure.get("exception_types", "")).split()),
             message=str(self._failure.get("message", "")),
             stderr_tail=_read_tail(self._log_path),
-            memory_watchdog=self._memory,
-            deadline=self._deadline,
+            memory_watchdog=self._say_where(self._memory),
+            deadline=self._say_where(self._deadline),
             host_oom_kills=max(0, _read_oom_kills() - self._oom_kills_before),
         )
 

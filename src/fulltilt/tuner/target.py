@@ -35,6 +35,7 @@ NULLABLE = (
     "memory_allocated_peak_gib",
     "memory_reserved_peak_gib",
     "memory_rss_peak_gib",
+    "memory_peak_part",
     "first_step_s",
     "flops_per_sample",
     "flops_coverage_pct",
@@ -227,7 +228,9 @@ def _hold_against_limit(measurement: Measurement, limit_bytes: int) -> tuple[Sta
     limit_gib = limit_bytes / 2**30
     if used_gib is None or used_gib <= limit_gib:
         return "ok", None
-    return "out_of_memory", f"the run peaked at {used_gib:.2f} GiB, the limit is {limit_gib:.2f} GiB"
+    part = measurement.memory_peak_part
+    where = f" in the part '{part}'" if part not in (None, "steps") else ""
+    return "out_of_memory", f"the run peaked at {used_gib:.2f} GiB{where}, the limit is {limit_gib:.2f} GiB"
 
 
 def _say_why_null(status: str) -> str:

@@ -70,7 +70,11 @@ def run_trial(request: TrialRequest, answer: Answer, kind: str = "trial") -> Non
     from fulltilt.engine.measured import run_measured
     from fulltilt.engine.probes import run_device_probe, run_loader_probe
 
+    def report_part(part: str) -> None:
+        answer({"progress": {"stage": "rehearsing", "part": part}})
+
     measure = {"trial": run_measured, "device": run_device_probe, "loader": run_loader_probe}[kind]
+    given = {} if kind == "loader" else {"on_part": report_part}
     with _build(request, answer) as run:
         answer({"progress": {"stage": "built"}})
         with _explain_workers():
@@ -79,6 +83,7 @@ def run_trial(request: TrialRequest, answer: Answer, kind: str = "trial") -> Non
                 n_steps=request.n_steps,
                 max_measure_s=request.max_measure_s,
                 on_progress=_report_steps(answer),
+                **given,
             )
         answer({"measurement": encode(measurement)})
 

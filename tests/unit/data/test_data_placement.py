@@ -11,12 +11,18 @@ from fulltilt.data import DATASETS, build_loader, count_held_bytes, find_placeme
 from fulltilt.data import placement as placement_module
 from fulltilt.data.hdf5_rows import LibraryRows
 from fulltilt.data.held_rows import find_held_type, hold_rows
-from fulltilt.data.placement import count_mixed_blocks, plan_blocks
+from fulltilt.data.placement import (
+    compute_free_device_bytes,
+    count_mixed_blocks,
+    plan_blocks,
+    read_free_ram_bytes,
+)
 from fulltilt.data.windowed_rows import WindowedRows
 from fulltilt.errors import DataError
 
 CPU = torch.device("cpu")
 N = 300
+GIB = 2**30
 
 
 def write_file(path, dtype="f4", **layout):
@@ -198,3 +204,53 @@ def test_blocks_say_how_far_from_a_full_shuffle_they_are(plain, monkeypatch):
     assert "30 blocks of 10 rows, 5 mixed at a time" in words
     assert "18.2 % of all pairs" in words
     assert count_mixed_blocks(plain) == 5
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_free_memory_is_read_under_the_limit_of_a_control_group(kind, tmp_path):
+    """Bug: under any such limit the reading was a TypeError."""
+    mounts = {
+        "v1": "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+        "v2": "35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    }
+    names = {
+        "v1": ("memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes"),
+        "v2": ("a/memory.max", "a/memory.current"),
+    }
+    limit, usage = (f"sys/fs/cgroup/{name}" for name in names[kind])
+    files = {
+        "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 900 kB\n",
+        "proc/self/cgroup": {"v1": "4:memory:/a\n", "v2": "0::/a\n"}[kind],
+        "proc/self/mountinfo": mounts[kind],
+        limit: f"{700 * 1024}\n",
+        usage: f"{500 * 1024}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert read_free_ram_bytes(tmp_path) == 200 * 1024
+    (tmp_path / usage).write_text(f"{701 * 1024}\n")
+    assert read_free_ram_bytes(tmp_path) == 0
+    (tmp_path / limit).write_text("max\n" if kind == "v2" else "9223372036854771712\n")
+    assert read_free_ram_bytes(tmp_path) == 900 * 1024
+
+
+@pytest.mark.parametrize(
+    ("reading", "free_gib"),
+    [
+        ({}, 22),  # 20 free and 2 reserved, of which nothing is in use
+        ({"allocated_bytes": GIB}, 21),
+        ({"limit_bytes": 12 * GIB}, 12),
+        ({"limit_bytes": 12 * GIB, "allocated_bytes": GIB}, 11),
+        ({"limit_bytes": 12 * GIB, "free_bytes": 3 * GIB}, 5),
+        ({"limit_bytes": 1 * GIB, "allocated_bytes": 2 * GIB}, 0),
+        ({"free_bytes": 22 * GIB, "is_wsl": True}, 0.95 * 24),  # past that the driver spills
+        ({"is_wsl": True, "limit_bytes": 12 * GIB}, 12),
+    ],
+)
+def test_a_memory_limit_and_the_spill_under_wsl_count_against_what_a_gpu_has_free(reading, free_gib):
+    given = {
+        "free_bytes": 20 * GIB, "total_bytes": 24 * GIB, "reserved_bytes": 2 * GIB, "allocated_bytes": 0,
+        "limit_bytes": None, "is_wsl": False, **reading,
+    }  # fmt: skip
+    assert compute_free_device_bytes(**given) == pytest.approx(free_gib * GIB, abs=1)

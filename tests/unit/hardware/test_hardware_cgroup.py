@@ -6,6 +6,7 @@ from fulltilt.hardware import (
     count_usable_cores,
     read_cpu_quota_cores,
     read_memory_limit_bytes,
+    read_memory_room_bytes,
     read_oom_kills,
 )
 
@@ -110,3 +111,43 @@ def test_broken_files_count_as_no_limit(plant):
 
 def test_oom_kills_fall_back_to_the_whole_machine(recorded):
     assert read_oom_kills(recorded) == 0
+
+
+def test_room_is_what_the_tightest_group_leaves_and_idle_pages_of_files_count_as_room(plant):
+    root = plant(
+        {
+            "proc/self/cgroup": "0::/user.slice/job.scope\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/user.slice/job.scope/memory.max": f"{8 * GIB}\n",
+            "sys/fs/cgroup/user.slice/job.scope/memory.current": f"{1 * GIB}\n",
+            "sys/fs/cgroup/user.slice/memory.max": f"{6 * GIB}\n",
+            "sys/fs/cgroup/user.slice/memory.current": f"{5 * GIB}\n",
+            "sys/fs/cgroup/user.slice/memory.stat": f"anon {3 * GIB}\ninactive_file {2 * GIB}\nactive_file 0\n",
+        }
+    )
+    assert read_memory_room_bytes(root) == 3 * GIB
+
+
+def test_room_in_v1_and_none_without_a_limit(plant):
+    files = {
+        "proc/self/cgroup": "4:memory:/batch/job7\n",
+        "proc/self/mountinfo": V1_MOUNTS,
+        "sys/fs/cgroup/memory/batch/job7/memory.limit_in_bytes": f"{2 * GIB}\n",
+        "sys/fs/cgroup/memory/batch/job7/memory.usage_in_bytes": f"{3 * GIB // 2}\n",
+        "sys/fs/cgroup/memory/batch/job7/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
+    }
+    assert read_memory_room_bytes(plant(files)) == 3 * GIB // 2
+    files["sys/fs/cgroup/memory/batch/job7/memory.limit_in_bytes"] = "9223372036854771712\n"
+    assert read_memory_room_bytes(plant(files)) is None
+
+
+def test_a_group_that_is_past_its_limit_has_no_room(plant):
+    root = plant(
+        {
+            "proc/self/cgroup": "0::/a\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/a/memory.max": f"{GIB}\n",
+            "sys/fs/cgroup/a/memory.current": f"{GIB + 4096}\n",
+        }
+    )
+    assert read_memory_room_bytes(root) == 0

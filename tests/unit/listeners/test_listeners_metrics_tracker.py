@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import math
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from fulltilt.errors import UsageError
 from fulltilt.listeners import MetricsTracker, list_headlines
+from fulltilt.listeners.metrics_tracker import Spread
 from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
 
 GUIDE_EFFICIENCY = ["metric", "mean", "std", "total_samples", "total_batches"]
@@ -254,3 +256,15 @@ def test_memory_is_asked_of_the_device_that_trains(tmp_path):
     for event in (dataclasses.replace(start(tmp_path), device="cuda:1", pid=os.getpid()), steps(10, 2.0)):
         tracker(event)
     assert asked == ["cuda:1"]
+
+
+def test_a_spread_of_equal_values_is_zero_and_never_the_root_of_a_negative():
+    """Bug: by rounding the sum of squares came out below zero, and its root ended the training."""
+    rng = random.Random(0)
+    for _ in range(2000):
+        spread = Spread()
+        value = rng.uniform(1.0, 1000.0)
+        for _ in range(3):
+            spread.add(value, rng.uniform(0.01, 5.0))
+            assert spread.std == pytest.approx(0.0, abs=1e-4)
+            assert spread.mean == pytest.approx(value)

@@ -52,4 +52,4 @@ def test_cuda_refuses_past_the_limit_and_serves_below_it():
         with pytest.raises(torch.OutOfMemoryError):
             torch.ones(GIB // 2, device="cuda")
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+        apply_memory_limit("cuda", torch.cuda.get_device_properties("cuda").total_memory)

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from fulltilt.measure.memory import MemoryMeter
+from fulltilt.measure.memory import MemoryMeter, MemoryPeaks, join_peaks
 
 GIB = 2**30
 MIB = 2**20
@@ -102,3 +102,15 @@ def test_cuda_peaks_are_those_of_the_span():
     assert peaks.allocated_peak_gib - base_gib == pytest.approx(0.25, abs=0.01)
     assert peaks.reserved_peak_gib >= peaks.allocated_peak_gib
     assert peaks.null_reasons == {}
+
+
+def test_the_peak_over_spans_is_the_largest_and_named_where_it_was_reached():
+    def build(rss_gib, reserved_gib=None):
+        return MemoryPeaks(allocated_peak_gib=reserved_gib, reserved_peak_gib=reserved_gib, rss_peak_gib=rss_gib)
+
+    on_cpu, name = join_peaks({"steps": build(1.0), "evaluation": build(1.5), "checkpoint": build(1.5)})
+    assert (on_cpu.rss_peak_gib, on_cpu.reserved_peak_gib, name) == (1.5, None, "evaluation")
+    few_pages_more, name = join_peaks({"steps": build(1.0), "evaluation": build(1.001)})
+    assert (few_pages_more.rss_peak_gib, name) == (1.001, "steps")
+    on_gpu, name = join_peaks({"steps": build(3.0, 8.0), "checkpoint": build(9.0, 8.0)})
+    assert (on_gpu.reserved_peak_gib, on_gpu.rss_peak_gib, name) == (8.0, 9.0, "steps")

@@ -315,3 +315,11 @@ def test_the_csv_holds_every_row_once_in_the_order_they_ran():
 @pytest.mark.parametrize(("gib", "text"), [(12.345, "12.35 GiB"), (0.1, "0.10 GiB"), (0.00468, "0.0047 GiB")])
 def test_small_memory_keeps_its_figures(gib, text):
     assert format_gib(gib) == text
+
+
+def test_the_part_of_the_run_that_memory_is_of_is_in_the_csv_and_pointed_out_on_the_page():
+    rows = [{**ROWS[0], "memory_peak_part": "largest samples"}, *ROWS[1:]]
+    document = {**DOCUMENT, "trials": rows}
+    lines = list(csv.DictReader(io.StringIO(build_trials_csv(document))))
+    assert [line["memory_peak_part"] for line in lines] == ["largest samples", "", ""]
+    assert 'title="fullest: largest samples"' in build_tune_html(document)

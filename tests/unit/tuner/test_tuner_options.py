@@ -112,3 +112,14 @@ def test_a_gpu_is_limited_only_where_it_would_spill():
 def test_a_search_for_a_run_over_several_devices_says_that_it_measured_on_one(run, device, n_ranks):
     notes = note_ranks(config_from_values({"run": run}, base_dir="."), device, "cuda:0")
     assert [f"trains in {n_ranks} processes" in note and "cuda:0" in note for note in notes] == [True] * (n_ranks > 1)
+
+
+def test_under_wsl_picks_and_asked_limits_keep_below_where_the_driver_spills():
+    wsl = dataclasses.replace(MACHINE, is_wsl=True)
+    options = dataclasses.replace(build(), device="cuda:1")
+    assert find_memory_gib(options, wsl) == int(0.95 * 24 * GIB) / GIB
+    large, small = (dataclasses.replace(options, memory_limit_bytes=n * GIB) for n in (24, 12))
+    assert choose_trial_limit_bytes(large, wsl) == int(0.95 * 24 * GIB)
+    assert find_memory_gib(large, wsl) == int(0.95 * 24 * GIB) / GIB
+    assert choose_trial_limit_bytes(small, wsl) == 12 * GIB
+    assert choose_trial_limit_bytes(large, MACHINE) == 24 * GIB

@@ -52,6 +52,14 @@ def test_a_run_that_peaked_above_its_limit_is_out_of_memory_though_it_ended_well
         assert "the limit is 2.00 GiB" in trial.reason
 
 
+def test_a_peak_above_the_limit_names_the_part_of_the_run_that_was_the_fullest():
+    outcome = build_outcome(memory_rss_peak_gib=2.1, memory_peak_part="evaluation")
+    trial = build_trial(default_plan(), outcome, id="t1", why="", memory_limit_bytes=2 * GIB)
+    assert "peaked at 2.10 GiB in the part 'evaluation', the limit is 2.00 GiB" in trial.reason
+    within = build_trial(default_plan(), outcome, id="t1", why="", memory_limit_bytes=3 * GIB)
+    assert within.memory_peak_part == "evaluation"
+
+
 def test_without_a_limit_nothing_is_held_against_one():
     trial = build_trial(default_plan(), build_outcome(memory_rss_peak_gib=999.0), id="t1", why="")
     assert trial.status == "ok"

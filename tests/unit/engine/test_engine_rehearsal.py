@@ -1,0 +1,285 @@
+"""A row's memory is that of a whole run: what comes after the steps is run too, and in nobody's rate."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from training_cases import N_FEATURES, Points, PointStream, build_config, build_model, build_workload
+
+from fulltilt.config import plan_of
+from fulltilt.data import build_loader
+from fulltilt.engine.build import build_run
+from fulltilt.engine.measured import run_measured
+from fulltilt.engine.probes import run_device_probe, run_memory_probe
+from fulltilt.engine.rehearsal import MAX_LOOKS, RepeatedBatch, find_largest_samples
+from fulltilt.errors import DeviceMemoryError, NonFiniteLossError
+
+
+class Words(Dataset):
+    """Sentences of 4 words, one of 40."""
+
+    def __init__(self, n_samples: int = 48, longest: int = 29):
+        self.n_samples, self.longest = n_samples, longest
+
+    def __len__(self) -> int:
+        return self.n_samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(40 if index == self.longest else 4)
+
+
+def pad(samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return nn.utils.rnn.pad_sequence(samples, batch_first=True), torch.zeros(len(samples))
+
+
+class Lengths(nn.Module):
+    """Remembers the widths and batch sizes that it saw, training and evaluation apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.seen: dict[bool, list[tuple[int, ...]]] = {True: [], False: []}
+
+    def forward(self, words_BT: torch.Tensor) -> torch.Tensor:
+        self.seen[self.training].append(tuple(words_BT.shape))
+        return (self.weight * words_BT).mean(1)
+
+
+class Saved(nn.Linear):
+    """Counts how often its state is asked for."""
+
+    def __init__(self, *sizes: int):
+        super().__init__(*sizes)
+        self.n_saves = 0
+
+    def get_extra_state(self) -> int:
+        self.n_saves += 1
+        return self.n_saves
+
+    def set_extra_state(self, state: int) -> None: ...
+
+
+def build(config=None, **changes):
+    config = config or build_config(optim__schedule="constant", optim__warmup=0)
+    return build_run(config, plan_of(config).replace(threads=1), device="cpu", workload=build_workload(**changes))
+
+
+def measure(run, **options):
+    parts = []
+    with run:
+        result = run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=parts.append, **options)
+    return result, parts
+
+
+def test_a_run_evaluates_one_batch_and_saves_once():
+    run = build(validation=lambda: Points(n_samples=64, noise=0), model=lambda: Saved(N_FEATURES, 3))
+    saved = run.setup.model.n_saves
+    seen = []
+    run.setup.model.register_forward_hook(lambda model, inputs, _: seen.append((model.training, len(inputs[0]))))
+    result, parts = measure(run)
+    assert parts == ["evaluation", "checkpoint"]
+    assert [n for is_training, n in seen if not is_training] == [16]
+    assert run.setup.model.n_saves == saved + 1
+    assert run.setup.model.training
+    assert result.memory_peak_part in ("steps", *parts)
+    assert not [note for note in result.notes if note.startswith("memory:")]
+
+
+def test_what_the_run_would_not_do_is_not_rehearsed():
+    config = build_config(run__evaluate_every=None, optim__schedule="constant", optim__warmup=0)
+    assert measure(build(config))[1] == ["checkpoint"]
+    assert measure(build(validation=None))[1] == ["checkpoint"]
+
+
+def test_the_peak_of_an_evaluation_with_large_batches_is_the_rows():
+    n_features = 2**13
+
+    class Wide(Dataset):
+        def __init__(self, n_samples):
+            self.n_samples = n_samples
+
+        def __len__(self):
+            return self.n_samples
+
+        def get_batch(self, indices):
+            return torch.ones(len(indices), n_features), torch.zeros(len(indices), dtype=torch.long)
+
+    def build_wide(**data):
+        config = build_config(optim__schedule="constant", optim__warmup=0, data__batch_size=4, **data)
+        fields = {"dataset": lambda: Wide(16), "validation": lambda: Wide(4096), "prepare": None, "metrics": {}}
+        return build(config, model=lambda: nn.Linear(n_features, 3), **fields)
+
+    small, _ = measure(build_wide())
+    large, _ = measure(build_wide(data__val_batch_size=4096))
+    assert large.memory_peak_part == "evaluation"
+    grown_bytes = (large.memory_rss_peak_gib - small.memory_rss_peak_gib) * 2**30
+    assert grown_bytes > 0.7 * 4096 * n_features * 4, "128 MiB of inputs"
+
+
+def test_steps_on_the_largest_samples_follow_where_samples_differ_in_size():
+    models = []
+
+    def build_lengths():
+        models.append(Lengths())
+        return models[-1]
+
+    fields = {"dataset": Words, "collate": pad, "loss": nn.functional.mse_loss, "model": build_lengths}
+    run = build(**fields, prepare=None, metrics={}, validation=lambda: Words(longest=47))
+    _, parts = measure(run)
+    assert parts == ["largest samples", "evaluation", "checkpoint"]
+    seen = models[-1].seen
+    assert seen[True][-2:] == [(16, 40), (16, 40)]
+    assert seen[False] == [(16, 40)], "the long one is the last of the validation set"
+    with build(**fields, prepare=None, metrics={}) as run:
+        parts = []
+        run_device_probe(run, n_steps=4, max_measure_s=1.0, on_part=parts.append)
+    assert parts[0] == "largest samples"
+
+
+def test_a_window_of_the_largest_samples_has_all_its_micro_batches():
+    fields = {"dataset": Words, "collate": pad, "loss": nn.functional.mse_loss, "model": Lengths}
+    config = build_config(optim__schedule="constant", optim__warmup=0, speed__accumulate=3)
+    run = build(config, **fields, prepare=None, metrics={}, validation=None)
+    measure(run)
+    assert run.setup.model.seen[True][-6:] == [(16, 40)] * 6
+
+
+def test_samples_that_are_stacked_are_not_looked_at():
+    class Unread(TensorDataset):
+        def __getitem__(self, index):
+            raise AssertionError("a sample was read")
+
+    assert find_largest_samples(load(Unread(torch.zeros(9, 2)), collate=None), 4) is None
+    assert find_largest_samples(DataLoader(PointStream(), batch_size=4), 4) is None
+
+
+def load(dataset, collate=pad, batch_size=4):
+    return build_loader(dataset, batch_size=batch_size, shuffle=True, drop_last=False, collate=collate, seed=1)
+
+
+def test_the_largest_of_those_looked_at_come_first_and_others_fill_the_batch():
+    found = find_largest_samples(load(Words(n_samples=6, longest=4)), 4)
+    assert (found.indices[0], len(set(found.indices)), found.n_looked, found.n_samples) == (4, 4, 6, 6)
+    assert find_largest_samples(load(Words(longest=-1)), 4) is None, "all of one size"
+    many = find_largest_samples(load(Words(n_samples=64 * MAX_LOOKS, longest=64 * 64)), 4 * MAX_LOOKS)
+    assert (many.indices[0], many.n_looked) == (64 * 64, MAX_LOOKS)
+    assert len(set(many.indices)) == 4 * MAX_LOOKS
+
+
+def test_looking_for_the_largest_ends_when_its_time_is_over():
+    ticks = itertools.count(step=1.0)
+    found = find_largest_samples(load(Words(n_samples=100, longest=1)), 4, clock=lambda: next(ticks))
+    assert found is not None
+    assert found.n_looked < 10
+    assert found.indices[0] == 1
+
+
+def test_a_batch_is_repeated_as_the_loader_joins_it():
+    batches = list(RepeatedBatch(load(Words()), [29, 0], 3))
+    assert [tuple(batch[0].shape) for batch in batches] == [(2, 40)] * 3
+
+
+def refuse(words):
+    class Refusing(nn.Linear):
+        def forward(self, inputs):
+            if not self.training:
+                raise RuntimeError(words)
+            return super().forward(inputs)
+
+    return lambda: Refusing(N_FEATURES, 3)
+
+
+def test_out_of_memory_in_a_part_ends_the_trial_and_names_the_part():
+    run = build(model=refuse("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
+    with pytest.raises(
+        DeviceMemoryError, match=r"in the part 'evaluation' of a run with batch_size 16 .*val_batch_size"
+    ):
+        measure(run)
+
+
+def test_out_of_memory_while_the_validation_set_is_built_names_the_evaluation():
+    def build_validation():
+        raise MemoryError("no room for the rows")
+
+    with pytest.raises(DeviceMemoryError, match=r"in the part 'evaluation'.*no room for the rows"):
+        measure(build(validation=build_validation))
+
+
+def test_an_evaluation_that_fails_otherwise_is_a_note():
+    result, parts = measure(build(model=refuse("shapes do not fit")))
+    assert parts == ["evaluation", "checkpoint"]
+    assert any("evaluation could not be rehearsed" in note and "shapes do not fit" in note for note in result.notes)
+    assert result.samples_per_s > 0
+
+
+def test_a_disk_that_takes_no_checkpoint_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    result, parts = measure(build())
+    assert parts[-1] == "checkpoint"
+    assert any("a checkpoint could not be rehearsed" in note and "gone" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_nothing_is_left_of_the_checkpoint(tmp_path, monkeypatch, is_async):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = build_config(run__async_checkpoint=is_async, optim__schedule="constant", optim__warmup=0)
+    result, _ = measure(build(config))
+    assert not list(tmp_path.iterdir())
+    assert not [note for note in result.notes if note.startswith("memory:")]
+
+
+def test_weights_that_cannot_be_saved_end_the_trial():
+    """The last loss was finite still; ``train`` would stop at its first checkpoint."""
+    run = build(validation=None)
+
+    def spoil(part):
+        nn.init.constant_(run.setup.model[0].bias, float("nan"))
+
+    with run, pytest.raises(NonFiniteLossError, match="parameters hold NaN"):
+        run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=spoil)
+
+
+def test_an_assessment_is_left_out_and_said_so():
+    def assess(model, device):
+        raise AssertionError("ran")
+
+    result, parts = measure(build(assess=assess))
+    assert parts == ["evaluation", "checkpoint"]
+    assert any("assessment of points" in note for note in result.notes)
+
+
+def test_a_stream_with_a_schedule_is_rehearsed_too():
+    config = build_config(optim__schedule="cosine", optim__warmup=0)
+    assert measure(build(config, dataset=PointStream))[1] == ["evaluation", "checkpoint"]
+
+
+def test_workers_of_an_epoch_that_ends_before_the_evaluation_are_gone_by_then():
+    class Workers(Dataset):
+        def __len__(self):
+            return 31
+
+        def __getitem__(self, index):
+            return torch.zeros(N_FEATURES), 0
+
+    alive = []
+    config = build_config(data__num_workers=1, optim__schedule="constant", optim__warmup=0)
+    run = build(config, validation=Workers)
+
+    def look(part):
+        alive.append(sum(len(batches._workers) for batches in run._iterators if hasattr(batches, "_workers")))
+
+    with run:
+        run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=look)
+    assert alive[0] == 0
+
+
+def test_the_estimate_on_fake_tensors_evaluates_with_the_validation_batch():
+    config = build_config(data__val_batch_size=4096, optim__schedule="constant", optim__warmup=0)
+    with build(config, model=build_model) as large, build(model=build_model) as small:
+        peaks = [run_memory_probe(run).memory_allocated_peak_gib for run in (small, large)]
+    assert (peaks[1] - peaks[0]) * 2**30 > 4096 * N_FEATURES * 4
