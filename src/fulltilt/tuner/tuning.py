@@ -180,6 +180,8 @@ def _open_session(
             n_resumed=journal.n_found,
             device=options.device,
             folder=str(folder.path),
+            user_plan=space.user_plan,
+            memory_room_gib=space.memory_gib,
         )
     )
     for note in (*journal.notes, *space.notes):
