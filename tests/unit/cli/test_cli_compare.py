@@ -326,6 +326,7 @@ def test_a_resumed_training_counts_its_epochs_once(tmp_path, capsys):
         event["step"] = 10 * (events.index(event) // 2 + 1)
     resumed = [{**events[0], "first_step": 10}, *events[3:]]
     log.write_text("".join(json.dumps(event) + "\n" for event in [*events, *resumed]))
-    assert run_command(["compare", folder, folder, "--json", str(tmp_path / "c.json")]) == 0
+    other = write_training(tmp_path / "b", [900.0, 900.0, 900.0])
+    assert run_command(["compare", folder, other, "--json", str(tmp_path / "c.json")]) == 0
     document = json.loads((tmp_path / "c.json").read_text())
     assert find_figure(document, "samples_per_s")["n_a"] == 2, "three epochs, the first left out"
