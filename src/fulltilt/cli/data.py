@@ -204,7 +204,7 @@ def _build_rates_table(report: DatasetReport) -> Table:
     for rate in report.rates:
         table.add_row(
             ACCESSES[rate.access],
-            f"{rate.rows_per_s:,.0f}",
+            str(rate),
             f"{rate.rows_per_s * report.row_bytes / 2**20:,.0f}",
             f"{rate.n_rows:,}",
             f"{rate.rows_a_read:,}",
