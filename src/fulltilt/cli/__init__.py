@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fulltilt import __version__
 from fulltilt.errors import FulltiltError, UsageError
@@ -37,6 +37,40 @@ EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE = 130, 143, 141
 
 class Terminated(BaseException):
     """SIGTERM arrived: unwinds like KeyboardInterrupt, so that every ``finally`` runs."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Lets a configuration and ``key=value`` words follow a flag that takes a list, such as ``--num-workers 0 2``.
+
+    argparse alone takes every word up to the next flag for a value of the list.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        self._list_flags: set[str] = set()
+        self._takes_overrides = False
+        super().__init__(*args, **options)
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        if options.get("nargs") == "+":
+            self._list_flags.update(name for name in names if name.startswith("-"))
+        self._takes_overrides |= "overrides" in names
+        return super().add_argument(*names, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(self._free_words(words) if self._takes_overrides else words, namespace)
+
+    def _free_words(self, words: Sequence[str]) -> list[str]:
+        """The same words with every list at the end, and in the lists only what can be a value of one."""
+        end = words.index("--") if "--" in words else len(words)
+        others: list[str] = []
+        lists: list[str] = []
+        is_in_list = False
+        for word in words[:end]:
+            if word.startswith("--"):
+                is_in_list = word in self._list_flags
+            (lists if is_in_list and not _is_no_list_value(word) else others).append(word)
+        return [*others, *lists, *words[end:]]
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -79,6 +113,11 @@ def run_command(argv: Sequence[str]) -> int:
         return 1
 
 
+def _is_no_list_value(word: str) -> bool:
+    """An override, a YAML file or ``module:object``: none of the lists has values that look like one."""
+    return "=" in word or ":" in word or word.endswith((".yaml", ".yml"))
+
+
 def _say_kept(command: str) -> str:
     return {
         "tune": "; what was measured is kept, the same command goes on",
@@ -112,7 +151,7 @@ def _check_json_folder(args: argparse.Namespace) -> None:
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """The parser with every command named and, of them all, only ``command`` loaded."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="fulltilt", description="PyTorch training as fast as your own hardware allows, measured."
     )
     parser.add_argument("--version", action="version", version=f"fulltilt {__version__}")

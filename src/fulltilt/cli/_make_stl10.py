@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fulltilt.cli._shared import build_console, show_progress
+from fulltilt.cli._shared import build_console, check_at_least, show_progress
 
 
 def add_make_stl10(actions: argparse._SubParsersAction) -> None:
@@ -26,6 +26,8 @@ def add_make_stl10(actions: argparse._SubParsersAction) -> None:
 
 
 def run_make_stl10(args: argparse.Namespace) -> int:
+    for flag in ("--size", "--labelled", "--limit"):
+        check_at_least(args, flag, 1)
     from fulltilt.data import make_stl10
 
     with show_progress(f"writing {args.target}") as progress:

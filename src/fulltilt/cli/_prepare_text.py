@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from fulltilt.cli._shared import build_console, show_progress
+from fulltilt.cli._shared import build_console, check_at_least, show_progress
+from fulltilt.errors import UsageError
 
 
 def add_prepare_text(actions: argparse._SubParsersAction) -> None:
@@ -34,6 +35,9 @@ def add_prepare_text(actions: argparse._SubParsersAction) -> None:
 
 
 def run_prepare_text(args: argparse.Namespace) -> int:
+    check_at_least(args, "--vocabulary", 2)
+    if not 0 <= args.val_share < 1:
+        raise UsageError(f"--val-share {args.val_share:g} is not a share: 0 or more, and below 1")
     from fulltilt.data import prepare_text
 
     with show_progress("counting words, then writing them") as progress:

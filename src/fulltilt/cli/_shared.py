@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fulltilt.errors import UsageError
+from fulltilt.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +66,33 @@ def resolve_config_argument(args: argparse.Namespace) -> str:
     if not source:
         raise UsageError("no configuration was given; name a YAML file or module:object")
     return source
+
+
+def check_at_least(args: argparse.Namespace, flag: str, smallest: int) -> None:
+    """Refuse a number that is too small in the words it was given in.
+
+    Raises:
+        UsageError: it is given, and below ``smallest``.
+    """
+    value = getattr(args, flag.removeprefix("--").replace("-", "_"))
+    if value is not None and value < smallest:
+        raise UsageError(f"{flag} {value} must be {smallest} or more")
+
+
+def read_memory_limit_bytes(args: argparse.Namespace) -> int | None:
+    """``--memory-limit`` in bytes, None where it was not given.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    from fulltilt.config import parse_bytes
+
+    if args.memory_limit is None:
+        return None
+    try:
+        return parse_bytes(args.memory_limit)
+    except ConfigError as error:
+        raise UsageError(f"--memory-limit {error}") from None
 
 
 def is_import_path(source: str) -> bool:

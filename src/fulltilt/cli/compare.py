@@ -36,11 +36,15 @@ def print_comparison(console: Console, document: dict[str, Any]) -> None:
         describe_control,
         describe_differences,
         describe_reasons,
+        describe_refusal,
         describe_sides,
     )
 
     for line in describe_sides(document):
         console.print(line, markup=False)
+    refusal = describe_refusal(document)
+    if refusal:
+        console.print(f"\n{refusal}", style="bold yellow", markup=False)
     console.print("\n[bold]What differs[/]")
     for line in describe_differences(document):
         console.print(f"  {line}", markup=False)

@@ -11,6 +11,7 @@ from fulltilt.cli._shared import (
     add_data_path_argument,
     add_device_argument,
     build_console,
+    check_at_least,
     read_config,
     write_json,
 )
@@ -78,11 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    for flag in ("probe_epochs", "cluster_epochs"):
-        if getattr(args, flag) < 1:
-            raise UsageError(f"--{flag.replace('_', '-')} {getattr(args, flag)} must be 1 or more")
-    if args.clusters is not None and args.clusters < 2:
-        raise UsageError(f"--clusters {args.clusters} must be 2 or more")
+    for flag, smallest in (("--probe-epochs", 1), ("--cluster-epochs", 1), ("--clusters", 2)):
+        check_at_least(args, flag, smallest)
     if not 0 < args.clear_share <= 1:
         raise UsageError(f"--clear-share {args.clear_share:g} must be above 0 and at most 1")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fulltilt.cli._make_stl10 import add_make_stl10, run_make_stl10
 from fulltilt.cli._prepare_text import add_prepare_text, run_prepare_text
-from fulltilt.cli._shared import build_console, show_progress, write_json
+from fulltilt.cli._shared import build_console, check_at_least, show_progress, write_json
 from fulltilt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def _add_repack(actions: argparse._SubParsersAction) -> None:
 
 
 def _run_make(args: argparse.Namespace) -> int:
-    if args.n_samples < 1 or args.n_sensors < 1:
-        raise UsageError(f"--n-samples {args.n_samples} and --n-sensors {args.n_sensors} must both be 1 or more")
+    check_at_least(args, "--n-samples", 1)
+    check_at_least(args, "--n-sensors", 1)
     from fulltilt.data import make_sensor_hdf5
 
     with show_progress(f"writing {args.path}", total=args.n_samples) as progress:
@@ -123,6 +123,7 @@ def _run_make(args: argparse.Namespace) -> int:
 def _run_inspect(args: argparse.Namespace) -> int:
     if not 0 < args.seconds <= 600:
         raise UsageError(f"--seconds {args.seconds:g} must lie above 0 and at most at 600")
+    check_at_least(args, "--batch-size", 1)
     from fulltilt.data import inspect_hdf5
 
     console = build_console(to_stderr=args.json == "-")
@@ -142,6 +143,7 @@ def _run_inspect(args: argparse.Namespace) -> int:
 
 
 def _run_repack(args: argparse.Namespace) -> int:
+    check_at_least(args, "--chunk-rows", 1)
     from fulltilt.data import repack_hdf5
 
     with show_progress(f"writing {args.target}, then reading it back") as progress:
@@ -202,7 +204,7 @@ def _build_rates_table(report: DatasetReport) -> Table:
     for rate in report.rates:
         table.add_row(
             ACCESSES[rate.access],
-            f"{rate.rows_per_s:,.0f}",
+            str(rate),
             f"{rate.rows_per_s * report.row_bytes / 2**20:,.0f}",
             f"{rate.n_rows:,}",
             f"{rate.rows_a_read:,}",

@@ -11,6 +11,7 @@ from fulltilt.cli._shared import (
     add_device_argument,
     build_console,
     read_config,
+    read_memory_limit_bytes,
     write_json,
 )
 from fulltilt.errors import FulltiltError
@@ -43,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
 
         return run_profile(config, json_to=args.json)
     from fulltilt.cli.report import write_training_report
-    from fulltilt.config import parse_bytes
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train
     from fulltilt.engine.world import is_first_rank
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         out_dir=out_dir,
         listeners=listeners,
         resume=args.resume,
-        memory_limit_bytes=parse_bytes(args.memory_limit) if args.memory_limit else None,
+        memory_limit_bytes=read_memory_limit_bytes(args),
     )
     if not is_first_rank():  # started by torchrun, beside the one that tells
         return 0

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
-    from fulltilt.cli._live import SearchView
+    from fulltilt.cli._live import show_search
     from fulltilt.config import load_config
     from fulltilt.tuner import tune
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         load_config(args.apply)  # a file that cannot be written into is said before the search, not after it
     _check_verify(args)
     console = build_console(to_stderr=args.json == "-")
-    with SearchView(console).show() as view:
+    with show_search(console) as view:
         result = tune(
             config,
             batch_sizes=args.batch_sizes,

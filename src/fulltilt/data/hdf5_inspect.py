@@ -54,7 +54,9 @@ class DatasetReport:
     cached_before_pct: float | None = None
     rates: tuple[Rate, ...] = ()
     warm_random_rows_per_s: float | None = None
+    warm_random_rows_per_s_ci95: tuple[float, float] | None = None
     repacked_random_rows_per_s: float | None = None
+    repacked_random_rows_per_s_ci95: tuple[float, float] | None = None
     repacked_sample_rows: int | None = None
     advice: str | None = None
     command: str | None = None
@@ -175,10 +177,16 @@ def _measure(
         read_bytes_a_row=layout.read_bytes_a_row if reader == "h5py" else layout.row_bytes,
         cached_before_pct=cached_pct,
         rates=tuple(rates),
-        null_reasons={} if cached_pct is not None else {"cached_before_pct": "this file system does not tell"},
+        null_reasons=_explain_nulls(cached_pct, rates),
     )
     tell(f"{report.name}: a repacked sample beside the rows as they are, both warm")
     return _advise(report, layout, rows, batch_size, seconds)
+
+
+def _explain_nulls(cached_pct: float | None, rates: Sequence[Rate]) -> dict[str, str]:
+    reasons = {} if cached_pct is not None else {"cached_before_pct": "this file system does not tell"}
+    one_read = "too few reads in the time given: --seconds gives more"
+    return reasons | {f"rates.{r.access}.rows_per_s_ci95": one_read for r in rates if r.rows_per_s_ci95 is None}
 
 
 def _advise(report: DatasetReport, layout: Layout, rows: Rows, batch_size: int, seconds: float) -> DatasetReport:
@@ -187,16 +195,17 @@ def _advise(report: DatasetReport, layout: Layout, rows: Rows, batch_size: int, 
         return dataclasses.replace(report, advice="every row is one piece of the file: nothing to repack")
     sample_rows = min(layout.n_rows, layout.count_rows_in(SAMPLE_BYTES))
     warm = measure_warm_rate(layout, rows, min(batch_size, sample_rows), seconds)
-    before, at_a_time = warm.rows_per_s, warm.rows_a_read
-    after = _measure_repacked(layout, rows.read(np.arange(sample_rows)), at_a_time, seconds)
+    repacked = _measure_repacked(layout, rows.read(np.arange(sample_rows)), warm.rows_a_read, seconds)
     report = dataclasses.replace(
         report,
-        warm_random_rows_per_s=before,
-        repacked_random_rows_per_s=after,
+        warm_random_rows_per_s=warm.rows_per_s,
+        warm_random_rows_per_s_ci95=warm.rows_per_s_ci95,
+        repacked_random_rows_per_s=repacked.rows_per_s,
+        repacked_random_rows_per_s_ci95=repacked.rows_per_s_ci95,
         repacked_sample_rows=sample_rows,
     )
-    why, gain = _explain(report), after / before
-    rates = f"both warm, out of the page cache, {at_a_time:,} at a time: {before:,.0f} → {after:,.0f} random rows/s"
+    why, gain = _explain(report), repacked.rows_per_s / warm.rows_per_s
+    rates = f"both warm, out of the page cache, {warm.rows_a_read:,} at a time: {warm} → {repacked} random rows/s"
     if gain < _WORTH:
         advice = (
             f"{why}, yet a sample of {sample_rows:,} rows repacked is no {_WORTH:g} times as fast ({rates}): leave it"
@@ -224,7 +233,7 @@ def _explain(report: DatasetReport) -> str:
     return " and ".join(parts) or "rows have to go through h5py"
 
 
-def _measure_repacked(layout: Layout, sample: np.ndarray, batch_size: int, seconds: float) -> float:
+def _measure_repacked(layout: Layout, sample: np.ndarray, batch_size: int, seconds: float) -> Rate:
     import h5py
 
     with tempfile.TemporaryDirectory() as folder:
@@ -232,4 +241,4 @@ def _measure_repacked(layout: Layout, sample: np.ndarray, batch_size: int, secon
         with h5py.File(path, "w") as file:
             file["sample"] = sample
             found = describe_layout(path, file["sample"])
-        return measure_warm_rate(found, build_rows(found), batch_size, seconds).rows_per_s
+        return measure_warm_rate(found, build_rows(found), batch_size, seconds)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,37 @@ import numpy as np
 from fulltilt.data.hdf5_layout import Layout
 from fulltilt.data.hdf5_mapped import can_tell_cached, is_cached
 from fulltilt.data.hdf5_rows import Rows
+from fulltilt.stats import compute_rate_interval
 
 _BLOCK_BYTES = 1 << 20
 _N_PROBES = 256
+_N_PARTS = 12  # of a measurement: the unit of replication of its interval
+TELLING_PCT = 100.0  # half an interval wider than this says only that nothing is known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rate:
-    """One way of reading, as it was measured."""
+    """One way of reading, as it was measured.
+
+    Attributes:
+        rows_per_s_ci95: Over the parts that the measurement was cut into; None where it was one read, or one part.
+    """
 
     access: str  # random | block_shuffled | sequential | random_row_by_row
     rows_per_s: float
+    rows_per_s_ci95: tuple[float, float] | None
     n_rows: int
     rows_a_read: int
     seconds: float
+
+    def __str__(self) -> str:
+        """``12,345 ± 2.1 %``: half the interval's width beside the figure."""
+        if self.rows_per_s_ci95 is None:
+            return f"{self.rows_per_s:,.0f}"
+        low, high = self.rows_per_s_ci95
+        half_pct = 100 * (high - low) / 2 / self.rows_per_s
+        width = f"± {half_pct:.1f} %" if half_pct <= TELLING_PCT else f"± more than {TELLING_PCT:.0f} %"
+        return f"{self.rows_per_s:,.0f} {width}"
 
 
 def _random(layout: Layout, batch_size: int) -> Iterator[np.ndarray]:
@@ -134,13 +152,35 @@ def _run(
 ) -> Rate:
     """Read for ``seconds``, and no more rows than ``most_rows``: a second time they would come from memory."""
     n_rows, largest, started = 0, 0, time.perf_counter()
+    marks = [(0, 0.0)]  # rows and seconds at the end of each part
+    part_s, part_rows = seconds / _N_PARTS, math.inf if most_rows is None else most_rows / _N_PARTS
     while True:
         batch = next(batches)
         read(batch)
         n_rows, largest = n_rows + len(batch), max(largest, len(batch))
         elapsed = time.perf_counter() - started
-        if elapsed >= seconds or (most_rows is not None and n_rows + len(batch) > most_rows):
-            return Rate(access=access, rows_per_s=n_rows / elapsed, n_rows=n_rows, rows_a_read=largest, seconds=elapsed)
+        is_done = elapsed >= seconds or (most_rows is not None and n_rows + len(batch) > most_rows)
+        if is_done or elapsed - marks[-1][1] >= part_s or n_rows - marks[-1][0] >= part_rows:
+            marks.append((n_rows, elapsed))
+        if is_done:
+            return Rate(
+                access=access,
+                rows_per_s=n_rows / elapsed,
+                rows_per_s_ci95=_compute_interval(marks),
+                n_rows=n_rows,
+                rows_a_read=largest,
+                seconds=elapsed,
+            )
+
+
+def _compute_interval(marks: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
+    """Over the parts between ``marks``; the last, which the end cut short, is counted with the one before it."""
+    if len(marks) > 3:
+        marks = [*marks[:-2], marks[-1]]
+    if len(marks) < 3:
+        return None
+    n_rows, seconds = np.diff(np.array(marks), axis=0).T
+    return compute_rate_interval(n_rows, seconds)
 
 
 def read_cached_pct(layout: Layout) -> float | None:

@@ -235,5 +235,5 @@ def _find_changes(found: Any, mine: Any, name: str = "") -> Iterator[str]:
 
 
 def _shorten(value: Any) -> str:
-    text = str(value)
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 40 else f"{text[:39]}…"

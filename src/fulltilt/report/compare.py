@@ -35,9 +35,10 @@ def compare_sides(a: Side, b: Side) -> dict[str, Any]:
     is widened for the number of figures: all of them together are wrong in 5 %.
 
     Raises:
-        UsageError: the two are of different kinds, or of different benchmarks.
+        UsageError: the two are of different kinds, or of different benchmarks, or hold one and the same result.
     """
     _check_kinds(a, b)
+    _check_not_the_same(a, b)
     differences = {
         "machine": _list_differences(a.identity or {}, b.identity or {}),
         "versions": _list_differences(a.versions, b.versions),
@@ -55,6 +56,7 @@ def compare_sides(a: Side, b: Side) -> dict[str, Any]:
         "kind": a.kind,
         "a": {"path": a.path, "name": a.name, "notes": a.notes},
         "b": {"path": b.path, "name": b.name, "notes": b.notes},
+        "refusal": refusal,
         "differences": differences,
         "picks": [_compare_plans(name, a, b) for name in a.plans if name in b.plans],
         "control": control,
@@ -100,6 +102,15 @@ def _check_kinds(a: Side, b: Side) -> None:
     if a.kind == "benchmark" and a.name != b.name:
         raise UsageError(
             f"{a.path} is of the benchmark {a.name} and {b.path} of {b.name}; compare two of one benchmark"
+        )
+
+
+def _check_not_the_same(a: Side, b: Side) -> None:
+    if a.digest and a.digest == b.digest:
+        both = a.path if a.path == b.path else f"{a.path} and {b.path}"
+        raise UsageError(
+            f"A and B are one and the same result ({both}): every figure equals itself, which says nothing of how runs "
+            "differ; name two results"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +21,9 @@ from fulltilt.records.run_folder import read_lines
 from fulltilt.records.settings import flatten_settings
 from fulltilt.report.quality import Curve, Direction, find_direction
 from fulltilt.report.table import read_memory_gib
-from fulltilt.report.training import drop_repeated
+from fulltilt.report.training import EVENTS_FILE, drop_repeated
 
+RESULT_FILE = "tune.json"
 Kind = Literal["tune", "train", "benchmark"]
 Better = Literal["higher", "lower"]
 
@@ -73,6 +75,7 @@ class Side:
         plans: By pick, and "settings as they were"; "run" for a training run.
         rates_by_plan: Median samples per second of every plan that ran as a whole, by its JSON text.
         curves: Of a training: metric → quality over training seconds, evaluation by evaluation.
+        digest: Of the file that was read: the same for a copy of it.
     """
 
     path: str
@@ -86,6 +89,7 @@ class Side:
     rates_by_plan: Mapping[str, float] = dataclasses.field(default_factory=dict)
     curves: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    digest: str = ""
 
 
 def read_side(path: str | Path) -> Side:
@@ -94,25 +98,35 @@ def read_side(path: str | Path) -> Side:
     Raises:
         UsageError: it is not there, is no JSON, or is not a result that can be compared.
     """
-    place = Path(path)
-    kind, read = _find_reader(place)
+    file = _find_file(Path(path))
+    kind, read = _find_reader(file)
     try:
-        return read()
+        side = read()
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"{path} looks like the result of {kind}, but is not whole: {error!r}") from None
+    with file.open("rb") as stream:
+        return dataclasses.replace(side, digest=hashlib.file_digest(stream, "sha256").hexdigest())
 
 
-def _find_reader(place: Path) -> tuple[Kind, Callable[[], Side]]:
+def _find_file(place: Path) -> Path:
+    """The file of a run folder that is read; any other place is one itself."""
     if not place.is_dir():
-        document = _load(place)
-        kind = _find_kind(place, document)
-        readers = {"tune": _read_tune, "train": _read_train, "benchmark": _read_benchmark}
-        return kind, functools.partial(readers[kind], place, document)
-    if (place / "tune.json").exists():
-        return "tune", functools.partial(_read_tune, place / "tune.json", _load(place / "tune.json"))
-    if (place / "events.jsonl").exists():
-        return "train", functools.partial(_read_train_folder, place)
-    raise UsageError(f"{place} holds neither tune.json nor events.jsonl; name the folder of a search or a training")
+        return place
+    for name in (RESULT_FILE, EVENTS_FILE):
+        if (place / name).exists():
+            return place / name
+    raise UsageError(
+        f"{place} holds neither {RESULT_FILE} nor {EVENTS_FILE}; name the folder of a search or a training"
+    )
+
+
+def _find_reader(file: Path) -> tuple[Kind, Callable[[], Side]]:
+    if file.name == EVENTS_FILE:
+        return "train", functools.partial(_read_train_folder, file.parent)
+    document = _load(file)
+    kind = _find_kind(file, document)
+    readers = {"tune": _read_tune, "train": _read_train, "benchmark": _read_benchmark}
+    return kind, functools.partial(readers[kind], file, document)
 
 
 def _load(path: Path) -> Any:
@@ -211,7 +225,7 @@ ONE_RUN: Mapping[str, Any] = {"unit_of_replication": "run", "n_runs": 1}
 
 def _read_train_folder(folder: Path) -> Side:
     """From the event log: the plan, and every epoch's speed (the first left out where there are three or more)."""
-    events = drop_repeated([json.loads(line) for line in read_lines(folder / "events.jsonl")])
+    events = drop_repeated([json.loads(line) for line in read_lines(folder / EVENTS_FILE)])
     started = next((event for event in events if event["event"] == "RunStarted"), None)
     epochs = [event for event in events if event["event"] == "EpochDone" and event["samples_per_s"] > 0]
     if started is None or not epochs:

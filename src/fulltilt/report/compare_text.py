@@ -21,6 +21,12 @@ def describe_sides(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def describe_refusal(document: Mapping[str, Any]) -> str | None:
+    """Why no figure of one side can be held against the other's, if that is so."""
+    refusal = document["refusal"]
+    return None if refusal is None else f"These two cannot be held against each other: {refusal}."
+
+
 def describe_differences(document: Mapping[str, Any]) -> list[str]:
     """One line for each thing that differs; a line that says so where nothing does."""
     lines = []
@@ -47,10 +53,10 @@ def describe_control(document: Mapping[str, Any]) -> str | None:
 
 
 def describe_reasons(document: Mapping[str, Any]) -> list[str]:
-    """Why figures have no verdict, each reason once, and which figures stand on one side only."""
+    """Why single figures have no verdict, each reason once, and which figures stand on one side only."""
     reasons: dict[str, list[str]] = {}
     for row in document["figures"]:
-        if row["verdict"] is None:
+        if row["verdict"] is None and row["reason"] != document["refusal"]:
             reasons.setdefault(row["reason"], []).append(row["name"])
     lines = []
     for reason, names in reasons.items():

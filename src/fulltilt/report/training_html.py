@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from fulltilt.levers import load_catalogue
 from fulltilt.records.settings import flatten_settings
 from fulltilt.report.html import build_page
 from fulltilt.report.quality import find_direction, find_times_to_common_quality
@@ -126,11 +127,14 @@ def _differences(names: Sequence[str], runs: Sequence[TrainingRun]) -> str:
 
 
 def _list_settings(run: TrainingRun) -> dict[str, Any]:
-    configured = dict(flatten_settings(run.started.get("config") or {}))
-    leaves = {key.rpartition(".")[2] for key in configured}
-    plan = {f"plan.{name}": value for name, value in run.started["plan"].items() if name not in leaves}
-    facts = {name: run.started.get(name) for name in ("device", "n_parameters", "n_samples")}
-    return configured | plan | facts
+    """The configuration with every lever as it ran: one that was left to the program may differ from run to run."""
+    settings = dict(flatten_settings(run.started.get("config") or {}))
+    catalogue = load_catalogue()
+    for name, value in run.started["plan"].items():
+        key = catalogue[name].key if name in catalogue else f"plan.{name}"
+        asked = settings.get(key, value)
+        settings[key] = value if asked == value else f"{format_value(value)} (set to {format_value(asked)})"
+    return settings | {name: run.started.get(name) for name in ("device", "n_parameters", "n_samples")}
 
 
 def _notes(names: Sequence[str], runs: Sequence[TrainingRun]) -> str:

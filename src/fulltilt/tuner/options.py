@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from fulltilt.config import Config, parse_bytes, parse_duration_s
-from fulltilt.errors import UsageError
+from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import compute_usable_device_bytes, resolve_device
 from fulltilt.records import Machine
 from fulltilt.tuner.recommend import LearningRateRule
@@ -54,21 +55,21 @@ def build_options(
     if exhaustive and quick:
         raise UsageError("--exhaustive and --quick contradict each other; give one of them")
     if lr_rule not in ("sqrt", "linear", "none"):
-        raise UsageError(f"lr_rule {lr_rule!r} is unknown; valid: sqrt, linear, none")
-    _check_values("batch_size", batch_sizes, smallest=1)
-    _check_values("num_workers", num_workers, smallest=0)
+        raise UsageError(f"--lr-rule {lr_rule} is unknown; valid: sqrt, linear, none")
+    _check_values("--batch-sizes", batch_sizes, smallest=1)
+    _check_values("--num-workers", num_workers, smallest=0)
     n_steps = config.benchmark.steps_per_test if steps is None else steps
-    _check_values("steps", [n_steps], smallest=1)
-    budget_s = parse_duration_s(budget) if isinstance(budget, str) else budget
+    _check_values("--steps", [n_steps], smallest=1)
+    budget_s = _parse("--budget", budget, parse_duration_s)
     if budget_s is not None and budget_s <= 0:
-        raise UsageError(f"budget {budget} leaves no time; give for instance --budget 6m")
+        raise UsageError(f"--budget {budget} leaves no time; give for instance --budget 6m")
     usual_s = deadline_s or (60.0 if quick else 120.0)
     return TuneOptions(
         batch_sizes=tuple(batch_sizes) if batch_sizes else None,
         num_workers=tuple(num_workers) if num_workers else None,
         n_steps=n_steps,
         device=resolve_device(_select_device(config, device)),
-        memory_limit_bytes=parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit,
+        memory_limit_bytes=_parse("--memory-limit", memory_limit, parse_bytes),
         strategy="exhaustive" if exhaustive else "quick" if quick else "model_first",
         budget_s=90.0 if quick and budget_s is None else budget_s,
         free_batch=free_batch,
@@ -78,10 +79,20 @@ def build_options(
     )
 
 
-def _check_values(name: str, values: Sequence[int] | None, *, smallest: int) -> None:
+def _check_values(flag: str, values: Sequence[int] | None, *, smallest: int) -> None:
     for value in values or ():
         if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-            raise UsageError(f"{name} {value!r} cannot be tried; give whole numbers of at least {smallest}")
+            raise UsageError(f"{flag} {value!r} cannot be tried; give whole numbers of at least {smallest}")
+
+
+def _parse(flag: str, value: Any, parse: Callable[[str], Any]) -> Any:
+    """A quantity that was given as text, read; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse(value)
+    except ConfigError as error:
+        raise UsageError(f"{flag} {error}") from None
 
 
 def _select_device(config: Config, device: str | None) -> str:

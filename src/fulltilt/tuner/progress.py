@@ -17,6 +17,8 @@ class SearchStarted:
     n_resumed: int  # rows found in the run folder
     device: str
     folder: str
+    user_plan: Plan | None = None
+    memory_room_gib: float | None = None  # what a recommended plan may use; None when no limit is known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,7 @@ class TrialDone:
     n_done: int
     n_planned: int
     seconds_left: float | None  # at the pace so far; None before the first trial
+    seconds_left_ci95: tuple[float, float] | None = None  # of the trials that are planned; None of fewer than three
     is_resumed: bool = False
 
 

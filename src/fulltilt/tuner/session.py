@@ -7,11 +7,13 @@ a plan that need not run), and decides from what it gets. It does no I/O of its 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 from fulltilt.records import PROBES, Plan, Trial
+from fulltilt.stats import compute_t_quantile
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.progress import OnEvent, SearchEvent, TrialDone, TrialStarted
 from fulltilt.tuner.target import Target, build_row
@@ -20,6 +22,7 @@ END_TO_END = "end_to_end"
 REPEAT = "repeat"
 RESERVE_SHARE = 0.3  # of the budget at most is kept back for repeats: plans that were never tried come first
 BASELINE = "baseline"
+MIN_SPREAD_TRIALS = 3  # from which on a spread of their seconds is shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,24 +168,25 @@ class Session:
         if trial.kind in (END_TO_END, *PROBES):
             self._known[trial.plan, trial.kind] = trial
         (self.probes if trial.kind in PROBES else self.rows).append(trial)
-        left_s = self._estimate_left_s()
+        left_s, left_s_ci95 = self._estimate_left_s()
         self._tell(
             TrialDone(
                 trial=trial,
                 n_done=self.n_done,
                 n_planned=self._count_planned(),
                 seconds_left=left_s,
+                seconds_left_ci95=left_s_ci95,
                 is_resumed=is_resumed,
             )
         )
         return trial
 
-    def _estimate_left_s(self) -> float | None:
-        seconds = self._list_seconds()
-        if not seconds:
-            return None
-        left_s = statistics.fmean(seconds) * max(0, self._count_planned() - self.n_done)
-        return left_s if self._budget_s is None else max(0.0, min(left_s, self._budget_s - self.elapsed_s))
+    def _estimate_left_s(self) -> tuple[float | None, tuple[float, float] | None]:
+        left_s, ci95 = estimate_rest_s(self._list_seconds(), self._count_planned() - self.n_done)
+        if left_s is None or self._budget_s is None:
+            return left_s, ci95
+        rest_s = max(0.0, self._budget_s - self.elapsed_s)
+        return min(left_s, rest_s), None if ci95 is None else (min(ci95[0], rest_s), min(ci95[1], rest_s))
 
     def _count_planned(self) -> int:
         return max(self.n_planned, self.n_done)
@@ -190,3 +194,20 @@ class Session:
     def _tell(self, event: SearchEvent) -> None:
         if self._on_event is not None:
             self._on_event(event)
+
+
+def estimate_rest_s(seconds: Sequence[float], n_left: int) -> tuple[float | None, tuple[float, float] | None]:
+    """Seconds of ``n_left`` more trials such as those that took ``seconds``, with a 95 % prediction interval.
+
+    The interval holds how trials differ and how little is known of their mean; what it cannot hold is that later trials
+    are of another kind than earlier ones. None before there is a trial, and no interval before there are three.
+    """
+    n_left = max(0, n_left)
+    if not seconds:
+        return None, None
+    left_s = statistics.fmean(seconds) * n_left
+    if len(seconds) < MIN_SPREAD_TRIALS:
+        return left_s, None
+    spread_s = statistics.stdev(seconds) * math.sqrt(n_left + n_left**2 / len(seconds))
+    half_s = compute_t_quantile(0.975, len(seconds) - 1) * spread_s
+    return left_s, (max(0.0, left_s - half_s), left_s + half_s)

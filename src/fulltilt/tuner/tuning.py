@@ -180,6 +180,8 @@ def _open_session(
             n_resumed=journal.n_found,
             device=options.device,
             folder=str(folder.path),
+            user_plan=space.user_plan,
+            memory_room_gib=space.memory_gib,
         )
     )
     for note in (*journal.notes, *space.notes):
@@ -230,27 +232,30 @@ def _merge_facts(facts: Facts, machine: Machine, device: str) -> Facts:
 
 
 def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Machine) -> dict[str, Any]:
-    """What rows depend on. The budget and the strategy are left out: more of a search may be asked for later."""
+    """What rows depend on. The budget and the strategy are left out: more of a search may be asked for later.
+
+    A refusal names the parts that changed, so they are called what the user calls them.
+    """
     flags = {
-        "batch_sizes": options.batch_sizes,
-        "num_workers": options.num_workers,
-        "n_steps": options.n_steps,
-        "device": options.device,
-        "memory_limit_bytes": options.memory_limit_bytes,
-        "free_batch": options.free_batch,
-        "max_measure_s": options.max_measure_s,
+        "--batch-sizes": options.batch_sizes and " ".join(map(str, options.batch_sizes)),
+        "--num-workers": options.num_workers and " ".join(map(str, options.num_workers)),
+        "--steps": options.n_steps,
+        "--device": options.device,
+        "--memory-limit": options.memory_limit_bytes and f"{options.memory_limit_bytes / 2**30:g}GiB",
+        "--free-batch": options.free_batch,
+        "--quick (shorter trials)": options.is_quick,
     }
     return {
-        "config": aim.config.digest,
-        "code": fulltilt.__version__,
-        "workload": aim.digest,
-        "flags": flags,
+        **aim.config.to_values(),
+        "version of fulltilt": fulltilt.__version__,
+        "code of the workload": aim.digest,
+        **{flag: "not given" if value is None or value is False else value for flag, value in flags.items()},
         "machine": {
-            "hostname": machine.hostname_hash,
-            "cpu": machine.cpu_model,
-            "n_cores_usable": machine.n_cores_usable,
-            "devices": [device.name for device in machine.devices],
-            "packages": machine.packages,
+            "host": machine.hostname_hash,
+            "processor": machine.cpu_model,
+            "usable cores": machine.n_cores_usable,
+            "accelerators": [device.name for device in machine.devices],
+            **machine.packages,
         },
     }
 

@@ -56,7 +56,8 @@ def build_search(rates, *, plan=FAST_PLAN, others=1.0, lucky=5000.0):
 def compare(tmp_path, a, b, capsys, *, expect=0):
     for name, document in (("a", a), ("b", b)):
         if document is not None:
-            (tmp_path / f"{name}.json").write_text(json.dumps(document))
+            text = json.dumps(document, indent=" " if name == "b" else None)  # two files that are never copies
+            (tmp_path / f"{name}.json").write_text(text)
     assert run_command(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json", "-"]) == expect
     said = capsys.readouterr()
     return (json.loads(said.out) if expect == 0 else None), said.err
@@ -115,13 +116,27 @@ def test_two_machines_get_figures_and_no_verdict(tmp_path, capsys):
     assert speed["change_pct"] == pytest.approx(100, abs=1)
     assert speed["reason"] == "measured on two machines (cpu_model)"
     assert "cpu_model Some CPU → Another CPU" in said
+    assert "These two cannot be held against each other: measured on two machines (cpu_model)." in said
 
 
 def test_two_workloads_get_no_verdict(tmp_path, capsys):
     a, b = build_search([1000.0, 1004.0, 998.0]), build_search([2000.0, 2004.0, 1997.0])
     b["workload"]["n_parameters"] = 11
-    document, _ = compare(tmp_path, a, b, capsys)
+    document, said = compare(tmp_path, a, b, capsys)
     assert find_figure(document, "recommended: samples_per_s")["reason"] == "two different workloads (n_parameters)"
+    assert document["refusal"] == "two different workloads (n_parameters)"
+    assert said.count("two different workloads (n_parameters)") == 1, "said once, before the figures"
+    assert said.index("two different workloads") < said.index("Figures")
+
+
+@pytest.mark.parametrize("b", ["a.json", "copy.json", "folder", "folder/tune.json"])
+def test_a_result_against_itself_is_refused_whatever_it_is_called(tmp_path, capsys, b):
+    text = json.dumps(build_search([1000.0, 1004.0]))
+    (tmp_path / "folder").mkdir()
+    for name in ("a.json", "copy.json", "folder/tune.json"):
+        (tmp_path / name).write_text(text)
+    assert run_command(["compare", str(tmp_path / "a.json"), str(tmp_path / b)]) == 2
+    assert "A and B are one and the same result" in capsys.readouterr().err
 
 
 def test_plans_in_both_searches_tell_that_the_machine_changed(tmp_path, capsys):
@@ -172,7 +187,9 @@ def test_a_run_folder_of_a_search_will_do(tmp_path, capsys):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "tune.json").write_text(json.dumps(build_search([1000.0, 1004.0, 998.0])))
-    assert run_command(["compare", str(folder), str(folder / "tune.json")]) == 0
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(build_search([1000.0, 1002.0, 999.0])))
+    assert run_command(["compare", str(folder), str(other)]) == 0
     assert "recommended: samples_per_s" in capsys.readouterr().out
 
 
@@ -309,6 +326,7 @@ def test_a_resumed_training_counts_its_epochs_once(tmp_path, capsys):
         event["step"] = 10 * (events.index(event) // 2 + 1)
     resumed = [{**events[0], "first_step": 10}, *events[3:]]
     log.write_text("".join(json.dumps(event) + "\n" for event in [*events, *resumed]))
-    assert run_command(["compare", folder, folder, "--json", str(tmp_path / "c.json")]) == 0
+    other = write_training(tmp_path / "b", [900.0, 900.0, 900.0])
+    assert run_command(["compare", folder, other, "--json", str(tmp_path / "c.json")]) == 0
     document = json.loads((tmp_path / "c.json").read_text())
     assert find_figure(document, "samples_per_s")["n_a"] == 2, "three epochs, the first left out"

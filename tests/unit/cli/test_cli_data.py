@@ -76,8 +76,12 @@ def test_repack_takes_chunks_and_compression(path, tmp_path, capsys):
         (["inspect", "{path}", "--dataset", "inputs"], "did you mean input?"),
         (["inspect", "{path}", "--seconds", "0"], "--seconds 0 must lie above 0"),
         (["repack", "{path}", "{path}", "--force"], "is the file to be read"),
-        (["repack", "{path}", "{path}.new", "--chunk-rows", "0"], "chunk_rows 0 must be 1 or more"),
-        (["make", "{path}", "--n-samples", "0"], "must both be 1 or more"),
+        (["repack", "{path}", "{path}.new", "--chunk-rows", "0"], "--chunk-rows 0 must be 1 or more"),
+        (["inspect", "{path}", "--batch-size", "0"], "--batch-size 0 must be 1 or more"),
+        (["prepare-text", "{path}", "{path}.out", "--val-share", "1"], "--val-share 1 is not a share"),
+        (["prepare-text", "{path}", "{path}.out", "--vocabulary", "1"], "--vocabulary 1 must be 2 or more"),
+        (["make-stl10", "{path}", "{path}.out", "--size", "0"], "--size 0 must be 1 or more"),
+        (["make", "{path}", "--n-samples", "0"], "--n-samples 0 must be 1 or more"),
     ],
 )
 def test_mistakes_end_with_2_and_say_what_to_do(path, capsys, words, message):

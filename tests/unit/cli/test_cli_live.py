@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fulltilt.cli._live import SearchView
+from fulltilt.cli._live import show_search
 from fulltilt.levers import default_plan
 from fulltilt.tuner import SearchNoted, SearchStarted, TrialDone, TrialStarted
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
@@ -20,9 +20,9 @@ def make_trial(kind="end_to_end", why="round 1: batch_size 64", **answer):
     return dataclasses.replace(row, kind=kind)
 
 
-def show(*events, is_terminal=False):
-    console = Console(file=io.StringIO(), width=200, force_terminal=is_terminal, no_color=True, highlight=False)
-    with SearchView(console).show() as view:
+def show(*events, force_terminal=None):
+    console = Console(file=io.StringIO(), width=200, force_terminal=force_terminal, no_color=True, highlight=False)
+    with show_search(console) as view:
         for event in events:
             view(event)
     return console.file.getvalue()
@@ -36,20 +36,18 @@ def test_a_run_says_its_figures_why_it_was_chosen_and_what_is_left():
     said = show(done(make_trial()))
     assert "t3" in said
     assert "1,234 ± 1.0 % samples/s  0.50 GiB  batch_size 64" in said
-    assert "· round 1: batch_size 64 · 3 of about 12, about 1 min 01 s left" in said
+    assert "· round 1: batch_size 64 · 3 of about 12 trials, about 1 min 01 s left" in said
 
 
-def test_on_a_terminal_the_bar_says_what_is_left():
-    started = TrialStarted(id="t4", plan=PLAN, why="next to [the] best", n_done=3, n_planned=12)
-    said = show(done(make_trial()), started, is_terminal=True)
-    assert "of about 12" not in said
-    assert "about 1 min 01 s left" in said
-    assert "next to [the] best" in said
+def test_what_is_left_has_its_interval():
+    assert "about 1 min 01 s left (50 s to 1 min 12 s)" in show(done(make_trial(), seconds_left_ci95=(50.0, 72.0)))
 
 
-def test_the_bar_tells_a_probe_from_a_run():
-    started = TrialStarted(id="t4", plan=PLAN, why="the step alone", kind="device", n_done=3, n_planned=12)
-    assert "t4 device probe, batch_size 64" in show(started, is_terminal=True)
+def test_a_pipe_that_takes_colours_gets_lines_and_no_cursor_movements():
+    said = show(done(make_trial()), force_terminal=True)
+    assert "1,234 ± 1.0 % samples/s" in said
+    assert "\x1b[?25l" not in said
+    assert "\x1b[2K" not in said
 
 
 def test_a_run_that_failed_says_why():

@@ -83,6 +83,39 @@ def test_overrides_may_stand_anywhere(command):
     assert args.overrides == ["optim.lr=1e-3", "run.seed=7"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["x.yaml", "--num-workers", "0", "2", "run.epochs=1", "--batch-sizes", "32", "optim.lr=1", "--budget", "3s"],
+        ["--num-workers", "0", "2", "x.yaml", "run.epochs=1", "optim.lr=1", "--budget", "3s", "--batch-sizes", "32"],
+        ["--batch-sizes", "32", "--num-workers", "0", "run.epochs=1", "2", "optim.lr=1", "--config", "x.yaml"],
+    ],
+)
+def test_a_list_flag_takes_its_numbers_and_leaves_the_overrides(words):
+    args = parse_arguments(build_parser("tune"), ["tune", *words])
+    assert (args.num_workers, args.batch_sizes) == ([0, 2], [32])
+    named = [word for word in (args.config, args.config_flag) if word]
+    assert sorted([*named, *args.overrides]) == ["optim.lr=1", "run.epochs=1", "x.yaml"]
+    assert "x.yaml" in named
+
+
+def test_a_value_of_another_flag_may_hold_an_equals_sign():
+    args = parse_arguments(build_parser("tune"), ["tune", "x.yaml", "--num-workers", "0", "--out", "runs/a=b"])
+    assert (args.out, args.num_workers, args.overrides) == ("runs/a=b", [0], [])
+
+
+def test_a_word_that_is_no_number_is_named_with_its_list_flag(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(build_parser("tune"), ["tune", "x.yaml", "--batch-sizes", "32", "many"])
+    assert "--batch-sizes: invalid int value: 'many'" in capsys.readouterr().err
+
+
+def test_phases_of_contrastive_leave_the_overrides():
+    words = ["contrastive", "--phases", "pretrain", "x.yaml", "run.epochs=1"]
+    args = parse_arguments(build_parser("contrastive"), words)
+    assert (args.phases, args.config, args.overrides) == (["pretrain"], "x.yaml", ["run.epochs=1"])
+
+
 def test_a_stray_word_is_still_an_error(capsys):
     with pytest.raises(SystemExit) as ended:
         run_command(["levers", "--json", "-", "batch_size", "--colour=3"])

@@ -119,6 +119,13 @@ def test_what_changed_is_named_down_to_the_key_and_nothing_else(tmp_path):
     assert "data" not in str(refused.value).partition("changed:")[2]
 
 
+def test_what_changed_is_said_as_it_is_written_in_a_configuration(tmp_path):
+    with RunFolder(tmp_path, fingerprint_parts={"a": None, "b": True}, command="train", results=[JOURNAL]) as folder:
+        folder.append_line(JOURNAL, "one")
+    with pytest.raises(RunFolderError, match=r"changed: a none → 2, b true → false\W"):
+        RunFolder(tmp_path, fingerprint_parts={"a": 2, "b": False}, command="train", results=[JOURNAL])
+
+
 def test_a_run_that_ended_before_its_first_result_does_not_hold_the_folder(tmp_path):
     RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL]).close()
     mended = {**PARTS, "config": "c2"}

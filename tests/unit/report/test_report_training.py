@@ -162,6 +162,24 @@ def test_two_runs_share_their_charts_and_what_differs_is_named(run_a, tmp_path, 
     assert 'id="by-seconds" checked' in html
 
 
+def test_a_lever_that_auto_resolved_to_other_values_is_named_with_them(run_a, tmp_path):
+    config = {"speed": {"precision": "auto"}, "data": {"batch_size": 64}}
+    runs = []
+    for name, precision in (("x", "fp32"), ("y", "bf16")):
+        first = started(config=config, plan={"precision": precision, "batch_size": 64})
+        runs.append(read_training(write_run(tmp_path / name, [first, *list_epochs(1, [0.5]), ended(4)])))
+    html = build_training_html(runs)
+    assert "<td>speed.precision</td><td>fp32 (set to auto)</td><td>bf16 (set to auto)</td>" in html
+    assert "data.batch_size" not in html
+
+
+def test_a_micro_batch_that_memory_made_smaller_is_told_from_the_one_asked_for(run_a, tmp_path):
+    plan = {"precision": "fp32", "batch_size": 32, "accumulate": 2}
+    smaller = write_run(tmp_path / "s", [started(plan=plan), *list_epochs(1, [0.5]), ended(4)])
+    html = build_training_html([read_training(run_a), read_training(smaller)])
+    assert "<td>data.batch_size</td><td>64</td><td>32 (set to 64)</td>" in html
+
+
 def test_runs_without_a_difference_are_called_repetitions(run_a):
     run = read_training(run_a)
     assert "repetitions of each other" in build_training_html([run, run])

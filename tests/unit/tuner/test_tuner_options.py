@@ -56,14 +56,16 @@ def test_quick_has_a_budget_and_no_deadline_beyond_it():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"batch_sizes": [0]}, "batch_size 0 cannot be tried"),
+        ({"batch_sizes": [0]}, "--batch-sizes 0 cannot be tried"),
         ({"batch_sizes": [8, 2.5]}, "2.5"),
-        ({"num_workers": [-1]}, "num_workers -1"),
-        ({"steps": True}, "steps True"),
+        ({"num_workers": [-1]}, "--num-workers -1"),
+        ({"steps": True}, "--steps True"),
         ({"exhaustive": True, "quick": True}, "contradict"),
-        ({"lr_rule": "cubic"}, "sqrt, linear, none"),
-        ({"budget": 0.0}, "leaves no time"),
+        ({"lr_rule": "cubic"}, "--lr-rule cubic is unknown; valid: sqrt, linear, none"),
+        ({"budget": 0.0}, "--budget 0.0 leaves no time"),
         ({"device": "cuda:99"}, "cuda:99"),
+        ({"budget": "3x"}, "--budget '3x' is not a duration"),
+        ({"memory_limit": "a lot"}, "--memory-limit 'a lot' is not a size in bytes"),
     ],
 )
 def test_bad_flags_say_the_value(flags, words):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import search
@@ -9,7 +13,7 @@ from fulltilt.tuner.confirm import confirm
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.progress import TrialDone, TrialStarted
 from fulltilt.tuner.recommend import find_confirmed, merge_repeats
-from fulltilt.tuner.session import END_TO_END, REPEAT, Ask, Session, Skip
+from fulltilt.tuner.session import END_TO_END, REPEAT, Ask, Session, Skip, estimate_rest_s
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.space import Space
 
@@ -303,6 +307,29 @@ def test_progress_says_what_is_left():
     done = [event for event in events if isinstance(event, TrialDone)]
     assert [event.n_done for event in started] == [0, 1, 2, 3, 4]
     assert [event.seconds_left for event in done] == [12.0, 9.0, 6.0, 3.0, 0.0]
+    assert [event.seconds_left_ci95 for event in done] == [None, None, (6.0, 6.0), (3.0, 3.0), (0.0, 0.0)]
+
+
+def test_the_time_left_is_as_uncertain_as_the_trials_differ():
+    left_s, (low_s, high_s) = estimate_rest_s([2.0, 4.0, 6.0], 2)
+    assert left_s == 8.0
+    assert high_s - left_s == pytest.approx(4.303 * 2.0 * math.sqrt(2 + 4 / 3), rel=1e-3)
+    assert low_s == 0.0  # never below nothing
+
+
+def test_the_budget_bounds_what_is_left_and_its_interval():
+    events = []
+    run(
+        search.exhaustive(build_space(batch_size=SIZES)),
+        lambda plan: Answer(samples_per_s=1.0, seconds=1.0 + plan["batch_size"] / 64),
+        on_event=events.append,
+        n_planned=500,
+        budget_s=100.0,
+    )
+    done = [event for event in events if isinstance(event, TrialDone)]
+    assert len(done) >= 3
+    assert all(event.seconds_left <= 100.0 for event in done)
+    assert all(event.seconds_left_ci95[1] <= 100.0 for event in done[2:])
 
 
 def test_a_skipped_row_never_reaches_the_target():

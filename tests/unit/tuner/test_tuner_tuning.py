@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from fulltilt.config import config_from_values
+from fulltilt.errors import RunFolderError
 from fulltilt.hardware import read_machine
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import WorkloadSource
@@ -44,6 +45,25 @@ def test_finalists_and_the_users_plan_are_run_side_by_side():
     assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds)]
     assert notes == []
     assert conclude.select_baseline(session.rows, USER).samples_per_s == 320.0
+
+
+def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(tmp_path):
+    def open_folder(options, **data):
+        config = config_from_values({"task": "some:thing", "data": data}, base_dir=".")
+        source = WorkloadSource(config=config.to_values(), base_dir=".")
+        aim = TuneTarget(config=config, source=source, name="x", digest="0")
+        parts = tuning._list_fingerprint_parts(aim, options, read_machine())
+        return RunFolder(tmp_path, fingerprint_parts=parts, command="tune", results=["trials.jsonl"])
+
+    quick = dataclasses.replace(OPTIONS, batch_sizes=None, strategy="quick", memory_limit_bytes=3 * 2**30)
+    with open_folder(OPTIONS, batch_size=64) as folder:
+        folder.append_line("trials.jsonl", "{}")
+    open_folder(dataclasses.replace(OPTIONS, strategy="model_first", budget_s=3.0), batch_size=64).close()
+    with pytest.raises(RunFolderError) as refused:
+        open_folder(quick, batch_size=32)
+    changed = str(refused.value).partition("changed: ")[2].partition(")")[0]
+    assert changed.startswith("--batch-sizes 16 64 → not given, --memory-limit not given → 3GiB, --quick")
+    assert "data.batch_size 64 → 32" in str(refused.value)
 
 
 def test_a_machine_that_does_not_repeat_itself_is_called_noisy():

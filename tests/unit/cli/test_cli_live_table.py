@@ -1,0 +1,196 @@
+"""The table of a search that is redrawn in place: what it holds, that it fits, and how it leaves the terminal."""
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from fulltilt.cli._live import show_search
+from fulltilt.cli._live_table import LiveTable
+from fulltilt.levers import default_plan
+from fulltilt.tuner import SearchNoted, SearchStarted, TrialDone, TrialProgressed, TrialStarted
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+STARTED = SearchStarted(
+    strategy="model_first", grid_size=336, n_planned=30, n_resumed=0, device="cpu", folder="runs/tune/a",
+    memory_room_gib=8.0,
+)  # fmt: skip
+LONG_PLAN = {
+    "batch_size": 4096, "num_workers": 12, "precision": "bf16", "compile": "max-autotune", "channels_last": True,
+    "persistent_workers": True, "prefetch_factor": 8, "pin_memory": True, "fused_optimizer": True,
+}  # fmt: skip
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class FakeClock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def _a_usual_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def make_trial(id, plan=None, *, kind="end_to_end", why="predicted the fastest", **answer):
+    given = Answer(**({"samples_per_s": 1234.0, "memory_gib": 0.5} | answer))
+    row = SimulatedTarget(lambda _: given)(default_plan(plan or {"batch_size": 64}), id=id, why=why)
+    return dataclasses.replace(row, kind=kind)
+
+
+def done(trial, **changes):
+    return TrialDone(**({"trial": trial, "n_done": 3, "n_planned": 12, "seconds_left": 61.0} | changes))
+
+
+def draw(*events, width=160, height=40, clock=None):
+    """The lines of the frame after ``events``, and what was said above it."""
+    above = Console(file=FakeTerminal(), width=width, height=height, highlight=False)
+    table = LiveTable(above, clock=clock or FakeClock())
+    for event in events:
+        table(event)
+    paper = Console(file=io.StringIO(), width=width, height=height)
+    paper.print(table.build_frame())
+    return paper.file.getvalue().splitlines(), above.file.getvalue()
+
+
+def test_a_row_holds_figures_plan_and_why_it_was_run():
+    lines, _ = draw(STARTED, done(make_trial("t3")))
+    row = next(line for line in lines if line.startswith("t3"))
+    assert "1,234 ± 1.0 %" in row
+    assert "0.50 GiB" in row
+    assert "batch_size 64" in row
+    assert "predicted the fastest" in row
+
+
+def test_the_running_trial_says_why_how_long_and_how_far():
+    clock = FakeClock()
+    table = LiveTable(Console(file=FakeTerminal(), width=160), clock=clock)
+    table(TrialStarted(id="t4", plan=default_plan({"batch_size": 128}), why="next to [the] best", n_done=3, n_planned=9))
+    clock.now_s += 12.0
+    table(TrialProgressed(id="t4", values={"stage": "measuring", "n_steps": 24}))
+    paper = Console(file=io.StringIO(), width=160)
+    paper.print(table.build_frame())
+    said = paper.file.getvalue()
+    assert "t4 runs for 12 s: whole run, 24 steps taken" in said
+    assert "batch_size 128" in said
+    assert "next to [the] best" in said
+
+
+def test_a_probe_is_told_from_a_run():
+    started = TrialStarted(
+        id="t4", plan=default_plan({"batch_size": 64}), why="w", kind="device", n_done=3, n_planned=9
+    )
+    lines, _ = draw(STARTED, done(make_trial("t3", kind="loader")), started)
+    assert "loader alone: batch_size 64" in next(line for line in lines if line.startswith("t3"))
+    assert any("t4 runs for" in line and "device probe" in line for line in lines)
+
+
+def test_what_is_left_is_counted_timed_and_has_its_interval():
+    lines, _ = draw(STARTED, done(make_trial("t3"), seconds_left_ci95=(50.0, 72.0)))
+    assert "3 of about 12 trials, about 1 min 01 s left (50 s to 1 min 12 s)" in lines[-1]
+
+
+def test_the_picks_so_far_are_those_of_the_rules_that_decide_at_the_end():
+    fast = make_trial("t1", {"batch_size": 256}, samples_per_s=2100.0, memory_gib=9.0)
+    best = make_trial("t2", {"batch_size": 128}, samples_per_s=2000.0, memory_gib=4.0)
+    small = make_trial("t3", {"batch_size": 32}, samples_per_s=1900.0, memory_gib=1.0)
+    lines, _ = draw(STARTED, *(done(trial) for trial in (fast, best, small)))
+    said = "\n".join(lines)
+    assert "recommended so far: t2, 2,000" in said  # t1 needs more than the room of 8 GiB
+    assert "fastest so far: t1, 2,100" in said
+    assert "least memory so far: t3, 1,900" in said
+
+
+def test_a_plan_that_is_every_pick_stands_once():
+    lines, _ = draw(STARTED, done(make_trial("t1")))
+    assert sum("so far: t1" in line for line in lines) == 1
+    assert any(line.startswith("recommended, fastest, least memory so far: t1") for line in lines)
+
+
+def test_no_pick_is_shown_while_nothing_has_run_whole():
+    failed = make_trial("t1", status="out_of_memory", samples_per_s=None, reason="needs 3 GiB")
+    lines, _ = draw(STARTED, done(make_trial("t0", kind="device")), done(failed))
+    assert not any("so far" in line for line in lines)
+    assert any("OOM" in line and "needs 3 GiB" in line for line in lines)
+
+
+def test_an_error_stays_above_the_table_with_its_reason():
+    failed = make_trial("t1", status="error", samples_per_s=None, reason="no [kernel] image")
+    lines, above = draw(STARTED, SearchNoted(message="a [note]"), done(failed))
+    assert "t1 error: batch_size 64" in above
+    assert "no [kernel] image" in above
+    assert "a [note]" in above
+    assert any("no [kernel] image" in line for line in lines)
+
+
+def test_rows_of_an_earlier_search_stand_in_the_table_and_say_nothing_above_it():
+    failed = make_trial("t1", status="error", samples_per_s=None, reason="no kernel image")
+    lines, above = draw(STARTED, done(failed, is_resumed=True))
+    assert "no kernel image" not in above
+    assert any(line.startswith("t1") for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 129, 130, 200])
+@pytest.mark.parametrize("height", [14, 24, 50])
+def test_a_frame_fits_the_terminal_however_long_the_plans_are(width, height):
+    why = "the model expects it 3.4 % faster than the best so far, and it corrects the loader's share " * 3
+    events = [done(make_trial(f"t{n}", LONG_PLAN, why=why, samples_per_s=1e6 + n)) for n in range(30)]
+    running = TrialStarted(id="t30", plan=default_plan(LONG_PLAN), why=why, n_done=30, n_planned=40, kind="repeat")
+    lines, _ = draw(STARTED, *events, running, width=width, height=height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert any(line.startswith("t29") for line in lines)  # the newest is never the one that is left out
+    assert any("t30 runs for" in line for line in lines)
+
+
+def test_sixty_columns_keep_the_figures_whole_and_cut_the_words():
+    lines, _ = draw(STARTED, done(make_trial("t3", LONG_PLAN, why="a reason " * 20)), width=60, height=24)
+    index = next(index for index, line in enumerate(lines) if line.startswith("t3"))
+    assert "1,234 ± 1.0 %  0.50 GiB  batch_size 4096" in lines[index]
+    assert lines[index].endswith("…")
+    assert lines[index + 1].strip().startswith("a reason")
+
+
+def test_the_table_is_gone_at_the_end_and_the_cursor_back():
+    console = Console(file=FakeTerminal(), width=100, height=30, highlight=False)
+    with show_search(console) as view:
+        view(STARTED)
+        view(done(make_trial("t3")))
+    said = console.file.getvalue()
+    assert said.rindex(SHOW_CURSOR) > said.rindex(HIDE_CURSOR)
+    assert "model_first search on cpu: grid of 336; runs/tune/a" in said
+    assert "\x1b[2K" in said  # lines of it were erased
+    after_frame = said[said.rindex("of about 12") :]
+    assert "\x1b[1A" in after_frame  # the cursor went back up over it
+
+
+def test_ctrl_c_shows_the_cursor_again_and_leaves_the_last_frame():
+    console = Console(file=FakeTerminal(), width=100, height=30, highlight=False)
+    with pytest.raises(KeyboardInterrupt), show_search(console) as view:
+        view(STARTED)
+        view(done(make_trial("t3")))
+        raise KeyboardInterrupt
+    said = console.file.getvalue()
+    assert said.rindex(SHOW_CURSOR) > said.rindex(HIDE_CURSOR)
+    after_frame = said[said.rindex("of about 12") :]
+    assert "\x1b[1A" not in after_frame
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(file=FakeTerminal(), width=100, highlight=False)
+    with show_search(console) as view:
+        view(done(make_trial("t3")))
+    said = console.file.getvalue()
+    assert "3 of about 12" in said
+    assert HIDE_CURSOR not in said
