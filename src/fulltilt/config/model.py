@@ -344,8 +344,10 @@ class Config(Section):
 
     @property
     def digest(self) -> str:
-        """A stable hash of the values; the folder they lie in does not matter."""
-        text = json.dumps(self.to_values(), sort_keys=True, separators=(",", ":"))
+        """A stable hash of the values; the folder they lie in does not matter, nor does what a search promised."""
+        values = self.to_values()
+        values["run"].pop("promise")
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __eq__(self, other: object) -> bool:
