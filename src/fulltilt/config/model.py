@@ -164,11 +164,16 @@ class _Speed(Section):
 
 
 class Promise(Section):
-    """What a search measured of the plan it wrote into the file, and of which plan and machine that is true."""
+    """What a search measured of the plan it wrote into the file, and of what that is true: the plan, the machine and
+    its device, the model and the data; one that says nothing of something is true of any."""
 
     samples_per_s: Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
     plan: Text
     machine: Text
+    device: Text | None = None
+    model: Text | None = None
+    n_parameters: NaturalInt | None = None
+    data: Text | None = None
     threads: PositiveInt | None = None
     data_wait_pct: Annotated[float, annotated_types.Ge(0)] | None = None
 

@@ -20,6 +20,8 @@ from fulltilt.tuner.recommend import plan_learning_rate
 from fulltilt.tuner.result import TuneResult
 
 BATCH = ("batch_size", "accumulate")
+MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
+"""Key of a promise → what the probe of the workload calls it."""
 OWN_COMMENT = r"fulltilt tune: [\d,]+ samples/s"
 
 
@@ -148,6 +150,8 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
         "plan": compute_plan_digest(trial.plan),
         "machine": result.machine.hostname_hash,
     }
+    measured_on = {name: result.workload.get(key) for name, key in MEASURED_ON.items()}
+    promise |= {name: value for name, value in measured_on.items() if value is not None}
     if isinstance(trial.observed.get("threads"), int):
         promise["threads"] = trial.observed["threads"]
     phases = trial.phases_ms

@@ -32,6 +32,7 @@ def make_result(plan, rate, *, user_plan, ci95=None, runs=(), tried=(), **measur
         picks=types.SimpleNamespace(recommended=pick),
         learning_rate=rate,
         machine=types.SimpleNamespace(hostname_hash="00ab12"),
+        workload={"name": "digits", "model": "CNN", "n_parameters": 10, "data": "Digits, 8 samples"},
         user_plan=user_plan,
         trials=(trial, *map(make_trial, (user_plan, *tried))),
         repeats=(),
@@ -210,6 +211,8 @@ def test_what_was_measured_travels_with_the_settings(config, tmp_path):
     promise = applied.run.promise
     assert promise.samples_per_s == [1190.0, 1300.0]  # the row's interval, widened to its runs side by side
     assert (promise.machine, promise.threads, promise.data_wait_pct) == ("00ab12", 2, 25.0)
+    assert (promise.model, promise.n_parameters, promise.data) == ("CNN", 10, "Digits, 8 samples")
+    assert promise.device is None  # the probe did not say
     assert promise.plan == compute_plan_digest(plan) == compute_plan_digest(plan_of(applied))
     assert apply_result(result, tmp_path / "a.yaml", searched=config).diff == ""
 
