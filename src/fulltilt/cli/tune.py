@@ -107,13 +107,13 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
     """Train both plans in turn, and put the verdict into the result; why there is none is said there too."""
     from fulltilt.report import format_duration
     from fulltilt.tuner.apply import plan_changes
-    from fulltilt.tuner.verify import run_verification
+    from fulltilt.tuner.verify import VERIFY_FOLDER, run_verification
 
     settings = plan_changes(result, config, searched=config).values
     if not settings:
         return _without_verification(result, "the recommended plan is the user's own: there is nothing to compare")
 
-    folder, start_s = Path(result.folder or ".") / "verify", time.monotonic()
+    folder, start_s = Path(result.folder or ".") / VERIFY_FOLDER, time.monotonic()
 
     def tell(arm: str, seed: int, n_done: int, n_planned: int) -> None:
         each_s = (time.monotonic() - start_s) / max(n_done, 1)

@@ -105,7 +105,7 @@ def describe_data(dataset: Any, facts: Facts) -> str:
 
 
 def name_device(device: torch.device) -> str:
-    """"cpu", or what the driver calls the GPU."""
+    """ "cpu", or what the driver calls the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

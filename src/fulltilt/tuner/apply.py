@@ -131,7 +131,9 @@ def _find_rate(config: Config) -> tuple[str, float]:
 
 
 def _describe_kept(plan: Plan, measured: Plan) -> list[str]:
-    kept = [f"{name} {plan[name]} (measured with {measured[name]})" for name in measured if plan[name] != measured[name]]
+    kept = [
+        f"{name} {plan[name]} (measured with {measured[name]})" for name in measured if plan[name] != measured[name]
+    ]
     return [f"it holds another plan than the one measured, and so no run.promise: {', '.join(kept)}"] if kept else []
 
 
