@@ -125,7 +125,7 @@ def record_grid(
     )  # fmt: skip
     machine = read_machine()
     parts = {
-        "config": aim.config.digest, "code": fulltilt.__version__, "workload": aim.digest, "machine": machine.cpu_model,
+        "config": aim.config.digest, "code": fulltilt.__version__, "workload": aim.code, "machine": machine.cpu_model,
         "options": dataclasses.asdict(options), "n_repeats": n_repeats,
     }  # fmt: skip
     with RunFolder(

@@ -114,6 +114,7 @@ def test_the_document_of_a_search_is_valid_and_comes_back(searched):
     assert result.search.grid_size == 5
     assert len(result.trials) == 6  # and the settings as they were, which lie off the grid
     assert result.workload["n_samples"] == 40_000
+    assert (result.workload["data"], result.workload["device_name"]) == ("TensorDataset, 40000 samples", "cpu")
     assert (result.learning_rate.start, result.learning_rate.rule) == (0.1, "sqrt")
     assert result.baseline.plan["batch_size"] == 32
 
@@ -166,6 +167,22 @@ def test_the_same_search_again_runs_no_trial(searched):
 def test_another_search_in_the_same_folder_is_refused(searched):
     with pytest.raises(RunFolderError, match="flags"):
         tune(**(GRID | {"batch_sizes": [32]}))
+
+
+def test_rows_of_other_code_are_left_aside_with_what_changed(project):
+    """The user's optimizer is another one now, and the rows of the old one say nothing of it."""
+    settings = {"benchmark.test_mixed_precision": False, "data.batch_size": 64, "benchmark.levers": {}}
+    options = {"batch_sizes": [64], "exhaustive": True, "out": "out", "settings": settings}
+    first = tune(**options)
+    code = (project / "my_workloads.py").read_text()
+    code = code.replace("torch.optim.SGD(parameters, lr=0.1)", "torch.optim.AdamW(parameters)")
+    (project / "my_workloads.py").write_text(code)
+    again = tune(**options)
+    assert (first.workload["optimizer"], again.workload["optimizer"]) == ("SGD", "AdamW")
+    assert again.search.n_resumed == 0
+    (said,) = [note for note in again.notes if "set aside as trials-1.jsonl (changed: workload.my_workloads " in note]
+    assert len(read_rows(project / "out")) == again.search.n_end_to_end
+    assert len((project / "out" / "trials-1.jsonl").read_text().splitlines()) == first.search.n_end_to_end
 
 
 def test_the_effective_batch_stays_when_nobody_frees_it(project):

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     print_result(console, document)
     files = _write_files(result, document)
     if args.apply:
-        print_applied(console, result, args.apply)
+        print_applied(console, result, args.apply, config)
     if args.json:
         write_json(args.json, result.to_json_text())
     console.print("files: " + ", ".join(map(str, files)), markup=False)
@@ -107,13 +107,13 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
     """Train both plans in turn, and put the verdict into the result; why there is none is said there too."""
     from fulltilt.report import format_duration
     from fulltilt.tuner.apply import plan_changes
-    from fulltilt.tuner.verify import run_verification
+    from fulltilt.tuner.verify import VERIFY_FOLDER, run_verification
 
-    settings = plan_changes(result, config)
+    settings = plan_changes(result, config, searched=config).values
     if not settings:
         return _without_verification(result, "the recommended plan is the user's own: there is nothing to compare")
 
-    folder, start_s = Path(result.folder or ".") / "verify", time.monotonic()
+    folder, start_s = Path(result.folder or ".") / VERIFY_FOLDER, time.monotonic()
 
     def tell(arm: str, seed: int, n_done: int, n_planned: int) -> None:
         each_s = (time.monotonic() - start_s) / max(n_done, 1)
@@ -212,14 +212,15 @@ def _print_lines(console: Console, lines: Iterable[str | None]) -> None:
             console.print(f"· {line}", markup=False, soft_wrap=not console.is_terminal)
 
 
-def print_applied(console: Console, result: Any, path: str) -> None:
+def print_applied(console: Console, result: TuneResult, path: str, searched: Config) -> None:
     from fulltilt.tuner.apply import apply_result
 
-    diff = apply_result(result, path)
-    if not diff:
-        console.print(f"{path} holds the recommended settings already", markup=False)
-        return
-    console.print(f"\nwritten into {path}:", markup=False)
-    for line in diff.splitlines():
+    applied = apply_result(result, path, searched=searched)
+    if applied.diff:
+        console.print(f"\nwritten into {path}:", markup=False)
+    else:
+        console.print(f"{path} holds the recommended settings already, as far as they apply to it", markup=False)
+    for line in applied.diff.splitlines():
         style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
         console.print(f"  {line}", style=style, markup=False)
+    _print_lines(console, [f"{path}: {note}" for note in applied.notes])

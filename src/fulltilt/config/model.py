@@ -164,11 +164,16 @@ class _Speed(Section):
 
 
 class Promise(Section):
-    """What a search measured of the plan it wrote into the file, and of which plan and machine that is true."""
+    """What a search measured of the plan it wrote into the file, and of what that is true: the plan, the machine and
+    its device, the model and the data; one that says nothing of something is true of any."""
 
     samples_per_s: Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
     plan: Text
     machine: Text
+    device: Text | None = None
+    model: Text | None = None
+    n_parameters: NaturalInt | None = None
+    data: Text | None = None
     threads: PositiveInt | None = None
     data_wait_pct: Annotated[float, annotated_types.Ge(0)] | None = None
 
@@ -344,8 +349,10 @@ class Config(Section):
 
     @property
     def digest(self) -> str:
-        """A stable hash of the values; the folder they lie in does not matter."""
-        text = json.dumps(self.to_values(), sort_keys=True, separators=(",", ":"))
+        """A stable hash of the values; the folder they lie in does not matter, nor does what a search promised."""
+        values = self.to_values()
+        values["run"].pop("promise")
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __eq__(self, other: object) -> bool:

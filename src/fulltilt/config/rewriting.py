@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,12 @@ class _Edit:
 
 
 def write_settings(
-    path: str | Path, changes: Mapping[str, Any], *, note: str | None = None, out: str | Path | None = None
+    path: str | Path,
+    changes: Mapping[str, Any],
+    *,
+    note: str | None = None,
+    replaces: str | None = None,
+    out: str | Path | None = None,
 ) -> str:
     """Put ``changes`` (by canonical key) into a copy of the file ``path``, or into itself.
 
@@ -41,6 +47,8 @@ def write_settings(
     section it belongs to, with ``note`` as its comment.
 
     Args:
+        replaces: A pattern of notes that earlier calls wrote: a comment that is one and nothing else becomes ``note``,
+            so that no old figure stands beside a new value.
         out: The file to write; ``None``: ``path`` itself.
 
     Returns:
@@ -56,6 +64,8 @@ def write_settings(
     new = old
     for key, value in changes.items():
         new = _write_key(new, str(path), key, value, note)
+    if new != old and replaces is not None:
+        new = re.sub(rf"(?m)  # {replaces}(?=\r?$)", lambda _: _comment(note), new)
     if new != old:
         _verify(old, new, changes, str(path))
     target = Path(out) if out is not None else Path(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,6 +94,19 @@ def resolve_plan(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
 def count_dataset(dataset: Any) -> int | None:
     """Length of a map-style dataset; None for one that streams, whose length is a promise at most."""
     return None if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") else len(dataset)
+
+
+def describe_data(dataset: Any, facts: Facts) -> str:
+    """Which training set this is, in a few words: its class, its file where it has one, and how much of it there is."""
+    file = getattr(dataset, "path", None)
+    name = type(dataset).__name__ if file is None else f"{type(dataset).__name__} of {Path(str(file)).name}"
+    size = "a stream" if facts.n_samples is None else f"{facts.n_samples} samples"
+    return f"{name}, {size}" + ("" if facts.data_bytes is None else f" of {facts.data_bytes} bytes")
+
+
+def name_device(device: torch.device) -> str:
+    """ "cpu", or what the driver calls the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def name_optimizer(optimizer: optim.Optimizer) -> str:

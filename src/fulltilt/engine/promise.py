@@ -1,7 +1,7 @@
 """Holds a run against the speed that the tuner measured for its plan, and says why when it is slower.
 
-The promise stands in the configuration (``run.promise``, written by ``tune --apply``) and names the plan and the
-machine it is true of. Live speed is compared in windows of training time; after several slow ones in a row the machine
+The promise stands in the configuration (``run.promise``, written by ``tune --apply``) and names the plan, the machine,
+the model and the data it is true of. Live speed is compared in windows of training time; after several slow ones in a row the machine
 is asked: the clock, neighbours, the disk, memory, the data workers, the threads.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fulltilt.engine.facts import describe_data, name_device
 from fulltilt.hardware import (
     CpuTimes,
     Nvml,
@@ -263,6 +264,24 @@ class MachineLook:
         }
 
 
+def _find_other(promise: Promise, run: Run) -> str | None:
+    """What the promise is of, where that is not this run."""
+    model = run.setup.model
+    n_parameters = sum(p.numel() for p in model.parameters())
+    compared = [
+        ("plan", promise.plan, compute_plan_digest(run.plan)),
+        ("machine", promise.machine, compute_hostname_hash(socket.gethostname())),
+        ("device", promise.device, name_device(run.device)),
+        ("model", promise.model, type(model).__name__),
+        ("model, by its number of parameters", promise.n_parameters, n_parameters),
+        ("data set", promise.data, describe_data(run.dataset, run.facts)),
+    ]
+    for what, promised, this in compared:
+        if promised is not None and promised != this:
+            return f"run.promise is of another {what} ({promised}, this is {this})"
+    return None
+
+
 def build_watch(run: Run, waits: DataWaits) -> tuple[PromiseWatch | None, str | None]:
     """What holds the run to its promise, and why nothing does although there is one."""
     promise = run.config.run.promise if run.config is not None else None
@@ -273,11 +292,6 @@ def build_watch(run: Run, waits: DataWaits) -> tuple[PromiseWatch | None, str | 
             f"run.promise was measured on one device, and this run has {run.world.n_ranks} processes: it is not held "
             "against this run"
         )
-    remedy = "it is not held against this run; fulltilt tune --apply writes a new one"
-    plan = compute_plan_digest(run.plan)
-    if promise.plan != plan:
-        return None, f"run.promise is of another plan ({promise.plan}, this is {plan}): {remedy}"
-    machine = compute_hostname_hash(socket.gethostname())
-    if promise.machine != machine:
-        return None, f"run.promise was measured on another machine ({promise.machine}, this is {machine}): {remedy}"
+    if other := _find_other(promise, run):
+        return None, f"{other}: it is not held against this run; fulltilt tune --apply writes a new one"
     return PromiseWatch(promise, MachineLook(run.device, waits)), None

@@ -10,10 +10,11 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -37,20 +38,32 @@ class RunFolder:
     Args:
         results: Files that make the folder somebody's. Where none of them is there yet, an earlier run ended before
             it had anything to lose, and another fingerprint takes the folder over.
+        aging: Parts of the fingerprint that change under the same command: data, code. Where no other part differs the
+            earlier results are set aside under another name, ``set_aside`` says so, and the folder starts anew.
 
     Raises:
         RunFolderError: another living process holds it, or it belongs to a run with another fingerprint.
         StorageError: it cannot be created or written.
     """
 
-    def __init__(self, path: str | Path, *, fingerprint_parts: Mapping[str, Any], command: str, results: Sequence[str]):
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        fingerprint_parts: Mapping[str, Any],
+        command: str,
+        results: Sequence[str],
+        aging: Collection[str] = (),
+    ):
         self.path = Path(path)
+        self.set_aside: str | None = None
+        self._command = command
         with _storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._take_lock()
-            self.is_resumed = self._claim(fingerprint_parts, command, results)
+            self.is_resumed = self._claim(fingerprint_parts, command, results, aging)
         except BaseException:
             os.close(self._lock)
             raise
@@ -91,23 +104,42 @@ class RunFolder:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
-    def _claim(self, parts: Mapping[str, Any], command: str, results: Sequence[str]) -> bool:
-        mine = {"command": command, "fingerprint": compute_fingerprint(parts), "parts": dict(parts)}
+    def state_fingerprint(self, parts: Mapping[str, Any]) -> None:
+        """Say what the results that will lie here depend on; for a folder that holds none yet."""
+        mine = {"command": self._command, "fingerprint": compute_fingerprint(parts), "parts": dict(parts)}
+        self.write_atomic(FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
+
+    def _claim(self, parts: Mapping[str, Any], command: str, results: Sequence[str], aging: Collection[str]) -> bool:
         file = self.path / FINGERPRINT_FILE
         if not file.exists() or not any((self.path / name).exists() for name in results):
-            self.write_atomic(FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
+            self.state_fingerprint(parts)
             return False
         try:
             found = json.loads(file.read_text())
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{file} cannot be read ({error}); give another folder with --out") from None
-        if found.get("command") != command or found.get("fingerprint") != mine["fingerprint"]:
-            changed = _describe_change(found.get("parts", {}), mine["parts"])
-            raise RunFolderError(
-                f"{self.path} holds the results of another run ({changed}); give another folder with --out, "
-                f"or remove this one"
-            )
-        return True
+        if found.get("command") == command and found.get("fingerprint") == compute_fingerprint(parts):
+            return True
+        earlier = found.get("parts", {})
+        if found.get("command") == command and _is_alike(_leave_out(earlier, aging), _leave_out(parts, aging)):
+            names = self._set_aside(results)
+            self.set_aside = f"earlier results are set aside as {names} ({_describe_change(earlier, parts)})"
+            self.state_fingerprint(parts)
+            return False
+        raise RunFolderError(
+            f"{self.path} holds the results of another run ({_describe_change(earlier, parts)}); give another folder "
+            f"with --out, or remove this one"
+        )
+
+    def _set_aside(self, results: Sequence[str]) -> str:
+        """Rename the results, those in a sub-folder too; their new names. None are there under the old ones then."""
+        names = []
+        for old in (Path(name) for name in results if (self.path / name).exists()):
+            numbered = (f"{old.stem}-{number}{old.suffix}" for number in itertools.count(1))
+            names.append(next(name for name in numbered if not (self.path / name).exists()))
+            with _storage_errors(self.path):
+                (self.path / old).rename(self.path / names[-1])
+        return ", ".join(names)
 
 
 def write_atomic(path: Path, content: str | bytes) -> Path:
@@ -217,6 +249,14 @@ def _storage_errors(path: Path) -> Iterator[None]:
         ):
             raise StorageError(f"{path} cannot be written ({error.strerror}); give another place with --out") from error
         raise
+
+
+def _leave_out(parts: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in parts.items() if name not in names}
+
+
+def _is_alike(found: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
+    return compute_fingerprint(found) == compute_fingerprint(mine)
 
 
 def _describe_change(found: Mapping[str, Any], mine: Mapping[str, Any]) -> str:

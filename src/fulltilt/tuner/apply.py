@@ -1,25 +1,140 @@
-"""Write a pick into the user's own YAML file: comments kept, only what differs touched."""
+"""Write a pick into a YAML file of the user's: comments kept, and only what the search varied and what differs touched.
+
+The file need not be the one that was searched with, so everything follows the file: the learning rate is scaled from
+its own, the effective batch stays its own unless the search was free to change it, and what the search never varied
+stays as it is there. A file that then holds another plan than the one that was measured gets no promise.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
-from fulltilt.config import Config, load_config, plan_of, write_settings
+from fulltilt.config import ComponentCall, Config, load_config, parse_call, plan_of, write_settings
 from fulltilt.levers import compute_plan_digest, load_catalogue
+from fulltilt.records import Plan
 from fulltilt.tuner.options import count_ranks
+from fulltilt.tuner.recommend import plan_learning_rate
 from fulltilt.tuner.result import TuneResult
 
+BATCH = ("batch_size", "accumulate")
+MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
+"""Key of a promise → what the probe of the workload calls it."""
+OWN_COMMENT = r"fulltilt tune: [\d,]+ samples/s"
 
-def plan_changes(result: TuneResult, config: Config) -> dict[str, Any]:
-    """Dotted key → value: where ``config`` differs from the recommended plan, and the learning rate if that follows."""
-    plan, catalogue = result.picks.recommended.trial.plan, load_catalogue()
-    current = plan_of(config)
-    changes = {catalogue[name].key: value for name, value in plan.items() if current[name] != value}
-    rate = result.learning_rate
-    if rate.to is not None and rate.to != rate.start:
-        changes["optim.lr"] = float(f"{rate.to:.3g}")
-    return changes
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What a configuration needs to hold a recommended plan.
+
+    Attributes:
+        values: Dotted key → value.
+        plan: What the configuration then holds.
+        notes: What stays otherwise than it was measured, and why.
+    """
+
+    values: dict[str, Any]
+    plan: Plan
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Applied:
+    """What became of the file: a unified diff, empty when nothing differs, and what the user should know."""
+
+    diff: str
+    notes: tuple[str, ...] = ()
+
+
+def plan_changes(result: TuneResult, config: Config, *, searched: Config) -> Changes:
+    """Where ``config`` differs from the recommended plan, and its learning rate if that follows.
+
+    Args:
+        searched: The configuration that the search was about; it may be ``config`` itself.
+    """
+    measured, catalogue = result.picks.recommended.trial.plan, load_catalogue()
+    current, alike = plan_of(config), plan_of(searched)
+    # A value that both configurations spell alike is the measured one, though a search resolves it (precision auto).
+    plan = current.replace(**{name: measured[name] for name in measured if current[name] == alike[name]})
+    varied = find_varied_levers(result)
+    plan = plan.replace(**{name: measured[name] for name in varied if name not in BATCH})
+    batch, notes = _plan_batch(result, current) if varied & set(BATCH) else (current, [])
+    plan = plan.replace(**{name: batch[name] for name in BATCH})
+    values = {catalogue[name].key: plan[name] for name in varied if current[name] != plan[name]}
+    values |= {catalogue[name].key: plan[name] for name in BATCH if current[name] != plan[name]}
+    rate, rate_notes = _plan_rate(result, config, searched, plan)
+    notes += [*rate_notes, *_describe_kept(plan, measured)]
+    order = [lever.key for lever in catalogue.values()]
+    ordered = {key: values[key] for key in sorted(values, key=order.index)}
+    return Changes(values=ordered | rate, plan=plan, notes=tuple(notes))
+
+
+def find_varied_levers(result: TuneResult) -> set[str]:
+    """Levers of which the search ran more than one value, the user's own included."""
+    first = result.user_plan
+    rows = [row for row in (*result.trials, *result.repeats, *result.probes) if row.status != "skipped"]
+    return {name for row in rows for name, value in row.plan.items() if first[name] != value}
+
+
+def _plan_batch(result: TuneResult, current: Plan) -> tuple[Plan, list[str]]:
+    """The recommended batch; while the effective batch was to stay, that of ``current`` stays."""
+    measured = result.picks.recommended.trial.plan
+    if is_batch_free(result):
+        return measured, []
+    batch_size, effective = measured["batch_size"], current.effective_batch_size
+    if effective % batch_size == 0:
+        return current.replace(batch_size=batch_size, accumulate=effective // batch_size), []
+    return current, [
+        f"its effective batch of {effective} is no multiple of the recommended batch_size {batch_size}: batch_size "
+        f"and accumulate stay as they are (--free-batch lets a search change the effective batch)"
+    ]
+
+
+def is_batch_free(result: TuneResult) -> bool:
+    """Whether the search could change the effective batch: by --free-batch, or by batch sizes that were named."""
+    own = result.user_plan.effective_batch_size
+    return result.learning_rate.rule != "none" or any(row.plan.effective_batch_size != own for row in result.trials)
+
+
+def _plan_rate(result: TuneResult, config: Config, searched: Config, plan: Plan) -> tuple[dict[str, Any], list[str]]:
+    """The key that the rate stands at with its value for ``plan``, scaled from the configuration's own pair of rate
+    and batch: a file that holds the plan already keeps its rate."""
+    key, rate = _find_rate(config)
+    scaled = plan_learning_rate(
+        rate, user_plan=plan_of(config), plan=plan, rule=result.learning_rate.rule, is_batch_free=is_batch_free(result)
+    )
+    if scaled.to is None or scaled.to == rate:
+        return {}, []
+    started = result.learning_rate.start
+    if started is None or not math.isclose(started, _find_rate(searched)[1], rel_tol=1e-6):
+        return {}, [
+            f"the learning rate is set by code, not by the file: scale it × {scaled.to / rate:.4g} there "
+            f"({scaled.rule} rule, effective batch {plan_of(config).effective_batch_size} → "
+            f"{plan.effective_batch_size})"
+        ]
+    to = float(f"{scaled.to:.9g}")
+    if key == "optim.lr":
+        return {key: to}, []
+    call = parse_call(config.optim.optimizer if key == "optim.optimizer" else config.task)
+    return {key: str(ComponentCall(call.name, call.args, {**call.kwargs, "lr": to}))}, []
+
+
+def _find_rate(config: Config) -> tuple[str, float]:
+    """The key under which the rate in force stands: an argument of the task or the optimizer wins over ``optim.lr``."""
+    for key, text in (("task", config.task), ("optim.optimizer", config.optim.optimizer)):
+        rate = parse_call(text).kwargs.get("lr")
+        if isinstance(rate, int | float):
+            return key, float(rate)
+    return "optim.lr", config.optim.lr
+
+
+def _describe_kept(plan: Plan, measured: Plan) -> list[str]:
+    kept = [
+        f"{name} {plan[name]} (measured with {measured[name]})" for name in measured if plan[name] != measured[name]
+    ]
+    return [f"it holds another plan than the one measured, and so no run.promise: {', '.join(kept)}"] if kept else []
 
 
 def build_promise(result: TuneResult) -> dict[str, Any] | None:
@@ -37,6 +152,8 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
         "plan": compute_plan_digest(trial.plan),
         "machine": result.machine.hostname_hash,
     }
+    measured_on = {name: result.workload.get(key) for name, key in MEASURED_ON.items()}
+    promise |= {name: value for name, value in measured_on.items() if value is not None}
     if isinstance(trial.observed.get("threads"), int):
         promise["threads"] = trial.observed["threads"]
     phases = trial.phases_ms
@@ -45,21 +162,26 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
     return promise
 
 
-def apply_result(result: TuneResult, path: str | Path) -> str:
-    """Write the recommended plan into ``path`` and return the unified diff, empty when nothing differs.
+def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> Applied:
+    """Write the recommended plan into the file ``path``.
 
-    A file that trains on several devices gets no promise: what was measured on one says nothing of them.
+    A file that trains on several devices gets no promise: what was measured on one says nothing of them. A promise of
+    an earlier search that is of another plan than the file's goes.
+
+    Args:
+        searched: The configuration that the search was about.
 
     Raises:
         ConfigError: the file cannot be read as a configuration. StorageError: it cannot be written.
     """
     config = load_config(path)
-    changes = plan_changes(result, config)
-    trial = result.picks.recommended.trial
-    promise = build_promise(result) if count_ranks(config) == 1 else None
-    if promise is not None:
+    planned = plan_changes(result, config, searched=searched)
+    changes, trial, old = dict(planned.values), result.picks.recommended.trial, config.run.promise
+    is_measured = planned.plan == trial.plan and count_ranks(config) == 1
+    promise = build_promise(result) if is_measured else None
+    if promise is not None or (old is not None and old.plan != compute_plan_digest(planned.plan)):
         changes["run.promise"] = promise
     if not changes:
-        return ""
+        return Applied(diff="", notes=planned.notes)
     note = f"fulltilt tune: {trial.samples_per_s:,.0f} samples/s"
-    return write_settings(path, changes, note=note, out=None)
+    return Applied(diff=write_settings(path, changes, note=note, replaces=OWN_COMMENT), notes=planned.notes)

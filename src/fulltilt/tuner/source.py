@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import hashlib
-import importlib.machinery
-import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -16,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from fulltilt.config import Config, config_from_values, load_config
 from fulltilt.errors import UsageError
 from fulltilt.records import WorkloadSource
+from fulltilt.tuner.code_digest import digest_modules, digest_workload
 
 if TYPE_CHECKING:
     from fulltilt.tasks import Workload
-
-MAX_SOURCE_FILES = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +24,13 @@ class TuneTarget:
     """What is tuned.
 
     Attributes:
-        digest: Of the user's own code as far as it can be found; a change of it makes old rows foreign.
+        code: Digests of the user's own code as far as it can be found, by file; a change of it makes old rows stale.
     """
 
     config: Config
     source: WorkloadSource
     name: str
-    digest: str
+    code: Mapping[str, str]
 
 
 def resolve_target(
@@ -58,12 +54,12 @@ def resolve_target(
         import_paths=find_import_paths(config.base_dir),
         pickled=pickled,
     )
-    digest = own or compute_code_digest(config, source.import_paths)
-    return TuneTarget(config=config, source=source, name=config.run.name or name, digest=digest)
+    code = digest_modules(config, source.import_paths) | (own or {})
+    return TuneTarget(config=config, source=source, name=config.run.name or name, code=code)
 
 
-def _read_target(target: Any) -> tuple[Config, str, str | None, str | None]:
-    """Configuration, name, pickled workload, digest of the pickled workload's code."""
+def _read_target(target: Any) -> tuple[Config, str, str | None, dict[str, str] | None]:
+    """Configuration, name, pickled workload, digests of the pickled workload's code."""
     if isinstance(target, Config):
         name = Path(target.source).stem if target.source else target.task.replace(":", ".")
         return target, name, None, None
@@ -77,7 +73,7 @@ def _read_target(target: Any) -> tuple[Config, str, str | None, str | None]:
         name = getattr(target, "name", "workload")
         if path is not None:
             return _build_config(path), name, None, None
-        return _build_config(None), name, pickle_workload(target), _digest_workload(target)
+        return _build_config(None), name, pickle_workload(target), digest_workload(target)
     raise UsageError(
         f"tune takes a Config, a Workload, a configuration file or 'module:object', not {type(target).__name__}"
     )
@@ -139,37 +135,3 @@ def find_import_paths(base_dir: str) -> tuple[str, ...]:
         if Path(path).is_dir() and not any(path == p or path.startswith(p + os.sep) for p in own):
             paths.append(path)
     return tuple(dict.fromkeys(paths))
-
-
-def compute_code_digest(config: Config, import_paths: tuple[str, ...]) -> str:
-    """Digest of the files of every ``module:object`` that the configuration names."""
-    digest = hashlib.sha256()
-    values = (config.task, config.model, config.loss, config.data.dataset, config.data.val_dataset)
-    for value in values:
-        if isinstance(value, str) and ":" in value:
-            for file in find_module_files(value.partition(":")[0].strip(), import_paths):
-                digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def find_module_files(module: str, import_paths: tuple[str, ...]) -> list[Path]:
-    """The source files of a module or of its whole package, without importing it; none when it is not found there."""
-    spec = importlib.machinery.PathFinder.find_spec(module.split(".")[0], list(import_paths))
-    if spec is None or spec.origin is None:
-        return []
-    if spec.submodule_search_locations is None:
-        return [Path(spec.origin)]
-    return sorted(Path(spec.origin).parent.rglob("*.py"))[:MAX_SOURCE_FILES]
-
-
-def _digest_workload(workload: Any) -> str:
-    """Digest of the source text of its functions; pickles differ from process to process."""
-    digest = hashlib.sha256()
-    for name in ("model", "dataset", "loss", "optimizer", "validation", "prepare", "collate"):
-        part = getattr(workload, name, None)
-        try:
-            text = inspect.getsource(part if inspect.isroutine(part) or inspect.isclass(part) else type(part))
-        except (OSError, TypeError):
-            text = repr(type(part))
-        digest.update(f"{name}={text}".encode())
-    return digest.hexdigest()[:16]

@@ -118,7 +118,9 @@ def run_roofs(request: TrialRequest, answer: Answer) -> None:
 
 
 def run_facts(request: TrialRequest, answer: Answer) -> None:
-    """Build the run without a step and answer with what guards and the report need to know of it."""
+    """Build the run without a step and answer with what guards, the report and a promise need to know of it."""
+    from fulltilt.engine.facts import describe_data, name_device
+
     with _build(request, answer) as run:
         model = run.setup.model
         optimizer = run.setup.optimizer
@@ -127,6 +129,8 @@ def run_facts(request: TrialRequest, answer: Answer) -> None:
             "model": type(model).__name__,
             "n_parameters": sum(p.numel() for p in model.parameters()),
             "n_samples": run.n_samples,
+            "data": describe_data(run.dataset, run.facts),
+            "device_name": name_device(run.device),
             "optimizer": type(optimizer).__name__,
             "learning_rate": float(optimizer.param_groups[0]["lr"]),
             "notes": list(run.notes),

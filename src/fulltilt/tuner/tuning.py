@@ -21,6 +21,7 @@ from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import recommend, search
 from fulltilt.tuner.conclude import conclude
 from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS
+from fulltilt.tuner.data_stamp import stamp_data
 from fulltilt.tuner.finals import run_finals
 from fulltilt.tuner.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib, note_ranks
@@ -32,11 +33,14 @@ from fulltilt.tuner.source import TuneTarget, resolve_target
 from fulltilt.tuner.space import Space, build_space
 from fulltilt.tuner.target import PROBE_ID, ROOFS_ID, ProcessTarget
 from fulltilt.tuner.trial import refuse_inside_trial
+from fulltilt.tuner.verify import VERIFY_FOLDER
 
 if TYPE_CHECKING:
     from fulltilt.tasks import Workload
 
 RESULT_FILE = "tune.json"
+CODE, DATA = "code of the workload", "files of the data"
+"""Parts of the fingerprint that change while the command stays the same: rows of before then say nothing."""
 
 
 def tune(
@@ -97,8 +101,10 @@ def tune(
     machine = read_machine()
     path = Path(out) if out is not None else Path("runs") / "tune" / aim.name
     parts = _list_fingerprint_parts(aim, options, machine)
-    with RunFolder(path, fingerprint_parts=parts, command="tune", results=[JOURNAL_FILE]) as folder:
+    results = [JOURNAL_FILE, VERIFY_FOLDER]
+    with RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA)) as folder:
         notes = note_ranks(aim.config, device, options.device)
+        notes += () if folder.set_aside is None else (folder.set_aside,)
         return _run(aim, options, machine, folder, on_event or (lambda event: None), notes)
 
 
@@ -127,6 +133,8 @@ def _run(
     )
     try:
         probe = target.read_facts(default_plan({"batch_size": 1}))
+        if not folder.is_resumed:  # a first use of the data may have fetched or prepared them
+            folder.state_fingerprint(_list_fingerprint_parts(aim, options, machine))
         space = build_space(
             aim.config,
             _merge_facts(probe.facts, machine, options.device),
@@ -245,10 +253,13 @@ def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Mach
         "--free-batch": options.free_batch,
         "--quick (shorter trials)": options.is_quick,
     }
+    values = aim.config.to_values()
+    values["run"].pop("promise")  # a search must not lose its rows to what it promised itself
     return {
-        **aim.config.to_values(),
+        **values,
         "version of fulltilt": fulltilt.__version__,
-        "code of the workload": aim.digest,
+        CODE: aim.code,
+        DATA: stamp_data(aim.config),
         **{flag: "not given" if value is None or value is False else value for flag, value in flags.items()},
         "machine": {
             "host": machine.hostname_hash,

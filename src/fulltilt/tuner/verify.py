@@ -21,6 +21,7 @@ from fulltilt.errors import NonFiniteLossError, TrainingError
 from fulltilt.records.run_folder import read_lines, write_atomic
 from fulltilt.tuner.quality import ARMS, Arm, Verification, judge
 
+VERIFY_FOLDER = "verify"
 N_PAIRS = 3
 STOP_S = 30.0  # a run that is told to end saves a checkpoint first
 

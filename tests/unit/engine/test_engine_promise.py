@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from training_cases import Points, Recorder, build_config, build_workload, run_train
 
-from fulltilt.config import plan_of
+from fulltilt.config import config_from_values, plan_of
 from fulltilt.config.model import Promise
 from fulltilt.engine import promise as promise_module
+from fulltilt.engine.build import build_run
 from fulltilt.engine.promise import (
     N_SLOW_WINDOWS,
     WINDOW_S,
@@ -29,7 +31,9 @@ from fulltilt.engine.promise import (
 from fulltilt.engine.world import World
 from fulltilt.hardware import CpuTimes, FakeNvml, NvmlDevice, NvmlProcess, build_status, read_machine, read_pressure
 from fulltilt.levers import compute_plan_digest
-from fulltilt.records import Noted
+from fulltilt.records import Noted, TrialRequest, WorkloadSource
+from fulltilt.tuner.apply import MEASURED_ON
+from fulltilt.tuner.trial import run_facts
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PROMISE = Promise(samples_per_s=[900.0, 1100.0], plan="p", machine="m", threads=4, data_wait_pct=5.0)
@@ -174,13 +178,39 @@ def promise_for_this(**changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"), [({"plan": "other"}, "of another plan"), ({"machine": "other"}, "on another machine")]
+    ("changes", "expected"),
+    [
+        ({"plan": "other"}, "of another plan (other, this is "),
+        ({"machine": "other"}, "of another machine (other, this is "),
+        ({"device": "NVIDIA H100"}, "of another device (NVIDIA H100, this is cpu)"),
+        ({"model": "ResNet"}, "of another model (ResNet, this is Sequential)"),
+        ({"n_parameters": 3}, "of another model, by its number of parameters (3, this is "),
+        ({"data": "CIFAR10, 50000 samples"}, "of another data set (CIFAR10, 50000 samples, this is Points, "),
+    ],
 )
 def test_a_promise_of_something_else_is_not_held_against_the_run(tmp_path, changes, expected):
     config = promise_for_this(**changes)
     result, recorder = run_train(tmp_path, config)
-    assert any(expected in note and "not held against this run" in note for note in result.notes)
+    (said,) = [note for note in result.notes if "not held against this run" in note]
+    assert expected in said
     assert not any("tune measured" in note.message for note in recorder.of(Noted))
+
+
+def test_a_run_is_held_to_a_promise_that_was_made_of_the_same_things():
+    """What the tuner's probe says of a workload is what a training run of it finds."""
+    values = {"task": "training_cases:build_workload", "data": {"batch_size": 16}}
+    config = config_from_values(values, base_dir=str(Path(__file__).parent))
+    plan = plan_of(config)
+    source = WorkloadSource(config=config.to_values(), base_dir=config.base_dir)
+    answers = []
+    run_facts(TrialRequest(id="facts", source=source, plan=plan, device="cpu", n_steps=1), answers.append)
+    measured = {key: answers[-1]["workload"][name] for key, name in MEASURED_ON.items()}
+    assert measured["data"] == "Points, 90 samples"
+    promise = {"samples_per_s": [1, 2], "plan": compute_plan_digest(plan), "machine": read_machine().hostname_hash}
+    promised = config_from_values({**values, "run": {"promise": promise | measured}}, base_dir=config.base_dir)
+    with build_run(promised, plan, device="cpu") as run:
+        watch, missing = promise_module.build_watch(run, DataWaits())
+    assert (type(watch), missing) == (PromiseWatch, None)
 
 
 BURN = """

@@ -24,6 +24,48 @@ def test_the_same_run_resumes_and_another_is_refused_with_what_changed(tmp_path)
         RunFolder(tmp_path / "run", fingerprint_parts=PARTS, command="train", results=[JOURNAL])
 
 
+def open_aging(path, **parts):
+    results = [JOURNAL, "verify"]
+    parts = {**PARTS, "data": {"a.h5": {"n_bytes": 1}}, **parts}
+    return RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=("data",))
+
+
+def test_results_of_other_data_are_set_aside_and_said(tmp_path):
+    """Rows of yesterday's file were once taken for rows of today's."""
+    for number in (1, 2):
+        with open_aging(tmp_path, data={"a.h5": {"n_bytes": number}}) as folder:
+            assert not folder.is_resumed
+            assert folder.read_lines(JOURNAL) == []
+            folder.append_line(JOURNAL, f"of {number}")
+            (tmp_path / "verify").mkdir()
+    with open_aging(tmp_path, data={"a.h5": {"n_bytes": 3}}) as folder:
+        assert folder.set_aside == (
+            "earlier results are set aside as trials-2.jsonl, verify-2 (changed: data.a.h5.n_bytes 2 → 3)"
+        )
+    assert (tmp_path / "trials-1.jsonl").read_text() == "of 1\n"
+    assert (tmp_path / "trials-2.jsonl").read_text() == "of 2\n"
+    with open_aging(tmp_path, data={"a.h5": {"n_bytes": 3}}) as folder:
+        assert folder.set_aside is None
+
+
+def test_what_does_not_age_is_refused_whatever_else_changed(tmp_path):
+    with open_aging(tmp_path) as folder:
+        folder.append_line(JOURNAL, "one")
+    with pytest.raises(RunFolderError, match="changed: data.*machine m1 → m2"):
+        open_aging(tmp_path, machine="m2", data={})
+    assert read_lines(tmp_path / JOURNAL) == ["one"]
+
+
+def test_a_fingerprint_that_is_stated_later_is_the_one_that_counts(tmp_path):
+    """Data that the first search fetched are there from the start of the second one."""
+    fetched = {"a.h5": {"n_bytes": 9}}
+    with open_aging(tmp_path, data={}) as folder:
+        folder.state_fingerprint({**PARTS, "data": fetched})
+        folder.append_line(JOURNAL, "one")
+    with open_aging(tmp_path, data=fetched) as folder:
+        assert folder.is_resumed
+
+
 def test_a_second_process_is_refused_while_the_first_lives(tmp_path):
     folder = RunFolder(tmp_path, fingerprint_parts=PARTS, command="tune", results=[JOURNAL])
     with pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):

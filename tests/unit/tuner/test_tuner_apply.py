@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 
 import pytest
@@ -10,25 +9,40 @@ import pytest
 from fulltilt.config import load_config, plan_of
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
-from fulltilt.tuner.apply import apply_result, plan_changes
+from fulltilt.tuner.apply import Applied, apply_result, plan_changes
 from fulltilt.tuner.recommend import LearningRate
 
 TEXT = "model: small_cnn  # mine\ndata: {dataset: digits, batch_size: 32}\noptim: {lr: 0.1}  # tuned by hand\n"
 
 
-def make_result(plan, rate, *, ci95=None, runs=(), **measured):
-    trial = types.SimpleNamespace(
+def make_trial(plan, **measured):
+    return types.SimpleNamespace(
         plan=plan,
+        status="ok",
         samples_per_s=1234.0,
-        samples_per_s_ci95=ci95,
-        **{"observed": {}, "phases_ms": None, **measured},
+        **{"samples_per_s_ci95": None, "observed": {}, "phases_ms": None, **measured},
     )
+
+
+def make_result(plan, rate, *, user_plan, ci95=None, runs=(), tried=(), **measured):
+    """A search that ran ``user_plan``, ``plan`` and the ``tried``, and recommends ``plan``."""
+    trial = make_trial(plan, samples_per_s_ci95=ci95, **measured)
     pick = types.SimpleNamespace(trial=trial, runs_samples_per_s=runs)
     return types.SimpleNamespace(
         picks=types.SimpleNamespace(recommended=pick),
         learning_rate=rate,
         machine=types.SimpleNamespace(hostname_hash="00ab12"),
+        workload={"name": "digits", "model": "CNN", "n_parameters": 10, "data": "Digits, 8 samples"},
+        user_plan=user_plan,
+        trials=(trial, *map(make_trial, (user_plan, *tried))),
+        repeats=(),
+        probes=(),
     )
+
+
+SAME_RATE = LearningRate(rule="none", start=0.1, to=0.1)
+SQRT = LearningRate(rule="sqrt", start=0.1, to=0.2)
+PROMISED = {"ci95": (100.0, 300.0), "runs": (150.0, 200.0)}
 
 
 @pytest.fixture
@@ -37,13 +51,28 @@ def config(tmp_path):
     return load_config(tmp_path / "a.yaml")
 
 
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text):
+        (tmp_path / "b.yaml").write_text(text)
+        return tmp_path / "b.yaml"
+
+    return write_file
+
+
+def recommend(config, changes, rate=SAME_RATE, **more):
+    user_plan = plan_of(config)
+    return make_result(user_plan.replace(**changes), rate, user_plan=user_plan, **more)
+
+
 def test_only_what_differs_is_written_and_comments_stay(config, tmp_path):
-    plan = plan_of(config).replace(batch_size=128, compile=True)
-    result = make_result(plan, LearningRate(rule="sqrt", start=0.1, to=0.2))
-    assert plan_changes(result, config) == {"data.batch_size": 128, "speed.compile": True, "optim.lr": 0.2}
-    diff = apply_result(result, tmp_path / "a.yaml")
+    changes = {"batch_size": 128, "compile": True}
+    result, plan = recommend(config, changes, SQRT), plan_of(config).replace(**changes)
+    planned = plan_changes(result, config, searched=config)
+    assert planned.values == {"data.batch_size": 128, "speed.compile": True, "optim.lr": 0.2}
+    assert planned.plan == plan
+    assert "+" in apply_result(result, tmp_path / "a.yaml", searched=config).diff
     written = (tmp_path / "a.yaml").read_text()
-    assert "+" in diff
     assert "# mine" in written
     assert "# tuned by hand" in written
     assert plan_of(load_config(tmp_path / "a.yaml")) == plan
@@ -51,49 +80,174 @@ def test_only_what_differs_is_written_and_comments_stay(config, tmp_path):
 
 
 def test_a_file_that_holds_the_pick_already_is_left_alone(config, tmp_path):
-    result = make_result(plan_of(config), LearningRate(rule="none", start=0.1, to=0.1))
-    assert apply_result(result, tmp_path / "a.yaml") == ""
+    applied = apply_result(recommend(config, {}), tmp_path / "a.yaml", searched=config)
+    assert applied == Applied(diff="")
     assert (tmp_path / "a.yaml").read_text() == TEXT
 
 
-def test_a_rate_that_is_not_known_is_not_written(config):
-    rate = LearningRate(rule="sqrt", start=None, to=None)
-    plan = plan_of(config).replace(num_workers=2)
-    assert plan_changes(make_result(plan, rate), config) == {"data.num_workers": 2}
-    known = dataclasses.replace(rate, start=0.1, to=0.1)
-    assert "optim.lr" not in plan_changes(make_result(plan, known), config)
+def test_a_rate_that_the_file_does_not_set_is_not_written(config):
+    for start in (None, 0.7):  # not known; set by the workload's own code
+        rate = LearningRate(rule="sqrt", start=start, to=None)
+        planned = plan_changes(recommend(config, {"batch_size": 128}, rate), config, searched=config)
+        assert planned.values == {"data.batch_size": 128}
+        assert planned.notes == (
+            "the learning rate is set by code, not by the file: scale it × 2 there (sqrt rule, effective batch 32 → "
+            "128)",
+        )
+    kept = plan_changes(recommend(config, {"num_workers": 2}, SQRT), config, searched=config)
+    assert kept.values == {"data.num_workers": 2}
+
+
+def test_the_rate_follows_the_file_that_is_written_and_not_the_one_that_was_searched(config, write):
+    """A rate that was made from the searched file's own once stood beside the batch of another file."""
+    file = write("dataset: digits\nbatch_size: 64\nlearning_rate: 0.03  # mine\n")
+    result = recommend(config, {"batch_size": 128}, SQRT)
+    apply_result(result, file, searched=config)
+    written = load_config(file)
+    assert (written.data.batch_size, written.optim.lr) == (128, pytest.approx(0.03 * 2**0.5, rel=1e-8))
+    assert "  # mine" in file.read_text()
+
+
+def test_applying_twice_changes_nothing_the_second_time(config, write):
+    file = write("dataset: digits\nbatch_size: 64\nlearning_rate: 0.03\n")
+    result = recommend(config, {"batch_size": 128, "compile": True}, SQRT, **PROMISED)
+    assert apply_result(result, file, searched=config).diff
+    once = file.read_text()
+    assert apply_result(result, file, searched=config).diff == ""
+    assert file.read_text() == once
+
+
+def test_there_and_back_again_the_rate_is_as_it_was(config, tmp_path):
+    """Three digits of each rate added up to another rate after some searches."""
+    file = tmp_path / "a.yaml"
+    for batch_size in (64, 32) * 5:
+        now = load_config(file)
+        rate = LearningRate(rule="sqrt", start=now.optim.lr, to=None)
+        apply_result(recommend(now, {"batch_size": batch_size}, rate), file, searched=now)
+    assert load_config(file).optim.lr == pytest.approx(0.1, rel=1e-7)
+
+
+def test_a_rate_inside_the_optimizer_is_the_one_that_changes(config, write):
+    file = write("dataset: digits\nbatch_size: 32\noptim: {optimizer: 'sgd(lr=0.5, momentum=0.9)'}\n")
+    apply_result(recommend(config, {"batch_size": 128}, SQRT), file, searched=config)
+    written = load_config(file)
+    assert written.optim.optimizer == "sgd(lr=1.0, momentum=0.9)"
+    assert "optim.lr" not in {key for key, place in written.provenance.items() if place != "default"}
+
+
+def test_what_the_search_never_varied_stays_as_the_file_has_it(config, write):
+    file = write("dataset: digits\nbatch_size: 32\ncompile: true\nprefetch_factor: 4\n")
+    result = recommend(config, {"num_workers": 2}, tried=[plan_of(config).replace(channels_last=True)], **PROMISED)
+    applied = apply_result(result, file, searched=config)
+    written = load_config(file)
+    assert (written.speed.compile, written.data.prefetch_factor, written.data.num_workers) == (True, 4, 2)
+    assert written.run.promise is None
+    assert len(applied.notes) == 1
+    assert "compile True (measured with False), prefetch_factor 4 (measured with None)" in applied.notes[0]
+
+
+def test_a_value_that_was_tried_and_lost_is_taken_back(config, write):
+    file = write("dataset: digits\nbatch_size: 32\ncompile: true\n")
+    result = recommend(config, {}, tried=[plan_of(config).replace(compile=True)], **PROMISED)
+    assert not apply_result(result, file, searched=config).notes
+    assert load_config(file).speed.compile is False
+    assert load_config(file).run.promise is not None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected", "n_notes"),
+    [("batch_size: 256", (16, 16), 1), ("batch_size: 32", (16, 2), 0), ("batch_size: 40", (40, 1), 2)],
+)
+def test_the_effective_batch_stays_the_files_own_unless_it_was_free(config, write, sizes, expected, n_notes):
+    file = write(f"dataset: digits\n{sizes}\nlearning_rate: 0.03\n")
+    applied = apply_result(recommend(config, {"batch_size": 16, "accumulate": 2}), file, searched=config)
+    written = load_config(file)
+    assert (written.data.batch_size, written.speed.accumulate) == expected
+    assert written.optim.lr == 0.03
+    assert len(applied.notes) == n_notes
+
+
+def test_every_spelling_of_a_lever_is_written(config, write):
+    file = write(
+        "data: {dataset: digits, batch_size: 32}\n"
+        "gpu:\n    gradient_accumulation: 1  # STL-10\n    mixed_precision: false\n"
+        "dataloader:\n  train: basic(prefetch_factor=2)\n"
+    )
+    plan = {"batch_size": 16, "accumulate": 2, "precision": "bf16", "prefetch_factor": 4, "num_workers": 2}
+    apply_result(recommend(config, plan), file, searched=config)
+    assert plan_of(load_config(file)) == plan_of(config).replace(**plan)
+    written = file.read_text()
+    assert "gradient_accumulation: 2  # STL-10\n    mixed_precision: bf16\n" in written
+    assert "train: basic(prefetch_factor=4)" in written
+
+
+def test_figures_of_an_earlier_search_go_and_the_users_comments_stay(config, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text(TEXT + "speed:\n  compile: false  # slow to start\n")
+    config = load_config(file)
+    for rate, changes in ((1234.0, {"channels_last": True}), (2345.0, {"channels_last": True, "compile": True})):
+        result = recommend(config, changes, **PROMISED)
+        result.picks.recommended.trial.samples_per_s = rate
+        apply_result(result, file, searched=config)
+    written = file.read_text()
+    assert "channels_last: true  # fulltilt tune: 2,345 samples/s" in written
+    assert "compile: true  # slow to start" in written
+    assert "1,234" not in written
 
 
 def test_what_was_measured_travels_with_the_settings(config, tmp_path):
     plan = plan_of(config).replace(batch_size=128)
     phases = PhasesMs(data_wait=1.5, h2d=None, forward=1, backward=1, optimizer=1, other=0, step=6.0)
-    rate = LearningRate(rule="none", start=0.1, to=0.1)
-    result = make_result(
-        plan, rate, ci95=(1200.123, 1300.0), runs=(1190.0, 1250.0), observed={"threads": 2}, phases_ms=phases
+    result = recommend(
+        config,
+        {"batch_size": 128},
+        ci95=(1200.123, 1300.0),
+        runs=(1190.0, 1250.0),
+        observed={"threads": 2},
+        phases_ms=phases,
     )
-    assert "promise" in apply_result(result, tmp_path / "a.yaml")
+    assert "promise" in apply_result(result, tmp_path / "a.yaml", searched=config).diff
     applied = load_config(tmp_path / "a.yaml")
     promise = applied.run.promise
     assert promise.samples_per_s == [1190.0, 1300.0]  # the row's interval, widened to its runs side by side
     assert (promise.machine, promise.threads, promise.data_wait_pct) == ("00ab12", 2, 25.0)
+    assert (promise.model, promise.n_parameters, promise.data) == ("CNN", 10, "Digits, 8 samples")
+    assert promise.device is None  # the probe did not say
     assert promise.plan == compute_plan_digest(plan) == compute_plan_digest(plan_of(applied))
-    assert apply_result(result, tmp_path / "a.yaml") == ""
+    assert apply_result(result, tmp_path / "a.yaml", searched=config).diff == ""
 
 
 def test_a_promise_of_an_earlier_search_gives_way(config, tmp_path):
-    rate = LearningRate(rule="none", start=0.1, to=0.1)
     for low in (100.0, 200.0):
-        runs = (low + 1, 299.0)
-        apply_result(make_result(plan_of(config), rate, ci95=(low, 300.0), runs=runs), tmp_path / "a.yaml")
+        result = recommend(config, {}, ci95=(low, 300.0), runs=(low + 1, 299.0))
+        apply_result(result, tmp_path / "a.yaml", searched=config)
     assert load_config(tmp_path / "a.yaml").run.promise.samples_per_s == [200.0, 300.0]
     assert (tmp_path / "a.yaml").read_text().count("promise") == 1
 
 
+def test_a_promise_of_another_plan_does_not_outlive_it(config, tmp_path):
+    """A search that can promise nothing once left the promise of the search before it beside its own plan."""
+    file = tmp_path / "a.yaml"
+    apply_result(recommend(config, {}, **PROMISED), file, searched=config)
+    same_plan = recommend(config, {})
+    assert apply_result(same_plan, file, searched=config).diff == ""
+    assert load_config(file).run.promise is not None
+    apply_result(recommend(config, {"num_workers": 2}), file, searched=config)
+    assert load_config(file).run.promise is None
+
+
+def test_a_promise_does_not_make_another_configuration_of_the_file(config, tmp_path):
+    """A search whose own promise stood in its file once refused to go on in its folder."""
+    apply_result(recommend(config, {}, **PROMISED), tmp_path / "a.yaml", searched=config)
+    promised = load_config(tmp_path / "a.yaml")
+    assert promised.run.promise is not None
+    assert promised.digest == config.digest
+
+
 def test_one_run_is_no_promise(config, tmp_path):
     """A search cut short by its budget promised what a single contended trial had seen."""
-    rate = LearningRate(rule="none", start=0.1, to=0.1)
-    result = make_result(plan_of(config).replace(num_workers=2), rate, ci95=(100.0, 300.0))
-    assert "num_workers" in apply_result(result, tmp_path / "a.yaml")
+    result = recommend(config, {"num_workers": 2}, ci95=(100.0, 300.0))
+    assert "num_workers" in apply_result(result, tmp_path / "a.yaml", searched=config).diff
     assert load_config(tmp_path / "a.yaml").run.promise is None
 
 
@@ -108,7 +262,6 @@ def test_a_file_that_trains_on_several_devices_gets_no_promise(tmp_path):
     """What was measured on one device says nothing of them."""
     (tmp_path / "a.yaml").write_text(TEXT + "run: {device: cpu, n_ranks: 2}\n")
     config = load_config(tmp_path / "a.yaml")
-    rate = LearningRate(rule="none", start=0.1, to=0.1)
-    result = make_result(plan_of(config).replace(num_workers=2), rate, ci95=(100.0, 300.0), runs=(150.0, 200.0))
-    assert "num_workers" in apply_result(result, tmp_path / "a.yaml")
+    result = recommend(config, {"num_workers": 2}, **PROMISED)
+    assert "num_workers" in apply_result(result, tmp_path / "a.yaml", searched=config).diff
     assert load_config(tmp_path / "a.yaml").run.promise is None

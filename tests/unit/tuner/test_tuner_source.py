@@ -12,8 +12,8 @@ import pytest
 
 from fulltilt.config import config_from_values
 from fulltilt.errors import ConfigError, UsageError
-from fulltilt.tuner import source as room
-from fulltilt.tuner.source import resolve_target
+from fulltilt.tuner.code_digest import find_module_files
+from fulltilt.tuner.source import find_import_paths, resolve_target
 
 
 def make_workload(**changes):
@@ -76,10 +76,10 @@ def test_something_else_is_refused_by_its_type():
 def test_the_digest_follows_the_users_code(tmp_path):
     (tmp_path / "my_net.py").write_text("def build(): return 1\n")
     config = config_from_values({"model": "my_net:build"}, base_dir=str(tmp_path))
-    first = resolve_target(config).digest
-    assert resolve_target(config).digest == first
+    first = resolve_target(config).code
+    assert resolve_target(config).code == first
     (tmp_path / "my_net.py").write_text("def build(): return 2\n")
-    assert resolve_target(config).digest != first
+    assert resolve_target(config).code != first
 
 
 def test_the_digest_of_a_package_covers_its_files_without_importing_it(tmp_path):
@@ -87,9 +87,9 @@ def test_the_digest_of_a_package_covers_its_files_without_importing_it(tmp_path)
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (package / "net.py").write_text("x = 1\n")
-    files = room.find_module_files("pack.net", (str(tmp_path),))
+    files = find_module_files("pack.net", (str(tmp_path),))
     assert [file.name for file in files] == ["__init__.py", "net.py"]
-    assert room.find_module_files("nowhere", (str(tmp_path),)) == []
+    assert find_module_files("nowhere", (str(tmp_path),)) == []
 
 
 def test_a_workload_in_main_keeps_its_digest_from_process_to_process(tmp_path):
@@ -99,7 +99,7 @@ def test_a_workload_in_main_keeps_its_digest_from_process_to_process(tmp_path):
         "from fulltilt.tuner.source import resolve_target\n"
         "def build(): return 1\n"
         "w = types.SimpleNamespace(model=build, dataset=build, loss=build, name='w')\n"
-        "print(resolve_target(w).digest)\n"
+        "print(resolve_target(w).code)\n"
     )
     found = {
         subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
@@ -110,7 +110,7 @@ def test_a_workload_in_main_keeps_its_digest_from_process_to_process(tmp_path):
 
 def test_import_paths_leave_the_interpreters_own_folders_out(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    paths = room.find_import_paths("/base")
+    paths = find_import_paths("/base")
     assert paths[0] == "/base"
     assert str(tmp_path) in paths
     assert not any("site-packages" in path for path in paths)

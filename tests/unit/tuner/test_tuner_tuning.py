@@ -142,7 +142,7 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
     with RunFolder(tmp_path / "run", fingerprint_parts={}, command="tune", results=[]) as folder:
         session, journal = Session(answer, Journal()), Journal()
         tuning._search(session, SPACE, dataclasses.replace(OPTIONS, strategy="exhaustive" if has_interval else "quick"))
-        aim = TuneTarget(config=config, source=source, name="digits", digest="")
+        aim = TuneTarget(config=config, source=source, name="digits", code={})
         result = conclude.conclude(aim, OPTIONS, read_machine(), probe, SPACE, session, journal, 8.0, folder)
     assert result.epoch_seconds.estimate == pytest.approx(2.0)
     assert (result.epoch_seconds.ci95 is not None) == has_interval

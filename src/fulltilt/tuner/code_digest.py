@@ -1,0 +1,148 @@
+"""Whether the user's own code of a search is that of the search before it, told by its source."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fulltilt.config import ComponentCall, Config, parse_call, parse_pipeline
+
+MAX_SOURCE_FILES = 200  # of one package
+PARTS = (
+    "model", "dataset", "loss", "optimizer", "validation", "metrics", "prepare", "collate", "derive", "assess", "explain"
+)  # fmt: skip
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def digest_modules(config: Config, import_paths: tuple[str, ...]) -> dict[str, str]:
+    """Module → digest of its source, or of its whole package, for every ``module:object`` of the configuration."""
+    digests = {}
+    for name in sorted({call.name for call in _list_calls(config) if ":" in call.name}):
+        module = name.partition(":")[0]
+        digest = hashlib.sha256()
+        files = find_module_files(module, import_paths)
+        for file in files:
+            digest.update(file.name.encode() + file.read_bytes())
+        if files:
+            digests[module] = digest.hexdigest()[:16]
+    return digests
+
+
+def find_module_files(module: str, import_paths: tuple[str, ...]) -> list[Path]:
+    """The source files of a module or of its whole package, without importing it; none when it is not found there."""
+    spec = importlib.machinery.PathFinder.find_spec(module.split(".")[0], list(import_paths))
+    if spec is None or spec.origin is None:
+        return []
+    if spec.submodule_search_locations is None:
+        return [Path(spec.origin)]
+    return sorted(Path(spec.origin).parent.rglob("*.py"))[:MAX_SOURCE_FILES]
+
+
+def _list_calls(config: Config) -> Iterator[ComponentCall]:
+    """Every component call of the configuration, those inside others too."""
+    data, optim = config.data, config.optim
+    texts = (config.task, config.model, config.loss, data.dataset, data.val_dataset, optim.optimizer, optim.schedule)
+    for text in texts:
+        if text is not None:
+            yield from _unfold(parse_call(text))
+    for pipeline in (data.transform.train, data.transform.val, data.mix):
+        for call in parse_pipeline(pipeline) if pipeline is not None else ():
+            yield from _unfold(call)
+
+
+def _unfold(value: Any) -> Iterator[ComponentCall]:
+    if isinstance(value, ComponentCall):
+        yield value
+        value = [*value.args, *value.kwargs.values()]
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from _unfold(part)
+
+
+def digest_workload(workload: Any) -> dict[str, str]:
+    """Part of a workload → digest of its source and of what it uses of its own module; pickles differ from process to
+    process."""
+    parts = {name: getattr(workload, name, None) for name in PARTS}
+    return {
+        f"workload {name}": hashlib.sha256("\n".join(_list_sources(part, {})).encode()).hexdigest()[:16]
+        for name, part in parts.items()
+        if part is not None
+    }
+
+
+def _list_sources(part: Any, seen: dict[int, Any]) -> Iterator[str]:
+    """The text of ``part``: of a function or class its source, then that of what it names in its own module.
+
+    Args:
+        seen: What was told already, by id; it keeps them alive, so that no id comes to stand for another.
+    """
+    if isinstance(part, PLAIN):
+        yield repr(part)
+        return
+    part = inspect.unwrap(part) if callable(part) else part
+    if id(part) in seen:
+        return
+    seen[id(part)] = part
+    if isinstance(part, functools.partial | types.MethodType):
+        parts = (part.func, part.args, part.keywords) if isinstance(part, functools.partial) else (part.__func__,)
+        yield from _list_sources(parts, seen)
+    elif isinstance(part, list | tuple):
+        for element in part:
+            yield from _list_sources(element, seen)
+    elif isinstance(part, Mapping):
+        for name, element in sorted(part.items(), key=lambda pair: str(pair[0])):
+            yield from (str(name), *_list_sources(element, seen))
+    elif isinstance(part, types.FunctionType):
+        yield _read_source(part)
+        yield from _list_used(part, seen)
+    elif isinstance(part, type):
+        yield from _list_class(part, seen)
+    else:  # an object of a class: that, and its plain attributes
+        yield from _list_class(type(part), seen)
+        attributes = getattr(part, "__dict__", {})
+        yield from _list_sources({k: v for k, v in attributes.items() if isinstance(v, PLAIN)}, seen)
+
+
+def _list_class(part: type, seen: dict[int, Any]) -> Iterator[str]:
+    yield _read_source(part)
+    for base in part.__bases__:
+        if base.__module__ == part.__module__:
+            yield from _list_sources(base, seen)
+    for member in vars(part).values():
+        if isinstance(member, types.FunctionType):
+            yield from _list_used(member, seen)
+
+
+def _list_used(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[str]:
+    """Sources and plain values that a function takes from around it: defaults, closure, and its module's names."""
+    yield from _list_sources((function.__defaults__, function.__kwdefaults__), seen)
+    for cell in function.__closure__ or ():
+        try:
+            yield from _list_sources(cell.cell_contents, seen)
+        except ValueError:  # not filled yet
+            continue
+    for name in _list_names(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, PLAIN) or getattr(value, "__module__", None) == function.__module__:
+            yield name
+            yield from _list_sources(value, seen)
+
+
+def _list_names(code: types.CodeType) -> list[str]:
+    """Names that a function looks up outside of itself, those of functions inside it too."""
+    inner = [
+        name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _list_names(constant)
+    ]
+    return [*code.co_names, *inner]
+
+
+def _read_source(part: Any) -> str:
+    try:
+        return inspect.getsource(part)
+    except (OSError, TypeError):  # built in, or typed at a prompt
+        return f"{getattr(part, '__module__', None)}.{getattr(part, '__qualname__', type(part).__qualname__)}"

@@ -1,0 +1,94 @@
+"""Data that changed are told from data that did not, without reading them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+
+import pytest
+
+from fulltilt.config import config_from_values
+from fulltilt.data import DATASETS
+from fulltilt.tuner import data_stamp
+from fulltilt.tuner.data_stamp import DEFAULT_ROOT, ROOTED, stamp_data
+
+OLD_NS, NEW_NS = 1_600_000_000_000_000_000, 1_600_000_000_000_000_001
+
+
+def write(path, text="x", time_ns=OLD_NS):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, ns=(time_ns, time_ns))
+
+
+def stamp(folder, **data):
+    return stamp_data(config_from_values({"data": data}, base_dir=str(folder)))
+
+
+def test_a_file_is_known_by_its_size_and_its_time(tmp_path):
+    write(tmp_path / "a.h5")
+    first = stamp(tmp_path, dataset="hdf5", path="a.h5")
+    assert first == {"a.h5": {"n_bytes": 1, "modified": "2020-09-13 12:26:40.000000000 UTC"}}
+    assert stamp(tmp_path, dataset="hdf5", path="a.h5") == first
+    write(tmp_path / "a.h5", time_ns=NEW_NS)
+    assert stamp(tmp_path, dataset="hdf5", path="a.h5") != first
+    write(tmp_path / "a.h5", "xy")
+    assert stamp(tmp_path, dataset="hdf5", path="a.h5")["a.h5"]["n_bytes"] == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: write(folder / "dog" / "3.png"),
+        lambda folder: write(folder / "cat" / "1.png", time_ns=NEW_NS),
+        lambda folder: write(folder / "cat" / "1.png", "longer"),
+        lambda folder: (folder / "cat" / "1.png").unlink(),
+    ],
+)
+def test_a_folder_is_known_by_its_files(tmp_path, change):
+    for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
+        write(tmp_path / "images" / name)
+    first = stamp(tmp_path, dataset="image_folder", path="images")
+    assert first["images"]["n_files"] == 3
+    change(tmp_path / "images")
+    assert stamp(tmp_path, dataset="image_folder", path="images") != first
+
+
+def test_what_a_run_writes_beside_the_data_is_no_data(tmp_path):
+    write(tmp_path / "cat" / "1.png")
+    first = stamp(tmp_path, dataset="image_folder", path=".")
+    write(tmp_path / "runs" / "tune" / "a" / "fingerprint.json")
+    write(tmp_path / "runs" / "tune" / "a" / "trials.jsonl")
+    write(tmp_path / ".cache" / "x")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    (tmp_path / "round").symlink_to(tmp_path)
+    assert stamp(tmp_path, dataset="image_folder", path=".") == first
+
+
+def test_a_large_folder_costs_no_more_than_its_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_stamp, "MAX_FILES", 4)
+    for number in range(9):
+        write(tmp_path / "images" / f"{number // 3}" / f"{number}.png")
+    assert stamp(tmp_path, dataset="image_folder", path="images")["images"]["n_files"] == 4
+
+
+def test_paths_are_found_wherever_the_configuration_names_them(tmp_path):
+    for name in ("a.h5", "b.h5", "c/d.txt", "plain/x"):
+        write(tmp_path / name)
+    config = config_from_values(
+        {"task": "mine:build(root=plain)", "data": {"dataset": "hdf5(path=a.h5)", "val_dataset": "mine:d(f(b.h5), c/d.txt)"}},
+        base_dir=str(tmp_path),
+    )  # fmt: skip
+    assert set(stamp_data(config)) == {"plain", "a.h5", "b.h5", "c/d.txt"}
+    assert stamp(tmp_path, dataset="digits") == {}
+    assert stamp(tmp_path, dataset="hdf5", path="gone.h5") == {}
+    assert set(stamp(tmp_path, dataset="hdf5", path=str(tmp_path / "a.h5"))) == {str(tmp_path / "a.h5")}
+
+
+def test_the_folder_that_a_data_set_reads_when_none_is_named_is_seen(tmp_path):
+    write(tmp_path / "data" / "x.bin")
+    assert set(stamp(tmp_path, dataset="cifar10")) == {"data"}
+    assert set(stamp(tmp_path, dataset="cifar10(root=other)", path=None)) == set()
+    roots = {name: inspect.signature(build).parameters.get("root") for name, build in DATASETS.items()}
+    assert {name for name, root in roots.items() if root is not None} == set(ROOTED)
+    assert {root.default for root in roots.values() if root is not None} == {DEFAULT_ROOT}
