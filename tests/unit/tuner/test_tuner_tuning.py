@@ -51,7 +51,7 @@ def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(
     def open_folder(options, **data):
         config = config_from_values({"task": "some:thing", "data": data}, base_dir=".")
         source = WorkloadSource(config=config.to_values(), base_dir=".")
-        aim = TuneTarget(config=config, source=source, name="x", digest="0")
+        aim = TuneTarget(config=config, source=source, name="x", code={})
         parts = tuning._list_fingerprint_parts(aim, options, read_machine())
         return RunFolder(tmp_path, fingerprint_parts=parts, command="tune", results=["trials.jsonl"])
 
