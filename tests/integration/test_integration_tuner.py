@@ -77,8 +77,12 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
+PATIENT = {"deadline_s": 800.0, "budget": "1h"}  # what is only slow, on a machine that is busy, is no timeout
+
+
 def tune(name="workload", **options):
     given = {"num_workers": [0], "steps": 4, "device": "cpu", "settings": {"benchmark.test_mixed_precision": False}}
+    given |= PATIENT
     return fulltilt.tune(f"my_workloads:{name}", **(given | options))
 
 

@@ -16,6 +16,7 @@ from fulltilt.engine.build import build_run
 from fulltilt.engine.evaluate import build_validation_loader, evaluate
 from fulltilt.engine.step import TrainStep
 from fulltilt.errors import DataError, PlanObstacleError
+from fulltilt.hardware import has_c_compiler
 from fulltilt.levers import Facts, default_plan, find_obstacles, load_catalogue
 from fulltilt.measure import NullTimer
 
@@ -161,6 +162,7 @@ def test_images_leave_in_the_memory_format_of_the_run():
 
 # Inductor imports a part of torch that uses torch's own deprecated decorator.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.skipif(not has_c_compiler(), reason="torch.compile needs a C++ compiler, and none was found")
 def test_a_compiled_pipeline_gives_the_same_images_for_the_same_seed():
     with torch._inductor.config.patch(compile_threads=1):
         plain, compiled = (BatchTransform(build_pipeline(AUGMENT)) for _ in range(2))
