@@ -37,6 +37,8 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
         "plan": compute_plan_digest(trial.plan),
         "machine": result.machine.hostname_hash,
     }
+    if trial.n_devices > 1:
+        promise["n_ranks"] = trial.n_devices
     if isinstance(trial.observed.get("threads"), int):
         promise["threads"] = trial.observed["threads"]
     phases = trial.phases_ms
@@ -48,7 +50,7 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
 def apply_result(result: TuneResult, path: str | Path) -> str:
     """Write the recommended plan into ``path`` and return the unified diff, empty when nothing differs.
 
-    A file that trains on several devices gets no promise: what was measured on one says nothing of them.
+    A file that trains in another number of processes than the search measured gets no promise.
 
     Raises:
         ConfigError: the file cannot be read as a configuration. StorageError: it cannot be written.
@@ -56,7 +58,7 @@ def apply_result(result: TuneResult, path: str | Path) -> str:
     config = load_config(path)
     changes = plan_changes(result, config)
     trial = result.picks.recommended.trial
-    promise = build_promise(result) if count_ranks(config) == 1 else None
+    promise = build_promise(result) if count_ranks(config) == trial.n_devices else None
     if promise is not None:
         changes["run.promise"] = promise
     if not changes:

@@ -21,7 +21,7 @@ def make_result(plan, rate, *, ci95=None, runs=(), **measured):
         plan=plan,
         samples_per_s=1234.0,
         samples_per_s_ci95=ci95,
-        **{"observed": {}, "phases_ms": None, **measured},
+        **{"observed": {}, "phases_ms": None, "n_devices": 1, **measured},
     )
     pick = types.SimpleNamespace(trial=trial, runs_samples_per_s=runs)
     return types.SimpleNamespace(
@@ -104,11 +104,14 @@ def test_a_promise_outlives_a_lever_that_is_added_later(config):
     assert compute_plan_digest(plan.replace(compile=True)) != compute_plan_digest(plan)
 
 
-def test_a_file_that_trains_on_several_devices_gets_no_promise(tmp_path):
-    """What was measured on one device says nothing of them."""
+@pytest.mark.parametrize(("measured", "written"), [(1, None), (2, 2)])
+def test_a_file_gets_a_promise_of_as_many_processes_as_it_trains_in(tmp_path, measured, written):
+    """What was measured on one device says nothing of several."""
     (tmp_path / "a.yaml").write_text(TEXT + "run: {device: cpu, n_ranks: 2}\n")
     config = load_config(tmp_path / "a.yaml")
     rate = LearningRate(rule="none", start=0.1, to=0.1)
-    result = make_result(plan_of(config).replace(num_workers=2), rate, ci95=(100.0, 300.0), runs=(150.0, 200.0))
+    plan, rates = plan_of(config).replace(num_workers=2), {"ci95": (100.0, 300.0), "runs": (150.0, 200.0)}
+    result = make_result(plan, rate, n_devices=measured, **rates)
     assert "num_workers" in apply_result(result, tmp_path / "a.yaml")
-    assert load_config(tmp_path / "a.yaml").run.promise is None
+    promise = load_config(tmp_path / "a.yaml").run.promise
+    assert (promise.n_ranks if promise is not None else None) == written
