@@ -13,7 +13,8 @@ FulltiltError                 1
 └── TrainingError             1   the run itself failed
     ├── NonFiniteLossError    1
     ├── WorkerDiedError       1   a data worker died
-    ├── RankFailedError       1   one of several training processes died, hung or failed
+    ├── RankFailedError       1   one of several training processes died or failed
+    │   └── RankHungError     1   it stood still while the others waited for it
     ├── FakeRunError          1   the step cannot be taken on fake tensors
     └── DeviceMemoryError     1   out of memory, whichever spelling
 
@@ -103,6 +104,10 @@ class RankFailedError(TrainingError):
     def __init__(self, message: str, *, rank: int = 0):
         super().__init__(message)
         self.rank = rank
+
+
+class RankHungError(RankFailedError):
+    pass
 
 
 class FakeRunError(TrainingError):

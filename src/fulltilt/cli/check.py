@@ -30,14 +30,15 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args)
     from fulltilt.engine.build import check_device
     from fulltilt.engine.check import run_checks
-    from fulltilt.engine.session import choose_device
+    from fulltilt.engine.world import plan_devices
     from fulltilt.records import VERSION, dumps
 
-    device = str(check_device(choose_device(config)))
-    items = run_checks(config, device=device, out_dir=Path(args.out))
+    devices = [str(check_device(name)) for name in plan_devices(config)]
+    rank_devices = devices if len(devices) > 1 else ()
+    items = run_checks(config, device=devices[0], out_dir=Path(args.out), rank_devices=rank_devices)
     n_problems = sum(item.verdict == "problem" for item in items)
     if args.json:
-        document = {"version": VERSION, "config": config.source, "device": device, "items": items}
+        document = {"version": VERSION, "config": config.source, "device": devices[0], "items": items}
         write_json(args.json, dumps({**document, "n_problems": n_problems}, indent=1))
     console = build_console(to_stderr=args.json == "-")
     for item in items:

@@ -176,6 +176,7 @@ class Promise(Section):
     data: Text | None = None
     threads: PositiveInt | None = None
     data_wait_pct: Annotated[float, annotated_types.Ge(0)] | None = None
+    n_ranks: PositiveInt = 1
 
     @field_validator("samples_per_s")
     @classmethod
@@ -201,7 +202,12 @@ class _RunSection(Section):
     hang_timeout_s: PositiveFloat | None = Field(
         default=None,
         description="Seconds that one training process may stand still while the others wait for it; null: 20, with "
-        "compile 600; before its first step at least 600.",
+        "compile 600. Before its first step `start_timeout_s` holds, if that is more.",
+    )
+    start_timeout_s: PositiveFloat = Field(
+        default=600.0,
+        description="Seconds that one training process may need for its start and its first step while the others wait "
+        "for it.",
     )
     seed: NaturalInt = Field(default=42, description="Seed of initialisation, order and augmentation.")
     checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
@@ -213,8 +219,8 @@ class _RunSection(Section):
     on_out_of_memory: Literal["replan", "stop"] = Field(
         default="replan",
         description="Go on from the last step with the largest smaller micro-batch that divides the effective batch, "
-        "and more accumulation; or stop. Runs over several devices always stop, and so do streams that several "
-        "workers share or that drop their last batch.",
+        "and more accumulation; or stop. Runs over several devices go on from the newest checkpoint. Streams that "
+        "several workers share or that drop their last batch always stop, and so do runs that torchrun started.",
     )
     on_full_disk: Literal["stop", "continue"] = Field(
         default="stop", description="When a checkpoint cannot be written; the one before is kept either way."
@@ -224,8 +230,8 @@ class _RunSection(Section):
     )
     promise: Promise | None = Field(
         default=None,
-        description="The speed that `tune --apply` measured on one device; `train` on one says when it falls out of "
-        "it, and why.",
+        description="The speed that `tune --apply` measured, of all training processes together; `train` with as many "
+        "says when it falls out of it, and why.",
     )
 
 

@@ -75,8 +75,11 @@ class HostBudget:
         return self.n_workers * self.prefetch_factor * self.batch_bytes
 
 
-def estimate_host_budget(run: Run) -> HostBudget | None:
+def estimate_host_budget(run: Run, n_ranks: int | None = None) -> HostBudget | None:
     """The budget of a built run; None where a sample cannot be looked at: a stream, or one that cannot be read.
+
+    Args:
+        n_ranks: On this machine, of a run that only one process has built; None: those that have.
 
     Cost: reads one sample, with the random generators put back as they were.
     """
@@ -91,8 +94,8 @@ def estimate_host_budget(run: Run) -> HostBudget | None:
     val_batch_size = 0
     if run.workload.validation is not None and run.config is not None:
         val_batch_size = run.config.data.val_batch_size or run.batch_size
-    n_ranks = run.world.n_ranks
-    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", n_ranks)) if run.world.is_divided else 1
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.n_ranks)) if run.world.is_divided else n_ranks or 1
+    n_ranks = n_ranks or run.world.n_ranks
     n_workers *= n_local
     part, val_part = -(-run.batch_size // n_ranks), -(-val_batch_size // n_ranks)
     is_copied = run.config is not None and run.config.run.async_checkpoint

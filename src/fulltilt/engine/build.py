@@ -20,6 +20,7 @@ from fulltilt.data import BatchTransform, build_loader, build_mix
 from fulltilt.data.mixing import Mix
 from fulltilt.data.seeds import compute_seed
 from fulltilt.engine.average import WeightAverage
+from fulltilt.engine.division import describe_split, find_obstacles_to_ranks, find_obstacles_to_shards
 from fulltilt.engine.facts import count_dataset, describe, name_optimizer, resolve_plan
 from fulltilt.engine.prefetch import CopyLane, CudaLane, Prefetcher
 from fulltilt.engine.step import TrainStep, find_tensor
@@ -360,33 +361,22 @@ def _place_model(
         return None
     from fulltilt.engine import parallel
 
-    if config is not None and parse_on_bad_sample(config.data.on_bad_sample) is not None:
-        raise UsageError(
-            "data.on_bad_sample skip makes one rank's part of a batch smaller, unknown to the others; over several "
-            "devices use stop"
-        )
-    compares_samples = workload.couples_samples or workload.compares_samples
-    parallel.check_divisible(plan["batch_size"], compares_samples, workload.name, world)
+    if obstacles := find_obstacles_to_ranks(world.n_ranks, plan["batch_size"], config, workload):
+        raise UsageError("; ".join(obstacles))
+    world.arrive()
     wanted, static_graph = (config.speed.shard, config.speed.static_graph) if config is not None else ("auto", True)
     is_sharded, note = parallel.choose_shard(wanted, model, setup.device, world)
     if not is_sharded:
         setup.model = model.to(setup.device)
     _apply_stage("model", plan, setup)
-    if is_sharded and config is not None and config.optim.ema is not None:
-        raise PlanObstacleError(
-            "optim.ema keeps the average of whole weights, and shard full divides them; use shard none, or no ema"
-        )
-    if is_sharded and workload.assess is not None:
-        raise PlanObstacleError(
-            f"evaluations of {workload.name} assess the model by themselves, and may call parts of it (encode) that "
-            "hold no whole weights with shard full; use shard none, or a workload without assess"
-        )
+    if is_sharded and (obstacles := find_obstacles_to_shards(setup.model, config, workload)):
+        raise PlanObstacleError("; ".join(obstacles))
     if is_sharded:  # block by block onto the device: whole, it might not fit
         setup.forward, sync = parallel.shard(setup.model, setup.device, world)
     else:
         setup.forward, sync = parallel.replicate(setup.model, static_graph=static_graph)
     setup.notes += [note] if note else []
-    setup.notes += parallel.list_notes(setup.model, setup.loader, world)
+    setup.notes += describe_split(setup.model, setup.loader, world.n_ranks)
     return sync
 
 

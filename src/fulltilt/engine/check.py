@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from fulltilt.config import Config, plan_of
+from fulltilt.data.sampler import Share
 from fulltilt.engine.assemble import build_workload
 from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.build import Run, build_run
 from fulltilt.engine.cached_step import build_step
+from fulltilt.engine.division import describe_split, find_obstacles
+from fulltilt.engine.step import count_samples, slice_samples
 from fulltilt.errors import FulltiltError
 from fulltilt.hardware import (
     Nvml,
@@ -40,18 +44,25 @@ class CheckItem:
     text: str
 
 
-def run_checks(config: Config, *, device: str, out_dir: Path, nvml: Nvml | None = None) -> list[CheckItem]:
+def run_checks(
+    config: Config, *, device: str, out_dir: Path, rank_devices: Sequence[str] = (), nvml: Nvml | None = None
+) -> list[CheckItem]:
     """Build everything, take one training step and one validation batch, then go through the checklist.
 
     Nothing raises for what is wrong with the workload: that becomes a problem in the list. A check that needs the run
     is left out when the run could not be built.
 
+    For a run over several ranks none is started: what cannot be divided is known here, and the step is that of the
+    first rank's part of a batch, on the first device.
+
     Args:
         device: Resolved: "cpu", "cuda:0".
         out_dir: Where the run would write.
+        rank_devices: Of a run over several processes, one each; empty: one process on ``device``.
         nvml: The driver's library; the machine's own when None.
     """
-    items = check_gpu(device, nvml or RealNvml())
+    n_ranks, nvml = max(1, len(rank_devices)), nvml or RealNvml()
+    items = [item for name in dict.fromkeys(rank_devices or (device,)) for item in check_gpu(name, nvml)]
     try:
         workload = build_workload(config)
         run = build_run(config, plan_of(config), device=device, workload=workload, strict=False)
@@ -60,9 +71,10 @@ def run_checks(config: Config, *, device: str, out_dir: Path, nvml: Nvml | None 
         return [*items, check_data_path(config), check_checkpoints(config)]
     with run:
         items.append(check_build(run))
-        items += check_one_step(run)
+        items += check_ranks(run, n_ranks)
+        items += check_one_step(run, n_ranks)
         items.append(check_validation(run))
-        items += [check_workers(run), check_host_memory(run)]
+        items += [check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
         items += [check_data_path(config), check_checkpoints(config), check_disk(run, config, out_dir)]
     return items
 
@@ -94,12 +106,27 @@ def check_build(run: Run) -> CheckItem:
     return CheckItem(name="build", verdict="note" if notes else "ok", text=text + notes)
 
 
-def check_one_step(run: Run) -> list[CheckItem]:
-    """One optimizer step on real batches: does it run, is the loss a number, how much memory does it take."""
+def check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:
+    """What ``train`` refuses to divide; nothing for one process."""
+    if n_ranks == 1:
+        return []
+    obstacles = find_obstacles(run, n_ranks, batch_size=run.batch_size)
+    if obstacles:
+        return [CheckItem(name="ranks", verdict="problem", text=text) for text in obstacles]
+    notes = describe_split(run.setup.model, run.loader, n_ranks)
+    return [CheckItem(name="ranks", verdict="note" if len(notes) > 1 else "ok", text="; ".join(notes))]
+
+
+def check_one_step(run: Run, n_ranks: int = 1) -> list[CheckItem]:
+    """One optimizer step on real batches: does it run, is the loss a number, how much memory does it take.
+
+    Of several ranks the first one's, whose part of a batch is the largest.
+    """
     meter = MemoryMeter(run.device)
     meter.start()
     try:
-        outcome = build_step(run)(run.start_epoch(0), NullTimer())
+        batches = run.start_epoch(0)
+        outcome = build_step(run)(batches if n_ranks == 1 else _cut(batches, n_ranks), NullTimer())
         loss = float(outcome.loss) if outcome is not None else math.nan
     except Exception as error:  # boundary to the user's own model and data
         meter.stop()
@@ -108,9 +135,16 @@ def check_one_step(run: Run) -> list[CheckItem]:
     if outcome is None:
         return [CheckItem(name="one step", verdict="problem", text="the training set yielded no batch")]
     finite = math.isfinite(loss)
-    text = f"{outcome.n_samples} samples forward, backward and update; loss {loss:.4g}"
+    whose = "" if n_ranks == 1 else f" (rank 0's part, of {n_ranks} ranks)"
+    text = f"{outcome.n_samples} samples{whose} forward, backward and update; loss {loss:.4g}"
     items = [CheckItem(name="one step", verdict="ok" if finite else "problem", text=text)]
     return [*items, check_memory(run, peaks.reserved_peak_gib, peaks.rss_peak_gib)]
+
+
+def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
+    for batch in batches:
+        n_samples = count_samples(batch)
+        yield slice_samples(batch, n_samples, Share(0, n_ranks).cut(n_samples))
 
 
 def check_memory(run: Run, reserved_gib: float | None, rss_gib: float | None) -> CheckItem:
@@ -145,18 +179,19 @@ def check_validation(run: Run) -> CheckItem:
     return CheckItem(name="validation", verdict="ok", text=f"{n_samples} samples")
 
 
-def check_workers(run: Run) -> CheckItem:
-    n_workers, n_cores = run.plan["num_workers"], count_usable_cores()
-    text = f"{n_workers} data workers on {n_cores} usable cores"
+def check_workers(run: Run, n_ranks: int = 1) -> CheckItem:
+    n_workers, n_cores = n_ranks * run.plan["num_workers"], count_usable_cores()
+    of_ranks = "" if n_ranks == 1 else f" of {n_ranks} ranks"
+    text = f"{n_workers} data workers{of_ranks} on {n_cores} usable cores"
     if n_workers > n_cores:
         return CheckItem(name="data workers", verdict="note", text=f"{text}: they will take turns; see fulltilt tune")
     return CheckItem(name="data workers", verdict="ok", text=text)
 
 
-def check_host_memory(run: Run) -> CheckItem:
+def check_host_memory(run: Run, n_ranks: int = 1) -> CheckItem:
     """Batches on their way and copies for checkpoints, against free memory and /dev/shm."""
     name = "host memory"
-    budget = estimate_host_budget(run)
+    budget = estimate_host_budget(run, n_ranks)
     if budget is None:
         return CheckItem(name=name, verdict="note", text="not known: no sample can be looked at beforehand")
     problem = budget.find_problem()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from fulltilt.engine.build import Run
 from fulltilt.engine.cached_step import build_step
+from fulltilt.engine.phase_sample import join_timers
+from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.rehearsal import Part, Rehearsal
-from fulltilt.engine.step import StepOutcome, TrainStep, count_samples, slice_samples
+from fulltilt.engine.step import StepOutcome, Timer, TrainStep, count_samples, slice_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
 from fulltilt.levers import find_reports, load_catalogue
@@ -52,7 +55,7 @@ class EndlessSteps:
     def __init__(
         self,
         run: Run,
-        timer: PhaseTimer | NullTimer,
+        timer: Timer,
         on_first: Callable[[StepOutcome], None] | None = None,
         batches: Iterator[Any] | None = None,
     ):
@@ -116,10 +119,13 @@ def run_measured(
     An epoch of at most 8 steps, or 32 with data workers, is timed as a whole, so that what happens once an epoch
     (workers that start anew, a short last batch) is in the figure with its true share.
 
+    Of several ranks all call it and get the same: samples of all of them over the time from when all begin a block to
+    when all have ended it, and the memory of the rank that took the most. The first one decides how long that takes.
+
     Args:
         n_steps: Timed optimizer steps at least.
         max_measure_s: Stop adding blocks after this long.
-        on_progress: Told the optimizer steps taken so far, after every block.
+        on_progress: Told the optimizer steps taken so far, after every block; of several ranks on the first.
         on_part: Told each part that is rehearsed, as it begins (``rehearsal.py``).
         batches: Taken instead of the run's own epochs; they must not end.
 
@@ -128,43 +134,92 @@ def run_measured(
         TrainingError: a value of the plan is not in force in the run.
         DeviceMemoryError: memory ran out in a part that was rehearsed.
     """
-    device = run.device
+    device, world = run.device, run.world
     rehearsal = Rehearsal(run)
     timer = PhaseTimer(CudaClock(device) if device.type == "cuda" else HostClock())
     seen: dict[str, Any] = {}
 
     def check_first(outcome: StepOutcome) -> None:
-        seen["first_loss"] = _read_loss(outcome.loss, 1)
+        seen["first_loss"] = _read_loss(world.sum(outcome.loss.clone()), 1)
         seen["observed"] = check_observed(run)
 
-    steps = EndlessSteps(run, timer, check_first, batches)
+    steps = EndlessSteps(run, join_timers(timer, find_link()), check_first, batches)
     memory = MemoryMeter(device)
     utilization = _build_utilization(device)
     memory.start()
     utilization.start()
+    result: StepsResult | None = None
     try:
-        result = measure_steps(
-            steps,
-            n_steps=n_steps,
-            min_block_steps=_count_block_steps(run) if batches is None else 1,
-            # Workers start, or refill, at each epoch's begin: only whole epochs hold that with its true share.
-            epoch_steps=run.steps_per_epoch if run.loader.num_workers and batches is None else None,
-            max_warmup_s=max_warmup_s,
-            max_measure_s=max_measure_s,
-            timer=timer,
-            synchronize=functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing,
-            read_pressure=read_pressure,
-            read_cpu_times=read_cpu_times,
-            on_block=_follow_blocks(on_progress, steps, utilization),
-        )
+        if world.is_first:
+            follow = _follow_blocks(on_progress, steps, utilization)
+            limits = {"n_steps": n_steps, "max_measure_s": max_measure_s, "max_warmup_s": max_warmup_s}
+            result = _lead_steps(run, steps, timer, follow, has_epochs=batches is None, **limits)
+        else:
+            _follow_steps(run, steps)
     finally:
-        peaks, mean = {"steps": memory.stop()}, utilization.stop()
+        peaks: dict[Part, MemoryPeaks] = {"steps": memory.stop()}
+        mean = utilization.stop()
     assert steps.last_loss is not None
-    last_loss = _read_loss(steps.last_loss, steps.n_done)
-    flops_per_sample, coverage_pct, flops_reason = measure_flops(run, steps.take_batch())
+    last_loss = _read_loss(world.sum(steps.last_loss.clone()), steps.n_done)
+    flops = measure_flops(run, steps.take_batch())
     peaks |= rehearsal.play(steps, memory, on_part)
     seen["notes"] = (*rehearsal.notes, *find_reports(run.plan, run.setup))
-    return _join(result, peaks, mean, (flops_per_sample, coverage_pct, flops_reason), seen, last_loss)
+    peaks = find_fullest(world.collect(peaks))
+    return world.hand_out(None if result is None else _join(result, peaks, mean, flops, seen, last_loss))
+
+
+def _lead_steps(
+    run: Run,
+    steps: EndlessSteps,
+    timer: PhaseTimer,
+    on_block: Callable[[Block], None],
+    *,
+    has_epochs: bool,
+    **limits: Any,
+) -> StepsResult:
+    """Measure; the other ranks, which wait in ``_follow_steps``, take the same steps."""
+    result = measure_steps(
+        steps,
+        min_block_steps=_count_block_steps(run) if has_epochs else 1,
+        # Workers start, or refill, at each epoch's begin: only whole epochs hold that with its true share.
+        epoch_steps=run.steps_per_epoch if run.loader.num_workers and has_epochs else None,
+        timer=timer,
+        synchronize=functools.partial(_synchronize, run),
+        read_pressure=read_pressure,
+        read_cpu_times=read_cpu_times,
+        on_block=on_block,
+        begin_block=run.world.hand_out,
+        **limits,
+    )
+    run.world.hand_out(0)
+    return result
+
+
+def _follow_steps(run: Run, steps: EndlessSteps) -> None:
+    while n_steps := run.world.hand_out(None):
+        _synchronize(run)
+        for _ in range(n_steps):
+            steps()
+        _synchronize(run)
+
+
+def _synchronize(run: Run) -> None:
+    """An edge of a block: the device is done, and so are those of all ranks."""
+    if run.device.type == "cuda":
+        torch.cuda.synchronize(run.device)
+    run.world.meet()
+
+
+def find_fullest(ranks: Sequence[Mapping[Part, MemoryPeaks]]) -> dict[Part, MemoryPeaks]:
+    """By part, of the peaks of all ranks each figure's largest; one that a rank does not have is no figure."""
+    return {part: _join_ranks([peaks[part] for peaks in ranks if part in peaks]) for part in ranks[0]}
+
+
+def _join_ranks(peaks: Sequence[MemoryPeaks]) -> MemoryPeaks:
+    names = ("allocated_peak_gib", "reserved_peak_gib", "rss_peak_gib")
+    known = {name: [getattr(peak, name) for peak in peaks] for name in names}
+    figures = {name: None if None in values else max(values) for name, values in known.items()}
+    return dataclasses.replace(peaks[0], **figures)
 
 
 def check_observed(run: Run) -> dict[str, Any]:
@@ -228,10 +283,6 @@ def _count_block_steps(run: Run) -> int:
 def _build_utilization(device: torch.device) -> UtilizationSampler:
     nvml = RealNvml()
     return UtilizationSampler(nvml, find_device_index(device, nvml) if device.type == "cuda" else None)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _follow_blocks(

@@ -19,12 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
 
-from fulltilt.data.sampler import Share
 from fulltilt.engine.step import SEQUENCES, count_samples, slice_samples
 from fulltilt.engine.world import World
-from fulltilt.errors import PlanObstacleError, UsageError
 from fulltilt.levers.activation_checkpointing import find_blocks
 
 GIB = 2**30
@@ -84,17 +81,7 @@ def replicate(model: nn.Module, *, static_graph: bool) -> tuple[nn.Module, Gradi
 
 
 def shard(model: nn.Module, device: torch.device, world: World) -> tuple[nn.Module, GradientSync]:
-    """Divide the weights in place: the blocks that repeat one by one, then what is left.
-
-    Raises:
-        PlanObstacleError: the weights are stored channels last, which cannot be divided.
-    """
-    bad = [name for name, p in model.named_parameters() if not p.is_contiguous()]
-    if bad:
-        raise PlanObstacleError(
-            f"shard full needs weights in the usual layout, {bad[0]} and {len(bad) - 1} more are stored otherwise; "
-            "use channels_last false, or shard none"
-        )
+    """Divide the weights in place: the blocks that repeat one by one, then what is left."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -127,53 +114,6 @@ def choose_shard(wanted: str, model: nn.Module, device: torch.device, world: Wor
         f"weights, gradients and Adam's moments would take about {state_bytes / GIB:.1f} GiB of the "
         f"{free_bytes / GIB:.1f} GiB that are free on the fullest device: they are divided over {world.n_ranks} devices"
     )
-
-
-def check_divisible(batch_size: int, compares_samples: bool, name: str, world: World) -> None:
-    """
-    Raises:
-        UsageError: a micro-batch does not give every rank a sample, or its samples must not be separated.
-    """
-    if world.n_ranks > batch_size:
-        raise UsageError(
-            f"batch_size {batch_size} is over all {world.n_ranks} devices, and some would get no sample; "
-            f"use batch_size {world.n_ranks} or more, or fewer devices"
-        )
-    if compares_samples and world.is_divided:
-        raise UsageError(
-            f"the loss of {name} compares the samples of a batch with each other, and each of {world.n_ranks} devices "
-            "would see its own part only; train it on one device (accumulate keeps the effective batch)"
-        )
-
-
-def list_notes(model: nn.Module, loader: DataLoader, world: World) -> list[str]:
-    """What a run over several ranks should say of itself at the start."""
-    batch_size, n_ranks = loader.batch_size, world.n_ranks
-    assert batch_size is not None
-    parts = ", ".join(str(_count_part(batch_size, rank, n_ranks)) for rank in range(n_ranks))
-    notes = [f"{n_ranks} ranks; of a micro-batch of {batch_size} they get {parts} samples"]
-    is_streamed = isinstance(loader.dataset, IterableDataset)
-    norm = nn.modules.batchnorm._BatchNorm
-    if any(isinstance(m, norm) and not isinstance(m, nn.SyncBatchNorm) for m in model.modules()):
-        notes.append(
-            "BatchNorm takes its statistics from each rank's part of a batch; rank 0's are evaluated and saved"
-        )
-        tail = 0 if is_streamed or loader.drop_last else len(loader.sampler) % batch_size  # type: ignore[arg-type]
-        if tail and _count_part(tail, n_ranks - 1, n_ranks) < 2:
-            notes.append(
-                f"the last batch of an epoch has {tail} samples, one of them on some ranks: BatchNorm can refuse to "
-                "train on a single value per channel; drop_last leaves that batch out"
-            )
-    if is_streamed:
-        notes.append("the data stream: every rank reads all of it and keeps its part, which costs as much on each")
-    if loader.num_workers:
-        notes.append(f"num_workers {loader.num_workers} are those of one rank: {n_ranks * loader.num_workers} in all")
-    return notes
-
-
-def _count_part(n_samples: int, rank: int, n_ranks: int) -> int:
-    cut = Share(rank, n_ranks).cut(n_samples)
-    return cut.stop - cut.start
 
 
 class DealtBatches:

@@ -13,6 +13,11 @@ from fulltilt.measure.phase_timer import StepSample
 N_EVENTS = 32  # a step in flight, and the one before it
 
 
+def join_timers(timer: Timer, marks: Timer | None) -> Timer:
+    """A timer whose laps are ``marks``' too."""
+    return timer if marks is None else _Both(timer, marks)
+
+
 class _Both:
     def __init__(self, timer: Timer, marks: Timer):
         self._timer, self._marks = timer, marks
@@ -35,7 +40,7 @@ class PhaseSample:
     def __init__(self, device: torch.device, log_every: int, marks: Timer | None = None):
         self._timer = PhaseTimer(CudaClock(device, N_EVENTS) if device.type == "cuda" else HostClock())
         self._untimed: Timer = marks or NullTimer()
-        self._timed: Timer = self._timer if marks is None else _Both(self._timer, marks)
+        self._timed: Timer = join_timers(self._timer, marks)
         self._log_every = log_every
         self._samples: deque[StepSample] = deque()
 

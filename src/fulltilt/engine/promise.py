@@ -54,7 +54,7 @@ class Look:
     disk_wait_us: int | None = None
     memory_wait_us: int | None = None
     cpu_times: CpuTimes = dataclasses.field(default_factory=lambda: CpuTimes(steal_jiffies=None, total_jiffies=None))
-    own_cpu_s: float | None = None  # of this process and its data workers
+    own_cpu_s: float | None = None  # of the run's processes and their data workers
     n_workers: int = 0
     stopped_workers: tuple[int, ...] = ()
     data_wait_s: float = 0.0  # since the start of the run
@@ -226,23 +226,27 @@ def _explain_threads(promise: Promise, now: Look) -> str | None:
 class MachineLook:
     """Reads this machine for a run.
 
+    Args:
+        n_ranks: Processes of the run; of several the others are this one's siblings, and no neighbours.
+
     Cost: some small files, and with a GPU one reading of NVML.
     """
 
-    def __init__(self, device: torch.device, waits: DataWaits, nvml: Nvml | None = None):
-        self._waits = waits
+    def __init__(self, device: torch.device, waits: DataWaits, nvml: Nvml | None = None, *, n_ranks: int = 1):
+        self._waits, self._n_ranks = waits, n_ranks
         self._nvml = (nvml or RealNvml()) if device.type == "cuda" else None
         self._index = find_device_index(device, self._nvml) if self._nvml is not None else None
 
     def __call__(self) -> Look:
         own = read_process_tree_cpu(os.getpid())
+        cpu_s = own.cpu_s if self._n_ranks == 1 else read_process_tree_cpu(os.getppid()).cpu_s
         return Look(
             time_s=time.perf_counter(),
             cpu_wait_us=read_pressure().some_total_us,
             disk_wait_us=read_pressure(resource="io").some_total_us,
             memory_wait_us=read_pressure(resource="memory").some_total_us,
             cpu_times=read_cpu_times(),
-            own_cpu_s=own.cpu_s,
+            own_cpu_s=cpu_s,
             n_workers=own.n_children,
             stopped_workers=own.stopped,
             data_wait_s=self._waits.seconds,
@@ -287,11 +291,12 @@ def build_watch(run: Run, waits: DataWaits) -> tuple[PromiseWatch | None, str | 
     promise = run.config.run.promise if run.config is not None else None
     if promise is None:
         return None, None
-    if run.world.is_divided:
+    n_ranks = run.world.n_ranks
+    if promise.n_ranks != n_ranks:
         return None, (
-            f"run.promise was measured on one device, and this run has {run.world.n_ranks} processes: it is not held "
+            f"run.promise was measured with run.n_ranks {promise.n_ranks}, and this run has {n_ranks}: it is not held "
             "against this run"
         )
     if other := _find_other(promise, run):
         return None, f"{other}: it is not held against this run; fulltilt tune --apply writes a new one"
-    return PromiseWatch(promise, MachineLook(run.device, waits)), None
+    return PromiseWatch(promise, MachineLook(run.device, waits, n_ranks=n_ranks)), None

@@ -76,7 +76,8 @@ class Link:
         self._lock = threading.Lock()
 
     def lap(self, phase: str) -> None:
-        """Note that a phase of the step, or a batch of an evaluation, is done. Stands where a timer does."""
+        """Note that a phase of the step, a batch of an evaluation or a part of the start is done. Stands where a timer
+        does."""
         cells, base = self._cells, self._base
         cells[base + COUNT] += 1
         cells[base + PHASE] = CODES.get(phase, 0)

@@ -1,8 +1,7 @@
 """Start several processes that train one model, watch them, and end all of them when one is gone.
 
 What ``torchrun`` does, without being asked, and two things more: a rank that hangs is found by its marks (the others
-went further and wait for it, ``rank_process.Marks``), and what ended the run is told by its cause: of a rank that died
-and the others whose connection to it broke, the one that died.
+went further and wait for it, ``rank_process.Marks``), and what ended the run is told by its cause (``rank_causes``).
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ import cloudpickle
 import fulltilt
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.interrupt import catch_signals
-from fulltilt.engine.rank_process import COUNT, IS_ALONE, N_CELLS, PHASE, PHASES, STEP, Failure, Marks
-from fulltilt.errors import DeviceMemoryError, FulltiltError, RankFailedError, UsageError, WorkerDiedError
+from fulltilt.engine.rank_causes import Cause, describe_died, describe_failed, describe_hung
+from fulltilt.engine.rank_process import COUNT, IS_ALONE, N_CELLS, PHASES, Marks
+from fulltilt.errors import UsageError
 from fulltilt.hardware import count_usable_cores
-from fulltilt.records import Evidence, RunEnded, RunStarted, StepsDone, classify_outcome
+from fulltilt.records import RunEnded, RunStarted, StepsDone
 
 POLL_S = 0.1
 CAUSE_GRACE_S = 2.0  # after the first rank failed: the cause may be told later than what followed from it
@@ -41,54 +41,6 @@ TAIL_BYTES = 2000
 PACKAGES = str(Path(fulltilt.__file__).parents[1])
 # The parent may have found this package in a way of its own; the child finds it there at the latest.
 COMMAND = "import sys; sys.path.append(sys.argv[5]); from fulltilt.engine.rank_process import main; main()"
-# Errors of a collective whose other side went away; never the cause of a run's end while there is another one.
-CONSEQUENCES = ("DistBackendError", "DistNetworkError", "DistStoreError")
-CONSEQUENCE_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Cause:
-    """Why a run over several ranks ended before its end."""
-
-    rank: int
-    kind: Literal["failed", "died", "hung"]
-    text: str
-    failure: Failure | None = None
-
-    @property
-    def is_consequence(self) -> bool:
-        """Whether it only says that another rank is gone."""
-        if self.failure is None or self.failure.error is not None:
-            return False
-        text = self.failure.message.lower()
-        return self.failure.type_name in CONSEQUENCES or any(word in text for word in CONSEQUENCE_WORDS)
-
-    @property
-    def may_pass(self) -> bool:
-        """Whether another attempt may end otherwise: not where the configuration, the data or the recipe is wrong."""
-        error = self.failure.error if self.failure is not None else None
-        return error is None or isinstance(error, WorkerDiedError)
-
-    def build_error(self) -> FulltiltError:
-        error = self.failure.error if self.failure is not None else None
-        if error is None:
-            error = self._build_memory_error() or RankFailedError(self.text, rank=self.rank)
-        if self.failure is not None:
-            error.__cause__ = _RemoteError(self.failure.trace)
-        return error
-
-    def _build_memory_error(self) -> DeviceMemoryError | None:
-        if self.failure is None:
-            return None
-        evidence = Evidence(exception_type=self.failure.type_name, message=self.failure.message)
-        return DeviceMemoryError(self.text) if classify_outcome(evidence)[0] == "out_of_memory" else None
-
-
-class _RemoteError(Exception):
-    """The trace of an exception in a rank, printed where the error of this process is."""
-
-    def __init__(self, trace: str):
-        super().__init__(f"\n{trace}")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -123,7 +75,10 @@ def run_ranks(
     announcer: Announcer,
     max_restarts: int = 0,
     restarted_with: Mapping[str, Any] | None = None,
+    plan_again: Callable[[Cause], Mapping[str, Any] | None] = lambda cause: None,
+    on_start: Callable[[list[int]], None] = lambda pids: None,
     hang_limit_s: float = HANG_LIMIT_S,
+    start_limit_s: float = START_LIMIT_S,
 ) -> Any:
     """Run ``function(**given)`` in one process a device; return what it returns in the first.
 
@@ -136,10 +91,15 @@ def run_ranks(
         announcer: Gets the events that rank 0 sends by ``Link.send_event``, in this process, and notes of restarts.
         max_restarts: Start all ranks anew so often after a death that may pass.
         restarted_with: Arguments that a restart has instead (``{"resume": True}``).
+        plan_again: Asked first what to go on with after a failure: arguments that the next start has instead, as often
+            as it gives any.
+        on_start: Told the process ids, in the order of the ranks, at every start.
         hang_limit_s: How long a rank may stand still while another one is ahead. Counts from each rank's first step.
+        start_limit_s: The same before it, where that is more.
 
     Raises:
-        RankFailedError: one died or hung, or raised what is not fulltilt's own; names it and its reason.
+        RankFailedError: one died or raised what is not fulltilt's own; names it and its reason. RankHungError: one hung.
+        DeviceMemoryError: one ran out of memory.
         FulltiltError: one raised it.
         UsageError: ``given`` cannot be sent to another process.
 
@@ -149,15 +109,18 @@ def run_ranks(
     n_restarts = 0
     with catch_signals() as stop:
         while True:
-            attempt = _Attempt(function, given, devices, hang_limit_s)
+            attempt = _Attempt(function, given, devices, hang_limit_s, max(hang_limit_s, start_limit_s))
             try:
-                result = attempt.run(relay, stop)
+                result = attempt.run(relay, stop, on_start)
             except BaseException as error:  # a second Ctrl-C, a bug in a listener: the ranks are ended, the files too
                 relay.tell_end(f"failed: {type(error).__name__}")
                 raise
             cause = attempt.cause
             if cause is None:
                 break
+            if not stop and (changed := plan_again(cause)) is not None:
+                given = {**given, **changed}
+                continue
             relay.tell_end(f"failed: {cause.text}")
             if n_restarts >= max_restarts or not cause.may_pass or stop:
                 raise cause.build_error()
@@ -199,15 +162,22 @@ class _Relay:
 class _Attempt:
     """One start of all ranks, to their end."""
 
-    def __init__(self, function: Callable[..., Any], given: Mapping[str, Any], devices: Sequence[str], limit_s: float):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        given: Mapping[str, Any],
+        devices: Sequence[str],
+        limit_s: float,
+        start_limit_s: float,
+    ):
         self._payload = _pickle(function, given)
-        self._devices, self._limit_s = devices, limit_s
+        self._devices, self._limit_s, self._start_limit_s = devices, limit_s, start_limit_s
         self._ranks: list[_Rank] = []
         self._result: Any = None
         self._causes: list[Cause] = []
         self.cause: Cause | None = None
 
-    def run(self, relay: Callable[[Any], None], stop: Any) -> Any:
+    def run(self, relay: Callable[[Any], None], stop: Any, on_start: Callable[[list[int]], None]) -> Any:
         """Start, watch, end. ``cause`` says why there is no result."""
         with tempfile.TemporaryFile(prefix="fulltilt-marks-") as memory:
             memory.truncate(len(self._devices) * N_CELLS * 8)
@@ -216,6 +186,7 @@ class _Attempt:
             try:
                 for index, device in enumerate(self._devices):
                     self._ranks.append(self._start(index, device, memory.fileno(), store.port))
+                on_start([rank.process.pid for rank in self._ranks])
                 self._watch(marks, relay, stop)
             finally:
                 self._end_all()
@@ -281,9 +252,7 @@ class _Attempt:
             self._result = value if rank.index == 0 else self._result
         elif kind == "failed":
             rank.outcome = "failed"
-            self._causes.append(
-                Cause(rank=rank.index, kind="failed", text=_describe_failed(rank, value), failure=value)
-            )
+            self._causes.append(Cause(rank=rank.index, kind="failed", text=describe_failed(rank, value), failure=value))
 
     def _look_for_dead(self) -> None:
         for rank in self._ranks:
@@ -293,25 +262,25 @@ class _Attempt:
 
     def _note_exit(self, rank: _Rank, code: int | None) -> None:
         rank.outcome = "gone"
-        self._causes.append(Cause(rank=rank.index, kind="died", text=_describe_died(rank, code)))
+        self._causes.append(Cause(rank=rank.index, kind="died", text=describe_died(rank, code)))
 
     def _look_for_hanging(self, marks: Marks, now_s: float) -> None:
         """A rank hangs that stands still while another one is ahead of it, and no one is waited for knowingly.
 
-        While all build (no one has set a mark) none is ahead; what the ranks say to each other has a limit of its own
-        there (``world.GROUP_TIMEOUT``).
+        A rank that is ready to join the others, or has built its model, sets a mark (``World.arrive``) and is ahead of
+        those that are not.
         """
         cells = [marks.read(rank.index) for rank in self._ranks]
         counts = [mine[COUNT] for mine in cells]
         is_alone, is_starting = any(mine[IS_ALONE] for mine in cells), min(counts) <= len(PHASES)
-        limit_s = max(self._limit_s, START_LIMIT_S) if is_starting else self._limit_s
+        limit_s = self._start_limit_s if is_starting else self._limit_s
         # Until the last one has taken its first step, the others may be waiting for that one only.
         enough = min(min(counts) + 1, max(counts)) if is_starting else max(counts)
         for rank, mine in zip(self._ranks, cells, strict=True):
             if is_alone or mine[COUNT] != rank.count or mine[COUNT] >= enough:
                 rank.count, rank.keeps_up_s = mine[COUNT], now_s
             elif rank.outcome == "runs" and now_s - rank.keeps_up_s > limit_s:
-                text = _describe_hung(rank, mine, now_s - rank.keeps_up_s)
+                text = describe_hung(rank, mine, now_s - rank.keeps_up_s)
                 self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
 
     def _forgive(self, now_s: float) -> None:
@@ -376,24 +345,3 @@ def _build_environment(index: int, n_ranks: int, port: int) -> dict[str, str]:
     if Path("/sys/class/net/lo").exists():
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would look up the machine's name, which some networks do not know
     return {**defaults, **os.environ, **{name: str(value) for name, value in given.items()}}
-
-
-def _describe_failed(rank: _Rank, failure: Failure) -> str:
-    if failure.error is not None:
-        return f"{rank.describe()}: {failure.message}"
-    return f"{rank.describe()} failed: {failure.type_name}: {failure.message} ({failure.where}){rank.read_tail()}"
-
-
-def _describe_died(rank: _Rank, code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"{rank.describe()} ended with exit code {code} before its work was done{rank.read_tail()}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    why = ": the kernel does that when the machine has no memory left" if -code == signal.SIGKILL else ""
-    return f"{rank.describe()} was killed by {name}{why}{rank.read_tail()}"
-
-
-def _describe_hung(rank: _Rank, cells: Sequence[int], seconds: float) -> str:
-    return (
-        f"{rank.describe()} hangs: for {seconds:.0f} s it has not come further than {PHASES[cells[PHASE]]}, after "
-        f"step {cells[STEP]}, while another rank waits for it; run.hang_timeout_s allows more{rank.read_tail()}"
-    )

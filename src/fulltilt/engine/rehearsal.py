@@ -30,7 +30,7 @@ from fulltilt.engine.evaluate import evaluate
 from fulltilt.engine.replan import is_out_of_memory, read_first_line
 from fulltilt.engine.saving import collect_checkpoint, save_session
 from fulltilt.engine.session import Session, assemble_session, read_limits
-from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, WorkerDiedError
+from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, StorageError, WorkerDiedError
 from fulltilt.measure import MemoryMeter, MemoryPeaks
 
 if TYPE_CHECKING:
@@ -156,6 +156,10 @@ class Rehearsal:
         self.notes += s.announce.notes
 
     def _find_largest(self, loader: DataLoader, batch_size: int) -> LargestSamples | None:
+        if self._run.world.is_divided:  # the ranks would have to agree on samples that each looks for by the clock
+            if _may_differ(loader):
+                self.notes.append("memory: over several processes the largest samples are not looked for")
+            return None
         largest = None
         with self._guard("largest samples", PHRASES["largest samples"]):
             largest = find_largest_samples(loader, batch_size)
@@ -180,6 +184,8 @@ class Rehearsal:
                     f"out of memory on {self._run.device} in the part '{part}' of a run with batch_size "
                     f"{self._run.batch_size} ({first_line}); {REMEDIES[part]}"
                 ) from error
+            if self._run.world.is_divided and not isinstance(error, StorageError):
+                raise  # the other ranks would wait in this part for ever
             why = f"{type(error).__name__}: {first_line}"
             self.notes.append(f"memory: {what} could not be rehearsed and the peak is without it ({why})")
 

@@ -4,6 +4,10 @@ The loop knows nothing of it. ``train`` asks ``plan_replan`` what an error means
 state after the last whole step is saved, and the session opens again from there with other ``Sizes``. An update that
 was interrupted half-way cannot be taken back: the run then goes on from the newest checkpoint, and says how many steps
 it trains again. No batch is ever left out.
+
+Of several ranks the one that ran out cannot say so to the others, which wait for it in a collective: it ends with a
+``RankReplanError``, and the process that started the ranks starts all of them again from the newest checkpoint
+(``launch.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from torch.utils.data import IterableDataset
 
 from fulltilt.config import Config
 from fulltilt.engine.evaluate import evaluate, run_assessment
+from fulltilt.engine.rank_process import find_link
+from fulltilt.errors import DeviceMemoryError
 from fulltilt.records import Evidence, classify_outcome
 
 if TYPE_CHECKING:
@@ -51,6 +57,43 @@ class Replan:
     sizes: Sizes
     keeps_step: bool
     reason: str
+
+
+class RankReplanError(DeviceMemoryError):
+    """A rank ran out of memory, and says how all of them can go on.
+
+    Attributes:
+        step: Optimizer steps before it.
+        first_step: The step that this rank went on from when it started.
+        n_replans, attempt, started_s: As the next ``Restart`` has them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        replan: Replan | None = None,
+        step: int = 0,
+        first_step: int = 0,
+        n_replans: int = 0,
+        attempt: int = 0,
+        started_s: float = 0.0,
+    ):
+        super().__init__(message)  # the rest travels as attributes
+        self.replan, self.step, self.first_step = replan, step, first_step
+        self.n_replans, self.attempt, self.started_s = n_replans, attempt, started_s
+
+
+def build_rank_error(s: Session, replan: Replan) -> RankReplanError:
+    return RankReplanError(
+        describe_replan(s, replan, n_steps_lost=0),
+        replan=replan,
+        step=s.progress.step,
+        first_step=s.first_step,
+        n_replans=s.n_replans + 1,
+        attempt=s.attempt + 1,
+        started_s=s.started_s,
+    )
 
 
 class LastStep:
@@ -95,7 +138,7 @@ def plan_replan(s: Session, error: BaseException) -> Replan | None:
     where = {"step": "in a step", "update": "in the update", "evaluation": "in an evaluation"}[place]
     sizes_now = f"batch_size {plan['batch_size']} × accumulate {plan['accumulate']}"
     reason = f"out of memory {where} after step {s.progress.step} with {sizes_now} ({read_first_line(error)})"
-    return Replan(sizes=sizes, keeps_step=place != "update", reason=reason)
+    return Replan(sizes=sizes, keeps_step=place != "update" and not s.run.world.is_divided, reason=reason)
 
 
 def describe_hopeless(s: Session, error: BaseException) -> str:
@@ -150,9 +193,9 @@ def find_place(s: Session, error: BaseException) -> Place:
 
 
 def plan_sizes(run: Run, sizes: Sizes | None) -> Sizes | None:
-    """The next smaller micro-batch that divides the effective batch; None at a micro-batch of 1."""
+    """The next smaller micro-batch that divides the effective batch; None where some rank would get no sample of it."""
     effective = run.plan["batch_size"] * run.plan["accumulate"]
-    for batch_size in range(int(run.plan["batch_size"] * SHRINK), 0, -1):
+    for batch_size in range(int(run.plan["batch_size"] * SHRINK), run.world.n_ranks - 1, -1):
         if effective % batch_size == 0:
             return Sizes(
                 batch_size=batch_size,
@@ -175,8 +218,8 @@ def plan_evaluation_sizes(run: Run, sizes: Sizes | None) -> Sizes | None:
 
 def find_obstacle(run: Run) -> str | None:
     """Why this run cannot go on with other sizes as if it had been started with them."""
-    if run.world.is_divided:
-        return "it runs on several devices, of which only this one has run out"
+    if run.world.is_divided and find_link() is None:
+        return "torchrun started its processes, and only torchrun can start all of them again"
     if isinstance(run.dataset, IterableDataset) and (run.loader.num_workers > 1 or run.loader.drop_last):
         return "a stream that several workers share, or that drops its last batch, would be cut in other places"
     return None

@@ -120,6 +120,7 @@ class Session:
     sizes: Sizes | None = None  # instead of the configuration's, after a replan
     n_replans: int = 0  # of this process
     attempt: int = 0
+    first_step: int = 0  # of the checkpoint that it went on from
     pending: OpenInterval | None = None
     evaluations: list[Evaluated] = dataclasses.field(default_factory=list)
     started_s: float = dataclasses.field(default_factory=time.perf_counter)
@@ -275,6 +276,7 @@ def open_session(
         session.sizes = sizes
         if loaded is not None:
             session.restore(loaded)
+            session.first_step = session.progress.step
         if after is not None:
             session.attempt = max(session.attempt, after.attempt)
             session.started_s, session.n_replans = after.started_s, after.n_replans
@@ -337,7 +339,7 @@ def assemble_session(run: Run, limits: Limits, folder: Path, *, training_metrics
         limits=limits,
         folder=folder,
         validation=build_validation_loader(run, batch_size=run.config.data.val_batch_size),
-        last_step=LastStep(run.setup.model if can_replan else None),
+        last_step=LastStep(run.setup.model if can_replan and not run.world.is_divided else None),
         writer=BackgroundWriter() if run.config.run.async_checkpoint and run.world.is_first else None,
     )
 

@@ -21,8 +21,9 @@ from fulltilt.engine.build import check_device
 from fulltilt.engine.duties import TrainResult
 from fulltilt.engine.interrupt import Stop, StopRequest, catch_signals
 from fulltilt.engine.launch import must_launch, train_in_ranks
-from fulltilt.engine.replan import Replan, plan_replan
-from fulltilt.engine.session import Restart, Session, open_folder, open_session, read_limits
+from fulltilt.engine.replan import RankReplanError, Replan, build_rank_error, plan_replan
+from fulltilt.engine.saving import settle_checkpoint
+from fulltilt.engine.session import Limits, Restart, Session, open_folder, open_session, read_limits
 from fulltilt.engine.world import join_world
 from fulltilt.measure import apply_memory_limit
 from fulltilt.records import Listener
@@ -70,24 +71,41 @@ def train(
         given = {"resume": resume, "epochs": epochs, "workload": workload, "max_steps": max_steps}
         given |= {"training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
         return train_in_ranks(config, out_dir=out_dir, listeners=listeners, device=device, **given)
+    return train_here(
+        config,
+        limits=limits,
+        out_dir=Path(out_dir),
+        listeners=listeners,
+        resume=resume,
+        device=device,
+        workload=workload,
+        training_metrics=training_metrics,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+
+
+def train_here(
+    config: Config,
+    *,
+    limits: Limits,
+    device: str | None,
+    memory_limit_bytes: int | None,
+    after: Restart | None = None,
+    **options: Any,
+) -> TrainResult:
+    """``train`` in this process: the only one, or one of several ranks.
+
+    Args:
+        after: What a start of all ranks before this one came to.
+        options: Of ``_run_attempt``.
+    """
     world, name = join_world(config, device)
     chosen = check_device(name)  # first: a device that is not there leaves no folder behind
     if memory_limit_bytes is not None:
         apply_memory_limit(chosen, memory_limit_bytes)
-    attempt = functools.partial(
-        _run_attempt,
-        config,
-        limits=limits,
-        device=chosen,
-        out_dir=Path(out_dir),
-        listeners=listeners,
-        resume=resume,
-        workload=workload,
-        training_metrics=training_metrics,
-        world=world,
-    )
-    with catch_signals() as stop, open_folder(config, Path(out_dir), workload, world):
-        outcome = attempt(stop)
+    attempt = functools.partial(_run_attempt, config, limits=limits, device=chosen, world=world, **options)
+    with catch_signals() as stop, open_folder(config, options["out_dir"], options["workload"], world):
+        outcome = attempt(stop, after=after)
         while isinstance(outcome, Restart):
             outcome = attempt(stop, after=outcome)
     stop.deliver()
@@ -116,6 +134,10 @@ def _run_session(s: Session, stop: Stop) -> TrainResult | Restart:
             return restart
         is_over = s.progress.epoch >= s.limits.n_epochs or s.progress.step >= s.limits.max_steps
         reason = "finished" if is_over else "interrupted"
+    except RankReplanError:  # the process that started the ranks tells how it goes on
+        reason = None
+        settle_checkpoint(s)
+        raise
     except Exception as error:  # told to the listeners, and raised again
         explained = duties.explain_error(s, error) or error
         reason = f"failed: {type(explained).__name__}: {explained}"
@@ -139,6 +161,8 @@ def _train_to_end(s: Session, stop: Stop) -> Replan | None:
         replan = plan_replan(s, error)
         if replan is None:
             raise
+        if s.run.world.is_divided:
+            raise build_rank_error(s, replan) from error
         return replan
     return None
 

@@ -26,6 +26,7 @@ from fulltilt.data.sampler import Share
 from fulltilt.engine.interrupt import Stop
 from fulltilt.engine.rank_process import find_link
 from fulltilt.errors import ConfigError
+from fulltilt.hardware import list_rank_devices
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=30)  # only where no parent watches; a checkpoint may take its time
 AGREE_EVERY_S = 0.25
@@ -33,32 +34,13 @@ MAX_POLLS_APART = 20
 
 
 def plan_devices(config: Config, device: str | None = None) -> list[str]:
-    """The devices of a run, one a rank: what ``device``, else ``run.device``, names, ``run.n_ranks`` of them.
+    """The devices of a run, one a rank: see ``hardware.list_rank_devices``.
 
-    ``auto`` is the first GPU or the CPU, or as many GPUs as there are to be ranks; ``cpu`` takes any number of ranks.
-
-    Raises:
-        ConfigError: the number of ranks and the devices do not go together.
+    Args:
+        device: Instead of ``run.device``.
     """
     wanted = config.run.device if device is None else device
-    n_ranks = config.run.n_ranks
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if isinstance(wanted, list):
-        devices = [f"cuda:{index}" for index in wanted]
-    elif wanted == "cpu" or (wanted == "cuda" and n_ranks is None):
-        return [wanted] * (n_ranks or 1)
-    elif wanted == "cuda":
-        return [f"cuda:{index}" for index in range(n_ranks or 1)]
-    else:
-        devices = [f"cuda:{wanted}" if isinstance(wanted, int) else wanted]
-    if n_ranks not in (None, len(devices)):
-        raise ConfigError(
-            f"n_ranks is {n_ranks}, run.device names {len(devices)} device{'s' * (len(devices) > 1)} "
-            f"({', '.join(devices)}); leave n_ranks out, or name as many devices",
-            key="run.n_ranks",
-        )
-    return devices
+    return list_rank_devices(wanted, config.run.n_ranks, has_gpu=torch.cuda.is_available)
 
 
 def is_rank() -> bool:
@@ -127,6 +109,17 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
+    def arrive(self) -> None:
+        """Note, for whoever watches, that this rank waits for the others from here on, before its first step."""
+        link = find_link()
+        if self.is_divided and link is not None:
+            link.lap("start")
+
+    def meet(self) -> None:
+        """Wait until all ranks are here. On the host: what is queued on a device goes on."""
+        if self.is_divided:
+            self.sum(torch.zeros(1))
+
     def copy_buffers(self, model: nn.Module) -> None:
         """Rank 0's buffers (running statistics of BatchNorm) to all: what is evaluated is what is saved."""
         by_type: dict[torch.dtype, list[Tensor]] = {}
@@ -157,14 +150,20 @@ def join_world(config: Config, device: str | None = None) -> tuple[World, str]:
     Raises:
         ConfigError: as many ranks were started as the configuration has no devices for.
     """
-    devices = plan_devices(config, device)
+    return join_devices(plan_devices(config, device))
+
+
+def join_devices(devices: Sequence[str]) -> tuple[World, str]:
+    """``join_world`` for ranks whose devices are known."""
     if not is_rank():
         return ALONE, devices[0]
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name = _choose_device(devices, int(os.environ.get("LOCAL_RANK", rank)))
-    if n_ranks > 1:
+    world = World(rank=rank, n_ranks=n_ranks)
+    if world.is_divided:
+        world.arrive()
         _join_group(torch.device(name))
-    return World(rank=rank, n_ranks=n_ranks), name
+    return world, name
 
 
 def _choose_device(devices: Sequence[str], local_rank: int) -> str:

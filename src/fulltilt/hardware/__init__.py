@@ -21,7 +21,13 @@ from fulltilt.hardware.cpu import (
     read_pressure,
 )
 from fulltilt.hardware.datasheet import DataSheet, find_data_sheet
-from fulltilt.hardware.devices import find_nvml_index, read_package_version, read_visible_devices, resolve_device
+from fulltilt.hardware.devices import (
+    find_nvml_index,
+    list_rank_devices,
+    read_package_version,
+    read_visible_devices,
+    resolve_device,
+)
 from fulltilt.hardware.filesystem import Filesystem, ShmSpace, read_filesystem, read_shm
 from fulltilt.hardware.machine import compute_hostname_hash, is_wsl, read_machine
 from fulltilt.hardware.nvml import Nvml, NvmlDevice, NvmlProcess, NvmlStatus, RealNvml, Utilization
@@ -62,6 +68,7 @@ __all__ = [
     "find_nvml_index",
     "has_c_compiler",
     "is_wsl",
+    "list_rank_devices",
     "read_cpu_model",
     "read_cpu_quota_cores",
     "read_cpu_times",

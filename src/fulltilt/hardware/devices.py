@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from fulltilt.errors import DeviceError, format_nearest
+from fulltilt.errors import ConfigError, DeviceError, format_nearest
 from fulltilt.hardware.datasheet import find_data_sheet
 from fulltilt.hardware.nvml import Nvml, NvmlDevice, RealNvml
 from fulltilt.records import Device
@@ -41,6 +41,38 @@ def find_nvml_index(uuid: str, nvml: Nvml) -> int | None:
         if (device.uuid or "").lower().removeprefix("gpu-") == wanted:
             return device.index
     return None
+
+
+def list_rank_devices(
+    wanted: str | int | Sequence[int], n_ranks: int | None, *, has_gpu: Callable[[], bool]
+) -> list[str]:
+    """The devices of a run, one a rank: what ``wanted`` names, ``n_ranks`` of them. None is looked for.
+
+    ``auto`` is the first GPU or the CPU, or as many GPUs as there are to be ranks; ``cpu`` takes any number of ranks.
+
+    Args:
+        has_gpu: Asked for ``auto`` only.
+
+    Raises:
+        ConfigError: the number of ranks and the devices do not go together.
+    """
+    if wanted == "auto":
+        wanted = "cuda" if has_gpu() else "cpu"
+    if wanted == "cpu" or (wanted == "cuda" and n_ranks is None):
+        return [str(wanted)] * (n_ranks or 1)
+    if wanted == "cuda":
+        return [f"cuda:{index}" for index in range(n_ranks or 1)]
+    if isinstance(wanted, str):
+        devices = [wanted]
+    else:
+        devices = [f"cuda:{index}" for index in ([wanted] if isinstance(wanted, int) else wanted)]
+    if n_ranks not in (None, len(devices)):
+        raise ConfigError(
+            f"n_ranks is {n_ranks}, run.device names {len(devices)} device{'s' * (len(devices) > 1)} "
+            f"({', '.join(devices)}); leave n_ranks out, or name as many devices",
+            key="run.n_ranks",
+        )
+    return devices
 
 
 def resolve_device(

@@ -42,6 +42,7 @@ class Facts:
     free_device_bytes: int | None = dataclasses.field(default=None, compare=False)
     transforms: Literal["none", "pipeline", "own"] | None = None  # of the training set: "own" is a user's callable
     is_held: bool | None = None  # the training set lies in host memory as it is; placement stream reads it there
+    n_ranks: int = 1  # processes that train together and divide each micro-batch
     n_blocks_mixed: int | None = None  # blocks in a window of block shuffle, None where that is a full shuffle
 
 

@@ -26,6 +26,8 @@ def _candidates(facts: Facts) -> tuple[int, ...]:
 def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
     if facts.n_samples is not None and value > facts.n_samples:
         return f"larger than the dataset ({facts.n_samples} samples); use batch_size {facts.n_samples} or less"
+    if value < facts.n_ranks:
+        return f"over all {facts.n_ranks} ranks, and some would get no sample; use batch_size {facts.n_ranks} or more"
     return None
 
 

@@ -51,9 +51,11 @@ class BlockRunner:
     read_pressure: Callable[[], Pressure] | None
     read_cpu_times: Callable[[], CpuTimes] | None
     on_block: Callable[[Block], None] | None
+    begin_block: Callable[[int], Any]
 
     def run_block(self, n_steps: int, stage: Literal["warmup", "measure"]) -> Block:
         timer, run_step = self.timer, self.run_step
+        self.begin_block(n_steps)
         self.synchronize()
         timer.take_steps()
         timer.pause()

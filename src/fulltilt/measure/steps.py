@@ -75,6 +75,7 @@ def measure_steps(
     read_pressure: Callable[[], Pressure] | None = None,
     read_cpu_times: Callable[[], CpuTimes] | None = None,
     on_block: Callable[[Block], None] | None = None,
+    begin_block: Callable[[int], Any] = lambda n_steps: None,
 ) -> StepsResult:
     """Measure training steps.
 
@@ -101,6 +102,7 @@ def measure_steps(
         synchronize: Waits for the device; called at block edges only.
         read_pressure, read_cpu_times: Readers of room ``hardware``; None: not read.
         on_block: Told about each block when it is done, for progress.
+        begin_block: Told the steps of each block before it, for other processes that take the same steps.
 
     Raises:
         ValueError: a count below 1, ``min_blocks`` below 2, or a step that consumed no samples.
@@ -108,7 +110,7 @@ def measure_steps(
     _check_counts(n_steps, min_blocks, block_steps, min_block_steps, epoch_steps)
     timer = NullTimer() if timer is None else timer
     clock = clock or (timer.clock if isinstance(timer, PhaseTimer) else HostClock())
-    runner = BlockRunner(run_step, clock, timer, synchronize, read_pressure, read_cpu_times, on_block)
+    runner = BlockRunner(run_step, clock, timer, synchronize, read_pressure, read_cpu_times, on_block, begin_block)
     max_measure_s = math.inf if max_measure_s is None else max_measure_s
     begin_ns = clock.host_ns()
     warm, is_steady = _run_warmup(runner, block_steps, min_block_steps, max_warmup_s)

@@ -15,6 +15,8 @@ from fulltilt.records.trial import Status
 
 OUT_OF_MEMORY_TYPES = frozenset({"OutOfMemoryError", "MemoryError", "DeviceMemoryError"})
 
+HUNG_TYPE = "RankHungError"
+
 OUT_OF_MEMORY_PATTERNS = (
     # CUDA, HIP, MPS, XPU, NCCL, JAX; the driver's CUDA_ERROR_OUT_OF_MEMORY. Not "out of memory map", "out of memory-…"
     r"(?<![a-z])out[ _]of[ _](?:\w+[ _])?memory(?![a-z]|-| map)",
@@ -73,6 +75,8 @@ def classify_outcome(evidence: Evidence) -> tuple[Status, str | None]:
         return "timeout", e.deadline
     if e.has_result and e.exit_code in (0, None):
         return "ok", None
+    if e.exception_type == HUNG_TYPE:  # it was ended for that, as by a deadline from outside
+        return "timeout", e.message.strip()
     if e.exception_type or e.message.strip():
         said = ": ".join(part for part in (e.exception_type, e.message.strip()) if part)
         return ("out_of_memory" if _is_out_of_memory(e) else "error"), said

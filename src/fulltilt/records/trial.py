@@ -42,9 +42,10 @@ class TrialRequest:
     device: str  # "cpu", "cuda", "cuda:1"
     n_steps: int  # timed optimizer steps at least; blocks may need more
     seed: int = 0
-    memory_limit_bytes: int | None = None
+    memory_limit_bytes: int | None = None  # of each rank
     deadline_s: float = 120.0
     max_measure_s: float | None = None  # stop adding blocks after this long, once n_steps are in
+    rank_devices: tuple[str, ...] = ()  # of whole runs, one process each; empty: one process on ``device``
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -154,6 +154,8 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
     }
     measured_on = {name: result.workload.get(key) for name, key in MEASURED_ON.items()}
     promise |= {name: value for name, value in measured_on.items() if value is not None}
+    if trial.n_devices > 1:
+        promise["n_ranks"] = trial.n_devices
     if isinstance(trial.observed.get("threads"), int):
         promise["threads"] = trial.observed["threads"]
     phases = trial.phases_ms
@@ -165,8 +167,8 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
 def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> Applied:
     """Write the recommended plan into the file ``path``.
 
-    A file that trains on several devices gets no promise: what was measured on one says nothing of them. A promise of
-    an earlier search that is of another plan than the file's goes.
+    A file that trains in another number of processes than the search measured gets no promise. A promise of an earlier
+    search that is of another plan than the file's goes.
 
     Args:
         searched: The configuration that the search was about.
@@ -177,7 +179,7 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
     config = load_config(path)
     planned = plan_changes(result, config, searched=searched)
     changes, trial, old = dict(planned.values), result.picks.recommended.trial, config.run.promise
-    is_measured = planned.plan == trial.plan and count_ranks(config) == 1
+    is_measured = planned.plan == trial.plan and count_ranks(config) == trial.n_devices
     promise = build_promise(result) if is_measured else None
     if promise is not None or (old is not None and old.plan != compute_plan_digest(planned.plan)):
         changes["run.promise"] = promise

@@ -9,11 +9,12 @@ from typing import Any
 
 from fulltilt.config import Config, parse_bytes, parse_duration_s
 from fulltilt.errors import ConfigError, UsageError
-from fulltilt.hardware import compute_usable_device_bytes, resolve_device
+from fulltilt.hardware import compute_usable_device_bytes, list_rank_devices, resolve_device
 from fulltilt.records import Machine
 from fulltilt.tuner.recommend import LearningRateRule
 
 CPU_LIMIT_SHARE = 0.9  # of the memory that is available at the start, where no limit was asked for
+RANK_START_S = 60.0  # more for a trial over ranks, each of which loads torch for itself
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,13 +25,18 @@ class TuneOptions:
     num_workers: tuple[int, ...] | None
     n_steps: int
     device: str
-    memory_limit_bytes: int | None
+    memory_limit_bytes: int | None  # of each rank
     strategy: str
     budget_s: float | None
     free_batch: bool
     lr_rule: LearningRateRule
     deadline_s: float
     max_measure_s: float
+    rank_devices: tuple[str, ...] = ()  # of the processes that train together; empty: one, on ``device``
+
+    @property
+    def n_ranks(self) -> int:
+        return max(1, len(self.rank_devices))
 
     @property
     def is_quick(self) -> bool:
@@ -63,12 +69,13 @@ def build_options(
     budget_s = _parse("--budget", budget, parse_duration_s)
     if budget_s is not None and budget_s <= 0:
         raise UsageError(f"--budget {budget} leaves no time; give for instance --budget 6m")
-    usual_s = deadline_s or (60.0 if quick else 120.0)
+    devices = _list_devices(config, device)
+    usual_s = deadline_s or (60.0 if quick else 120.0) + (RANK_START_S if len(devices) > 1 else 0.0)
     return TuneOptions(
         batch_sizes=tuple(batch_sizes) if batch_sizes else None,
         num_workers=tuple(num_workers) if num_workers else None,
         n_steps=n_steps,
-        device=resolve_device(_select_device(config, device)),
+        device=devices[0],
         memory_limit_bytes=_parse("--memory-limit", memory_limit, parse_bytes),
         strategy="exhaustive" if exhaustive else "quick" if quick else "model_first",
         budget_s=90.0 if quick and budget_s is None else budget_s,
@@ -76,6 +83,7 @@ def build_options(
         lr_rule=lr_rule,
         deadline_s=usual_s if budget_s is None else min(usual_s, budget_s),
         max_measure_s=2.0 if quick else 8.0,
+        rank_devices=devices if len(devices) > 1 else (),
     )
 
 
@@ -95,47 +103,46 @@ def _parse(flag: str, value: Any, parse: Callable[[str], Any]) -> Any:
         raise UsageError(f"{flag} {error}") from None
 
 
-def _select_device(config: Config, device: str | None) -> str:
-    """One device to measure on; of a list of GPUs the first."""
-    value = config.run.device if device is None else device
-    if isinstance(value, list | tuple):
-        return f"cuda:{value[0]}"
-    return f"cuda:{value}" if isinstance(value, int) else value
+def _list_devices(config: Config, device: str | None) -> tuple[str, ...]:
+    """One a rank, as ``train`` would take them; each is there."""
+    wanted = config.run.device if device is None else device
+    names = list_rank_devices(wanted, config.run.n_ranks, has_gpu=lambda: resolve_device("auto") != "cpu")
+    return tuple(resolve_device(name) for name in names)
 
 
-def count_ranks(config: Config, device: str | None = None) -> int:
+def count_ranks(config: Config) -> int:
     """Training processes of a run with ``config``, one a device."""
-    named = config.run.device if device is None else device
+    named = config.run.device
     return max(config.run.n_ranks or 1, len(named) if isinstance(named, list) else 1)
 
 
-def note_ranks(config: Config, device: str | None, measured_on: str) -> tuple[str, ...]:
-    """What a search on one device does not say about a run over several."""
-    n_ranks = count_ranks(config, device)
-    if n_ranks == 1:
+def note_ranks(options: TuneOptions) -> tuple[str, ...]:
+    """What the figures of a search for a run over several devices are of."""
+    if not options.rank_devices:
         return ()
     return (
-        f"the configuration trains in {n_ranks} processes, and everything here was measured in one, on {measured_on}: "
-        "speed and memory are those of the whole batch on one device, not of this run, and --apply writes no "
-        "run.promise for it",
+        f"whole runs are measured in {options.n_ranks} processes ({', '.join(options.rank_devices)}), as train starts "
+        "them: batch_size and samples/s are those of all together, num_workers, threads and memory those of one; "
+        "probes measure one rank's part on one device",
     )
 
 
 def choose_trial_limit_bytes(options: TuneOptions, machine: Machine) -> int | None:
-    """The limit each trial runs under. Without one asked for: what keeps the machine itself alive."""
+    """The limit that each process of a trial runs under. Without one asked for: what keeps the machine itself alive."""
     if options.memory_limit_bytes is not None:
         return _cut_asked_limit(options, machine)
     if options.device == "cpu":
-        return int(CPU_LIMIT_SHARE * min(machine.memory_available_bytes, machine.memory_limit_bytes or sys.maxsize))
+        free_bytes = min(machine.memory_available_bytes, machine.memory_limit_bytes or sys.maxsize)
+        return int(CPU_LIMIT_SHARE * free_bytes / options.n_ranks)
     return _find_device_memory_bytes(options, machine) if machine.is_wsl else None
 
 
 def find_memory_gib(options: TuneOptions, machine: Machine) -> float | None:
-    """What the picks are held against: the limit asked for, else the memory of the device."""
+    """What the picks are held against: the limit asked for, else the memory of the device, or a rank's part of it."""
     if options.memory_limit_bytes is not None:
         return _cut_asked_limit(options, machine) / 2**30
     if options.device == "cpu":
-        return min(machine.memory_total_bytes, machine.memory_limit_bytes or sys.maxsize) / 2**30
+        return min(machine.memory_total_bytes, machine.memory_limit_bytes or sys.maxsize) / options.n_ranks / 2**30
     total_bytes = _find_device_memory_bytes(options, machine)
     return total_bytes / 2**30 if total_bytes else None
 
@@ -148,7 +155,8 @@ def _cut_asked_limit(options: TuneOptions, machine: Machine) -> int:
 
 
 def _find_device_memory_bytes(options: TuneOptions, machine: Machine) -> int | None:
-    """What the GPU has, under WSL what it has before the driver spills; None: not known."""
-    index = int(options.device.partition(":")[2] or 0)
-    total_bytes = machine.devices[index].memory_total_bytes if index < len(machine.devices) else None
-    return compute_usable_device_bytes(total_bytes, is_wsl=machine.is_wsl) if total_bytes else None
+    """What the smallest of the GPUs that are used has, under WSL what it has before the driver spills; None: one is not
+    known."""
+    indices = [int(name.partition(":")[2] or 0) for name in options.rank_devices or (options.device,)]
+    known = [machine.devices[index].memory_total_bytes for index in indices if index < len(machine.devices)]
+    return compute_usable_device_bytes(min(known), is_wsl=machine.is_wsl) if len(known) == len(indices) else None

@@ -13,7 +13,7 @@ import os
 import select
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,8 @@ class _Watch:
             os.close(request)
             os.close(writer)
         self._pid, self._scratch = said["pid"], said["scratch"]
-        self._watchdog = _build_watchdog(self._request, said["pid"])
+        if not self._request.rank_devices:
+            self._watchdog = _build_watchdog(self._request, [said["pid"]])
         return reader
 
     def _wait(self, answers: int) -> None:
@@ -237,6 +238,10 @@ class _Watch:
             self._progress_s = now
         elif progress.get("stage") == "rehearsing":
             self._part, self._progress_s = str(progress.get("part")), None  # no steps to wait for any more
+        elif progress.get("stage") == "ranks":
+            pids = [int(pid) for pid in progress.get("pids", ())]
+            self._seen_pids.update(pids)
+            self._watchdog = _build_watchdog(self._request, pids)
         if self._on_progress is not None:
             self._on_progress(progress)
 
@@ -274,20 +279,23 @@ def _parse_answer(line: bytes) -> dict[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
-def _build_watchdog(request: TrialRequest, pid: int) -> Callable[[], str | None] | None:
-    """A poll of the process tree's memory, where the request sets a limit that concerns it."""
+def _build_watchdog(request: TrialRequest, pids: Sequence[int]) -> Callable[[], str | None] | None:
+    """A poll of each tree's memory (of the trial's own process, or of each rank), where a limit concerns it."""
     if request.memory_limit_bytes is None or not request.device.startswith("cpu"):
         return None
     from fulltilt.hardware import MemoryWatchdog
 
-    watchdog = MemoryWatchdog(pid, request.memory_limit_bytes)
+    watchdogs = [MemoryWatchdog(pid, request.memory_limit_bytes) for pid in pids]
     next_s = 0.0
 
     def check() -> str | None:
         nonlocal next_s
         start = time.monotonic()
-        if start < next_s or watchdog.check():
-            return watchdog.trip
+        if start < next_s:
+            return None
+        for rank, watchdog in enumerate(watchdogs):
+            if trip := watchdog.check():
+                return trip if len(watchdogs) == 1 else f"rank {rank}: {trip}"
         end = time.monotonic()
         next_s = end + max(WATCH_INTERVAL_S, (end - start) / WATCH_DUTY)
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,6 +76,9 @@ class ProcessTarget:
         device: Resolved: "cpu", "cuda:0".
         folder: Where the logs of the trials go, one file each.
         n_steps: Timed optimizer steps per trial, at least.
+        memory_limit_bytes: Of each rank.
+        rank_devices: Where whole runs train, one process a device; empty: in one, on ``device``. A probe takes one
+            rank's part of the batch there, and its rate counts for all of them.
     """
 
     def __init__(
@@ -89,20 +92,30 @@ class ProcessTarget:
         memory_limit_bytes: int | None = None,
         deadline_s: float = 120.0,
         max_measure_s: float | None = None,
+        rank_devices: Sequence[str] = (),
         zygote: Zygote | None = None,
         on_progress: Callable[[str, Mapping[str, Any]], None] | None = None,
     ):
         self._source, self._device, self._folder = source, device, folder
         self._n_steps, self._seed, self.memory_limit_bytes = n_steps, seed, memory_limit_bytes
         self._deadline_s, self._max_measure_s = deadline_s, max_measure_s
+        self._rank_devices, self._n_ranks = tuple(rank_devices), max(1, len(rank_devices))
         self._zygote = zygote or Zygote(folder / "zygote.log")
         self._on_progress = on_progress
 
     def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
         limit_bytes = None if kind == "memory" else self.memory_limit_bytes  # nothing of the step is allocated there
         request = dataclasses.replace(self._build_request(plan, id), memory_limit_bytes=limit_bytes)
+        is_part = kind in PROBES and self._n_ranks > 1
+        if is_part:
+            part = -(-plan["batch_size"] // self._n_ranks)
+            request = dataclasses.replace(request, plan=plan.replace(batch_size=part))
         outcome = self._run(request, kind if kind in PROBES else "trial")
-        return build_trial(plan, outcome, id=id, why=why, kind=kind, memory_limit_bytes=limit_bytes)
+        if is_part and outcome.measurement is not None:
+            outcome = dataclasses.replace(outcome, measurement=count_for_ranks(outcome.measurement, self._n_ranks))
+        return build_trial(
+            plan, outcome, id=id, why=why, kind=kind, n_devices=self._n_ranks, memory_limit_bytes=limit_bytes
+        )
 
     def close(self) -> None:
         """End the zygote and whatever still runs below it."""
@@ -135,6 +148,7 @@ class ProcessTarget:
             memory_limit_bytes=self.memory_limit_bytes,
             deadline_s=self._deadline_s,
             max_measure_s=self._max_measure_s,
+            rank_devices=self._rank_devices,
         )
 
     def _run(self, request: TrialRequest, kind: str) -> ProcessOutcome:
@@ -142,6 +156,22 @@ class ProcessTarget:
         on_progress: OnProgress | None = None if report is None else lambda values: report(request.id, values)
         log_path = self._folder / "logs" / f"{request.id}.log"
         return run_trial_process(request, zygote=self._zygote, log_path=log_path, kind=kind, on_progress=on_progress)
+
+
+def count_for_ranks(part: Measurement, n_ranks: int) -> Measurement:
+    """What one rank's part of a batch measured alone would be of all ranks, were they not in each other's way."""
+
+    def scale(rate: float | None) -> float | None:
+        return None if rate is None else rate * n_ranks
+
+    interval = part.samples_per_s_ci95
+    return dataclasses.replace(
+        part,
+        samples_per_s=scale(part.samples_per_s),
+        samples_per_s_ci95=None if interval is None else (interval[0] * n_ranks, interval[1] * n_ranks),
+        block_samples_per_s=tuple(rate * n_ranks for rate in part.block_samples_per_s),
+        notes=(*part.notes, f"one rank's part of the batch on one device; its rate counts {n_ranks} times"),
+    )
 
 
 def build_trial(

@@ -53,6 +53,10 @@ def run_request(message: Mapping[str, Any], answer: Answer) -> None:
     request, kind = decode(TrialRequest, message), message.get("kind", "trial")
     if kind == "facts":
         run_facts(request, answer)
+    elif kind == "trial" and request.rank_devices:
+        from fulltilt.tuner.rank_trial import run_rank_trial
+
+        run_rank_trial(request, answer)
     elif kind == "memory":
         run_memory_probe(request, answer)
     elif kind == "roofs":
@@ -70,26 +74,35 @@ def run_trial(request: TrialRequest, answer: Answer, kind: str = "trial") -> Non
     from fulltilt.engine.measured import run_measured
     from fulltilt.engine.probes import run_device_probe, run_loader_probe
 
-    def report_part(part: str) -> None:
-        answer({"progress": {"stage": "rehearsing", "part": part}})
-
     measure = {"trial": run_measured, "device": run_device_probe, "loader": run_loader_probe}[kind]
-    given = {} if kind == "loader" else {"on_part": report_part}
-    with _build(request, answer) as run:
+    given = {} if kind == "loader" else {"on_part": report_parts(answer)}
+    if request.rank_devices:
+        limit_threads(len(request.rank_devices))
+    with build_request(request, answer) as run:
         answer({"progress": {"stage": "built"}})
-        with _explain_workers():
+        with explain_workers():
             measurement = measure(
                 run,
                 n_steps=request.n_steps,
                 max_measure_s=request.max_measure_s,
-                on_progress=_report_steps(answer),
+                on_progress=report_steps(answer),
                 **given,
             )
         answer({"measurement": encode(measurement)})
 
 
+def limit_threads(n_ranks: int) -> None:
+    """As many threads of torch as a rank gets where nobody says otherwise: its share of the cores."""
+    import torch
+
+    from fulltilt.hardware import count_usable_cores
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, count_usable_cores() // n_ranks))
+
+
 @contextlib.contextmanager
-def _explain_workers() -> Iterator[None]:
+def explain_workers() -> Iterator[None]:
     """torch tells of a dead data worker from its signal handler, wherever the main thread happens to be."""
     from fulltilt.data import explain_loader_error
 
@@ -106,7 +119,7 @@ def run_memory_probe(request: TrialRequest, answer: Answer) -> None:
     """Estimate the memory of one plan without a step and answer with a Measurement of that figure."""
     from fulltilt.engine import probes
 
-    with _build(request, answer) as run:
+    with build_request(request, answer) as run:
         answer({"measurement": encode(probes.run_memory_probe(run))})
 
 
@@ -121,7 +134,8 @@ def run_facts(request: TrialRequest, answer: Answer) -> None:
     """Build the run without a step and answer with what guards, the report and a promise need to know of it."""
     from fulltilt.engine.facts import describe_data, name_device
 
-    with _build(request, answer) as run:
+    with build_request(request, answer) as run:
+        refuse_ranks(request, run)
         model = run.setup.model
         optimizer = run.setup.optimizer
         workload = {
@@ -138,21 +152,42 @@ def run_facts(request: TrialRequest, answer: Answer) -> None:
         answer({"facts": encode(run.facts), "workload": workload})
 
 
+def refuse_ranks(request: TrialRequest, run: Any) -> None:
+    """Before the first of many trials that would all say so.
+
+    Raises:
+        UsageError: the run cannot be divided over the ranks of the request, whatever the plan.
+    """
+    from fulltilt.engine.division import find_obstacles
+
+    n_ranks = max(1, len(request.rank_devices))
+    if obstacles := find_obstacles(run, n_ranks, batch_size=n_ranks):
+        raise UsageError("; ".join(obstacles))
+
+
 @contextlib.contextmanager
-def _build(request: TrialRequest, answer: Answer) -> Iterator[Any]:
-    """A built run under the request's memory limit, closed at the end whatever happens."""
+def build_request(
+    request: TrialRequest, answer: Answer, *, device: str | None = None, world: Any = None
+) -> Iterator[Any]:
+    """A built run under the request's memory limit, closed at the end whatever happens.
+
+    Args:
+        device: Instead of the request's.
+        world: The ranks that train together; None: this process alone.
+    """
     from fulltilt.config import config_from_values
     from fulltilt.engine.build import build_run
+    from fulltilt.engine.world import ALONE
     from fulltilt.measure import apply_memory_limit
 
-    source = request.source
+    source, device = request.source, device or request.device
     sys.path[:0] = [path for path in source.import_paths if path not in sys.path]
     config = config_from_values(source.config, base_dir=source.base_dir, provenance=source.provenance)
     workload = _unpickle(source.pickled)
     answer({"progress": {"stage": "configured"}})
     if request.memory_limit_bytes is not None:
-        apply_memory_limit(request.device, request.memory_limit_bytes)
-    run = build_run(config, request.plan, device=request.device, workload=workload, seed=request.seed)
+        apply_memory_limit(device, request.memory_limit_bytes)
+    run = build_run(config, request.plan, device=device, workload=workload, seed=request.seed, world=world or ALONE)
     try:
         yield run
     finally:
@@ -249,7 +284,16 @@ def _unpickle(pickled: str | None) -> Any:
     return pickle.loads(base64.b64decode(pickled))
 
 
-def _report_steps(answer: Answer) -> Callable[[int], None]:
+def report_parts(answer: Answer) -> Callable[[str], None]:
+    """Says which part of a run is rehearsed, as it begins."""
+
+    def report(part: str) -> None:
+        answer({"progress": {"stage": "rehearsing", "part": part}})
+
+    return report
+
+
+def report_steps(answer: Answer) -> Callable[[int], None]:
     """A sign of life after a block of steps, not so often that whoever reads it takes cores from the trial."""
     last_s = -math.inf
 

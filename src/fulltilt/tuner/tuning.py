@@ -71,7 +71,7 @@ def tune(
         num_workers: Worker counts to try.
         steps: Timed optimizer steps per trial, at least.
         device: auto, cpu, cuda or cuda:N.
-        memory_limit: Bytes, or text such as ``12GiB``; a trial that needs more is out of memory.
+        memory_limit: Bytes, or text such as ``12GiB``; a trial of which a process needs more is out of memory.
         exhaustive: Run the whole grid, instead of probing parts and running whole what may be the best.
         quick: One round, short trials, one repeat of the finalists, 90 s unless ``budget`` says otherwise.
         budget: Seconds, or text such as ``6m``, for the whole search.
@@ -80,7 +80,7 @@ def tune(
         out: The run folder; ``runs/tune/<name>`` by default. The same search resumes there.
         settings: Dotted keys that win over the configuration.
         on_event: Gets progress records as the search goes.
-        deadline_s: Wall time of one trial; 120 s, 60 s when quick.
+        deadline_s: Wall time of one trial; 120 s, 60 s when quick, and 60 s more over several processes.
 
     Raises:
         UsageError: wrong arguments, or called inside a trial. NoPlanError: no plan can run.
@@ -103,7 +103,7 @@ def tune(
     parts = _list_fingerprint_parts(aim, options, machine)
     results = [JOURNAL_FILE, VERIFY_FOLDER]
     with RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA)) as folder:
-        notes = note_ranks(aim.config, device, options.device)
+        notes = note_ranks(options)
         notes += () if folder.set_aside is None else (folder.set_aside,)
         return _run(aim, options, machine, folder, on_event or (lambda event: None), notes)
 
@@ -127,6 +127,7 @@ def _run(
         memory_limit_bytes=choose_trial_limit_bytes(options, machine),
         deadline_s=options.deadline_s,
         max_measure_s=options.max_measure_s,
+        rank_devices=options.rank_devices,
         on_progress=lambda id, values: (
             None if id in (PROBE_ID, ROOFS_ID) else tell(TrialProgressed(id=id, values=values))
         ),
@@ -137,7 +138,7 @@ def _run(
             folder.state_fingerprint(_list_fingerprint_parts(aim, options, machine))
         space = build_space(
             aim.config,
-            _merge_facts(probe.facts, machine, options.device),
+            _merge_facts(probe.facts, machine, options),
             batch_sizes=options.batch_sizes,
             num_workers=options.num_workers,
             free_batch=options.free_batch,
@@ -229,14 +230,18 @@ def _read_roofs(target: ProcessTarget, session: Session, folder: RunFolder) -> t
     return tuple(decode(Roof, roof) for roof in document["machine"].get("roofs", ()))
 
 
-def _merge_facts(facts: Facts, machine: Machine, device: str) -> Facts:
-    """What the probe read inside the trial, completed by what the machine says."""
-    changes: dict[str, Any] = {}
+def _merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:
+    """What the probe read inside the trial, completed by what the machine says; of several ranks as one of them has it."""
+    changes: dict[str, Any] = {"n_ranks": options.n_ranks}
     if facts.has_c_compiler is None:
         changes["has_c_compiler"] = has_c_compiler()
     if facts.n_cores_usable <= 1:
         changes["n_cores_usable"] = machine.n_cores_usable
-    return dataclasses.replace(facts, device_type=device.partition(":")[0], **changes)
+    merged = dataclasses.replace(facts, device_type=options.device.partition(":")[0], **changes)
+    changes = {"n_cores_usable": max(1, merged.n_cores_usable // options.n_ranks)}
+    if merged.free_ram_bytes is not None:
+        changes["free_ram_bytes"] = merged.free_ram_bytes // options.n_ranks
+    return dataclasses.replace(merged, **changes)
 
 
 def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Machine) -> dict[str, Any]:
@@ -253,6 +258,8 @@ def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Mach
         "--free-batch": options.free_batch,
         "--quick (shorter trials)": options.is_quick,
     }
+    if options.rank_devices:
+        flags["devices"] = " ".join(options.rank_devices)
     values = aim.config.to_values()
     values["run"].pop("promise")  # a search must not lose its rows to what it promised itself
     return {

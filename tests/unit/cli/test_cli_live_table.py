@@ -75,7 +75,9 @@ def test_a_row_holds_figures_plan_and_why_it_was_run():
 def test_the_running_trial_says_why_how_long_and_how_far():
     clock = FakeClock()
     table = LiveTable(Console(file=FakeTerminal(), width=160), clock=clock)
-    table(TrialStarted(id="t4", plan=default_plan({"batch_size": 128}), why="next to [the] best", n_done=3, n_planned=9))
+    table(
+        TrialStarted(id="t4", plan=default_plan({"batch_size": 128}), why="next to [the] best", n_done=3, n_planned=9)
+    )
     clock.now_s += 12.0
     table(TrialProgressed(id="t4", values={"stage": "measuring", "n_steps": 24}))
     paper = Console(file=io.StringIO(), width=160)

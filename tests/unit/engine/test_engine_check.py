@@ -31,7 +31,9 @@ def run(monkeypatch, tmp_path, *, values=None, **parts):
     )
     monkeypatch.setattr(checks, "build_workload", lambda config: workload)
     config = config_from_values({"data": {"batch_size": 8}} | (values or {}), base_dir=str(tmp_path))
-    return {item.name: item for item in run_checks(config, device="cpu", out_dir=tmp_path / "runs")}
+    ranks = ["cpu"] * (config.run.n_ranks or 0)
+    items = run_checks(config, device="cpu", out_dir=tmp_path / "runs", rank_devices=ranks)
+    return {item.name: item for item in items}
 
 
 def test_what_works_has_no_problem_and_says_what_one_step_took(monkeypatch, tmp_path):
@@ -87,6 +89,43 @@ def test_what_earlier_runs_left_is_counted(monkeypatch, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "old.log").write_bytes(b"x" * 30 * 2**20)
     assert "0.03 GiB lie there" in run(monkeypatch, tmp_path)["disk"].text
+
+
+TWO = {"run": {"device": "cpu", "n_ranks": 2}, "data": {"batch_size": 7, "num_workers": 1}}
+
+
+def test_over_ranks_the_step_is_that_of_one_ranks_part_and_none_is_started(monkeypatch, tmp_path):
+    seen = []
+
+    def measure(outputs, targets):
+        seen.append((os.getpid(), len(targets)))
+        return nn.functional.cross_entropy(outputs, targets)
+
+    items = run(monkeypatch, tmp_path, values=TWO, loss=measure)
+    assert seen == [(os.getpid(), 4)]
+    assert items["one step"].text.startswith("4 samples (rank 0's part, of 2 ranks) forward")
+    assert "2 ranks; of a micro-batch of 7 they get 4, 3 samples" in items["ranks"].text
+    assert "64 samples, 10 steps an epoch" in items["build"].text
+    assert items["data workers"].text.startswith("2 data workers of 2 ranks")
+    assert not [name for name, item in items.items() if item.verdict == "problem"]
+
+
+@pytest.mark.parametrize(
+    ("values", "parts", "words"),
+    [
+        ({"data": {"batch_size": 1}}, {}, "batch_size 1 is over all 2 devices"),
+        ({}, {"compares_samples": True}, "compares the samples of a batch"),
+        ({"data": {"batch_size": 8, "on_bad_sample": "skip(limit=3)"}}, {}, "data.on_bad_sample skip"),
+        ({"speed": {"shard": "full"}, "optim": {"ema": 0.9}}, {}, "optim.ema keeps the average"),
+        ({"speed": {"shard": "full"}}, {"assess": lambda model, device: {}}, "assess the model by themselves"),
+    ],
+)
+def test_what_train_refuses_over_ranks_is_a_problem(monkeypatch, tmp_path, values, parts, words):
+    """it came to light when the ranks had been started; with one process there is nothing to refuse"""
+    two = run(monkeypatch, tmp_path, values={"run": {"device": "cpu", "n_ranks": 2}} | values, **parts)
+    assert two["ranks"].verdict == "problem"
+    assert words in two["ranks"].text
+    assert "ranks" not in run(monkeypatch, tmp_path, values=values, **parts)
 
 
 def test_the_gpu_is_shown_with_what_is_free_and_who_uses_it(monkeypatch):

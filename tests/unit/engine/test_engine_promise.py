@@ -270,9 +270,26 @@ def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
     assert re.search("CPU pressure: (other processes use|the host took)", spoken[0])
 
 
-def test_a_promise_is_not_held_against_a_run_over_several_devices(tmp_path):
-    session = promise_module.build_watch(
-        SimpleNamespace(config=promise_for_this(), world=World(n_ranks=2)), DataWaits()
+@pytest.mark.parametrize(("promised", "n_ranks"), [(1, 2), (2, 1)])
+def test_a_promise_is_held_against_as_many_processes_as_it_was_measured_with(promised, n_ranks):
+    config = promise_for_this(n_ranks=promised)
+    run = SimpleNamespace(config=config, world=World(n_ranks=n_ranks))
+    watch, note = promise_module.build_watch(run, DataWaits())
+    assert watch is None
+    assert f"measured with run.n_ranks {promised}, and this run has {n_ranks}" in note
+    same = SimpleNamespace(
+        config=config, world=World(n_ranks=promised), plan=plan_of(build_config()), device=torch.device("cpu")
     )
-    assert session[0] is None
-    assert "this run has 2 processes" in session[1]
+    assert isinstance(promise_module.build_watch(same, DataWaits())[0], PromiseWatch)
+
+
+def test_the_cores_that_other_ranks_use_are_the_runs_own(monkeypatch):
+    """all ranks are children of the process that started them"""
+    times = {os.getpid(): 1.0, os.getppid(): 9.0}
+    monkeypatch.setattr(
+        promise_module,
+        "read_process_tree_cpu",
+        lambda pid: ProcessCpu(cpu_s=times[pid], n_children=0, stopped=()),
+    )
+    looks = [MachineLook(torch.device("cpu"), DataWaits(), n_ranks=n) for n in (1, 2)]
+    assert [look().own_cpu_s for look in looks] == [1.0, 9.0]

@@ -11,17 +11,19 @@ from pathlib import Path
 import pytest
 import rank_bodies
 
-from fulltilt.engine import ranks
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.ranks import run_ranks
-from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, UsageError
+from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, RankHungError, UsageError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
 
 TWO = ("cpu", "cpu")
 
 
+OPTIONS = ("max_restarts", "restarted_with", "hang_limit_s", "start_limit_s")
+
+
 def run(function, listeners=(), **given):
-    options = {name: given.pop(name) for name in ("max_restarts", "restarted_with", "hang_limit_s") if name in given}
+    options = {name: given.pop(name) for name in OPTIONS if name in given}
     return run_ranks(function, given, devices=TWO, announcer=Announcer(listeners), **options)
 
 
@@ -83,7 +85,7 @@ def test_one_that_fails_ends_all_and_is_named(tmp_path, how, kind, words):
 
 
 def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(tmp_path):
-    with pytest.raises(RankFailedError) as caught:
+    with pytest.raises(RankHungError) as caught:
         run(rank_bodies.fail, who=0, how="hang", notes=str(tmp_path / "pids"), hang_limit_s=2.0)
     text = str(caught.value)
     assert "rank 0 (cpu, process " in text
@@ -91,10 +93,9 @@ def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(tmp_path):
     assert_none_left(tmp_path / "pids")
 
 
-def test_one_that_hangs_before_its_first_step_is_found_too_after_longer(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranks, "START_LIMIT_S", 2.0)
-    with pytest.raises(RankFailedError, match=r"rank 1 \(cpu, process .* while another rank waits for it"):
-        run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5)
+def test_one_that_hangs_before_its_first_step_is_found_too_after_longer(tmp_path):
+    with pytest.raises(RankHungError, match=r"rank 1 \(cpu, process .* while another rank waits for it"):
+        run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5, start_limit_s=2.0)
     assert_none_left(tmp_path / "pids")
 
 

@@ -9,8 +9,9 @@ from training_cases import build_config, build_workload
 
 from fulltilt.config import plan_of
 from fulltilt.engine.build import build_run
-from fulltilt.engine.parallel import DealtBatches, GradientSync, check_divisible, choose_shard, list_sizes
-from fulltilt.engine.world import ALONE, World, is_rank, join_world, plan_devices
+from fulltilt.engine.division import find_obstacles_to_ranks
+from fulltilt.engine.parallel import DealtBatches, GradientSync, choose_shard, list_sizes
+from fulltilt.engine.world import World, is_rank, join_world, plan_devices
 from fulltilt.errors import ConfigError, PlanObstacleError, UsageError
 
 
@@ -52,15 +53,16 @@ def test_torchrun_is_told_where_its_ranks_and_the_devices_differ(monkeypatch):
 
 
 def test_a_batch_has_to_give_every_rank_a_sample():
-    check_divisible(4, False, "points", World(n_ranks=4))
-    with pytest.raises(UsageError, match=r"batch_size 3 is over all 4 devices.*use batch_size 4 or more"):
-        check_divisible(3, False, "points", World(n_ranks=4))
+    workload = build_workload()
+    assert find_obstacles_to_ranks(4, 4, None, workload) == []
+    (found,) = find_obstacles_to_ranks(4, 3, None, workload)
+    assert found.startswith("batch_size 3 is over all 4 devices")
+    assert "use batch_size 4 or more" in found
 
 
-def test_a_loss_that_compares_samples_is_not_divided():
-    check_divisible(8, True, "simclr", ALONE)
-    with pytest.raises(UsageError, match="compares the samples of a batch with each other"):
-        check_divisible(8, True, "simclr", World(n_ranks=2))
+def test_one_process_divides_nothing_and_is_refused_nothing():
+    workload = build_workload(couples_samples=True)
+    assert find_obstacles_to_ranks(1, 1, build_config(data__on_bad_sample="skip(limit=3)"), workload) == []
 
 
 @pytest.mark.parametrize("field", ["couples_samples", "compares_samples"])

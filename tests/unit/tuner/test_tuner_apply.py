@@ -20,7 +20,7 @@ def make_trial(plan, **measured):
         plan=plan,
         status="ok",
         samples_per_s=1234.0,
-        **{"samples_per_s_ci95": None, "observed": {}, "phases_ms": None, **measured},
+        **{"samples_per_s_ci95": None, "observed": {}, "phases_ms": None, "n_devices": 1, **measured},
     )
 
 
@@ -258,10 +258,12 @@ def test_a_promise_outlives_a_lever_that_is_added_later(config):
     assert compute_plan_digest(plan.replace(compile=True)) != compute_plan_digest(plan)
 
 
-def test_a_file_that_trains_on_several_devices_gets_no_promise(tmp_path):
-    """What was measured on one device says nothing of them."""
+@pytest.mark.parametrize(("measured", "written"), [(1, None), (2, 2)])
+def test_a_file_gets_a_promise_of_as_many_processes_as_it_trains_in(tmp_path, measured, written):
+    """What was measured on one device says nothing of several."""
     (tmp_path / "a.yaml").write_text(TEXT + "run: {device: cpu, n_ranks: 2}\n")
     config = load_config(tmp_path / "a.yaml")
-    result = recommend(config, {"num_workers": 2}, **PROMISED)
+    result = recommend(config, {"num_workers": 2}, **{**PROMISED, "n_devices": measured})
     assert "num_workers" in apply_result(result, tmp_path / "a.yaml", searched=config).diff
-    assert load_config(tmp_path / "a.yaml").run.promise is None
+    promise = load_config(tmp_path / "a.yaml").run.promise
+    assert (promise.n_ranks if promise is not None else None) == written

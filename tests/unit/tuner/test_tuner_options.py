@@ -9,7 +9,13 @@ import pytest
 from fulltilt.config import config_from_values
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.records import Device, Machine
-from fulltilt.tuner.options import build_options, choose_trial_limit_bytes, find_memory_gib, note_ranks
+from fulltilt.tuner.options import (
+    RANK_START_S,
+    build_options,
+    choose_trial_limit_bytes,
+    find_memory_gib,
+    note_ranks,
+)
 
 GIB = 2**30
 MACHINE = Machine(
@@ -101,21 +107,6 @@ def test_a_gpu_is_limited_only_where_it_would_spill():
     assert find_memory_gib(dataclasses.replace(options, device="cuda:7"), MACHINE) is None
 
 
-@pytest.mark.parametrize(
-    ("run", "device", "n_ranks"),
-    [
-        ({}, None, 1),
-        ({"device": [0]}, None, 1),
-        ({"device": [0, 1, 2, 3]}, None, 4),
-        ({"device": [0, 1, 2, 3]}, "cuda:1", 1),
-        ({"device": "cpu", "n_ranks": 2}, None, 2),
-    ],
-)
-def test_a_search_for_a_run_over_several_devices_says_that_it_measured_on_one(run, device, n_ranks):
-    notes = note_ranks(config_from_values({"run": run}, base_dir="."), device, "cuda:0")
-    assert [f"trains in {n_ranks} processes" in note and "cuda:0" in note for note in notes] == [True] * (n_ranks > 1)
-
-
 def test_under_wsl_picks_and_asked_limits_keep_below_where_the_driver_spills():
     wsl = dataclasses.replace(MACHINE, is_wsl=True)
     options = dataclasses.replace(build(), device="cuda:1")
@@ -125,3 +116,35 @@ def test_under_wsl_picks_and_asked_limits_keep_below_where_the_driver_spills():
     assert find_memory_gib(large, wsl) == int(0.95 * 24 * GIB) / GIB
     assert choose_trial_limit_bytes(small, wsl) == 12 * GIB
     assert choose_trial_limit_bytes(large, MACHINE) == 24 * GIB
+
+
+def test_devices_are_those_that_train_would_take():
+    two = config_from_values({"run": {"device": "cpu", "n_ranks": 2}}, base_dir=".")
+    assert build(two, device=None).rank_devices == ("cpu", "cpu")
+    assert build(device="cpu").rank_devices == ()
+    with pytest.raises(UsageError, match="leave n_ranks out, or name as many devices"):
+        build(config_from_values({"run": {"device": [0, 1], "n_ranks": 3}}, base_dir="."), device=None)
+
+
+def test_ranks_on_a_cpu_divide_its_memory_and_a_limit_that_is_asked_for_is_each_ones():
+    two = dataclasses.replace(build(), rank_devices=("cpu", "cpu"))
+    assert choose_trial_limit_bytes(two, MACHINE) == int(0.9 * 10 * GIB)
+    assert find_memory_gib(two, MACHINE) == 16.0
+    asked = dataclasses.replace(two, memory_limit_bytes=4 * GIB)
+    assert (choose_trial_limit_bytes(asked, MACHINE), find_memory_gib(asked, MACHINE)) == (4 * GIB, 4.0)
+
+
+def test_of_several_gpus_the_smallest_sets_the_limit():
+    both = dataclasses.replace(build(), device="cuda:1", rank_devices=("cuda:1", "cuda:0"))
+    assert find_memory_gib(both, MACHINE) == 8.0
+    assert choose_trial_limit_bytes(both, dataclasses.replace(MACHINE, is_wsl=True)) == int(0.95 * 8 * GIB)
+    assert find_memory_gib(dataclasses.replace(both, rank_devices=("cuda:0", "cuda:7")), MACHINE) is None
+
+
+def test_a_search_over_ranks_has_longer_deadlines_and_says_what_its_figures_are_of():
+    two = config_from_values({"run": {"device": "cpu", "n_ranks": 2}}, base_dir=".")
+    assert build(two).deadline_s == 120.0 + RANK_START_S
+    assert build(two, deadline_s=7.0).deadline_s == 7.0
+    (note,) = note_ranks(build(two))
+    assert "measured in 2 processes (cpu, cpu)" in note
+    assert note_ranks(build()) == ()

@@ -1,0 +1,80 @@
+"""A trial over several ranks: the trial's own process starts them as ``train`` would, watches them, and answers for all.
+
+None of them outlives it: they end with their connection to it, and the zygote ends whatever is below it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from fulltilt.records import Event, TrialRequest, decode, encode
+from fulltilt.tuner.trial import Answer, build_request, explain_workers, report_parts, report_steps
+
+DEADLINE_SHARE = 0.75  # of the trial's deadline: a rank that hangs is named before the trial is ended as a whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrialAnswered(Event):
+    """What rank 0 says on the way."""
+
+    message: dict[str, Any]
+
+
+def run_rank_trial(request: TrialRequest, answer: Answer) -> None:
+    """Measure one plan in one process a device, and answer with the Measurement that they have in common.
+
+    Raises:
+        DeviceMemoryError: a rank ran out of memory. RankFailedError: one died; RankHungError: one hung; both name it.
+        FulltiltError: one raised it.
+    """
+    from fulltilt.engine.announce import Announcer
+    from fulltilt.engine.launch import choose_hang_limit_s
+    from fulltilt.engine.ranks import run_ranks
+
+    def hand_on(event: Event) -> None:
+        assert isinstance(event, TrialAnswered)
+        answer(event.message)
+
+    limit_s = DEADLINE_SHARE * request.deadline_s
+    hang_limit_s = choose_hang_limit_s(
+        request.source.config["run"]["hang_timeout_s"], compiles=bool(request.plan["compile"])
+    )
+    measurement = run_ranks(
+        measure_as_rank,
+        {"message": encode(request)},
+        devices=request.rank_devices,
+        announcer=Announcer([hand_on]),
+        on_start=lambda pids: answer({"progress": {"stage": "ranks", "pids": pids}}),
+        hang_limit_s=min(hang_limit_s, limit_s),
+        start_limit_s=limit_s,
+    )
+    answer({"measurement": measurement})
+
+
+def measure_as_rank(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What each of the processes runs."""
+    from fulltilt.engine.measured import run_measured
+    from fulltilt.engine.rank_process import find_link
+    from fulltilt.engine.world import join_devices
+
+    request, link = decode(TrialRequest, message), find_link()
+    assert link is not None
+
+    def answer(said: Mapping[str, Any]) -> None:
+        if link.rank == 0:
+            link.send_event(TrialAnswered(message=dict(said)))
+
+    world, device = join_devices(request.rank_devices)
+    with build_request(request, answer, device=device, world=world) as run:
+        answer({"progress": {"stage": "built"}})
+        with explain_workers():
+            measurement = run_measured(
+                run,
+                n_steps=request.n_steps,
+                max_measure_s=request.max_measure_s,
+                on_progress=report_steps(answer),
+                on_part=report_parts(answer),
+            )
+    return encode(measurement)

@@ -1,0 +1,90 @@
+"""Out of memory on one of several ranks: all start again with smaller micro-batches, and train what one process does."""
+
+import parallel_cases
+import pytest
+from parallel_cases import N_SAMPLES, build_plain_workload, build_sgd
+from test_engine_replan import list_sizes, list_steps
+from training_cases import build_config, build_workload, run_train
+
+from fulltilt.config import plan_of
+from fulltilt.engine.announce import Announcer
+from fulltilt.engine.build import build_run
+from fulltilt.engine.launch import plan_again
+from fulltilt.engine.rank_causes import Cause
+from fulltilt.engine.rank_process import describe_failure
+from fulltilt.engine.replan import RankReplanError, Replan, Sizes, find_obstacle, plan_sizes
+from fulltilt.engine.world import World
+from fulltilt.errors import ConfigError
+from fulltilt.records import Noted, Replanned, RunEnded, RunStarted, StepsDone
+
+CHANGES = {"run__checkpoint_every": "3 steps", "run__log_every_n_steps": 1, "data__batch_size": 16}
+
+
+@pytest.mark.timeout(600)  # processes that load torch: minutes on a machine that is busy
+def test_all_ranks_go_on_from_the_newest_checkpoint_with_the_same_effective_batch(tmp_path):
+    """rank 1 runs out of memory in step 6; the checkpoint is of step 3"""
+    workload = build_plain_workload(model=parallel_cases.build_on_card, optimizer=build_sgd)
+    config = build_config(run__n_ranks=2, **CHANGES)
+    expected, whole = run_train(tmp_path / "one", build_config(**CHANGES), workload=workload)
+    result, recorder = run_train(tmp_path / "two", config, workload=workload)
+
+    assert list_sizes(recorder) == [(3, 2, 8, 2, None)]
+    (note,) = [note for note in result.notes if "out of memory" in note]
+    assert note.startswith("rank 1: out of memory in a step after step 5 with batch_size 16 × accumulate 1")
+    assert "batch_size 8 × accumulate 2 from now on, the effective batch stays 16" in note
+    assert note.endswith("all ranks start again from the checkpoint of step 3, 2 steps are trained again")
+    assert note in [event.message for event in recorder.of(Noted)]
+
+    mine, theirs = list_steps(recorder), list_steps(whole)
+    assert [row[:2] for row in mine] == [row[:2] for row in theirs]
+    assert [row[2] for row in mine] == pytest.approx([row[2] for row in theirs], rel=2e-5, abs=2e-5)
+    assert sum(n_samples for _, n_samples, _ in mine) == 2 * N_SAMPLES
+    assert result.metrics == pytest.approx(expected.metrics, rel=2e-5)
+    assert result.step == expected.step == 12
+
+    starts = recorder.of(RunStarted)
+    assert [(start.attempt, start.first_step, start.n_ranks) for start in starts] == [(0, 0, 2), (1, 3, 2)]
+    assert [event.reason for event in recorder.of(RunEnded)] == ["finished"]
+    assert max(e.step for e in recorder.events[: recorder.events.index(starts[1])] if isinstance(e, StepsDone)) <= 5
+
+
+def fail_with(error, rank=1):
+    return Cause(rank=rank, kind="failed", text="", failure=describe_failure(error))
+
+
+def build_error(**changes):
+    sizes = Sizes(batch_size=8, accumulate=2, val_batch_size=None)
+    replan = Replan(sizes=sizes, keeps_step=False, reason="out of memory in a step")
+    return RankReplanError("out of memory: smaller from now on", **({"replan": replan, "step": 5} | changes))
+
+
+def test_without_a_checkpoint_all_begin_again_and_say_so():
+    events = []
+    given = plan_again(fail_with(build_error(n_replans=3, attempt=4)), 0, Announcer([events.append]))
+    restart = given["after"]
+    assert (restart.sizes.batch_size, restart.n_replans, restart.attempt, restart.step) == (8, 3, 4, 0)
+    (replanned,) = [event for event in events if isinstance(event, Replanned)]
+    assert (replanned.step, replanned.n_steps_lost) == (0, 5)
+    assert "from the first step, there being no checkpoint, 5 steps are trained again" in events[-1].message
+
+
+def test_a_rank_that_fails_before_the_first_one_has_told_where_it_started_knows_it_itself():
+    events = []
+    plan_again(fail_with(build_error(step=6, first_step=6)), 0, Announcer([events.append]))
+    assert events[-1].message.endswith("all ranks start again from the checkpoint of step 6")
+
+
+@pytest.mark.parametrize("error", [ConfigError("lr is -1"), MemoryError("no room"), RankReplanError("no plan")])
+def test_nothing_else_is_a_reason_to_start_again(error):
+    assert plan_again(fail_with(error), 0, Announcer(())) is None
+
+
+def test_a_micro_batch_gives_every_rank_a_sample_and_torchrun_is_not_replaced():
+    config = build_config(data__batch_size=6)
+    with build_run(config, plan_of(config), device="cpu", workload=build_workload(prepare=None)) as run:
+        sizes = {}
+        for n_ranks in (1, 2, 4):
+            run.world = World(n_ranks=n_ranks)
+            sizes[n_ranks] = plan_sizes(run, None)
+        assert [sizes[1].batch_size, sizes[2].batch_size, sizes[4]] == [3, 3, None]
+        assert "torchrun" in find_obstacle(run)
