@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fulltilt.errors import RunFolderError, StorageError, TrainingError, UsageError
+from fulltilt.errors import NoPlanError, RunFolderError, StorageError, TrainingError, UsageError
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource, classify_outcome
 from fulltilt.records.run_folder import RunFolder
@@ -25,7 +25,7 @@ from fulltilt.tuner.process import Zygote, run_trial_process
 from fulltilt.tuner.search import exhaustive
 from fulltilt.tuner.session import Session
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
-from fulltilt.tuner.target import build_trial
+from fulltilt.tuner.target import ProcessTarget, build_trial
 
 HERE = Path(__file__).parent
 GIB = 2**30
@@ -318,6 +318,44 @@ def test_a_zygote_that_cannot_start_says_what_is_missing(tmp_path):
         pytest.raises(TrainingError, match="no_such_module"),
     ):
         broken.start()
+
+
+@pytest.fixture
+def hanging_target(light_zygote, tmp_path):
+    """A target whose trials hang, with a deadline of their own that is far away."""
+    source = WorkloadSource(config={"act": "hang"}, base_dir=".", import_paths=(str(HERE),))
+    target = ProcessTarget(source, device="cpu", folder=tmp_path, n_steps=4, zygote=light_zygote, deadline_s=3600)
+    yield target
+    target.close()
+
+
+def test_a_trial_ends_with_the_budget_whatever_its_own_deadline(hanging_target):
+    hanging_target.end_s = time.monotonic() + 2.0
+    row = hanging_target(default_plan({"batch_size": 16}), id="t1", why="")
+    assert row.status == "timeout"
+    assert time.monotonic() >= hanging_target.end_s
+
+
+def test_facts_that_take_longer_than_the_budget_are_no_plan_and_say_so(hanging_target):
+    hanging_target.end_s = time.monotonic() + 2.0
+    with pytest.raises(NoPlanError, match="budget was gone before the first run; give a larger --budget"):
+        hanging_target.read_facts(default_plan({"batch_size": 1}))
+
+
+def test_a_zygote_that_starts_slower_than_the_budget_is_not_waited_for(tmp_path, monkeypatch):
+    """Its own limit of 120 s was waited for, with a budget of 20 s."""
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(3600)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    zygote = Zygote(tmp_path / "zygote.log", body="trial_bodies:do", preload=("slow_to_import",))
+    source = WorkloadSource(config={}, base_dir=".")
+    target = ProcessTarget(source, device="cpu", folder=tmp_path, n_steps=4, zygote=zygote)
+    target.end_s = time.monotonic() + 0.5
+    with pytest.raises(NoPlanError, match=r"budget was gone before the first run.*no answer in"):
+        target.read_facts(default_plan({"batch_size": 1}))
+    assert zygote.pid is None
+    row = target(default_plan({"batch_size": 1}), id="t1", why="")
+    assert row.status == "timeout"
+    assert zygote.pid is None
 
 
 def test_the_zygote_has_one_thread_and_no_device_context(tmp_path):

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="timed optimizer steps per trial, at least")
     parser.add_argument("--memory-limit", metavar="12GiB", help="what a trial may use; more is out of memory")
     parser.add_argument("--exhaustive", action="store_true", help="run the whole grid")
-    parser.add_argument("--quick", action="store_true", help="one round within 90 seconds")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
     parser.add_argument("--budget", metavar="6m", help="wall time of the whole search")
     parser.add_argument("--free-batch", action="store_true", help="let the effective batch change")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Statistics of timings, in numpy alone: intervals, steady state, interleaved comparison, ties."""
+"""Statistics of timings, in numpy alone: intervals, steady state, interleaved comparison."""
 
 from fulltilt.stats.decision import (
     MARGIN_PCT,
@@ -21,7 +21,6 @@ from fulltilt.stats.intervals import (
     compute_trimmed_interval,
 )
 from fulltilt.stats.steady import find_steady_start
-from fulltilt.stats.ties import find_ties
 
 __all__ = [
     "MARGIN_PCT",
@@ -41,6 +40,5 @@ __all__ = [
     "decide_apart",
     "find_look",
     "find_steady_start",
-    "find_ties",
     "plan_looks",
 ]

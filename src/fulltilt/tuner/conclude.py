@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from fulltilt.errors import NoPlanError
 from fulltilt.records import Machine, Plan, Trial
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner import recommend
+from fulltilt.tuner import recommend, search
 from fulltilt.tuner.finish import finish_result
 from fulltilt.tuner.hints import find_hints, find_search_hints
 from fulltilt.tuner.journal import Journal
@@ -18,6 +19,7 @@ from fulltilt.tuner.session import END_TO_END, Session
 from fulltilt.tuner.source import TuneTarget
 from fulltilt.tuner.space import COUNTABLE, Space
 from fulltilt.tuner.target import ProbeResult
+from fulltilt.tuner.undecided import INDIFFERENCE_PCT
 
 NOISE_PCT = 10.0
 
@@ -38,19 +40,33 @@ def conclude(
     journal: Journal,
     memory_gib: float | None,
     folder: RunFolder,
+    roofs_missing: str,
 ) -> TuneResult:
     """The result: table, picks, what they save, and what keeps the figures from being taken at face value.
 
     Raises:
-        NoPlanError: no row is ok.
+        NoPlanError: no row is ok, or the budget was gone before there was one.
     """
+    _check_budget(session)
     result = _assemble(aim, options, machine, probe, space, session, journal, memory_gib)
     return finish_result(
         dataclasses.replace(result, folder=str(folder.path)),
         axes=space.axes,
         facts=space.facts,
         n_epochs=aim.config.run.epochs,
-        roofs_missing=f"no roof could be measured; see {folder.path / 'logs' / 'roofs.log'}",
+        roofs_missing=roofs_missing,
+    )
+
+
+def _check_budget(session: Session) -> None:
+    """A search that ran nothing whole failed for want of time, whatever the values that it skipped say."""
+    if not session.is_budget_spent or any(row.status != "skipped" for row in session.rows):
+        return
+    done = f"{session.elapsed_s:.0f} s went into starting and {len(session.probes)} probes"
+    if session.cut is not None:
+        done += f", and {session.cut.id} was ended after {session.cut.seconds:.0f} s"
+    raise NoPlanError(
+        f"no plan was run: the budget was gone before the first run ended ({done}); give a larger --budget"
     )
 
 
@@ -115,6 +131,17 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
         about = "" if space.n_combinations <= COUNTABLE else "up to "
         n_untried = f"{about}{max(0, space.size - len(ran))}"
         notes.append(f"the budget ended the search: {n_untried} plans of the grid were not tried; a larger one goes on")
+    if session.cut is not None:
+        notes.append(
+            f"the budget ended {session.cut.id} after {session.cut.seconds:.1f} s: it is no row ({session.cut.why})"
+        )
+    if (off := _note_off_the_list(session, chosen, space)) is not None:
+        notes.append(off)
+    confirmed = recommend.find_confirmed(session.rows)
+    if len({row.plan for row in session.rows if row.status == "ok"}) == 1:
+        notes.append(f"{chosen.id} is the only plan that ran to its end: it is recommended for want of another")
+    elif confirmed and all(row.plan == chosen.plan for row in confirmed):
+        notes.append("the recommended plan was measured again, and no other beside it: nothing says it is the faster")
     if not any(row.kind in recommend.CONFIRMING and row.plan == chosen.plan for row in session.rows):
         why = "the budget was spent" if session.is_budget_spent else "no plan that was measured again could be taken"
         notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
@@ -124,6 +151,19 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
             "its clock changed; smaller differences between rows mean nothing, repeat the search when it is quiet"
         )
     return notes
+
+
+def _note_off_the_list(session: Session, chosen: Trial, space: Space) -> str | None:
+    """The settings as they were compete too: where they win, values that were asked for may not be among theirs."""
+    off = {n: values for n, values in space.axes.items() if chosen.plan[n] not in values}
+    if not off:
+        return None
+    said = " and ".join(
+        f"{name} {chosen.plan[name]}, which is not among {', '.join(map(str, values))}" for name, values in off.items()
+    )
+    ran = any(row.status == "ok" and all(row.plan[n] in values for n, values in off.items()) for row in session.rows)
+    why = f"none of these was faster by more than {INDIFFERENCE_PCT:g} %" if ran else "none of these ran to its end"
+    return f"the settings as they were stay, with {said}: {why}"
 
 
 def _summarize(
@@ -141,7 +181,7 @@ def _summarize(
         if (spread := recommend.compute_spread_pct([row for row in confirmed if row.plan == plan]))
     ]
     return SearchSummary(
-        strategy=options.strategy,
+        strategy=search.name_strategy(options.strategy),
         grid_size=space.size + len(space.skipped),
         n_trials=len(table),
         n_end_to_end=sum(row.status != "skipped" for row in session.rows),

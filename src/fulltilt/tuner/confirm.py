@@ -7,22 +7,16 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from fulltilt.records import Plan, Trial
 from fulltilt.tuner.session import REPEAT, Ask, Strategy
+from fulltilt.tuner.undecided import Speed, compute_mean_log, compute_run_error
 
 MIN_CONFIRM_ROUNDS = 2  # one run of a plan says nothing of how much another would differ
 MAX_CONFIRM_ROUNDS = 3
-CLEAR = 2.0  # standard errors
 AT_STAKE = 0.03  # of the logarithm of samples/s: what taking the wrong one of two finalists may cost
-PRIOR_SPREAD = 0.01  # of the logarithm: what processes of one plan differ by; 0.6 % on a quiet machine, drift on top
-PRIOR_DF = 4  # degrees of freedom that the prior counts for: as much as three rounds of two plans tell
 
 
-def confirm(
-    candidates: Sequence[Plan], *, max_rounds: int = MAX_CONFIRM_ROUNDS, baseline: Ask | None = None
-) -> Strategy:
+def confirm(candidates: Sequence[Plan], *, baseline: Ask | None = None) -> Strategy:
     """Run the finalists again in fresh processes, interleaved (A B, then B A), so that drift hits them alike.
 
     From the second round on a plan that is clearly slower than the fastest leaves; rounds end when one is left, or when
@@ -35,11 +29,12 @@ def confirm(
     comparison = _name_comparison([*candidates, *([baseline.plan] if baseline else [])])
     own = {} if baseline is None or baseline.plan in candidates else {baseline.plan: baseline}
     left = [*candidates, *own]
-    for number in range(max_rounds):
-        why = f"finalist, measured again (round {number + 1} of {max_rounds} at most)"
-        for plan in left if number % 2 == 0 else reversed(left):
+    for number in range(MAX_CONFIRM_ROUNDS):
+        why = f"finalist, measured again (round {number + 1} of {MAX_CONFIRM_ROUNDS} at most)"
+        for position, plan in enumerate(left if number % 2 == 0 else reversed(left)):
             wish = own.get(plan) or Ask(plan=plan, why=why, kind=REPEAT)
-            trial = yield dataclasses.replace(wish, comparison=comparison)
+            n_together = 1 if position else len(left)  # half a round compares nothing
+            trial = yield dataclasses.replace(wish, comparison=comparison, n_together=n_together)
             runs.setdefault(plan, []).append(trial)
         runs = {plan: found for plan, found in runs.items() if all(run.status == "ok" for run in found)}
         left = [plan for plan in left if plan in runs]
@@ -64,36 +59,18 @@ def find_rivals(finalists: Mapping[Plan, Sequence[Trial]], runs: Sequence[Sequen
     """
     if not finalists:
         return []
-    means = {plan: _compute_mean_log(found) for plan, found in finalists.items()}
-    best = max(means, key=means.__getitem__)
-    reach = CLEAR * math.sqrt(2 / len(finalists[best])) * compute_run_error(runs)
-    rivals = [plan for plan in finalists if means[best] - means[plan] <= reach]
-    at_stake = max((reach - (means[best] - means[plan]) for plan in rivals if plan != best), default=0.0)
+    error = compute_run_error(runs)
+    speeds = {
+        plan: Speed(log_rate=compute_mean_log(found), error=error / math.sqrt(len(found)))
+        for plan, found in finalists.items()
+    }
+    best = max(speeds, key=lambda plan: speeds[plan].log_rate)
+    spare = {plan: _compute_spare(speeds[best], speed) for plan, speed in speeds.items()}
+    rivals = [plan for plan in finalists if spare[plan] >= 0]
+    at_stake = max((spare[plan] for plan in rivals if plan != best), default=0.0)
     return rivals if at_stake > AT_STAKE else [best]
 
 
-def compute_run_error(runs: Sequence[Sequence[Trial]]) -> float:
-    """Standard error of the logarithm of one run's samples/s on this machine.
-
-    What runs of one plan differ by, or what the blocks of a run differ by, whichever is larger.
-
-    Args:
-        runs: By plan, its runs with status ok.
-    """
-    logs = [np.log([run.samples_per_s or math.nan for run in found]) for found in runs]
-    squares = sum(float(((x - x.mean()) ** 2).sum()) for x in logs)
-    between = (PRIOR_DF * PRIOR_SPREAD**2 + squares) / (PRIOR_DF + sum(len(x) - 1 for x in logs))
-    within = float(np.mean([_estimate_error(run) ** 2 for found in runs for run in found]))
-    return math.sqrt(max(between, within))
-
-
-def _compute_mean_log(runs: Sequence[Trial]) -> float:
-    return float(np.mean(np.log([run.samples_per_s or math.nan for run in runs])))
-
-
-def _estimate_error(run: Trial) -> float:
-    """Standard error of the logarithm of a run's samples/s, from its own interval."""
-    if run.samples_per_s_ci95 is None or min(run.samples_per_s_ci95) <= 0:
-        return PRIOR_SPREAD
-    low, high = run.samples_per_s_ci95
-    return math.log(high / low) / (2 * 1.96)
+def _compute_spare(best: Speed, speed: Speed) -> float:
+    """By how much a plan may be faster than the one that looks best; below 0 it is clearly slower."""
+    return best.compute_reach(speed) - (best.log_rate - speed.log_rate)

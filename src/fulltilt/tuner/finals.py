@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fulltilt.levers import find_obstacles
 from fulltilt.tuner import recommend
-from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS, confirm
+from fulltilt.tuner.confirm import confirm
 from fulltilt.tuner.session import BASELINE, REPEAT, Ask, Session
 from fulltilt.tuner.space import Space
 
@@ -16,16 +16,18 @@ def run_finals(
     space: Space,
     *,
     n_finalists: int,
-    max_rounds: int = MAX_CONFIRM_ROUNDS,
-    with_baseline: bool = True,
 ) -> None:
-    """Confirm the finalists; others where all of them fail when they run again."""
+    """Confirm the finalists; others where all of them fail when they run again.
+
+    The user's own plan runs beside them. Where it is the only finalist, so does the next fastest.
+    """
     for _ in range(MAX_PASSES):
         finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib, n=n_finalists)
+        if finalists == [space.user_plan]:
+            finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib, n=2)
         if not finalists:
             return
-        baseline = plan_baseline(session, space) if with_baseline else None
-        is_done = session.run(confirm(finalists, max_rounds=max_rounds, baseline=baseline), may_use_reserve=True)
+        is_done = session.run(confirm(finalists, baseline=plan_baseline(session, space)), may_use_reserve=True)
         table, _ = recommend.merge_repeats(session.rows)
         if not is_done or any(row.plan in finalists and row.status == "ok" for row in table):
             return

@@ -7,11 +7,12 @@ Only whole runs are picked from; the model says which are worth the time, and le
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Generator
 
 from fulltilt.levers import load_catalogue
-from fulltilt.records import Plan, Trial
+from fulltilt.records import PROBES, Plan, Trial
 from fulltilt.tuner.coordinate_descent import coordinate_descent, project
 from fulltilt.tuner.model.arms import device_arm
 from fulltilt.tuner.model.candidates import Candidates, spread, strip_loader
@@ -19,50 +20,78 @@ from fulltilt.tuner.model.knowledge import Knowledge
 from fulltilt.tuner.session import Ask, Skip, Strategy
 from fulltilt.tuner.space import COUPLED, Space
 
-N_WHOLE = 4  # whole runs that the model chooses, at most
-MIN_WHOLE = 3
-N_POLISH = 6  # plans next to the best, at most; one for each lever where there are more
-MIN_POLISH = 3
 POLISH_REACH = 0.06  # of the logarithm: neighbours that may at best be as much slower are left
-N_CURVE = 5  # batch sizes at which the fast arm is probed, at most
-N_FEED = 3  # numbers of workers next to the best, where loading is the slower side
 N_FAKE = 4  # batch sizes of the memory pre-pass
-MAX_FAKE_S = 30.0  # of the memory pre-pass together: a large model's takes seconds a point
+LEVER_SHARE = 0.5  # of the time for probes: after it the loader's turn has come
+N_EDGE = 4  # batch sizes near the edge of memory that are estimated themselves, at most
 WORTH = 0.005  # of the logarithm of samples/s: a plan that hopes for less is not run
 NEGLIGIBLE_LOADING = 0.004  # of the step: then workers and pinning cannot matter
 GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast arm
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How much a search does at most. ``FULL`` unless it is to be quick.
+
+    Attributes:
+        n_whole, min_whole: Whole runs that the model chooses, and those that run whatever it hopes.
+        n_polish, min_polish: The same of plans next to the best; one for each lever where there are more levers.
+        n_curve: Batch sizes at which the fast arm is probed.
+        n_feed: Numbers of workers next to the best, where loading is the slower side.
+        fake_s: Of the memory pre-pass together: a large model's takes seconds a point.
+        probe_s: Of all probes together. Past it nothing is probed but what a prediction cannot do without.
+    """
+
+    n_whole: int = 4
+    min_whole: int = 3
+    n_polish: int = 6
+    min_polish: int = 3
+    n_curve: int = 5
+    n_feed: int = 3
+    fake_s: float = 30.0
+    probe_s: float = math.inf
+
+    def count_polish(self, space: Space) -> int:
+        return max(self.n_polish, len(space.axes)) if math.isinf(self.probe_s) else self.n_polish
+
+
+FULL = Effort()
+QUICK = Effort(n_whole=3, min_whole=2, n_polish=4, min_polish=2, n_curve=4, n_feed=2, fake_s=2.5, probe_s=32.0)
+
 Answer = Generator[Ask | Skip, Trial, Trial]
 
 
-def estimate_trials(space: Space) -> int:
+def estimate_trials(space: Space, effort: Effort = FULL) -> int:
     """About how many rows a search adds: probes on fake tensors, of device and loader, and whole runs."""
     n_values = sum(len(values) - 1 for name, values in space.axes.items() if name not in (COUPLED, "num_workers"))
-    n_parts = N_FAKE + n_values + N_CURVE + N_FEED + 3
-    return n_parts + N_WHOLE + max(N_POLISH, len(space.axes)) // 2
+    n_parts = N_FAKE + n_values + effort.n_curve + effort.n_feed + 3
+    return n_parts + effort.n_whole + effort.count_polish(space) // 2
 
 
-def model_first(space: Space) -> Strategy:
+def model_first(space: Space, effort: Effort = FULL) -> Strategy:
     """Run the search; where its models cannot be built or err throughout, coordinate descent takes over."""
     if not space.axes:
         return
-    search = _Search(space)
+    search = _Search(space, effort)
     yield from search.estimate_memory()
     yield from search.probe_levers()
     if search.known.can_predict:
+        yield from search.estimate_edge()
         yield from search.probe_loader()
         yield from (search.probe_feed() if search.known.is_loader_bound else search.probe_batches())
         yield from search.run_whole()
         yield from search.polish()
     if not search.known.can_predict or search.known.is_off:
-        yield from coordinate_descent(space)
+        yield from coordinate_descent(space) if effort is FULL else coordinate_descent(space, max_rounds=1)
 
 
 class _Search:
     """The stages, each a part of the strategy's generator, over what is ``known`` so far."""
 
-    def __init__(self, space: Space):
-        self._space = space
+    def __init__(self, space: Space, effort: Effort):
+        self._space, self._effort = space, effort
+        self._probed_s = 0.0
+        self._edges: set[Plan] = set()  # asked for by ``estimate_edge``
         self._base = project(space)
         self._plans = Candidates(space, self._base)
         self.known = Knowledge(space, self._base, self._plans.batches)
@@ -76,17 +105,29 @@ class _Search:
         """
         spent_s, batches = 0.0, self._plans.batches
         levers = [n for n in self._plans.list_levers(of_loader=False) if "memory" in load_catalogue()[n].trades]
-        for batch in reversed(spread(batches, N_FAKE)):
+        for number, batch in enumerate(reversed(spread(batches, N_FAKE))):
             trial = yield from self._ask_fake(self._base, batch)
             spent_s += trial.seconds
-            if trial.status != "ok" or self.known.memory.is_ample:
+            is_late = number > 0 and spent_s > self._effort.fake_s  # one point is no curve
+            if trial.status != "ok" or self.known.memory.is_ample or is_late:
                 return
         for lever in levers:
             for plan in self._plans.flip(self._base, lever):
                 for batch in (batches[0], batches[-1]):
-                    if spent_s > MAX_FAKE_S:
+                    if spent_s > self._effort.fake_s:
                         return
                     spent_s += (yield from self._ask_fake(plan, batch)).seconds
+
+    def estimate_edge(self) -> Strategy:
+        """Estimates of the batches above the largest that fits: between far points the peak lies below their line."""
+        while len(self._edges) < N_EDGE and not self._is_spent:
+            batch = self.known.find_edge(self._fast)
+            if batch is None or (asked := self._space.with_value(self._fast, COUPLED, batch)) in self._edges:
+                return
+            self._edges.add(asked)
+            trial = yield from self._ask_fake(self._fast, batch)
+            if trial.status != "ok":
+                return
 
     def probe_levers(self) -> Strategy:
         """The user's arm on the device, then lever by lever at a batch in the middle, keeping what gains."""
@@ -101,6 +142,8 @@ class _Search:
         best = yield from self._ask_device(self._fast, self._middle, "a batch at which levers are compared")
         for lever in self._plans.list_levers(of_loader=False):
             for plan in self._plans.flip(self._fast, lever):
+                if self._probed_s >= LEVER_SHARE * self._effort.probe_s:
+                    return
                 why = f"{lever} {plan[lever]}, the rest as gained so far"
                 row = yield from self._ask_device(plan, self._middle, why)
                 if row.status == "ok" and (best.samples_per_s or 0.0) < GAIN * (row.samples_per_s or 0.0):
@@ -113,27 +156,30 @@ class _Search:
         if row.status != "ok" or self.known.compute_loading_share(row) < NEGLIGIBLE_LOADING:
             return
         for count in further:
-            yield from self._ask_count(count)
+            if not self._is_spent:
+                yield from self._ask_count(count)
         best = self.known.find_fastest_feed()
         for lever in self._plans.list_levers(of_loader=True):
             for plan in self._plans.flip(best.plan, lever):
+                if self._is_spent:
+                    return
                 yield from self._ask_loader(plan, self._middle, f"the loader alone, {lever} {plan[lever]}")
 
     def probe_feed(self) -> Strategy:
         """Where loading is the slower side: numbers of workers next to the best, then other batch sizes with it."""
         counts = self._plans.counts
-        for _ in range(N_FEED):
+        for _ in range(self._effort.n_feed):
             probed = {row.plan["num_workers"] for row in self.known.loader}
             at = counts.index(self.known.find_fastest_feed().plan["num_workers"])
             beside = [n for n in (*counts[at + 1 : at + 2], *counts[max(at - 1, 0) : at]) if n not in probed]
-            if not beside:
+            if not beside or self._is_spent:
                 break
             yield from self._ask_count(beside[0])
         for factor in (1 / 8, 1 / 64, 4):
             best = self.known.find_fastest_feed()
             batch = self._plans.find_nearest_batch(self._middle * factor)
             is_beyond = (best.plan[COUPLED] == self._middle) if factor < 1 / 8 else (best.plan[COUPLED] < self._middle)
-            if factor != 1 / 8 and is_beyond:  # the other way was the better one
+            if self._is_spent or (factor != 1 / 8 and is_beyond):  # the other way was the better one
                 continue
             if self.known.memory.fits(self._space.with_value(self._fast, COUPLED, batch)):
                 yield from self._ask_loader(best.plan, batch, "the loader alone, at another batch size")
@@ -141,7 +187,7 @@ class _Search:
     def probe_batches(self) -> Strategy:
         """Where the device is the slower side: the fast arm over batch sizes, and the loader at one more."""
         yield from self._probe_curve()
-        if len(self.known.loader) > 1:
+        if len(self.known.loader) > 1 and not self._is_spent:
             other = self._plans.find_nearest_batch(self._middle / 4)
             feed = self.known.find_fastest_feed().plan
             yield from self._ask_loader(feed, other, "the loader alone, at another batch size")
@@ -149,12 +195,12 @@ class _Search:
     def run_whole(self) -> Strategy:
         """The plan that may be the fastest, again and again, until no other hopes for more than was measured."""
         plans = self._plans.list_plans(self._fast, self.known.find_fastest_feed().plan if self.known.loader else None)
-        for number in range(N_WHOLE):
+        for number in range(self._effort.n_whole):
             chosen = self.known.choose_whole(plans)
             if chosen is None:
                 return
             plan, expected, hope = chosen
-            if number >= MIN_WHOLE and hope < WORTH:
+            if number >= self._effort.min_whole and hope < WORTH:
                 return
             why = f"predicted {expected:,.0f} samples/s" + (f", {math.expm1(hope):+.1%} at best" if number else "")
             yield from self._ask("end_to_end", plan, why)
@@ -164,7 +210,7 @@ class _Search:
 
         Some run whatever the model hopes: it knows nothing of what it does not see.
         """
-        for number in range(max(N_POLISH, len(self._space.axes))):
+        for number in range(self._effort.count_polish(self._space)):
             best = self.known.find_best()
             if best is None:
                 return
@@ -172,7 +218,7 @@ class _Search:
             chosen = self.known.choose_whole(beside)
             if chosen is None:
                 chosen = self.known.choose_whole(self._plans.list_neighbours(best.plan, self._space.axes))
-                if chosen is None or (number >= MIN_POLISH and chosen[2] < -POLISH_REACH):
+                if chosen is None or (number >= self._effort.min_polish and chosen[2] < -POLISH_REACH):
                     return
             plan, expected, _ = chosen
             yield from self._ask("end_to_end", plan, f"next to the best so far, predicted {expected:,.0f} samples/s")
@@ -181,9 +227,10 @@ class _Search:
         """The fast arm at further batch sizes: upward as long as memory surely allows, the ends, then the gaps."""
         arm = device_arm(self._fast)
         failed: set[int] = set()
-        for _ in range(N_CURVE):
+        for _ in range(self._effort.n_curve):
+            yield from self.estimate_edge()
             probed = [row.plan[COUPLED] for row in self.known.device if device_arm(row.plan) == arm]
-            if len(probed) >= N_CURVE:
+            if len(probed) >= self._effort.n_curve or self._is_spent:
                 return
             batch = self.known.choose_gap(self._fast, self._middle, {*probed, *failed})
             if batch is None:
@@ -191,6 +238,11 @@ class _Search:
             row = yield from self._ask_device(self._fast, batch, "the fastest settings so far, at another batch size")
             if row.status != "ok":
                 failed.add(batch)
+
+    @property
+    def _is_spent(self) -> bool:
+        """Whether the time for probes is over."""
+        return self._probed_s >= self._effort.probe_s
 
     def _ask_fake(self, plan: Plan, batch: int) -> Answer:
         plan = strip_loader(self._space.with_value(plan, COUPLED, batch))
@@ -209,5 +261,6 @@ class _Search:
 
     def _ask(self, kind: str, plan: Plan, why: str) -> Answer:
         trial = yield Ask(plan=plan, why=why, kind=kind)
+        self._probed_s += trial.seconds if kind in PROBES else 0.0
         self.known.learn(trial)
         return trial

@@ -19,7 +19,7 @@ from typing import Any
 
 from fulltilt.records import Evidence, Measurement, TrialRequest, decode, encode
 from fulltilt.tuner import proctree
-from fulltilt.tuner.zygote_client import EXIT_PATIENCE_S, START_LIMIT_S, Zygote, ZygoteDiedError, open_log
+from fulltilt.tuner.zygote_client import EXIT_PATIENCE_S, Zygote, ZygoteDiedError, open_log
 
 WATCH_INTERVAL_S = 0.25
 WATCH_DUTY = 0.03  # share of one core that reading the tree's memory may take from the trial
@@ -158,7 +158,7 @@ class _Watch:
                 order = {"do": "fork", "body": self._zygote.body}
                 self._is_asked = True
                 self._zygote.send(order, (request, writer, log.fileno()))
-            said = self._zygote.receive(START_LIMIT_S)
+            said = self._zygote.receive(self._zygote.answer_limit_s)
             if said is not None and said["say"] == "refused":
                 raise ZygoteDiedError(f"no trial process can be forked: {said['message']}")
             if said is None or said["say"] != "forked":

@@ -13,11 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from fulltilt.errors import NoPlanError
-from fulltilt.levers import load_catalogue
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
-from fulltilt.stats import find_ties
-from fulltilt.tuner.confirm import compute_run_error
 from fulltilt.tuner.picks import Pick, Picks, build_pick
+from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity
 
 LearningRateRule = Literal["sqrt", "linear", "none"]
 
@@ -25,8 +23,8 @@ CONFIRMING = ("repeat", "baseline")
 """Kinds of run that were made beside each other, for the comparison that decides."""
 
 MEMORY_SAFETY_PCT = 80.0
-INDIFFERENCE_PCT = 1.0  # of speed: closer than that a smaller batch or a simpler plan is worth more
 MEMORY_TIE_PCT = 2.0
+FINALIST_TIE_PCT = 3.0  # of speed: of rows that close to the fastest, and not told from it, the simplest is a finalist
 FINALIST_GAP_PCT = 5.0  # twice what two processes of one plan usually differ by, and what drift adds
 MEMORY_SPEED_SHARE_PCT = 90.0  # of the best speed: what the pick with the least memory may cost
 
@@ -74,29 +72,27 @@ def _select_row(rows: Sequence[Trial], confirmed: Collection[str]) -> Trial:
 
 
 def select_finalists(trials: Sequence[Trial], *, limit_gib: float | None, n: int = 2) -> list[Plan]:
-    """The plans to measure again: the simplest of the fastest under the memory limit, and others that may be as fast.
+    """The plans to measure again: the simplest of the fastest that may be recommended, and others that may be as fast.
 
-    A row may be as fast as the fastest when it came within ``FINALIST_GAP_PCT`` of it, or the intervals overlap. With
+    A row may be as fast as the fastest when it came within ``FINALIST_GAP_PCT`` of it, or cannot be told from it. With
     the simplest among them, searches that are repeated meet at the same plan where many are equally fast.
     """
     rows, _ = merge_repeats(trials)
-    fine = _filter_safe([row for row in rows if row.status == "ok"], limit_gib)
+    fine = find_recommendable([row for row in rows if row.status == "ok"], limit_gib)
     if not fine:
         return []
-    first, _ = _choose(fine, [row.samples_per_s or 0.0 for row in fine])
-    fastest = max(fine, key=lambda row: row.samples_per_s or 0.0)
-    close = [row for row in fine if row is not first and _may_be_as_fast(row, fastest)]
-    others = sorted(close, key=lambda row: -(row.samples_per_s or 0.0))
+    chosen, tied = choose(fine)
+    best = max(_read_rate(row) for row in fine)
+    alike = [row for row in (chosen, *tied) if _read_rate(row) >= best * (1 - FINALIST_TIE_PCT / 100)]
+    first = chosen if n == 1 else min(alike, key=lambda row: (*compute_simplicity(row.plan), -_read_rate(row), row.id))
+    least = best * (1 - FINALIST_GAP_PCT / 100)
+    close = [row for row in fine if row is not first and (row in tied or row is chosen or _read_rate(row) >= least)]
+    others = sorted(close, key=_read_rate, reverse=True)
     return [row.plan for row in (first, *others[: n - 1])]
 
 
-def _may_be_as_fast(row: Trial, fastest: Trial) -> bool:
-    rate, best = row.samples_per_s or 0.0, fastest.samples_per_s or 0.0
-    if rate >= best * (1 - FINALIST_GAP_PCT / 100):
-        return True
-    high = row.samples_per_s_ci95[1] if row.samples_per_s_ci95 else rate
-    low = fastest.samples_per_s_ci95[0] if fastest.samples_per_s_ci95 else best
-    return high >= low
+def _read_rate(row: Trial) -> float:
+    return row.samples_per_s or 0.0
 
 
 def pick(
@@ -119,19 +115,23 @@ def pick(
     fine = [row for row in rows if row.status == "ok" and row.kind in WHOLE_RUNS]
     if not fine:
         raise NoPlanError(describe_failures(rows))
+    again = find_confirmed(runs or rows)
     limit_gib = None if memory_limit_gib is None else memory_limit_gib * memory_safety_pct / 100
+    where = "the memory of the device is not known, so no limit was applied"
+    if limit_gib is not None:
+        where = f"memory at most {limit_gib:.2f} GiB, {memory_safety_pct:g} % of {memory_limit_gib:.2f} GiB"
     return Picks(
-        throughput=_pick_throughput(fine, user_plan),
-        efficiency=_pick_efficiency(fine, user_plan),
-        recommended=_pick_recommended(fine, user_plan, limit_gib, memory_limit_gib, memory_safety_pct, runs),
-        memory=_pick_memory(fine, user_plan),
+        throughput=_pick_throughput(fine, user_plan, again),
+        efficiency=_pick_efficiency(fine, user_plan, again),
+        recommended=_pick_recommended(fine, user_plan, limit_gib, where, again),
+        memory=_pick_memory(fine, user_plan, again),
     )
 
 
 def describe_failures(rows: Sequence[Trial]) -> str:
-    """``no plan can run: 3 out_of_memory, 1 error; first error: …; …``."""
+    """``no plan can run: 3 out_of_memory, 1 error; first error: …; …``. Values that were skipped are named last."""
     counts: dict[str, list[Trial]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.status == "skipped"):
         counts.setdefault(row.status, []).append(row)
     if not counts:
         return "no plan can run: the search ran no trial; give it a larger --budget"
@@ -143,96 +143,66 @@ def describe_failures(rows: Sequence[Trial]) -> str:
     return f"no plan can run: {parts}. {reasons}{remedy}"
 
 
-def _pick_throughput(rows: Sequence[Trial], user_plan: Plan) -> Pick:
-    chosen, tied = _choose(rows, [row.samples_per_s or 0.0 for row in rows])
+def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial]) -> Pick:
+    chosen, tied = choose(rows, again)
     rule = f"highest samples/s of {len(rows)} rows that ran{_say_tie(tied)}"
     return build_pick(chosen, tied, rule, user_plan)
 
 
-def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan) -> Pick | None:
+def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial]) -> Pick | None:
     known = [(row, memory) for row in rows if (memory := row.device_memory_peak_gib)]
     if not known:
         return None
-    chosen, tied = _choose(
-        [row for row, _ in known],
-        [(row.samples_per_s or 0.0) / memory for row, memory in known],
-        scale=[1 / memory for _, memory in known],
-    )
+    chosen, tied = choose([row for row, _ in known], again, per=[memory for _, memory in known])
     rule = f"highest samples/s per GiB of {len(known)} rows with a memory figure{_say_tie(tied)}"
     return build_pick(chosen, tied, rule, user_plan)
 
 
-def _pick_memory(rows: Sequence[Trial], user_plan: Plan) -> Pick | None:
+def _pick_memory(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial]) -> Pick | None:
     """The least memory that still trains at an acceptable speed; of rows with the same memory the fastest."""
     confirmed = find_confirmed(rows)
-    best = max(confirmed or rows, key=lambda row: row.samples_per_s or 0.0)
-    best_rate = best.samples_per_s or 0.0
-    fast = [row for row in rows if (row.samples_per_s or 0.0) >= best_rate * MEMORY_SPEED_SHARE_PCT / 100]
-    known = [(row, memory) for row in fast if (memory := row.device_memory_peak_gib) is not None]
+    best = max(confirmed or rows, key=_read_rate)
+    fast = [row for row in rows if _read_rate(row) >= _read_rate(best) * MEMORY_SPEED_SHARE_PCT / 100]
+    known = [row for row in fast if row.device_memory_peak_gib is not None]
     if not known:
         return None
-    least_gib = min(memory for _, memory in known)
-    small = [row for row, memory in known if memory <= least_gib * (1 + MEMORY_TIE_PCT / 100)]
-    chosen, tied = _choose(small, [row.samples_per_s or 0.0 for row in small])
+    small = _filter_smallest(known)
+    chosen, tied = choose(small, again)
     best_name = "best confirmed speed" if confirmed else "best speed"
     among = f", the fastest of {len(small)} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
-    count = "1 row" if len(known) == 1 else f"{len(known)} rows"
     rule = (
-        f"least memory of {count} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
-        f"({best_rate:,.0f} samples/s, {best.id}){among}{_say_tie(tied)}"
+        f"least memory of {_count_rows(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
+        f"({_read_rate(best):,.0f} samples/s, {best.id}){among}{_say_tie(tied)}"
     )
     return build_pick(chosen, tied, rule, user_plan)
 
 
 def _pick_recommended(
-    rows: Sequence[Trial],
-    user_plan: Plan,
-    limit_gib: float | None,
-    memory_gib: float | None,
-    safety_pct: float,
-    runs: Sequence[Trial],
+    rows: Sequence[Trial], user_plan: Plan, limit_gib: float | None, where: str, again: Sequence[Trial]
 ) -> Pick:
-    if limit_gib is None:
-        safe, where = list(rows), "the memory of the device is not known, so no limit was applied"
-    else:
-        safe = _filter_safe(rows, limit_gib)
-        where = f"memory at most {limit_gib:.2f} GiB, {safety_pct:g} % of {memory_gib:.2f} GiB"
-    if not safe:
-        smallest = min(rows, key=lambda row: (row.device_memory_peak_gib or math.inf, -(row.samples_per_s or 0.0)))
-        rule = f"no row has {where}; this is the row with the least memory"
-        return build_pick(smallest, [], rule, user_plan)
-    confirmed = find_confirmed(safe)
-    if not confirmed:
-        chosen, tied = _choose(safe, [row.samples_per_s or 0.0 for row in safe])
-        return build_pick(chosen, tied, f"highest samples/s of {len(safe)} rows ({where}){_say_tie(tied)}", user_plan)
-    again = find_confirmed(runs or rows)
-    chosen, tied = _choose_by_means(confirmed, again)
-    rule = (
-        f"highest mean samples/s of {len(confirmed)} plans that were measured again, side by side, of {len(rows)} that "
-        f"ran ({where}){_say_undecided(tied)}"
-    )
-    rates = tuple(run.samples_per_s or 0.0 for run in again if run.plan == chosen.plan)
-    return dataclasses.replace(build_pick(chosen, tied, rule, user_plan), runs_samples_per_s=rates)
+    """The fastest of the rows that may be recommended, by runs side by side where there are any.
 
-
-def _choose_by_means(rows: Sequence[Trial], runs: Sequence[Trial]) -> tuple[Trial, list[Trial]]:
-    """The best by the mean of its runs side by side, and those that this many runs cannot tell from the best.
-
-    Only within ``INDIFFERENCE_PCT`` of the best mean a smaller batch or a simpler plan wins. A gap that these runs
-    cannot tell from none is still the best guess: taking the simpler plan across up to 3 % of it cost more than twice
-    the regret in the median (simulation, 75 workloads: 0.39 instead of 0.18 %). It is named, however wide: on a noisy
-    machine two runs of each cannot tell 10 % from none, and a search that is repeated may end at either.
+    Args:
+        where: The limit in words.
+        again: The runs that were made side by side.
     """
-    groups = [[run for run in runs if run.plan == row.plan] or [row] for row in rows]
-    error = compute_run_error(groups)
-    figures = []
-    for group in groups:
-        mean = statistics.geometric_mean([run.samples_per_s or 0.0 for run in group])
-        half = 1.96 * error / math.sqrt(len(group))
-        figures.append((mean, (mean * math.exp(-half), mean * math.exp(half))))
-    chosen, _ = _settle_ties(rows, [(mean, None) for mean, _ in figures])
-    tied = [rows[i] for i in find_ties(figures, INDIFFERENCE_PCT, max_gap_pct=100.0)]
-    return chosen, [row for row in tied if row is not chosen]
+    may_be = find_recommendable(rows, limit_gib)
+    prefix = ""
+    if not _filter_safe(rows, limit_gib):
+        least_gib = min(row.device_memory_peak_gib or math.inf for row in may_be)
+        prefix = f"no row has {where}; of those with the least memory "
+        where = f"{least_gib:.2f} GiB, and up to {MEMORY_TIE_PCT:g} % more"
+    confirmed = find_confirmed(may_be)
+    chosen, tied = choose(confirmed or may_be, again if confirmed else ())
+    rates: tuple[float, ...] = ()
+    if confirmed:
+        rates = tuple(_read_rate(run) for run in again if run.plan == chosen.plan)
+        plans = "1 plan that was" if len(confirmed) == 1 else f"{len(confirmed)} plans that were"
+        among = f"highest mean samples/s of {plans} measured again, side by side, of {len(rows)} that ran"
+    else:
+        among = f"highest samples/s of {_count_rows(may_be)}"
+    rule = f"{prefix}{among} ({where}){_say_tie(tied)}"
+    return dataclasses.replace(build_pick(chosen, tied, rule, user_plan), runs_samples_per_s=rates)
 
 
 def find_confirmed(rows: Sequence[Trial]) -> list[Trial]:
@@ -251,6 +221,11 @@ def _read_number(row: Trial) -> int:
     return int(row.id[1:]) if row.id[1:].isdigit() else 0
 
 
+def find_recommendable(rows: Sequence[Trial], limit_gib: float | None) -> list[Trial]:
+    """Rows under the limit; where there is none, those with the least memory, ``MEMORY_TIE_PCT`` more among them."""
+    return _filter_safe(rows, limit_gib) or _filter_smallest(rows)
+
+
 def _filter_safe(rows: Sequence[Trial], limit_gib: float | None) -> list[Trial]:
     """Rows under the limit. A row without a memory figure passes only when no row has one."""
     if limit_gib is None or all(row.device_memory_peak_gib is None for row in rows):
@@ -258,51 +233,24 @@ def _filter_safe(rows: Sequence[Trial], limit_gib: float | None) -> list[Trial]:
     return [row for row in rows if (memory := row.device_memory_peak_gib) is not None and memory <= limit_gib]
 
 
-def _choose(
-    rows: Sequence[Trial], values: Sequence[float], *, scale: Sequence[float] | None = None
-) -> tuple[Trial, list[Trial]]:
-    """The best row and those tied with it; of these the smaller batch, then the simpler plan, is taken."""
-    factors = scale or [1.0] * len(rows)
-    figures = []
-    for row, value, factor in zip(rows, values, factors, strict=True):
-        interval = row.samples_per_s_ci95
-        figures.append((value, None if interval is None else (interval[0] * factor, interval[1] * factor)))
-    return _settle_ties(rows, figures)
-
-
-def _settle_ties(
-    rows: Sequence[Trial], figures: Sequence[tuple[float, tuple[float, float] | None]]
-) -> tuple[Trial, list[Trial]]:
-    indices = find_ties(figures, INDIFFERENCE_PCT)
-    tied = [rows[i] for i in indices]
-    order = {id(rows[i]): figures[i][0] for i in indices}
-    chosen = min(tied, key=lambda row: (*_compute_simplicity(row.plan), -order[id(row)], row.id))
-    return chosen, [row for row in tied if row is not chosen]
-
-
-def _compute_simplicity(plan: Plan) -> tuple[int, int, float]:
-    return plan.effective_batch_size, plan["batch_size"], compute_complexity(plan)
-
-
-def compute_complexity(plan: Plan) -> float:
-    """Sum of the levers' own complexities, batch left out: it is compared by size first."""
-    catalogue = load_catalogue()
-    return sum(
-        catalogue[name].complexity(value) for name, value in plan.items() if name in catalogue and name != "batch_size"
-    )
+def _filter_smallest(rows: Sequence[Trial]) -> list[Trial]:
+    known = [(row, memory) for row in rows if (memory := row.device_memory_peak_gib) is not None]
+    least_gib = min((memory for _, memory in known), default=0.0)
+    return [row for row, memory in known if memory <= least_gib * (1 + MEMORY_TIE_PCT / 100)]
 
 
 def _say_tie(tied: Sequence[Trial]) -> str:
-    return f"; tied with {_count(tied)}, of which it is the smaller batch or the simpler plan" if tied else ""
+    """Within ``INDIFFERENCE_PCT`` the smaller batch or the simpler plan was taken, beyond that the faster one."""
+    if not tied:
+        return ""
+    return (
+        f"; tied with {'1 other' if len(tied) == 1 else f'{len(tied)} others'}, which these runs cannot tell from the "
+        f"fastest: within {INDIFFERENCE_PCT:g} % the smaller batch or the simpler plan is taken, beyond it the faster"
+    )
 
 
-def _say_undecided(tied: Sequence[Trial]) -> str:
-    """Of means: within ``INDIFFERENCE_PCT`` the simpler plan was taken, beyond that the faster mean."""
-    return f"; tied with {_count(tied)}, which these runs cannot tell from the fastest" if tied else ""
-
-
-def _count(tied: Sequence[Trial]) -> str:
-    return "1 other" if len(tied) == 1 else f"{len(tied)} others"
+def _count_rows(rows: Sequence[Trial]) -> str:
+    return "1 row" if len(rows) == 1 else f"{len(rows)} rows"
 
 
 def plan_learning_rate(

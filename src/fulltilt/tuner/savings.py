@@ -69,6 +69,8 @@ def build_savings(
     """
     if baseline is None:
         return None, {"savings": "the user's own plan was not run"}
+    if baseline.plan == recommended.plan and not any(run.status == "ok" and run.plan != baseline.plan for run in runs):
+        return None, {"savings": "only one plan ran to its end, the settings as they were"}
     if baseline.plan == recommended.plan:
         same = Savings(verdict="same plan", baseline_id=baseline.id, recommended_id=recommended.id, search_s=search_s)
         return same, _explain_nulls(same, "the settings as they were are the recommended ones")

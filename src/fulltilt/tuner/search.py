@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from fulltilt.records import Plan
 from fulltilt.tuner.coordinate_descent import coordinate_descent, project, without_batch
-from fulltilt.tuner.model_first import estimate_trials, model_first
+from fulltilt.tuner.model_first import FULL, QUICK, estimate_trials, model_first
 from fulltilt.tuner.session import Ask, Skip, Strategy
 from fulltilt.tuner.space import COUPLED, Space
 
@@ -45,8 +45,13 @@ STRATEGIES: Mapping[str, Callable[[Space], Strategy]] = {
     "model_first": model_first,
     "exhaustive": exhaustive,
     "coordinate_descent": coordinate_descent,
-    "quick": lambda space: coordinate_descent(space, max_rounds=1),
+    "quick": lambda space: model_first(space, QUICK),
 }
+
+
+def name_strategy(strategy: str) -> str:
+    """What a strategy is by its mechanism: ``--quick`` is the model-first search with less of everything."""
+    return "model_first" if strategy == "quick" else strategy
 
 
 def count_finalists(strategy: str) -> int:
@@ -56,7 +61,7 @@ def count_finalists(strategy: str) -> int:
     lost 1.72 % on average with two of them and loses 1.14 % with four (``benchmarks/results/search_replay-cpu.json``).
     Searches that run few plans, each for a reason, lost no less with a third.
     """
-    return 4 if strategy == "exhaustive" else 2
+    return {"exhaustive": 4, "quick": 1}.get(strategy, 2)
 
 
 def count_planned(space: Space, strategy: str) -> int:
@@ -64,7 +69,6 @@ def count_planned(space: Space, strategy: str) -> int:
     size = space.size
     if strategy == "exhaustive":
         return size + len(space.skipped)
-    if strategy == "model_first":
-        return estimate_trials(space) + len(space.skipped)
-    sweep = 1 + sum(len(values) - 1 for values in space.axes.values())
-    return min(size, sweep if strategy == "quick" else 2 * sweep) + len(space.skipped)
+    if strategy in ("model_first", "quick"):
+        return estimate_trials(space, QUICK if strategy == "quick" else FULL) + len(space.skipped)
+    return min(size, 2 * (1 + sum(len(values) - 1 for values in space.axes.values()))) + len(space.skipped)

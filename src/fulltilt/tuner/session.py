@@ -12,10 +12,10 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 
-from fulltilt.records import PROBES, Plan, Trial
+from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import compute_t_quantile
 from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.progress import OnEvent, SearchEvent, TrialDone, TrialStarted
+from fulltilt.tuner.progress import OnEvent, SearchEvent, SearchNoted, TrialDone, TrialStarted
 from fulltilt.tuner.target import Target, build_row
 
 END_TO_END = "end_to_end"
@@ -36,6 +36,7 @@ class Ask:
     why: str
     kind: str = END_TO_END
     comparison: str | None = None  # of repeats: which plans run side by side; rows of another one are no answer
+    n_together: int = 1  # this and the asks after it that say nothing without each other: begun only with time for all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,7 @@ class Session:
     Args:
         budget_s: Wall time of the whole search, earlier runs in the same folder included. None: no limit.
         reserve_trials: Trials whose time is kept back for measuring the finalists again.
+        reserve_share: Of the budget at most is kept back for them.
         n_planned: For progress only.
         start_s: When the search began, on ``clock``: now, or earlier when it had to be prepared.
     """
@@ -65,13 +67,15 @@ class Session:
         *,
         budget_s: float | None = None,
         reserve_trials: int = 4,
+        reserve_share: float = RESERVE_SHARE,
         n_planned: int = 0,
         on_event: OnEvent | None = None,
         clock: Callable[[], float] = time.monotonic,
         start_s: float | None = None,
     ):
         self._target, self._journal = target, journal
-        self._budget_s, self._reserve_trials = budget_s, reserve_trials
+        self.budget_s = budget_s
+        self._reserve_trials, self._reserve_share = reserve_trials, reserve_share
         self.n_planned = n_planned
         self._on_event = on_event
         self._clock = clock
@@ -83,6 +87,12 @@ class Session:
         self.n_run = 0  # processes started by this session
         self.n_resumed = 0
         self.is_budget_spent = False
+        self.cut: Trial | None = None  # what the end of the budget broke off; no row, for it says nothing of its plan
+
+    @property
+    def left_s(self) -> float:
+        """Of the budget; infinite without one."""
+        return math.inf if self.budget_s is None else self.budget_s - self.elapsed_s
 
     @property
     def elapsed_s(self) -> float:
@@ -100,22 +110,43 @@ class Session:
             while True:
                 wish = next(strategy) if answer is None else strategy.send(answer)
                 if isinstance(wish, Ask) and self._must_stop(wish, may_use_reserve=may_use_reserve):
-                    self.is_budget_spent = True
-                    strategy.close()
-                    return False
+                    return self._end(strategy)
                 answer = self._skip(wish) if isinstance(wish, Skip) else self._ask(wish)
+                if answer is None:
+                    return self._end(strategy)
         except StopIteration:
             return True
 
+    def _end(self, strategy: Strategy) -> bool:
+        self.is_budget_spent = True
+        strategy.close()
+        return False
+
     def _must_stop(self, wish: Ask, *, may_use_reserve: bool) -> bool:
-        """Whether the next trial would not fit. The first whole run always runs, else there is nothing to say."""
-        has_run = any(row.status != "skipped" for row in self.rows)
-        if self._budget_s is None or self._is_free(wish) or (not has_run and wish.kind not in PROBES):
+        """Whether the next trial would not fit. The first whole run begins while any time is left: without it there is
+        nothing to say, and the probes before it leave time for one."""
+        if self.budget_s is None or self._is_free(wish):
             return False
-        seconds = self._list_seconds()
-        usual_s = statistics.median(seconds) if seconds else 0.0
-        reserve_s = 0.0 if may_use_reserve else min(self._reserve_trials * usual_s, RESERVE_SHARE * self._budget_s)
-        return self.elapsed_s + usual_s + reserve_s > self._budget_s
+        has_run = any(row.status != "skipped" for row in self.rows)
+        if self.left_s <= 0 or (not has_run and wish.kind not in PROBES):
+            return self.left_s <= 0
+        whole_s = self._estimate_s(END_TO_END)
+        needed_s = wish.n_together * self._estimate_s(wish.kind, wish.plan)
+        if not may_use_reserve:
+            needed_s += min(self._reserve_trials * whole_s, self._reserve_share * self.budget_s)
+        if not has_run:
+            needed_s += whole_s
+        return needed_s > self.left_s
+
+    def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
+        """What a trial will take: what the plan took before, else the median of its like. 0 before the first."""
+        ran = [row for row in (*self.rows, *self.probes) if row.seconds > 0]
+        alike = [row for row in ran if row.kind == kind or (row.kind in WHOLE_RUNS and kind in WHOLE_RUNS)]
+        own = [row.seconds for row in alike if row.plan == plan]
+        if own:
+            return own[-1]
+        others = alike or [row for row in ran if row.kind != "memory"] or ran  # estimates of memory run no step
+        return statistics.median([row.seconds for row in others]) if others else 0.0
 
     def _is_free(self, wish: Ask) -> bool:
         return self._is_known(wish) or self._journal.holds(wish.plan, wish.kind, wish.comparison)
@@ -132,7 +163,8 @@ class Session:
             self.n_resumed += 1
             self._keep(trial, is_resumed=True)
 
-    def _ask(self, wish: Ask) -> Trial:
+    def _ask(self, wish: Ask) -> Trial | None:
+        """The row, run or known; None where the end of the budget broke the trial off."""
         if self._is_known(wish):
             return self._known[wish.plan, wish.kind]
         found = self._journal.take(wish.plan, wish.kind, wish.comparison)
@@ -149,6 +181,10 @@ class Session:
         if wish.comparison is not None:
             trial = dataclasses.replace(trial, comparison=wish.comparison)
         self.n_run += 1
+        if trial.status == "timeout" and self.left_s <= 0:
+            self.cut = trial
+            self._tell(SearchNoted(message=f"{id} was ended with the budget after {trial.seconds:.1f} s: it is no row"))
+            return None
         self._journal.append(trial)
         return self._keep(trial)
 
@@ -183,9 +219,9 @@ class Session:
 
     def _estimate_left_s(self) -> tuple[float | None, tuple[float, float] | None]:
         left_s, ci95 = estimate_rest_s(self._list_seconds(), self._count_planned() - self.n_done)
-        if left_s is None or self._budget_s is None:
+        if left_s is None or self.budget_s is None:
             return left_s, ci95
-        rest_s = max(0.0, self._budget_s - self.elapsed_s)
+        rest_s = max(0.0, self.budget_s - self.elapsed_s)
         return min(left_s, rest_s), None if ci95 is None else (min(ci95[0], rest_s), min(ci95[1], rest_s))
 
     def _count_planned(self) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from fulltilt import errors
-from fulltilt.errors import FulltiltError, NoPlanError
+from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
 from fulltilt.levers import Facts
 from fulltilt.records import (
     PROBES,
@@ -25,6 +26,7 @@ from fulltilt.records import (
     decode,
 )
 from fulltilt.tuner.process import OnProgress, ProcessOutcome, Zygote, run_trial_process
+from fulltilt.tuner.zygote_client import START_LIMIT_S
 
 NULLABLE = (
     "phases_ms",
@@ -45,6 +47,8 @@ NULLABLE = (
 """Figures of a trial that may be null; each null then has an entry in ``null_reasons``."""
 
 
+BUDGET_GONE = "the budget was gone before the first run; give a larger --budget"
+MIN_ANSWER_S = 0.1  # a deadline that has passed already is still one
 PROBE_ID = "facts"
 ROOFS_ID = "roofs"
 
@@ -79,6 +83,9 @@ class ProcessTarget:
         memory_limit_bytes: Of each rank.
         rank_devices: Where whole runs train, one process a device; empty: in one, on ``device``. A probe takes one
             rank's part of the batch there, and its rate counts for all of them.
+
+    Attributes:
+        end_s: When the budget ends, on ``time.monotonic``: no start and no trial is waited for beyond it. None: never.
     """
 
     def __init__(
@@ -101,6 +108,7 @@ class ProcessTarget:
         self._deadline_s, self._max_measure_s = deadline_s, max_measure_s
         self._rank_devices, self._n_ranks = tuple(rank_devices), max(1, len(rank_devices))
         self._zygote = zygote or Zygote(folder / "zygote.log")
+        self.end_s: float | None = None
         self._on_progress = on_progress
 
     def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
@@ -110,7 +118,12 @@ class ProcessTarget:
         if is_part:
             part = -(-plan["batch_size"] // self._n_ranks)
             request = dataclasses.replace(request, plan=plan.replace(batch_size=part))
-        outcome = self._run(request, kind if kind in PROBES else "trial")
+        try:
+            outcome = self._run(request, kind if kind in PROBES else "trial")
+        except TrainingError as error:
+            if not self._is_over:
+                raise
+            return build_row(plan, id=id, why=why, kind=kind, status="timeout", reason=str(error))
         if is_part and outcome.measurement is not None:
             outcome = dataclasses.replace(outcome, measurement=count_for_ranks(outcome.measurement, self._n_ranks))
         return build_trial(
@@ -125,17 +138,37 @@ class ProcessTarget:
         """Build the workload once, in a process of its own, and read what guards need to know.
 
         Raises:
-            FulltiltError: the workload cannot be built; of the class raised there.
+            NoPlanError: the budget ended first. FulltiltError: the workload cannot be built; of the class raised there.
         """
-        outcome = self._run(self._build_request(plan, PROBE_ID), "facts")
+        try:
+            outcome = self._run(self._build_request(plan, PROBE_ID), "facts")
+        except TrainingError as error:
+            if self._is_over:
+                raise NoPlanError(f"{BUDGET_GONE}: {error}") from None
+            raise
+        if outcome.evidence.deadline and self._is_over:
+            raise NoPlanError(f"{BUDGET_GONE}: building the workload took longer (log: {outcome.log_path})")
         if "facts" in outcome.reply and outcome.evidence.exit_code == 0:
             return ProbeResult(facts=decode(Facts, outcome.reply["facts"]), workload=outcome.reply["workload"])
         raise _build_error(outcome)
 
     def read_roofs(self, plan: Plan) -> tuple[Roof, ...]:
         """Measure the roofs of the device in a process of its own; empty when that failed (its log says why)."""
-        outcome = self._run(self._build_request(plan, ROOFS_ID), "roofs")
+        try:
+            outcome = self._run(self._build_request(plan, ROOFS_ID), "roofs")
+        except TrainingError:
+            if not self._is_over:
+                raise
+            return ()  # the budget ended while a zygote that had died was started again
         return tuple(decode(Roof, roof) for roof in outcome.reply.get("roofs", ()))
+
+    @property
+    def _is_over(self) -> bool:
+        return self.end_s is not None and time.monotonic() >= self.end_s
+
+    def _compute_limit_s(self, usual_s: float) -> float:
+        """A time limit, cut to what is left of the budget."""
+        return usual_s if self.end_s is None else min(usual_s, max(MIN_ANSWER_S, self.end_s - time.monotonic()))
 
     def _build_request(self, plan: Plan, id: str) -> TrialRequest:
         return TrialRequest(
@@ -155,6 +188,9 @@ class ProcessTarget:
         report = self._on_progress
         on_progress: OnProgress | None = None if report is None else lambda values: report(request.id, values)
         log_path = self._folder / "logs" / f"{request.id}.log"
+        self._zygote.answer_limit_s = self._compute_limit_s(START_LIMIT_S)
+        self._zygote.start()  # before the trial's own time begins
+        request = dataclasses.replace(request, deadline_s=self._compute_limit_s(request.deadline_s))
         return run_trial_process(request, zygote=self._zygote, log_path=log_path, kind=kind, on_progress=on_progress)
 
 

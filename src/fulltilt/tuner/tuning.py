@@ -28,7 +28,7 @@ from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limi
 from fulltilt.tuner.progress import OnEvent, PickMade, SearchNoted, SearchStarted, TrialProgressed
 from fulltilt.tuner.recommend import LearningRateRule
 from fulltilt.tuner.result import TuneResult
-from fulltilt.tuner.session import Session
+from fulltilt.tuner.session import RESERVE_SHARE, Session
 from fulltilt.tuner.source import TuneTarget, resolve_target
 from fulltilt.tuner.space import Space, build_space
 from fulltilt.tuner.target import PROBE_ID, ROOFS_ID, ProcessTarget
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 RESULT_FILE = "tune.json"
 CODE, DATA = "code of the workload", "files of the data"
 """Parts of the fingerprint that change while the command stays the same: rows of before then say nothing."""
+ROOFS_S = 8.0  # what measuring the roofs takes: 2.5 s, and the start of a process on a slow machine
+ROOFS_SHARE = 0.1  # of the budget at most is kept back for it
+QUICK_REPEATS = 4  # two rounds of the pick and the user's own plan
+QUICK_RESERVE_SHARE = 0.5  # of the budget at most: the pick and the user's plan side by side come first
 
 
 def tune(
@@ -73,8 +77,8 @@ def tune(
         device: auto, cpu, cuda or cuda:N.
         memory_limit: Bytes, or text such as ``12GiB``; a trial of which a process needs more is out of memory.
         exhaustive: Run the whole grid, instead of probing parts and running whole what may be the best.
-        quick: One round, short trials, one repeat of the finalists, 90 s unless ``budget`` says otherwise.
-        budget: Seconds, or text such as ``6m``, for the whole search.
+        quick: The same search with few and short trials, 90 s unless ``budget`` says otherwise.
+        budget: Seconds, or text such as ``6m``, for all of it: what would end later is not begun, or ended.
         free_batch: Let the effective batch change.
         lr_rule: How the learning rate follows an effective batch that changed: sqrt, linear or none.
         out: The run folder; ``runs/tune/<name>`` by default. The same search resumes there.
@@ -83,7 +87,7 @@ def tune(
         deadline_s: Wall time of one trial; 120 s, 60 s when quick, and 60 s more over several processes.
 
     Raises:
-        UsageError: wrong arguments, or called inside a trial. NoPlanError: no plan can run.
+        UsageError: wrong arguments, or called inside a trial. NoPlanError: no plan can run, or none did in the budget.
         RunFolderError: the folder is in use, or holds another search. StorageError: no space left; rows are kept.
         KeyboardInterrupt: after the running trial was ended; the rows measured so far are in the folder.
     """
@@ -132,8 +136,11 @@ def _run(
             None if id in (PROBE_ID, ROOFS_ID) else tell(TrialProgressed(id=id, values=values))
         ),
     )
+    budget = _plan_budget(options, start_s, journal)
+    target.end_s = None if journal.n_found else budget.end_s  # rows that are there are reported whatever is left
     try:
         probe = target.read_facts(default_plan({"batch_size": 1}))
+        target.end_s = budget.search_end_s
         if not folder.is_resumed:  # a first use of the data may have fetched or prepared them
             folder.state_fingerprint(_list_fingerprint_parts(aim, options, machine))
         space = build_space(
@@ -147,12 +154,14 @@ def _run(
         memory_gib = find_memory_gib(options, machine)
         room_gib = _choose_room_gib(memory_gib, target.memory_limit_bytes)
         space = dataclasses.replace(space, memory_gib=room_gib, notes=(*notes, *space.notes))
-        session = _open_session(target, journal, space, options, folder, tell, start_s)
+        session = _open_session(target, journal, space, options, folder, tell, start_s, budget.search_s)
         _search(session, space, options)
-        machine = dataclasses.replace(machine, roofs=_read_roofs(target, session, folder))
+        target.end_s = budget.end_s
+        roofs, roofs_missing = _read_roofs(target, session, folder)
+        machine = dataclasses.replace(machine, roofs=roofs)
     finally:
         target.close()
-    result = conclude(aim, options, machine, probe, space, session, journal, memory_gib, folder)
+    result = conclude(aim, options, machine, probe, space, session, journal, memory_gib, folder, roofs_missing)
     for name in ("throughput", "efficiency", "memory", "recommended"):
         chosen = getattr(result.picks, name)
         if chosen is not None:
@@ -169,21 +178,23 @@ def _open_session(
     folder: RunFolder,
     tell: OnEvent,
     start_s: float,
+    search_s: float | None,
 ) -> Session:
-    n_repeats = 3 if options.is_quick else 4 * MAX_CONFIRM_ROUNDS  # finalists; with the user's plan, in rounds
+    n_repeats = QUICK_REPEATS if options.is_quick else 4 * MAX_CONFIRM_ROUNDS  # finalists, the user's plan, in rounds
     n_planned = search.count_planned(space, options.strategy) + n_repeats
     session = Session(
         target,
         journal,
-        budget_s=options.budget_s,
+        budget_s=search_s,
         reserve_trials=n_repeats,
+        reserve_share=QUICK_RESERVE_SHARE if options.is_quick else RESERVE_SHARE,
         n_planned=n_planned,
         on_event=tell,
         start_s=start_s,
     )
     tell(
         SearchStarted(
-            strategy=options.strategy,
+            strategy=search.name_strategy(options.strategy),
             grid_size=space.size + len(space.skipped),
             n_planned=n_planned,
             n_resumed=journal.n_found,
@@ -208,8 +219,6 @@ def _search(session: Session, space: Space, options: TuneOptions) -> None:
         session,
         space,
         n_finalists=search.count_finalists(options.strategy),
-        max_rounds=1 if options.is_quick else MAX_CONFIRM_ROUNDS,
-        with_baseline=not options.is_quick,
     )
     session.adopt_rest()
 
@@ -222,12 +231,37 @@ def _choose_room_gib(memory_gib: float | None, trial_limit_bytes: int | None) ->
     return min(limits, default=None)
 
 
-def _read_roofs(target: ProcessTarget, session: Session, folder: RunFolder) -> tuple[Roof, ...]:
-    """Beside the trials they judge: a search that only read its rows back takes the roofs of then."""
+def _read_roofs(target: ProcessTarget, session: Session, folder: RunFolder) -> tuple[tuple[Roof, ...], str]:
+    """The roofs, and why there are none where there are none.
+
+    They are measured beside the trials they judge: a search that only read its rows back takes the roofs of then.
+    """
     if session.n_run or not (folder.path / RESULT_FILE).exists():
-        return target.read_roofs(default_plan({"batch_size": 1}))
+        if target.end_s is not None and target.end_s - time.monotonic() < ROOFS_S:
+            return (), "the budget was spent before roofs could be measured; a larger --budget holds them too"
+        roofs = target.read_roofs(default_plan({"batch_size": 1}))
+        return roofs, f"no roof could be measured; see {folder.path / 'logs' / f'{ROOFS_ID}.log'}"
     document = json.loads((folder.path / RESULT_FILE).read_text(encoding="utf-8"))
-    return tuple(decode(Roof, roof) for roof in document["machine"].get("roofs", ()))
+    return tuple(decode(Roof, roof) for roof in document["machine"].get("roofs", ())), "none was, when these rows ran"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Budget:
+    """What a search may take, and when it ends on ``time.monotonic``; None: no limit."""
+
+    search_s: float | None = None  # without what is kept back for the roofs
+    search_end_s: float | None = None
+    end_s: float | None = None
+
+
+def _plan_budget(options: TuneOptions, start_s: float, journal: Journal) -> _Budget:
+    """Trials of earlier sessions in the folder count, but for the roofs, which are measured again."""
+    if options.budget_s is None:
+        return _Budget()
+    roofs_s = min(ROOFS_S, ROOFS_SHARE * options.budget_s)
+    search_s = options.budget_s - roofs_s
+    search_end_s = start_s + search_s - journal.spent_s
+    return _Budget(search_s=search_s, search_end_s=search_end_s, end_s=search_end_s + roofs_s)
 
 
 def _merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:

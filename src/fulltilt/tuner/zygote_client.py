@@ -40,6 +40,7 @@ class Zygote:
     def __init__(self, log_path: Path, *, body: str = DEFAULT_BODY, preload: tuple[str, ...] | None = None):
         self.log_path = log_path
         self.body = body
+        self.answer_limit_s = START_LIMIT_S  # how long its start, and each fork, may take
         self._preload = preload
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -74,11 +75,17 @@ class Zygote:
                 env={**os.environ, MARK_VARIABLE: self._mark},
             )
         try:
-            ready = self.receive(START_LIMIT_S)
+            ready = self.receive(self.answer_limit_s)
         except ZygoteDiedError as error:
             raise TrainingError(f"trial processes cannot start: {error}; see {self.log_path}") from None
         if ready is None or ready.get("say") != "ready":
-            said = f"{ready['exception_type']}: {ready['message']}" if ready else f"no answer in {START_LIMIT_S:.0f} s"
+            said = (
+                f"{ready['exception_type']}: {ready['message']}"
+                if ready
+                else f"no answer in {self.answer_limit_s:.0f} s"
+            )
+            if ready is None:
+                self._process.kill()  # it still imports and holds nothing yet: waiting for its end only takes longer
             self.close()
             raise TrainingError(f"trial processes cannot start: {said}; see {self.log_path}")
 

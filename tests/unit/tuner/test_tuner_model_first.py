@@ -9,7 +9,7 @@ import pytest
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PROBES, Measurement, Plan
 from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.model_first import model_first
+from fulltilt.tuner.model_first import QUICK, model_first
 from fulltilt.tuner.session import Session
 from fulltilt.tuner.space import Space
 from fulltilt.tuner.target import build_row
@@ -46,7 +46,7 @@ class Machine:
     def __call__(self, plan, *, id, why, kind="end_to_end"):
         self.asked.append((kind, plan))
         batch, n_workers = plan["batch_size"], plan["num_workers"]
-        peak = 0.5 + self.gib_per_sample * batch + (self.gib_per_worker * n_workers if kind == "end_to_end" else 0.0)
+        peak = self.compute_peak_gib(batch) + (self.gib_per_worker * n_workers if kind == "end_to_end" else 0.0)
         if kind != "device" and self.most_workers is not None and n_workers > self.most_workers:
             reason = "no space left in /dev/shm"
             return build_row(plan, id=id, why=why, kind=kind, status="out_of_memory", reason=reason, seconds=1.0)
@@ -62,6 +62,9 @@ class Machine:
             memory_reserved_peak_gib=None if kind == "memory" else peak,
         )  # fmt: skip
         return build_row(plan, id=id, why=why, kind=kind, status="ok", reason=None, measurement=measured, seconds=1.0)
+
+    def compute_peak_gib(self, batch):
+        return 0.5 + self.gib_per_sample * batch
 
     def compute_step_s(self, plan, kind="end_to_end"):
         batch, n_workers = plan["batch_size"], plan["num_workers"]
@@ -106,6 +109,33 @@ def test_nothing_is_run_that_memory_is_predicted_not_to_hold():
     assert not [row for row in (*session.rows, *session.probes) if row.status == "out_of_memory"]
     largest = max(plan["batch_size"] for kind, plan in machine.asked if kind not in ("memory", "loader"))
     assert largest == 2048  # 8.7 GiB; 4096 would need 16.9
+
+
+def test_a_batch_that_a_line_between_far_estimates_refuses_is_estimated_itself():
+    """Peaks bend: a large batch that does not fit by far drew a line above many that do, and these were never run."""
+    machine = Machine(load_s=1e-4)
+    machine.compute_peak_gib = lambda batch: 0.5 + 0.004 * batch + 0.05 * max(0, batch - 2048)
+    session = search(machine)
+    estimated = {row.plan["batch_size"] for row in session.probes if row.kind == "memory"}
+    assert 2048 in estimated
+    largest = max(row.plan["batch_size"] for row in (*session.rows, *session.probes) if row.kind != "memory")
+    assert largest == 2048  # 8.7 of 10 GiB
+    assert not any(row.status == "out_of_memory" for row in (*session.rows, *session.probes))
+
+
+def test_the_edge_is_not_estimated_where_fake_tensors_fail():
+    session = search(Machine(fake_fails=True))
+    assert sum(row.kind == "memory" for row in session.probes) == 1
+
+
+def test_a_quick_search_stops_probing_when_its_time_is_over():
+    full, quick = search(Machine()), Session(Machine(), Journal())
+    effort = dataclasses.replace(QUICK, probe_s=8.0)
+    assert quick.run(model_first(SPACE, effort))
+    assert sum(row.seconds for row in quick.probes) <= 8.0 + 2.0, "the probe under way, and the first of the loader"
+    assert {row.kind for row in quick.probes} == {"memory", "device", "loader"}
+    assert len(quick.probes) < len(full.probes)
+    assert len(quick.rows) <= QUICK.n_whole + QUICK.n_polish
 
 
 def test_where_memory_decides_nothing_one_estimate_is_enough():

@@ -70,6 +70,29 @@ def test_when_every_row_is_above_the_limit_the_smallest_is_taken_and_said():
     assert chosen.rule.startswith("no row has memory at most 8.00 GiB")
 
 
+def test_of_rows_above_the_limit_with_the_same_memory_the_fastest_is_taken():
+    """The one with the least memory was, though another with a thousandth more of it was three times as fast."""
+    rows = [
+        make_row(1, 300.0, memory=9.00, batch_size=8),
+        make_row(2, 900.0, memory=9.01, num_workers=2),
+        make_row(3, 2000.0, memory=9.5, batch_size=64),
+    ]
+    chosen = pick(rows, user_plan=USER, memory_limit_gib=10.0).recommended
+    assert chosen.trial.id == "t2"
+    assert "least memory highest samples/s of 2 rows (9.00 GiB, and up to 2 % more)" in chosen.rule
+
+
+def test_rows_above_the_limit_are_measured_again_too():
+    """The recommended plan had run once where no row was below the limit."""
+    rows = [make_row(1, 900.0, memory=9.0, num_workers=2), make_row(2, 2000.0, memory=9.5, batch_size=64)]
+    finalists = recommend.select_finalists(rows, limit_gib=8.0)
+    assert [plan["num_workers"] for plan in finalists] == [2]
+    again = [make_row(i, 880.0, memory=9.0, num_workers=2, kind="repeat") for i in (3, 4)]
+    table, _ = recommend.merge_repeats([*rows, *again])
+    chosen = pick(table, user_plan=USER, memory_limit_gib=10.0, runs=[*rows, *again]).recommended
+    assert chosen.runs_samples_per_s == (880.0, 880.0)
+
+
 def test_a_row_without_a_memory_figure_is_not_called_safe():
     blind = dataclasses.replace(make_row(1, 2000.0, batch_size=64), memory_rss_peak_gib=None)
     picks = pick([blind, make_row(2, 1000.0)], user_plan=USER, memory_limit_gib=10.0)
@@ -133,7 +156,8 @@ def test_picks_are_rows_that_obey_their_rules(items):
         assert {made.trial.id, *made.tied_with} <= ids
         for other in made.tied_with:
             row = next(r for r in fine if r.id == other)
-            assert made.trial.effective_batch_size <= row.effective_batch_size
+            if made is picks.throughput and row.samples_per_s >= made.trial.samples_per_s:  # at most 1 % above it
+                assert made.trial.effective_batch_size <= row.effective_batch_size
     safe = [row for row in fine if row.memory_rss_peak_gib <= 8.0]
     if safe:
         assert picks.recommended.trial.memory_rss_peak_gib <= 8.0
@@ -173,8 +197,9 @@ def test_finalists_are_the_recommended_plan_and_those_that_may_be_as_fast():
         make_row(4, 1050.0, batch_size=16, spread_pct=20.0),
     ]
     finalists = recommend.select_finalists(rows, limit_gib=None, n=3)
-    assert [plan["batch_size"] for plan in finalists] == [128, 64, 16]  # the last one's interval reaches the first
-    assert recommend.select_finalists([make_row(1, 1.0, memory=9.0)], limit_gib=1.0) == []
+    assert [plan["batch_size"] for plan in finalists] == [64, 128, 16]  # the last one's interval reaches the first
+    assert [plan["batch_size"] for plan in recommend.select_finalists(rows, limit_gib=None, n=1)] == [128]
+    assert recommend.select_finalists([], limit_gib=1.0) == []
 
 
 def test_changes_name_recipe_and_numerics():
@@ -329,6 +354,27 @@ def test_on_a_noisy_machine_a_wide_gap_is_a_tie_too():
     chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=[*small, *large]).recommended
     assert chosen.trial.plan["batch_size"] == 64
     assert len(chosen.tied_with) == 1
+
+
+def test_every_pick_names_what_it_cannot_be_told_from_by_the_same_rule():
+    """The pick of the throughput once tied by intervals inside runs, the recommended one by runs side by side."""
+    rows = [
+        make_row(1, 1000.0, kind="repeat", batch_size=64, spread_pct=0.1),
+        make_row(2, 980.0, kind="repeat", spread_pct=0.1),
+        make_row(3, 500.0, spread_pct=0.1, batch_size=8),
+    ]
+    picks = pick(rows, user_plan=USER, memory_limit_gib=None)
+    for made in (picks.throughput, picks.efficiency, picks.memory, picks.recommended):
+        assert (made.trial.id, made.tied_with) == ("t1", ("t2",))
+
+
+def test_a_noisy_run_ties_by_its_own_error_and_makes_no_others_tie():
+    rows = [
+        make_row(1, 1000.0, batch_size=64, spread_pct=0.1),
+        make_row(2, 900.0, spread_pct=0.1),
+        make_row(3, 850.0, spread_pct=30.0, batch_size=8),
+    ]
+    assert pick(rows, user_plan=USER, memory_limit_gib=None).throughput.tied_with == ("t3",)
 
 
 def test_of_means_within_one_per_cent_the_smaller_batch_is_taken():

@@ -108,11 +108,21 @@ def test_runs_of_the_search_before_the_rounds_do_not_count():
 
 
 def test_the_users_own_plan_as_the_pick_has_nothing_to_compare():
-    row = make_run(1, 100.0, USER)
-    savings, reasons = build_savings([row], baseline=row, recommended=row, n_samples=1, n_epochs=1, search_s=1.0)
+    row, other = make_run(1, 100.0, USER), make_run(2, 90.0, FAST)
+    savings, reasons = build_savings([row, other], baseline=row, recommended=row, n_samples=1, n_epochs=1, search_s=1.0)
     assert savings.verdict == "same plan"
     nulls = {f"savings.{name}" for name, value in dataclasses.asdict(savings).items() if value is None}
     assert set(reasons) == nulls
+
+
+def test_one_plan_that_ran_is_not_called_no_gain():
+    """The settings as they were, run alone before the budget ended, stood there as "no gain"."""
+    row, failed = make_run(1, 100.0, USER), make_run(2, None, FAST, status="out_of_memory")
+    savings, reasons = build_savings(
+        [row, failed], baseline=row, recommended=row, n_samples=1, n_epochs=1, search_s=1.0
+    )
+    assert savings is None
+    assert reasons == {"savings": "only one plan ran to its end, the settings as they were"}
 
 
 def test_a_dataset_without_length_has_a_gain_but_no_hours():

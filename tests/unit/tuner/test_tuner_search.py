@@ -220,7 +220,89 @@ def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
     assert session.is_budget_spent
     assert len(target.asked) == 7  # 30 s, and not the 40 s of four trials, are kept back
     assert not session.run(confirm([BASE, BASE.replace(batch_size=64)]), may_use_reserve=True)
-    assert now[0] == 100.0
+    assert now[0] == 90.0  # one round of two; 10 s are left, and half a round would compare nothing
+
+
+def test_probes_leave_time_for_the_first_whole_run():
+    """Without one there is nothing to say: a budget once went into probes, and the first whole run came on top."""
+    now = [0.0]
+
+    def answer(plan):
+        now[0] += 10.0
+        return Answer(samples_per_s=1.0, seconds=10.0)
+
+    def strategy():
+        for size in SIZES:
+            yield Ask(plan=BASE.replace(batch_size=size), why="", kind="device")
+        yield Ask(plan=BASE, why="")
+
+    session, target, is_complete = run(strategy(), answer, budget_s=40.0, reserve_trials=0, clock=lambda: now[0])
+    assert (len(target.asked), is_complete) == (3, False)
+    session.run(search.run_nearest(SPACE))
+    assert [row.kind for row in session.rows] == [END_TO_END]
+    assert now[0] == 40.0
+
+
+def test_nothing_is_begun_when_the_budget_is_gone():
+    session, target, _ = run(search.exhaustive(SPACE), budget_s=20.0, start_s=0.0, clock=lambda: 20.0)
+    assert (target.asked, session.rows, session.is_budget_spent) == ([], [], True)
+
+
+def test_a_trial_that_the_budget_breaks_off_is_no_row_and_runs_again_with_more_of_it(tmp_path):
+    """It was a row with status timeout: a finalist whose second run came too late counted as a plan that fails."""
+    now = [0.0]
+
+    def answer(plan):
+        is_late = now[0] + 10.0 > 25.0
+        now[0] = min(now[0] + 10.0, 25.0)
+        return Answer(status="timeout", seconds=5.0) if is_late else Answer(samples_per_s=1.0, seconds=1.0)
+
+    def strategy():
+        for size in SIZES:
+            yield Ask(plan=BASE.replace(batch_size=size), why="")
+
+    def search_in_folder(budget_s):
+        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+            session = Session(SimulatedTarget(answer), Journal(folder), budget_s=budget_s, clock=lambda: now[0])
+            session.run(strategy(), may_use_reserve=True)
+            return session
+
+    first = search_in_folder(25.0)
+    assert [row.status for row in first.rows] == ["ok", "ok"]
+    assert (first.cut.plan["batch_size"], first.is_budget_spent) == (64, True)
+    now[0] = -1000.0
+    again = search_in_folder(None)
+    assert [row.status for row in again.rows] == ["ok"] * 5
+
+
+def test_a_round_is_begun_only_with_time_for_all_its_plans():
+    """A finalist was once measured again alone: the budget ended before the settings as they were had their turn."""
+    now = [0.0]
+
+    def answer(plan):
+        now[0] += 10.0
+        return Answer(samples_per_s=1.0, seconds=10.0)
+
+    session, _, _ = run(search.run_nearest(SPACE), answer, budget_s=25.0, clock=lambda: now[0])
+    assert not session.run(confirm([BASE, BASE.replace(batch_size=64)]), may_use_reserve=True)
+    assert len(session.rows) == 1
+
+
+def test_a_repeat_is_expected_to_take_what_its_plan_took_before():
+    now, slow = [0.0], BASE.replace(batch_size=256)
+
+    def answer(plan):
+        seconds = 30.0 if plan == slow else 1.0
+        now[0] += seconds
+        return Answer(samples_per_s=1.0, seconds=seconds)
+
+    def strategy():
+        for plan in (BASE, BASE.replace(batch_size=64), slow):
+            yield Ask(plan=plan, why="")
+        yield Ask(plan=slow, why="", kind=REPEAT)
+
+    _, target, is_complete = run(strategy(), answer, budget_s=50.0, reserve_trials=0, clock=lambda: now[0])
+    assert (len(target.asked), is_complete) == (3, False)
 
 
 def test_rows_on_disk_cost_no_budget_and_are_never_left_out(tmp_path):

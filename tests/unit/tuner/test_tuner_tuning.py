@@ -7,15 +7,16 @@ import dataclasses
 import pytest
 
 from fulltilt.config import config_from_values
-from fulltilt.errors import RunFolderError
+from fulltilt.errors import NoPlanError, RunFolderError
 from fulltilt.hardware import read_machine
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import WorkloadSource
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import conclude, recommend, search, tuning
+from fulltilt.tuner.finals import run_finals
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.options import TuneOptions
-from fulltilt.tuner.session import Session
+from fulltilt.tuner.session import Session, Skip
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.source import TuneTarget
 from fulltilt.tuner.space import Space
@@ -36,6 +37,17 @@ def run(answer, options=OPTIONS, **session_options):
     summary = conclude._summarize(options, SPACE, session, table, repeats, 8.0)
     chosen = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
     return session, conclude._note_trust(session, chosen, summary, SPACE)
+
+
+def run_in_time(seconds, budget_s, options=OPTIONS):
+    """Trials that take ``seconds`` each, on a clock of their own; the larger batch is the faster one."""
+    now = [0.0]
+
+    def answer(plan):
+        now[0] += seconds
+        return Answer(samples_per_s=10.0 * plan["batch_size"], seconds=seconds)
+
+    return run(answer, options, budget_s=budget_s, clock=lambda: now[0])
 
 
 def test_finalists_and_the_users_plan_are_run_side_by_side():
@@ -89,14 +101,90 @@ def test_a_finalist_that_fails_when_run_again_gives_way_to_one_that_does_not():
 
 
 def test_a_recommendation_without_a_second_run_says_so():
-    now = [0.0]
-
-    def answer(plan):
-        now[0] += 10.0
-        return Answer(samples_per_s=1.0, seconds=10.0)
-
-    _, notes = run(answer, budget_s=15.0, clock=lambda: now[0])
+    _, notes = run_in_time(10.0, 15.0)
     assert any("measured once" in note and "budget" in note for note in notes)
+
+
+def test_a_plan_that_ran_alone_is_said_to_be_recommended_for_want_of_another():
+    session, notes = run_in_time(10.0, 15.0)
+    assert [row.plan["batch_size"] for row in session.rows] == [16]
+    assert any("t1 is the only plan that ran to its end" in note for note in notes)
+
+
+def test_a_plan_that_was_measured_again_alone_is_not_said_to_be_the_faster():
+    def answer(plan):
+        return Answer(status="error") if plan == USER else Answer(samples_per_s=10.0 * plan["batch_size"])
+
+    _, notes = run(answer)
+    assert any("no other beside it" in note for note in notes)
+
+
+def test_settings_off_the_list_stay_only_with_the_reason():
+    """--batch-sizes 16 64 ended at 32, which nobody had asked for, without a word."""
+    rates = {16: 100.0, 32: 900.0, 64: 300.0}
+    _, notes = run(lambda plan: Answer(samples_per_s=rates[plan["batch_size"]]))
+    said = "the settings as they were stay, with batch_size 32, which is not among 16, 64: none of these was faster"
+    assert any(note.startswith(said) for note in notes)
+    _, notes = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+    assert not any("not among" in note for note in notes)
+
+
+def test_a_budget_gone_before_the_first_run_blames_the_budget_and_no_lever():
+    """A value that was skipped, pin_memory on a CPU, stood there as the reason why no plan ran."""
+    session = Session(SimulatedTarget(lambda plan: Answer()), Journal(), budget_s=5.0, start_s=0.0, clock=lambda: 5.0)
+    session.run(iter_skip(USER.replace(pin_memory=True), "pin_memory=True: only for a GPU"))
+    tuning._search(session, SPACE, OPTIONS)
+    with pytest.raises(NoPlanError) as caught:
+        conclude._check_budget(session)
+    assert "the budget was gone before the first run" in str(caught.value)
+    assert "larger --budget" in str(caught.value)
+    assert "pin_memory" not in str(caught.value)
+
+
+def iter_skip(plan, reason):
+    yield Skip(plan=plan, reason=reason)
+
+
+def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan_side_by_side():
+    """It was one round of coordinate descent, and the settings as they were did not run beside the pick."""
+    quick = dataclasses.replace(OPTIONS, strategy="quick")
+    session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]), quick)
+    assert {row.kind for row in session.probes} >= {"device", "loader"}
+    again = [(row.plan["batch_size"], row.kind) for row in session.rows if row.kind != "end_to_end"]
+    assert again == [(64, "repeat"), (32, "baseline"), (32, "baseline"), (64, "repeat")]
+    table, repeats = recommend.merge_repeats(session.rows)
+    assert conclude._summarize(quick, SPACE, session, table, repeats, 8.0).strategy == "model_first"
+
+
+def test_a_quick_search_keeps_time_for_the_last_stage():
+    quick = dataclasses.replace(OPTIONS, strategy="quick")
+    session, _ = run_in_time(6.0, 60.0, quick)
+    kinds = [row.kind for row in session.rows]
+    assert kinds.count("repeat") >= 1
+    assert kinds.count("baseline") >= 1
+    assert session.elapsed_s <= 60.0
+
+
+def test_the_users_plan_has_the_next_fastest_beside_it_where_it_is_the_only_finalist():
+    session = Session(
+        SimulatedTarget(lambda plan: Answer(samples_per_s={16: 100.0, 64: 98.0}[plan["batch_size"]])), Journal()
+    )
+    space = dataclasses.replace(SPACE, user_plan=USER.replace(batch_size=16), base=USER.replace(batch_size=16))
+    session.run(search.exhaustive(space))
+    run_finals(session, space, n_finalists=1)
+    assert {row.plan["batch_size"] for row in session.rows if row.kind == "repeat"} == {16, 64}
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "spent_s", "search_s", "end_s"), [(20.0, 0.0, 18.0, 120.0), (200.0, 50.0, 192.0, 250.0)]
+)
+def test_a_part_of_the_budget_is_kept_for_the_roofs_and_earlier_sessions_count(budget_s, spent_s, search_s, end_s):
+    journal = Journal()
+    if spent_s:
+        journal.trials.append(SimulatedTarget(lambda plan: Answer(seconds=spent_s))(USER, id="t1", why=""))
+    budget = tuning._plan_budget(dataclasses.replace(OPTIONS, budget_s=budget_s), 100.0, journal)
+    assert (budget.search_s, budget.end_s) == (search_s, end_s)
+    assert budget.search_end_s == 100.0 + search_s - spent_s
 
 
 def test_the_search_is_counted_right():
@@ -116,13 +204,7 @@ def test_the_settings_as_they_were_are_recommended_where_they_are_the_fastest():
 
 
 def test_a_search_that_the_budget_ended_says_how_much_is_untried():
-    now = [0.0]
-
-    def answer(plan):
-        now[0] += 10.0
-        return Answer(samples_per_s=1.0, seconds=10.0)
-
-    _, notes = run(answer, budget_s=12.0, clock=lambda: now[0])
+    _, notes = run_in_time(10.0, 12.0)
     assert any("the budget ended the search: 1 plans of the grid were not tried" in note for note in notes)
 
 
@@ -141,9 +223,9 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
     probe = ProbeResult(facts=facts, workload={"name": "digits", "n_samples": 1280, "learning_rate": 0.1})
     with RunFolder(tmp_path / "run", fingerprint_parts={}, command="tune", results=[]) as folder:
         session, journal = Session(answer, Journal()), Journal()
-        tuning._search(session, SPACE, dataclasses.replace(OPTIONS, strategy="exhaustive" if has_interval else "quick"))
+        tuning._search(session, SPACE, OPTIONS) if has_interval else session.run(search.exhaustive(SPACE))
         aim = TuneTarget(config=config, source=source, name="digits", code={})
-        result = conclude.conclude(aim, OPTIONS, read_machine(), probe, SPACE, session, journal, 8.0, folder)
+        result = conclude.conclude(aim, OPTIONS, read_machine(), probe, SPACE, session, journal, 8.0, folder, "")
     assert result.epoch_seconds.estimate == pytest.approx(2.0)
     assert (result.epoch_seconds.ci95 is not None) == has_interval
     assert ("epoch_seconds.ci95" in result.null_reasons) == (not has_interval)

@@ -76,6 +76,11 @@ class PlanMemory:
         """Whether something says which batches of the user's arm fit."""
         return self.is_ample or self._build_curve(self._base_arm) is not None
 
+    @property
+    def has_fake(self) -> bool:
+        """Whether fake tensors answered."""
+        return bool(self._fakes)
+
     def find_edge(self, plan: Plan, known: Collection[int]) -> int | None:
         """The first batch above the known ones that may stay below the limit and surely runs.
 
@@ -119,7 +124,8 @@ class PlanMemory:
             for other, points in self._fakes.items()
             if len(changed := set(other) - base_values) == 1 and changed <= wanted
         ]
-        return {batch: gib * math.prod(_read_share(s, base, batch) for s in singles) for batch, gib in base.items()}
+        scaled = {batch: gib * math.prod(_read_share(s, base, batch) for s in singles) for batch, gib in base.items()}
+        return {**scaled, **own}
 
 
 def _is_of_the_step(row: Trial) -> bool:
