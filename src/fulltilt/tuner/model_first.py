@@ -27,6 +27,7 @@ POLISH_REACH = 0.06  # of the logarithm: neighbours that may at best be as much 
 N_CURVE = 5  # batch sizes at which the fast arm is probed, at most
 N_FEED = 3  # numbers of workers next to the best, where loading is the slower side
 N_FAKE = 4  # batch sizes of the memory pre-pass
+N_DOUBT = 3  # further ones of an arm at a time, where they decide what fits
 MAX_FAKE_S = 30.0  # of the memory pre-pass together: a large model's takes seconds a point
 WORTH = 0.005  # of the logarithm of samples/s: a plan that hopes for less is not run
 NEGLIGIBLE_LOADING = 0.004  # of the step: then workers and pinning cannot matter
@@ -68,25 +69,35 @@ class _Search:
         self.known = Knowledge(space, self._base, self._plans.batches)
         self._fast = self._base
         self._middle = self._base[COUPLED]
+        self._fake_s = 0.0  # spent on estimates of memory
 
     def estimate_memory(self) -> Strategy:
         """Peaks on fake tensors: a curve for the user's arm, two points for each lever that changes memory.
 
         The largest batch first: where even that takes little, memory decides nothing and no more is asked.
         """
-        spent_s, batches = 0.0, self._plans.batches
+        batches = self._plans.batches
         levers = [n for n in self._plans.list_levers(of_loader=False) if "memory" in load_catalogue()[n].trades]
         for batch in reversed(spread(batches, N_FAKE)):
             trial = yield from self._ask_fake(self._base, batch)
-            spent_s += trial.seconds
             if trial.status != "ok" or self.known.memory.is_ample:
                 return
+        yield from self._settle_doubts(self._base)
         for lever in levers:
             for plan in self._plans.flip(self._base, lever):
                 for batch in (batches[0], batches[-1]):
-                    if spent_s > MAX_FAKE_S:
+                    if self._fake_s > MAX_FAKE_S:
                         return
-                    spent_s += (yield from self._ask_fake(plan, batch)).seconds
+                    yield from self._ask_fake(plan, batch)
+
+    def _settle_doubts(self, plan: Plan) -> Strategy:
+        """Further fake points of an arm where those it has leave open what fits."""
+        for _ in range(N_DOUBT):
+            batch = self.known.memory.find_doubtful_batch(plan)
+            if batch is None or self._fake_s > MAX_FAKE_S:
+                return
+            if (yield from self._ask_fake(plan, batch)).status != "ok":
+                return
 
     def probe_levers(self) -> Strategy:
         """The user's arm on the device, then lever by lever at a batch in the middle, keeping what gains."""
@@ -148,6 +159,7 @@ class _Search:
 
     def run_whole(self) -> Strategy:
         """The plan that may be the fastest, again and again, until no other hopes for more than was measured."""
+        yield from self._settle_doubts(self._fast)
         plans = self._plans.list_plans(self._fast, self.known.find_fastest_feed().plan if self.known.loader else None)
         for number in range(N_WHOLE):
             chosen = self.known.choose_whole(plans)
@@ -185,6 +197,7 @@ class _Search:
             probed = [row.plan[COUPLED] for row in self.known.device if device_arm(row.plan) == arm]
             if len(probed) >= N_CURVE:
                 return
+            yield from self._settle_doubts(self._fast)
             batch = self.known.choose_gap(self._fast, self._middle, {*probed, *failed})
             if batch is None:
                 return
@@ -194,7 +207,9 @@ class _Search:
 
     def _ask_fake(self, plan: Plan, batch: int) -> Answer:
         plan = strip_loader(self._space.with_value(plan, COUPLED, batch))
-        return (yield from self._ask("memory", plan, "memory of a step, estimated on fake tensors"))
+        trial = yield from self._ask("memory", plan, "memory of a step, estimated on fake tensors")
+        self._fake_s += trial.seconds
+        return trial
 
     def _ask_device(self, plan: Plan, batch: int, why: str) -> Answer:
         return (yield from self._ask("device", strip_loader(self._space.with_value(plan, COUPLED, batch)), why))

@@ -34,6 +34,7 @@ class Machine:
     load_s: float = 1e-3  # per sample and worker
     gain: float = 3.0  # of bf16
     gib_per_sample: float = 0.004
+    flat_gib: float = 0.0  # of a moment that does not grow with the batch
     fake_fails: bool = False
     device_fails: bool = False
     deceives: bool = False  # whole runs have nothing to do with the probes
@@ -47,6 +48,7 @@ class Machine:
         self.asked.append((kind, plan))
         batch, n_workers = plan["batch_size"], plan["num_workers"]
         peak = 0.5 + self.gib_per_sample * batch + (self.gib_per_worker * n_workers if kind == "end_to_end" else 0.0)
+        peak = max(peak, self.flat_gib)
         if kind != "device" and self.most_workers is not None and n_workers > self.most_workers:
             reason = "no space left in /dev/shm"
             return build_row(plan, id=id, why=why, kind=kind, status="out_of_memory", reason=reason, seconds=1.0)
@@ -106,6 +108,14 @@ def test_nothing_is_run_that_memory_is_predicted_not_to_hold():
     assert not [row for row in (*session.rows, *session.probes) if row.status == "out_of_memory"]
     largest = max(plan["batch_size"] for kind, plan in machine.asked if kind not in ("memory", "loader"))
     assert largest == 2048  # 8.7 GiB; 4096 would need 16.9
+
+
+def test_batches_that_a_chord_of_estimates_would_refuse_are_estimated_themselves_and_run():
+    machine = Machine(load_s=1e-4, flat_gib=4.0)  # flat to 875 samples; 2048 need 8.7 GiB, the chord says 10.9
+    session = search(machine)
+    assert not [row for row in (*session.rows, *session.probes) if row.status == "out_of_memory"]
+    assert max(plan["batch_size"] for kind, plan in machine.asked if kind not in ("memory", "loader")) == 2048
+    assert sum(kind == "memory" for kind, _ in machine.asked) <= 12
 
 
 def test_where_memory_decides_nothing_one_estimate_is_enough():
