@@ -23,7 +23,7 @@ from fulltilt.tuner.space import COUPLED, Space
 POLISH_REACH = 0.06  # of the logarithm: neighbours that may at best be as much slower are left
 N_FAKE = 4  # batch sizes of the memory pre-pass
 LEVER_SHARE = 0.5  # of the time for probes: after it the loader's turn has come
-N_EDGE = 4  # batch sizes near the edge of memory that are estimated themselves, at most
+N_DOUBT = 3  # further estimates of an arm at a time, where they decide what fits
 WORTH = 0.005  # of the logarithm of samples/s: a plan that hopes for less is not run
 NEGLIGIBLE_LOADING = 0.004  # of the step: then workers and pinning cannot matter
 GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast arm
@@ -76,7 +76,6 @@ def model_first(space: Space, effort: Effort = FULL) -> Strategy:
     yield from search.estimate_memory()
     yield from search.probe_levers()
     if search.known.can_predict:
-        yield from search.estimate_edge()
         yield from search.probe_loader()
         yield from (search.probe_feed() if search.known.is_loader_bound else search.probe_batches())
         yield from search.run_whole()
@@ -91,42 +90,40 @@ class _Search:
     def __init__(self, space: Space, effort: Effort):
         self._space, self._effort = space, effort
         self._probed_s = 0.0
-        self._edges: set[Plan] = set()  # asked for by ``estimate_edge``
         self._base = project(space)
         self._plans = Candidates(space, self._base)
         self.known = Knowledge(space, self._base, self._plans.batches)
         self._fast = self._base
         self._middle = self._base[COUPLED]
+        self._fake_s = 0.0  # spent on estimates of memory
 
     def estimate_memory(self) -> Strategy:
         """Peaks on fake tensors: a curve for the user's arm, two points for each lever that changes memory.
 
         The largest batch first: where even that takes little, memory decides nothing and no more is asked.
         """
-        spent_s, batches = 0.0, self._plans.batches
+        batches = self._plans.batches
         levers = [n for n in self._plans.list_levers(of_loader=False) if "memory" in load_catalogue()[n].trades]
         for number, batch in enumerate(reversed(spread(batches, N_FAKE))):
             trial = yield from self._ask_fake(self._base, batch)
-            spent_s += trial.seconds
-            is_late = number > 0 and spent_s > self._effort.fake_s  # one point is no curve
+            is_late = number > 0 and self._fake_s > self._effort.fake_s  # one point is no curve
             if trial.status != "ok" or self.known.memory.is_ample or is_late:
                 return
+        yield from self._settle_doubts(self._base)
         for lever in levers:
             for plan in self._plans.flip(self._base, lever):
                 for batch in (batches[0], batches[-1]):
-                    if spent_s > self._effort.fake_s:
+                    if self._fake_s > self._effort.fake_s:
                         return
-                    spent_s += (yield from self._ask_fake(plan, batch)).seconds
+                    yield from self._ask_fake(plan, batch)
 
-    def estimate_edge(self) -> Strategy:
-        """Estimates of the batches above the largest that fits: between far points the peak lies below their line."""
-        while len(self._edges) < N_EDGE and not self._is_spent:
-            batch = self.known.find_edge(self._fast)
-            if batch is None or (asked := self._space.with_value(self._fast, COUPLED, batch)) in self._edges:
+    def _settle_doubts(self, plan: Plan) -> Strategy:
+        """Further fake points of an arm where those it has leave open what fits."""
+        for _ in range(N_DOUBT):
+            batch = self.known.memory.find_doubtful_batch(plan)
+            if batch is None or self._is_spent or self._fake_s > self._effort.fake_s:
                 return
-            self._edges.add(asked)
-            trial = yield from self._ask_fake(self._fast, batch)
-            if trial.status != "ok":
+            if (yield from self._ask_fake(plan, batch)).status != "ok":
                 return
 
     def probe_levers(self) -> Strategy:
@@ -194,6 +191,7 @@ class _Search:
 
     def run_whole(self) -> Strategy:
         """The plan that may be the fastest, again and again, until no other hopes for more than was measured."""
+        yield from self._settle_doubts(self._fast)
         plans = self._plans.list_plans(self._fast, self.known.find_fastest_feed().plan if self.known.loader else None)
         for number in range(self._effort.n_whole):
             chosen = self.known.choose_whole(plans)
@@ -228,10 +226,10 @@ class _Search:
         arm = device_arm(self._fast)
         failed: set[int] = set()
         for _ in range(self._effort.n_curve):
-            yield from self.estimate_edge()
             probed = [row.plan[COUPLED] for row in self.known.device if device_arm(row.plan) == arm]
             if len(probed) >= self._effort.n_curve or self._is_spent:
                 return
+            yield from self._settle_doubts(self._fast)
             batch = self.known.choose_gap(self._fast, self._middle, {*probed, *failed})
             if batch is None:
                 return
@@ -246,7 +244,9 @@ class _Search:
 
     def _ask_fake(self, plan: Plan, batch: int) -> Answer:
         plan = strip_loader(self._space.with_value(plan, COUPLED, batch))
-        return (yield from self._ask("memory", plan, "memory of a step, estimated on fake tensors"))
+        trial = yield from self._ask("memory", plan, "memory of a step, estimated on fake tensors")
+        self._fake_s += trial.seconds
+        return trial
 
     def _ask_device(self, plan: Plan, batch: int, why: str) -> Answer:
         return (yield from self._ask("device", strip_loader(self._space.with_value(plan, COUPLED, batch)), why))

@@ -177,3 +177,50 @@ def test_where_nothing_is_known_nothing_is_predicted():
     assert MemoryCurve().largest_safe_batch(POWERS, 100.0) is None
     with pytest.raises(ValueError, match="at least 1"):
         MemoryCurve(real={8: 1.0}).predict_gib(0)
+
+
+FLAT = Peak(((2.0, 0.0), (0.0, 0.00125)))  # rises from 1,600 on
+FAR = (1, 16, 512, 8192)
+
+
+def read_real(batch: int) -> float:
+    return 0.3 + FLAT(batch)
+
+
+def test_a_peak_that_is_flat_before_it_rises_teaches_no_small_ratio():
+    """Bug: real points below the chord of far fake points looked like a small ratio, and 8,192 ran out of memory."""
+    curve = MemoryCurve(real={b: read_real(b) for b in (512, 1024, 2048)}, fake=FLAT.at(*FAR))
+    assert curve.compute_correction().ratio == pytest.approx(Correction().ratio, abs=0.01)
+    estimate = curve.predict_gib(8192)
+    assert estimate.low <= read_real(8192) <= estimate.high
+    assert curve.largest_safe_batch([2048, 8192], 8.0) == 2048
+
+
+def test_a_chord_between_far_fake_points_is_asked_about_before_it_refuses_what_fits():
+    batches, fake = [2**k for k in range(14)], FLAT.at(*FAR)
+    curve = MemoryCurve(real={512: read_real(512)}, fake=fake)
+    assert curve.largest_safe_batch(batches, 4.0) == 1024
+    asked = []
+    while (batch := curve.find_doubtful_batch(batches, 4.0)) is not None:
+        asked.append(batch)
+        curve = dataclasses.replace(curve, fake={**curve.fake, batch: FLAT(batch)})
+    assert asked == [2048, 4096]
+    assert curve.largest_safe_batch(batches, 4.0) == 2048
+
+
+def test_nothing_is_in_doubt_where_fake_points_lie_on_one_line_or_all_is_safe():
+    line = Peak(((0.5, 0.01),))
+    batches = [2**k for k in range(14)]
+    assert MemoryCurve(fake=line.at(*FAR)).find_doubtful_batch(batches, 20.0) is None
+    assert MemoryCurve(fake=FLAT.at(*FAR)).find_doubtful_batch(batches, 100.0) is None
+    assert MemoryCurve(real=FLAT.at(512)).find_doubtful_batch(batches, 4.0) is None
+
+
+def test_a_real_point_off_the_fake_ones_gets_one_of_its_own_where_it_is_predicted_from():
+    curve = MemoryCurve(real={1024: read_real(1024)}, fake=FLAT.at(*FAR))
+    assert curve.find_doubtful_batch([1024, 2048, 4096], 4.0) == 1024
+
+
+def test_fake_points_of_another_arm_teach_nothing():
+    curve = MemoryCurve(real={512: 9.9, 8192: 20.0}, fake=FLAT.at(*FAR), inferred={512, 8192})
+    assert curve.compute_correction() == Correction()

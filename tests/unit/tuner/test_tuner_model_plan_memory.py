@@ -123,3 +123,14 @@ def test_a_peak_is_held_against_the_batch_only_where_nothing_else_lies_in_that_m
 def test_probes_of_the_loader_say_nothing_of_memory():
     memory = learn(make_row("loader", 2048, None, status="out_of_memory"))
     assert fits(memory, 2048)
+
+
+def test_doubts_are_those_of_the_plans_own_arm_and_none_where_memory_decides_nothing():
+    bent = [make_row("memory", batch, max(2.0, 0.005 * batch)) for batch in (1, 16, 2048)]
+    memory = learn(*bent, limit_gib=5.0)
+    assert memory.find_doubtful_batch(BASE) == 512
+    asked = [make_row("memory", batch, max(2.0, 0.005 * batch)) for batch in (512, 1024)]
+    memory = learn(*bent, *asked, limit_gib=5.0)
+    assert memory.find_doubtful_batch(BASE) is None
+    assert learn(*bent, limit_gib=100.0).find_doubtful_batch(BASE) is None
+    assert learn().find_doubtful_batch(BASE) is None

@@ -121,14 +121,6 @@ class Knowledge:
         best = max(useful, key=compute_distance, default=None)
         return best if best is not None and compute_distance(best) >= math.log(1.9) else None
 
-    def find_edge(self, plan: Plan) -> int | None:
-        """The batch above the largest that fits; None where memory decides nothing, nothing is known of it, or there is
-        none above."""
-        if self.memory.is_ample or not self.memory.has_fake:
-            return None
-        largest = max(self.list_fitting_batches(plan), default=0)
-        return next((b for b in self._batches if b > largest), None)
-
     def list_fitting_batches(self, plan: Plan) -> list[int]:
         return [b for b in self._batches if self.memory.fits(self._space.with_value(plan, COUPLED, b))]
 

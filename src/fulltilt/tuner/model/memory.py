@@ -10,13 +10,17 @@ need no fit:
 
 The distance between them is what a probe decides. Fake points (``measure.fake_memory``) know where the curve bends, and
 miss a constant (context, libraries) and some scratch: real = offset + ratio · fake. Both are learnt from the real
-points, starting from a prior, so that one real point already fixes the offset and two the ratio.
+points, starting from a prior, so that one real point already fixes the offset and two the ratio. Only real points whose
+batch has a fake point of its own teach them, or lies where neighbouring fake points are on one line: elsewhere the
+curve is known within its chord and its neighbours' lines only, and a peak that is flat before it rises lies far below
+the chord. What a prediction needs of the fake curve there is taken at the end of that range that makes it larger.
 
 Source: Bayesian linear regression with known noise (Bishop 2006, section 3.3).
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -26,6 +30,7 @@ from typing import Literal
 import numpy as np
 
 SETTLED_PCT = 1.0  # a slope that repeats, or a prediction that comes true, this closely
+EXACT_PCT = 0.1  # the range left to a fake curve that is as good as known
 TELLING_SHARE = 0.25  # of the peak that must grow with the batch before its slope is believed
 NOISE_SHARE = 0.005  # of the largest measured peak: how much equal runs differ
 MARGIN_PCT = 4.0  # kept back for what was not run: scratch, segments (measure.fake_memory)
@@ -74,6 +79,7 @@ class MemoryCurve:
         refused: Batch sizes that ran out of memory.
         persistent_gib: What is there at every moment (parameters, optimizer state); 0 is always true.
         prior: What another arm taught (``transfer``).
+        inferred: Batch sizes whose fake point was scaled from another arm's: no teachers either.
 
     Raises:
         ValueError: a batch size below 1, or a peak that is not a positive number.
@@ -84,6 +90,7 @@ class MemoryCurve:
     refused: Collection[int] = ()
     persistent_gib: float = 0.0
     prior: Correction = Correction()
+    inferred: Collection[int] = ()
 
     def __post_init__(self) -> None:
         for name, points in (("real", self.real), ("fake", self.fake)):
@@ -125,6 +132,31 @@ class MemoryCurve:
         safe = [c for c in self._drop_refused(candidates) if self._is_safe(c, limit_gib, margin_pct)]
         return max(safe, default=None)
 
+    def find_doubtful_batch(
+        self, candidates: Sequence[int], limit_gib: float, margin_pct: float = MARGIN_PCT
+    ) -> int | None:
+        """The batch whose own fake point would tell whether candidates fit that are not safe and may fit.
+
+        First that of the real point they are predicted from, then the middle one of them. None: no candidate is in
+        doubt, or no fake point would change that.
+        """
+        if not self._has_fake:
+            return None
+        doubtful = [
+            c
+            for c in sorted(self._drop_refused(candidates))
+            if c not in self.real
+            and not self._is_safe(c, limit_gib, margin_pct)
+            and self.predict_gib(c).low <= limit_gib
+        ]
+        if not doubtful:
+            return None
+        anchor = max((b for b in self.real if b < doubtful[0]), default=None)
+        if anchor is not None and anchor not in self.fake and (not self._teachers or self._is_vague(anchor)):
+            return anchor
+        vague = [c for c in doubtful if self._is_vague(c)]
+        return vague[(len(vague) - 1) // 2] if vague else None
+
     @property
     def is_settled(self) -> bool:
         """Whether the slope between real points repeated while the part that grows with the batch was plain to see."""
@@ -136,12 +168,12 @@ class MemoryCurve:
         return abs(slopes[-2] / slopes[-1] - 1) <= SETTLED_PCT / 100
 
     def compute_correction(self) -> Correction:
-        """What the real points say about the fake ones; the prior where there is nothing to compare."""
-        if not self.real or not self._has_fake:
+        """What real points say about the fake points at the same batch; the prior where there are none."""
+        if not self._has_fake or not self._teachers:
             return self.prior
-        batches = np.array(list(self.real), dtype=float)
-        peaks = np.array(list(self.real.values()))
-        fakes = np.array([self._read_fake(b) for b in self.real])
+        batches = np.array(self._teachers, dtype=float)
+        peaks = np.array([self.real[b] for b in self._teachers])
+        fakes = np.array([self._bound_fake(b)[1] for b in self._teachers])
         # Small batches say little about scratch at large ones, so they weigh less.
         noise = NOISE_SHARE * peaks.max() * np.sqrt(batches.max() / batches)
         rows = np.stack([np.ones_like(fakes), fakes], axis=1) / noise[:, None]
@@ -149,7 +181,7 @@ class MemoryCurve:
         prior_precision = np.diag([0.0, self.prior.ratio_sd**-2])
         covariance = np.linalg.inv(prior_precision + rows.T @ rows)
         offset, ratio = covariance @ (prior_precision @ np.array([0.0, self.prior.ratio]) + rows.T @ (peaks / noise))
-        offset_sd, ratio_sd = np.sqrt(np.diag(covariance))
+        offset_sd, ratio_sd = np.sqrt(np.maximum(np.diag(covariance), 0.0))
         return Correction(
             ratio=float(ratio), offset_gib=float(offset), ratio_sd=float(ratio_sd), offset_sd_gib=float(offset_sd)
         )
@@ -171,36 +203,63 @@ class MemoryCurve:
     def _has_fake(self) -> bool:
         return len(self.fake) > 1
 
-    def _read_fake(self, batch: int) -> float:
-        """The fake curve, straight between its points and beyond them; never below the smallest line through 0."""
+    @property
+    def _teachers(self) -> list[int]:
+        """Batches that were measured and estimated, and measured ones that lie where the curve can only be straight."""
+        if self.inferred:
+            return [b for b in self.real if b in self.fake and b not in self.inferred]
+        return [b for b in self.real if min(self.fake) <= b <= max(self.fake) and not self._is_vague(b, EXACT_PCT)]
+
+    def _is_vague(self, batch: int, tolerance_pct: float = SETTLED_PCT) -> bool:
+        """Whether a fake point at ``batch`` could come out elsewhere than on the chord."""
+        low, high = self._bound_fake(batch)
+        return high - low > tolerance_pct / 100 * high
+
+    def _bound_fake(self, batch: int) -> tuple[float, float]:
+        """What the fake curve can be at ``batch``: below the chord, above its neighbours' lines (it is convex).
+
+        Beyond its points it is taken to go on straight; never below the smallest line through 0.
+        """
         batches, peaks = list(self.fake), list(self.fake.values())
+        if batch in self.fake:
+            return self.fake[batch], self.fake[batch]
         if batch > batches[-1]:
-            return peaks[-1] + _find_slopes(self.fake)[-1] * (batch - batches[-1])
+            end = peaks[-1] + _find_slopes(self.fake)[-1] * (batch - batches[-1])
+            return end, end
         if batch < batches[0]:
-            return max(peaks[0] * batch / batches[0], peaks[0] + _find_slopes(self.fake)[0] * (batch - batches[0]))
-        return float(np.interp(batch, batches, peaks))
+            end = max(peaks[0] * batch / batches[0], peaks[0] + _find_slopes(self.fake)[0] * (batch - batches[0]))
+            return end, end
+        at = bisect.bisect(batches, batch)
+        low, high = peaks[at - 1], _read_line(self.fake, batches[at - 1], batches[at], batch)
+        if at > 1:
+            low = max(low, _read_line(self.fake, batches[at - 2], batches[at - 1], batch))
+        if at + 1 < len(batches):
+            low = max(low, _read_line(self.fake, batches[at], batches[at + 1], batch))
+        return min(low, high), high
 
     def _predict_by_fake(self, batch: int, low: float, high: float) -> MemoryEstimate:
         """From the nearest real point on by the corrected fake curve; between two through both, below the chord."""
-        correction, fake = self.compute_correction(), self._read_fake(batch)
+        correction, (fake_low, fake_high) = self.compute_correction(), self._bound_fake(batch)
         below = max((b for b in self.real if b < batch), default=None)
         above = min((b for b in self.real if b > batch), default=None)
         basis: Basis = "fake_corrected" if batch <= max(self.fake) else "extrapolated"
         if below is not None and above is not None:
-            span = self._read_fake(above) - self._read_fake(below)
-            share = (fake - self._read_fake(below)) / span if span > 0 else (batch - below) / (above - below)
+            first, last = self._bound_fake(below)[1], self._bound_fake(above)[1]
+            share = (fake_high - first) / (last - first) if last > first else (batch - below) / (above - below)
             gib = self.real[below] + share * (self.real[above] - self.real[below])
             return MemoryEstimate(gib=min(max(gib, low), high), low=low, high=high, basis="fake_corrected")
         anchor = below if below is not None else above
         if anchor is None:
-            gib = correction.offset_gib + correction.ratio * fake
-            spread = _Z * math.hypot(correction.offset_sd_gib, correction.ratio_sd * fake)
-            low = min(gib, max(low, gib - spread))
-            return MemoryEstimate(gib=gib, low=low, high=gib + spread, basis=basis)
-        step = fake - self._read_fake(anchor)
-        gib = min(max(self.real[anchor] + correction.ratio * step, low), high)
-        spread = _Z * math.hypot(correction.ratio_sd * step, NOISE_SHARE * self.real[anchor])
-        return MemoryEstimate(gib=gib, low=max(low, gib - spread), high=min(high, gib + spread), basis=basis)
+            gib = correction.offset_gib + correction.ratio * fake_high
+            sds = [math.hypot(correction.offset_sd_gib, correction.ratio_sd * fake) for fake in (fake_low, fake_high)]
+            least = correction.offset_gib + correction.ratio * fake_low - _Z * sds[0]
+            return MemoryEstimate(gib=gib, low=min(gib, max(low, least)), high=gib + _Z * sds[1], basis=basis)
+        anchor_low, anchor_high = self._bound_fake(anchor)
+        steps = (fake_low - anchor_high, fake_high - anchor_low)
+        sds = [math.hypot(correction.ratio_sd * step, NOISE_SHARE * self.real[anchor]) for step in steps]
+        least, gib = (min(max(self.real[anchor] + correction.ratio * step, low), high) for step in steps)
+        least, most = max(low, least - _Z * sds[0]), min(high, gib + _Z * sds[1])
+        return MemoryEstimate(gib=gib, low=least, high=most, basis=basis)
 
     def _bound(self, batch: int) -> tuple[float, float]:
         """The two bounds of the head of this file, from the real points alone."""

@@ -76,10 +76,10 @@ class PlanMemory:
         """Whether something says which batches of the user's arm fit."""
         return self.is_ample or self._build_curve(self._base_arm) is not None
 
-    @property
-    def has_fake(self) -> bool:
-        """Whether fake tensors answered."""
-        return bool(self._fakes)
+    def find_doubtful_batch(self, plan: Plan) -> int | None:
+        """The batch at which a fake point of the plan's arm would tell whether batches fit that are refused now."""
+        curve = None if self.is_ample else self._build_curve(device_arm(plan))
+        return None if curve is None else curve.find_doubtful_batch(self._batches, self._limit_gib)
 
     def find_edge(self, plan: Plan, known: Collection[int]) -> int | None:
         """The first batch above the known ones that may stay below the limit and surely runs.
@@ -107,7 +107,8 @@ class PlanMemory:
         base_fake = self._fakes.get(self._base_arm, {})
         if arm != self._base_arm and fake and len(base_fake) > 1:
             base = MemoryCurve(real=self._peaks.get(self._base_arm, {}), fake=base_fake)
-            return dataclasses.replace(base.transfer(fake), real=real, refused=refused)
+            inferred = fake.keys() - self._fakes.get(arm, {}).keys()
+            return dataclasses.replace(base.transfer(fake), real=real, refused=refused, inferred=inferred)
         if not real and len(fake) < 2:
             base = self._build_curve(self._base_arm) if arm != self._base_arm else None
             return None if base is None else dataclasses.replace(base, refused={*base.refused, *refused})
@@ -125,7 +126,7 @@ class PlanMemory:
             if len(changed := set(other) - base_values) == 1 and changed <= wanted
         ]
         scaled = {batch: gib * math.prod(_read_share(s, base, batch) for s in singles) for batch, gib in base.items()}
-        return {**scaled, **own}
+        return scaled | own
 
 
 def _is_of_the_step(row: Trial) -> bool:
