@@ -29,7 +29,7 @@ from fulltilt.config.quantities import parse_interval, parse_warmup
 from fulltilt.errors import ConfigError, format_nearest
 from fulltilt.levers import Lever, load_catalogue
 
-CONFIG_ONLY: Mapping[str, tuple[str, ...]] = {"precision": ("auto",)}
+CONFIG_ONLY: Mapping[str, tuple[str, ...]] = {"precision": ("auto",), "placement": ("auto",)}
 """Values a lever takes in a configuration and never in a Plan; the engine resolves them on the device."""
 
 

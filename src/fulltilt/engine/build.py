@@ -156,17 +156,19 @@ def build_run(
     seed: int | None = None,
     strict: bool = True,
     world: World = ALONE,
+    started_with: str | None = None,
 ) -> Run:
     """Build model, data and optimizer, and put every value of ``plan`` in force.
 
     Args:
         config: May be None when ``workload`` is given: then shuffled, unclipped, with every sample.
-        plan: One value for every lever; a precision of "auto" is resolved here.
+        plan: One value for every lever; a precision and a placement of "auto" are resolved here.
         device: "cpu", "cuda", "cuda:1".
         workload: What ``config`` names when None.
         seed: That of the configuration when None. Runs with one seed start from equal weights and see equal batches.
         strict: False takes switches that cannot apply here at their default, with a note (``levers.settle_plan``).
         world: The ranks that train together; all of them build, each on its own device.
+        started_with: The placement of a run that goes on, for one of "auto".
 
     Raises:
         PlanObstacleError: a value of the plan cannot apply to this model on this device.
@@ -182,7 +184,8 @@ def build_run(
     dataset, model = _build_parts(workload, seed)
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
     facts = describe(model, dataset, device, is_batch_known=workload.collate is None)
-    plan, notes = resolve_plan(plan, facts)
+    may_hold = options is None or parse_on_bad_sample(options.on_bad_sample) is None
+    plan, notes = resolve_plan(plan, facts, may_hold=may_hold, started_with=started_with, world=world)
     plan = _settle(plan, facts, notes, strict)
 
     setup = Setup(device=device, notes=notes)

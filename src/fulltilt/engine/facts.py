@@ -19,10 +19,12 @@ from fulltilt.data.placement import (
     read_free_device_bytes,
     read_free_ram_bytes,
 )
+from fulltilt.engine.world import ALONE, World
 from fulltilt.hardware import count_usable_cores, has_c_compiler, is_wsl
 from fulltilt.levers import Facts
+from fulltilt.levers import placement as placement_lever
+from fulltilt.levers import precision as precision_lever
 from fulltilt.levers.activation_checkpointing import count_blocks
-from fulltilt.levers.precision import resolve
 from fulltilt.records import Machine, Plan
 from fulltilt.tasks import Workload
 
@@ -83,12 +85,27 @@ def describe(
     )
 
 
-def resolve_plan(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
-    """Replace a precision of ``auto`` by this machine's; the notes say what was chosen against expectation."""
-    value, note = resolve(plan["precision"], facts)
-    if value == plan["precision"]:
-        return plan, []
-    return plan.replace(precision=value), [f"precision: {note}"] if note else []
+def resolve_plan(
+    plan: Plan, facts: Facts, *, may_hold: bool = True, started_with: str | None = None, world: World = ALONE
+) -> tuple[Plan, list[str]]:
+    """Replace a precision and a placement of ``auto`` by those that suit this machine now; the notes say which, and
+    why.
+
+    Args:
+        may_hold: False where samples that cannot be read are left out.
+        started_with: The placement of a run that goes on.
+        world: Ranks of one machine share its memory, and take the placement that the first of them chose.
+    """
+    precision, note = precision_lever.resolve(plan["precision"], facts)
+    notes = [f"precision: {note}"] if note else []
+    plan = plan.replace(precision=precision)
+    if plan["placement"] != "auto":
+        return plan, notes
+    if facts.free_ram_bytes is not None:
+        facts = dataclasses.replace(facts, free_ram_bytes=facts.free_ram_bytes // world.n_ranks)
+    chosen = placement_lever.resolve("auto", plan, facts, may_hold=may_hold, started_with=started_with)
+    placement, note = world.hand_out(chosen)
+    return plan.replace(placement=placement), [*notes, f"placement: {note}"]
 
 
 def count_dataset(dataset: Any) -> int | None:

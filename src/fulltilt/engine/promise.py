@@ -1,8 +1,8 @@
 """Holds a run against the speed that the tuner measured for its plan, and says why when it is slower.
 
 The promise stands in the configuration (``run.promise``, written by ``tune --apply``) and names the plan, the machine,
-the model and the data it is true of. Live speed is compared in windows of training time; after several slow ones in a row the machine
-is asked: the clock, neighbours, the disk, memory, the data workers, the threads.
+the model and the data it is true of. Live speed is compared in windows of training time; after several slow ones in a
+row the machine is asked: the clock, neighbours, the disk, memory, the data workers, the threads.
 """
 
 from __future__ import annotations

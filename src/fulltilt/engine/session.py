@@ -162,6 +162,7 @@ class Session:
             "attempt": self.attempt,
             "config_digest": self.run.config.digest if self.run.config is not None else None,
             "sizes": dataclasses.asdict(self.sizes) if self.sizes is not None else None,
+            "placement": self.run.plan["placement"],
             "progress": dataclasses.asdict(self.progress),
             "model": checkpoint.capture_model(setup.model),
             "optimizer": checkpoint.make_plain(setup.optimizer.state_dict(), "optimizer"),
@@ -192,6 +193,12 @@ class Session:
             raise RunFolderError(
                 f"{loaded.path} was trained on {state['n_dataset']} samples, the training set has "
                 f"{self.run.n_samples} now; resume with the data of the start, or give another folder with --out"
+            )
+        was, now = state.get("placement", self.run.plan["placement"]), self.run.plan["placement"]
+        if was != now and "block_shuffled" in (was, now):
+            raise RunFolderError(
+                f"{loaded.path} was trained with data.placement {was}, and {now} puts the samples in another order; "
+                "resume with data.placement=auto, which keeps to it, or give another folder with --out"
             )
         divide, optimizer_state = None, state["optimizer"]
         if self.run.is_sharded:
@@ -269,7 +276,8 @@ def open_session(
     sizes = after.sizes if after is not None else None
     if sizes is None and loaded is not None and loaded.state.get("sizes"):
         sizes = Sizes(**loaded.state["sizes"])
-    run = _build(apply_sizes(config, sizes), device, workload, world)
+    started_with = None if loaded is None else loaded.state.get("placement", "stream")
+    run = _build(apply_sizes(config, sizes), device, workload, world, started_with)
     with run:
         leave_out_tail(config, run, sizes)
         session = assemble_session(run, limits, out_dir, training_metrics=training_metrics)
@@ -298,14 +306,24 @@ def open_session(
         yield session
 
 
-def _build(config: Config, device: torch.device, workload: Workload | None, world: World) -> Run:
+def _build(
+    config: Config, device: torch.device, workload: Workload | None, world: World, started_with: str | None
+) -> Run:
     """The run, before its first step.
 
     Raises:
         DeviceMemoryError: model, optimizer and data alone do not fit.
     """
     try:
-        return build_run(config, plan_of(config), device=device, workload=workload, strict=False, world=world)
+        return build_run(
+            config,
+            plan_of(config),
+            device=device,
+            workload=workload,
+            strict=False,
+            world=world,
+            started_with=started_with,
+        )
     except Exception as error:  # the boundary to the user's own model and data; all but one kind goes on as it is
         if isinstance(error, FulltiltError) or not is_out_of_memory(error):
             raise

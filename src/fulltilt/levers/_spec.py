@@ -78,6 +78,10 @@ def _no_guard(value: Any, plan: Mapping[str, Any], facts: Facts) -> str | None:
     return None
 
 
+def _no_needs(value: Any, facts: Facts) -> Mapping[str, Any]:
+    return {}
+
+
 def _no_report(setup: Setup) -> str | None:
     return None
 
@@ -104,6 +108,7 @@ class Lever:
         guard: Why the value cannot apply in this plan on this machine; None when it can.
         apply: Puts the value into the Setup.
         observe: Reads the value really in force back from a built run; the effect tests and every trial use it.
+        needs: Values of other levers without which the value cannot apply here: a search moves them together.
         complexity: Of two tied plans the one with the smaller sum is the simpler one.
         parse_alias: Turns an alias' value into a value of this lever (``use_amp: true``).
         note: What the user should know about the value in this plan on this machine, though it applies; None: nothing.
@@ -128,6 +133,7 @@ class Lever:
     aliases: tuple[str, ...] = ()
     unit: str | None = None
     guard: Callable[[Any, Mapping[str, Any], Facts], str | None] = _no_guard
+    needs: Callable[[Any, Facts], Mapping[str, Any]] = _no_needs
     complexity: Callable[[Any], float] = float
     parse_alias: Callable[[str, Any], Any] | None = None
     note: Callable[[Any, Mapping[str, Any], Facts], str | None] = _no_guard

@@ -10,6 +10,8 @@ from fulltilt.levers._spec import Facts, Lever, Setup
 PLACEMENTS = ("stream", "memory_map", "ram", "device", "block_shuffled")
 PREFERENCE = ("device", "ram", "memory_map", "block_shuffled", "stream")
 """Fastest first."""
+HOLDING = ("ram", "device")
+"""Those that read all samples beforehand."""
 MEMORY_SHARE = 0.5
 """Of the free memory, for the rows: the rest is for the model, the batches, and what else the machine does."""
 
@@ -42,11 +44,54 @@ def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
     return _explain_size(value, facts)
 
 
-def choose_placement(plan: Mapping[str, Any], facts: Facts) -> tuple[str, list[str]]:
-    """The fastest placement that fits beside the rest of ``plan``, and why those before it do not."""
+def _needs(value: str, facts: Facts) -> Mapping[str, Any]:
+    """Rows on the device are gathered by the training process: what guards ask of the other levers, all at once."""
+    if value != "device":
+        return {}
+    return {"num_workers": 0, "pin_memory": False} | (
+        {"transforms": "device"} if facts.transforms == "pipeline" else {}
+    )
+
+
+def resolve(
+    value: str, plan: Mapping[str, Any], facts: Facts, *, may_hold: bool = True, started_with: str | None = None
+) -> tuple[str, str | None]:
+    """Turn ``auto`` into the fastest placement that fits beside the rest of ``plan``, with why none faster does.
+
+    Any other value is itself.
+
+    Args:
+        may_hold: False: samples that cannot be read are to be left out, so they must not all be read beforehand.
+        started_with: The placement of a run that goes on. It stays where it can apply, and where it cannot another one
+            takes its place that leaves the order of samples alone; an order of blocks always stays.
+    """
+    if value != "auto":
+        return value, None
+    refused = {} if may_hold else dict.fromkeys(HOLDING, "data.on_bad_sample skip does not go with it")
+    if started_with is not None:
+        if started_with == "block_shuffled" or (
+            started_with not in refused and _guard(started_with, plan, facts) is None
+        ):
+            return started_with, f"auto goes on as {started_with}, which the run was started with"
+        refused["block_shuffled"] = "the run was started with another order of samples"
+    choice, reasons = choose_placement(plan, facts, refused)
+    if choice == "ram" and facts.is_held and facts.device_type == "cpu":
+        return "stream", "auto is stream: the samples lie in host memory already"
+    why = dict.fromkeys(reason.partition(": ")[2].partition("; ")[0] for reason in reasons)
+    return choice, f"auto is {choice}" + (f"; faster ones cannot apply: {', and '.join(why)}" if why else "")
+
+
+def choose_placement(
+    plan: Mapping[str, Any], facts: Facts, refused: Mapping[str, str] | None = None
+) -> tuple[str, list[str]]:
+    """The fastest placement that fits beside the rest of ``plan``, and why those before it do not.
+
+    Args:
+        refused: Values that are out for another reason than these can know.
+    """
     reasons = []
     for value in PREFERENCE:
-        reason = _guard(value, plan, facts) or _explain_cache(value, facts)
+        reason = (refused or {}).get(value) or _guard(value, plan, facts) or _explain_cache(value, facts)
         if reason is None:
             return value, reasons
         reasons.append(f"{value}: {reason}")
@@ -132,7 +177,9 @@ LEVER = Lever(
         "all rows on the GPU and gathers them there: no copy per batch; images need transforms device for it. "
         "block_shuffled reads whole blocks in random order and shuffles within a window of them: for files that are "
         "compressed or larger than memory; it changes the order of samples (fulltilt.data.block_sampler derives by how "
-        "much). Every data worker keeps a window of its own. HDF5 figures: "
+        "much). In a configuration auto takes the first of device, ram, memory_map, block_shuffled and stream that can "
+        "apply when the run starts, and a run that is resumed keeps it. "
+        "Every data worker keeps a window of its own. HDF5 figures: "
         "benchmarks/results/hdf5_loader-cpu.json; images are measured by benchmarks/data_path.py."
     ),
     trades=("speed", "memory"),
@@ -141,6 +188,7 @@ LEVER = Lever(
     restart=False,
     candidates=_candidates,
     guard=_guard,
+    needs=_needs,
     note=_note,
     apply=_apply,
     observe=_observe,

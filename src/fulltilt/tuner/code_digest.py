@@ -15,7 +15,8 @@ from fulltilt.config import ComponentCall, Config, parse_call, parse_pipeline
 
 MAX_SOURCE_FILES = 200  # of one package
 PARTS = (
-    "model", "dataset", "loss", "optimizer", "validation", "metrics", "prepare", "collate", "derive", "assess", "explain"
+    "model", "dataset", "loss", "optimizer", "validation", "metrics", "prepare", "collate", "derive", "assess",
+    "explain",
 )  # fmt: skip
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

@@ -11,9 +11,10 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fulltilt.config import Config, plan_of
+from fulltilt.config import Config, parse_on_bad_sample, plan_of
 from fulltilt.errors import ConfigError, format_nearest
 from fulltilt.levers import Facts, load_catalogue
+from fulltilt.levers.placement import resolve as resolve_placement
 from fulltilt.levers.precision import resolve as resolve_precision
 from fulltilt.records import Plan
 
@@ -49,9 +50,7 @@ class Space:
 
     def with_value(self, plan: Plan, lever: str, value: Any) -> Plan:
         """The plan with one lever moved, made canonical."""
-        changes = {lever: value}
-        if lever == COUPLED and self.effective_batch_size is not None:
-            changes["accumulate"] = self.effective_batch_size // value
+        changes = _list_changes(self, lever, value)
         return canonicalize(plan.replace(**changes), self.facts, keep=(lever,))
 
     def grid(self) -> list[Plan]:
@@ -137,6 +136,11 @@ def _resolve_base(config: Config, facts: Facts) -> tuple[Plan, list[str]]:
     plan = plan.replace(precision=value)
     if note:
         notes.append(note)
+    may_hold = parse_on_bad_sample(config.data.on_bad_sample) is None
+    value, note = resolve_placement(plan["placement"], plan, facts, may_hold=may_hold)
+    plan = plan.replace(placement=value)
+    if note:
+        notes.append(f"placement: {note}")
     made = canonicalize(plan, facts)
     catalogue = load_catalogue()
     for name in made:
@@ -272,10 +276,18 @@ def _vary_others(space: Space, name: str) -> Iterator[Plan]:
 
 
 def _force(space: Space, name: str, value: Any) -> Plan:
+    return space.base.replace(**_list_changes(space, name, value))
+
+
+def _list_changes(space: Space, name: str, value: Any) -> dict[str, Any]:
+    """The lever, and those that have to move with it; the latter only to values that the search may try."""
     changes = {name: value}
     if name == COUPLED and space.effective_batch_size is not None:
         changes["accumulate"] = space.effective_batch_size // value
-    return space.base.replace(**changes)
+    for other, needed in load_catalogue()[name].needs(value, space.facts).items():
+        if needed in space.axes.get(other, ()):
+            changes[other] = needed
+    return changes
 
 
 def _unique(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ CHOICES = {
     "data.transform.train": st.none() | st.sampled_from(["a | b(1)", "normalize"]),
     "data.batch_size": st.integers(1, 10**6),
     "data.num_workers": st.integers(0, 64),
+    "data.placement": st.sampled_from(["stream", "ram", "auto"]),
     "data.prefetch_factor": st.none() | st.integers(1, 8),
     "optim.lr": st.floats(1e-12, 1e3),
     "optim.weight_decay": st.none() | st.floats(0, 1),

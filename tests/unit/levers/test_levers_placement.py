@@ -13,7 +13,7 @@ from fulltilt.data import DATASETS
 from fulltilt.engine.build import build_run
 from fulltilt.engine.step import TrainStep
 from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, load_catalogue
-from fulltilt.levers.placement import choose_placement
+from fulltilt.levers.placement import choose_placement, resolve
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload
 from fulltilt.tuner.space import build_space
@@ -115,6 +115,31 @@ def test_the_fastest_placement_that_fits_is_chosen_and_the_faster_ones_say_why_n
     assert value == expected
     assert len(reasons) == n_refused
     assert all(reason.split(": ", 1)[1] for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("value", "changes", "options", "expected", "said"),
+    [
+        ("ram", {}, {}, "ram", None),
+        ("auto", {}, {}, "device", "auto is device"),
+        (
+            "auto",
+            {"free_device_bytes": 8 * GIB},
+            {},
+            "ram",
+            "auto is ram; faster ones cannot apply: the rows take 7",
+        ),
+        ("auto", {}, {"may_hold": False}, "memory_map", "data.on_bad_sample skip does not go with it"),
+        ("auto", {"device_type": "cpu", "is_held": True}, {}, "stream", "lie in host memory already"),
+        ("auto", {"placements": ("stream",), "data_bytes": None}, {}, "stream", "no table of rows"),
+        ("auto", {}, {"started_with": "ram"}, "ram", "auto goes on as ram"),
+        ("auto", {"free_ram_bytes": GIB}, {"started_with": "ram"}, "device", "auto is device"),
+    ],
+)
+def test_auto_is_the_fastest_that_fits_with_the_reason(value, changes, options, expected, said):
+    chosen, note = resolve(value, default_plan(), make_facts(**changes), **options)
+    assert chosen == expected
+    assert note is None if said is None else said in note
 
 
 def test_a_stream_that_need_not_be_one_is_noted():

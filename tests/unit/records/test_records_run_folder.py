@@ -51,7 +51,7 @@ def test_results_of_other_data_are_set_aside_and_said(tmp_path):
 def test_what_does_not_age_is_refused_whatever_else_changed(tmp_path):
     with open_aging(tmp_path) as folder:
         folder.append_line(JOURNAL, "one")
-    with pytest.raises(RunFolderError, match="changed: data.*machine m1 → m2"):
+    with pytest.raises(RunFolderError, match=r"changed: data.*machine m1 → m2"):
         open_aging(tmp_path, machine="m2", data={})
     assert read_lines(tmp_path / JOURNAL) == ["one"]
 

@@ -75,10 +75,8 @@ def test_a_large_folder_costs_no_more_than_its_limit(tmp_path, monkeypatch):
 def test_paths_are_found_wherever_the_configuration_names_them(tmp_path):
     for name in ("a.h5", "b.h5", "c/d.txt", "plain/x"):
         write(tmp_path / name)
-    config = config_from_values(
-        {"task": "mine:build(root=plain)", "data": {"dataset": "hdf5(path=a.h5)", "val_dataset": "mine:d(f(b.h5), c/d.txt)"}},
-        base_dir=str(tmp_path),
-    )  # fmt: skip
+    data = {"dataset": "hdf5(path=a.h5)", "val_dataset": "mine:d(f(b.h5), c/d.txt)"}
+    config = config_from_values({"task": "mine:build(root=plain)", "data": data}, base_dir=str(tmp_path))
     assert set(stamp_data(config)) == {"plain", "a.h5", "b.h5", "c/d.txt"}
     assert stamp(tmp_path, dataset="digits") == {}
     assert stamp(tmp_path, dataset="hdf5", path="gone.h5") == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,6 +125,39 @@ def test_auto_precision_never_reaches_a_plan():
     space = build_space(config, CPU)
     assert space.user_plan["precision"] == "fp32"
     assert any("emulated" in note for note in space.notes)
+
+
+HELD = dataclasses.replace(
+    GPU, placements=("stream", "ram", "device"), transforms="pipeline", data_bytes=1, free_ram_bytes=100,
+    free_device_bytes=100,
+)  # fmt: skip
+WORKERS = {"num_workers": 4, "pin_memory": True}
+
+
+def test_rows_on_the_device_bring_what_they_need_with_them():
+    """The device was no axis of a search that started with workers: no single lever moved from there reaches it."""
+    space = build_space(build_config(data=WORKERS), HELD, all_levers=True)
+    assert "device" in space.axes["placement"]
+    assert not [reason for _, reason in space.skipped if reason.startswith("placement")]
+    moved = space.with_value(space.user_plan, "placement", "device")
+    assert not find_obstacles(moved, HELD)
+    assert (moved["placement"], moved["num_workers"], moved["pin_memory"]) == ("device", 0, False)
+    assert moved["transforms"] == "device"
+    back = space.with_value(moved, "num_workers", 2)
+    assert (back["placement"], back["num_workers"]) == ("stream", 2)
+
+
+def test_what_the_user_left_out_of_the_search_is_not_brought_back():
+    space = build_space(build_config(data=WORKERS), HELD, num_workers=[2, 4], all_levers=True)
+    assert "device" not in space.axes["placement"]
+    assert any(reason.startswith("placement=device: ") for _, reason in space.skipped)
+    assert space.with_value(space.user_plan, "placement", "device")["num_workers"] == 4
+
+
+def test_auto_placement_never_reaches_a_plan():
+    space = build_space(build_config(data={"placement": "auto"}), HELD)
+    assert space.user_plan["placement"] == "ram"  # the transforms of the plan run in the loader
+    assert any("placement: auto is ram" in note for note in space.notes)
 
 
 def test_an_unknown_lever_names_the_nearest():
