@@ -150,7 +150,13 @@ def run_measured(
 
 
 def _lead_steps(
-    run: Run, steps: EndlessSteps, timer: PhaseTimer, on_block: Callable[[Block], None], *, has_epochs: bool, **limits: Any
+    run: Run,
+    steps: EndlessSteps,
+    timer: PhaseTimer,
+    on_block: Callable[[Block], None],
+    *,
+    has_epochs: bool,
+    **limits: Any,
 ) -> StepsResult:
     """Measure; the other ranks, which wait in ``_follow_steps``, take the same steps."""
     result = measure_steps(

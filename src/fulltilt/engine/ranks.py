@@ -98,7 +98,8 @@ def run_ranks(
         start_limit_s: The same before it, where that is more.
 
     Raises:
-        RankFailedError: one died or raised what is not fulltilt's own; names it and its reason. RankHungError: one hung.
+        RankFailedError: one died or raised what is not fulltilt's own; names it and its reason.
+        RankHungError: one hung.
         DeviceMemoryError: one ran out of memory.
         FulltiltError: one raised it.
         UsageError: ``given`` cannot be sent to another process.
@@ -252,9 +253,7 @@ class _Attempt:
             self._result = value if rank.index == 0 else self._result
         elif kind == "failed":
             rank.outcome = "failed"
-            self._causes.append(
-                Cause(rank=rank.index, kind="failed", text=describe_failed(rank, value), failure=value)
-            )
+            self._causes.append(Cause(rank=rank.index, kind="failed", text=describe_failed(rank, value), failure=value))
 
     def _look_for_dead(self) -> None:
         for rank in self._ranks:

@@ -26,7 +26,7 @@ from fulltilt.engine.promise import (
     find_reasons,
 )
 from fulltilt.engine.world import World
-from fulltilt.hardware import CpuTimes, FakeNvml, NvmlDevice, NvmlProcess, build_status, read_machine
+from fulltilt.hardware import CpuTimes, FakeNvml, NvmlDevice, NvmlProcess, ProcessCpu, build_status, read_machine
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted
 

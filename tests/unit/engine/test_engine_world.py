@@ -11,7 +11,7 @@ from fulltilt.config import plan_of
 from fulltilt.engine.build import build_run
 from fulltilt.engine.division import find_obstacles_to_ranks
 from fulltilt.engine.parallel import DealtBatches, GradientSync, choose_shard, list_sizes
-from fulltilt.engine.world import ALONE, World, is_rank, join_world, plan_devices
+from fulltilt.engine.world import World, is_rank, join_world, plan_devices
 from fulltilt.errors import ConfigError, PlanObstacleError, UsageError
 
 
