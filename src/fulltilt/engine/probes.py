@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from fulltilt.engine.measured import run_measured
 from fulltilt.engine.rehearsal import Part, find_largest_samples, read_batch
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError, TrainingError
-from fulltilt.hardware import read_cpu_times, read_pressure
+from fulltilt.hardware import count_usable_cores, read_cpu_times, read_pressure
 from fulltilt.levers import load_catalogue
 from fulltilt.measure import estimate_memory, measure_steps
 from fulltilt.measure.steps import StepsResult
@@ -30,6 +31,12 @@ from fulltilt.records import Measurement
 N_RESIDENT = 2  # batches that a device probe goes round: more would be memory that a training run does not hold
 MAX_FILL_S = 2.0  # wait at most so long for the workers' queue to be full
 NO_STEP = "only the loader ran"
+
+
+def use_share_of_cores(n_ranks: int) -> None:
+    """As many threads as one of so many ranks gets where nobody says otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, count_usable_cores() // n_ranks))
 
 
 def run_device_probe(

@@ -95,8 +95,8 @@ def describe_died(rank: Described, code: int | None) -> str:
     return f"{rank.describe()} was killed by {name}{why}{rank.read_tail()}"
 
 
-def describe_hung(rank: Described, cells: Sequence[int], seconds: float) -> str:
+def describe_hung(rank: Described, cells: Sequence[int], seconds: float, setting: str) -> str:
     return (
         f"{rank.describe()} hangs: for {seconds:.0f} s it has not come further than {PHASES[cells[PHASE]]}, after "
-        f"step {cells[STEP]}, while another rank waits for it; run.hang_timeout_s allows more{rank.read_tail()}"
+        f"step {cells[STEP]}, while another rank waits for it; {setting} allows more{rank.read_tail()}"
     )

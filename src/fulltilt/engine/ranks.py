@@ -98,7 +98,8 @@ def run_ranks(
         start_limit_s: The same before it, where that is more.
 
     Raises:
-        RankFailedError: one died or raised what is not fulltilt's own; names it and its reason. RankHungError: one hung.
+        RankFailedError: one died or raised what is not fulltilt's own; names it and its reason.
+        RankHungError: one hung.
         DeviceMemoryError: one ran out of memory.
         FulltiltError: one raised it.
         UsageError: ``given`` cannot be sent to another process.
@@ -121,6 +122,8 @@ def run_ranks(
             if not stop and (changed := plan_again(cause)) is not None:
                 given = {**given, **changed}
                 continue
+            if attempt.ended is not None and cause.rank == 0:
+                relay(attempt.ended)
             relay.tell_end(f"failed: {cause.text}")
             if n_restarts >= max_restarts or not cause.may_pass or stop:
                 raise cause.build_error()
@@ -176,6 +179,7 @@ class _Attempt:
         self._result: Any = None
         self._causes: list[Cause] = []
         self.cause: Cause | None = None
+        self.ended: RunEnded | None = None
 
     def run(self, relay: Callable[[Any], None], stop: Any, on_start: Callable[[list[int]], None]) -> Any:
         """Start, watch, end. ``cause`` says why there is no result."""
@@ -244,7 +248,10 @@ class _Attempt:
             self._note_exit(rank, rank.process.poll())
             return
         if kind == "event":
-            relay(value)
+            if isinstance(value, RunEnded) and value.reason.startswith("failed"):
+                self.ended = value  # told when it is known whether all go on
+            else:
+                relay(value)
             if not isinstance(value, StepsDone):
                 self._tell("taken", rank)
         elif kind == "done":
@@ -280,7 +287,8 @@ class _Attempt:
             if is_alone or mine[COUNT] != rank.count or mine[COUNT] >= enough:
                 rank.count, rank.keeps_up_s = mine[COUNT], now_s
             elif rank.outcome == "runs" and now_s - rank.keeps_up_s > limit_s:
-                text = describe_hung(rank, mine, now_s - rank.keeps_up_s)
+                setting = "run.start_timeout_s" if is_starting else "run.hang_timeout_s"
+                text = describe_hung(rank, mine, now_s - rank.keeps_up_s, setting)
                 self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
 
     def _forgive(self, now_s: float) -> None:

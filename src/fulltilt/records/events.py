@@ -97,7 +97,7 @@ class Replanned(Event):
     resume."""
 
     step: int
-    n_steps_lost: int  # that are trained again, because the update itself was interrupted
+    n_steps_lost: int  # that are trained again: the update itself was interrupted, or a rank of several ran out
     batch_size: int
     accumulate: int
     val_batch_size: int | None

@@ -83,7 +83,7 @@ def build_options(
         lr_rule=lr_rule,
         deadline_s=usual_s if budget_s is None else min(usual_s, budget_s),
         max_measure_s=2.0 if quick else 8.0,
-        rank_devices=devices if len(devices) > 1 else (),
+        rank_devices=tuple(devices) if len(devices) > 1 else (),
     )
 
 
@@ -103,11 +103,11 @@ def _parse(flag: str, value: Any, parse: Callable[[str], Any]) -> Any:
         raise UsageError(f"{flag} {error}") from None
 
 
-def _list_devices(config: Config, device: str | None) -> tuple[str, ...]:
+def _list_devices(config: Config, device: str | None) -> list[str]:
     """One a rank, as ``train`` would take them; each is there."""
     wanted = config.run.device if device is None else device
     names = list_rank_devices(wanted, config.run.n_ranks, has_gpu=lambda: resolve_device("auto") != "cpu")
-    return tuple(resolve_device(name) for name in names)
+    return [resolve_device(name) for name in names]
 
 
 def count_ranks(config: Config) -> int:
@@ -155,8 +155,15 @@ def _cut_asked_limit(options: TuneOptions, machine: Machine) -> int:
 
 
 def _find_device_memory_bytes(options: TuneOptions, machine: Machine) -> int | None:
-    """What the smallest of the GPUs that are used has, under WSL what it has before the driver spills; None: one is not
-    known."""
-    indices = [int(name.partition(":")[2] or 0) for name in options.rank_devices or (options.device,)]
-    known = [machine.devices[index].memory_total_bytes for index in indices if index < len(machine.devices)]
-    return compute_usable_device_bytes(min(known), is_wsl=machine.is_wsl) if len(known) == len(indices) else None
+    """What the smallest of the GPUs that are used has, under WSL what it has before the driver spills.
+
+    None: one of them is not known.
+    """
+    smallest: int | None = None
+    for name in options.rank_devices or (options.device,):
+        index = int(name.partition(":")[2] or 0)
+        total_bytes = machine.devices[index].memory_total_bytes if index < len(machine.devices) else None
+        if total_bytes is None:
+            return None
+        smallest = total_bytes if smallest is None else min(smallest, total_bytes)
+    return None if smallest is None else compute_usable_device_bytes(smallest, is_wsl=machine.is_wsl)

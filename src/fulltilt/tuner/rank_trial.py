@@ -1,4 +1,4 @@
-"""A trial over several ranks: the trial's own process starts them as ``train`` would, watches them, and answers for all.
+"""A trial over several ranks: its own process starts them as ``train`` would, watches them, and answers for all.
 
 None of them outlives it: they end with their connection to it, and the zygote ends whatever is below it.
 """

@@ -72,12 +72,12 @@ def run_trial(request: TrialRequest, answer: Answer, kind: str = "trial") -> Non
         FulltiltError: the workload cannot be built or measured; and whatever the user's code raises.
     """
     from fulltilt.engine.measured import run_measured
-    from fulltilt.engine.probes import run_device_probe, run_loader_probe
+    from fulltilt.engine.probes import run_device_probe, run_loader_probe, use_share_of_cores
 
     measure = {"trial": run_measured, "device": run_device_probe, "loader": run_loader_probe}[kind]
     given = {} if kind == "loader" else {"on_part": report_parts(answer)}
     if request.rank_devices:
-        limit_threads(len(request.rank_devices))
+        use_share_of_cores(len(request.rank_devices))
     with build_request(request, answer) as run:
         answer({"progress": {"stage": "built"}})
         with explain_workers():
@@ -89,16 +89,6 @@ def run_trial(request: TrialRequest, answer: Answer, kind: str = "trial") -> Non
                 **given,
             )
         answer({"measurement": encode(measurement)})
-
-
-def limit_threads(n_ranks: int) -> None:
-    """As many threads of torch as a rank gets where nobody says otherwise: its share of the cores."""
-    import torch
-
-    from fulltilt.hardware import count_usable_cores
-
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, count_usable_cores() // n_ranks))
 
 
 @contextlib.contextmanager

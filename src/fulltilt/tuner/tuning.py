@@ -265,7 +265,7 @@ def _plan_budget(options: TuneOptions, start_s: float, journal: Journal) -> _Bud
 
 
 def _merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:
-    """What the probe read inside the trial, completed by what the machine says; of several ranks as one of them has it."""
+    """What the probe read inside the trial, completed by what the machine says; of several ranks as for one of them."""
     changes: dict[str, Any] = {"n_ranks": options.n_ranks}
     if facts.has_c_compiler is None:
         changes["has_c_compiler"] = has_c_compiler()

@@ -59,7 +59,7 @@ class Normed(nn.Sequential):
 
 
 class RankCard(nn.Module):
-    """A layer that has no room for more than ``n_rows`` on any rank but the first, from training call ``from_call`` on."""
+    """Has no room for more than ``n_rows`` on any rank but the first, from training call ``from_call`` on."""
 
     def __init__(self, n_rows, from_call):
         super().__init__()

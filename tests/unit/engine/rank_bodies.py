@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fulltilt.engine.rank_process import find_link
 from fulltilt.errors import ConfigError
-from fulltilt.records import CheckpointStarted, RunStarted, StepsDone
+from fulltilt.records import CheckpointStarted, RunEnded, RunStarted, StepsDone
 
 STARTED = {"name": "body", "out_dir": "", "device": "cpu", "plan": {}, "n_parameters": 1, "n_samples": 8}
 STEP = {"epoch": 0, "step_in_epoch": 1, "n_steps": 1, "n_samples": 4, "seconds": 0.1, "lr": 0.1, "samples_per_s": 40.0}
@@ -103,6 +103,20 @@ def break_off(cause_first_s, notes):
         raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     time.sleep(cause_first_s)
     kill_self()
+
+
+def run_out(has_room):
+    """Rank 1 has no room; rank 0 is told so by its connection, tells it to the listeners, and is heard before."""
+    link, reason = find_link(), "finished" if has_room else "failed: RuntimeError: Connection closed by peer"
+    if link.rank == 0:
+        link.send_event(RunStarted(steps_per_epoch=4, n_epochs=1, **STARTED))
+        link.send_event(RunEnded(reason=reason, step=0, seconds=0.0, metrics={}))
+        if not has_room:
+            raise RuntimeError("Connection closed by peer")
+    elif not has_room:
+        time.sleep(0.3)
+        raise_memory()
+    return "done"
 
 
 def count_attempts(folder, resume=False):

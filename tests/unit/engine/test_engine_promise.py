@@ -29,7 +29,16 @@ from fulltilt.engine.promise import (
     find_reasons,
 )
 from fulltilt.engine.world import World
-from fulltilt.hardware import CpuTimes, FakeNvml, NvmlDevice, NvmlProcess, build_status, read_machine, read_pressure
+from fulltilt.hardware import (
+    CpuTimes,
+    FakeNvml,
+    NvmlDevice,
+    NvmlProcess,
+    ProcessCpu,
+    build_status,
+    read_machine,
+    read_pressure,
+)
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted, TrialRequest, WorkloadSource
 from fulltilt.tuner.apply import MEASURED_ON

@@ -94,7 +94,7 @@ def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(tmp_path):
 
 
 def test_one_that_hangs_before_its_first_step_is_found_too_after_longer(tmp_path):
-    with pytest.raises(RankHungError, match=r"rank 1 \(cpu, process .* while another rank waits for it"):
+    with pytest.raises(RankHungError, match=r"rank 1 \(cpu, process .* run.start_timeout_s allows more"):
         run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5, start_limit_s=2.0)
     assert_none_left(tmp_path / "pids")
 
@@ -113,6 +113,21 @@ def test_the_cause_is_told_and_not_what_followed_from_it(tmp_path, later_s):
     """a broken connection to a rank that died may be heard of before the death itself"""
     with pytest.raises(RankFailedError, match=r"^rank 1 .* was killed by SIGKILL"):
         run(rank_bodies.break_off, cause_first_s=later_s, notes=str(tmp_path / "pids"))
+
+
+def test_what_followed_from_a_failure_ends_no_run_that_goes_on():
+    """rank 0 told the listeners that the run had failed when its connection to the one that ran out had broken"""
+    events, causes = [], []
+
+    def plan_again(cause):
+        causes.append(cause)
+        return {"has_room": True} if len(causes) == 1 else None
+
+    announcer = Announcer([events.append])
+    given = {"has_room": False}
+    assert run_ranks(rank_bodies.run_out, given, devices=TWO, announcer=announcer, plan_again=plan_again) == "done"
+    assert [cause.rank for cause in causes] == [1]
+    assert [event.reason for event in events if isinstance(event, RunEnded)] == ["finished"]
 
 
 def test_a_death_restarts_all_so_often_as_allowed(tmp_path):

@@ -170,6 +170,13 @@ def test_a_lever_with_its_own_key_is_refused():
         build_space(build_config(benchmark={"levers": {"num_workers": [1]}}), CPU)
 
 
+def test_a_batch_that_gives_some_rank_no_sample_is_skipped():
+    space = build_space(build_config(), dataclasses.replace(CPU, n_ranks=4), batch_sizes=[2, 8])
+    assert space.axes["batch_size"] == (8,)
+    ((_, reason),) = [row for row in space.skipped if row[0]["batch_size"] == 2]
+    assert "over all 4 ranks, and some would get no sample" in reason
+
+
 def test_when_no_batch_size_can_apply_only_skipped_rows_are_left():
     space = build_space(build_config(), CPU, batch_sizes=[50_000])
     assert not space.axes

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fulltilt.levers import default_plan
-from fulltilt.records import Evidence, Measurement, PhasesMs
+from fulltilt.records import Evidence, Measurement, PhasesMs, WorkloadSource
 from fulltilt.tuner.process import ProcessOutcome
-from fulltilt.tuner.target import build_trial
+from fulltilt.tuner.target import ProcessTarget, build_trial
 
 PHASES = PhasesMs(data_wait=0.0, h2d=None, forward=1.0, backward=2.0, optimizer=0.5, other=0.0, step=3.5)
 GIB = 2**30
@@ -63,3 +63,27 @@ def test_a_peak_above_the_limit_names_the_part_of_the_run_that_was_the_fullest()
 def test_without_a_limit_nothing_is_held_against_one():
     trial = build_trial(default_plan(), build_outcome(memory_rss_peak_gib=999.0), id="t1", why="")
     assert trial.status == "ok"
+
+
+class Recording(ProcessTarget):
+    """Keeps the request, and answers as a process would that measured what it was asked for."""
+
+    def _run(self, request, kind):
+        self.request, self.kind = request, kind
+        return build_outcome()
+
+
+def test_over_ranks_a_probe_takes_one_ranks_part_and_its_rate_counts_for_all(tmp_path):
+    source = WorkloadSource(config={}, base_dir=".")
+    target = Recording(source, device="cpu", folder=tmp_path, rank_devices=("cpu", "cpu"))
+    plan = default_plan({"batch_size": 33})
+    probe = target(plan, id="t1", why="", kind="device")
+    assert (target.request.plan["batch_size"], target.kind) == (17, "device")
+    assert (probe.plan, probe.n_devices, probe.batch_size_per_device) == (plan, 2, 16)
+    assert (probe.samples_per_s, probe.samples_per_s_ci95) == (200.0, (198.0, 202.0))
+    assert probe.block_samples_per_s == (200.0, 200.0)
+    assert "its rate counts 2 times" in probe.notes[-1]
+
+    whole = target(plan, id="t2", why="")
+    assert (target.request.plan, target.request.rank_devices, target.kind) == (plan, ("cpu", "cpu"), "trial")
+    assert (whole.samples_per_s, whole.notes) == (100.0, ())

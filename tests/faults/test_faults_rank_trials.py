@@ -1,0 +1,95 @@
+"""Trials of the tuner over two ranks: one figure for both, and what goes wrong in one of them ends both."""
+
+import contextlib
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import pytest
+from leftovers import find_files, find_processes, find_shared_names, mark_processes
+
+from fulltilt.levers import default_plan
+from fulltilt.records import TrialRequest, WorkloadSource
+from fulltilt.tuner.process import Zygote, run_trial_process
+from fulltilt.tuner.source import resolve_target
+from fulltilt.tuner.target import build_trial
+
+HERE = Path(__file__).parent
+TWO = ("cpu", "cpu")
+MIB = 2**20
+pytestmark = pytest.mark.timeout(900)  # processes that load torch: minutes on a machine that is busy
+
+
+class Trials:
+    """Trials from one zygote, in a folder for temporary files that is watched."""
+
+    def __init__(self, folder: Path, tmp: Path, mark: str):
+        self.folder, self.tmp, self.mark = folder, tmp, mark
+        preload = ("torch.distributed", "cloudpickle", "fulltilt.tuner.trial")
+        self.zygote = Zygote(folder / "zygote.log", body="rank_trial_bodies:run_request", preload=preload)
+
+    def run(self, source, **changes):
+        request = TrialRequest(
+            id="t1", source=source, plan=default_plan({"batch_size": 16}), device="cpu", n_steps=1, seed=3,
+            deadline_s=600.0, max_measure_s=0.1, rank_devices=TWO,
+        )  # fmt: skip
+        request = dataclasses.replace(request, **changes)
+        return run_trial_process(request, zygote=self.zygote, log_path=self.folder / "t1.log")
+
+    def find_leftovers(self):
+        found = find_processes(self.mark, spare={self.zygote.pid})
+        return found + find_shared_names(self.mark) + find_files(self.tmp, self.folder / "notes")
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trials")
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as tmp:
+        patch.syspath_prepend(str(HERE))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("TMPDIR", tmp)
+        patch.setattr(tempfile, "tempdir", None)
+        trials = Trials(folder, Path(tmp), mark_processes(patch))
+        with contextlib.closing(trials.zygote):
+            yield trials
+        assert trials.find_leftovers() == []
+
+
+def plant(act):
+    config = {"act": act, "run": {"hang_timeout_s": 3.0}}
+    return WorkloadSource(config=config, base_dir=".", import_paths=(str(HERE),))
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "words", "limit_mib"),
+    [
+        ("run_out_of_memory", "out_of_memory", ["rank 1 (cpu, process ", "Tried to allocate 2.00 GiB"], None),
+        ("fill_memory", "out_of_memory", ["rank 1: process tree used", "the limit is 0.24 GiB"], 250),
+        ("die", "error", ["rank 1 (cpu, process ", "was killed by SIGKILL"], None),
+        ("hang", "timeout", ["rank 1 (cpu, process ", "hangs", "after step 3, while another rank waits"], None),
+    ],
+)
+def test_what_goes_wrong_in_one_rank_ends_the_trial_of_all_and_names_it(trials, act, status, words, limit_mib):
+    """the other rank waits for it for ever; the trial's deadline is ten minutes away"""
+    outcome = trials.run(plant(act), memory_limit_bytes=None if limit_mib is None else limit_mib * MIB)
+    row = build_trial(default_plan({"batch_size": 16}), outcome, id="t1", why="", n_devices=2)
+    if act == "die" and row.status == "out_of_memory":  # the kernel killed somebody, somewhere, meanwhile
+        status = "out_of_memory"
+    assert row.status == status, row.reason
+    assert [word for word in words if word not in row.reason] == [], row.reason
+    assert outcome.evidence.deadline is None
+    assert trials.find_leftovers() == []
+
+
+def test_two_ranks_measure_the_whole_job_on_the_batches_of_one(trials):
+    source = resolve_target("faulty_workloads:fine").source
+    alone, both = trials.run(source, rank_devices=()).measurement, trials.run(source).measurement
+    assert both is not None, (trials.folder / "t1.log").read_text()
+    assert both.first_loss == pytest.approx(alone.first_loss, rel=1e-5)
+    assert both.observed["batch_size"] == alone.observed["batch_size"] == 16
+    assert len(both.block_samples_per_s) >= 2
+    assert both.samples_per_s_ci95[0] <= both.samples_per_s <= both.samples_per_s_ci95[1]
+    assert 0 < both.memory_rss_peak_gib < 2 * alone.memory_rss_peak_gib  # of one rank, not of two
+    assert both.flops_per_sample == alone.flops_per_sample
+    assert both.phases_ms is not None
+    assert trials.find_leftovers() == []
