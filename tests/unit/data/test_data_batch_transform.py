@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -162,7 +165,10 @@ def test_images_leave_in_the_memory_format_of_the_run():
 
 # Inductor imports a part of torch that uses torch's own deprecated decorator.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
-@pytest.mark.skipif(not has_c_compiler(), reason="torch.compile needs a C++ compiler, and none was found")
+@pytest.mark.skipif(
+    not (has_c_compiler() and Path(sysconfig.get_path("include"), "Python.h").exists()),
+    reason="torch.compile needs a C++ compiler and Python's headers, and one of them was not found",
+)
 def test_a_compiled_pipeline_gives_the_same_images_for_the_same_seed():
     with torch._inductor.config.patch(compile_threads=1):
         plain, compiled = (BatchTransform(build_pipeline(AUGMENT)) for _ in range(2))

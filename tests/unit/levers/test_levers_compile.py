@@ -7,6 +7,7 @@ there are, and Inductor takes 10 s a graph.
 from __future__ import annotations
 
 import os
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,7 @@ def test_the_end_tells_graphs_and_why_any_was_compiled_again(value, n_graphs):
     assert "expected 8, actual 4" in report
 
 
+@pytest.mark.usefixtures("dynamo_only")
 def test_a_model_that_is_declined_is_told_and_not_taken_for_compiled():
     class Recurrent(nn.Module):
         def __init__(self) -> None:
@@ -204,7 +206,10 @@ def test_compiled_code_goes_to_a_folder_that_stays(monkeypatch, tmp_path):
     assert "torchinductor_" in os.environ[lever.CACHE_VARIABLE]
 
 
-@pytest.mark.skipif(not has_c_compiler(), reason="torch.compile needs a C++ compiler, and none was found")
+@pytest.mark.skipif(
+    not (has_c_compiler() and Path(sysconfig.get_path("include"), "Python.h").exists()),
+    reason="torch.compile needs a C++ compiler and Python's headers, and one of them was not found",
+)
 def test_compiled_losses_are_those_of_eager_mode_and_the_second_run_finds_its_code():
     from torch._dynamo.utils import counters
 
