@@ -126,10 +126,11 @@ class BackgroundWriter:
         """Wait for the end of the write, and say how it ended."""
         if self._thread is None:
             raise RuntimeError("no checkpoint is being written: start() one first")
-        began_s = time.perf_counter()
-        self._thread.join()
+        if self._thread.is_alive():
+            began_s = time.perf_counter()
+            self._thread.join()
+            self._written.waited_s = time.perf_counter() - began_s
         self._thread = None
-        self._written.waited_s = time.perf_counter() - began_s
         return self._written
 
     def _write(self, folder: Path, state: dict[str, Any], events: Sequence[torch.cuda.Event]) -> None:

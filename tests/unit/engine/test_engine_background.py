@@ -124,6 +124,15 @@ def test_a_stall_begins_when_training_stopped_and_leaves_the_wait_for_the_write_
     assert 0 <= written.waited_s < 1000
 
 
+def test_a_write_that_ended_by_itself_was_not_waited_for(tmp_path, monkeypatch):
+    disk, writer = Held(monkeypatch), BackgroundWriter()
+    disk.go.set()
+    writer.start(tmp_path, {"step": 1})
+    writer._thread.join()
+    assert writer.is_done
+    assert writer.collect().waited_s == 0.0
+
+
 def test_the_wait_for_a_slow_disk_is_no_training_time(tmp_path, monkeypatch):
     """The end of the checkpoint before was waited for by the clock of training."""
 
