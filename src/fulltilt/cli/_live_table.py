@@ -143,7 +143,8 @@ class LiveTable:
         seconds = format_duration(self._clock() - self._running_since_s)
         head = Text(f"▸ {event.id} runs for {seconds}: {part}, {self._stage}", style="bold")
         return Group(
-            Text(), *(_fit(line) for line in (head, Text(f"  {describe_plan(event.plan)}"), _build_dim(f"  {event.why}")))
+            Text(),
+            *(_fit(line) for line in (head, Text(f"  {describe_plan(event.plan)}"), _build_dim(f"  {event.why}"))),
         )
 
     def _build_picks(self) -> Group:

@@ -75,7 +75,9 @@ def test_a_row_holds_figures_plan_and_why_it_was_run():
 def test_the_running_trial_says_why_how_long_and_how_far():
     clock = FakeClock()
     table = LiveTable(Console(file=FakeTerminal(), width=160), clock=clock)
-    table(TrialStarted(id="t4", plan=default_plan({"batch_size": 128}), why="next to [the] best", n_done=3, n_planned=9))
+    table(
+        TrialStarted(id="t4", plan=default_plan({"batch_size": 128}), why="next to [the] best", n_done=3, n_planned=9)
+    )
     clock.now_s += 12.0
     table(TrialProgressed(id="t4", values={"stage": "measuring", "n_steps": 24}))
     paper = Console(file=io.StringIO(), width=160)
@@ -176,10 +178,15 @@ def test_the_table_is_gone_at_the_end_and_the_cursor_back():
 
 def test_ctrl_c_shows_the_cursor_again_and_leaves_the_last_frame():
     console = Console(file=FakeTerminal(), width=100, height=30, highlight=False)
-    with pytest.raises(KeyboardInterrupt), show_search(console) as view:
-        view(STARTED)
-        view(done(make_trial("t3")))
-        raise KeyboardInterrupt
+
+    def search():
+        with show_search(console) as view:
+            view(STARTED)
+            view(done(make_trial("t3")))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search()
     said = console.file.getvalue()
     assert said.rindex(SHOW_CURSOR) > said.rindex(HIDE_CURSOR)
     after_frame = said[said.rindex("of about 12") :]
