@@ -56,7 +56,10 @@ class CommandParser(argparse.ArgumentParser):
         self._takes_overrides |= "overrides" in names
         return super().add_argument(*names, **options)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    # typeshed declares three overloads, which one signature of Any covers
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
         words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(self._free_words(words) if self._takes_overrides else words, namespace)
 

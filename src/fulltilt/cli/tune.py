@@ -178,13 +178,8 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         describe_verification,
     )
 
-    marked: dict[str, str] = {}
-    for name in PICK_TITLES:
-        pick = document["picks"].get(name)
-        if pick:
-            marked[pick["id"]] = f"{marked[pick['id']]}, {name}" if pick["id"] in marked else name
     console.print()
-    console.print(build_trials_table(document["trials"], marked=marked, width=console.width))
+    console.print(build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width))
     shown: dict[str, str] = {}
     for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)
@@ -204,6 +199,19 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
     if advice:
         console.print("\n[bold]What would make it faster still[/]")
         _print_lines(console, advice)
+
+
+def _mark_picks(picks: Mapping[str, Any]) -> dict[str, str]:
+    """Row id → the picks it is."""
+    from fulltilt.report import PICK_TITLES
+
+    names: dict[str, list[str]] = {}
+    for name in PICK_TITLES:
+        pick = picks.get(name)
+        if pick:
+            names.setdefault(pick["id"], []).append(name)
+    is_one = len(names) == 1
+    return {id: "every pick" if is_one and len(own) > 1 else ", ".join(own) for id, own in names.items()}
 
 
 def _print_lines(console: Console, lines: Iterable[str | None]) -> None:

@@ -10,6 +10,16 @@ from fulltilt.errors import StorageError
 from fulltilt.records import Event, Listener, Noted, RunEnded
 
 
+def describe_resume(step: int, n_epochs_done: int, n_epochs: int) -> str:
+    """What a resumed run goes on from; that nothing is left, where it has trained for as long as it is asked to."""
+    if n_epochs_done < n_epochs:
+        return f"going on from step {step:,}, in epoch {n_epochs_done + 1} of {n_epochs}"
+    done = f"the checkpoint is at step {step:,}, after {n_epochs_done} epoch{'s' if n_epochs_done > 1 else ''}"
+    asked = "as many as" if n_epochs_done == n_epochs else "more than"
+    more = f"--epochs {n_epochs_done + 1} trains one more"
+    return f"{done}, {asked} the {n_epochs} asked for: nothing is left to train; {more}"
+
+
 class Announcer:
     """Builds events and hands them to every listener.
 

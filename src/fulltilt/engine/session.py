@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from fulltilt.config import Config, Interval, parse_interval, plan_of
 from fulltilt.data.seeds import compute_seed
 from fulltilt.engine import checkpoint
-from fulltilt.engine.announce import Announcer
+from fulltilt.engine.announce import Announcer, describe_resume
 from fulltilt.engine.background import BackgroundWriter
 from fulltilt.engine.build import Run, build_run, seed_everything
 from fulltilt.engine.cached_step import build_step
@@ -299,6 +299,9 @@ def open_session(
             run.notes.append(
                 f"going on with batch_size {sizes.batch_size} × accumulate {sizes.accumulate}: memory ran out earlier"
             )
+        if loaded is not None and after is None:
+            at = session.progress
+            run.notes.append(describe_resume(at.step, at.epoch, limits.n_epochs))
         if loaded is not None and loaded.note:
             run.notes.append(loaded.note)
         elif resume and loaded is None and after is None:

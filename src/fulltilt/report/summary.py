@@ -17,7 +17,7 @@ PICK_TITLES = {
     "memory": "Least memory at an acceptable speed",
 }
 TIE_PCT = 2.0  # differences below it are none
-SAID_IN_SHORT = ("not in the space", "not reached", "failed")  # of the levers: what was never seen to run
+SAID_IN_SHORT = ("not in the space", "failed")  # of the levers: not what the search had before it and passed over
 
 
 def describe_plan(plan: Mapping[str, Any], *, base: Mapping[str, Any] | None = None) -> str:
@@ -58,9 +58,9 @@ def describe_pick(pick: Mapping[str, Any]) -> list[str]:
 
 def describe_search(document: Document) -> str:
     search = document["search"]
-    probes = f" and {search['n_probes']} probes" if search.get("n_probes") else ""
+    probes = f" and {_count(search['n_probes'], 'probe')}" if search.get("n_probes") else ""
     parts = [
-        f"{search['n_trials']} trials of a grid of {search['grid_size']}{probes}",
+        f"{_count(search['n_trials'], 'trial')} of a grid of {search['grid_size']}{probes}",
         f"{search['n_out_of_memory']} out of memory",
         f"{format_duration(search['seconds'])}",
     ]
@@ -126,7 +126,7 @@ def _describe_payback(savings: Mapping[str, Any]) -> list[str]:
 
 
 def describe_advice(document: Document, *, in_full: bool = False) -> list[str]:
-    """What would make the recommended plan faster still; of the levers those that were never run, or all in full."""
+    """What would make the recommended plan faster still; of levers those the search could not try, or all in full."""
     advice, reasons = document.get("advice"), document.get("null_reasons") or {}
     if not advice:
         return []
@@ -164,6 +164,10 @@ def describe_learning_rate(document: Document) -> str | None:
     if rate.get("from") is None or rate.get("to") is None or rate["from"] == rate["to"]:
         return None
     return f"learning rate {rate['from']:g} → {rate['to']:g} by the {rate['rule']} rule: the effective batch changed"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def format_duration(seconds: float) -> str:

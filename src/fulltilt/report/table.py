@@ -124,8 +124,10 @@ def build_trials_table(
 
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     columns = build_columns(rows, is_narrow=width is not None and width < WIDE)
-    for column in columns:
-        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
+    for column in columns[:-1]:  # figures are never cut; what does not fit beside them wraps in the last column
+        widest = max(len(text) for text in (*column.title.split(), *map(column.cell, rows)))
+        table.add_column(column.title, justify="right" if column.is_number else "left", min_width=widest)
+    table.add_column(columns[-1].title)
     styles = {"ok": "", "out_of_memory": "yellow", "skipped": "dim", "error": "red", "timeout": "red"}
     for row in rows:
         cells = [Text(column.cell(row)) for column in columns]

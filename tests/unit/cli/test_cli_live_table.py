@@ -178,10 +178,15 @@ def test_the_table_is_gone_at_the_end_and_the_cursor_back():
 
 def test_ctrl_c_shows_the_cursor_again_and_leaves_the_last_frame():
     console = Console(file=FakeTerminal(), width=100, height=30, highlight=False)
-    with pytest.raises(KeyboardInterrupt), show_search(console) as view:
-        view(STARTED)
-        view(done(make_trial("t3")))
-        raise KeyboardInterrupt
+
+    def search():
+        with show_search(console) as view:
+            view(STARTED)
+            view(done(make_trial("t3")))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search()
     said = console.file.getvalue()
     assert said.rindex(SHOW_CURSOR) > said.rindex(HIDE_CURSOR)
     after_frame = said[said.rindex("of about 12") :]

@@ -19,6 +19,7 @@ from training_cases import (
     run_train,
 )
 
+from fulltilt.engine.announce import describe_resume
 from fulltilt.errors import (
     ConfigError,
     DeviceError,
@@ -144,6 +145,19 @@ def test_a_finished_run_resumes_to_the_same_result(tmp_path):
     again, recorder = run_train(tmp_path, resume=True)
     assert (again.reason, again.metrics, again.loss, again.step) == ("finished", first.metrics, first.loss, first.step)
     assert recorder.of(StepsDone) == []
+    assert any("nothing is left to train; --epochs" in note for note in again.notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (2, "the checkpoint is at step 60, after 3 epochs, more than the 2 asked for: nothing is left to train"),
+        (3, "as many as the 3 asked for: nothing is left to train; --epochs 4 trains one more"),
+        (5, "going on from step 60, in epoch 4 of 5"),
+    ],
+)
+def test_a_resumed_run_says_what_it_goes_on_from(asked, words):
+    assert words in describe_resume(60, 3, asked)
 
 
 def test_a_truncated_checkpoint_gives_way_to_the_one_before_and_the_run_ends_the_same(tmp_path):
@@ -155,6 +169,7 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before_and_the_run_ends_the
     result, _ = run_train(tmp_path / "parts", config, again, resume=True)
     assert again.events[0].first_step == 4
     assert any("going on from checkpoint.previous.pt" in note for note in result.notes)
+    assert any("going on from step 4, in epoch 1 of" in note for note in result.notes)
     kept = [event for event in recorder.events if getattr(event, "step", 0) <= 4]
     recorder.events = kept + again.events
     assert recorder.list_figures() == expected.list_figures()

@@ -6,6 +6,7 @@ import io
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from fulltilt.levers import default_plan
 from fulltilt.report import (
@@ -156,6 +157,18 @@ def test_a_pick_that_is_the_baseline_gains_nothing():
     assert describe_gain(DOCUMENT | {"baseline": PICK}) is None
 
 
+def test_a_narrow_terminal_wraps_the_picks_and_cuts_no_figure():
+    marks = {"t2": "recommended, throughput, efficiency, memory"}
+    console = Console(file=io.StringIO(), width=100)
+    console.print(build_trials_table(ROWS, marked=marks, width=100))
+    said = console.file.getvalue()
+    assert "…" not in said
+    for row in ROWS:
+        assert format_throughput(row) in said
+    for word in ("workers", "precision", "recommended,", "efficiency,", "memory"):
+        assert word in said
+
+
 def test_a_narrow_terminal_gets_fewer_columns_instead_of_cut_off_figures():
     wide = [column.header for column in build_trials_table(ROWS, width=160).columns]
     narrow = [column.header for column in build_trials_table(ROWS, width=100).columns]
@@ -230,6 +243,7 @@ ADVICE = {
     "ceilings": [{"text": "the loader alone reaches 9,000 samples/s (t9)"}],
     "levers": [
         {"state": "not in the space", "text": "compile yes: was not run"},
+        {"state": "not reached", "text": "placement ram: was not run, though it is in the space"},
         {"state": "tried alone", "text": "channels_last yes (t3) was 4 % slower"},
     ],
 }
