@@ -140,7 +140,9 @@ def test_a_quick_search_stops_probing_when_its_time_is_over():
 
 def test_batches_that_a_chord_of_estimates_would_refuse_are_estimated_themselves_and_run():
     machine = Machine(load_s=1e-4)
-    machine.compute_peak_gib = lambda batch: max(4.0, 0.5 + machine.gib_per_sample * batch)  # flat to 875 samples; 2048 need 8.7 GiB, the chord says 10.9
+    machine.compute_peak_gib = lambda batch: max(
+        4.0, 0.5 + machine.gib_per_sample * batch
+    )  # flat to 875 samples; 2048 need 8.7 GiB, the chord says 10.9
     session = search(machine)
     assert not [row for row in (*session.rows, *session.probes) if row.status == "out_of_memory"]
     assert max(plan["batch_size"] for kind, plan in machine.asked if kind not in ("memory", "loader")) == 2048
