@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -10,13 +11,18 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from benchmarks._noise import NoiseModel, Stream
-from fulltilt.stats import Decision, Verdict, compare, compute_t_quantile, decide, find_look, plan_looks
+from fulltilt.levers import default_plan
+from fulltilt.records import Measurement, Trial
+from fulltilt.stats import Verdict, compare, compute_rate_interval, compute_t_quantile
+from fulltilt.tuner.confirm import confirm
+from fulltilt.tuner.session import Ask
+from fulltilt.tuner.target import build_row
+from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose
 
 BLOCK_STEPS = 8
 N_ROUNDS = 36
 WELCH_STEPS = 40
 GUIDE_STEPS = 10
-PROCESS_ROUNDS = 15
 PROCESS_STEPS = 80
 
 
@@ -26,11 +32,13 @@ class Outcome:
 
     Attributes:
         detectable_pct: The effect it says it could have found; None where the method has no such figure.
+        takes_b: Whether it would go on with arm b, told apart or not; None where the method does not say.
     """
 
     verdict: Verdict
     n_steps: int
     detectable_pct: float | None = None
+    takes_b: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,24 +78,44 @@ def decide_by_means(stream: Stream, factor: float) -> Outcome:
 
 
 def decide_between_processes(noise: NoiseModel, factor: float, rng: np.random.Generator) -> Outcome:
-    """fulltilt's for finalists: a fresh process per run, A B and then B A, three looks, no A/A arm."""
-    looks = plan_looks(PROCESS_ROUNDS)
-    rates: dict[str, list[float]] = {"a": [], "b": []}
-    level = 0.0  # drift goes on from one process to the next
-    decision: Decision | None = None
-    for number in range(1, PROCESS_ROUNDS + 1):
-        for arm in ("ab", "ba")[number % 2]:
-            steps = noise.simulate(PROCESS_STEPS, rng) * math.exp(level) * (factor if arm == "b" else 1.0)
-            level += rng.normal(0, noise.drift_pct / 100 * math.sqrt(PROCESS_STEPS))
-            rates[arm].append(PROCESS_STEPS / float(steps.sum()))
-        look = find_look(looks, number)
-        if look is not None:
-            decision = decide(rates["a"], rates["b"], confidence=look.confidence, higher_is_better=True)
-            if decision.is_settled:
-                break
-    assert decision is not None
-    n_steps = len(rates["a"]) * 2 * PROCESS_STEPS
-    return Outcome(verdict=decision.verdict, n_steps=n_steps, detectable_pct=decision.detectable_pct)
+    """The search's for its finalists: its own rounds of fresh processes, and its own rule of what they can tell apart.
+
+    What they cannot is a tie where the means lie as close as the search calls equal, and too noisy where they do not.
+    """
+    plans = {default_plan({"batch_size": 1, "threads": threads}): f for threads, f in ((1, 1.0), (2, factor))}
+    (_, other), rounds, level = plans, confirm(list(plans)), 0.0
+    runs: list[Trial] = []
+    with contextlib.suppress(StopIteration):
+        wish = next(rounds)
+        while True:
+            steps = noise.simulate(PROCESS_STEPS, rng) * math.exp(level) * plans[wish.plan]
+            level += rng.normal(0, noise.drift_pct / 100 * math.sqrt(PROCESS_STEPS))  # it goes on between processes
+            runs.append(build_run(wish, steps))
+            wish = rounds.send(runs[-1])
+    rows = [next(run for run in runs if run.plan == plan) for plan in plans]
+    chosen, tied = choose(rows, runs)
+    n_steps = len(runs) * PROCESS_STEPS
+    means = [statistics.fmean(math.log(run.samples_per_s or 0.0) for run in runs if run.plan == plan) for plan in plans]
+    is_ahead = means[1] > means[0]
+    if not tied:
+        return Outcome(verdict="faster" if chosen.plan == other else "slower", n_steps=n_steps, takes_b=is_ahead)
+    is_close = abs(means[1] - means[0]) <= -math.log1p(-INDIFFERENCE_PCT / 100)
+    return Outcome(verdict="tie" if is_close else "too_noisy", n_steps=n_steps, takes_b=is_ahead)
+
+
+def build_run(wish: Ask, step_s: np.ndarray) -> Trial:
+    """A finished trial whose steps of one sample took ``step_s``, in blocks as the engine times them."""
+    blocks = step_s.reshape(-1, BLOCK_STEPS).sum(axis=1)
+    rate = step_s.size / float(step_s.sum())
+    measured = Measurement(
+        phases_ms=None,
+        samples_per_s=rate,
+        samples_per_s_ci95=compute_rate_interval([BLOCK_STEPS] * blocks.size, blocks),
+        block_samples_per_s=tuple(BLOCK_STEPS / blocks),
+        n_steps=step_s.size,
+        n_warmup_steps=0,
+    )
+    return build_row(wish.plan, id="t1", why=wish.why, kind=wish.kind, status="ok", reason=None, measurement=measured)
 
 
 OURS = "fulltilt"

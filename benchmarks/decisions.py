@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from benchmarks._deciders import DECIDERS, OURS, PROCESS_ROUNDS, PROCESS_STEPS, Outcome, decide_between_processes
+from benchmarks._deciders import DECIDERS, OURS, PROCESS_STEPS, Outcome, decide_between_processes
 from benchmarks._noise import RECORDER, NoiseModel, Recording, Stream, Stretch, list_recordings
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
@@ -42,7 +42,10 @@ SIMULATED: Mapping[str, NoiseModel] = {
     "simulated": CALIBRATED,
     "simulated, warm-up ramp": dataclasses.replace(CALIBRATED, ramp_pct=3.0),
 }
-FRESH_PROCESSES = dataclasses.replace(CALIBRATED, ramp_pct=3.0, process_pct=0.6)
+FINALISTS: Mapping[str, NoiseModel] = {
+    f"a search's finalists, processes {pct:g} % apart": dataclasses.replace(CALIBRATED, ramp_pct=3.0, process_pct=pct)
+    for pct in (0.6, 2.0)
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +72,9 @@ def run(context: Context) -> Findings:
         for name in DECIDERS:
             for gap_pct in GAPS_PCT:
                 report_comparisons(case, name, gap_pct, list(simulate(noise, name, gap_pct, n)), arms, targets)
-    for gap_pct in GAPS_PCT:
-        found = list(simulate_processes(gap_pct, n))
-        report_comparisons("simulated, fresh processes", OURS, gap_pct, found, arms, targets)
+    for case, noise in FINALISTS.items():
+        for gap_pct in GAPS_PCT:
+            report_comparisons(case, OURS, gap_pct, list(simulate_finalists(noise, gap_pct, n)), arms, targets)
     recordings = list_recordings(context.device)
     for case, stretches in group_stretches(recordings).items():
         for name in DECIDERS:
@@ -101,10 +104,10 @@ def simulate(noise: NoiseModel, decider: str, gap_pct: float, n: int) -> Iterato
         yield Comparison(factor=factor, outcome=method.run(stream, factor))
 
 
-def simulate_processes(gap_pct: float, n: int) -> Iterator[Comparison]:
+def simulate_finalists(noise: NoiseModel, gap_pct: float, n: int) -> Iterator[Comparison]:
     for seed in range(n):
         factor = choose_factor(gap_pct, seed)
-        outcome = decide_between_processes(FRESH_PROCESSES, factor, np.random.default_rng(seed))
+        outcome = decide_between_processes(noise, factor, np.random.default_rng(seed))
         yield Comparison(factor=factor, outcome=outcome)
 
 
@@ -138,7 +141,8 @@ def report_comparisons(
         return
     arms.append(build_batched(title, decider, "steps_per_comparison", [float(c.outcome.n_steps) for c in found]))
     detectable = [c.outcome.detectable_pct for c in found if c.outcome.detectable_pct is not None]
-    arms.append(build_batched(title, decider, "detectable_pct", detectable, statistics.median))
+    if detectable:
+        arms.append(build_batched(title, decider, "detectable_pct", detectable, statistics.median))
     targets.append(judge_share(title, gap_pct, flags["false_difference_pct" if gap_pct == 0 else "found_pct"]))
 
 
@@ -150,6 +154,8 @@ def list_flags(decider: str, gap_pct: float, found: Sequence[Comparison]) -> dic
     else:
         flags["found_pct"] = [c.is_right for c in found]
         flags["wrong_way_pct"] = [c.calls_difference and not c.is_right for c in found]
+        if all(c.outcome.takes_b is not None for c in found):
+            flags["takes_faster_pct"] = [c.outcome.takes_b == (c.factor < 1) for c in found]
     if decider == OURS:
         flags["tie_pct"] = [c.outcome.verdict == "tie" for c in found]
         flags["too_noisy_pct"] = [c.outcome.verdict == "too_noisy" for c in found]
@@ -195,8 +201,8 @@ def list_notes() -> list[str]:
         "a gap of 2 % makes arm b take 1.02 times as long, or 1/1.02, in turn; the margin inside which a difference "
         "is a tie is 2 % for every verdict of fulltilt's",
         f"simulated: {CALIBRATED}",
-        f"fresh processes: {PROCESS_ROUNDS} rounds at most of one process an arm, {PROCESS_STEPS} steps each, order in "
-        f"turn, offsets of {FRESH_PROCESSES.process_pct:g} % between processes; no A/A arm",
+        f"a search's finalists: its own two or three rounds of a process an arm, {PROCESS_STEPS} steps each; it goes "
+        "on with the faster mean whether or not it can tell (takes_faster_pct)",
         f"recorded: processes in which some task waited for a core {BUSY_PCT:g} % of the time or less; the others are "
         "the busy machine, on which the right answer is mostly that nobody can tell",
         "detectable_pct is what the comparison itself says it could have found in 80 % of the cases",

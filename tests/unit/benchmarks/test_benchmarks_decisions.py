@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from benchmarks import decisions
-from benchmarks._deciders import DECIDERS, OURS, Outcome
+from benchmarks._deciders import DECIDERS, OURS, PROCESS_STEPS, Outcome, decide_between_processes
 from benchmarks._noise import RECORDINGS, VERSION, NoiseModel, Recording, Stream, Stretch, list_recordings
 from benchmarks._noise_record import WORKLOADS, record_stretch, write_recording
 from benchmarks._schema import build_arm
@@ -48,6 +48,15 @@ def test_only_ours_says_that_it_cannot_tell():
     outcome = DECIDERS[OURS].run(Stream(noise.simulate(DECIDERS[OURS].max_steps, np.random.default_rng(1))), 1.02)
     assert outcome.verdict == "too_noisy"
     assert outcome.detectable_pct > 2
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.2, "slower"), (1 / 1.2, "faster"), (1.0, "tie")])
+def test_finalists_are_decided_by_the_rounds_and_the_rule_of_the_search(factor, verdict):
+    outcome = decide_between_processes(QUIET, factor, np.random.default_rng(0))
+    assert outcome.verdict == verdict
+    assert outcome.n_steps == 2 * 2 * PROCESS_STEPS, "two rounds of two plans are enough on a quiet machine"
+    if verdict != "tie":
+        assert outcome.takes_b == (verdict == "faster")
 
 
 def test_gaps_go_either_way_and_none_is_none():
