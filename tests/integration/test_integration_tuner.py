@@ -191,7 +191,9 @@ def test_rows_of_other_code_are_left_aside_with_what_changed(project):
 
 
 def test_the_effective_batch_stays_when_nobody_frees_it(project):
-    result = tune(quick=True, settings={"data.batch_size": 64, "benchmark.test_mixed_precision": False}, out="out")
+    result = tune(
+        quick=True, budget="10m", settings={"data.batch_size": 64, "benchmark.test_mixed_precision": False}, out="out"
+    )
     assert {row.effective_batch_size for row in result.trials} == {64}
     assert len({row.plan["batch_size"] for row in (*result.trials, *result.probes)}) > 1
     assert result.learning_rate.rule == "none"
@@ -200,7 +202,7 @@ def test_the_effective_batch_stays_when_nobody_frees_it(project):
 
 def test_a_search_for_several_devices_says_that_it_measured_on_one(project):
     settings = {"data.batch_size": 64, "benchmark.test_mixed_precision": False, "run.n_ranks": 2}
-    result = tune(batch_sizes=[64], quick=True, settings=settings, out="out")
+    result = tune(batch_sizes=[64], quick=True, budget="10m", settings=settings, out="out")
     assert any("trains in 2 processes" in note for note in result.notes)
 
 
@@ -209,7 +211,7 @@ def test_a_search_for_several_devices_says_that_it_measured_on_one(project):
 )
 def test_a_workload_that_cannot_train_is_no_plan_with_the_reason(project, name, words):
     with pytest.raises(NoPlanError, match=words):
-        tune(name, batch_sizes=[16], quick=True, out="out")
+        tune(name, batch_sizes=[16], quick=True, budget="10m", out="out")
     assert read_rows(project / "out")[0].status == "error"
 
 
@@ -247,7 +249,7 @@ def test_a_workload_of_a_script_is_tuned_from_the_script_itself(project):
     tail = """
     if __name__ == "__main__":
         options = {"batch_sizes": [16], "num_workers": [0], "steps": 4, "device": "cpu", "out": "out"}
-        result = fulltilt.tune(workload, quick=True, **options)
+        result = fulltilt.tune(workload, quick=True, budget="10m", **options)
         print(result.picks.recommended.trial.plan["batch_size"], result.workload["name"])
     """
     script.write_text(WORKLOADS + textwrap.dedent(tail))

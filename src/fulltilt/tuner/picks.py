@@ -15,8 +15,8 @@ class Pick:
     """A whole row of the table, and why it was picked.
 
     Attributes:
-        tied_with: Ids of rows that are as good within the measurement; of these, where runs side by side were compared
-            of those closer than 1 %, this one is the smaller batch or simpler plan.
+        tied_with: Ids of rows that cannot be told from this one (``undecided``), the fastest first; of those within 1 %
+            of the fastest this is the smaller batch or the simpler plan.
         changes: "recipe" and "numerics": what differs from the user's plan in a way that can change what is
             learned, one sentence each; empty lists when nothing does.
         runs_samples_per_s: Of the plan's runs side by side with others, in their order; their mean was compared.
