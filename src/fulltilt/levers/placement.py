@@ -67,7 +67,9 @@ def resolve(
     """
     if value != "auto":
         return value, None
-    refused = {} if may_hold else dict.fromkeys(HOLDING, "data.on_bad_sample skip does not go with it")
+    refused: dict[str, str] = {}
+    if not may_hold:
+        refused |= dict.fromkeys(HOLDING, "data.on_bad_sample skip does not go with it")
     if started_with is not None:
         if started_with == "block_shuffled" or (
             started_with not in refused and _guard(started_with, plan, facts) is None
