@@ -132,7 +132,8 @@ def _divide(speeds: Sequence[Speed], per: Sequence[float] | None) -> Sequence[Sp
 
 def _estimate_error(run: Trial) -> float:
     """Standard error of the logarithm of a run's samples/s, from its own interval."""
-    if run.samples_per_s_ci95 is None or min(run.samples_per_s_ci95) <= 0:
+    if run.samples_per_s_ci95 is None or not run.samples_per_s:
         return PRIOR_SPREAD
     low, high = run.samples_per_s_ci95
-    return math.log(high / low) / (2 * 1.96)
+    width = math.log(high / low) if low > 0 else (high - low) / run.samples_per_s
+    return width / (2 * 1.96)

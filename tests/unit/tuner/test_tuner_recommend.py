@@ -377,6 +377,12 @@ def test_a_noisy_run_ties_by_its_own_error_and_makes_no_others_tie():
     assert pick(rows, user_plan=USER, memory_limit_gib=None).throughput.tied_with == ("t3",)
 
 
+def test_an_interval_that_reaches_below_0_is_a_large_error_and_not_the_usual_one():
+    """The noisiest runs of all, more than 100 % to either side, counted as runs known to 1 %."""
+    rows = [make_row(1, 1000.0, batch_size=64, spread_pct=0.1), make_row(2, 600.0, spread_pct=150.0)]
+    assert pick(rows, user_plan=USER, memory_limit_gib=None).throughput.tied_with == ("t2",)
+
+
 def test_of_means_within_one_per_cent_the_smaller_batch_is_taken():
     small = [make_row(i, 992.0, kind="repeat", batch_size=16) for i in range(20)]
     large = [make_row(100 + i, 1000.0, kind="repeat", batch_size=64) for i in range(20)]
