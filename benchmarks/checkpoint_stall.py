@@ -1,9 +1,9 @@
 """What a checkpoint costs training: written in the foreground, and beside training from a copy.
 
-Each block trains a new model for the same steps through the product's own ``train``. A stall is what a block took
-longer than one without checkpoints, in the same round, by the checkpoint: the copy, the wait, and the cores and the
-disk that the writer shares with the steps. Each checkpoint has as many timed steps behind it as lie between two of
-them; what a slower writer does after those is outside of the block for the last one.
+Each block trains a new model for the same steps through the product's own ``train``. A stall is what the steps from a
+checkpoint on took longer than as many steps right before it, in the same run: the copy, the wait, and the cores and the
+disk that the writer shares with the steps. So near to each other, both have the same neighbours and the same clock.
+The arm without checkpoints is held to the same steps: it shows what the method calls a stall where there is none.
 
 On a CPU there are two cases: all cores train, and the writer has to take its time from the steps; or one core is left
 to it. How long the loop itself stood still, for the copy and for the end of the write before, is told beside.
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from benchmarks._rounds import Round, compute_differences, compute_means, run_rounds
+from benchmarks._rounds import Round, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.config import config_from_values
@@ -40,16 +40,16 @@ DEVICES = ("cpu", "cuda")
 WITHOUT, FOREGROUND, BESIDE = "no checkpoints", "foreground", "async_checkpoint"
 EVERY_CORE, CORE_LEFT, ON_GPU = "every core trains", "a core is left", "a GPU trains"
 LIMIT_RATIO = 0.5
-N_WARMUP = 4
 N_CHECKPOINTS = 3
 REPLICATION = "round of two blocks an arm, interleaved, each a run of its own"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """One run: its timed steps, and of them what the loop stood still for the checkpoints among them."""
+    """One run, a checkpoint: the stall, a step before it, and for how long of the stall the loop stood still."""
 
-    seconds: float
+    stall_s: float
+    step_s: float
     still_s: float
     waited_s: float
 
@@ -72,7 +72,7 @@ class TimedImages(Dataset):
 
 
 def run(context: Context) -> Findings:
-    steps_each = 6 if context.quick else 24
+    steps_each = 6 if context.quick else 480 if context.device == "cuda" else 24
     batch_size = 64 if context.device == "cuda" else 2
     cases = plan_cases(context.device, count_usable_cores())
     arms: list[Arm] = []
@@ -83,13 +83,14 @@ def run(context: Context) -> Findings:
         )
         measure(WITHOUT)  # the first model of a process pays for much that later ones do not
         rounds = run_rounds([WITHOUT, FOREGROUND, BESIDE], measure, n_rounds=1 if context.quick else 10)
-        arms += describe_case(rounds, case, steps_each)
+        arms += describe_case(rounds, case)
         excess, target = judge_stalls(rounds, case)
         arms.append(excess)
         targets.append(target)
     said = ", ".join(f"{case}: {n or 'as many as cores'}" for case, n in cases.items())
     notes = (
-        f"resnet18 with AdamW, batch {batch_size} of 32×32 images, a checkpoint every {steps_each} steps, "
+        f"resnet18 with AdamW, batch {batch_size} of 32×32 images, {N_CHECKPOINTS} checkpoints a block, each "
+        f"{steps_each} steps, {steps_each // 2} of them compared with as many before; "
         f"{measure_state_mib():.0f} MiB each, synced to the disk of the temporary folder",
         f"threads that train, of {count_usable_cores()} cores: {said}",
         "the writer's cores and the disk are those of the training: what it takes from the steps is in the stall",
@@ -107,12 +108,12 @@ def plan_cases(device: str, n_cores: int) -> dict[str, int | None]:
 
 
 def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int, n_threads: int | None) -> Block:
-    """From the first timed batch to the last, with the same number of steps in every arm.
+    """Means over the checkpoints of a run.
 
     On a GPU the batches are asked for ahead of it by a few steps; a logging interval of one step ties the two together.
     """
-    first, last = find_timed_steps(steps_each)
-    dataset = TimedImages(batch_size * (last + 2))
+    n_steps = N_CHECKPOINTS * steps_each + steps_each // 2
+    dataset = TimedImages(batch_size * (n_steps + 1))
     config = config_from_values(
         {
             "data": {"batch_size": batch_size},
@@ -132,24 +133,31 @@ def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int, n_
     saved: list[CheckpointSaved] = []
 
     def listen(event: Event) -> None:
-        if isinstance(event, CheckpointSaved) and event.step <= last:  # the last of the run is behind the block
+        if isinstance(event, CheckpointSaved) and event.step < n_steps:  # the last of the run is behind the block
             saved.append(event)
 
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
-        train(config, out_dir=Path(folder) / "run", listeners=[listen], workload=workload, max_steps=last + 1)
+        train(config, out_dir=Path(folder) / "run", listeners=[listen], workload=workload, max_steps=n_steps)
+    stall_s, step_s = compute_stall(dataset.asked_s, steps_each)
     return Block(
-        seconds=dataset.asked_s[last] - dataset.asked_s[first],
-        still_s=sum(event.stall_s for event in saved),
-        waited_s=sum(event.waited_s for event in saved),
+        stall_s=stall_s,
+        step_s=step_s,
+        still_s=sum(event.stall_s for event in saved) / N_CHECKPOINTS,
+        waited_s=sum(event.waited_s for event in saved) / N_CHECKPOINTS,
     )
 
 
-def find_timed_steps(steps_each: int) -> tuple[int, int]:
-    """The step before which timing begins, and that before which it ends: the last before another checkpoint.
+def compute_stall(asked_s: Sequence[float], steps_each: int) -> tuple[float, float]:
+    """How much longer the steps from a checkpoint on took than those before it; and a step before it. Means.
 
-    The batch of step n + 1 is asked for after a checkpoint of step n.
+    Args:
+        asked_s: When the batch of each step was asked for; that of step n + 1 after a checkpoint of step n.
     """
-    return N_WARMUP, (N_CHECKPOINTS + 1) * steps_each - 1
+    n = steps_each // 2
+    positions = [steps_each * (i + 1) - 1 for i in range(N_CHECKPOINTS)]
+    before = statistics.fmean(asked_s[at] - asked_s[at - n] for at in positions)
+    after = statistics.fmean(asked_s[at + n] - asked_s[at] for at in positions)
+    return after - before, before / n
 
 
 def build_model() -> nn.Module:
@@ -161,14 +169,16 @@ def measure_state_mib() -> float:
     return 3 * sum(p.numel() * p.element_size() for p in build_model().parameters()) / 2**20
 
 
-def describe_case(rounds: Sequence[Round[Block]], case: str, steps_each: int) -> list[Arm]:
+def describe_case(rounds: Sequence[Round[Block]], case: str) -> list[Arm]:
     """Stalls, what of them the loop stood still for, and the step that they are seen against."""
-    first, last = find_timed_steps(steps_each)
-    step_ms = [1000 * s / (last - first) for s in compute_means(rounds, WITHOUT, read_seconds)]
-    arms = [_build(step_ms, case, WITHOUT, "step_wall_ms")]
+    step_ms = compute_means(rounds, WITHOUT, lambda block: 1000 * block.step_s)
+    arms = [
+        _build(step_ms, case, WITHOUT, "step_wall_ms"),
+        _build(compute_stalls_ms(rounds, WITHOUT), case, WITHOUT, "stall_ms_per_checkpoint"),
+    ]
     for name in (FOREGROUND, BESIDE):
-        still = compute_means(rounds, name, lambda block: 1000 * block.still_s / N_CHECKPOINTS)
-        waited = compute_means(rounds, name, lambda block: 1000 * block.waited_s / N_CHECKPOINTS)
+        still = compute_means(rounds, name, lambda block: 1000 * block.still_s)
+        waited = compute_means(rounds, name, lambda block: 1000 * block.waited_s)
         arms += [
             _build(compute_stalls_ms(rounds, name), case, name, "stall_ms_per_checkpoint"),
             _build(still, case, name, "stood_still_ms_per_checkpoint"),
@@ -178,11 +188,7 @@ def describe_case(rounds: Sequence[Round[Block]], case: str, steps_each: int) ->
 
 
 def compute_stalls_ms(rounds: Sequence[Round[Block]], arm: str) -> list[float]:
-    return [1000 * s / N_CHECKPOINTS for s in compute_differences(rounds, arm, WITHOUT, read_seconds)]
-
-
-def read_seconds(block: Block) -> float:
-    return block.seconds
+    return compute_means(rounds, arm, lambda block: 1000 * block.stall_s)
 
 
 def judge_stalls(rounds: Sequence[Round[Block]], case: str) -> tuple[Arm, Target]:

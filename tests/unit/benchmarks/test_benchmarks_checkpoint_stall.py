@@ -16,7 +16,7 @@ from benchmarks.checkpoint_stall import (
     ON_GPU,
     WITHOUT,
     Block,
-    find_timed_steps,
+    compute_stall,
     judge_stalls,
 )
 from torch import nn
@@ -28,19 +28,38 @@ def build_small_model():
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
 
 
+def build_times(steps_each, stall_s, step_s=1.0):
+    """When batches were asked for: steps of one length, and a stall behind each checkpoint."""
+    asked_s = [0.0]
+    for step in range(1, (N_CHECKPOINTS + 1) * steps_each):
+        asked_s.append(asked_s[-1] + step_s + (stall_s if step % steps_each == 0 else 0.0))
+    return asked_s
+
+
 @pytest.mark.parametrize("steps_each", [6, 24])
-def test_every_checkpoint_has_as_many_timed_steps_behind_it_as_lie_between_two(steps_each):
-    first, last = find_timed_steps(steps_each)
-    inside = [step for step in range(steps_each, 10 * steps_each, steps_each) if first < step <= last]
-    assert len(inside) == N_CHECKPOINTS
-    assert last - inside[-1] == steps_each - 1, "the batch after the next checkpoint is not asked for"
+def test_a_stall_is_what_the_steps_behind_a_checkpoint_took_longer_than_those_before(steps_each):
+    assert compute_stall(build_times(steps_each, 7.0), steps_each) == pytest.approx((7.0, 1.0))
+    assert compute_stall(build_times(steps_each, 0.0, 2.0), steps_each) == pytest.approx((0.0, 2.0))
+
+
+def test_what_a_writer_takes_from_later_steps_is_in_the_stall():
+    asked_s = build_times(24, 1.0)
+    slowed = [at + sum(0.5 for s in (24, 48, 72) for k in range(1, 5) if i >= s + k) for i, at in enumerate(asked_s)]
+    assert compute_stall(slowed, 24)[0] == pytest.approx(1.0 + 4 * 0.5)
+
+
+def test_a_machine_that_became_slower_for_good_is_no_stall_of_the_later_checkpoints():
+    """Whole runs were compared, and what other programs took in one of them was its checkpoints' stall."""
+    asked_s = build_times(24, 0.0)
+    slower = [at + max(0, i - 35) for i, at in enumerate(asked_s)]  # twice as slow from between two windows on
+    assert compute_stall(slower, 24)[0] == pytest.approx(0.0)
 
 
 def test_a_block_asks_for_the_batches_that_it_times(monkeypatch):
     monkeypatch.setattr(checkpoint_stall, "build_model", build_small_model)
     measure = functools.partial(checkpoint_stall.measure_block, device="cpu", batch_size=2, steps_each=6, n_threads=1)
     foreground, without = measure(FOREGROUND), measure(WITHOUT)
-    assert 0 < foreground.still_s < foreground.seconds, "three checkpoints lie inside of the timed steps, the last not"
+    assert min(foreground.still_s, foreground.step_s, without.step_s) > 0
     assert (foreground.waited_s, without.still_s, without.waited_s) == (0.0, 0.0, 0.0)
 
 
@@ -70,7 +89,7 @@ def build_rounds(beside_ms, foreground_ms):
     """Rounds whose blocks took so much longer by the checkpoint."""
 
     def block(stall_ms):
-        return Block(seconds=1 + stall_ms * N_CHECKPOINTS / 1000, still_s=0.0, waited_s=0.0)
+        return Block(stall_s=stall_ms / 1000, step_s=0.01, still_s=0.0, waited_s=0.0)
 
     return [
         {WITHOUT: (block(0),) * 2, FOREGROUND: (block(f),) * 2, BESIDE: (block(b),) * 2}
