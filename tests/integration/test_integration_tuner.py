@@ -184,7 +184,7 @@ def test_rows_of_other_code_are_left_aside_with_what_changed(project):
     again = tune(**options)
     assert (first.workload["optimizer"], again.workload["optimizer"]) == ("SGD", "AdamW")
     assert again.search.n_resumed == 0
-    said = "set aside as trials-1.jsonl (changed: code of the workload.my_workloads "
+    said = "set aside as trials-1.jsonl, tune-1.json (changed: code of the workload.my_workloads "
     assert sum(said in note for note in again.notes) == 1
     assert len(read_rows(project / "out")) == again.search.n_end_to_end
     assert len((project / "out" / "trials-1.jsonl").read_text().splitlines()) == first.search.n_end_to_end
@@ -202,9 +202,7 @@ def test_the_effective_batch_stays_when_nobody_frees_it(project):
 
 def test_a_search_for_several_devices_measures_whole_runs_on_all_of_them(project):
     settings = {"benchmark.test_mixed_precision": False, "benchmark.levers": {}, "data.batch_size": 64}
-    result = tune(
-        batch_sizes=[64], num_workers=[0], exhaustive=True, out="out", settings=settings | {"run.n_ranks": 2}
-    )
+    result = tune(batch_sizes=[64], num_workers=[0], exhaustive=True, out="out", settings=settings | {"run.n_ranks": 2})
     assert any("measured in 2 processes (cpu, cpu)" in note for note in result.notes)
     assert {row.n_devices for row in result.trials} == {2}
     assert result.picks.recommended.trial.plan["batch_size"] == 64

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fulltilt.records import PROBES, Trial
 from fulltilt.report import describe_plan, format_duration, format_gib, format_throughput
-from fulltilt.tuner.progress import OnEvent, SearchEvent, SearchNoted, SearchStarted, TrialDone
+from fulltilt.tuner.progress import OnEvent, SearchEvent, SearchNoted, SearchStarted, TrialCut, TrialDone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +45,8 @@ class SearchLines:
                 self._console.print(describe_start(event), markup=False)
             case SearchNoted():
                 self._console.print(event.message, style="yellow", markup=False)
+            case TrialCut():
+                self._console.print(describe_cut(event), style="yellow", markup=False)
             case TrialDone() if not event.is_resumed:
                 self._print_trial(event)
 
@@ -65,6 +67,10 @@ class SearchLines:
 def describe_start(event: SearchStarted) -> str:
     found = f", {event.n_resumed} rows found there" if event.n_resumed else ""
     return f"{event.strategy} search on {event.device}: grid of {event.grid_size}; {event.folder}{found}"
+
+
+def describe_cut(event: TrialCut) -> str:
+    return f"{event.id} was ended with the budget after {event.seconds:.1f} s: it is no row"
 
 
 def describe_trial(trial: Trial) -> str:

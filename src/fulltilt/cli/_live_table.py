@@ -1,7 +1,8 @@
 """The table of a running search, redrawn in place: the last trials, the one that runs, the picks so far, what is left.
 
 It is drawn about once a second: the search measures on this machine. The console draws from a thread of its own, out of
-tuples that are replaced whole, so no lock is needed; at worst a frame shows a trial as running a moment after its end.
+tuples that are replaced whole and read once a part, so no lock is needed; at worst a frame shows a trial as running a
+moment after its end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fulltilt.cli._live import (
     KINDS,
     PROBE_NAMES,
     STATUS_STYLES,
+    describe_cut,
     describe_rate,
     describe_start,
     describe_time_left,
@@ -22,7 +24,15 @@ from fulltilt.cli._live import (
 )
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
 from fulltilt.report import describe_plan, format_duration, format_gib
-from fulltilt.tuner.progress import SearchEvent, SearchNoted, SearchStarted, TrialDone, TrialProgressed, TrialStarted
+from fulltilt.tuner.progress import (
+    SearchEvent,
+    SearchNoted,
+    SearchStarted,
+    TrialCut,
+    TrialDone,
+    TrialProgressed,
+    TrialStarted,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -93,6 +103,9 @@ class LiveTable:
                 self._stage = _describe_stage(event)
             case TrialDone():
                 self._take(event)
+            case TrialCut():
+                self._running = None
+                self._console.print(describe_cut(event), style="yellow", markup=False)
 
     def _take(self, event: TrialDone) -> None:
         trial = event.trial
@@ -114,7 +127,7 @@ class LiveTable:
     def _build_rows(self) -> Table:
         from rich.table import Table
 
-        is_wide = self._console.width >= WIDE
+        is_wide, trials = self._console.width >= WIDE, self._trials
         room = (self._console.height - N_OTHER_LINES) // (1 if is_wide else 2)
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
         table.add_column("trial", no_wrap=True)
@@ -123,7 +136,7 @@ class LiveTable:
         table.add_column("plan" if is_wide else "plan, and why it was run", no_wrap=True, ratio=3, overflow="ellipsis")
         if is_wide:
             table.add_column("why it was run", no_wrap=True, ratio=2, overflow="ellipsis")
-        for trial in self._trials[-max(1, min(N_ROWS, room)) :]:
+        for trial in trials[-max(1, min(N_ROWS, room)) :]:
             memory = read_memory_gib(trial) if trial.status == "ok" else None
             plan, why = _describe_plan(trial), _build_dim(_describe_why(trial))
             cells = [trial.id, _describe_result(trial), "" if memory is None else format_gib(memory)]
@@ -152,12 +165,13 @@ class LiveTable:
         from rich.console import Group
         from rich.text import Text
 
-        names: dict[str, list[str]] = {}
-        for name, trial in self._picks:
+        picks, names = self._picks, dict[str, list[str]]()
+        for name, trial in picks:
             names.setdefault(trial.id, []).append(PICK_NAMES[name])
+        rows = {trial.id: trial for _, trial in picks}
         lines = []
         for index, (id, titles) in enumerate(names.items()):
-            trial = next(trial for _, trial in self._picks if trial.id == id)
+            trial = rows[id]
             memory = trial.device_memory_peak_gib
             size = f", {format_gib(memory)}" if memory is not None else ""
             text = Text(f"{', '.join(titles)} so far: ", style="bold green" if not index else "green")
@@ -168,13 +182,14 @@ class LiveTable:
     def _build_left(self) -> Text:
         from rich.text import Text
 
-        if self._last is None:
+        last = self._last
+        if last is None:
             return Text()
-        n_done, n_planned = self._last.n_done, max(self._last.n_planned, 1)
+        n_done, n_planned = last.n_done, max(last.n_planned, 1)
         n_filled = min(BAR_WIDTH, BAR_WIDTH * n_done // n_planned)
         text = Text("━" * n_filled, style="green").append("━" * (BAR_WIDTH - n_filled), style="dim")
         text.append(f" {n_done} of about {n_planned} trials", style="default")
-        left = describe_time_left(self._last)
+        left = describe_time_left(last)
         return _fit(text.append(f", {left}" if left else "", style="default"))
 
 
@@ -203,6 +218,8 @@ def choose_picks(
 def _describe_stage(event: TrialProgressed) -> str:
     if event.values.get("stage") == "measuring":
         return f"{event.values.get('n_steps', 0)} steps taken"
+    if event.values.get("stage") == "rehearsing":
+        return f"rehearsing its {event.values.get('part')}"
     return STAGES.get(str(event.values.get("stage")), "under way")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +11,10 @@ from fulltilt.errors import StorageError
 from fulltilt.records import Event, Listener, Noted, RunEnded
 
 
-def describe_resume(step: int, n_epochs_done: int, n_epochs: int) -> str:
+def describe_resume(step: int, n_epochs_done: int, n_epochs: int, max_steps: float = math.inf) -> str:
     """What a resumed run goes on from; that nothing is left, where it has trained for as long as it is asked to."""
+    if step >= max_steps:
+        return f"the checkpoint is at step {step:,}, and {max_steps:,.0f} are asked for: nothing is left to train"
     if n_epochs_done < n_epochs:
         return f"going on from step {step:,}, in epoch {n_epochs_done + 1} of {n_epochs}"
     done = f"the checkpoint is at step {step:,}, after {n_epochs_done} epoch{'s' if n_epochs_done > 1 else ''}"

@@ -182,6 +182,7 @@ def build_run(
     options = config.data if config is not None else None
     seed = seed if seed is not None else config.run.seed if config is not None else DEFAULT_SEED
     dataset, model = _build_parts(workload, seed)
+    world.arrive()  # before the first word between ranks: one that hangs in the user's code is behind the others
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
     facts = describe(model, dataset, device, is_batch_known=workload.collate is None)
     may_hold = options is None or parse_on_bad_sample(options.on_bad_sample) is None
@@ -366,7 +367,6 @@ def _place_model(
 
     if obstacles := find_obstacles_to_ranks(world.n_ranks, plan["batch_size"], config, workload):
         raise UsageError("; ".join(obstacles))
-    world.arrive()
     wanted, static_graph = (config.speed.shard, config.speed.static_graph) if config is not None else ("auto", True)
     is_sharded, note = parallel.choose_shard(wanted, model, setup.device, world)
     if not is_sharded:

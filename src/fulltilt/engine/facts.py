@@ -121,6 +121,11 @@ def describe_data(dataset: Any, facts: Facts) -> str:
     return f"{name}, {size}" + ("" if facts.data_bytes is None else f" of {facts.data_bytes} bytes")
 
 
+def name_model(model: nn.Module) -> str:
+    """Its class; of one whose weights are divided over ranks, which torch renames, the one it was written as."""
+    return type(model).__name__.removeprefix("FSDP")
+
+
 def name_device(device: torch.device) -> str:
     """ "cpu", or what the driver calls the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

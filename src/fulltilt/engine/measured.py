@@ -135,7 +135,7 @@ def run_measured(
         DeviceMemoryError: memory ran out in a part that was rehearsed.
     """
     device, world = run.device, run.world
-    rehearsal = Rehearsal(run)
+    rehearsal = Rehearsal(run, saves=batches is None)  # a probe of the step is asked for its batch, not for the disk
     timer = PhaseTimer(CudaClock(device) if device.type == "cuda" else HostClock())
     seen: dict[str, Any] = {}
 

@@ -94,6 +94,12 @@ def run_loader_probe(
     return _build_measurement(result, receive_ms, reason, _check_loader_levers(run))
 
 
+def _read_evaluation_batch_size(run: Run) -> int | None:
+    """None: that of training, or the run does not evaluate."""
+    is_evaluated = run.config is not None and run.config.run.evaluate_every is not None
+    return run.config.data.val_batch_size if is_evaluated and run.workload.validation is not None else None
+
+
 def run_memory_probe(run: Run) -> Measurement:
     """Peak memory of a step and an evaluation on fake tensors, as the one figure of a measurement.
 
@@ -107,7 +113,7 @@ def run_memory_probe(run: Run) -> Measurement:
         run.batch_size,
         batch=_read_few(run),
         build_step=build_step,
-        evaluation_batch_size=None if run.config is None else run.config.data.val_batch_size,
+        evaluation_batch_size=_read_evaluation_batch_size(run),
     )
     names = ("phases_ms", "samples_per_s", "samples_per_s_ci95", "gpu_utilization_pct", "memory_rss_peak_gib")
     more = ("memory_reserved_peak_gib", "first_step_s", "flops_per_sample", "flops_coverage_pct", "cpu_pressure_pct")

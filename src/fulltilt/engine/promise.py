@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fulltilt.engine.facts import describe_data, name_device
+from fulltilt.engine.facts import describe_data, name_device, name_model
 from fulltilt.hardware import (
     CpuTimes,
     Nvml,
@@ -276,7 +276,7 @@ def _find_other(promise: Promise, run: Run) -> str | None:
         ("plan", promise.plan, compute_plan_digest(run.plan)),
         ("machine", promise.machine, compute_hostname_hash(socket.gethostname())),
         ("device", promise.device, name_device(run.device)),
-        ("model", promise.model, type(model).__name__),
+        ("model", promise.model, name_model(model)),
         ("model, by its number of parameters", promise.n_parameters, n_parameters),
         ("data set", promise.data, describe_data(run.dataset, run.facts)),
     ]

@@ -42,6 +42,7 @@ N_LARGEST_STEPS = 2  # the second one begins with what the first one left in the
 N_FIRST_LOOKS = 64  # samples that are all of one size here are taken to be so everywhere
 MAX_LOOKS = 1024
 MAX_LOOK_S = 2.0
+MAX_STEPS = 10**9  # of a run over a stream, whose schedule wants an end; its learning rate is never set here
 
 PHRASES = {
     "largest samples": "a batch of the largest samples",
@@ -72,6 +73,7 @@ class Rehearsal:
     Args:
         run: Built from a configuration. Without one there is no telling how it would evaluate and save, and only the
             largest samples are rehearsed.
+        saves: False leaves the checkpoint out, which takes as long as the disk does.
 
     Attributes:
         notes: What was not rehearsed, and why.
@@ -80,13 +82,13 @@ class Rehearsal:
         DeviceMemoryError: there is no memory for the validation set.
     """
 
-    def __init__(self, run: Run):
-        self._run = run
+    def __init__(self, run: Run, *, saves: bool = True):
+        self._run, self._saves = run, saves
         self.notes: list[str] = []
         self._session: Session | None = None
         if run.config is not None:
             with self._guard("evaluation", "evaluation and a checkpoint"):
-                limits = read_limits(run.config, None, max_steps=1 if run.steps_per_epoch is None else None)
+                limits = read_limits(run.config, None, max_steps=MAX_STEPS if run.steps_per_epoch is None else None)
                 limits = dataclasses.replace(limits, on_full_disk="stop")  # raised, and told as a note here
                 self._session = assemble_session(run, limits, Path(), training_metrics=False)
 
@@ -131,7 +133,8 @@ class Rehearsal:
                 self.notes.append(f"memory: the assessment of {name} (workload.assess) is not in the peak")
             if s.validation is not None:
                 yield "evaluation", lambda: self._evaluate(s, s.validation)
-        yield "checkpoint", lambda: self._save(s)
+        if self._saves:
+            yield "checkpoint", lambda: self._save(s)
 
     def _step_on(self, steps: EndlessSteps, largest: LargestSamples) -> None:
         batches = RepeatedBatch(self._run.loader, largest.indices, N_LARGEST_STEPS * self._run.setup.accumulate)
@@ -157,8 +160,9 @@ class Rehearsal:
 
     def _find_largest(self, loader: DataLoader, batch_size: int) -> LargestSamples | None:
         if self._run.world.is_divided:  # the ranks would have to agree on samples that each looks for by the clock
-            if _may_differ(loader):
-                self.notes.append("memory: over several processes the largest samples are not looked for")
+            note = "memory: over several processes the largest samples are not looked for"
+            if _may_differ(loader) and note not in self.notes:
+                self.notes.append(note)
             return None
         largest = None
         with self._guard("largest samples", PHRASES["largest samples"]):

@@ -301,7 +301,7 @@ def open_session(
             )
         if loaded is not None and after is None:
             at = session.progress
-            run.notes.append(describe_resume(at.step, at.epoch, limits.n_epochs))
+            run.notes.append(describe_resume(at.step, at.epoch, limits.n_epochs, limits.max_steps))
         if loaded is not None and loaded.note:
             run.notes.append(loaded.note)
         elif resume and loaded is None and after is None:

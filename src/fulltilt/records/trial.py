@@ -44,6 +44,7 @@ class TrialRequest:
     seed: int = 0
     memory_limit_bytes: int | None = None  # of each rank
     deadline_s: float = 120.0
+    patience_s: float = 120.0  # what the deadline is where no budget cuts it: ranks that are slower hang
     max_measure_s: float | None = None  # stop adding blocks after this long, once n_steps are in
     rank_devices: tuple[str, ...] = ()  # of whole runs, one process each; empty: one process on ``device``
 

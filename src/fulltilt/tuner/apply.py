@@ -14,7 +14,7 @@ from typing import Any
 
 from fulltilt.config import ComponentCall, Config, load_config, parse_call, plan_of, write_settings
 from fulltilt.levers import compute_plan_digest, load_catalogue
-from fulltilt.records import Plan
+from fulltilt.records import WHOLE_RUNS, Plan
 from fulltilt.tuner.options import count_ranks
 from fulltilt.tuner.recommend import plan_learning_rate
 from fulltilt.tuner.result import TuneResult
@@ -73,9 +73,11 @@ def plan_changes(result: TuneResult, config: Config, *, searched: Config) -> Cha
 
 def find_varied_levers(result: TuneResult) -> set[str]:
     """Levers of which the search ran more than one value, the user's own included."""
-    first = result.user_plan
-    rows = [row for row in (*result.trials, *result.repeats, *result.probes) if row.status != "skipped"]
-    return {name for row in rows for name, value in row.plan.items() if first[name] != value}
+    plans: dict[str, list[Plan]] = {"whole": [result.user_plan]}
+    for row in (*result.trials, *result.repeats, *result.probes):
+        if row.status != "skipped":  # a probe runs without the loader's levers: only others of its kind compare
+            plans.setdefault("whole" if row.kind in WHOLE_RUNS else row.kind, []).append(row.plan)
+    return {name for found in plans.values() for name in result.user_plan if len({p[name] for p in found}) > 1}
 
 
 def _plan_batch(result: TuneResult, current: Plan) -> tuple[Plan, list[str]]:

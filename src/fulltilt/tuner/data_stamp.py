@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -32,10 +33,11 @@ def stamp_data(config: Config) -> dict[str, dict[str, Any]]:
     stamps = {}
     for text in _list_paths(config):
         path = Path(config.base_dir) / Path(text).expanduser()
-        if path.is_file():
-            stamps[text] = _stamp_file(path)
-        elif path.is_dir():
-            stamps[text] = _stamp_folder(path)
+        with contextlib.suppress(OSError):  # out of reach, or a text too long to be a path
+            if path.is_file():
+                stamps[text] = _stamp_file(path)
+            elif path.is_dir():
+                stamps[text] = _stamp_folder(path)
     return stamps
 
 

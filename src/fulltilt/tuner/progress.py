@@ -55,11 +55,19 @@ class TrialDone:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrialCut:
+    """The end of the budget broke the running trial off: there is no row of it."""
+
+    id: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PickMade:
     name: str  # "throughput", "efficiency", "recommended"
     trial: Trial
     rule: str
 
 
-SearchEvent = SearchStarted | SearchNoted | TrialStarted | TrialProgressed | TrialDone | PickMade
+SearchEvent = SearchStarted | SearchNoted | TrialStarted | TrialProgressed | TrialDone | TrialCut | PickMade
 OnEvent = Callable[[SearchEvent], None]

@@ -12,7 +12,7 @@ from typing import Any
 from fulltilt.records import Event, TrialRequest, decode, encode
 from fulltilt.tuner.trial import Answer, build_request, explain_workers, report_parts, report_steps
 
-DEADLINE_SHARE = 0.75  # of the trial's deadline: a rank that hangs is named before the trial is ended as a whole
+DEADLINE_SHARE = 0.75  # of the trial's usual deadline: a rank that hangs is named before the trial is ended as a whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ def run_rank_trial(request: TrialRequest, answer: Answer) -> None:
         assert isinstance(event, TrialAnswered)
         answer(event.message)
 
-    limit_s = DEADLINE_SHARE * request.deadline_s
+    limit_s = DEADLINE_SHARE * request.patience_s
     hang_limit_s = choose_hang_limit_s(
         request.source.config["run"]["hang_timeout_s"], compiles=bool(request.plan["compile"])
     )

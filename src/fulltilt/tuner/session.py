@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import compute_t_quantile
 from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.progress import OnEvent, SearchEvent, SearchNoted, TrialDone, TrialStarted
+from fulltilt.tuner.progress import OnEvent, SearchEvent, TrialCut, TrialDone, TrialStarted
 from fulltilt.tuner.target import Target, build_row
 
 END_TO_END = "end_to_end"
@@ -183,7 +183,7 @@ class Session:
         self.n_run += 1
         if trial.status == "timeout" and self.left_s <= 0:
             self.cut = trial
-            self._tell(SearchNoted(message=f"{id} was ended with the budget after {trial.seconds:.1f} s: it is no row"))
+            self._tell(TrialCut(id=id, seconds=trial.seconds))
             return None
         self._journal.append(trial)
         return self._keep(trial)

@@ -116,8 +116,7 @@ class ProcessTarget:
         request = dataclasses.replace(self._build_request(plan, id), memory_limit_bytes=limit_bytes)
         is_part = kind in PROBES and self._n_ranks > 1
         if is_part:
-            part = -(-plan["batch_size"] // self._n_ranks)
-            request = dataclasses.replace(request, plan=plan.replace(batch_size=part))
+            request = take_part(request, self._n_ranks)
         try:
             outcome = self._run(request, kind if kind in PROBES else "trial")
         except TrainingError as error:
@@ -125,7 +124,8 @@ class ProcessTarget:
                 raise
             return build_row(plan, id=id, why=why, kind=kind, status="timeout", reason=str(error))
         if is_part and outcome.measurement is not None:
-            outcome = dataclasses.replace(outcome, measurement=count_for_ranks(outcome.measurement, self._n_ranks))
+            n_parts = plan["batch_size"] / request.plan["batch_size"]  # all wait for the rank with the largest
+            outcome = dataclasses.replace(outcome, measurement=count_for_ranks(outcome.measurement, n_parts))
         return build_trial(
             plan, outcome, id=id, why=why, kind=kind, n_devices=self._n_ranks, memory_limit_bytes=limit_bytes
         )
@@ -180,6 +180,7 @@ class ProcessTarget:
             seed=self._seed,
             memory_limit_bytes=self.memory_limit_bytes,
             deadline_s=self._deadline_s,
+            patience_s=self._deadline_s,
             max_measure_s=self._max_measure_s,
             rank_devices=self._rank_devices,
         )
@@ -194,19 +195,36 @@ class ProcessTarget:
         return run_trial_process(request, zygote=self._zygote, log_path=log_path, kind=kind, on_progress=on_progress)
 
 
-def count_for_ranks(part: Measurement, n_ranks: int) -> Measurement:
+def take_part(request: TrialRequest, n_ranks: int) -> TrialRequest:
+    """The largest part of a batch that one of ``n_ranks`` gets, in training and in evaluation."""
+
+    def divide(batch_size: int) -> int:
+        return -(-batch_size // n_ranks)
+
+    config: dict[str, Any] = dict(request.source.config)
+    data = config.get("data") or {}
+    if data.get("val_batch_size"):
+        config["data"] = {**data, "val_batch_size": divide(data["val_batch_size"])}
+    return dataclasses.replace(
+        request,
+        plan=request.plan.replace(batch_size=divide(request.plan["batch_size"])),
+        source=dataclasses.replace(request.source, config=config),
+    )
+
+
+def count_for_ranks(part: Measurement, n_parts: float) -> Measurement:
     """What one rank's part of a batch measured alone would be of all ranks, were they not in each other's way."""
 
     def scale(rate: float | None) -> float | None:
-        return None if rate is None else rate * n_ranks
+        return None if rate is None else rate * n_parts
 
     interval = part.samples_per_s_ci95
     return dataclasses.replace(
         part,
         samples_per_s=scale(part.samples_per_s),
-        samples_per_s_ci95=None if interval is None else (interval[0] * n_ranks, interval[1] * n_ranks),
-        block_samples_per_s=tuple(rate * n_ranks for rate in part.block_samples_per_s),
-        notes=(*part.notes, f"one rank's part of the batch on one device; its rate counts {n_ranks} times"),
+        samples_per_s_ci95=None if interval is None else (interval[0] * n_parts, interval[1] * n_parts),
+        block_samples_per_s=tuple(rate * n_parts for rate in part.block_samples_per_s),
+        notes=(*part.notes, f"one rank's part of the batch on one device; its rate counts {n_parts:g} times"),
     )
 
 

@@ -122,7 +122,7 @@ def run_roofs(request: TrialRequest, answer: Answer) -> None:
 
 def run_facts(request: TrialRequest, answer: Answer) -> None:
     """Build the run without a step and answer with what guards, the report and a promise need to know of it."""
-    from fulltilt.engine.facts import describe_data, name_device
+    from fulltilt.engine.facts import describe_data, name_device, name_model
 
     with build_request(request, answer) as run:
         refuse_ranks(request, run)
@@ -130,7 +130,7 @@ def run_facts(request: TrialRequest, answer: Answer) -> None:
         optimizer = run.setup.optimizer
         workload = {
             "name": run.workload.name,
-            "model": type(model).__name__,
+            "model": name_model(model),
             "n_parameters": sum(p.numel() for p in model.parameters()),
             "n_samples": run.n_samples,
             "data": describe_data(run.dataset, run.facts),

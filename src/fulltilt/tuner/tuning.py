@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fulltilt.tasks import Workload
 
 RESULT_FILE = "tune.json"
+PAGES = ("report.html", "trials.csv")  # written by the command line beside it
 CODE, DATA = "code of the workload", "files of the data"
 """Parts of the fingerprint that change while the command stays the same: rows of before then say nothing."""
 ROOFS_S = 8.0  # what measuring the roofs takes: 2.5 s, and the start of a process on a slow machine
@@ -105,7 +106,7 @@ def tune(
     machine = read_machine()
     path = Path(out) if out is not None else Path("runs") / "tune" / aim.name
     parts = _list_fingerprint_parts(aim, options, machine)
-    results = [JOURNAL_FILE, VERIFY_FOLDER]
+    results = [JOURNAL_FILE, VERIFY_FOLDER, RESULT_FILE, *PAGES]
     with RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA)) as folder:
         notes = note_ranks(options)
         notes += () if folder.set_aside is None else (folder.set_aside,)

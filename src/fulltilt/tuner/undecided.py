@@ -1,4 +1,4 @@
-"""Which rows cannot be told from the best one: the one rule behind every pick, the finalists and their rounds.
+"""Which rows cannot be told from the best one: behind every pick and the choice of finalists.
 
 A plan's speed is the geometric mean of its runs side by side, or that of the one run it had. Two plans are told apart
 when their means differ by more than ``CLEAR`` standard errors of that difference. The error of a run is what processes
@@ -6,6 +6,9 @@ of one plan differ by on this machine, learnt from every plan that ran several t
 it. So few runs say little of how much runs differ: Student's t widens what they say, else equal plans are called
 different in 20 to 30 of 100 searches where processes lie further apart than the prior thinks. Ties are with the best
 row only, so they do not chain down a slope.
+
+The rounds of the finalists (``confirm``) end by the narrower ``compute_run_error``: another round costs a process of
+every plan, and what it could still win is small. What they leave open is named as a tie here.
 """
 
 from __future__ import annotations

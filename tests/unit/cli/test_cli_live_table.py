@@ -9,7 +9,7 @@ from rich.console import Console
 from fulltilt.cli._live import show_search
 from fulltilt.cli._live_table import LiveTable
 from fulltilt.levers import default_plan
-from fulltilt.tuner import SearchNoted, SearchStarted, TrialDone, TrialProgressed, TrialStarted
+from fulltilt.tuner import SearchNoted, SearchStarted, TrialCut, TrialDone, TrialProgressed, TrialStarted
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -124,6 +124,13 @@ def test_no_pick_is_shown_while_nothing_has_run_whole():
     lines, _ = draw(STARTED, done(make_trial("t0", kind="device")), done(failed))
     assert not any("so far" in line for line in lines)
     assert any("OOM" in line and "needs 3 GiB" in line for line in lines)
+
+
+def test_a_trial_that_the_budget_broke_off_does_not_run_on():
+    started = TrialStarted(id="t4", plan=make_trial("t4").plan, why="", n_done=3, n_planned=12)
+    lines, above = draw(STARTED, done(make_trial("t3")), started, TrialCut(id="t4", seconds=7.0))
+    assert not any("t4 runs" in line for line in lines)
+    assert "t4 was ended with the budget after 7.0 s: it is no row" in above
 
 
 def test_an_error_stays_above_the_table_with_its_reason():

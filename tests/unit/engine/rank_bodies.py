@@ -105,8 +105,9 @@ def break_off(cause_first_s, notes):
     kill_self()
 
 
-def run_out(has_room):
+def run_out(has_room, notes):
     """Rank 1 has no room; rank 0 is told so by its connection, tells it to the listeners, and is heard before."""
+    meet(f"{notes}-{has_room}")
     link, reason = find_link(), "finished" if has_room else "failed: RuntimeError: Connection closed by peer"
     if link.rank == 0:
         link.send_event(RunStarted(steps_per_epoch=4, n_epochs=1, **STARTED))

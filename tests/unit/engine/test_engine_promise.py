@@ -28,7 +28,7 @@ from fulltilt.engine.promise import (
     PromiseWatch,
     find_reasons,
 )
-from fulltilt.engine.world import World
+from fulltilt.engine.world import ALONE, World
 from fulltilt.hardware import (
     CpuTimes,
     FakeNvml,
@@ -286,10 +286,10 @@ def test_a_promise_is_held_against_as_many_processes_as_it_was_measured_with(pro
     watch, note = promise_module.build_watch(run, DataWaits())
     assert watch is None
     assert f"measured with run.n_ranks {promised}, and this run has {n_ranks}" in note
-    same = SimpleNamespace(
-        config=config, world=World(n_ranks=promised), plan=plan_of(build_config()), device=torch.device("cpu")
-    )
-    assert isinstance(promise_module.build_watch(same, DataWaits())[0], PromiseWatch)
+    with build_run(config, plan_of(config), device="cpu", workload=build_workload()) as same:
+        same.world = World(n_ranks=promised)
+        assert isinstance(promise_module.build_watch(same, DataWaits())[0], PromiseWatch)
+        same.world = ALONE
 
 
 def test_the_cores_that_other_ranks_use_are_the_runs_own(monkeypatch):

@@ -115,7 +115,7 @@ def test_the_cause_is_told_and_not_what_followed_from_it(tmp_path, later_s):
         run(rank_bodies.break_off, cause_first_s=later_s, notes=str(tmp_path / "pids"))
 
 
-def test_what_followed_from_a_failure_ends_no_run_that_goes_on():
+def test_what_followed_from_a_failure_ends_no_run_that_goes_on(tmp_path):
     """rank 0 told the listeners that the run had failed when its connection to the one that ran out had broken"""
     events, causes = [], []
 
@@ -124,7 +124,7 @@ def test_what_followed_from_a_failure_ends_no_run_that_goes_on():
         return {"has_room": True} if len(causes) == 1 else None
 
     announcer = Announcer([events.append])
-    given = {"has_room": False}
+    given = {"has_room": False, "notes": str(tmp_path / "pids")}
     assert run_ranks(rank_bodies.run_out, given, devices=TWO, announcer=announcer, plan_again=plan_again) == "done"
     assert [cause.rank for cause in causes] == [1]
     assert [event.reason for event in events if isinstance(event, RunEnded)] == ["finished"]

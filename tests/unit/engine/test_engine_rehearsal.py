@@ -253,8 +253,9 @@ def test_an_assessment_is_left_out_and_said_so():
     assert any("assessment of points" in note for note in result.notes)
 
 
-def test_a_stream_with_a_schedule_is_rehearsed_too():
-    config = build_config(optim__schedule="cosine", optim__warmup=0)
+@pytest.mark.parametrize("warmup", [0, 500])
+def test_a_stream_with_a_schedule_is_rehearsed_too(warmup):
+    config = build_config(optim__schedule="cosine", optim__warmup=warmup)
     assert measure(build(config, dataset=PointStream))[1] == ["evaluation", "checkpoint"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from fulltilt.config import load_config, plan_of
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
-from fulltilt.tuner.apply import Applied, apply_result, plan_changes
+from fulltilt.tuner.apply import Applied, apply_result, find_varied_levers, plan_changes
 from fulltilt.tuner.recommend import LearningRate
 
 TEXT = "model: small_cnn  # mine\ndata: {dataset: digits, batch_size: 32}\noptim: {lr: 0.1}  # tuned by hand\n"
@@ -19,12 +19,13 @@ def make_trial(plan, **measured):
     return types.SimpleNamespace(
         plan=plan,
         status="ok",
+        kind="end_to_end",
         samples_per_s=1234.0,
         **{"samples_per_s_ci95": None, "observed": {}, "phases_ms": None, "n_devices": 1, **measured},
     )
 
 
-def make_result(plan, rate, *, user_plan, ci95=None, runs=(), tried=(), **measured):
+def make_result(plan, rate, *, user_plan, ci95=None, runs=(), tried=(), probes=(), **measured):
     """A search that ran ``user_plan``, ``plan`` and the ``tried``, and recommends ``plan``."""
     trial = make_trial(plan, samples_per_s_ci95=ci95, **measured)
     pick = types.SimpleNamespace(trial=trial, runs_samples_per_s=runs)
@@ -36,7 +37,7 @@ def make_result(plan, rate, *, user_plan, ci95=None, runs=(), tried=(), **measur
         user_plan=user_plan,
         trials=(trial, *map(make_trial, (user_plan, *tried))),
         repeats=(),
-        probes=(),
+        probes=probes,
     )
 
 
@@ -144,6 +145,19 @@ def test_what_the_search_never_varied_stays_as_the_file_has_it(config, write):
     assert written.run.promise is None
     assert len(applied.notes) == 1
     assert "compile True (measured with False), prefetch_factor 4 (measured with None)" in applied.notes[0]
+
+
+def test_what_only_a_probe_left_out_is_not_varied(tmp_path):
+    """Probes of the step run without the loader's levers; that says nothing of the values those should have."""
+    (tmp_path / "a.yaml").write_text(TEXT.replace("batch_size: 32", "batch_size: 32, placement: auto, num_workers: 2"))
+    config = load_config(tmp_path / "a.yaml")
+    bare = plan_of(config).replace(num_workers=0, placement="stream")
+    probes = [
+        types.SimpleNamespace(plan=plan, status="ok", kind="device") for plan in (bare, bare.replace(compile=True))
+    ]
+    result = recommend(config, {}, probes=probes)
+    assert find_varied_levers(result) == {"compile"}
+    assert plan_changes(result, config, searched=config).values == {}
 
 
 def test_a_value_that_was_tried_and_lost_is_taken_back(config, write):

@@ -73,13 +73,22 @@ class Recording(ProcessTarget):
         return build_outcome()
 
 
+def test_a_batch_that_does_not_divide_waits_for_the_rank_with_the_larger_part(tmp_path):
+    source = WorkloadSource(config={"data": {"val_batch_size": 255}}, base_dir=".")
+    target = Recording(source, device="cpu", folder=tmp_path, rank_devices=("cpu", "cpu"))
+    probe = target(default_plan({"batch_size": 3}), id="t1", why="", kind="device")
+    assert target.request.plan["batch_size"] == 2
+    assert target.request.source.config["data"]["val_batch_size"] == 128
+    assert probe.samples_per_s == 150.0, "3 samples in the time that one rank takes for 2"
+
+
 def test_over_ranks_a_probe_takes_one_ranks_part_and_its_rate_counts_for_all(tmp_path):
     source = WorkloadSource(config={}, base_dir=".")
     target = Recording(source, device="cpu", folder=tmp_path, rank_devices=("cpu", "cpu"))
-    plan = default_plan({"batch_size": 33})
+    plan = default_plan({"batch_size": 34})
     probe = target(plan, id="t1", why="", kind="device")
     assert (target.request.plan["batch_size"], target.kind) == (17, "device")
-    assert (probe.plan, probe.n_devices, probe.batch_size_per_device) == (plan, 2, 16)
+    assert (probe.plan, probe.n_devices, probe.batch_size_per_device) == (plan, 2, 17)
     assert (probe.samples_per_s, probe.samples_per_s_ci95) == (200.0, (198.0, 202.0))
     assert probe.block_samples_per_s == (200.0, 200.0)
     assert "its rate counts 2 times" in probe.notes[-1]
