@@ -251,6 +251,7 @@ def test_a_workload_of_a_script_is_tuned_from_the_script_itself(project):
     tail = """
     if __name__ == "__main__":
         options = {"batch_sizes": [16], "num_workers": [0], "steps": 4, "device": "cpu", "out": "out"}
+        options["settings"] = {"data.batch_size": 16}
         result = fulltilt.tune(workload, quick=True, budget="10m", **options)
         print(result.picks.recommended.trial.plan["batch_size"], result.workload["name"])
     """
