@@ -106,7 +106,7 @@ def _assemble(
         notes=(
             *journal.notes,
             *space.notes,
-            *probe.workload.get("notes", ()),
+            *_list_notes_of_kept(probe, space),
             *_note_trust(session, chosen, summary, space),
         ),
         null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples),
@@ -197,6 +197,11 @@ def _summarize(
         stopped_by_budget=session.is_budget_spent,
         noise_pct=max(spreads, default=None),
     )
+
+
+def _list_notes_of_kept(probe: ProbeResult, space: Space) -> list[str]:
+    """What building the user's plan noted, without advice on levers that the search has varied since."""
+    return [note for note in probe.workload.get("notes", ()) if note.partition("=")[0] not in space.axes]
 
 
 def _describe_probe(probe: ProbeResult) -> dict[str, object]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from fulltilt.errors import NoPlanError
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
 from fulltilt.tuner.picks import Pick, Picks, build_pick
-from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity
+from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity, estimate_speeds
 
 LearningRateRule = Literal["sqrt", "linear", "none"]
 
@@ -161,8 +161,9 @@ def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Tri
 def _pick_memory(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial]) -> Pick | None:
     """The least memory that still trains at an acceptable speed; of rows with the same memory the fastest."""
     confirmed = find_confirmed(rows)
-    best = max(confirmed or rows, key=_read_rate)
-    fast = [row for row in rows if _read_rate(row) >= _read_rate(best) * MEMORY_SPEED_SHARE_PCT / 100]
+    rates = {id(row): math.exp(speed.log_rate) for row, speed in zip(rows, estimate_speeds(rows, again), strict=True)}
+    best = max(confirmed or rows, key=lambda row: rates[id(row)])
+    fast = [row for row in rows if rates[id(row)] >= rates[id(best)] * MEMORY_SPEED_SHARE_PCT / 100]
     known = [row for row in fast if row.device_memory_peak_gib is not None]
     if not known:
         return None
@@ -172,7 +173,7 @@ def _pick_memory(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial])
     among = f", the fastest of {len(small)} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
     rule = (
         f"least memory of {_count_rows(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
-        f"({_read_rate(best):,.0f} samples/s, {best.id}){among}{_say_tie(tied)}"
+        f"({rates[id(best)]:,.0f} samples/s, {best.id}){among}{_say_tie(tied)}"
     )
     return build_pick(chosen, tied, rule, user_plan)
 

@@ -282,6 +282,16 @@ def test_the_memory_pick_is_the_smallest_row_that_is_fast_enough():
     assert chosen.rule.startswith("least memory of 3 rows with at least 90 % of the best speed (1,000 samples/s, t1)")
 
 
+def test_the_speed_that_the_memory_pick_is_held_against_is_the_mean_of_the_runs_side_by_side():
+    """A median of runs that lay far apart stood above every mean, and left one row fast enough."""
+    noisy = [make_row(n, rate, memory=4.0, kind="baseline") for n, rate in ((1, 515.0), (2, 194.0), (3, 528.0))]
+    steady = [make_row(n, 440.0, memory=1.0, kind="repeat", batch_size=64) for n in (4, 5, 6)]
+    table = [noisy[0], steady[0]]
+    picks = pick(table, user_plan=USER, memory_limit_gib=10.0, runs=[*noisy, *steady])
+    assert picks.memory.trial.id == "t4"
+    assert "best confirmed speed (440 samples/s, t4)" in picks.memory.rule
+
+
 def test_of_rows_with_the_same_memory_the_faster_is_the_memory_pick():
     rows = [
         make_row(1, 950.0, memory=1.0, batch_size=16),

@@ -220,7 +220,9 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
     config = config_from_values({"data": {"dataset": "digits"}}, base_dir=str(tmp_path))
     source = WorkloadSource(config={}, base_dir=str(tmp_path))
     facts = Facts(device_type="cpu", n_samples=1280)
-    probe = ProbeResult(facts=facts, workload={"name": "digits", "n_samples": 1280, "learning_rate": 0.1})
+    notes = ["batch_size=32: try 64", "num_workers=0: read in the training process"]
+    workload = {"name": "digits", "n_samples": 1280, "learning_rate": 0.1, "notes": notes}
+    probe = ProbeResult(facts=facts, workload=workload)
     with RunFolder(tmp_path / "run", fingerprint_parts={}, command="tune", results=[]) as folder:
         session, journal = Session(answer, Journal()), Journal()
         tuning._search(session, SPACE, OPTIONS) if has_interval else session.run(search.exhaustive(SPACE))
@@ -229,3 +231,5 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
     assert result.epoch_seconds.estimate == pytest.approx(2.0)
     assert (result.epoch_seconds.ci95 is not None) == has_interval
     assert ("epoch_seconds.ci95" in result.null_reasons) == (not has_interval)
+    assert notes[1] in result.notes
+    assert notes[0] not in result.notes, "the search has varied it"
