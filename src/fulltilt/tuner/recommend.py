@@ -145,7 +145,7 @@ def describe_failures(rows: Sequence[Trial]) -> str:
 
 def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial]) -> Pick:
     chosen, tied = choose(rows, again)
-    rule = f"highest samples/s of {len(rows)} rows that ran{_say_tie(tied)}"
+    rule = f"highest samples/s of {_count_rows(rows)} that ran{_say_tie(tied)}"
     return build_pick(chosen, tied, rule, user_plan)
 
 
@@ -154,7 +154,7 @@ def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Tri
     if not known:
         return None
     chosen, tied = choose([row for row, _ in known], again, per=[memory for _, memory in known])
-    rule = f"highest samples/s per GiB of {len(known)} rows with a memory figure{_say_tie(tied)}"
+    rule = f"highest samples/s per GiB of {_count_rows(known)} with a memory figure{_say_tie(tied)}"
     return build_pick(chosen, tied, rule, user_plan)
 
 
@@ -250,7 +250,7 @@ def _say_tie(tied: Sequence[Trial]) -> str:
     )
 
 
-def _count_rows(rows: Sequence[Trial]) -> str:
+def _count_rows(rows: Sequence[object]) -> str:
     return "1 row" if len(rows) == 1 else f"{len(rows)} rows"
 
 
