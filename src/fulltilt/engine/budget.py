@@ -6,7 +6,6 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
@@ -105,7 +104,7 @@ def estimate_host_budget(run: Run, n_ranks: int | None = None) -> HostBudget | N
         prefetch_factor=prefetch,
         batch_bytes=sample_bytes * part,
         batches_bytes=n_workers * prefetch * sample_bytes * (part + val_part),
-        checkpoint_bytes=_estimate_state_bytes(run) if is_copied else 0,
+        checkpoint_bytes=estimate_state_bytes(run) if is_copied else 0,
         free_bytes=read_free_ram_bytes(),
         shm_free_bytes=None if shm.total_bytes is None or shm.used_bytes is None else shm.total_bytes - shm.used_bytes,
     )
@@ -131,11 +130,11 @@ def _measure_sample_bytes(run: Run) -> int | None:
     return count_bytes(batch)
 
 
-def _estimate_state_bytes(run: Run) -> int:
+def estimate_state_bytes(run: Run) -> int:
     """Weights and, for every one that is trained, the two moments that most optimizers keep."""
     model = run.setup.model
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return 2 * trained + sum(v.numel() * v.element_size() for v in model.state_dict().values() if torch.is_tensor(v))
+    return 2 * trained + sum(v.numel() * v.element_size() for v in (*model.parameters(), *model.buffers()))
 
 
 def count_bytes(value: Any) -> int:

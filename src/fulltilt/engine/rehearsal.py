@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.data import fast_collate
 from fulltilt.data.batched import BatchedDataset
-from fulltilt.engine.budget import count_bytes
+from fulltilt.engine.budget import count_bytes, estimate_state_bytes
 from fulltilt.engine.build import Run
 from fulltilt.engine.evaluate import evaluate
 from fulltilt.engine.replan import is_out_of_memory, read_first_line
@@ -42,6 +42,7 @@ N_LARGEST_STEPS = 2  # the second one begins with what the first one left in the
 N_FIRST_LOOKS = 64  # samples that are all of one size here are taken to be so everywhere
 MAX_LOOKS = 1024
 MAX_LOOK_S = 2.0
+MAX_CHECKPOINT_BYTES = 4 * 2**30
 MAX_STEPS = 10**9  # of a run over a stream, whose schedule wants an end; its learning rate is never set here
 
 PHRASES = {
@@ -133,7 +134,7 @@ class Rehearsal:
                 self.notes.append(f"memory: the assessment of {name} (workload.assess) is not in the peak")
             if s.validation is not None:
                 yield "evaluation", lambda: self._evaluate(s, s.validation)
-        if self._saves:
+        if self._saves and self._has_time_to_save(s):
             yield "checkpoint", lambda: self._save(s)
 
     def _step_on(self, steps: EndlessSteps, largest: LargestSamples) -> None:
@@ -150,6 +151,16 @@ class Rehearsal:
         bare = dataclasses.replace(s.run, workload=dataclasses.replace(s.run.workload, assess=None))
         n_asked = itertools.count()
         evaluate(bare, loader, should_stop=lambda: next(n_asked) > 0)
+
+    def _has_time_to_save(self, s: Session) -> bool:
+        """A trial has a deadline, and a disk may take 10 s for a GiB."""
+        size = estimate_state_bytes(s.run)
+        if size <= MAX_CHECKPOINT_BYTES:
+            return True
+        self.notes.append(
+            f"memory: a checkpoint of about {size / 2**30:.1f} GiB takes too long for a trial; the peak is without it"
+        )
+        return False
 
     def _save(self, s: Session) -> None:
         with tempfile.TemporaryDirectory(prefix="fulltilt-checkpoint-") as folder:

@@ -13,6 +13,7 @@ from training_cases import N_FEATURES, Points, PointStream, build_config, build_
 
 from fulltilt.config import plan_of
 from fulltilt.data import build_loader
+from fulltilt.engine import rehearsal
 from fulltilt.engine.build import build_run
 from fulltilt.engine.measured import run_measured
 from fulltilt.engine.probes import run_device_probe, run_memory_probe
@@ -251,6 +252,13 @@ def test_an_assessment_is_left_out_and_said_so():
     result, parts = measure(build(assess=assess))
     assert parts == ["evaluation", "checkpoint"]
     assert any("assessment of points" in note for note in result.notes)
+
+
+def test_a_checkpoint_that_would_use_up_the_deadline_is_left_out_and_that_is_said(monkeypatch):
+    monkeypatch.setattr(rehearsal, "MAX_CHECKPOINT_BYTES", 10)
+    result, parts = measure(build(build_config()))
+    assert parts == ["evaluation"]
+    assert any("takes too long for a trial; the peak is without it" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("warmup", [0, 500])
