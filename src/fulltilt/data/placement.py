@@ -97,7 +97,7 @@ def count_mixed_blocks(dataset: Any) -> int | None:
     return blocks.n_mixed if blocks.n_mixed < len(blocks.edges) - 1 else None
 
 
-def read_free_ram_bytes(root: str | Path = "/") -> int:
+def read_free_ram_bytes(root: str | Path = "/", *, n_processes: int = 1) -> int:
     """What this process could still take of host memory.
 
     The least of what the machine has, what its control groups leave, and what a memory limit on the CPU leaves
@@ -105,9 +105,11 @@ def read_free_ram_bytes(root: str | Path = "/") -> int:
 
     Args:
         root: Of the machine's files, so that a planted tree can stand in.
+        n_processes: That share the machine, this one among them; a limit on the CPU is each one's own.
     """
     _, available_bytes = read_memory_bytes(root)
-    rooms = [available_bytes, read_memory_room_bytes(root), _read_room_below_cpu_limit()]
+    shared = [available_bytes, read_memory_room_bytes(root)]
+    rooms = [*(room // n_processes for room in shared if room is not None), _read_room_below_cpu_limit()]
     return min(room for room in rooms if room is not None)
 
 

@@ -184,7 +184,7 @@ def build_run(
     dataset, model = _build_parts(workload, seed)
     world.arrive()  # before the first word between ranks: one that hangs in the user's code is behind the others
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
-    facts = describe(model, dataset, device, is_batch_known=workload.collate is None)
+    facts = describe(model, dataset, device, is_batch_known=workload.collate is None, n_ranks=world.n_ranks)
     may_hold = options is None or parse_on_bad_sample(options.on_bad_sample) is None
     plan, notes = resolve_plan(plan, facts, may_hold=may_hold, started_with=started_with, world=world)
     plan = _settle(plan, facts, notes, strict)

@@ -55,11 +55,13 @@ def describe(
     machine: Machine | None = None,
     *,
     is_batch_known: bool = True,
+    n_ranks: int = 1,
 ) -> Facts:
     """Facts of what is built already; the optimizer is left open.
 
     Args:
         is_batch_known: False where a collate function of the user's own decides what a batch is.
+        n_ranks: That share the machine's memory.
     """
     capability = _read_capability(device, machine)
     has_conv2d = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules())
@@ -77,7 +79,7 @@ def describe(
         has_native_bf16=_has_native_bf16(device, capability),
         placements=find_placements(dataset),
         data_bytes=count_held_bytes(dataset),
-        free_ram_bytes=read_free_ram_bytes(),
+        free_ram_bytes=read_free_ram_bytes(n_processes=n_ranks),
         free_device_bytes=read_free_device_bytes(device),
         n_blocks_mixed=count_mixed_blocks(dataset),
         transforms=find_transforms(dataset) if is_batch_known else "own",
@@ -94,15 +96,13 @@ def resolve_plan(
     Args:
         may_hold: False where samples that cannot be read are left out.
         started_with: The placement of a run that goes on.
-        world: Ranks of one machine share its memory, and take the placement that the first of them chose.
+        world: Ranks take the placement that the first of them chose.
     """
     precision, note = precision_lever.resolve(plan["precision"], facts)
     notes = [f"precision: {note}"] if note else []
     plan = plan.replace(precision=precision)
     if plan["placement"] != "auto":
         return plan, notes
-    if facts.free_ram_bytes is not None:
-        facts = dataclasses.replace(facts, free_ram_bytes=facts.free_ram_bytes // world.n_ranks)
     chosen = placement_lever.resolve("auto", plan, facts, may_hold=may_hold, started_with=started_with)
     placement, note = world.hand_out(chosen)
     return plan.replace(placement=placement), [*notes, f"placement: {note}"]

@@ -275,7 +275,8 @@ def _merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:
     merged = dataclasses.replace(facts, device_type=options.device.partition(":")[0], **changes)
     changes = {"n_cores_usable": max(1, merged.n_cores_usable // options.n_ranks)}
     if merged.free_ram_bytes is not None:
-        changes["free_ram_bytes"] = merged.free_ram_bytes // options.n_ranks
+        share_bytes = machine.memory_available_bytes // options.n_ranks  # the limit of a trial is a rank's already
+        changes["free_ram_bytes"] = min(merged.free_ram_bytes, share_bytes)
     return dataclasses.replace(merged, **changes)
 
 

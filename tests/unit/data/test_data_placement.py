@@ -229,6 +229,7 @@ def test_free_memory_is_read_under_the_limit_of_a_control_group(kind, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert read_free_ram_bytes(tmp_path) == 200 * 1024
+    assert read_free_ram_bytes(tmp_path, n_processes=2) == 100 * 1024
     (tmp_path / usage).write_text(f"{701 * 1024}\n")
     assert read_free_ram_bytes(tmp_path) == 0
     (tmp_path / limit).write_text("max\n" if kind == "v2" else "9223372036854771712\n")

@@ -35,7 +35,9 @@ def workload(tmp_path):
 
 @pytest.fixture
 def set_free_ram(monkeypatch):
-    return lambda n_bytes: monkeypatch.setattr(facts_room, "read_free_ram_bytes", lambda: n_bytes)
+    return lambda n_bytes: monkeypatch.setattr(
+        facts_room, "read_free_ram_bytes", lambda n_processes=1: n_bytes // n_processes
+    )
 
 
 def build(workload, *, started_with=None, world=None, **data):
@@ -117,7 +119,7 @@ def test_ranks_of_one_machine_share_its_memory_and_take_one_choice(workload, set
     needed = 2 * facts.data_bytes
     for free_bytes in (needed, 2 * needed):
         set_free_ram(free_bytes)
-        described = facts_room.describe(nn.Linear(5, 4), workload.dataset(), torch.device("cpu"))
+        described = facts_room.describe(nn.Linear(5, 4), workload.dataset(), torch.device("cpu"), n_ranks=2)
         plan = plan_of(build_config(data__placement="auto"))
         plan, notes = facts_room.resolve_plan(plan, described, world=Told(rank=1, n_ranks=2))
         assert (plan["placement"], notes) == ("stream", ["placement: auto is stream: rank 0 says so"])
