@@ -63,6 +63,8 @@ def _check_budget(session: Session) -> None:
     if not session.is_budget_spent or any(row.status != "skipped" for row in session.rows):
         return
     done = f"{session.elapsed_s:.0f} s went into starting and {len(session.probes)} probes"
+    if session.earlier_s:
+        done += f", {session.earlier_s:.0f} s of it in earlier sessions of this folder, which count"
     if session.cut is not None:
         done += f", and {session.cut.id} was ended after {session.cut.seconds:.0f} s"
     raise NoPlanError(

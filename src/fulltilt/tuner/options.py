@@ -14,6 +14,7 @@ from fulltilt.records import Machine
 from fulltilt.tuner.recommend import LearningRateRule
 
 CPU_LIMIT_SHARE = 0.9  # of the memory that is available at the start, where no limit was asked for
+MIN_LIMIT_BYTES = 2**20  # a number without a unit was meant otherwise
 RANK_START_S = 60.0  # more for a trial over ranks, each of which loads torch for itself
 
 
@@ -76,7 +77,7 @@ def build_options(
         num_workers=tuple(num_workers) if num_workers else None,
         n_steps=n_steps,
         device=devices[0],
-        memory_limit_bytes=_parse("--memory-limit", memory_limit, parse_bytes),
+        memory_limit_bytes=_parse_memory_limit(memory_limit),
         strategy="exhaustive" if exhaustive else "quick" if quick else "model_first",
         budget_s=90.0 if quick and budget_s is None else budget_s,
         free_batch=free_batch,
@@ -91,6 +92,13 @@ def _check_values(flag: str, values: Sequence[int] | None, *, smallest: int) -> 
     for value in values or ():
         if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
             raise UsageError(f"{flag} {value!r} cannot be tried; give whole numbers of at least {smallest}")
+
+
+def _parse_memory_limit(value: str | int | None) -> int | None:
+    limit_bytes = _parse("--memory-limit", value, parse_bytes)
+    if limit_bytes is not None and limit_bytes < MIN_LIMIT_BYTES:
+        raise UsageError(f"--memory-limit {value} is {limit_bytes} bytes, in which nothing runs; write a unit: 12GiB")
+    return limit_bytes
 
 
 def _parse(flag: str, value: Any, parse: Callable[[str], Any]) -> Any:

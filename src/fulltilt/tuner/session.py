@@ -80,7 +80,7 @@ class Session:
         self._on_event = on_event
         self._clock = clock
         self._start_s = clock() if start_s is None else start_s
-        self._earlier_s = journal.spent_s
+        self.earlier_s = journal.spent_s
         self._known: dict[tuple[Plan, str], Trial] = {}
         self.rows: list[Trial] = []  # whole runs, and plans that were skipped
         self.probes: list[Trial] = []
@@ -97,7 +97,7 @@ class Session:
     @property
     def elapsed_s(self) -> float:
         """Wall time of the search: this session, and the trials of earlier ones in the same folder."""
-        return self._earlier_s + self._clock() - self._start_s
+        return self.earlier_s + self._clock() - self._start_s
 
     @property
     def n_done(self) -> int:

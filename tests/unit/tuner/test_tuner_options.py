@@ -72,6 +72,7 @@ def test_quick_has_a_budget_and_no_deadline_beyond_it():
         ({"device": "cuda:99"}, "cuda:99"),
         ({"budget": "3x"}, "--budget '3x' is not a duration"),
         ({"memory_limit": "a lot"}, "--memory-limit 'a lot' is not a size in bytes"),
+        ({"memory_limit": "12"}, "--memory-limit 12 is 12 bytes, in which nothing runs; write a unit"),
     ],
 )
 def test_bad_flags_say_the_value(flags, words):

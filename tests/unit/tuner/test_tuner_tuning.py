@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -242,3 +243,9 @@ def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
     two = dataclasses.replace(OPTIONS, rank_devices=("cpu", "cpu"))
     facts = tuning._merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), machine, two)
     assert facts.free_ram_bytes == left_gib * 2**30
+
+
+def test_a_budget_that_earlier_sessions_used_up_says_so():
+    session = SimpleNamespace(is_budget_spent=True, rows=[], probes=[None], elapsed_s=70.0, earlier_s=50.0, cut=None)
+    with pytest.raises(NoPlanError, match="70 s went into starting and 1 probes, 50 s of it in earlier sessions"):
+        conclude._check_budget(session)
