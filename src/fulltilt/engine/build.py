@@ -197,13 +197,7 @@ def build_run(
     sync = _place_model(setup, plan, model, config, workload, world)
     _apply_stage("compile", plan, setup)
     transform = _plan_transform(setup, plan, options, dataset)
-    setup.optimizer = _build_optimizer(workload, setup.model)
-    facts = dataclasses.replace(facts, optimizer=name_optimizer(setup.optimizer))
-    plan = _settle(plan, facts, notes, strict)
-    for stage in STAGES[STAGES.index("optimizer") :]:
-        _apply_stage(stage, plan, setup)
-    setup.notes += find_notes(plan, facts)
-    setup.notes += workload.explain(plan["batch_size"], plan["accumulate"]) if workload.explain else ()
+    plan, facts = _place_optimizer(setup, plan, facts, workload, strict)
 
     # What building consumed differs between plans; training starts from the same numbers. Ranks draw their own.
     own_seed = compute_seed(seed, world.rank) if world.rank else seed
@@ -351,6 +345,18 @@ def _check_length(dataset: Any, batch_size: int, name: str) -> int | None:
             f"use batch_size {n_samples} or less"
         )
     return n_samples
+
+
+def _place_optimizer(setup: Setup, plan: Plan, facts: Facts, workload: Workload, strict: bool) -> tuple[Plan, Facts]:
+    """The optimizer and the levers behind it; the plan and the facts, now that it is known."""
+    setup.optimizer = _build_optimizer(workload, setup.model)
+    facts = dataclasses.replace(facts, optimizer=name_optimizer(setup.optimizer))
+    plan = _settle(plan, facts, setup.notes, strict)
+    for stage in STAGES[STAGES.index("optimizer") :]:
+        _apply_stage(stage, plan, setup)
+    setup.notes += find_notes(plan, facts)
+    setup.notes += workload.explain(plan["batch_size"], plan["accumulate"]) if workload.explain else ()
+    return plan, facts
 
 
 def _place_model(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.records import Event, TrialRequest, decode, encode
-from fulltilt.tuner.trial import Answer, build_request, explain_workers, report_parts, report_steps
+from fulltilt.tuner.trial import Answer, build_request, measure_built, report_parts
 
 DEADLINE_SHARE = 0.75  # of the trial's usual deadline: a rank that hangs is named before the trial is ended as a whole
 
@@ -68,13 +68,4 @@ def measure_as_rank(message: Mapping[str, Any]) -> dict[str, Any]:
 
     world, device = join_devices(request.rank_devices)
     with build_request(request, answer, device=device, world=world) as run:
-        answer({"progress": {"stage": "built"}})
-        with explain_workers():
-            measurement = run_measured(
-                run,
-                n_steps=request.n_steps,
-                max_measure_s=request.max_measure_s,
-                on_progress=report_steps(answer),
-                on_part=report_parts(answer),
-            )
-    return encode(measurement)
+        return encode(measure_built(run_measured, run, request, answer, on_part=report_parts(answer)))

@@ -28,7 +28,7 @@ from typing import Any
 
 from fulltilt.errors import UsageError
 from fulltilt.levers.compile import keep_cache
-from fulltilt.records import TrialRequest, decode, encode
+from fulltilt.records import Measurement, TrialRequest, decode, encode
 
 Answer = Callable[[Mapping[str, Any]], None]
 Body = Callable[[Mapping[str, Any], Answer], None]
@@ -79,16 +79,22 @@ def run_trial(request: TrialRequest, answer: Answer, kind: str = "trial") -> Non
     if request.rank_devices:
         use_share_of_cores(len(request.rank_devices))
     with build_request(request, answer) as run:
-        answer({"progress": {"stage": "built"}})
-        with explain_workers():
-            measurement = measure(
-                run,
-                n_steps=request.n_steps,
-                max_measure_s=request.max_measure_s,
-                on_progress=report_steps(answer),
-                **given,
-            )
-        answer({"measurement": encode(measurement)})
+        answer({"measurement": encode(measure_built(measure, run, request, answer, **given))})
+
+
+def measure_built(
+    measure: Callable[..., Measurement], run: Any, request: TrialRequest, answer: Answer, **given: Any
+) -> Measurement:
+    """``measure`` a built run as the request asks for, saying how far it is."""
+    answer({"progress": {"stage": "built"}})
+    with explain_workers():
+        return measure(
+            run,
+            n_steps=request.n_steps,
+            max_measure_s=request.max_measure_s,
+            on_progress=report_steps(answer),
+            **given,
+        )
 
 
 @contextlib.contextmanager
