@@ -37,7 +37,7 @@ class Workload:
     """What is tuned, and the settings that span its space.
 
     Attributes:
-        axes: Levers that vary; at most 24 plans together.
+        axes: Levers that vary.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Workload:
 
 
 def list_workloads(folder: Path) -> list[Workload]:
-    """Three workloads that differ in what bounds them: small convolutions, the step itself, attention with I/O."""
+    """Three of at most 24 plans each, bound by different things: small convolutions, the step itself, attention."""
     sensor_file = make_sensor_hdf5(folder / "sensors.h5", 2048, 64, seed=0)
     return [
         Workload(

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks._duel import describe_plan
-from benchmarks._runner import Context, Findings
+from benchmarks._runner import ROOT, Context, Findings
 from benchmarks._schema import Arm, build_arm, judge
-from benchmarks.plan_quality import Workload, find_fastest, list_workloads
+from benchmarks.plan_quality import Workload, find_fastest
 from fulltilt.records import Plan
 from fulltilt.tuner import TuneResult, tune
 
@@ -29,25 +29,30 @@ DEVICES = ("cpu",)
 
 N_SEARCHES = 20
 MAX_EXCEPTIONS = 1
+WORKLOAD = Workload(  # the space of the file itself, with batch sizes: 80 plans
+    name="digits, small CNN",
+    target=str(ROOT / "configs" / "digits.yaml"),
+    settings={"run.device": "cpu", "benchmark.batch_sizes": [32, 64, 128, 256, 512]},
+    axes=("batch_size", "num_workers", "threads", "channels_last", "fused_optimizer"),
+)
 
 
 def run(context: Context) -> Findings:
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
-        workload = list_workloads(Path(folder))[0]
         n_searches = 2 if context.quick else N_SEARCHES
         results = [
-            tune(workload.target, settings=workload.settings, out=Path(folder) / f"search-{number}")
+            tune(WORKLOAD.target, settings=WORKLOAD.settings, out=Path(folder) / f"search-{number}")
             for number in range(n_searches)
         ]
-    arms, exceptions = judge_results(workload, results)
+    arms, exceptions = judge_results(WORKLOAD, results)
     target = judge(
         f"searches of {n_searches} that end elsewhere without a tie", exceptions, None, at_most=MAX_EXCEPTIONS
     )
     counts = collections.Counter(result.picks.recommended.trial.plan for result in results)
-    picks = "; ".join(f"{n} × {describe_plan(plan, workload.axes)}" for plan, n in counts.most_common())
+    picks = "; ".join(f"{n} × {describe_plan(plan, WORKLOAD.axes)}" for plan, n in counts.most_common())
     noise = [result.search.noise_pct for result in results if result.search.noise_pct is not None]
     notes = (
-        f"{workload.name}: {results[0].search.grid_size} plans; recommended: {picks}",
+        f"{WORKLOAD.name}: {results[0].search.grid_size} plans; recommended: {picks}",
         f"runs of one plan inside a search lay up to {max(noise, default=0.0):.0f} % apart",
     )
     return Findings(arms=tuple(arms), targets=(target,), notes=notes)

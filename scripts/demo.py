@@ -47,7 +47,7 @@ def main() -> int:
     run("tune", str(CONFIG), "--budget", "45s", "--out", str(OUT / "tune"), "--apply", str(tuned))
 
     say("2. train with PyTorch's defaults and with the pick, in turn")
-    if load_config(tuned).to_values() == load_config(CONFIG).to_values():
+    if load_config(tuned).digest == load_config(CONFIG).digest:
         console.print("the pick is PyTorch's defaults: what differs below is the noise of this machine")
     runs: dict[str, list[dict[str, Any]]] = {DEFAULTS: [], "the pick": []}
     for pair in range(N_PAIRS):
