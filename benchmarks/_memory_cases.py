@@ -39,6 +39,31 @@ class Case:
         return [2**k for k in range(1, 12) if 2**k <= self.target // 4]
 
 
+BuildOptimizer = Callable[[Any], optim.Optimizer]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model with its inputs, for any optimizer; ``target`` is as in ``Case``."""
+
+    name: str
+    build: Callable[[BuildOptimizer], Workload]
+    target: int
+    is_convolution: bool = False
+    has_blocks: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """An optimizer and the levers that are not at their defaults."""
+
+    name: str
+    optimizer: BuildOptimizer
+    levers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    for_convolutions: bool = False
+    for_blocks: bool = False
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -91,72 +116,6 @@ class GruTagger(nn.Module):
         return self.head(y_BTC[:, -1])
 
 
-def build_cases() -> list[Case]:
-    """Ordered so that the first four differ most: a quick run takes those."""
-    own = "own "
-    return [
-        Case(name=own + "small_cnn, adamw", workload=_images("small_cnn(in_channels=3)", 32), target=256),
-        Case(name="GPT 4x192, adamw", workload=_tokens(Gpt), target=64),
-        Case(name="GRU 2x192, adam", workload=_tags(optimizer=optim.Adam), target=128),
-        Case(
-            name="torchvision resnet18, sgd",
-            workload=_images("torchvision:resnet18", 64, optimizer=_sgd),
-            target=64,
-        ),
-        Case(name=own + "wideresnet-16-2, sgd", workload=_images(_WIDE, 32, optimizer=_sgd), target=64),
-        Case(
-            name=own + "resnet18, adam, channels_last",
-            workload=_images("resnet18(small_images=True)", 16, optimizer=optim.Adam),
-            target=64,
-            levers={"channels_last": True},
-        ),
-        Case(
-            name=own + "resnet18, adamw, checkpointed",
-            workload=_images("resnet18(small_images=True)", 24),
-            target=64,
-            levers={"activation_checkpointing": True},
-        ),
-        Case(name="torchvision resnet50, adamw", workload=_images("torchvision:resnet50", 48), target=32),
-        Case(
-            name="torchvision resnet50, checkpointed",
-            workload=_images("torchvision:resnet50", 48, optimizer=_sgd),
-            target=32,
-            levers={"activation_checkpointing": True},
-        ),
-        Case(
-            name="torchvision vgg11, sgd",
-            workload=_images("torchvision:vgg11", 32, optimizer=_sgd),
-            target=128,
-        ),
-        Case(
-            name="timm vit_tiny, adamw, fused",
-            workload=_images("timm:vit_tiny_patch16_224(img_size=64)", 64),
-            target=64,
-            levers={"fused_optimizer": True},
-        ),
-        Case(
-            name="timm vit_tiny, bf16",
-            workload=_images("timm:vit_tiny_patch16_224(img_size=64)", 64),
-            target=32,
-            levers={"precision": "bf16"},
-        ),
-        Case(
-            name="GPT 4x192, checkpointed",
-            workload=_tokens(Gpt),
-            target=64,
-            levers={"activation_checkpointing": True},
-        ),
-        Case(name="GPT 4x192, bf16", workload=_tokens(Gpt), target=32, levers={"precision": "bf16"}),
-        Case(name=own + "mlp, fp16 with scaler", workload=_mlp(), target=2048, levers={"precision": "fp16"}),
-        Case(name=own + "mlp, accumulate 4", workload=_mlp(), target=2048, levers={"accumulate": 4}),
-        Case(name=own + "sensor_transformer, diffusion", workload=_sensors(), target=32),
-        Case(name="torchvision mobilenet_v3_small", workload=_images("torchvision:mobilenet_v3_small", 64), target=64),
-    ]
-
-
-_WIDE = "wideresnet(depth=16, width=2)"
-
-
 def _sgd(parameters: Any) -> optim.Optimizer:
     return optim.SGD(parameters, lr=1e-3, momentum=0.9)
 
@@ -165,7 +124,7 @@ def _adamw(parameters: Any) -> optim.Optimizer:
     return optim.AdamW(parameters, lr=1e-4)
 
 
-def _images(model: str, side_px: int, optimizer: Callable[[Any], optim.Optimizer] = _adamw) -> Workload:
+def _images(model: str, side_px: int, optimizer: BuildOptimizer) -> Workload:
     return Workload(
         model=lambda: build_model(model, n_classes=N_CLASSES),
         dataset=lambda: TensorDataset(
@@ -177,18 +136,18 @@ def _images(model: str, side_px: int, optimizer: Callable[[Any], optim.Optimizer
     )
 
 
-def _tokens(model: Callable[[], nn.Module]) -> Workload:
+def _tokens(optimizer: BuildOptimizer) -> Workload:
     zeros_BT = torch.zeros(N_SAMPLES, N_TOKENS, dtype=torch.long)
     return Workload(
-        model=model,
+        model=Gpt,
         dataset=lambda: TensorDataset(zeros_BT, zeros_BT),
         loss=lambda logits_BTV, y_BT: functional.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten()),
-        optimizer=_adamw,
+        optimizer=optimizer,
         name="gpt",
     )
 
 
-def _tags(optimizer: Callable[[Any], optim.Optimizer]) -> Workload:
+def _tags(optimizer: BuildOptimizer) -> Workload:
     return Workload(
         model=GruTagger,
         dataset=lambda: TensorDataset(
@@ -200,19 +159,77 @@ def _tags(optimizer: Callable[[Any], optim.Optimizer]) -> Workload:
     )
 
 
-def _mlp() -> Workload:
+def _mlp(optimizer: BuildOptimizer) -> Workload:
     return Workload(
         model=lambda: build_model("mlp(n_features=784, n_outputs=10, hidden=512, depth=4)"),
         dataset=lambda: TensorDataset(torch.zeros(N_SAMPLES, 784), torch.zeros(N_SAMPLES, dtype=torch.long)),
         loss=nn.CrossEntropyLoss(),
-        optimizer=_adamw,
+        optimizer=optimizer,
         name="mlp",
     )
 
 
-def _sensors() -> Workload:
-    return build_diffusion(
+def _sensors(optimizer: BuildOptimizer) -> Workload:
+    diffusion = build_diffusion(
         model=lambda: build_model("sensor_transformer(n_sensors=256, hidden=64)"),
         train=lambda: TensorDataset(torch.zeros(N_SAMPLES, 2, 256), torch.zeros(N_SAMPLES, 6)),
         name="sensors",
     )
+    return dataclasses.replace(diffusion, optimizer=optimizer)
+
+
+def _adam(parameters: Any) -> optim.Optimizer:
+    return optim.Adam(parameters, lr=1e-4)
+
+
+def _model(name: str, model: str, side_px: int, target: int) -> Model:
+    return Model(
+        name=name, build=lambda optimizer: _images(model, side_px, optimizer), target=target, is_convolution=True
+    )
+
+
+MODELS = (
+    _model("own small_cnn", "small_cnn(in_channels=3)", 32, 256),
+    Model(name="GPT 4x192", build=_tokens, target=64),
+    Model(name="GRU 2x192", build=_tags, target=128, has_blocks=False),
+    Model(name="own mlp 4x512", build=_mlp, target=2048),
+    Model(name="own sensor_transformer, diffusion", build=_sensors, target=32),
+    Model(
+        name="timm vit_tiny",
+        build=lambda optimizer: _images("timm:vit_tiny_patch16_224(img_size=64)", 64, optimizer),
+        target=64,
+    ),
+    _model("own resnet18", "resnet18(small_images=True)", 16, 64),
+    _model("own wideresnet-16-2", "wideresnet(depth=16, width=2)", 32, 64),
+    _model("torchvision resnet18", "torchvision:resnet18", 64, 64),
+    _model("torchvision resnet50", "torchvision:resnet50", 48, 32),
+    _model("torchvision vgg11", "torchvision:vgg11", 32, 128),
+    _model("torchvision mobilenet_v3_small", "torchvision:mobilenet_v3_small", 64, 64),
+    _model("torchvision densenet121", "torchvision:densenet121", 32, 32),
+)
+SETTINGS = (
+    Setting(name="adamw", optimizer=_adamw),
+    Setting(name="sgd", optimizer=_sgd),
+    Setting(name="adam, fused", optimizer=_adam, levers={"fused_optimizer": True}),
+    Setting(name="checkpointed", optimizer=_adamw, levers={"activation_checkpointing": True}, for_blocks=True),
+    Setting(name="accumulate 4", optimizer=_adamw, levers={"accumulate": 4}),
+    Setting(name="bf16", optimizer=_adamw, levers={"precision": "bf16"}),
+    Setting(name="channels_last", optimizer=_sgd, levers={"channels_last": True}, for_convolutions=True),
+)
+FIRST = ("own small_cnn, adamw", "GPT 4x192, bf16", "GRU 2x192, sgd", "torchvision resnet18, checkpointed")
+
+
+def build_cases() -> list[Case]:
+    """Every model under every setting that applies to it; the four that differ most come first, for a quick run."""
+    cases = [
+        Case(
+            name=f"{model.name}, {setting.name}",
+            workload=model.build(setting.optimizer),
+            target=model.target,
+            levers=setting.levers,
+        )
+        for setting in SETTINGS
+        for model in MODELS
+        if (model.is_convolution or not setting.for_convolutions) and (model.has_blocks or not setting.for_blocks)
+    ]
+    return sorted(cases, key=lambda case: case.name not in FIRST)
