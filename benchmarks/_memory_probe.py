@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks._memory_cases import Case, build_cases
 from benchmarks._memory_steps import measure_until_settled
 from fulltilt.engine import build_run
-from fulltilt.engine.build import Run
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer

@@ -24,9 +24,10 @@ from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from benchmarks._simclr_loop import build_plain_loader, run_plain_steps
 from fulltilt.config import Config, config_from_values, plan_of
 from fulltilt.data import make_stl10
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import evaluate
+from fulltilt.engine.run import Run
 from fulltilt.engine.train import train
 from fulltilt.measure import NullTimer
 from fulltilt.stats import compute_interval

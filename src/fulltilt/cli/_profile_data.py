@@ -18,7 +18,7 @@ def run_profile(config: Config, *, json_to: str | None) -> int:
     from fulltilt.data.profile import measure_data_path
     from fulltilt.engine.assemble import build_workload
     from fulltilt.engine.build import check_device
-    from fulltilt.engine.session import choose_device
+    from fulltilt.engine.world import choose_device
     from fulltilt.records import VERSION, dumps
 
     device = check_device(choose_device(config))

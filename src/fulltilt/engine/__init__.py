@@ -11,10 +11,11 @@ from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
     from fulltilt.engine.assemble import build_workload
-    from fulltilt.engine.build import Run, build_run
+    from fulltilt.engine.build import build_run
     from fulltilt.engine.facts import read_facts, resolve_plan
     from fulltilt.engine.measured import run_measured
     from fulltilt.engine.optimizers import OPTIMIZERS
+    from fulltilt.engine.run import Run
     from fulltilt.engine.step import StepOutcome, TrainStep
 
 __all__ = [
@@ -31,10 +32,11 @@ __all__ = [
 
 _HOMES = {
     "assemble": ("build_workload",),
-    "build": ("Run", "build_run"),
+    "build": ("build_run",),
     "facts": ("read_facts", "resolve_plan"),
     "measured": ("run_measured",),
     "optimizers": ("OPTIMIZERS",),
+    "run": ("Run",),
     "step": ("StepOutcome", "TrainStep"),
 }
 

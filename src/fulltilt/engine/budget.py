@@ -14,7 +14,7 @@ from fulltilt.engine.checkpoint import capture_rng, restore_rng
 from fulltilt.hardware import read_shm
 
 if TYPE_CHECKING:
-    from fulltilt.engine.build import Run
+    from fulltilt.engine.run import Run
 
 GIB = 2**30
 TIGHT_PCT = 80.0  # of free memory: the caches of the file system live in the rest

@@ -30,7 +30,7 @@ from fulltilt.engine.step import SEQUENCES, StepOutcome, Timer, TrainStep, count
 from fulltilt.errors import UsageError
 
 if TYPE_CHECKING:
-    from fulltilt.engine.build import Run
+    from fulltilt.engine.run import Run
 
 REPLAY_TOLERANCE = 0.05  # rounding of half precision stays below it, another dropout mask does not
 

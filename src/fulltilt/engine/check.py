@@ -15,9 +15,10 @@ from fulltilt.config import Config, plan_of
 from fulltilt.data.sampler import Share
 from fulltilt.engine.assemble import build_workload
 from fulltilt.engine.budget import estimate_host_budget
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.division import describe_split, find_obstacles
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import count_samples, slice_samples
 from fulltilt.errors import FulltiltError
 from fulltilt.hardware import (

@@ -13,7 +13,7 @@ from fulltilt.tasks import Workload
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
-    from fulltilt.engine.build import Run
+    from fulltilt.engine.run import Run
 
 
 def find_obstacles(run: Run, n_ranks: int, *, batch_size: int) -> list[str]:

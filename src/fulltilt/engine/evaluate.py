@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader
 from fulltilt.config import parse_on_bad_sample
 from fulltilt.data.loader import build_loader
 from fulltilt.data.seeds import compute_seed
-from fulltilt.engine.build import Run, build_transform
+from fulltilt.engine.build import build_transform
 from fulltilt.engine.progress import LossMeter
 from fulltilt.engine.rank_process import find_link
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError
 from fulltilt.levers.compile import without_compiling

@@ -29,7 +29,7 @@ from fulltilt.records import Machine, Plan
 from fulltilt.tasks import Workload
 
 if TYPE_CHECKING:
-    from fulltilt.engine.build import Run
+    from fulltilt.engine.run import Run
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 

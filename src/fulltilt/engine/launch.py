@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fulltilt.config import Config
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build import check_device
+from fulltilt.engine.limits import read_limits
 from fulltilt.engine.rank_causes import Cause
 from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.replan import RankReplanError
-from fulltilt.engine.session import Restart, read_limits
+from fulltilt.engine.session import Restart
 from fulltilt.engine.world import is_rank, plan_devices
 from fulltilt.records import CheckpointSaved, Event, Listener, Replanned, RunStarted
 

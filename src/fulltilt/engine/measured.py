@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fulltilt.engine.build import Run
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.phase_sample import join_timers
 from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.rehearsal import Part, Rehearsal
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import StepOutcome, Timer, TrainStep, count_samples, slice_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure

@@ -27,8 +27,8 @@ from fulltilt.engine.build import check_device
 from fulltilt.engine.duties import TrainResult
 from fulltilt.engine.export import find_evaluated, read_weights
 from fulltilt.engine.phase_options import PhaseOptions
-from fulltilt.engine.session import choose_device
 from fulltilt.engine.train import train
+from fulltilt.engine.world import choose_device
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.records import Listener
 from fulltilt.records.run_folder import open_atomic

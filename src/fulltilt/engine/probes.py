@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from fulltilt.engine.build import Run
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.measured import run_measured
 from fulltilt.engine.rehearsal import Part, find_largest_samples, read_batch
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
 from fulltilt.errors import DataError, TrainingError
 from fulltilt.hardware import count_usable_cores, read_cpu_times, read_pressure

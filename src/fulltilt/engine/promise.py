@@ -32,7 +32,7 @@ from fulltilt.measure.utilization import find_device_index
 
 if TYPE_CHECKING:
     from fulltilt.config.model import Promise
-    from fulltilt.engine.build import Run
+    from fulltilt.engine.run import Run
 
 WINDOW_S = 2.0  # of training; single intervals of a few milliseconds say nothing
 N_SLOW_WINDOWS = 3

@@ -25,11 +25,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from fulltilt.data import fast_collate
 from fulltilt.data.batched import BatchedDataset
 from fulltilt.engine.budget import count_bytes, estimate_state_bytes
-from fulltilt.engine.build import Run
 from fulltilt.engine.evaluate import evaluate
+from fulltilt.engine.limits import read_limits
 from fulltilt.engine.replan import is_out_of_memory, read_first_line
+from fulltilt.engine.run import Run
 from fulltilt.engine.saving import collect_checkpoint, save_session
-from fulltilt.engine.session import Session, assemble_session, read_limits
+from fulltilt.engine.session import Session, assemble_session
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, StorageError, WorkerDiedError
 from fulltilt.measure import MemoryMeter, MemoryPeaks
 

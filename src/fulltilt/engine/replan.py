@@ -27,7 +27,7 @@ from fulltilt.errors import DeviceMemoryError
 from fulltilt.records import Evidence, classify_outcome
 
 if TYPE_CHECKING:
-    from fulltilt.engine.build import Run
+    from fulltilt.engine.run import Run
     from fulltilt.engine.session import Session
 
 MAX_REPLANS = 8  # of one process

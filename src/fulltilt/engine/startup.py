@@ -10,7 +10,7 @@ from fulltilt.engine.budget import HostBudget, say_bytes
 from fulltilt.hardware import count_usable_cores, is_wsl, read_cpu_model, read_memory_bytes, read_memory_limit_bytes
 
 if TYPE_CHECKING:
-    from fulltilt.engine.build import Run
+    from fulltilt.engine.run import Run
 
 GIB = 2**30
 

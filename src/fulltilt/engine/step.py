@@ -16,7 +16,7 @@ from fulltilt.data import explain_loader_error
 from fulltilt.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from fulltilt.engine.build import Run
+    from fulltilt.engine.run import Run
 
 _END = object()
 SEQUENCES = (tuple, list)  # made once: `tuple | list` builds a new object each time it is evaluated

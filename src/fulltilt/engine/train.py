@@ -21,9 +21,11 @@ from fulltilt.engine.build import check_device
 from fulltilt.engine.duties import TrainResult
 from fulltilt.engine.interrupt import Stop, StopRequest, catch_signals
 from fulltilt.engine.launch import must_launch, train_in_ranks
+from fulltilt.engine.limits import Limits, read_limits
+from fulltilt.engine.opening import open_folder, open_session
 from fulltilt.engine.replan import RankReplanError, Replan, build_rank_error, plan_replan
 from fulltilt.engine.saving import settle_checkpoint
-from fulltilt.engine.session import Limits, Restart, Session, open_folder, open_session, read_limits
+from fulltilt.engine.session import Restart, Session
 from fulltilt.engine.world import join_world
 from fulltilt.measure import apply_memory_limit
 from fulltilt.records import Listener

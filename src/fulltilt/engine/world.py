@@ -240,3 +240,8 @@ class AgreedStop:
 
 def _nothing() -> None:
     pass
+
+
+def choose_device(config: Config, device: str | None = None) -> str:
+    """The first device that ``device``, else ``run.device``, names; ``auto`` is the first GPU or the CPU."""
+    return plan_devices(config, device)[0]

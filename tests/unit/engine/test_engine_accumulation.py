@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import StepOutcome, TrainStep
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer

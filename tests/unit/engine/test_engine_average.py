@@ -10,8 +10,9 @@ from training_cases import Points, build_config, build_workload, read_weights, r
 
 from fulltilt.config import config_from_values, plan_of
 from fulltilt.engine.average import WeightAverage, compute_decay
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
 from fulltilt.engine.evaluate import build_validation_loader, evaluate
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep
 from fulltilt.errors import ConfigError
 from fulltilt.measure import NullTimer

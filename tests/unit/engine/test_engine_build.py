@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.build import Run, build_run, check_device
+from fulltilt.engine.build import build_run, check_device
 from fulltilt.engine.facts import read_facts
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError
 from fulltilt.levers import default_plan

@@ -13,10 +13,11 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
 from fulltilt.engine.cached_step import CachedStep, build_step
 from fulltilt.engine.measured import run_measured
 from fulltilt.engine.probes import run_memory_probe
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import StepOutcome, TrainStep
 from fulltilt.errors import UsageError
 from fulltilt.levers import default_plan

@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fulltilt.data.batch_transform import BatchTransform
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
 from fulltilt.engine.measured import EndlessSteps, check_observed, measure_flops, run_measured
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep, slice_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.levers import default_plan, load_catalogue

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer

@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep, count_samples, find_tensor
 from fulltilt.errors import DataError, UsageError, WorkerDiedError
 from fulltilt.levers import default_plan

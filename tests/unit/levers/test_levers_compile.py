@@ -17,9 +17,10 @@ import torch._inductor.config
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
 from fulltilt.engine.evaluate import build_validation_loader, evaluate
 from fulltilt.engine.measured import check_observed, measure_flops
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep
 from fulltilt.hardware import has_c_compiler
 from fulltilt.levers import compile as lever

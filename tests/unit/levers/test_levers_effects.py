@@ -20,7 +20,8 @@ from torch.utils.data import Dataset
 
 from fulltilt.data import DATASETS, build_pipeline
 from fulltilt.data.images import MemoryImages
-from fulltilt.engine.build import Run, build_run
+from fulltilt.engine.build import build_run
+from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep
 from fulltilt.errors import DataError
 from fulltilt.levers import Facts, Setup, default_plan, find_obstacles, find_reports, load_catalogue
