@@ -25,7 +25,14 @@ use batch_size 360 or less``.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_CONTROL_CODES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor: CSI
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles, links: OSC
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
 
 
 class FulltiltError(Exception):
@@ -133,3 +140,8 @@ def format_nearest(unknown: str, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(unknown, names, n=3, cutoff=0.5)
     listing = f"valid: {', '.join(names)}"
     return f"did you mean {' or '.join(near)}? {listing}" if near else listing
+
+
+def strip_control_codes(text: str) -> str:
+    """Without what would steer a terminal; line breaks and tabs stay. For text out of a user's model or a library."""
+    return _CONTROL_CODES.sub("", text)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fulltilt import __version__
-from fulltilt.errors import FulltiltError, UsageError
+from fulltilt.errors import FulltiltError, UsageError, strip_control_codes
 
 COMMANDS = {
     "tune": "find the fastest safe settings for this model, this data and this machine",
@@ -95,7 +95,7 @@ def run_command(argv: Sequence[str]) -> int:
         sys.stdout.flush()  # while an error of it can still be told
         return code
     except FulltiltError as error:
-        print(f"fulltilt {args.command}: {error}", file=sys.stderr)
+        print(f"fulltilt {args.command}: {strip_control_codes(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"fulltilt {args.command}: interrupted{_say_kept(args.command)}", file=sys.stderr)

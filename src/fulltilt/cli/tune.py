@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="train the settings as they were and the pick in turn, compare quality"
     )
-    parser.add_argument("--verify-pairs", type=int, default=3, metavar="N", help="trainings of each (default 3)")
+    parser.add_argument("--verify-pairs", type=int, metavar="N", help="trainings of each (default 3)")
     parser.add_argument("--verify-epochs", type=int, metavar="N", help="their length (default run.epochs)")
     parser.add_argument("--apply", metavar="FILE", help="write the recommended settings into this YAML file")
     parser.add_argument(
@@ -97,7 +97,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_verify(args: argparse.Namespace) -> None:
     """Said before the search, not after it."""
-    if args.verify_pairs < 2:
+    for flag, value in (("--verify-pairs", args.verify_pairs), ("--verify-epochs", args.verify_epochs)):
+        if value is not None and not args.verify:
+            raise UsageError(f"{flag} {value} says how --verify trains, and --verify is not given; add it")
+    if args.verify_pairs is not None and args.verify_pairs < 2:
         raise UsageError(f"--verify-pairs {args.verify_pairs}: an interval over pairs needs at least 2")
     if args.verify_epochs is not None and args.verify_epochs < 1:
         raise UsageError(f"--verify-epochs {args.verify_epochs}: give at least 1")
@@ -107,7 +110,7 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
     """Train both plans in turn, and put the verdict into the result; why there is none is said there too."""
     from fulltilt.report import format_duration
     from fulltilt.tuner.apply import plan_changes
-    from fulltilt.tuner.verify import VERIFY_FOLDER, run_verification
+    from fulltilt.tuner.verify import N_PAIRS, VERIFY_FOLDER, run_verification
 
     settings = plan_changes(result, config, searched=config).values
     if not settings:
@@ -128,7 +131,7 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
             settings,
             folder=folder,
             seed=config.run.seed,
-            n_pairs=args.verify_pairs,
+            n_pairs=args.verify_pairs or N_PAIRS,
             epochs=args.verify_epochs,
             on_run=tell,
         )

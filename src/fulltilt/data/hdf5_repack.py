@@ -182,10 +182,20 @@ def _compare(temporary: Path, plan: dict[str, Table], written: str, report: _Pro
 
 def _read_blocks(path: Path, dataset: Any, table: Table) -> Iterator[tuple[int, np.ndarray]]:
     for first in range(0, table.n_rows, table.read_rows):
+        end = min(first + table.read_rows, table.n_rows)
         try:
-            yield first, dataset[first : min(first + table.read_rows, table.n_rows)]
+            yield first, dataset[first:end]
         except (OSError, RuntimeError) as error:
-            raise DataError(f"{path}: {table.name} cannot be read at row {first} ({error}); it is damaged") from error
+            row = next((row for row in range(first, end) if not _can_read(dataset, row)), first)
+            raise DataError(f"{path}: {table.name} cannot be read at row {row} ({error}); it is damaged") from error
+
+
+def _can_read(dataset: Any, row: int) -> bool:
+    try:
+        dataset[row]
+    except (OSError, RuntimeError):
+        return False
+    return True
 
 
 class _Progress:

@@ -139,7 +139,7 @@ def check_one_step(run: Run, n_ranks: int = 1) -> list[CheckItem]:
     whose = "" if n_ranks == 1 else f" (rank 0's part, of {n_ranks} ranks)"
     text = f"{outcome.n_samples} samples{whose} forward, backward and update; loss {loss:.4g}"
     items = [CheckItem(name="one step", verdict="ok" if finite else "problem", text=text)]
-    return [*items, check_memory(run, peaks.reserved_peak_gib, peaks.rss_peak_gib)]
+    return [*items, check_memory(run, peaks.reserved_peak_gib, peaks.rss_peak_gib, n_ranks)]
 
 
 def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
@@ -148,17 +148,19 @@ def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
         yield slice_samples(batch, n_samples, Share(0, n_ranks).cut(n_samples))
 
 
-def check_memory(run: Run, reserved_gib: float | None, rss_gib: float | None) -> CheckItem:
-    """Does the batch fit, with room to spare."""
+def check_memory(run: Run, reserved_gib: float | None, rss_gib: float | None, n_ranks: int = 1) -> CheckItem:
+    """Does the batch fit, with room to spare. Ranks on a CPU share its memory; on GPUs each has its own."""
+    whose = ""
     if run.device.type == "cuda":
         used_gib, capacity_gib = reserved_gib, torch.cuda.get_device_properties(run.device).total_memory / GIB
     else:
         used_gib = rss_gib
-        capacity_gib = (read_memory_limit_bytes() or read_memory_bytes()[0]) / GIB
+        capacity_gib = (read_memory_limit_bytes() or read_memory_bytes()[0]) / GIB / n_ranks
+        whose = "" if n_ranks == 1 else f" a rank, of {n_ranks} ranks"
     if used_gib is None:
         return CheckItem(name="memory", verdict="note", text="the peak of one step could not be read")
     share_pct = 100 * used_gib / capacity_gib
-    text = f"one step peaks at {used_gib:.2f} of {capacity_gib:.1f} GiB ({share_pct:.0f} %)"
+    text = f"one step peaks at {used_gib:.2f} of {capacity_gib:.1f} GiB{whose} ({share_pct:.0f} %)"
     if share_pct <= MEMORY_NOTE_PCT:
         return CheckItem(name="memory", verdict="ok", text=text)
     return CheckItem(name="memory", verdict="note", text=f"{text}: halve data.batch_size and set speed.accumulate 2")

@@ -11,6 +11,7 @@ import dataclasses
 import re
 import signal
 
+from fulltilt.errors import strip_control_codes
 from fulltilt.records.trial import Status
 
 OUT_OF_MEMORY_TYPES = frozenset({"OutOfMemoryError", "MemoryError", "DeviceMemoryError"})
@@ -67,8 +68,12 @@ class Evidence:
 
 
 def classify_outcome(evidence: Evidence) -> tuple[Status, str | None]:
-    """Return the status and one line that says why (``None`` when ok)."""
-    e = evidence
+    """Return the status and one line that says why (``None`` when ok), without control codes for a terminal."""
+    status, reason = _classify(evidence)
+    return status, None if reason is None else strip_control_codes(reason)
+
+
+def _classify(e: Evidence) -> tuple[Status, str | None]:
     if e.memory_watchdog:
         return "out_of_memory", e.memory_watchdog
     if e.deadline:

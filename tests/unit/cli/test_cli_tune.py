@@ -56,12 +56,16 @@ def test_savings_verdict_and_advice_are_printed():
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--verify-pairs", "1"], "needs at least 2"), (["--verify-epochs", "0"], "give at least 1")],
+    [
+        (["--verify", "--verify-pairs", "1"], "needs at least 2"),
+        (["--verify", "--verify-epochs", "0"], "give at least 1"),
+        (["--verify-pairs", "4"], "--verify-pairs 4 says how --verify trains, and --verify is not given"),
+    ],
 )
 def test_a_verification_that_cannot_be_is_said_before_the_search(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
-    assert run_command(["tune", "a.yaml", "--verify", *words]) == 2
+    assert run_command(["tune", "a.yaml", *words]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 

@@ -110,6 +110,12 @@ def test_over_ranks_the_step_is_that_of_one_ranks_part_and_none_is_started(monke
     assert not [name for name, item in items.items() if item.verdict == "problem"]
 
 
+def test_ranks_on_a_cpu_share_its_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(checks, "read_memory_limit_bytes", lambda: 40 * GIB)
+    items = run(monkeypatch, tmp_path, values=TWO)
+    assert "of 20.0 GiB a rank, of 2 ranks (" in items["memory"].text
+
+
 @pytest.mark.parametrize(
     ("values", "parts", "words"),
     [

@@ -163,3 +163,9 @@ def test_an_abort_that_died_of_bad_alloc_is_out_of_memory():
 
 def test_a_silent_end_is_an_error():
     assert classify_outcome(Evidence(exit_code=0)) == ("error", "ended with exit code 0 and no result")
+
+
+def test_a_reason_holds_nothing_that_steers_a_terminal():
+    message = "\x1b[31mbad\x1b[0m \x1b]0;title\x07weights\x1b]8;;x\x1b\\!\x9b2J\r\nsecond\tline\x00"
+    _, reason = classify_outcome(Evidence(exit_code=1, exception_type="ValueError", message=message))
+    assert reason == "ValueError: bad weights!2J\nsecond\tline"
