@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,27 +177,41 @@ def _measure(
         read_bytes_a_row=layout.read_bytes_a_row if reader == "h5py" else layout.row_bytes,
         cached_before_pct=cached_pct,
         rates=tuple(rates),
-        null_reasons=_explain_nulls(cached_pct, rates),
+        null_reasons=_explain_nulls(cached_pct, {f"rates.{rate.access}": rate for rate in rates}, seconds),
     )
     tell(f"{report.name}: a repacked sample beside the rows as they are, both warm")
     return _advise(report, layout, rows, batch_size, seconds)
 
 
-def _explain_nulls(cached_pct: float | None, rates: Sequence[Rate]) -> dict[str, str]:
+def _explain_nulls(cached_pct: float | None, rates: Mapping[str, Rate], seconds: float) -> dict[str, str]:
     reasons = {} if cached_pct is not None else {"cached_before_pct": "this file system does not tell"}
-    one_read = "too few reads in the time given: --seconds gives more"
-    return reasons | {f"rates.{r.access}.rows_per_s_ci95": one_read for r in rates if r.rows_per_s_ci95 is None}
+    return reasons | _explain_intervals({f"{name}.rows_per_s_ci95": rate for name, rate in rates.items()}, seconds)
+
+
+def _explain_intervals(rates: Mapping[str, Rate], seconds: float) -> dict[str, str]:
+    """By field, why a rate has none."""
+    return {
+        name: "too few reads in the time given: --seconds gives more"
+        if rate.seconds >= seconds
+        else "the dataset was read to its end in too few reads: a smaller --batch-size gives more"
+        for name, rate in rates.items()
+        if rate.rows_per_s_ci95 is None
+    }
 
 
 def _advise(report: DatasetReport, layout: Layout, rows: Rows, batch_size: int, seconds: float) -> DatasetReport:
     """Hold a repacked sample against the rows as they are: both warm, and as many rows at a time."""
     if report.reader != "h5py" and report.n_chunks_a_row == 1:
-        return dataclasses.replace(report, advice="every row is one piece of the file: nothing to repack")
+        advice = "every row is one piece of the file: nothing to repack"
+        reasons = dict.fromkeys(("warm_random_rows_per_s", "repacked_random_rows_per_s"), advice)
+        return dataclasses.replace(report, advice=advice, null_reasons=report.null_reasons | reasons)
     sample_rows = min(layout.n_rows, layout.count_rows_in(SAMPLE_BYTES))
     warm = measure_warm_rate(layout, rows, min(batch_size, sample_rows), seconds)
     repacked = _measure_repacked(layout, rows.read(np.arange(sample_rows)), warm.rows_a_read, seconds)
+    intervals = {"warm_random_rows_per_s_ci95": warm, "repacked_random_rows_per_s_ci95": repacked}
     report = dataclasses.replace(
         report,
+        null_reasons=report.null_reasons | _explain_intervals(intervals, seconds),
         warm_random_rows_per_s=warm.rows_per_s,
         warm_random_rows_per_s_ci95=warm.rows_per_s_ci95,
         repacked_random_rows_per_s=repacked.rows_per_s,

@@ -77,6 +77,27 @@ def test_a_file_that_is_slow_gets_a_repack_that_was_tried(path, monkeypatch):
     assert report.command == f"fulltilt data repack {path} {path.with_name('f.repacked.h5')}"
 
 
+MEASURED = ("warm_random_rows_per_s", "repacked_random_rows_per_s")
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_what_could_not_be_measured_says_why(path, cold):
+    reports = {r.name: r for r in inspect_hdf5(path, ["whole", "packed"], seconds=1e-4, cold=cold).datasets}
+    for report in (reports["whole"], reports["packed"]):
+        missing = {f"rates.{rate.access}.rows_per_s_ci95" for rate in report.rates if rate.rows_per_s_ci95 is None}
+        missing |= {name for name in MEASURED if getattr(report, name) is None}
+        if report.repacked_random_rows_per_s is not None:
+            missing |= {f"{name}_ci95" for name in MEASURED if getattr(report, f"{name}_ci95") is None}
+        assert missing <= report.null_reasons.keys()
+        assert missing, "a tenth of a millisecond is too little for an interval of each"
+
+
+def test_a_dataset_that_was_read_to_its_end_is_told_from_one_that_was_not():
+    rate = hdf5_rates.Rate(access="random", rows_per_s=1.0, rows_per_s_ci95=None, n_rows=5, rows_a_read=5, seconds=0.5)
+    assert "--batch-size" in hdf5_inspect._explain_intervals({"x": rate}, 1.0)["x"]
+    assert "--seconds" in hdf5_inspect._explain_intervals({"x": rate}, 0.5)["x"]
+
+
 def test_a_rate_has_the_interval_over_the_parts_of_its_measurement():
     rate = hdf5_rates._run("random", lambda rows: None, itertools.repeat(np.arange(10)), 1e9, 120)
     low, high = rate.rows_per_s_ci95
