@@ -191,7 +191,7 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         console.print(f"\n[bold]{title}[/]")
         same = shown.get(pick["id"])
         shown.setdefault(pick["id"], title)
-        for line in [f"the same plan; rule: {pick['rule']}"] if same else describe_pick(pick):
+        for line in [f"the same plan; rule: {pick['rule']}"] if same else describe_pick(pick, document["trials"]):
             console.print(f"  {line}", markup=False)
     console.print()
     notes = [describe_gain(document), *describe_savings(document), describe_epoch(document)]

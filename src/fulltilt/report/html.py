@@ -103,7 +103,7 @@ def _cards(document: Document) -> str:
         pick = document["picks"].get(key)
         if not pick:
             continue
-        plan, _, *notes = describe_pick(pick)
+        plan, _, *notes = describe_pick(pick, document["trials"])
         if pick["id"] in shown:
             plan, notes = f"the same plan as {shown[pick['id']]}", [f"rule: {pick['rule']}"]
         shown.setdefault(pick["id"], title.lower())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulltilt.levers import load_catalogue
@@ -31,8 +31,12 @@ def describe_plan(plan: Mapping[str, Any], *, base: Mapping[str, Any] | None = N
     return ", ".join(sorted(parts, key=lambda part: not part.startswith("batch_size")))
 
 
-def describe_pick(pick: Mapping[str, Any]) -> list[str]:
-    """The lines under a pick's title."""
+def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """The lines under a pick's title.
+
+    Args:
+        rows: Of the table; those that tie are told by what their plans have other than the pick.
+    """
     lines = [describe_plan(pick["plan"]), f"{format_throughput(pick)} samples/s"]
     memory = read_memory_gib(pick)
     if memory:
@@ -47,13 +51,24 @@ def describe_pick(pick: Mapping[str, Any]) -> list[str]:
         )
     lines.append(f"rule: {pick['rule']}")
     if pick.get("tied_with"):
-        lines.append(f"tied with: {', '.join(pick['tied_with'])}")
+        plans = {row["id"]: row["plan"] for row in rows}
+        lines.append(
+            f"tied with: {'; '.join(_describe_tie(id, plans.get(id), pick['plan']) for id in pick['tied_with'])}"
+        )
     changes = pick.get("changes") or {}
     for kind in ("recipe", "numerics"):
         if changes.get(kind):
             said = changes[kind] if isinstance(changes[kind], str) else "; ".join(map(str, changes[kind]))
             lines.append(f"changes the {kind}: {said}")
     return [*lines, *(f"note: {note}" for note in pick.get("notes") or ())]
+
+
+def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, Any]) -> str:
+    """``t7 (batch_size 64, compile yes)``"""
+    if plan is None:
+        return id
+    other = [f"{name} {format_value(value)}" for name, value in plan.items() if value != picked.get(name)]
+    return f"{id} ({', '.join(other)})"
 
 
 def describe_search(document: Document) -> str:

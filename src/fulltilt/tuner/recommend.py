@@ -15,7 +15,7 @@ from typing import Any, Literal
 from fulltilt.errors import NoPlanError
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
 from fulltilt.tuner.picks import Pick, Picks, build_pick
-from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity, estimate_speeds
+from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity, estimate_speeds, find_ties
 
 LearningRateRule = Literal["sqrt", "linear", "none"]
 
@@ -196,14 +196,17 @@ def _pick_recommended(
     confirmed = find_confirmed(may_be)
     chosen, tied = choose(confirmed or may_be, again if confirmed else ())
     rates: tuple[float, ...] = ()
+    once: list[Trial] = []
     if confirmed:
+        fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again)[0].log_rate)
+        once = find_ties(fastest, [row for row in may_be if row not in confirmed], again)
         rates = tuple(_read_rate(run) for run in again if run.plan == chosen.plan)
         plans = "1 plan that was" if len(confirmed) == 1 else f"{len(confirmed)} plans that were"
         among = f"highest mean samples/s of {plans} measured again, side by side, of {len(rows)} that ran"
     else:
         among = f"highest samples/s of {_count_rows(may_be)}"
-    rule = f"{prefix}{among} ({where}){_say_tie(tied)}"
-    return dataclasses.replace(build_pick(chosen, tied, rule, user_plan), runs_samples_per_s=rates)
+    rule = f"{prefix}{among} ({where}){_say_tie(tied)}{_say_once(once)}"
+    return dataclasses.replace(build_pick(chosen, [*tied, *once], rule, user_plan), runs_samples_per_s=rates)
 
 
 def find_confirmed(rows: Sequence[Trial]) -> list[Trial]:
@@ -248,6 +251,14 @@ def _say_tie(tied: Sequence[Trial]) -> str:
         f"; tied with {'1 other' if len(tied) == 1 else f'{len(tied)} others'}, which these runs cannot tell from the "
         f"fastest: within {INDIFFERENCE_PCT:g} % the smaller batch or the simpler plan is taken, beyond it the faster"
     )
+
+
+def _say_once(rows: Sequence[Trial]) -> str:
+    """Plans that were no finalists: what one run leaves open is a tie as well."""
+    if not rows:
+        return ""
+    plans = "1 plan that was" if len(rows) == 1 else f"{len(rows)} plans that were"
+    return f"; {plans} run once, before, did not come out clearly slower: named as ties too"
 
 
 def _count_rows(rows: Sequence[object]) -> str:

@@ -69,6 +69,21 @@ def choose(
     return rows[chosen], [rows[i] for i in sorted(tied, key=lambda i: -speeds[i].log_rate) if i != chosen]
 
 
+def find_ties(best: Trial, others: Sequence[Trial], runs: Sequence[Trial]) -> list[Trial]:
+    """Those of ``others`` that cannot be told from ``best``, or look faster than it; fastest first.
+
+    For plans that ran once before the finalists ran side by side: too little to be recommended, and no proof that they
+    are slower.
+    """
+    first, *speeds = estimate_speeds([best, *others], runs)
+    found = [
+        (speed.log_rate, row)
+        for row, speed in zip(others, speeds, strict=True)
+        if speed.log_rate >= first.log_rate or speed.may_equal(first)
+    ]
+    return [row for _, row in sorted(found, key=lambda pair: -pair[0])]
+
+
 def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> list[Speed]:
     """By row. A plan that ran once has the error of its own run where that is the larger one."""
     by_plan: dict[Plan, list[Trial]] = {}

@@ -119,9 +119,9 @@ def test_a_lever_that_varies_gets_a_column():
 
 
 def test_a_pick_says_what_it_changes_and_what_it_ties_with():
-    lines = describe_pick(PICK)
+    lines = describe_pick(PICK, ROWS)
     assert lines[0].startswith("batch_size 64")
-    assert "tied with: t1" in lines
+    assert "tied with: t1 (batch_size 32)" in lines
     assert "changes the recipe: effective batch 32 → 64" in lines
     assert "0.50 GiB; 3,000 samples/s per GiB" in lines
 

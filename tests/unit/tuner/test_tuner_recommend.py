@@ -270,6 +270,29 @@ def test_a_row_of_a_faster_minute_does_not_win_against_those_measured_again():
     assert "2 plans that were measured again, side by side, of 3 that ran" in recommended.rule
 
 
+def test_plans_that_ran_once_and_may_be_as_fast_are_ties_of_the_recommended_one():
+    """Searches that ended at different plans named none of each other's: what was no finalist was never a tie."""
+    once = [
+        make_row(1, 985.0, batch_size=64, spread_pct=1.0),
+        make_row(2, 1900.0, batch_size=128, spread_pct=1.0),
+        make_row(3, 800.0, batch_size=8, spread_pct=1.0),
+        make_row(4, 600.0, batch_size=256, spread_pct=80.0),
+    ]
+    first = [make_row(10 + i, rate, kind="repeat", batch_size=32) for i, rate in enumerate((995.0, 1005.0))]
+    second = [make_row(20 + i, rate, kind="repeat", batch_size=16) for i, rate in enumerate((895.0, 905.0))]
+    runs = [*once, *first, *second]
+    table, _ = recommend.merge_repeats(runs)
+    chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=runs).recommended
+    assert chosen.trial.plan["batch_size"] == 32
+    assert chosen.tied_with == ("t2", "t1", "t4"), "faster by its one run, as fast, and too noisy to tell"
+    assert "3 plans that were run once, before, did not come out clearly slower" in chosen.rule
+
+
+def test_a_plan_above_the_limit_is_no_tie():
+    rows = [make_row(1, 1000.0, kind="repeat", memory=1.0), make_row(2, 1000.0, memory=9.0, batch_size=64)]
+    assert pick(rows, user_plan=USER, memory_limit_gib=10.0).recommended.tied_with == ()
+
+
 def test_the_memory_pick_is_the_smallest_row_that_is_fast_enough():
     rows = [
         make_row(1, 1000.0, memory=8.0, batch_size=256),
