@@ -6,7 +6,7 @@ import inspect
 import random
 import signal
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -122,6 +122,9 @@ def _build_quietly(dataset: Dataset, kind: type[DataLoader] = DataLoader, **opti
 class IndexedLoader(DataLoader):
     """Hands out batches of indices as arrays; a torch without this hook makes the same batches of Python numbers.
 
+    Without workers batches are read right here. Torch's own iterator marks each of them for its profiler, whether or
+    not one listens: 35 µs a batch, a fifth of what gathering 256 rows of 5 KB takes.
+
     Attributes:
         transform: What was taken out of the dataset, for the step to do.
     """
@@ -129,6 +132,17 @@ class IndexedLoader(DataLoader):
     transform: Pipeline | None = None
 
     share: Share | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.num_workers or self.pin_memory:
+            return super().__iter__()
+        # The seed that torch would draw for its workers: what else is drawn stays the same whoever reads.
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return self._read_here()
+
+    def _read_here(self) -> Iterator[Any]:
+        for indices in self._index_sampler:
+            yield self.collate_fn(self.dataset.__getitems__(indices))  # type: ignore[attr-defined]
 
     @property
     def _index_sampler(self) -> BatchOrder:

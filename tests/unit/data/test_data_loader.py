@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fulltilt.data import DATASETS, build_loader, fast_collate
 from fulltilt.errors import DataError
@@ -165,6 +165,22 @@ def test_loading_in_the_main_process_leaves_the_steps_generators_alone():
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert np.array_equal(np.random.get_state()[1], numpy_state)
     assert random.getstate() == python_state
+
+
+def test_batches_read_in_the_training_process_are_torchs_without_its_mark_for_the_profiler():
+    def read(start):
+        generator = torch.Generator().manual_seed(3)
+        loader = build_loader(Squares(), batch_size=6, shuffle=True, drop_last=False, generator=generator, seed=1)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+            batches = list(start(loader))
+        marks = [event for event in profiled.events() if event.name.startswith("enumerate(DataLoader)")]
+        return batches, generator.get_state(), len(marks)
+
+    ours, ours_state, n_marks = read(iter)
+    torchs, torchs_state, n_marks_of_torch = read(DataLoader.__iter__)
+    assert [batch[1].tolist() for batch in ours] == [batch[1].tolist() for batch in torchs]
+    assert torch.equal(ours_state, torchs_state)
+    assert (n_marks, n_marks_of_torch > 0) == (0, True)
 
 
 @pytest.mark.parametrize("threads", [None, 2])
