@@ -190,7 +190,10 @@ class _Search:
             yield from self._ask_loader(feed, other, "the loader alone, at another batch size")
 
     def run_whole(self) -> Strategy:
-        """The plan that may be the fastest, again and again, until no other hopes for more than was measured."""
+        """The plan that may be the fastest, again and again, until no other hopes for more than was measured.
+
+        On a noisy machine as many as there may be: what was measured is fast or slow by chance.
+        """
         yield from self._settle_doubts(self._fast)
         plans = self._plans.list_plans(self._fast, self.known.find_fastest_feed().plan if self.known.loader else None)
         for number in range(self._effort.n_whole):
@@ -198,7 +201,7 @@ class _Search:
             if chosen is None:
                 return
             plan, expected, hope = chosen
-            if number >= self._effort.min_whole and hope < WORTH:
+            if number >= self._effort.min_whole and self.known.noise is None and hope < WORTH:
                 return
             why = f"predicted {expected:,.0f} samples/s" + (f", {math.expm1(hope):+.1%} at best" if number else "")
             yield from self._ask("end_to_end", plan, why)
@@ -206,7 +209,7 @@ class _Search:
     def polish(self) -> Strategy:
         """Plans one step away from the best: where loading is the slower side more and fewer workers, then by hope.
 
-        Some run whatever the model hopes: it knows nothing of what it does not see.
+        Some run whatever the model hopes: it knows nothing of what it does not see. On a noisy machine all of them do.
         """
         for number in range(self._effort.count_polish(self._space)):
             best = self.known.find_best()
@@ -216,7 +219,8 @@ class _Search:
             chosen = self.known.choose_whole(beside)
             if chosen is None:
                 chosen = self.known.choose_whole(self._plans.list_neighbours(best.plan, self._space.axes))
-                if chosen is None or (number >= self._effort.min_polish and chosen[2] < -POLISH_REACH):
+                may_stop = number >= self._effort.min_polish and self.known.noise is None
+                if chosen is None or (may_stop and chosen[2] < -POLISH_REACH):
                     return
             plan, expected, _ = chosen
             yield from self._ask("end_to_end", plan, f"next to the best so far, predicted {expected:,.0f} samples/s")

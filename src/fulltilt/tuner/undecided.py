@@ -93,7 +93,7 @@ def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> list[S
     speeds = []
     for row in rows:
         group = by_plan.get(row.plan, [row])
-        error = shared if len(group) > 1 else max(shared, _estimate_error(group[0]))
+        error = shared if len(group) > 1 else max(shared, estimate_error(group[0]))
         speeds.append(Speed(log_rate=compute_mean_log(group), error=error / math.sqrt(len(group))))
     return speeds
 
@@ -110,7 +110,7 @@ def compute_run_error(runs: Sequence[Sequence[Trial]]) -> float:
     if not runs:
         return PRIOR_SPREAD
     between = (PRIOR_DF * PRIOR_SPREAD**2 + _sum_squares(runs)) / (PRIOR_DF + sum(len(found) - 1 for found in runs))
-    within = float(np.mean([_estimate_error(run) ** 2 for found in runs for run in found]))
+    within = float(np.mean([estimate_error(run) ** 2 for found in runs for run in found]))
     return math.sqrt(max(between, within))
 
 
@@ -120,6 +120,20 @@ def compute_doubt(runs: Sequence[Sequence[Trial]]) -> float:
     if df < 1:
         return error
     return max(error, compute_t_quantile(0.975, df) / CLEAR * math.sqrt(_sum_squares(runs) / df))
+
+
+def estimate_error(run: Trial) -> float:
+    """Standard error of the logarithm of a run's samples/s, from its own interval: what its blocks differ by."""
+    if run.samples_per_s_ci95 is None or not run.samples_per_s:
+        return PRIOR_SPREAD
+    low, high = run.samples_per_s_ci95
+    width = math.log(high / low) if low > 0 else (high - low) / run.samples_per_s
+    return width / (2 * 1.96)
+
+
+def measure_noise(runs: Sequence[Trial]) -> float:
+    """The median ``estimate_error``: how much this machine disturbs a run while it is timed. 0 without runs."""
+    return float(np.median([estimate_error(run) for run in runs])) if runs else 0.0
 
 
 def compute_mean_log(runs: Sequence[Trial]) -> float:
@@ -146,12 +160,3 @@ def _divide(speeds: Sequence[Speed], per: Sequence[float] | None) -> Sequence[Sp
         dataclasses.replace(speed, log_rate=speed.log_rate - math.log(divisor))
         for speed, divisor in zip(speeds, per, strict=True)
     ]
-
-
-def _estimate_error(run: Trial) -> float:
-    """Standard error of the logarithm of a run's samples/s, from its own interval."""
-    if run.samples_per_s_ci95 is None or not run.samples_per_s:
-        return PRIOR_SPREAD
-    low, high = run.samples_per_s_ci95
-    width = math.log(high / low) if low > 0 else (high - low) / run.samples_per_s
-    return width / (2 * 1.96)

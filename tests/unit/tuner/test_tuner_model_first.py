@@ -9,7 +9,7 @@ import pytest
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PROBES, Measurement, Plan
 from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.model_first import QUICK, model_first
+from fulltilt.tuner.model_first import FULL, QUICK, model_first
 from fulltilt.tuner.session import Session
 from fulltilt.tuner.space import Space
 from fulltilt.tuner.target import build_row
@@ -39,6 +39,7 @@ class Machine:
     deceives: bool = False  # whole runs have nothing to do with the probes
     most_workers: int | None = None  # the loader of more than these fails
     gib_per_worker: float = 0.0
+    half_width: float = 0.01  # of the interval of a run, as a share of its rate
 
     def __post_init__(self):
         self.asked: list[tuple[str, Plan]] = []
@@ -56,7 +57,8 @@ class Machine:
             return build_row(plan, id=id, why=why, kind=kind, status="out_of_memory", reason="too large", seconds=1.0)
         rate = batch / self.compute_step_s(plan, kind)
         measured = Measurement(
-            phases_ms=None, samples_per_s=rate, samples_per_s_ci95=(rate * 0.99, rate * 1.01),
+            phases_ms=None, samples_per_s=rate,
+            samples_per_s_ci95=(rate * (1 - self.half_width), rate * (1 + self.half_width)),
             block_samples_per_s=(rate,), n_steps=8, n_warmup_steps=2,
             memory_allocated_peak_gib=peak - 0.4 if kind == "memory" else peak,
             memory_reserved_peak_gib=None if kind == "memory" else peak,
@@ -101,6 +103,12 @@ def test_it_ends_next_to_the_best_of_the_grid_in_few_runs(machine):
     assert fastest >= 0.97 * find_best_rate(machine)
     assert len(session.rows) <= 10
     assert len(session.rows) + sum(row.kind != "memory" for row in session.probes) <= 24
+
+
+def test_on_a_noisy_machine_all_runs_are_made_that_the_search_may_make():
+    """Where bf16 gains nothing the model is soon sure; blocks that differ by 12 % take that away."""
+    quiet, noisy = (search(Machine(gain=0.7, half_width=half_width)) for half_width in (0.01, 0.12))
+    assert len(quiet.rows) < len(noisy.rows) <= FULL.n_whole + FULL.n_polish
 
 
 def test_nothing_is_run_that_memory_is_predicted_not_to_hold():

@@ -101,8 +101,8 @@ def make_row(kind, rate, *, optimizer_ms=None, **levers):
     return build_row(plan, id="t1", why="", kind=kind, status="ok", reason=None, measurement=measured)
 
 
-def build(*, device=(), loader=(), whole=(), on_cpu=False):
-    return StepTime(device=device, loader=loader, whole=whole, n_cores=8, on_cpu=on_cpu)
+def build(*, device=(), loader=(), whole=(), on_cpu=False, noise=None):
+    return StepTime(device=device, loader=loader, whole=whole, n_cores=8, on_cpu=on_cpu, noise=noise)
 
 
 def test_without_workers_loading_and_computing_take_turns_and_with_them_they_overlap():
@@ -169,3 +169,11 @@ def test_of_plans_that_should_be_equal_fewer_workers_are_preferred():
     means, _ = model.predict_log_rate([PLAN.replace(num_workers=2), PLAN.replace(num_workers=8)])
     assert means[0] > means[1]
     assert np.isfinite(means).all()
+
+
+def test_a_noisy_run_moves_the_prediction_less_and_leaves_it_less_sure():
+    device, whole = [make_row("device", 1000.0)], [make_row("end_to_end", 1300.0)]
+    quiet, noisy = (build(device=device, whole=whole, noise=noise).predict_log_rate([PLAN]) for noise in (None, 0.2))
+    assert math.exp(quiet[0][0]) == pytest.approx(1300.0, rel=0.01)
+    assert 1000.0 < math.exp(noisy[0][0]) < 1200.0
+    assert noisy[1][0] > 5 * quiet[1][0]

@@ -10,9 +10,11 @@ from fulltilt.tuner.model.arms import device_arm
 from fulltilt.tuner.model.plan_memory import PlanMemory
 from fulltilt.tuner.model.step_time import StepTime
 from fulltilt.tuner.space import COUPLED, Space
+from fulltilt.tuner.undecided import measure_noise
 
 KAPPA = 0.5  # standard deviations of hope: how much an uncertain plan is preferred
 BALANCED = 0.8  # of the device's seconds: from here on loading is looked at more closely than the device
+NOISY = 0.03  # of the logarithm: runs whose own blocks leave as much open; a quiet machine has a third of it
 OFF_BY = 0.35  # of the logarithm: a model that errs by as much, always, is not used
 
 
@@ -57,6 +59,12 @@ class Knowledge:
         errors = [math.log(row.samples_per_s or math.nan) - mean for row, mean in zip(self.whole, means, strict=True)]
         spread = max(errors) - min(errors)  # an error that all share does not disturb the ranking
         return min(map(abs, errors)) > OFF_BY and spread > OFF_BY
+
+    @property
+    def noise(self) -> float | None:
+        """Standard error of a whole run as its blocks tell it, where that is unusually large; None where it is not."""
+        noise = measure_noise(self.whole)
+        return noise if noise > NOISY else None
 
     @property
     def is_loader_bound(self) -> bool:
@@ -129,6 +137,7 @@ class Knowledge:
             device=self.device,
             loader=self.loader,
             whole=self.whole if learn else [],
+            noise=self.noise,
             n_cores=self._space.facts.n_cores_usable,
             on_cpu=self._space.facts.device_type == "cpu",
         )

@@ -32,10 +32,18 @@ class StepTime:
         whole: Whole runs with status ok, to learn from.
         n_cores: Usable cores.
         on_cpu: The device is the CPU, so that the step and the loader share cores.
+        noise: Of a whole run, standard deviation of the logarithm; that of a quiet machine when None.
     """
 
     def __init__(
-        self, *, device: Sequence[Trial], loader: Sequence[Trial], whole: Sequence[Trial], n_cores: int, on_cpu: bool
+        self,
+        *,
+        device: Sequence[Trial],
+        loader: Sequence[Trial],
+        whole: Sequence[Trial],
+        n_cores: int,
+        on_cpu: bool,
+        noise: float | None = None,
     ):
         self._micro = ArmTimes([_micro_point(row) for row in device])
         self._update = ArmTimes([_update_point(row) for row in device])
@@ -43,7 +51,8 @@ class StepTime:
         self._receive_s = _fit_receive(loader)
         self._n_cores, self._on_cpu = n_cores, on_cpu
         self._cache: dict[tuple[Arm, Arm, int, int, int], float] = {}
-        self._errors = _Errors([(self.describe(row.plan), self._compute_log_error(row)) for row in whole])
+        errors = [(self.describe(row.plan), self._compute_log_error(row)) for row in whole]
+        self._errors = _Errors(errors, NOISE_SD if noise is None else noise)
 
     def predict_log_rate(self, plans: Sequence[Plan]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of ln(samples/s), shape (P,) each."""
@@ -116,12 +125,12 @@ class _Errors:
     Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorithm 2.1.
     """
 
-    def __init__(self, points: Sequence[tuple[np.ndarray, float]]):
+    def __init__(self, points: Sequence[tuple[np.ndarray, float]], noise_sd: float):
         self._x = np.array([x for x, _ in points])
         self._weights = np.zeros(0)
         if len(points):
             y = np.array([error for _, error in points])
-            covariance = _compute_kernel(self._x, self._x) + NOISE_SD**2 * np.eye(len(points))
+            covariance = _compute_kernel(self._x, self._x) + noise_sd**2 * np.eye(len(points))
             self._inverse = np.linalg.inv(covariance)
             self._weights = self._inverse @ y
 
