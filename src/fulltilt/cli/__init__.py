@@ -36,7 +36,7 @@ EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE = 130, 143, 141
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived: unwinds like KeyboardInterrupt, so that every ``finally`` runs."""
+    """SIGTERM or SIGHUP arrived: unwinds like KeyboardInterrupt, so that every ``finally`` runs."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -89,6 +89,8 @@ def run_command(argv: Sequence[str]) -> int:
         build_parser(None).print_help()
         return 2
     signal.signal(signal.SIGTERM, _raise_terminated)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; nohup ignores it
+        signal.signal(signal.SIGHUP, _raise_terminated)
     try:
         _check_json_folder(args)
         code = args.run(args)

@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
     document = result.to_document()
     print_result(console, document)
     files = _write_files(result, document)
-    if args.apply:
-        print_applied(console, result, args.apply, config)
     if args.json:
         write_json(args.json, result.to_json_text())
     console.print("files: " + ", ".join(map(str, files)), markup=False)
+    if args.apply:
+        print_applied(console, result, args.apply, config)
     return 0
 
 
@@ -113,7 +113,7 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
     from fulltilt.tuner.verify import N_PAIRS, VERIFY_FOLDER, run_verification
 
     settings = plan_changes(result, config, searched=config).values
-    if not settings:
+    if not settings or result.picks.recommended.trial.plan == result.user_plan:
         return _without_verification(result, "the recommended plan is the user's own: there is nothing to compare")
 
     folder, start_s = Path(result.folder or ".") / VERIFY_FOLDER, time.monotonic()

@@ -15,7 +15,7 @@ from fulltilt.records.events import (
     StepsDone,
 )
 from fulltilt.records.machine import Device, Machine, Roof
-from fulltilt.records.measurement import PHASES, Measurement, PhasesMs
+from fulltilt.records.measurement import PHASES, Measurement, PhasesMs, format_rate
 from fulltilt.records.outcome import Evidence, classify_outcome
 from fulltilt.records.plan import Plan
 from fulltilt.records.trial import PROBES, WHOLE_RUNS, Status, Trial, TrialRequest, WorkloadSource
@@ -51,5 +51,6 @@ __all__ = [
     "decode",
     "dumps",
     "encode",
+    "format_rate",
     "loads",
 ]

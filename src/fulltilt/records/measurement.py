@@ -54,3 +54,8 @@ class Measurement:
         """Of the device used: what the allocator reserved on a GPU, the process tree's peak on a CPU."""
         reserved_gib = self.memory_reserved_peak_gib
         return reserved_gib if reserved_gib is not None else self.memory_rss_peak_gib
+
+
+def format_rate(per_s: float) -> str:
+    """``1,234``, and below 100 three figures: ``3.22``, ``0.004``."""
+    return f"{per_s:,.0f}" if abs(per_s) >= 100 else f"{per_s:.3g}"

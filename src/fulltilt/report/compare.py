@@ -24,7 +24,7 @@ ALPHA = 0.05
 MIN_COMMON_PLANS = 4
 FIRST_PICK = "recommended"
 SAME_MACHINE = ("hostname_hash", "cpu_model", "n_cores_usable", "devices", "device")
-SAME_WORKLOAD = ("task", "model", "n_parameters", "n_samples", "optimizer", "device")
+SAME_WORKLOAD = ("task", "model", "n_parameters", "n_samples", "data", "optimizer", "device", "device_name")
 """Facts of a workload that decide its speed; its name, its learning rate and its epochs do not."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulltilt.levers import load_catalogue
+from fulltilt.records import format_rate
 from fulltilt.report.table import TELLING_PCT, format_throughput, format_value, read_memory_gib
 
 Document = Mapping[str, Any]  # the JSON contract of `fulltilt tune`
@@ -40,12 +41,12 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
     lines = [describe_plan(pick["plan"]), f"{format_throughput(pick)} samples/s"]
     memory = read_memory_gib(pick)
     if memory:
-        lines.append(f"{memory:.2f} GiB; {pick['samples_per_s'] / memory:,.0f} samples/s per GiB")
+        lines.append(f"{memory:.2f} GiB; {format_rate(pick['samples_per_s'] / memory)} samples/s per GiB")
     if pick.get("gpu_utilization_pct") is not None:
         lines.append(f"GPU busy {pick['gpu_utilization_pct']:.0f} % of the time")
     runs = pick.get("runs_samples_per_s") or []
     if len(runs) > 1:
-        figures = ", ".join(f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in runs)
+        figures = ", ".join(map(format_rate, runs))
         lines.append(
             f"its {len(runs)} runs side by side: {figures} samples/s; shown is the median one, compared is the mean"
         )
@@ -74,8 +75,12 @@ def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, 
 def describe_search(document: Document) -> str:
     search = document["search"]
     probes = f" and {_count(search['n_probes'], 'probe')}" if search.get("n_probes") else ""
+    n_skipped, n_repeats = search.get("n_skipped") or 0, search.get("n_repeats") or 0
+    skipped = f", {n_skipped} skipped" if n_skipped else ""
+    again = f", {_count(n_repeats, 'run')} again" if n_repeats else ""
+    ran = _count(search["n_trials"] - n_skipped, "plan")
     parts = [
-        f"{_count(search['n_trials'], 'trial')} of a grid of {search['grid_size']}{probes}",
+        f"{ran} run of a grid of {search['grid_size']}{skipped}{again}{probes}",
         f"{search['n_out_of_memory']} out of memory",
         f"{format_duration(search['seconds'])}",
     ]
@@ -87,10 +92,13 @@ def describe_gain(document: Document) -> str | None:
     pick, baseline = document["picks"].get("recommended"), document.get("baseline")
     if not pick or not baseline or not baseline.get("samples_per_s") or pick.get("id") == baseline.get("id"):
         return None
-    verdict = (document.get("savings") or {}).get("verdict")
+    savings = document.get("savings") or {}
+    verdict = savings.get("verdict")
     if verdict in ("no gain", "same plan"):
         return None  # what was saved says so
     ratio = pick["samples_per_s"] / baseline["samples_per_s"]
+    if savings.get("gain_pct") is not None:  # of the means of the runs side by side
+        ratio = 1 / (1 - savings["gain_pct"] / 100)
     noise_pct = document["search"].get("noise_pct") or 0.0
     if verdict is None and 100 * abs(ratio - 1) <= noise_pct:
         return f"no difference from the settings as they were: runs of one plan lay {noise_pct:.0f} % apart"

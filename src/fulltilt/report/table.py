@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fulltilt.levers import load_catalogue
+from fulltilt.records import format_rate
 
 Row = Mapping[str, Any]  # a trial as the JSON contract has it
 
@@ -97,7 +98,7 @@ def format_throughput(row: Row) -> str:
     value, interval = row.get("samples_per_s"), row.get("samples_per_s_ci95")
     if value is None:
         return ""
-    text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    text = format_rate(value)
     if not interval or not value:
         return text
     half_pct = 100 * (interval[1] - interval[0]) / 2 / value

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from fulltilt.levers import Facts, load_catalogue
-from fulltilt.records import PhasesMs, Roof, Trial
+from fulltilt.records import PhasesMs, Roof, Trial, format_rate
 from fulltilt.tuner.lever_advice import LeverAdvice, build_lever_advice
 from fulltilt.tuner.savings import Interval
 
@@ -104,7 +104,8 @@ def build_advice(
         noise_pct: How far repeats of one plan lay apart.
     """
     bound, bound_reason = compute_bound(recommended)
-    roof, roof_reason = compute_roof_share(recommended, roofs)
+    n_roofs = recommended.n_devices if facts.device_type == "cuda" else 1
+    roof, roof_reason = compute_roof_share(recommended, roofs, n_roofs=n_roofs)
     reasons = {"advice.bound": bound_reason, "advice.roof": roof_reason}
     if roof is not None and roof.roof_fraction_pct is None:
         reasons["advice.roof.roof_fraction_pct"] = bound_reason
@@ -156,8 +157,12 @@ def _sum_phases(phases: PhasesMs, names: Sequence[str]) -> float:
     return sum(getattr(phases, name) or 0.0 for name in names)
 
 
-def compute_roof_share(row: Trial, roofs: Sequence[Roof]) -> tuple[RoofShare | None, str | None]:
-    """MFU and roof fraction of a row, or why they are not known."""
+def compute_roof_share(row: Trial, roofs: Sequence[Roof], *, n_roofs: int = 1) -> tuple[RoofShare | None, str | None]:
+    """MFU and roof fraction of a row, or why they are not known.
+
+    Args:
+        n_roofs: Devices that the row's figures are of together; each has the roof. Ranks on a CPU share one.
+    """
     precision = row.plan.get("precision", "fp32")
     roof = next((roof for roof in roofs if roof.name == f"matmul {precision}"), None)
     reason = None
@@ -169,7 +174,9 @@ def compute_roof_share(row: Trial, roofs: Sequence[Roof]) -> tuple[RoofShare | N
         reason = row.null_reasons.get("flops_per_sample", "the FLOPs of a sample are not known")
     if reason is not None or roof is None or row.flops_per_sample is None or row.samples_per_s is None:
         return None, reason
-    share = _compute_share(row, roof, row.flops_per_sample, row.samples_per_s)
+    share = _compute_share(row, roof, row.flops_per_sample / n_roofs, row.samples_per_s)
+    if n_roofs > 1:
+        share = dataclasses.replace(share, text=f"{share.text}; of each of {n_roofs} devices, on average")
     if max(share.mfu_pct, share.roof_fraction_pct or 0.0) <= 100:
         return share, None
     return None, (
@@ -243,7 +250,9 @@ def find_ceilings(row: Trial, probes: Sequence[Trial]) -> tuple[ProbeCeiling, ..
         fitting = [probe for probe in probes if probe.kind == kind and _is_part_of(probe, row)]
         for probe in fitting[-1:]:  # the newest
             rate = probe.samples_per_s or 0.0
-            text = f"{part} reaches {rate:,.0f} samples/s ({probe.id}), both together {row.samples_per_s or 0.0:,.0f}"
+            counted = f", one rank's part counted {row.n_devices} times" if row.n_devices > 1 else ""
+            together = format_rate(row.samples_per_s or 0.0)
+            text = f"{part} reaches {format_rate(rate)} samples/s ({probe.id}{counted}), both together {together}"
             found.append(ProbeCeiling(kind=kind, trial_id=probe.id, samples_per_s=rate, text=text))
     if len(found) == 2:
         slower = min(found, key=lambda ceiling: ceiling.samples_per_s)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fulltilt.config import ComponentCall, Config, load_config, parse_call, plan_of, write_settings
 from fulltilt.levers import compute_plan_digest, load_catalogue
-from fulltilt.records import WHOLE_RUNS, Plan
+from fulltilt.records import WHOLE_RUNS, Plan, format_rate
 from fulltilt.tuner.options import count_ranks
 from fulltilt.tuner.recommend import plan_learning_rate
 from fulltilt.tuner.result import TuneResult
@@ -22,7 +22,7 @@ from fulltilt.tuner.result import TuneResult
 BATCH = ("batch_size", "accumulate")
 MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
 """Key of a promise → what the probe of the workload calls it."""
-OWN_COMMENT = r"fulltilt tune: [\d,]+ samples/s"
+OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s)?"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,5 +187,7 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
         changes["run.promise"] = promise
     if not changes:
         return Applied(diff="", notes=planned.notes)
-    note = f"fulltilt tune: {trial.samples_per_s:,.0f} samples/s"
+    note = "fulltilt tune"
+    if is_measured and trial.samples_per_s is not None:
+        note += f": {format_rate(trial.samples_per_s)} samples/s"
     return Applied(diff=write_settings(path, changes, note=note, replaces=OWN_COMMENT), notes=planned.notes)

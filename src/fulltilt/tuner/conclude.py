@@ -109,9 +109,9 @@ def _assemble(
             *journal.notes,
             *space.notes,
             *_list_notes_of_kept(probe, space),
-            *_note_trust(session, chosen, summary, space),
+            *_note_trust(session, chosen, summary, space, options),
         ),
-        null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples),
+        null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples, summary),
     )
 
 
@@ -125,14 +125,19 @@ def _plan_rate(options: TuneOptions, probe: ProbeResult, space: Space, plan: Pla
     )
 
 
-def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: Space) -> list[str]:
+def _note_trust(
+    session: Session, chosen: Trial, summary: SearchSummary, space: Space, options: TuneOptions
+) -> list[str]:
     """What keeps the figures from being taken at face value."""
     notes = []
     if session.is_budget_spent:
         ran = {row.plan for row in session.rows if row.kind == END_TO_END and row.status != "skipped"}
         about = "" if space.n_combinations <= COUNTABLE else "up to "
         n_untried = f"{about}{max(0, space.size - len(ran))}"
-        notes.append(f"the budget ended the search: {n_untried} plans of the grid were not tried; a larger one goes on")
+        left = f"{n_untried} plans of the grid were not run"
+        if options.strategy != "exhaustive":
+            left += ", of which it would have chosen a few, or runs that were to be repeated"
+        notes.append(f"the budget ended the search: {left}; a larger one goes on")
     if session.cut is not None:
         notes.append(
             f"the budget ended {session.cut.id} after {session.cut.seconds:.1f} s: it is no row ({session.cut.why})"
@@ -158,13 +163,14 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
 def _note_off_the_list(session: Session, chosen: Trial, space: Space) -> str | None:
     """The settings as they were compete too: where they win, values that were asked for may not be among theirs."""
     off = {n: values for n, values in space.axes.items() if chosen.plan[n] not in values}
-    if not off:
+    if not off or chosen.plan != space.user_plan:  # a lever that cannot matter goes back to its default, for instance
         return None
     said = " and ".join(
         f"{name} {chosen.plan[name]}, which is not among {', '.join(map(str, values))}" for name, values in off.items()
     )
     ran = any(row.status == "ok" and all(row.plan[n] in values for n, values in off.items()) for row in session.rows)
-    why = f"none of these was faster by more than {INDIFFERENCE_PCT:g} %" if ran else "none of these ran to its end"
+    slower = f"none of these proved faster by more than {INDIFFERENCE_PCT:g} % below the memory limit"
+    why = slower if ran else "none of these ran to its end"
     return f"the settings as they were stay, with {said}: {why}"
 
 
@@ -180,7 +186,7 @@ def _summarize(
     spreads = [
         spread
         for plan in {row.plan for row in confirmed}
-        if (spread := recommend.compute_spread_pct([row for row in confirmed if row.plan == plan]))
+        if (spread := recommend.compute_spread_pct([row for row in confirmed if row.plan == plan])) is not None
     ]
     return SearchSummary(
         strategy=search.name_strategy(options.strategy),
@@ -202,7 +208,7 @@ def _summarize(
 
 
 def _list_notes_of_kept(probe: ProbeResult, space: Space) -> list[str]:
-    """What building the user's plan noted, without advice on levers that the search has varied since."""
+    """What building the settings as they were noted, without advice on levers that the search has varied since."""
     return [note for note in probe.workload.get("notes", ()) if note.partition("=")[0] not in space.axes]
 
 
@@ -217,6 +223,7 @@ def _explain_nulls(
     baseline: Trial | None,
     memory_gib: float | None,
     n_samples: int | None,
+    summary: SearchSummary,
 ) -> dict[str, str]:
     reasons = {}
     if picks.efficiency is None:
@@ -226,7 +233,10 @@ def _explain_nulls(
     if epoch.estimate is None:
         reasons["epoch_seconds.estimate"] = "the dataset has no length" if n_samples is None else "no throughput"
     if epoch.ci95 is None:
-        reasons["epoch_seconds.ci95"] = "the recommended row has no interval"
+        no_interval = "the recommended row has no interval"
+        reasons["epoch_seconds.ci95"] = reasons.get("epoch_seconds.estimate", no_interval)
+    if summary.noise_pct is None:
+        reasons["search.noise_pct"] = "no plan ran twice side by side"
     if baseline is None:
         reasons["baseline"] = "the user's own plan was not run"
     if memory_gib is None:

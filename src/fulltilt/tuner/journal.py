@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
-from fulltilt.records import Plan, Trial, dumps, loads
+from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, dumps, loads
 from fulltilt.records.run_folder import RunFolder
 
 JOURNAL_FILE = "trials.jsonl"
@@ -38,10 +39,11 @@ class Journal:
         """Whether ``take`` would hand out a row."""
         return bool(self._recorded.get((plan, kind, comparison)))
 
-    def take_rest(self) -> list[Trial]:
-        """All recorded rows that were not handed out yet, in the order they were written."""
-        waiting = {trial.id for rows in self._recorded.values() for trial in rows}
-        self._recorded.clear()
+    def take_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> list[Trial]:
+        """All recorded rows of these kinds that were not handed out yet, in the order they were written."""
+        waiting = {trial.id for (_, kind, _), rows in self._recorded.items() if kind in kinds for trial in rows}
+        for key in [key for key in self._recorded if key[1] in kinds]:
+            del self._recorded[key]
         return [trial for trial in self.trials if trial.id in waiting]
 
     def append(self, trial: Trial) -> None:

@@ -84,11 +84,16 @@ def _find_run(
     ran = [row for row in rows if row.plan.get(lever.name) == value and row.status == "ok" and row.samples_per_s]
     alone = [row for row in ran if not _list_differences(row, recommended, lever.name)]
     if alone:
-        return _describe_tried(lever.name, value, recommended, alone, noise_pct)
+        beside = [row for row in alone if row.kind in CONFIRMING] or alone
+        ranked = sorted(beside, key=lambda row: row.samples_per_s or 0.0)
+        return _describe_tried(lever.name, value, recommended, ranked[(len(ranked) - 1) // 2], noise_pct)
     pair = _find_probe_pair(lever.name, value, recommended, probes)
     if pair is not None:
         return _describe_probed(lever.name, value, *pair)
-    return _describe_tried(lever.name, value, recommended, ran, noise_pct) if ran else None
+    if not ran:
+        return None
+    fastest = max(ran, key=lambda row: (row.kind in CONFIRMING, row.samples_per_s or 0.0))
+    return _describe_tried(lever.name, value, recommended, fastest, noise_pct)
 
 
 def _find_probe_pair(lever: str, value: Any, recommended: Trial, probes: Sequence[Trial]) -> tuple[Trial, Trial] | None:
@@ -122,9 +127,9 @@ def _explain_missing(
     """Why no run says anything about the value, and what one would need."""
     name, plan = _name(lever.name, value), recommended.plan.replace(**{lever.name: value})
     having = [row for row in rows if row.plan.get(lever.name) == value]
-    skipped = next((row for row in having if row.status == "skipped"), None)
-    obstacle = lever.guard(value, plan, facts) or (skipped.reason if skipped else None)
-    row = skipped or (having[-1] if having else None)
+    ran = [row for row in having if row.status != "skipped"]
+    row = ran[-1] if ran else having[-1] if having else None
+    obstacle = lever.guard(value, plan, facts) or (row.reason if row is not None and not ran else None)
     state: LeverState
     if obstacle is not None:
         state, text = "cannot apply", f"{name}: {obstacle}"
@@ -150,9 +155,7 @@ def _say_how_to_add(lever: Lever, value: Any) -> str:
     return f"benchmark.levers.{lever.name}: [{', '.join(values)}] tries it"
 
 
-def _describe_tried(lever: str, value: Any, recommended: Trial, ran: Sequence[Trial], noise_pct: float) -> LeverAdvice:
-    """The run that was made beside the recommended one, else the fastest."""
-    row = max(ran, key=lambda r: (r.kind in CONFIRMING, r.samples_per_s or 0.0))
+def _describe_tried(lever: str, value: Any, recommended: Trial, row: Trial, noise_pct: float) -> LeverAdvice:
     effect_pct, ci95 = compute_effect(recommended, row)
     others = _list_differences(row, recommended, lever)
     where = f"in {row.id}, which differs in {', '.join(others)} too," if others else f"({row.id})"
@@ -187,9 +190,10 @@ def compute_effect(base: Trial, row: Trial) -> tuple[float, Interval | None]:
 
 
 def _say_effect(effect_pct: float, ci95: Interval | None, noise_pct: float) -> str:
+    """With the interval named for what it is: blocks inside a run of each, not runs."""
+    spread = f" ({ci95[0]:+.1f} to {ci95[1]:+.1f} % by the blocks of one run each)" if ci95 is not None else ""
     if ci95 is not None and ci95[0] <= 0 <= ci95[1]:
-        return f"made no difference that shows: {effect_pct:+.1f} % ({ci95[0]:+.1f} to {ci95[1]:+.1f} %)"
-    spread = f" ({ci95[0]:+.1f} to {ci95[1]:+.1f} %)" if ci95 is not None else ""
+        return f"made no difference that shows: {effect_pct:+.1f} %{spread}"
     said = f"was {abs(effect_pct):.1f} % {'slower' if effect_pct < 0 else 'faster'}{spread}"
     if abs(effect_pct) <= noise_pct:
         said += f", less than the {noise_pct:.0f} % that runs of one plan lay apart"

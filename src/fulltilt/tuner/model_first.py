@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator
 
 from fulltilt.levers import load_catalogue
-from fulltilt.records import PROBES, Plan, Trial
+from fulltilt.records import PROBES, Plan, Trial, format_rate
 from fulltilt.tuner.coordinate_descent import coordinate_descent, project
 from fulltilt.tuner.model.arms import device_arm
 from fulltilt.tuner.model.candidates import Candidates, spread, strip_loader
@@ -203,8 +203,8 @@ class _Search:
             plan, expected, hope = chosen
             if number >= self._effort.min_whole and self.known.noise is None and hope < WORTH:
                 return
-            why = f"predicted {expected:,.0f} samples/s" + (f", {math.expm1(hope):+.1%} at best" if number else "")
-            yield from self._ask("end_to_end", plan, why)
+            at_best = f", {math.expm1(hope):+.1%} at best" if number else ""
+            yield from self._ask("end_to_end", plan, f"predicted {format_rate(expected)} samples/s{at_best}")
 
     def polish(self) -> Strategy:
         """Plans one step away from the best: where loading is the slower side more and fewer workers, then by hope.
@@ -223,7 +223,8 @@ class _Search:
                 if chosen is None or (may_stop and chosen[2] < -POLISH_REACH):
                     return
             plan, expected, _ = chosen
-            yield from self._ask("end_to_end", plan, f"next to the best so far, predicted {expected:,.0f} samples/s")
+            why = f"next to the best so far, predicted {format_rate(expected)} samples/s"
+            yield from self._ask("end_to_end", plan, why)
 
     def _probe_curve(self) -> Strategy:
         """The fast arm at further batch sizes: upward as long as memory surely allows, the ends, then the gaps."""

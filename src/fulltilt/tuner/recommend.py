@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from fulltilt.errors import NoPlanError
-from fulltilt.records import WHOLE_RUNS, Plan, Trial
+from fulltilt.records import WHOLE_RUNS, Plan, Trial, format_rate
 from fulltilt.tuner.picks import Pick, Picks, build_pick
 from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity, estimate_speeds, find_ties
 
@@ -123,7 +123,7 @@ def pick(
     return Picks(
         throughput=_pick_throughput(fine, user_plan, again),
         efficiency=_pick_efficiency(fine, user_plan, again),
-        recommended=_pick_recommended(fine, user_plan, limit_gib, where, again),
+        recommended=_pick_recommended(fine, user_plan, limit_gib, where, again, runs or rows),
         memory=_pick_memory(fine, user_plan, again),
     )
 
@@ -154,7 +154,8 @@ def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Tri
     if not known:
         return None
     chosen, tied = choose([row for row, _ in known], again, per=[memory for _, memory in known])
-    rule = f"highest samples/s per GiB of {_count_rows(known)} with a memory figure{_say_tie(tied)}"
+    rule = f"highest samples/s per GiB of {_count_rows(known)} with a memory figure"
+    rule += _say_tie(tied, best="the best", faster="the better")
     return build_pick(chosen, tied, rule, user_plan)
 
 
@@ -173,19 +174,25 @@ def _pick_memory(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial])
     among = f", the fastest of {len(small)} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
     rule = (
         f"least memory of {_count_rows(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
-        f"({rates[id(best)]:,.0f} samples/s, {best.id}){among}{_say_tie(tied)}"
+        f"({format_rate(rates[id(best)])} samples/s, {best.id}){among}{_say_tie(tied)}"
     )
     return build_pick(chosen, tied, rule, user_plan)
 
 
 def _pick_recommended(
-    rows: Sequence[Trial], user_plan: Plan, limit_gib: float | None, where: str, again: Sequence[Trial]
+    rows: Sequence[Trial],
+    user_plan: Plan,
+    limit_gib: float | None,
+    where: str,
+    again: Sequence[Trial],
+    runs: Sequence[Trial],
 ) -> Pick:
     """The fastest of the rows that may be recommended, by runs side by side where there are any.
 
     Args:
         where: The limit in words.
         again: The runs that were made side by side.
+        runs: All of them.
     """
     may_be = find_recommendable(rows, limit_gib)
     prefix = ""
@@ -196,17 +203,20 @@ def _pick_recommended(
     confirmed = find_confirmed(may_be)
     chosen, tied = choose(confirmed or may_be, again if confirmed else ())
     rates: tuple[float, ...] = ()
-    once: list[Trial] = []
+    earlier: list[Trial] = []
     if confirmed:
         fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again)[0].log_rate)
-        once = find_ties(fastest, [row for row in may_be if row not in confirmed], again)
+        beside = {row.plan for row in confirmed}
+        others = [row for row in may_be if row.plan not in beside]
+        groups = [[run for run in runs if run.plan == row.plan and run.kind in WHOLE_RUNS] for row in others]
+        earlier = [others[position] for position in find_ties(fastest, again, groups)]
         rates = tuple(_read_rate(run) for run in again if run.plan == chosen.plan)
         plans = "1 plan that was" if len(confirmed) == 1 else f"{len(confirmed)} plans that were"
         among = f"highest mean samples/s of {plans} measured again, side by side, of {len(rows)} that ran"
     else:
         among = f"highest samples/s of {_count_rows(may_be)}"
-    rule = f"{prefix}{among} ({where}){_say_tie(tied)}{_say_once(once)}"
-    return dataclasses.replace(build_pick(chosen, [*tied, *once], rule, user_plan), runs_samples_per_s=rates)
+    rule = f"{prefix}{among} ({where}){_say_tie(tied)}{_say_earlier(earlier)}"
+    return dataclasses.replace(build_pick(chosen, [*tied, *earlier], rule, user_plan), runs_samples_per_s=rates)
 
 
 def find_confirmed(rows: Sequence[Trial]) -> list[Trial]:
@@ -243,22 +253,22 @@ def _filter_smallest(rows: Sequence[Trial]) -> list[Trial]:
     return [row for row, memory in known if memory <= least_gib * (1 + MEMORY_TIE_PCT / 100)]
 
 
-def _say_tie(tied: Sequence[Trial]) -> str:
+def _say_tie(tied: Sequence[Trial], best: str = "the fastest", faster: str = "the faster") -> str:
     """Within ``INDIFFERENCE_PCT`` the smaller batch or the simpler plan was taken, beyond that the faster one."""
     if not tied:
         return ""
     return (
-        f"; tied with {'1 other' if len(tied) == 1 else f'{len(tied)} others'}, which these runs cannot tell from the "
-        f"fastest: within {INDIFFERENCE_PCT:g} % the smaller batch or the simpler plan is taken, beyond it the faster"
+        f"; tied with {'1 other' if len(tied) == 1 else f'{len(tied)} others'}, which these runs cannot tell from "
+        f"{best}: within {INDIFFERENCE_PCT:g} % the smaller batch or the simpler plan is taken, beyond it {faster}"
     )
 
 
-def _say_once(rows: Sequence[Trial]) -> str:
-    """Plans that were no finalists: what one run leaves open is a tie as well."""
+def _say_earlier(rows: Sequence[Trial]) -> str:
+    """Plans that were no finalists: what their runs leave open is a tie as well."""
     if not rows:
         return ""
-    plans = "1 plan that was" if len(rows) == 1 else f"{len(rows)} plans that were"
-    return f"; {plans} run once, before, did not come out clearly slower: named as ties too"
+    plans = "1 plan that ran" if len(rows) == 1 else f"{len(rows)} plans that ran"
+    return f"; {plans} earlier, not beside it, did not come out clearly slower: named as ties too"
 
 
 def _count_rows(rows: Sequence[object]) -> str:

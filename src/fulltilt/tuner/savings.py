@@ -30,7 +30,7 @@ class Savings:
 
     Attributes:
         verdict: "no gain" when the interval of the gain holds 0; "same plan" when there is nothing to compare.
-        gain_pct: Share of the training time saved, from the two rows; its interval is over ``n_pairs`` pairs of runs.
+        gain_pct: Share of the training time saved, by the means over the ``n_pairs`` rounds that both plans ran in.
         search_s: What the search took.
         payback_s: Training time with the recommended plan after which it has saved what the search took.
     """
@@ -82,8 +82,9 @@ def build_savings(
         rounds = "1 round" if n_pairs == 1 else f"{n_pairs} rounds"
         missing = f"the recommended plan and the user's own ran side by side in {rounds}, {MIN_PAIRS} are needed"
         return None, {"savings": missing}
-    speedup = _read_rate(recommended) / _read_rate(baseline)
-    speedup_ci95 = _hold(compute_speedup_ci95(before, after, _find_others(runs, baseline, recommended)), speedup)
+    rates = _average(before[:n_pairs]), _average(after[:n_pairs])
+    speedup = rates[1] / rates[0]
+    speedup_ci95 = compute_speedup_ci95(before, after, _find_others(runs, baseline, recommended))
     savings = Savings(
         verdict=_decide(speedup_ci95),
         baseline_id=baseline.id,
@@ -98,7 +99,7 @@ def build_savings(
     if savings.verdict == "faster":
         savings = _add_payback(savings, speedup, speedup_ci95)
     if n_samples is not None and n_epochs is not None:
-        savings = _add_run(savings, n_samples * n_epochs, _read_rate(baseline), _read_rate(recommended))
+        savings = _add_run(savings, n_samples * n_epochs, *rates)
     missing = "the dataset has no length" if n_samples is None else "the length of the run is not known"
     reasons = _explain_nulls(savings, missing)
     return savings, reasons | {
@@ -137,15 +138,9 @@ def _find_others(runs: Sequence[Trial], baseline: Trial, recommended: Trial) -> 
     return [rates for plan in plans if (rates := find_rates(runs, plan))]
 
 
-def _read_rate(row: Trial) -> float:
-    if row.samples_per_s is None:
-        raise ValueError(f"row {row.id} has status {row.status} and no samples/s; only rows that ran are compared")
-    return row.samples_per_s
-
-
-def _hold(interval: Interval, value: float) -> Interval:
-    """The rows are the median runs, the interval is around the mean of all: it is widened to the former."""
-    return min(interval[0], value), max(interval[1], value)
+def _average(rates: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, rates)) / len(rates))
 
 
 def _decide(speedup_ci95: Interval) -> SavingsVerdict:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import compute_t_quantile
@@ -58,6 +58,7 @@ class Session:
         reserve_share: Of the budget at most is kept back for them.
         n_planned: For progress only.
         start_s: When the search began, on ``clock``: now, or earlier when it had to be prepared.
+        n_devices: That a trial runs on; for the rows of plans that are skipped.
     """
 
     def __init__(
@@ -72,12 +73,13 @@ class Session:
         on_event: OnEvent | None = None,
         clock: Callable[[], float] = time.monotonic,
         start_s: float | None = None,
+        n_devices: int = 1,
     ):
         self._target, self._journal = target, journal
         self.budget_s = budget_s
         self._reserve_trials, self._reserve_share = reserve_trials, reserve_share
         self.n_planned = n_planned
-        self._on_event = on_event
+        self._on_event, self._n_devices = on_event, n_devices
         self._clock = clock
         self._start_s = clock() if start_s is None else start_s
         self.earlier_s = journal.spent_s
@@ -157,9 +159,9 @@ class Session:
     def _list_seconds(self) -> list[float]:
         return [row.seconds for row in (*self.rows, *self.probes) if row.seconds > 0]
 
-    def adopt_rest(self) -> None:
+    def adopt_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> None:
         """Take in the rows of earlier sessions that nobody asked for: a resumed search never reports less."""
-        for trial in self._journal.take_rest():
+        for trial in self._journal.take_rest(kinds):
             self.n_resumed += 1
             self._keep(trial, is_resumed=True)
 
@@ -196,7 +198,9 @@ class Session:
             self.n_resumed += 1
             return self._keep(found, is_resumed=True)
         id = self._journal.next_id()
-        trial = build_row(wish.plan, id=id, why=wish.why, status="skipped", reason=wish.reason)
+        trial = build_row(
+            wish.plan, id=id, why=wish.why, status="skipped", reason=wish.reason, n_devices=self._n_devices
+        )
         self._journal.append(trial)
         return self._keep(trial)
 

@@ -109,7 +109,7 @@ def build_space(
     axes["num_workers"] = _unique(workers) if workers else _suggest("num_workers", user, facts)
     axes |= _build_switch_axes(config, user, facts)
     if benchmark.levers is not None:
-        axes |= _read_further_axes(benchmark.levers, axes)
+        axes |= _read_further_axes(benchmark.levers)
     elif all_levers:
         axes |= _suggest_further_axes(user, facts, axes)
     return _drop_impossible(axes, user, facts, effective, tuple(notes))
@@ -164,7 +164,7 @@ def _build_switch_axes(config: Config, user: Plan, facts: Facts) -> dict[str, tu
     return {name: values for name, values in axes.items() if len(values) > 1}
 
 
-def _read_further_axes(levers: Mapping[str, Sequence[Any]], taken: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+def _read_further_axes(levers: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
     catalogue = load_catalogue()
     axes = {}
     for name, values in levers.items():

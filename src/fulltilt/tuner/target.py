@@ -122,7 +122,9 @@ class ProcessTarget:
         except TrainingError as error:
             if not self._is_over:
                 raise
-            return build_row(plan, id=id, why=why, kind=kind, status="timeout", reason=str(error))
+            return build_row(
+                plan, id=id, why=why, kind=kind, status="timeout", reason=str(error), n_devices=self._n_ranks
+            )
         if is_part and outcome.measurement is not None:
             n_parts = plan["batch_size"] / request.plan["batch_size"]  # all wait for the rank with the largest
             outcome = dataclasses.replace(outcome, measurement=count_for_ranks(outcome.measurement, n_parts))
@@ -289,7 +291,7 @@ def build_row(
         why=why,
         kind=kind,
         n_devices=n_devices,
-        batch_size_per_device=plan["batch_size"] // n_devices,
+        batch_size_per_device=-(-plan["batch_size"] // n_devices),
         effective_batch_size=plan.effective_batch_size,
         seconds=seconds,
         null_reasons=reasons,

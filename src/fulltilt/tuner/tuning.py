@@ -28,7 +28,7 @@ from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limi
 from fulltilt.tuner.progress import OnEvent, PickMade, SearchNoted, SearchStarted, TrialProgressed
 from fulltilt.tuner.recommend import LearningRateRule
 from fulltilt.tuner.result import TuneResult
-from fulltilt.tuner.session import RESERVE_SHARE, Session
+from fulltilt.tuner.session import END_TO_END, RESERVE_SHARE, Session
 from fulltilt.tuner.source import TuneTarget, resolve_target
 from fulltilt.tuner.space import Space, build_space
 from fulltilt.tuner.target import PROBE_ID, ROOFS_ID, ProcessTarget
@@ -192,6 +192,7 @@ def _open_session(
         n_planned=n_planned,
         on_event=tell,
         start_s=start_s,
+        n_devices=max(1, len(options.rank_devices)),
     )
     tell(
         SearchStarted(
@@ -216,11 +217,8 @@ def _search(session: Session, space: Space, options: TuneOptions) -> None:
     session.run(search.STRATEGIES[options.strategy](space))
     if space.axes and not any(row.status != "skipped" for row in session.rows):
         session.run(search.run_nearest(space))  # the budget went into probes
-    run_finals(
-        session,
-        space,
-        n_finalists=search.count_finalists(options.strategy),
-    )
+    session.adopt_rest((END_TO_END,))  # those of another strategy in this folder: the best of them is a finalist, too
+    run_finals(session, space, n_finalists=search.count_finalists(options.strategy))
     session.adopt_rest()
 
 

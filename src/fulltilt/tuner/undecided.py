@@ -69,26 +69,29 @@ def choose(
     return rows[chosen], [rows[i] for i in sorted(tied, key=lambda i: -speeds[i].log_rate) if i != chosen]
 
 
-def find_ties(best: Trial, others: Sequence[Trial], runs: Sequence[Trial]) -> list[Trial]:
-    """Those of ``others`` that cannot be told from ``best``, or look faster than it; fastest first.
+def find_ties(best: Trial, runs: Sequence[Trial], others: Sequence[Sequence[Trial]]) -> list[int]:
+    """Which of ``others`` cannot be told from ``best``, or look faster than it; fastest first.
 
-    For plans that ran once before the finalists ran side by side: too little to be recommended, and no proof that they
-    are slower.
+    They ran before the finalists ran side by side: that is too little to be recommended, and no proof that they are
+    slower.
+
+    Args:
+        runs: Those side by side; they say how much runs differ here.
+        others: By plan, its earlier runs with status ok.
     """
-    first, *speeds = estimate_speeds([best, *others], runs)
-    found = [
-        (speed.log_rate, row)
-        for row, speed in zip(others, speeds, strict=True)
-        if speed.log_rate >= first.log_rate or speed.may_equal(first)
-    ]
-    return [row for _, row in sorted(found, key=lambda pair: -pair[0])]
+    shared, (first,) = compute_doubt(_group(runs)), estimate_speeds([best], runs)
+    found = []
+    for position, group in enumerate(others):
+        error = max(shared, *map(estimate_error, group)) / math.sqrt(len(group))
+        speed = Speed(log_rate=compute_mean_log(group), error=error)
+        if speed.log_rate >= first.log_rate or speed.may_equal(first):
+            found.append((-speed.log_rate, position))
+    return [position for _, position in sorted(found)]
 
 
 def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> list[Speed]:
     """By row. A plan that ran once has the error of its own run where that is the larger one."""
-    by_plan: dict[Plan, list[Trial]] = {}
-    for run in runs:
-        by_plan.setdefault(run.plan, []).append(run)
+    by_plan = {group[0].plan: group for group in _group(runs)}
     shared = compute_doubt(list(by_plan.values()))
     speeds = []
     for row in rows:
@@ -145,6 +148,14 @@ def compute_simplicity(plan: Plan) -> tuple[int, int, float]:
     catalogue = load_catalogue()
     complexity = sum(catalogue[n].complexity(v) for n, v in plan.items() if n in catalogue and n != "batch_size")
     return plan.effective_batch_size, plan["batch_size"], complexity
+
+
+def _group(runs: Sequence[Trial]) -> list[list[Trial]]:
+    """By plan."""
+    by_plan: dict[Plan, list[Trial]] = {}
+    for run in runs:
+        by_plan.setdefault(run.plan, []).append(run)
+    return list(by_plan.values())
 
 
 def _sum_squares(runs: Sequence[Sequence[Trial]]) -> float:

@@ -6,6 +6,7 @@ train them. Quality is that of the validation set; time is training time, evalua
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 from fulltilt.errors import NonFiniteLossError, TrainingError
 from fulltilt.records.run_folder import read_lines, write_atomic
+from fulltilt.tuner.proctree import set_death_signal
 from fulltilt.tuner.quality import ARMS, Arm, Verification, judge
 
 VERIFY_FOLDER = "verify"
@@ -89,6 +91,7 @@ def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
         process = subprocess.Popen(
             [sys.executable, "-m", "fulltilt", "train", *command, *fixed],
             stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=functools.partial(set_death_signal, signal.SIGTERM),  # it would hold the GPU and its folder
         )  # fmt: skip
         try:
             code = process.wait()

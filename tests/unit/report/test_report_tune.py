@@ -304,9 +304,11 @@ def test_a_plan_that_is_picked_twice_is_described_once():
 
 
 def test_a_search_says_how_many_probes_it_took():
-    assert describe_search(DOCUMENT) == "exhaustive: 3 trials of a grid of 3, 1 out of memory, 12 s"
-    search = DOCUMENT["search"] | {"n_probes": 7}
-    assert "3 trials of a grid of 3 and 7 probes" in describe_search(DOCUMENT | {"search": search})
+    assert describe_search(DOCUMENT) == "exhaustive: 3 plans run of a grid of 3, 1 out of memory, 12 s"
+    search = DOCUMENT["search"] | {"n_probes": 7, "n_skipped": 1, "n_repeats": 4}
+    assert "2 plans run of a grid of 3, 1 skipped, 4 runs again and 7 probes" in describe_search(
+        DOCUMENT | {"search": search}
+    )
 
 
 def test_the_csv_holds_every_row_once_in_the_order_they_ran():

@@ -285,7 +285,21 @@ def test_plans_that_ran_once_and_may_be_as_fast_are_ties_of_the_recommended_one(
     chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=runs).recommended
     assert chosen.trial.plan["batch_size"] == 32
     assert chosen.tied_with == ("t2", "t1", "t4"), "faster by its one run, as fast, and too noisy to tell"
-    assert "3 plans that were run once, before, did not come out clearly slower" in chosen.rule
+    assert "3 plans that ran earlier, not beside it, did not come out clearly slower" in chosen.rule
+
+
+def test_a_plan_of_an_earlier_comparison_is_a_tie_by_all_its_runs():
+    early = [
+        dataclasses.replace(make_row(i, rate, kind="repeat", batch_size=64), comparison="first")
+        for i, rate in enumerate((700.0, 710.0, 1000.0), start=1)
+    ]
+    late = [make_row(10 + i, rate, kind="repeat", batch_size=32) for i, rate in enumerate((995.0, 1005.0))]
+    late = [dataclasses.replace(row, comparison="second") for row in late]
+    table, _ = recommend.merge_repeats([*early, *late])
+    assert pick(table, user_plan=USER, memory_limit_gib=None, runs=[*early, *late]).recommended.tied_with == ()
+    early = [dataclasses.replace(row, samples_per_s=1000.0) for row in early]
+    table, _ = recommend.merge_repeats([*early, *late])
+    assert len(pick(table, user_plan=USER, memory_limit_gib=None, runs=[*early, *late]).recommended.tied_with) == 1
 
 
 def test_a_plan_above_the_limit_is_no_tie():
