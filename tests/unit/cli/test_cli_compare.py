@@ -119,13 +119,15 @@ def test_two_machines_get_figures_and_no_verdict(tmp_path, capsys):
     assert "These two cannot be held against each other: measured on two machines (cpu_model)." in said
 
 
-def test_two_workloads_get_no_verdict(tmp_path, capsys):
+@pytest.mark.parametrize("fact", ["n_parameters", "data", "device_name"])
+def test_two_workloads_get_no_verdict(tmp_path, capsys, fact):
     a, b = build_search([1000.0, 1004.0, 998.0]), build_search([2000.0, 2004.0, 1997.0])
-    b["workload"]["n_parameters"] = 11
+    a["workload"][fact], b["workload"][fact] = 10, 11
     document, said = compare(tmp_path, a, b, capsys)
-    assert find_figure(document, "recommended: samples_per_s")["reason"] == "two different workloads (n_parameters)"
-    assert document["refusal"] == "two different workloads (n_parameters)"
-    assert said.count("two different workloads (n_parameters)") == 1, "said once, before the figures"
+    reason = f"two different workloads ({fact})"
+    assert find_figure(document, "recommended: samples_per_s")["reason"] == reason
+    assert document["refusal"] == reason
+    assert said.count(reason) == 1, "said once, before the figures"
     assert said.index("two different workloads") < said.index("Figures")
 
 

@@ -155,3 +155,13 @@ def test_a_full_disk_under_stdout_is_one_line_and_no_trace():
         )
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["fulltilt levers: No space left on device; make room and run it again"]
+
+
+def test_a_terminal_that_closes_ends_a_command_like_sigterm():
+    code = (
+        "import signal, fulltilt.cli as cli, fulltilt.cli.levers as levers\n"
+        "levers.run = lambda args: signal.raise_signal(signal.SIGHUP)\n"
+        "raise SystemExit(cli.run_command(['levers']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (143, "fulltilt levers: terminated\n")

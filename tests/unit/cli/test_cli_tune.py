@@ -2,14 +2,17 @@
 
 import argparse
 import io
+import types
 
 import pytest
 from rich.console import Console
 
-from fulltilt.cli import build_parser, run_command
+from fulltilt.cli import build_parser, run_command, tune
+from fulltilt.cli._shared import build_console
 from fulltilt.cli.tune import _list_train_words, print_result
-from fulltilt.config import load_config
+from fulltilt.config import load_config, plan_of
 from fulltilt.levers import default_plan
+from fulltilt.tuner.recommend import LearningRate
 
 
 def make_document(**changes):
@@ -68,6 +71,25 @@ def test_a_verification_that_cannot_be_is_said_before_the_search(words, said, tm
     assert run_command(["tune", "a.yaml", *words]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_settings_as_they_were_are_not_verified_against_themselves(tmp_path):
+    """Precision auto is spelled otherwise than the precision that was measured: six trainings of one plan."""
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\nspeed: {precision: auto}\n")
+    config = load_config(tmp_path / "a.yaml")
+    own = plan_of(config).replace(precision="fp32")
+    plans = (own, own.replace(precision="bf16"))
+    trials = [types.SimpleNamespace(plan=plan, status="ok", kind="end_to_end") for plan in plans]
+    result = types.SimpleNamespace(
+        user_plan=own, trials=trials, repeats=(), probes=(), folder=str(tmp_path), notes=(), null_reasons={},
+        picks=types.SimpleNamespace(recommended=types.SimpleNamespace(trial=trials[0])),
+        learning_rate=LearningRate(rule="none", start=None, to=None),
+    )  # fmt: skip
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "_without_verification", lambda result, reason: seen.append(reason))
+        tune._verify(argparse.Namespace(), config, result, build_console())
+    assert seen == ["the recommended plan is the user's own: there is nothing to compare"]
 
 
 def test_verification_trains_what_the_search_was_about(tmp_path, monkeypatch):

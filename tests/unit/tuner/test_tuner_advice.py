@@ -62,6 +62,18 @@ def test_mfu_is_flops_over_time_over_the_measured_roof():
     assert "lower bound" not in share.text
 
 
+def test_mfu_of_several_gpus_is_that_of_one_of_them():
+    """Two ranks at a roof's half each were once called 100 % of it."""
+    row = with_phases(dataclasses.replace(make_row(1, 2000.0), flops_per_sample=1e9, n_devices=2))
+    share, _ = compute_roof_share(row, ROOFS, n_roofs=2)
+    assert share.mfu_pct == pytest.approx(50.0)
+    assert share.roof_fraction_pct == pytest.approx(100 * (1e9 * 100 / 1e12) / 0.080 / 2.0 / 2)
+    assert share.text.endswith("of each of 2 devices, on average")
+    on_gpus = dataclasses.replace(FACTS, device_type="cuda")
+    shares = [build_advice(row, [row], roofs=ROOFS, axes={}, facts=facts)[0].roof for facts in (FACTS, on_gpus)]
+    assert [share.mfu_pct for share in shares] == pytest.approx([100.0, 50.0]), "ranks on a CPU share its roof"
+
+
 def test_flops_that_are_not_all_known_make_lower_bounds():
     row = dataclasses.replace(make_row(1), flops_per_sample=1e9, flops_coverage_pct=80.0, phases_ms=None)
     share, _ = compute_roof_share(row, ROOFS)

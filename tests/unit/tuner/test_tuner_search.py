@@ -10,9 +10,10 @@ from fulltilt.levers import Facts, default_plan
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import search
 from fulltilt.tuner.confirm import confirm
+from fulltilt.tuner.finals import run_finals
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.progress import TrialDone, TrialStarted
-from fulltilt.tuner.recommend import find_confirmed, merge_repeats
+from fulltilt.tuner.recommend import find_confirmed, merge_repeats, pick
 from fulltilt.tuner.session import END_TO_END, REPEAT, Ask, Session, Skip, estimate_rest_s
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.space import Space
@@ -303,6 +304,34 @@ def test_a_repeat_is_expected_to_take_what_its_plan_took_before():
 
     _, target, is_complete = run(strategy(), answer, budget_s=50.0, reserve_trials=0, clock=lambda: now[0])
     assert (len(target.asked), is_complete) == (3, False)
+
+
+def test_the_best_row_of_another_strategy_in_the_folder_is_a_finalist(tmp_path):
+    """A second search once picked among its own rows only, and recommended a slower plan than was known."""
+    fast = BASE.replace(batch_size=64, num_workers=4)
+    target = SimulatedTarget(lambda plan: Answer(samples_per_s=900.0 if plan == fast else 100.0))
+
+    def search_in_folder(plans):
+        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+            session = Session(target, Journal(folder))
+            session.run(Ask(plan=plan, why="") for plan in plans)
+            session.adopt_rest((END_TO_END,))
+            run_finals(session, SPACE, n_finalists=2)
+            session.adopt_rest()
+            return session
+
+    search_in_folder([BASE, fast])
+    session = search_in_folder([BASE, BASE.replace(batch_size=64)])
+    table, _ = merge_repeats(session.rows)
+    picks = pick(table, user_plan=BASE, memory_limit_gib=None, runs=session.rows)
+    assert picks.recommended.trial.plan == fast
+    assert picks.recommended.trial.kind == REPEAT
+
+
+def test_a_skipped_row_is_of_as_many_devices_as_the_others():
+    session = Session(SimulatedTarget(lambda plan: Answer()), Journal(), n_devices=4)
+    session.run(Skip(plan=BASE.replace(batch_size=size), why="", reason="it cannot apply") for size in (10,))
+    assert (session.rows[0].n_devices, session.rows[0].batch_size_per_device) == (4, 3)
 
 
 def test_rows_on_disk_cost_no_budget_and_are_never_left_out(tmp_path):
