@@ -61,7 +61,8 @@ def test_a_training_that_fails_is_told_with_its_last_words(tmp_path):
         run_verification(words, {"data.num_workers": 1}, folder=tmp_path, seed=7, n_pairs=2, epochs=1)
 
 
-def test_an_interrupt_leaves_no_training_behind(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_search_that_is_ended_leaves_no_training_behind(tmp_path, number):
     code = (
         "import sys; from pathlib import Path; from fulltilt.tuner.verify import run_verification\n"
         f"run_verification({WORDS!r}, {{'data.batch_size': 128}}, folder=Path({str(tmp_path)!r}), seed=1, epochs=500)"
@@ -70,7 +71,7 @@ def test_an_interrupt_leaves_no_training_behind(tmp_path):
     wait_until(lambda: list(tmp_path.glob("*/events.jsonl")) or search.poll() is not None)
     children = psutil.Process(search.pid).children(recursive=True)
     assert children
-    search.send_signal(signal.SIGINT)
+    search.send_signal(number)
     search.wait(300)
     wait_until(lambda: not any(map(is_alive, children)))
 
