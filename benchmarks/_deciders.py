@@ -15,8 +15,8 @@ from fulltilt.levers import default_plan
 from fulltilt.records import Measurement, Trial
 from fulltilt.stats import Verdict, compare, compute_rate_interval, compute_t_quantile
 from fulltilt.tuner.confirm import confirm
+from fulltilt.tuner.rows import build_row
 from fulltilt.tuner.session import Ask
-from fulltilt.tuner.target import build_row
 from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose
 
 BLOCK_STEPS = 8

@@ -9,8 +9,9 @@ import pytest
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial, WorkloadSource, dumps, loads
 from fulltilt.tuner.process import Zygote
+from fulltilt.tuner.rows import NULLABLE
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
-from fulltilt.tuner.target import NULLABLE, ProcessTarget
+from fulltilt.tuner.target import ProcessTarget
 
 BODIES = Path(__file__).parents[1] / "faults"
 PLANS = {

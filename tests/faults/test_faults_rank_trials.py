@@ -11,8 +11,8 @@ from leftovers import find_files, find_processes, find_shared_names, mark_proces
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
 from fulltilt.tuner.process import Zygote, run_trial_process
+from fulltilt.tuner.rows import build_trial
 from fulltilt.tuner.source import resolve_target
-from fulltilt.tuner.target import build_trial
 
 HERE = Path(__file__).parent
 TWO = ("cpu", "cpu")

@@ -22,10 +22,11 @@ from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import process, zygote_client
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.process import Zygote, run_trial_process
+from fulltilt.tuner.rows import build_trial
 from fulltilt.tuner.search import exhaustive
 from fulltilt.tuner.session import Session
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
-from fulltilt.tuner.target import ProcessTarget, build_trial
+from fulltilt.tuner.target import ProcessTarget
 
 HERE = Path(__file__).parent
 GIB = 2**30

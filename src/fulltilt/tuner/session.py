@@ -16,7 +16,8 @@ from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import compute_t_quantile
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.progress import OnEvent, SearchEvent, TrialCut, TrialDone, TrialStarted
-from fulltilt.tuner.target import Target, build_row
+from fulltilt.tuner.rows import build_row
+from fulltilt.tuner.target import Target
 
 END_TO_END = "end_to_end"
 REPEAT = "repeat"

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from fulltilt.records import Measurement, PhasesMs, Plan, Status, Trial
-from fulltilt.tuner.target import build_row
+from fulltilt.tuner.rows import build_row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from fulltilt.tuner.model.arms import ArmTimes, Point, device_arm, feed_arm
 from fulltilt.tuner.model.curve import Curve
 from fulltilt.tuner.model.loader_time import LoaderPoint, LoaderTime
 from fulltilt.tuner.model.step_time import StepTime
-from fulltilt.tuner.target import build_row
+from fulltilt.tuner.rows import build_row
 
 PLAN = default_plan({"batch_size": 64})
 FP32, BF16 = device_arm(PLAN), device_arm(PLAN.replace(precision="bf16"))

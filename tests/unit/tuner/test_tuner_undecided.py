@@ -5,7 +5,7 @@ import pytest
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement
-from fulltilt.tuner.target import build_row
+from fulltilt.tuner.rows import build_row
 from fulltilt.tuner.undecided import PRIOR_SPREAD, choose, compute_doubt, compute_run_error
 
 PLANS = [default_plan({"batch_size": 16, "threads": threads}) for threads in (1, 2)]
