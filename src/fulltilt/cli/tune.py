@@ -92,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     console.print("files: " + ", ".join(map(str, files)), markup=False)
     if args.apply:
         print_applied(console, result, args.apply, config)
+        if read_config(args).digest != config.digest:
+            _print_lines(console, ["the same command now searches from these settings: it needs another --out"])
     return 0
 
 
