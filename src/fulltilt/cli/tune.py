@@ -236,4 +236,7 @@ def print_applied(console: Console, result: TuneResult, path: str, searched: Con
     for line in applied.diff.splitlines():
         style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
         console.print(f"  {line}", style=style, markup=False)
-    _print_lines(console, [f"{path}: {note}" for note in applied.notes])
+    notes = list(applied.notes)
+    if applied.diff and result.baseline is None:
+        notes.append("the settings as they were did not run in this search: nothing says that these are faster")
+    _print_lines(console, [f"{path}: {note}" for note in notes])

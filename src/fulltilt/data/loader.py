@@ -138,10 +138,10 @@ class IndexedLoader(DataLoader):
             return super().__iter__()
         # The seed that torch would draw for its workers: what else is drawn stays the same whoever reads.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return self._read_here()
+        return self._read_here(self._index_sampler)  # as it is now: the share may change before the first batch
 
-    def _read_here(self) -> Iterator[Any]:
-        for indices in self._index_sampler:
+    def _read_here(self, order: BatchOrder) -> Iterator[Any]:
+        for indices in order:
             yield self.collate_fn(self.dataset.__getitems__(indices))  # type: ignore[attr-defined]
 
     @property

@@ -48,7 +48,8 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
     if len(runs) > 1:
         figures = ", ".join(map(format_rate, runs))
         lines.append(
-            f"its {len(runs)} runs side by side: {figures} samples/s; shown is the median one, compared is the mean"
+            f"its {len(runs)} runs side by side: {figures} samples/s; shown is the "
+            f"{'slower' if len(runs) == 2 else 'median'} one, compared is the geometric mean"
         )
     lines.append(f"rule: {pick['rule']}")
     if pick.get("tied_with"):

@@ -250,6 +250,8 @@ def find_ceilings(row: Trial, probes: Sequence[Trial]) -> tuple[ProbeCeiling, ..
         fitting = [probe for probe in probes if probe.kind == kind and _is_part_of(probe, row)]
         for probe in fitting[-1:]:  # the newest
             rate = probe.samples_per_s or 0.0
+            if rate < (row.samples_per_s or 0.0):  # other programs disturbed it: a part is no slower than the whole
+                continue
             counted = f", one rank's part counted {row.n_devices} times" if row.n_devices > 1 else ""
             together = format_rate(row.samples_per_s or 0.0)
             text = f"{part} reaches {format_rate(rate)} samples/s ({probe.id}{counted}), both together {together}"

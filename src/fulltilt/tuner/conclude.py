@@ -109,7 +109,7 @@ def _assemble(
             *journal.notes,
             *space.notes,
             *_list_notes_of_kept(probe, space),
-            *_note_trust(session, chosen, summary, space, options),
+            *_note_trust(session, chosen, summary, space),
         ),
         null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples, summary),
     )
@@ -125,9 +125,7 @@ def _plan_rate(options: TuneOptions, probe: ProbeResult, space: Space, plan: Pla
     )
 
 
-def _note_trust(
-    session: Session, chosen: Trial, summary: SearchSummary, space: Space, options: TuneOptions
-) -> list[str]:
+def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: Space) -> list[str]:
     """What keeps the figures from being taken at face value."""
     notes = []
     if session.is_budget_spent:
@@ -135,7 +133,7 @@ def _note_trust(
         about = "" if space.n_combinations <= COUNTABLE else "up to "
         n_untried = f"{about}{max(0, space.size - len(ran))}"
         left = f"{n_untried} plans of the grid were not run"
-        if options.strategy != "exhaustive":
+        if summary.strategy != "exhaustive":
             left += ", of which it would have chosen a few, or runs that were to be repeated"
         notes.append(f"the budget ended the search: {left}; a larger one goes on")
     if session.cut is not None:

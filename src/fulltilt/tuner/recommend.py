@@ -212,7 +212,7 @@ def _pick_recommended(
         earlier = [others[position] for position in find_ties(fastest, again, groups)]
         rates = tuple(_read_rate(run) for run in again if run.plan == chosen.plan)
         plans = "1 plan that was" if len(confirmed) == 1 else f"{len(confirmed)} plans that were"
-        among = f"highest mean samples/s of {plans} measured again, side by side, of {len(rows)} that ran"
+        among = f"highest mean samples/s of {plans} measured side by side, of {len(rows)} that ran"
     else:
         among = f"highest samples/s of {_count_rows(may_be)}"
     rule = f"{prefix}{among} ({where}){_say_tie(tied)}{_say_earlier(earlier)}"

@@ -81,9 +81,11 @@ def test_with_batch_norm_what_is_evaluated_over_ranks_is_what_is_saved(two, fold
 
 
 def test_ranks_go_on_with_their_own_random_numbers(two):
-    whole, cut = two["random"]
+    whole, cut = (dict(intervals) for intervals in two["random"])
     assert len(whole) > 4
-    assert cut == whole
+    left_open = {4, 8}  # the run was left at steps 3 and 7: what ranks had summed by then is added up in another order
+    assert {step: cut[step] for step in cut.keys() - left_open} == {s: whole[s] for s in whole.keys() - left_open}
+    assert [cut[step] for step in left_open] == pytest.approx([whole[step] for step in left_open], rel=1e-6)
 
 
 def test_a_stop_that_one_rank_hears_of_ends_all_at_one_step(two):

@@ -124,7 +124,7 @@ def test_settings_off_the_list_stay_only_with_the_reason():
     """--batch-sizes 16 64 ended at 32, which nobody had asked for, without a word."""
     rates = {16: 100.0, 32: 900.0, 64: 300.0}
     _, notes = run(lambda plan: Answer(samples_per_s=rates[plan["batch_size"]]))
-    said = "the settings as they were stay, with batch_size 32, which is not among 16, 64: none of these was faster"
+    said = "the settings as they were stay, with batch_size 32, which is not among 16, 64: none of these proved faster"
     assert any(note.startswith(said) for note in notes)
     _, notes = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
     assert not any("not among" in note for note in notes)
@@ -206,7 +206,7 @@ def test_the_settings_as_they_were_are_recommended_where_they_are_the_fastest():
 
 def test_a_search_that_the_budget_ended_says_how_much_is_untried():
     _, notes = run_in_time(10.0, 12.0)
-    assert any("the budget ended the search: 1 plans of the grid were not tried" in note for note in notes)
+    assert any("the budget ended the search: 1 plans of the grid were not run" in note for note in notes)
 
 
 @pytest.mark.parametrize("has_interval", [True, False])
