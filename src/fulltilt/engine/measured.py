@@ -19,7 +19,7 @@ from fulltilt.engine.run import Run
 from fulltilt.engine.step import StepOutcome, Timer, TrainStep, count_samples, slice_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
-from fulltilt.levers import find_reports, load_catalogue
+from fulltilt.levers import Lever, find_reports, load_catalogue
 from fulltilt.levers.activation_checkpointing import without_checkpointing
 from fulltilt.levers.compile import without_compiling
 from fulltilt.measure import (
@@ -222,15 +222,19 @@ def _join_ranks(peaks: Sequence[MemoryPeaks]) -> MemoryPeaks:
     return dataclasses.replace(peaks[0], **figures)
 
 
-def check_observed(run: Run) -> dict[str, Any]:
+def check_observed(run: Run, is_seen: Callable[[Lever], bool] = lambda lever: True) -> dict[str, Any]:
     """Every lever as found in force, after a step.
 
     A plan's ``None`` leaves the value to PyTorch, so whatever is found fits it.
 
+    Args:
+        is_seen: Which levers can be found where there was no step.
+
     Raises:
         TrainingError: a value found is not the plan's.
     """
-    observed = {name: lever.observe(run.setup) for name, lever in load_catalogue().items() if name in run.plan}
+    levers = [lever for lever in load_catalogue().values() if lever.name in run.plan and is_seen(lever)]
+    observed = {lever.name: lever.observe(run.setup) for lever in levers}
     wrong = [
         f"{name}: plan says {run.plan[name]}, in force {value}"
         for name, value in observed.items()

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from fulltilt.engine.cached_step import build_step
-from fulltilt.engine.measured import run_measured
+from fulltilt.engine.measured import check_observed, run_measured
 from fulltilt.engine.rehearsal import Part, find_largest_samples, read_batch
 from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep, count_samples, fetch_batches
-from fulltilt.errors import DataError, TrainingError
+from fulltilt.errors import DataError
 from fulltilt.hardware import count_usable_cores, read_cpu_times, read_pressure
-from fulltilt.levers import load_catalogue
+from fulltilt.levers import Lever
 from fulltilt.measure import estimate_memory, measure_steps
 from fulltilt.measure.steps import StepsResult
 from fulltilt.records import Measurement
@@ -91,7 +91,7 @@ def run_loader_probe(
         on_block=None if on_progress is None else lambda block: on_progress(stream.n_taken),
     )
     receive_ms, reason = _measure_receive_ms(run, stream, batch_s=run.batch_size / result.samples_per_s)
-    return _build_measurement(result, receive_ms, reason, _check_loader_levers(run))
+    return _build_measurement(result, receive_ms, reason, check_observed(run, _is_of_loader))
 
 
 def _read_evaluation_batch_size(run: Run) -> int | None:
@@ -193,21 +193,9 @@ def _measure_receive_ms(run: Run, stream: _Stream, *, batch_s: float) -> tuple[f
     return statistics.median(times_s) * 1e3, None
 
 
-def _check_loader_levers(run: Run) -> dict[str, Any]:
-    """Every lever of the loader as found in force; what only a step can show is left out."""
-    observed = {
-        name: lever.observe(run.setup)
-        for name, lever in load_catalogue().items()
-        if lever.stage == "loader" and name in run.plan and name not in ("batch_size", "pin_memory")
-    }
-    wrong = [
-        f"{name}: plan says {run.plan[name]}, in force {value}"
-        for name, value in observed.items()
-        if run.plan[name] is not None and value != run.plan[name]
-    ]
-    if wrong:
-        raise TrainingError("; ".join(wrong))
-    return observed
+def _is_of_loader(lever: Lever) -> bool:
+    """What a loader alone shows; these two of its levers need a step."""
+    return lever.stage == "loader" and lever.name not in ("batch_size", "pin_memory")
 
 
 def _build_measurement(

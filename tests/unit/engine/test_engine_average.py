@@ -154,8 +154,11 @@ def test_a_step_with_an_average_does_not_synchronise():
     with build_run(config, plan_of(config), device="cuda", workload=workload) as run:
         step, batches = TrainStep(run), run.start_epoch(0)
         step(batches, NullTimer())
+        before = {name: weight.clone() for name, weight in run.average.state_dict()["weights"].items()}
         torch.cuda.set_sync_debug_mode("error")
         try:
             run.average.update()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        moved = run.average.state_dict()["weights"]
+        assert any(not torch.equal(moved[name], weight) for name, weight in before.items())
