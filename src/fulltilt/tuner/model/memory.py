@@ -152,9 +152,10 @@ class MemoryCurve:
         if not doubtful:
             return None
         anchor = max((b for b in self.real if b < doubtful[0]), default=None)
-        if anchor is not None and anchor not in self.fake and (not self._teachers or self._is_vague(anchor)):
+        is_estimated = anchor in self.fake and anchor not in self.inferred
+        if anchor is not None and not is_estimated and (not self._teachers or self._is_vague(anchor)):
             return anchor
-        vague = [c for c in doubtful if self._is_vague(c)]
+        vague = [c for c in doubtful if c in self.inferred or self._is_vague(c)]
         return vague[(len(vague) - 1) // 2] if vague else None
 
     @property

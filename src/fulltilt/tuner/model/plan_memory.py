@@ -142,9 +142,16 @@ def _is_of_the_step(row: Trial) -> bool:
 
 
 def _read_share(points: Mapping[int, float], base: Mapping[int, float], batch: int) -> float:
-    """Memory of a lever's arm over the user's arm, at the nearest batch where both are known."""
-    shared = points.keys() & base.keys()
+    """Memory of a lever's arm over the user's arm at a batch of the user's arm.
+
+    Both have a part that stays and one that grows with the batch, and a lever may change either: between the smallest
+    and the largest batch where both are known, the lever's arm is the straight function of the user's that holds there.
+    """
+    shared = sorted(points.keys() & base.keys())
     if not shared:
         return 1.0
-    nearest = min(shared, key=lambda b: abs(math.log(b / batch)))
-    return points[nearest] / base[nearest]
+    first, last = shared[0], shared[-1]
+    if base[last] <= base[first]:
+        return points[first] / base[first]
+    growth = max(0.0, points[last] - points[first]) / (base[last] - base[first])
+    return (points[first] + growth * (base[batch] - base[first])) / base[batch]
