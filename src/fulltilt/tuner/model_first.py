@@ -84,6 +84,11 @@ def model_first(space: Space, effort: Effort = FULL) -> Strategy:
         yield from coordinate_descent(space) if effort is FULL else coordinate_descent(space, max_rounds=1)
 
 
+def _has_gained(before: Trial, after: Trial) -> bool:
+    """Whether a row is faster than another by more than a lever may gain by chance."""
+    return (before.samples_per_s or 0.0) < GAIN * (after.samples_per_s or 0.0)
+
+
 class _Search:
     """The stages, each a part of the strategy's generator, over what is ``known`` so far."""
 
@@ -143,7 +148,7 @@ class _Search:
                     return
                 why = f"{lever} {plan[lever]}, the rest as gained so far"
                 row = yield from self._ask_device(plan, self._middle, why)
-                if row.status == "ok" and (best.samples_per_s or 0.0) < GAIN * (row.samples_per_s or 0.0):
+                if row.status == "ok" and _has_gained(best, row):
                     self._fast, best = plan, row
 
     def probe_loader(self) -> Strategy:
@@ -207,16 +212,20 @@ class _Search:
             yield from self._ask("end_to_end", plan, f"predicted {format_rate(expected)} samples/s{at_best}")
 
     def polish(self) -> Strategy:
-        """Plans one step away from the best: where loading is the slower side more and fewer workers, then by hope.
+        """Plans one step away from the best: the way that gained just now, where loading is the slower side more and
+        fewer workers, then by hope.
 
         Some run whatever the model hopes: it knows nothing of what it does not see. On a noisy machine all of them do.
         """
+        before = self.known.find_best()
         for number in range(self._effort.count_polish(self._space)):
             best = self.known.find_best()
-            if best is None:
+            if before is None or best is None:
                 return
+            onward = self._plans.list_onward(before.plan, best.plan) if _has_gained(before, best) else []
+            before = best
             beside = self._plans.list_neighbours(best.plan, ["num_workers"]) if self.known.is_loader_bound else []
-            chosen = self.known.choose_whole(beside)
+            chosen = self.known.choose_whole(onward) or self.known.choose_whole(beside)
             if chosen is None:
                 chosen = self.known.choose_whole(self._plans.list_neighbours(best.plan, self._space.axes))
                 may_stop = number >= self._effort.min_polish and self.known.noise is None

@@ -93,6 +93,16 @@ class Candidates:
                     plans[moved] = None
         return list(plans)
 
+    def list_onward(self, before: Plan, plan: Plan) -> list[Plan]:
+        """One more step the way that led from one plan to the other; none where that was no single ordered step."""
+        changed = [lever for lever in self._space.axes if before[lever] != plan[lever]]
+        if len(changed) != 1 or changed[0] not in (COUPLED, "num_workers"):
+            return []
+        values = self.batches if changed == [COUPLED] else self.counts
+        start, at = (values.index(found[changed[0]]) for found in (before, plan))
+        onward = at + (1 if at > start else -1)
+        return [self._space.with_value(plan, changed[0], values[onward])] if 0 <= onward < len(values) else []
+
 
 def strip_loader(plan: Plan) -> Plan:
     """With every lever of the loader at its default: a probe of the device uses none of them."""

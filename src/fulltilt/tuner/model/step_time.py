@@ -48,7 +48,7 @@ class StepTime:
         self._micro = ArmTimes([_micro_point(row) for row in device])
         self._update = ArmTimes([_update_point(row) for row in device])
         self._loader = LoaderTime([_loader_point(row) for row in loader], n_cores=n_cores) if loader else None
-        self._receive_s = _fit_receive(loader)
+        self._receive = {pinned: _fit_receive(rows) for pinned, rows in _group_by_pinning(loader).items()}
         self._n_cores, self._on_cpu = n_cores, on_cpu
         self._cache: dict[tuple[Arm, Arm, int, int, int], float] = {}
         errors = [(self.describe(row.plan), self._compute_log_error(row)) for row in whole]
@@ -108,7 +108,8 @@ class StepTime:
         if self._loader is None or plan["num_workers"] == 0:
             return device_s + load_s
         batch, accumulate = plan["batch_size"], plan["accumulate"]
-        receive_s = accumulate * self._receive_s * batch
+        fixed_s, sample_s = self._receive[bool(plan["pin_memory"])]
+        receive_s = accumulate * (fixed_s + sample_s * batch)
         if not self._on_cpu:
             return _join(device_s, load_s, receive_s)
         alone_s = accumulate * self._loader(feed_arm(plan), 0, batch)  # all that has to be computed, on all cores
@@ -190,7 +191,24 @@ def _loader_point(row: Trial) -> LoaderPoint:
     )
 
 
-def _fit_receive(loader: Sequence[Trial]) -> float:
-    """Seconds a sample that taking a ready batch costs the training process; the largest seen."""
-    seen = [row.receive_ms / 1e3 / row.plan["batch_size"] for row in loader if row.receive_ms is not None]
-    return max(seen, default=0.0)
+def _fit_receive(loader: Sequence[Trial]) -> tuple[float, float]:
+    """Seconds that taking a ready batch costs the training process: of any batch, and of each sample in it.
+
+    The steepest line from the smallest batch to the largest that lies on or above all that was seen; of one batch
+    size everything is counted by the sample.
+    """
+    seen = sorted((row.plan["batch_size"], row.receive_ms / 1e3) for row in loader if row.receive_ms is not None)
+    if not seen:
+        return 0.0, 0.0
+    by_batch = dict(seen)  # of equal batches the largest: it comes last
+    (smallest, first_s), (largest, last_s) = min(by_batch.items()), max(by_batch.items())
+    if smallest == largest:
+        return 0.0, last_s / largest
+    per_sample_s = max(0.0, last_s - first_s) / (largest - smallest)
+    return max(seconds - per_sample_s * batch for batch, seconds in seen), per_sample_s
+
+
+def _group_by_pinning(loader: Sequence[Trial]) -> dict[bool, Sequence[Trial]]:
+    """A thread that pins takes the batches itself: what is left to the training process is another matter."""
+    groups = {pinned: [row for row in loader if bool(row.plan["pin_memory"]) is pinned] for pinned in (False, True)}
+    return {pinned: rows or loader for pinned, rows in groups.items()}
