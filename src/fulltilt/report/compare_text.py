@@ -33,9 +33,9 @@ def describe_statistics(document: Mapping[str, Any]) -> str:
     many = [row for row in rows if max(row["n_a"], row["n_b"]) > 1]
     if not many:
         return "one value on either side"
-    units = " or ".join(dict.fromkeys(row["unit_of_replication"] for row in many))
+    units = " or ".join(dict.fromkeys(_put_article(row["unit_of_replication"]) for row in many))
     medians = any("median" in (row["statistic_a"], row["statistic_b"]) for row in many)
-    text = f"A and B: geometric means over n repetitions ({units})"
+    text = f"A and B: geometric means over n repetitions, each {units}"
     text += "; medians where a value is not above 0" if medians else ""
     if all(row["ci_pct"] is None for row in rows):
         return text
@@ -56,8 +56,8 @@ def describe_shown(document: Mapping[str, Any]) -> str | None:
         return None
     said = "; ".join(f"{figure} {values} ({', '.join(picks)})" for (figure, values), picks in parts.items())
     return (
-        f"tune itself shows the median run of a plan, of two the slower: {said}. Compared is, as by tune, the "
-        "geometric mean of the plan's runs side by side"
+        f"tune itself shows the median run of a plan, of two the slower: {said}. A and B are, as where tune chooses, "
+        "geometric means of a plan's runs side by side"
     )
 
 
@@ -126,6 +126,10 @@ def build_figures_table(document: Mapping[str, Any]) -> Any:
         ]
         table.add_row(*map(Text, cells), style=STYLES.get(verdict or "", "dim"))
     return table
+
+
+def _put_article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def _join(differences: list[dict[str, Any]]) -> str:

@@ -357,7 +357,7 @@ def test_what_the_search_shows_and_what_is_compared_are_both_named(tmp_path, cap
     speed = find_figure(document, "recommended: samples_per_s")
     assert (speed["shown_a"], speed["a"]) == (1000.0, pytest.approx(2000 ** (1 / 3) * 100))
     assert speed["statistic_a"] == "geometric mean"
-    assert "A and B: geometric means over n repetitions (run in a process of its own)" in said
+    assert "A and B: geometric means over n repetitions, each a run in a process of its own" in said
     assert "tune itself shows the median run of a plan" in said
     assert "samples_per_s 1,000 and 1,000 (recommended)" in said
 
@@ -377,7 +377,7 @@ def test_means_over_epochs_are_not_called_means_over_runs(tmp_path, capsys):
     b = write_training(tmp_path / "b", [10.0, 2000.0, 2010.0])
     assert run_command(["compare", a, b]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "geometric means over n repetitions (epoch of one run)" in said
+    assert "geometric means over n repetitions, each an epoch of one run" in said
     assert "are of how epochs vary and not of how runs do" in said
     assert "intervals hold for all figures together" not in said
     assert "speed is by its 3 epochs, its first left out, which warms up" in said
