@@ -64,7 +64,7 @@ def plant(act):
     ("act", "status", "words", "limit_mib"),
     [
         ("run_out_of_memory", "out_of_memory", ["rank 1 (cpu, process ", "Tried to allocate 2.00 GiB"], None),
-        ("fill_memory", "out_of_memory", ["rank 1: process tree used", "the limit is 0.24 GiB"], 250),
+        ("fill_memory", "out_of_memory", ["rank 1: process tree used", "the limit is 250 MiB"], 250),
         ("die", "error", ["rank 1 (cpu, process ", "was killed by SIGKILL"], None),
         ("hang", "timeout", ["rank 1 (cpu, process ", "hangs", "after step 3, while another rank waits"], None),
     ],

@@ -9,6 +9,7 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import traceback
@@ -32,6 +33,7 @@ COMMANDS = {
     "schema": "the JSON Schema of the configuration",
     "data": "make, inspect and repack data files",
 }
+_NEGATIVE = re.compile(r"-\.?\d")
 EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE = 130, 143, 141
 
 
@@ -42,11 +44,13 @@ class Terminated(BaseException):
 class CommandParser(argparse.ArgumentParser):
     """Lets a configuration and ``key=value`` words follow a flag that takes a list, such as ``--num-workers 0 2``.
 
-    argparse alone takes every word up to the next flag for a value of the list.
+    argparse alone takes every word up to the next flag for a value of the list. It also takes the ``-5s`` of
+    ``--budget -5s`` for a flag; here it is a value, which the check of the budget refuses in its own words.
     """
 
     def __init__(self, *args: Any, **options: Any):
         self._list_flags: set[str] = set()
+        self._value_flags: set[str] = set()
         self._takes_overrides = False
         super().__init__(*args, **options)
 
@@ -54,14 +58,26 @@ class CommandParser(argparse.ArgumentParser):
         if options.get("nargs") == "+":
             self._list_flags.update(name for name in names if name.startswith("-"))
         self._takes_overrides |= "overrides" in names
+        if "nargs" not in options and options.get("action", "store") == "store":
+            self._value_flags.update(name for name in names if name.startswith("-"))
         return super().add_argument(*names, **options)
 
     # typeshed declares three overloads, which one signature of Any covers
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Any = None, namespace: Any = None
     ) -> Any:
-        words = list(sys.argv[1:] if args is None else args)
+        words = self._join_negative(sys.argv[1:] if args is None else args)
         return super().parse_known_args(self._free_words(words) if self._takes_overrides else words, namespace)
+
+    def _join_negative(self, words: Sequence[str]) -> list[str]:
+        """``--budget -5s`` as ``--budget=-5s``."""
+        joined: list[str] = []
+        for word in words:
+            if joined and "--" not in joined and joined[-1] in self._value_flags and _NEGATIVE.match(word):
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
 
     def _free_words(self, words: Sequence[str]) -> list[str]:
         """The same words with every list at the end, and in the lists only what can be a value of one."""

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fulltilt.records import PROBES, Trial
-from fulltilt.report import describe_plan, format_duration, format_gib, format_throughput
+from fulltilt.records import PROBES, Trial, format_gib
+from fulltilt.report import describe_plan, format_duration, format_throughput
 from fulltilt.tuner.progress import OnEvent, SearchEvent, SearchNoted, SearchStarted, TrialCut, TrialDone
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def describe_trial(trial: Trial) -> str:
     if trial.status != "ok":
         return f"{trial.id:>4}  {trial.status.replace('_', ' ')}: {plan}\n      {trial.reason}"
     memory = trial.device_memory_peak_gib
-    size = f"{memory:.2f} GiB  " if memory is not None else ""
+    size = f"{format_gib(memory)}  " if memory is not None else ""
     return f"{trial.id:>4}  {describe_rate(trial):>18} samples/s  {size}{plan}"
 
 

@@ -22,8 +22,8 @@ from fulltilt.cli._live import (
     describe_time_left,
     read_memory_gib,
 )
-from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
-from fulltilt.report import describe_plan, format_duration, format_gib
+from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, format_gib
+from fulltilt.report import describe_plan, format_duration
 from fulltilt.tuner.progress import (
     SearchEvent,
     SearchNoted,

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from fulltilt.cli._shared import build_console, check_at_least, show_progress
+from fulltilt.records import format_bytes
 
 
 def add_make_stl10(actions: argparse._SubParsersAction) -> None:
@@ -40,10 +41,10 @@ def run_make_stl10(args: argparse.Namespace) -> int:
             force=args.force,
             progress=progress,
         )
-    size_mib = sum(path.stat().st_size for path in Path(args.target).glob("*.bin")) / 2**20
+    n_bytes = sum(path.stat().st_size for path in Path(args.target).glob("*.bin"))
     build_console().print(
         f"{args.target}: {made.n_train:,} labelled, {made.n_unlabeled:,} unlabelled and {made.n_test:,} test images of "
-        f"{made.side} × {made.side}, {len(made.classes)} classes, {size_mib:,.1f} MiB",
+        f"{made.side} × {made.side}, {len(made.classes)} classes, {format_bytes(n_bytes)}",
         markup=False,
     )
     return 0

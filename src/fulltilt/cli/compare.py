@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Two results of different workloads (another model, data set, optimizer or device) are put side by side "
+        "without differences in percent, and those of two machines without a verdict; the first lines say so. Refused "
+        "with exit code 2 are two kinds of result, two benchmarks, another version of the format, and figures that "
+        "cannot be. A and B are geometric means of a plan's runs side by side, as in the choice of tune, whose tables "
+        "show the median run; of a training's folder they are means over its epochs."
+    )
     parser.add_argument("a", metavar="A", help="a result: what --json wrote, a benchmark's file, or a run folder")
     parser.add_argument("b", metavar="B", help="another one of the same kind")
     parser.add_argument("--json", metavar="F", help="write the comparison as JSON (- for stdout)")
@@ -37,7 +44,9 @@ def print_comparison(console: Console, document: dict[str, Any]) -> None:
         describe_differences,
         describe_reasons,
         describe_refusal,
+        describe_shown,
         describe_sides,
+        describe_statistics,
     )
 
     for line in describe_sides(document):
@@ -48,11 +57,9 @@ def print_comparison(console: Console, document: dict[str, Any]) -> None:
     console.print("\n[bold]What differs[/]")
     for line in describe_differences(document):
         console.print(f"  {line}", markup=False)
-    console.print(
-        "\n[bold]Figures[/] (geometric means over n repetitions; intervals hold for all figures together in 95 %)"
-    )
+    console.print(f"\n[bold]Figures[/] ({describe_statistics(document)})")
     console.print(build_figures_table(document))
     console.print()
-    for line in [describe_control(document), *document["notes"], *describe_reasons(document)]:
+    for line in [describe_shown(document), describe_control(document), *document["notes"], *describe_reasons(document)]:
         if line:
             console.print(f"· {line}", markup=False)

@@ -13,12 +13,14 @@ from fulltilt.cli._make_stl10 import add_make_stl10, run_make_stl10
 from fulltilt.cli._prepare_text import add_prepare_text, run_prepare_text
 from fulltilt.cli._shared import build_console, check_at_least, show_progress, write_json
 from fulltilt.errors import UsageError
+from fulltilt.records import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from fulltilt.data.hdf5_inspect import DatasetReport, Inspection
+    from fulltilt.data.hdf5_repack import Repacked
 
 ACCESSES = {
     "random": "random batches",
@@ -93,6 +95,13 @@ def _add_repack(actions: argparse._SubParsersAction) -> None:
     )
     repack.add_argument("source", metavar="IN", help="the HDF5 file to read")
     repack.add_argument("target", metavar="OUT", help="the file to write")
+    repack.add_argument(
+        "--dataset",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="lay these out too (default: the datasets with as many rows as the largest)",
+    )
     repack.add_argument("--chunk-rows", type=int, metavar="N", help="rows of the largest dataset in a chunk")
     repack.add_argument(
         "--compression", choices=["none", "lzf", "gzip"], default="none", help="of the new file (default none)"
@@ -115,8 +124,12 @@ def _run_make(args: argparse.Namespace) -> int:
             force=args.force,
             progress=progress,
         )
-    size_mib = Path(args.path).stat().st_size / 2**20
-    build_console().print(f"{args.path}: {args.n_samples} synthetic events, {size_mib:,.1f} MiB", markup=False)
+    build_console().print(
+        f"{args.path}: {args.n_samples:,} synthetic events of {args.n_sensors:,} sensors, "
+        f"{format_bytes(Path(args.path).stat().st_size)}",
+        markup=False,
+        soft_wrap=True,
+    )
     return 0
 
 
@@ -150,14 +163,15 @@ def _run_repack(args: argparse.Namespace) -> int:
         done = repack_hdf5(
             args.source,
             args.target,
+            datasets=args.dataset,
             chunk_rows=args.chunk_rows,
             compression=args.compression,
             force=args.force,
             progress=progress,
         )
     build_console().print(
-        f"{args.target}: {done.n_rows:,} rows of {', '.join(done.datasets)}, {done.target_bytes / 2**20:,.1f} MiB "
-        f"({args.source}: {done.source_bytes / 2**20:,.1f} MiB); every row was read back and is equal "
+        f"{args.target}: {_describe_rows(done)}, {format_bytes(done.target_bytes)} "
+        f"({args.source}: {format_bytes(done.source_bytes)}); every row was read back and is equal "
         f"(BLAKE2b {done.checksum}), {done.seconds:.1f} s",
         markup=False,
         soft_wrap=True,
@@ -165,8 +179,16 @@ def _run_repack(args: argparse.Namespace) -> int:
     return 0
 
 
+def _describe_rows(done: Repacked) -> str:
+    """``800 rows of input, label; 200 rows of test``"""
+    by_rows: dict[int, list[str]] = {}
+    for name, n_rows in zip(done.datasets, done.n_rows, strict=True):
+        by_rows.setdefault(n_rows, []).append(name)
+    return "; ".join(f"{n_rows:,} rows of {', '.join(names)}" for n_rows, names in by_rows.items())
+
+
 def _print_inspection(console: Console, inspection: Inspection) -> None:
-    console.print(f"{inspection.path}: {inspection.file_bytes / 2**20:,.1f} MiB", markup=False)
+    console.print(f"{inspection.path}: {format_bytes(inspection.file_bytes)}", markup=False)
     console.print(_build_layout_table(inspection))
     for report in inspection.datasets:
         if report.rates:
@@ -174,14 +196,16 @@ def _print_inspection(console: Console, inspection: Inspection) -> None:
             console.print(_describe_cache(report, inspection.is_cold), markup=False, soft_wrap=True)
         if report.advice:
             console.print(f"{report.name}: {report.advice}", markup=False, soft_wrap=True)
-        if report.command:
-            console.print(f"  {report.command}", markup=False, soft_wrap=True)
+    for command in dict.fromkeys(report.command for report in inspection.datasets if report.command):
+        console.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def _build_layout_table(inspection: Inspection) -> Table:
     from rich.table import Table
 
-    table = Table("dataset", "shape", "type", "chunks", "filters", "bytes a row", "rows a chunk", "chunks a row", "MiB")
+    table = Table(
+        "dataset", "shape", "type", "chunks", "filters", "bytes a row", "rows a chunk", "chunks a row", "stored"
+    )
     for report in inspection.datasets:
         table.add_row(
             report.name,
@@ -192,7 +216,7 @@ def _build_layout_table(inspection: Inspection) -> Table:
             f"{report.row_bytes:,}",
             "" if report.chunk_rows is None else f"{report.chunk_rows:,}",
             f"{report.n_chunks_a_row:,}",
-            f"{report.stored_bytes / 2**20:,.1f}",
+            format_bytes(report.stored_bytes),
         )
     return table
 

@@ -20,17 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fulltilt.engine.export import export_weights
+    from fulltilt.records import dumps, format_bytes
 
     export = export_weights(args.folder, args.out, weights=args.weights)
     if args.json:
-        from fulltilt.records import dumps
-
         write_json(args.json, dumps(export, indent=1))
     console = build_console(to_stderr=args.json == "-")
     for note in export.notes:
         console.print(f"note: {note}", markup=False)
     console.print(
-        f"{export.path}: {export.n_tensors} tensors, {export.n_bytes / 2**20:,.1f} MiB, {export.weights} weights of "
+        f"{export.path}: {export.n_tensors} tensors, {format_bytes(export.n_bytes)}, {export.weights} weights of "
         f"step {export.metadata['fulltilt.step']} ({export.checkpoint})",
         markup=False,
     )

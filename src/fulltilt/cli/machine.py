@@ -7,6 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import build_console, write_json
+from fulltilt.records import format_bytes
 
 if TYPE_CHECKING:
     from fulltilt.hardware import WslReport
@@ -46,20 +47,21 @@ def print_machine(machine: Machine, wsl: WslReport | None = None) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    limit = f", limited to {_gib(machine.memory_limit_bytes)}" if machine.memory_limit_bytes else ""
+    limit = f", limited to {format_bytes(machine.memory_limit_bytes)}" if machine.memory_limit_bytes else ""
     rows = {
         "system": machine.system + (" (WSL2)" if machine.is_wsl else ""),
         "processor": machine.cpu_model,
         "cores": f"{machine.n_cores_usable} usable of {machine.n_cores_logical} logical, "
         f"{machine.n_cores_physical or 'unknown number of'} physical",
-        "memory": f"{_gib(machine.memory_total_bytes)}, {_gib(machine.memory_available_bytes)} available{limit}",
-        "/dev/shm": _gib(machine.shm_total_bytes) if machine.shm_total_bytes is not None else "none",
+        "memory": f"{format_bytes(machine.memory_total_bytes)}, "
+        f"{format_bytes(machine.memory_available_bytes)} available{limit}",
+        "/dev/shm": format_bytes(machine.shm_total_bytes) if machine.shm_total_bytes is not None else "none",
         "python": machine.python,
         "packages": ", ".join(f"{name} {version}" for name, version in machine.packages.items()),
     }
     for device in machine.devices:
-        free = f", {_gib(device.memory_free_bytes)} free" if device.memory_free_bytes is not None else ""
-        total = _gib(device.memory_total_bytes) if device.memory_total_bytes is not None else "memory unknown"
+        free = f", {format_bytes(device.memory_free_bytes)} free" if device.memory_free_bytes is not None else ""
+        total = format_bytes(device.memory_total_bytes) if device.memory_total_bytes is not None else "memory unknown"
         rows[f"GPU {device.index}"] = f"{device.name}, {total}{free}, driver {device.driver or 'unknown'}"
     for name, text in rows.items():
         table.add_row(name, text)
@@ -77,7 +79,7 @@ def list_wsl_rows(wsl: WslReport | None) -> list[tuple[str, str]]:
     if wsl is None:
         return []
     limits = f"memory={wsl.config_memory or 'not set'}, swap={wsl.config_swap or 'not set'} in {wsl.config_path}"
-    seen = f"{_gib(wsl.memory_total_bytes)} memory, {_gib(wsl.swap_total_bytes)} swap"
+    seen = f"{format_bytes(wsl.memory_total_bytes)} memory, {format_bytes(wsl.swap_total_bytes)} swap"
     return [
         (f"WSL {wsl.version}", f"{seen}; {limits if wsl.config_path else 'no .wslconfig found'}"),
         ("WSL: GPU", f"not usable: {wsl.gpu}" if wsl.gpu else "usable"),
@@ -94,7 +96,3 @@ def describe_roof(roof: Roof) -> str:
             f"; {roof.nominal:.4g} nominal ({roof.nominal_source}), {100 * roof.measured / roof.nominal:.0f} % of it"
         )
     return text
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.1f} GiB"

@@ -73,14 +73,15 @@ def parse_duration_s(text: str | int | float) -> float:
     Raises:
         ConfigError: no unit, an unknown unit, or not more than zero.
     """
-    rest, total_s = str(text).strip(), 0.0
+    rest, total_s = str(text).strip().removeprefix("-"), 0.0
+    is_negative = str(text).strip().startswith("-")
     while rest:
         match = _DURATION.match(rest)
         if match is None or match[2].lower() not in SECONDS_PER_UNIT:
             raise ConfigError(f"{text!r} is not a duration; write a number and its unit, as in 90s, 6m or 1h30m")
         total_s += float(match[1].replace("_", "")) * SECONDS_PER_UNIT[match[2].lower()]
         rest = rest[match.end() :]
-    if not 0 < total_s < math.inf:
+    if is_negative or not 0 < total_s < math.inf:
         raise ConfigError(f"{text!r} is not a duration of more than zero; write for instance 90s or 6m")
     return total_s
 

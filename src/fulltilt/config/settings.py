@@ -14,10 +14,12 @@ from fulltilt.config.aliases import (
     resolve_spelling,
     suggest_names,
 )
-from fulltilt.config.calls import parse_call
+from fulltilt.config.calls import format_value, parse_call
+from fulltilt.config.hints import admits
 from fulltilt.config.leaves import LEAVES, SECTIONS
 from fulltilt.config.reading import COMMAND_LINE, Branch, Grid, Item, read_value, to_plain
 from fulltilt.errors import ConfigError, format_nearest
+from fulltilt.levers import load_catalogue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +81,8 @@ class Collector:
         elif section and item.value is not None:
             self.complain(f"is a section and holds keys, not {_show(item.value)}", item, spelled)
         elif not section:
-            self.complain(f"unknown key with the value {_show(item.value)}; {suggest_names(spelled)}", item, spelled)
+            remedy = _suggest_mapping(spelled, item) or suggest_names(spelled)
+            self.complain(f"unknown key with the value {_show(item.value)}; {remedy}", item, spelled)
 
     def collect_leaf(self, item: Item, spelled: str, spelling: Spelling) -> None:
         plain = to_plain(item.value)
@@ -213,6 +216,19 @@ def _iterate(value: Any) -> Iterator[Any]:
         yield from value.values()
     elif isinstance(value, list | tuple):
         yield from value
+
+
+def _suggest_mapping(spelled: str, item: Item) -> str | None:
+    """What to write for an entry of a key whose value is a mapping, such as ``benchmark.levers.compile``; else None."""
+    key, _, name = spelled.rpartition(".")
+    spelling = resolve_spelling(key)
+    if spelling is None or not admits(LEAVES[spelling.keys[0]].hint, dict):
+        return None
+    catalogue = load_catalogue()
+    if spelling.keys[0] == "benchmark.levers" and name not in catalogue:
+        return f"no lever named {name}; {format_nearest(name, catalogue)}"
+    entry = f"{name}: {format_value(item.value if isinstance(item.value, list) else [item.value])}"
+    return f"{key} is one value, a mapping, and is given as a whole, which replaces the file's: {key}='{{{entry}}}'"
 
 
 def _show(value: Any) -> str:

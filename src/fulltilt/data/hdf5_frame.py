@@ -88,6 +88,16 @@ def _copy_attributes(path: Path, source: Any, target: Any) -> None:
         target.attrs.create(name, value, dtype=getattr(value, "dtype", None) and source.attrs.get_id(name).dtype)
 
 
+def check_references(path: Path, file: Any) -> None:
+    """Whether a file can be written again.
+
+    Raises:
+        DataError: Something in it refers to a place in it.
+    """
+    _refuse_references(path, file)
+    file.visititems(lambda _, item: _refuse_references(path, item))
+
+
 def _refuse_references(path: Path, item: Any) -> None:
     """A reference holds a place in its own file; copied, it would point nowhere."""
     import h5py

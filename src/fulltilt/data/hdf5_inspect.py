@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from fulltilt.data.hdf5_file import find_dataset, open_hdf5
+from fulltilt.data.hdf5_frame import check_references
 from fulltilt.data.hdf5_layout import Layout, describe_layout
 from fulltilt.data.hdf5_mapped import MappedRows
 from fulltilt.data.hdf5_rates import ACCESSES, Rate, measure_rate, measure_warm_rate, read_cached_pct
+from fulltilt.data.hdf5_repack import find_largest, find_tables
 from fulltilt.data.hdf5_rows import DirectRows, LibraryRows, Rows, build_rows
 from fulltilt.errors import DataError, UsageError
+from fulltilt.records import format_bytes
 
 SAMPLE_BYTES = 32 << 20  # repacked to see what repacking is worth
 _WORTH = 1.5  # a repack is recommended when the sample came out so much faster
@@ -36,7 +40,7 @@ class DatasetReport:
         warm_random_rows_per_s: Random rows out of the page cache; what the repacked sample is held against.
         repacked_random_rows_per_s: The same on a sample repacked as advised, in the folder for temporary files.
         advice: What to do, in words.
-        command: The repack that was tried, None when the file is fine.
+        command: The repack that was tried, for all datasets at once; None when this one is fine, or cannot be repacked.
     """
 
     name: str
@@ -107,24 +111,36 @@ def inspect_hdf5(
         raise UsageError(f"batch_size {batch_size} must be 1 or more")
     with open_hdf5(path) as file:
         layouts = [(describe_layout(path, item), item.id.get_storage_size()) for item in _find_items(path, file, names)]
+        n_sample_rows, refusal = _plan_repack(path, file)
     if not layouts:
         raise DataError(f"{path} holds no dataset with rows; there is nothing to inspect")
     largest = max((layout for layout, _ in layouts), key=lambda layout: layout.n_bytes)
     measured = {largest.name} if not names else {f"/{name.lstrip('/')}" for name in names}
-    reports = []
+    reports: list[DatasetReport] = []
+    slow: list[str] = []
     for layout, stored_bytes in layouts:
         report = _describe(layout, stored_bytes)
         if layout.name in measured:
-            report = _measure(
+            report, is_slow = _measure(
                 report, layout, min(batch_size, layout.n_rows), seconds, cold, progress or (lambda _: None)
             )
+            slow += [report.name] if is_slow else []
         reports.append(report)
+    further = [report.name for report in reports if report.name in slow and report.shape[0] != n_sample_rows]
+    command = None if refusal else _write_command(path, further)
     return Inspection(
         path=str(path),
         file_bytes=path.stat().st_size,
         batch_size=batch_size,
         is_cold=cold,
-        datasets=tuple(reports),
+        datasets=tuple(
+            dataclasses.replace(
+                report, command=command, advice=f"{report.advice}; yet {refusal}" if refusal else report.advice
+            )
+            if report.name in slow
+            else report
+            for report in reports
+        ),
     )
 
 
@@ -141,6 +157,24 @@ def _find_items(path: Path, file: Any, names: Sequence[str]) -> list[Any]:
 
     file.visititems(visit)
     return found
+
+
+def _plan_repack(path: Path, file: Any) -> tuple[int, str | None]:
+    """How many rows the datasets have that a repack lays out without being told, and why it would refuse the file."""
+    found = find_tables(file)
+    try:
+        check_references(path, file)
+        return find_largest(path, found).shape[0], None
+    except DataError as error:
+        return 0, str(error)
+
+
+def _write_command(path: Path, further: Sequence[str]) -> str:
+    """Words to paste: into a file that is not there yet, ``further`` datasets named as they are not laid out untold."""
+    names = (f".repacked{number}" for number in itertools.chain([""], map("-{}".format, itertools.count(2))))
+    out = next(out for name in names if not (out := path.with_name(f"{path.stem}{name}{path.suffix}")).exists())
+    words = ["fulltilt", "data", "repack", str(path), str(out), *(["--dataset", *further] if further else [])]
+    return shlex.join(words)
 
 
 def _describe(layout: Layout, stored_bytes: int) -> DatasetReport:
@@ -161,9 +195,10 @@ def _describe(layout: Layout, stored_bytes: int) -> DatasetReport:
 
 def _measure(
     report: DatasetReport, layout: Layout, batch_size: int, seconds: float, cold: bool, tell: Callable[[str], None]
-) -> DatasetReport:
+) -> tuple[DatasetReport, bool]:
+    """The report, and whether a repack is worth it."""
     if layout.dtype.kind not in "iufb":
-        return dataclasses.replace(report, null_reasons={"rates": f"{layout.dtype} is no number to train on"})
+        return dataclasses.replace(report, null_reasons={"rates": f"{layout.dtype} is no number to train on"}), False
     rows = build_rows(layout)
     reader = _READERS[type(rows)]
     cached_pct = read_cached_pct(layout)
@@ -199,12 +234,14 @@ def _explain_intervals(rates: Mapping[str, Rate], seconds: float) -> dict[str, s
     }
 
 
-def _advise(report: DatasetReport, layout: Layout, rows: Rows, batch_size: int, seconds: float) -> DatasetReport:
+def _advise(
+    report: DatasetReport, layout: Layout, rows: Rows, batch_size: int, seconds: float
+) -> tuple[DatasetReport, bool]:
     """Hold a repacked sample against the rows as they are: both warm, and as many rows at a time."""
     if report.reader != "h5py" and report.n_chunks_a_row == 1:
         advice = "every row is one piece of the file: nothing to repack"
         reasons = dict.fromkeys(("warm_random_rows_per_s", "repacked_random_rows_per_s"), advice)
-        return dataclasses.replace(report, advice=advice, null_reasons=report.null_reasons | reasons)
+        return dataclasses.replace(report, advice=advice, null_reasons=report.null_reasons | reasons), False
     sample_rows = min(layout.n_rows, layout.count_rows_in(SAMPLE_BYTES))
     warm = measure_warm_rate(layout, rows, min(batch_size, sample_rows), seconds)
     repacked = _measure_repacked(layout, rows.read(np.arange(sample_rows)), warm.rows_a_read, seconds)
@@ -224,17 +261,13 @@ def _advise(report: DatasetReport, layout: Layout, rows: Rows, batch_size: int, 
         advice = (
             f"{why}, yet a sample of {sample_rows:,} rows repacked is no {_WORTH:g} times as fast ({rates}): leave it"
         )
-        return dataclasses.replace(report, advice=advice)
-    out = layout.path.with_name(f"{layout.path.stem}.repacked{layout.path.suffix}")
-    return dataclasses.replace(
-        report,
-        advice=(
-            f"{why}. Written as one array without chunks, a sample of {sample_rows:,} rows was read "
-            f"{gain:,.{0 if gain >= 10 else 1}f} times as fast ({rates}); "
-            f"{layout.n_bytes / 2**30:,.2f} GiB on disk then"
-        ),
-        command=f"fulltilt data repack {shlex.quote(str(layout.path))} {shlex.quote(str(out))}",
+        return dataclasses.replace(report, advice=advice), False
+    advice = (
+        f"{why}. Written as one array without chunks, a sample of {sample_rows:,} rows was read "
+        f"{gain:,.{0 if gain >= 10 else 1}f} times as fast ({rates}); "
+        f"{format_bytes(layout.n_bytes)} on disk then"
     )
+    return dataclasses.replace(report, advice=advice), True
 
 
 def _explain(report: DatasetReport) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fulltilt.data.hdf5_file import open_hdf5
+from fulltilt.data.hdf5_file import find_dataset, open_hdf5
 from fulltilt.data.hdf5_frame import Compression, Table, write_frame
 from fulltilt.data.hdf5_layout import describe_layout
 from fulltilt.data.new_file import check_name, check_room, new_file, reserve
@@ -39,7 +39,7 @@ class Repacked:
     """
 
     datasets: tuple[str, ...]
-    n_rows: int
+    n_rows: tuple[int, ...]
     source_bytes: int
     target_bytes: int
     checksum: str
@@ -50,6 +50,7 @@ def repack_hdf5(
     source: str | Path,
     target: str | Path,
     *,
+    datasets: Sequence[str] = (),
     chunk_rows: int | None = None,
     compression: Compression = "none",
     force: bool = False,
@@ -57,14 +58,16 @@ def repack_hdf5(
 ) -> Repacked:
     """Lay the samples of a file out anew: as one array each, or in chunks of whole rows.
 
-    Samples are the datasets with as many rows as the largest one. All else (other datasets, groups, links, attributes)
-    is copied. The target appears under its name when every row was read back from it and found equal.
+    Samples are the datasets with as many rows as the largest one, and those that ``datasets`` names. All else (other
+    datasets, groups, links, attributes) is copied. The target appears under its name when every row was read back from
+    it and found equal.
 
     Memory: one block of 32 MiB, or one row of the source's chunks where those are larger.
 
     Args:
         source: The file to read.
         target: The file to write.
+        datasets: Names of datasets with another number of rows that are samples too, such as those for validation.
         chunk_rows: Rows of the largest dataset in a chunk, the other datasets take chunks of about as many bytes.
             None: one array without chunks, or chunks of about 1 MiB when compressed.
         compression: ``gzip`` (level 4, bytes shuffled), ``lzf`` (faster, larger; h5py's own) or ``none``.
@@ -86,7 +89,7 @@ def repack_hdf5(
         if target.exists() and target.samefile(source):
             raise UsageError(f"{target} is the file to be read; give the new file another name")
         check_name(target, force=force)
-        plan = _plan_tables(source, file, chunk_rows, compression)
+        plan = _plan_tables(source, file, datasets, chunk_rows, compression)
         needed_bytes = _estimate_bytes(source, file, plan)
         remedy = "use --compression gzip on another disk" if compression == "none" else "choose another disk"
         check_room(target, needed_bytes, remedy=remedy)
@@ -98,7 +101,7 @@ def repack_hdf5(
             _compare(temporary, plan, written, report)
     return Repacked(
         datasets=tuple(plan),
-        n_rows=next(iter(plan.values())).n_rows,
+        n_rows=tuple(table.n_rows for table in plan.values()),
         source_bytes=source.stat().st_size,
         target_bytes=target.stat().st_size,
         checksum=written,
@@ -111,7 +114,19 @@ def choose_chunk_rows(row_bytes: int, n_rows: int) -> int:
     return min(n_rows, max(1, CHUNK_BYTES // max(1, row_bytes)))
 
 
-def _plan_tables(path: Path, file: Any, chunk_rows: int | None, compression: Compression) -> dict[str, Table]:
+def find_largest(path: Path, found: Mapping[str, Any]) -> Any:
+    """The dataset whose rows are samples, among those that ``find_tables`` found.
+
+    Raises:
+        DataError: There is none.
+    """
+    if not found:
+        raise DataError(f"{path} holds no dataset with rows of a fixed size; there is nothing to lay out")
+    return max(found.values(), key=lambda item: item.nbytes)
+
+
+def find_tables(file: Any) -> dict[str, Any]:
+    """Every dataset with rows of a fixed size, by name."""
     import h5py
 
     found: dict[str, Any] = {}
@@ -121,23 +136,31 @@ def _plan_tables(path: Path, file: Any, chunk_rows: int | None, compression: Com
             found[name] = item
 
     file.visititems(visit)
-    if not found:
-        raise DataError(f"{path} holds no dataset with rows of a fixed size; there is nothing to lay out")
-    largest = max(found.values(), key=lambda item: item.nbytes)
+    return found
+
+
+def _plan_tables(
+    path: Path, file: Any, names: Sequence[str], chunk_rows: int | None, compression: Compression
+) -> dict[str, Table]:
+    found = find_tables(file)
+    largest = find_largest(path, found)
+    named = {find_dataset(path, file, name).name.lstrip("/") for name in names}
+    if not named <= found.keys():
+        raise DataError(f"{path}: {min(named - found.keys())} has no rows of a fixed size; leave it out of --dataset")
     n_rows, largest_row_bytes = largest.shape[0], largest.nbytes // largest.shape[0]
     if chunk_rows is None and compression != "none":
         chunk_rows = choose_chunk_rows(largest_row_bytes, n_rows)
     chunk_bytes = None if chunk_rows is None else chunk_rows * largest_row_bytes
     tables = {}
     for name, item in found.items():
-        if item.shape[0] == n_rows:
-            row_bytes = item.nbytes // n_rows
+        if item.shape[0] == n_rows or name in named:
+            row_bytes = item.nbytes // item.shape[0]
             tables[name] = Table(
                 name=name,
-                n_rows=n_rows,
+                n_rows=item.shape[0],
                 row_bytes=row_bytes,
                 read_rows=describe_layout(path, item).count_rows_in(_BLOCK_BYTES),
-                chunk_rows=None if chunk_bytes is None else min(n_rows, max(1, chunk_bytes // row_bytes)),
+                chunk_rows=None if chunk_bytes is None else min(item.shape[0], max(1, chunk_bytes // row_bytes)),
                 compression=compression,
             )
     return tables

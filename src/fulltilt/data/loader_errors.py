@@ -12,6 +12,7 @@ from torch.utils.data._utils import signal_handling
 
 from fulltilt import errors
 from fulltilt.errors import DataError, FulltiltError, WorkerDiedError
+from fulltilt.records import format_bytes
 
 _DEATH = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
@@ -140,7 +141,7 @@ def _read_shm_room() -> str:
     except OSError:
         return ""
     free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    return f"/dev/shm has {free / 2**20:.0f} of {total / 2**20:.0f} MiB free; "
+    return f"/dev/shm has {format_bytes(free)} of {format_bytes(total)} free; "
 
 
 def _unwrap(error: FulltiltError, text: str) -> FulltiltError:

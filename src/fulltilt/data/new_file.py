@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fulltilt.errors import DataError, StorageError
+from fulltilt.records import format_bytes
 
 _MARGIN_BYTES = 1 << 20
 
@@ -71,7 +72,7 @@ def check_room(path: Path, needed_bytes: int, *, remedy: str) -> None:
     free_bytes = folder.f_bavail * folder.f_frsize
     if needed_bytes + _MARGIN_BYTES > free_bytes:
         raise StorageError(
-            f"{path} needs {needed_bytes / 2**30:.2f} GiB and {path.parent} has {free_bytes / 2**30:.2f} GiB free; "
+            f"{path} needs {format_bytes(needed_bytes)} and {path.parent} has {format_bytes(free_bytes)} free; "
             f"free some, choose another place, or {remedy}"
         )
 

@@ -26,6 +26,7 @@ from fulltilt.data.tokens import (
     open_tokens,
 )
 from fulltilt.errors import DataError
+from fulltilt.records import format_bytes
 
 LARGE_TEXT_BYTES = 64 << 20  # a text is split into words at every start, a second for 10 MiB; a prepared one is not
 
@@ -117,7 +118,7 @@ def _read_lines(path: Path | None) -> tuple[list[str], str]:
     n_bytes = path.stat().st_size
     if n_bytes > LARGE_TEXT_BYTES:
         raise DataError(
-            f"{path} is a text of {n_bytes / 2**20:,.0f} MiB, and every start would split it into words; prepare it "
+            f"{path} is a text of {format_bytes(n_bytes)}, and every start would split it into words; prepare it "
             f"once: fulltilt data prepare-text {path} FOLDER, and give the folder"
         )
     try:

@@ -12,11 +12,11 @@ from torch.utils.data import IterableDataset
 from fulltilt.data.placement import read_free_ram_bytes
 from fulltilt.engine.checkpoint import capture_rng, restore_rng
 from fulltilt.hardware import read_shm
+from fulltilt.records import format_bytes
 
 if TYPE_CHECKING:
     from fulltilt.engine.run import Run
 
-GIB = 2**30
 TIGHT_PCT = 80.0  # of free memory: the caches of the file system live in the rest
 DEFAULT_PREFETCH = 2  # of torch's DataLoader
 
@@ -49,19 +49,19 @@ class HostBudget:
         text = "no batches beside the one in use"
         if self.n_workers:
             workers = f"{self.n_workers} worker{'s' if self.n_workers > 1 else ''}"
-            each = f"{workers} × {self.prefetch_factor} batches of {say_bytes(self.batch_bytes)}"
+            each = f"{workers} × {self.prefetch_factor} batches of {format_bytes(self.batch_bytes)}"
             beside = " and those of an evaluation" if self.batches_bytes > self._count_training_bytes() else ""
-            text = f"{say_bytes(self.batches_bytes)} for {each}{beside}"
+            text = f"{format_bytes(self.batches_bytes)} for {each}{beside}"
         if self.checkpoint_bytes:
-            text += f", {say_bytes(self.checkpoint_bytes)} for the copy that a checkpoint is written from"
-        return f"{text}; {say_bytes(self.free_bytes)} are free"
+            text += f", {format_bytes(self.checkpoint_bytes)} for the copy that a checkpoint is written from"
+        return f"{text}; {format_bytes(self.free_bytes)} are free"
 
     def find_problem(self) -> str | None:
         """What there is too little of, with the remedy; None when all fits."""
         if self.n_workers and self.shm_free_bytes is not None and self.batches_bytes > self.shm_free_bytes:
             return (
-                f"the workers' batches need {say_bytes(self.batches_bytes)} of /dev/shm, which has "
-                f"{say_bytes(self.shm_free_bytes)} free: enlarge it (docker: --shm-size), or use fewer "
+                f"the workers' batches need {format_bytes(self.batches_bytes)} of /dev/shm, which has "
+                f"{format_bytes(self.shm_free_bytes)} free: enlarge it (docker: --shm-size), or use fewer "
                 "data.num_workers or a smaller data.prefetch_factor"
             )
         if self.total_bytes <= self.free_bytes * TIGHT_PCT / 100:
@@ -108,13 +108,6 @@ def estimate_host_budget(run: Run, n_ranks: int | None = None) -> HostBudget | N
         free_bytes=read_free_ram_bytes(),
         shm_free_bytes=None if shm.total_bytes is None or shm.used_bytes is None else shm.total_bytes - shm.used_bytes,
     )
-
-
-def say_bytes(n_bytes: int) -> str:
-    """``1.4 GiB``, ``26 MiB``, ``0.3 MiB``."""
-    if n_bytes >= GIB:
-        return f"{n_bytes / GIB:.1f} GiB"
-    return f"{n_bytes / 2**20:.3g} MiB" if n_bytes < 10 * 2**20 else f"{n_bytes / 2**20:.0f} MiB"
 
 
 def _measure_sample_bytes(run: Run) -> int | None:

@@ -31,7 +31,7 @@ from fulltilt.hardware import (
 from fulltilt.hardware.cpu import read_memory_bytes
 from fulltilt.measure import MemoryMeter, NullTimer
 from fulltilt.measure.utilization import find_device_index
-from fulltilt.records import Evidence, classify_outcome
+from fulltilt.records import Evidence, classify_outcome, format_bytes, format_gib
 
 Verdict = Literal["ok", "note", "problem"]
 MEMORY_NOTE_PCT = 80.0
@@ -89,7 +89,7 @@ def check_gpu(device: str, nvml: Nvml) -> list[CheckItem]:
     if status is None or status.memory_free_bytes is None or status.memory_used_bytes is None:
         return [CheckItem(name="device", verdict="note", text=f"{device}: the driver does not say what is free")]
     total = status.memory_free_bytes + status.memory_used_bytes
-    text = f"{device}: {status.memory_free_bytes / GIB:.1f} of {total / GIB:.1f} GiB free"
+    text = f"{device}: {format_bytes(status.memory_free_bytes)} of {format_bytes(total)} free"
     items = [CheckItem(name="device", verdict="ok", text=text)]
     if status.processes:
         pids = ", ".join(str(process.pid) for process in status.processes)
@@ -160,7 +160,7 @@ def check_memory(run: Run, reserved_gib: float | None, rss_gib: float | None, n_
     if used_gib is None:
         return CheckItem(name="memory", verdict="note", text="the peak of one step could not be read")
     share_pct = 100 * used_gib / capacity_gib
-    text = f"one step peaks at {used_gib:.2f} of {capacity_gib:.1f} GiB{whose} ({share_pct:.0f} %)"
+    text = f"one step peaks at {format_gib(used_gib)} of {format_gib(capacity_gib)}{whose} ({share_pct:.0f} %)"
     if share_pct <= MEMORY_NOTE_PCT:
         return CheckItem(name="memory", verdict="ok", text=text)
     return CheckItem(name="memory", verdict="note", text=f"{text}: halve data.batch_size and set speed.accumulate 2")
@@ -225,9 +225,9 @@ def check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
     need = 3 * measure_state_bytes(run) if config.run.checkpoint_every else 0
     free = read_filesystem(out_dir).free_bytes
     earlier = sum(path.stat().st_size for path in out_dir.rglob("*") if path.is_file()) if out_dir.exists() else 0
-    text = f"checkpoints and logs need about {need / GIB:.2f} GiB in {out_dir}"
-    text += f", {free / GIB:.1f} GiB are free" if free is not None else ""
-    text += f"; {earlier / GIB:.2f} GiB lie there from earlier runs" if earlier else ""
+    text = f"checkpoints and logs need about {format_bytes(need)} in {out_dir}"
+    text += f", {format_bytes(free)} are free" if free is not None else ""
+    text += f"; {format_bytes(earlier)} lie there from earlier runs" if earlier else ""
     full = free is not None and need > free
     return CheckItem(name="disk", verdict="problem" if full else "ok", text=text)
 

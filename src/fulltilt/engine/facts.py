@@ -118,7 +118,7 @@ def describe_data(dataset: Any, facts: Facts) -> str:
     file = getattr(dataset, "path", None)
     name = type(dataset).__name__ if file is None else f"{type(dataset).__name__} of {Path(str(file)).name}"
     size = "a stream" if facts.n_samples is None else f"{facts.n_samples} samples"
-    return f"{name}, {size}" + ("" if facts.data_bytes is None else f" of {facts.data_bytes} bytes")
+    return f"{name}, {size}" + ("" if facts.data_bytes is None else f", {facts.data_bytes} bytes in all")
 
 
 def name_model(model: nn.Module) -> str:

@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from fulltilt.engine.step import SEQUENCES, count_samples, slice_samples
 from fulltilt.engine.world import World
 from fulltilt.levers.activation_checkpointing import find_blocks
+from fulltilt.records import format_bytes
 
-GIB = 2**30
 STATE_COPIES = 4  # weight, gradient and Adam's two moments
 STATE_LIMIT = 0.8  # of free device memory; activations need the rest
 
@@ -111,8 +111,8 @@ def choose_shard(wanted: str, model: nn.Module, device: torch.device, world: Wor
     if state_bytes <= STATE_LIMIT * free_bytes:
         return False, None
     return True, (
-        f"weights, gradients and Adam's moments would take about {state_bytes / GIB:.1f} GiB of the "
-        f"{free_bytes / GIB:.1f} GiB that are free on the fullest device: they are divided over {world.n_ranks} devices"
+        f"weights, gradients and Adam's moments would take about {format_bytes(state_bytes)} of the "
+        f"{format_bytes(free_bytes)} that are free on the fullest device: they are divided over {world.n_ranks} devices"
     )
 
 

@@ -33,6 +33,7 @@ from fulltilt.engine.saving import collect_checkpoint, save_session
 from fulltilt.engine.session import Session, assemble_session
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, StorageError, WorkerDiedError
 from fulltilt.measure import MemoryMeter, MemoryPeaks
+from fulltilt.records import format_bytes
 
 if TYPE_CHECKING:
     from fulltilt.engine.measured import EndlessSteps
@@ -159,7 +160,7 @@ class Rehearsal:
         if size <= MAX_CHECKPOINT_BYTES:
             return True
         self.notes.append(
-            f"memory: a checkpoint of about {size / 2**30:.1f} GiB takes too long for a trial; the peak is without it"
+            f"memory: a checkpoint of about {format_bytes(size)} takes too long for a trial; the peak is without it"
         )
         return False
 

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fulltilt.engine.budget import HostBudget, say_bytes
+from fulltilt.engine.budget import HostBudget
 from fulltilt.hardware import count_usable_cores, is_wsl, read_cpu_model, read_memory_bytes, read_memory_limit_bytes
+from fulltilt.records import format_bytes
 
 if TYPE_CHECKING:
     from fulltilt.engine.run import Run
-
-GIB = 2**30
 
 
 def describe_start(run: Run, budget: HostBudget | None) -> tuple[str, ...]:
@@ -27,11 +26,11 @@ def describe_start(run: Run, budget: HostBudget | None) -> tuple[str, ...]:
 def describe_cpu() -> str:
     total, available = read_memory_bytes()
     limit = read_memory_limit_bytes()
-    limited = f", limited to {limit / GIB:.1f}" if limit is not None and limit < total else ""
+    limited = f", limited to {format_bytes(limit)}" if limit is not None and limit < total else ""
     wsl = ", WSL2" if is_wsl() else ""
     return (
         f"CPU: {read_cpu_model() or 'unknown model'}{wsl}, {count_usable_cores()} usable cores, torch uses "
-        f"{torch.get_num_threads()} threads, {available / GIB:.1f} of {total / GIB:.1f} GiB memory free{limited}"
+        f"{torch.get_num_threads()} threads, {format_bytes(available)} of {format_bytes(total)} memory free{limited}"
     )
 
 
@@ -39,12 +38,12 @@ def describe_gpu(device: torch.device) -> str:
     """Name, free memory, cuDNN, and the share that ``--memory-limit`` leaves."""
     free, total = torch.cuda.mem_get_info(device)
     share = torch.cuda.get_per_process_memory_fraction(device)
-    limited = f", limited to {share * total / GIB:.1f}" if share < 1 else ""
+    limited = f", limited to {format_bytes(share * total)}" if share < 1 else ""
     cudnn = torch.backends.cudnn.version()
     mode = "on" if torch.backends.cudnn.benchmark else "off"
     wsl = ", WSL2" if is_wsl() else ""
     return (
-        f"GPU: {torch.cuda.get_device_name(device)}{wsl}, {free / GIB:.1f} of {total / GIB:.1f} GiB free{limited}, "
+        f"GPU: {torch.cuda.get_device_name(device)}{wsl}, {format_bytes(free)} of {format_bytes(total)} free{limited}, "
         f"CUDA {torch.version.cuda}, cuDNN {cudnn or 'absent'} (benchmark {mode})"
     )
 
@@ -76,7 +75,7 @@ def describe_data(run: Run, budget: HostBudget | None) -> str:
     words = [f"data: {n_workers} worker{'s' if n_workers > 1 else ''}, {run.loader.prefetch_factor} batches ahead each"]
     words += ["page-locked"] if run.loader.pin_memory else []
     if budget is not None:
-        words.append(f"{say_bytes(budget.batches_bytes)} of {say_bytes(budget.free_bytes)} free memory for them")
+        words.append(f"{format_bytes(budget.batches_bytes)} of {format_bytes(budget.free_bytes)} free memory for them")
     return ", ".join(words)
 
 

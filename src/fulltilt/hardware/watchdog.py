@@ -9,8 +9,7 @@ from __future__ import annotations
 from fulltilt.hardware._files import Root
 from fulltilt.hardware.filesystem import read_shm
 from fulltilt.hardware.process_memory import read_process_tree, read_process_tree_memory, read_unmapped_shm_bytes
-
-_GIB = 2**30
+from fulltilt.records import format_bytes
 
 
 class MemoryWatchdog:
@@ -37,8 +36,7 @@ class MemoryWatchdog:
         used_bytes = self.read_used_bytes()
         self.peak_bytes = max(self.peak_bytes, used_bytes)
         if self.trip is None and used_bytes > self._limit_bytes:
-            used, limit = used_bytes / _GIB, self._limit_bytes / _GIB
-            self.trip = f"process tree used {used:.2f} GiB, the limit is {limit:.2f} GiB"
+            self.trip = f"process tree used {format_bytes(used_bytes)}, the limit is {format_bytes(self._limit_bytes)}"
         return self.trip
 
     def read_used_bytes(self) -> int:

@@ -16,8 +16,8 @@ from typing import Literal
 from fulltilt.hardware._files import Root, read_text
 from fulltilt.hardware.cpu import read_memory_bytes
 from fulltilt.hardware.nvml import Nvml
+from fulltilt.records import format_bytes
 
-GIB = 2**30
 USABLE_SHARE = 0.95  # of a GPU's memory: beyond it the driver spills to host memory instead of failing
 DRIVER_LIBRARY = "usr/lib/wsl/lib/libcuda.so.1"
 PINNED_ADVICE = (
@@ -86,7 +86,7 @@ def _advise(version: int, total_bytes: int, path: Path | None, memory: str | Non
     if memory is None and version == 2:
         where = "%UserProfile%\\.wslconfig" if path is None else str(path)
         advice.append(
-            f"Linux sees {total_bytes / GIB:.1f} GiB, by default half of what Windows has: for more, write [wsl2], "
+            f"Linux sees {format_bytes(total_bytes)}, by default half of what Windows has: for more, write [wsl2], "
             f"memory=20GB and swap=8GB (with your own figures) into {where}, then run wsl --shutdown"
         )
     if gpu is not None and version == 2:

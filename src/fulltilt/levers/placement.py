@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.records import format_bytes
 
 PLACEMENTS = ("stream", "memory_map", "ram", "device", "block_shuffled")
 PREFERENCE = ("device", "ram", "memory_map", "block_shuffled", "stream")
@@ -14,8 +15,6 @@ HOLDING = ("ram", "device")
 """Those that read all samples beforehand."""
 MEMORY_SHARE = 0.5
 """Of the free memory, for the rows: the rest is for the model, the batches, and what else the machine does."""
-
-_GIB = 2**30
 
 
 def _candidates(facts: Facts) -> tuple[str, ...]:
@@ -106,9 +105,7 @@ def _explain_cache(value: str, facts: Facts) -> str | None:
         return None
     if facts.data_bytes <= facts.free_ram_bytes:
         return None
-    return (
-        f"the rows take {facts.data_bytes / _GIB:.2f} GiB and the page cache has {facts.free_ram_bytes / _GIB:.2f} GiB"
-    )
+    return f"the rows take {format_bytes(facts.data_bytes)} and the page cache has {format_bytes(facts.free_ram_bytes)}"
 
 
 def _explain_dataset(value: str, offered: tuple[str, ...]) -> str:
@@ -127,7 +124,7 @@ def _explain_size(value: str, facts: Facts) -> str | None:
         return None
     where, instead = ("device", "ram") if value == "device" else ("host", "memory_map or block_shuffled")
     return (
-        f"the rows take {facts.data_bytes / _GIB:.2f} GiB and the {where} has {free_bytes / _GIB:.2f} GiB free, of "
+        f"the rows take {format_bytes(facts.data_bytes)} and the {where} has {format_bytes(free_bytes)} free, of "
         f"which {MEMORY_SHARE:.0%} may go to rows; use placement {instead}"
     )
 
@@ -149,7 +146,7 @@ def _describe_choice(plan: Mapping[str, Any], facts: Facts) -> str | None:
     if choice == "stream" or facts.data_bytes is None or (facts.is_held and choice == "ram"):
         return None
     remedy = f"measure it with benchmark.levers {{placement: [stream, {choice}]}}"
-    return f"the rows take {facts.data_bytes / _GIB:.2f} GiB in memory, and placement {choice} could apply; {remedy}"
+    return f"the rows take {format_bytes(facts.data_bytes)} in memory, and placement {choice} could apply; {remedy}"
 
 
 def _apply(setup: Setup, value: str) -> None:

@@ -28,8 +28,8 @@ import torch
 
 from fulltilt.errors import DeviceError, DeviceMemoryError
 from fulltilt.hardware import read_rss_bytes
+from fulltilt.records import format_bytes
 
-_GIB = 2**30
 _STACK_BYTES = 8 * 2**20
 _LIMITS_BYTES: dict[str, int] = {}  # in force in this process: neither torch nor the kernel tells the value again
 _SPARE_THREADS = 4  # samplers, autograd's device thread, the loader's pin thread
@@ -112,6 +112,6 @@ def _read_mapped_bytes() -> int:
 
 def _describe_too_small(limit_bytes: int, used_bytes: int, what: str) -> str:
     return (
-        f"the memory limit of {limit_bytes / _GIB:.2f} GiB is out of memory from the start: the process uses "
-        f"{used_bytes / _GIB:.2f} GiB of {what} before the first batch; set a limit above that"
+        f"the memory limit of {format_bytes(limit_bytes)} is out of memory from the start: the process uses "
+        f"{format_bytes(used_bytes)} of {what} before the first batch; set a limit above that"
     )

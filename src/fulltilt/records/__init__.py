@@ -18,6 +18,7 @@ from fulltilt.records.machine import Device, Machine, Roof
 from fulltilt.records.measurement import PHASES, Measurement, PhasesMs, format_rate
 from fulltilt.records.outcome import Evidence, classify_outcome
 from fulltilt.records.plan import Plan
+from fulltilt.records.sizes import format_bytes, format_gib
 from fulltilt.records.trial import PROBES, WHOLE_RUNS, Status, Trial, TrialRequest, WorkloadSource
 
 __all__ = [
@@ -51,6 +52,8 @@ __all__ = [
     "decode",
     "dumps",
     "encode",
+    "format_bytes",
+    "format_gib",
     "format_rate",
     "loads",
 ]

@@ -14,7 +14,7 @@ from fulltilt.report.summary import (
     describe_verification,
     format_duration,
 )
-from fulltilt.report.table import build_trials_table, format_gib, format_throughput, format_value, read_memory_gib
+from fulltilt.report.table import build_trials_table, format_throughput, format_value, read_memory_gib
 from fulltilt.report.trials_csv import build_trials_csv
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "describe_search",
     "describe_verification",
     "format_duration",
-    "format_gib",
     "format_throughput",
     "format_value",
     "read_memory_gib",

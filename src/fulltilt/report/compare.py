@@ -9,7 +9,7 @@ stand there without a verdict, and the reason says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulltilt.errors import UsageError
@@ -24,7 +24,9 @@ ALPHA = 0.05
 MIN_COMMON_PLANS = 4
 FIRST_PICK = "recommended"
 SAME_MACHINE = ("hostname_hash", "cpu_model", "n_cores_usable", "devices", "device")
-SAME_WORKLOAD = ("task", "model", "n_parameters", "n_samples", "data", "optimizer", "device", "device_name")
+SAME_WORKLOAD = (
+    "task", "model", "n_parameters", "n_samples", "data", "data.dataset", "optimizer", "device", "device_name",
+)  # fmt: skip
 """Facts of a workload that decide its speed; its name, its learning rate and its epochs do not."""
 
 
@@ -32,7 +34,8 @@ def compare_sides(a: Side, b: Side) -> dict[str, Any]:
     """The document of ``fulltilt compare``: what differs, the plans lever by lever, and every figure of both.
 
     A figure stands with the geometric mean of its repetitions on either side, and with an interval of their ratio that
-    is widened for the number of figures: all of them together are wrong in 5 %.
+    is widened for the number of figures: all of them together are wrong in 5 %. Of two different workloads no
+    difference and no interval is given: they would say how the workloads differ, not the plans.
 
     Raises:
         UsageError: the two are of different kinds, or of different benchmarks, or hold one and the same result.
@@ -44,8 +47,9 @@ def compare_sides(a: Side, b: Side) -> dict[str, Any]:
         "versions": _list_differences(a.versions, b.versions),
         "workload": _list_differences(a.workload, b.workload),
     }
-    control = compute_control(a, b)
-    refusal = _find_refusal(a, b, differences, control)
+    is_same_work = not _list_decisive(differences["workload"], SAME_WORKLOAD)
+    control = compute_control(a, b) if is_same_work else None
+    refusal = _find_refusal(differences, control)
     theirs = {figure.name: figure for figure in b.figures}
     pairs = [(figure, theirs[figure.name]) for figure in a.figures if figure.name in theirs]
     pairs += _pair_times_to_quality(a, b)
@@ -60,7 +64,7 @@ def compare_sides(a: Side, b: Side) -> dict[str, Any]:
         "differences": differences,
         "picks": [_compare_plans(name, a, b) for name in a.plans if name in b.plans],
         "control": control,
-        "figures": [_compare_figures(x, y, refusal, 1 - ALPHA / n_judged) for x, y in pairs],
+        "figures": [_compare_figures(x, y, refusal, 1 - ALPHA / n_judged, is_same_work) for x, y in pairs],
         "only_in": _find_unpaired(a, b),
         "margin_pct": MARGIN_PCT,
         "notes": _list_notes(a, b),
@@ -151,14 +155,12 @@ def _is_shown_already(figure: str, a: Side, b: Side) -> bool:
     return all(side.plans[pick] == side.plans[FIRST_PICK] for side in (a, b))
 
 
-def _find_refusal(
-    a: Side, b: Side, differences: Mapping[str, Differences], control: Mapping[str, Any] | None
-) -> str | None:
+def _find_refusal(differences: Mapping[str, Differences], control: Mapping[str, Any] | None) -> str | None:
     """Why no figure of the two can be held against the other's, if that is so."""
-    others = [difference for difference in differences["workload"] if difference["name"] in SAME_WORKLOAD]
+    others = _list_decisive(differences["workload"], SAME_WORKLOAD)
     if others:
         return f"two different workloads ({_name(others)})"
-    others = [difference for difference in differences["machine"] if difference["name"] in SAME_MACHINE]
+    others = _list_decisive(differences["machine"], SAME_MACHINE)
     if others:
         return f"measured on two machines ({_name(others)})"
     if control and control["verdict"] in ("faster", "slower") and not differences["versions"]:
@@ -168,6 +170,10 @@ def _find_refusal(
             "machine: the machine changed between the two, not the plan"
         )
     return None
+
+
+def _list_decisive(differences: Differences, names: Sequence[str]) -> Differences:
+    return [difference for difference in differences if difference["name"] in names]
 
 
 def _name(differences: Differences) -> str:
@@ -183,13 +189,19 @@ def _find_obstacle(a: Figure, b: Figure) -> str | None:
     return None
 
 
-def _compare_figures(a: Figure, b: Figure, refusal: str | None, confidence: float) -> dict[str, Any]:
+def _compare_figures(
+    a: Figure, b: Figure, refusal: str | None, confidence: float, is_same_work: bool
+) -> dict[str, Any]:
     obstacle = _find_obstacle(a, b)
     row: dict[str, Any] = {
         "name": a.name,
         "a": a.value,
         "b": b.value,
-        "change_pct": 100 * (b.value / a.value - 1) if a.value > 0 and b.value > 0 else None,
+        "statistic_a": a.statistic,
+        "statistic_b": b.statistic,
+        "shown_a": a.shown,
+        "shown_b": b.shown,
+        "change_pct": 100 * (b.value / a.value - 1) if is_same_work and a.value > 0 and b.value > 0 else None,
         "ci_pct": None,
         "confidence": None,
         "detectable_pct": None,
@@ -200,7 +212,7 @@ def _compare_figures(a: Figure, b: Figure, refusal: str | None, confidence: floa
         "verdict": None,
         "reason": refusal or obstacle,
     }
-    if min(len(a.samples), len(b.samples)) < 2 or min(*a.samples, *b.samples) <= 0:
+    if not is_same_work or min(len(a.samples), len(b.samples)) < 2 or min(*a.samples, *b.samples) <= 0:
         return row
     decision = decide_apart(a.samples, b.samples, confidence=confidence, higher_is_better=True)
     row |= _describe_decision(decision)

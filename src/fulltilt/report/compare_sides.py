@@ -10,13 +10,14 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from fulltilt.errors import UsageError
-from fulltilt.records import WHOLE_RUNS
+from fulltilt.records import VERSION, WHOLE_RUNS
 from fulltilt.records.run_folder import read_lines
 from fulltilt.records.settings import flatten_settings
 from fulltilt.report.quality import Curve, Direction, find_direction
@@ -33,6 +34,7 @@ _MARKS: Mapping[Kind, tuple[str, ...]] = {
     "benchmark": ("arms", "claim"),
 }
 _RECIPE = ("task", "model", "loss", "data", "optim")  # of a configuration: what decides how a run learns
+_NEVER_NEGATIVE = re.compile(r"(_per_s|_gib|^seconds|^training_seconds)$")
 _IDENTITY = ("hostname_hash", "cpu_model", "n_cores_usable", "memory_total_bytes", "memory_limit_bytes", "system")
 
 
@@ -49,6 +51,7 @@ class Figure:
         unit_of_replication: What a repetition is: "run in a process of its own", "epoch of one run".
         n_runs: Runs the samples come from; with one, they say nothing about how runs differ.
         better: Which direction is better; None where that is not known.
+        shown: The one that the search itself shows, of its median run; None where it is no figure of a search.
     """
 
     name: str
@@ -56,13 +59,21 @@ class Figure:
     unit_of_replication: str
     n_runs: int
     better: Better | None = None
+    shown: float | None = None
+
+    @property
+    def statistic(self) -> Literal["one value", "geometric mean", "median"]:
+        """What ``value`` is: of ratios the geometric mean is taken, which values that are not above 0 have none of."""
+        if len(self.samples) == 1:
+            return "one value"
+        return "geometric mean" if min(self.samples) > 0 else "median"
 
     @property
     def value(self) -> float:
-        """The geometric mean, of which ratios are taken; the median where a sample is not above 0."""
-        if min(self.samples) <= 0:
-            return statistics.median(self.samples)
-        return statistics.geometric_mean(self.samples)
+        """The samples as one figure; ``statistic`` says how."""
+        if self.statistic == "geometric mean":
+            return statistics.geometric_mean(self.samples)
+        return statistics.median(self.samples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +107,8 @@ def read_side(path: str | Path) -> Side:
     """Read a result file or a run folder.
 
     Raises:
-        UsageError: it is not there, is no JSON, or is not a result that can be compared.
+        UsageError: it is not there, is no JSON, or is not a result that can be compared: another version's, or one
+            that holds a speed or a size below 0.
     """
     file = _find_file(Path(path))
     kind, read = _find_reader(file)
@@ -125,17 +137,55 @@ def _find_reader(file: Path) -> tuple[Kind, Callable[[], Side]]:
         return "train", functools.partial(_read_train_folder, file.parent)
     document = _load(file)
     kind = _find_kind(file, document)
+    _check_version(file, document)
+    _check_not_negative(file, document)
     readers = {"tune": _read_tune, "train": _read_train, "benchmark": _read_benchmark}
     return kind, functools.partial(readers[kind], file, document)
 
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise UsageError(f"there is no file or folder {path}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as JSON ({error}); give a file that --json wrote") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no value of JSON")
+
+
+def _check_version(path: Path, document: Mapping[str, Any]) -> None:
+    version = document.get("version", VERSION)
+    if version != VERSION:
+        raise UsageError(
+            f"{path} is of version {version!r} of the result format, this fulltilt reads version {VERSION}; compare it "
+            "with the fulltilt that wrote it, or make the result again"
+        )
+
+
+def _check_not_negative(path: Path, document: Any) -> None:
+    for place, what, value in _iterate_values(document):
+        if value < 0 and _NEVER_NEGATIVE.search(what):
+            named = place if place.endswith(what) else f"{place} ({what})"
+            raise UsageError(
+                f"{path}: {named} is {value:g}, and neither a speed nor a size nor a time lies below 0: the file was "
+                "changed or damaged; make the result again"
+            )
+
+
+def _iterate_values(value: Any, place: str = "", what: str = "") -> Iterator[tuple[str, str, float]]:
+    """Every number with where it stands, ``trials[3].samples_per_s``, and what it is of: a benchmark's its metric."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            metric = value.get("metric") if key in ("samples", "median") else None
+            yield from _iterate_values(inner, f"{place}.{key}" if place else key, str(metric or key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _iterate_values(inner, f"{place}[{number}]", what)
+    elif isinstance(value, int | float):
+        yield place, what, value
 
 
 def _find_kind(path: Path, document: Any) -> Kind:
@@ -180,20 +230,24 @@ def _read_pick(
 ) -> Iterator[Figure]:
     """Speed, memory and, for the recommended plan, time of an epoch, run by run.
 
-    Where a plan was measured again, the run that made it a finalist does not count: it was chosen for being fast.
+    Where a plan was measured again, the run that made it a finalist does not count: it was chosen for being fast. Those
+    count that ran side by side with the pick's own row: the ones that the search picked by.
     """
     own = [row for row in rows if row["plan"] == pick["plan"]] or [pick]
     own = [row for row in own if row.get("kind", WHOLE_RUNS[0]) != WHOLE_RUNS[0]] or own
+    own = [row for row in own if row.get("comparison") == pick.get("comparison")] or [pick]
     rates = tuple(row["samples_per_s"] for row in own)
     shared: dict[str, Any] = {"unit_of_replication": "run in a process of its own", "n_runs": len(own)}
-    yield Figure(name=f"{name}: samples_per_s", samples=rates, better="higher", **shared)
+    rate = pick["samples_per_s"]
+    yield Figure(name=f"{name}: samples_per_s", samples=rates, better="higher", shown=rate, **shared)
     memory = tuple(gib for row in own if (gib := read_memory_gib(row)))
     if memory:
-        yield Figure(name=f"{name}: memory_gib", samples=memory, better="lower", **shared)
+        shown = read_memory_gib(pick)
+        yield Figure(name=f"{name}: memory_gib", samples=memory, better="lower", shown=shown, **shared)
     estimate_s = (document.get("epoch_seconds") or {}).get("estimate")
-    if name == "recommended" and estimate_s and pick.get("samples_per_s"):
-        seconds = tuple(estimate_s * pick["samples_per_s"] / rate for rate in rates)
-        yield Figure(name=f"{name}: epoch_seconds", samples=seconds, better="lower", **shared)
+    if name == "recommended" and estimate_s and rate:
+        seconds = tuple(estimate_s * rate / each for each in rates)
+        yield Figure(name=f"{name}: epoch_seconds", samples=seconds, better="lower", shown=estimate_s, **shared)
 
 
 def _read_tune_notes(document: Mapping[str, Any]) -> tuple[str, ...]:
@@ -216,7 +270,10 @@ def _read_train(path: Path, document: Mapping[str, Any]) -> Side:
         plans={},
         figures=tuple(figure for figure in figures if figure.samples[0] is not None),
         curves=_read_curves(document.get("evaluations") or ()),
-        notes=("the JSON of a training names no plan, no epochs and no machine; its run folder has the first two",),
+        notes=(
+            "the JSON of a training names no workload, no plan and no machine, so whether both trained the same cannot "
+            "be told; its run folder has the first two",
+        ),
     )
 
 
@@ -226,6 +283,7 @@ ONE_RUN: Mapping[str, Any] = {"unit_of_replication": "run", "n_runs": 1}
 def _read_train_folder(folder: Path) -> Side:
     """From the event log: the plan, and every epoch's speed (the first left out where there are three or more)."""
     events = drop_repeated([json.loads(line) for line in read_lines(folder / EVENTS_FILE)])
+    _check_not_negative(folder / EVENTS_FILE, events)
     started = next((event for event in events if event["event"] == "RunStarted"), None)
     epochs = [event for event in events if event["event"] == "EpochDone" and event["samples_per_s"] > 0]
     if started is None or not epochs:
@@ -251,8 +309,13 @@ def _read_train_folder(folder: Path) -> Side:
             *_read_quality(evaluations[-1]["metrics"] if evaluations else {}, epochs[-1]["loss"]),
         ),
         curves=_read_curves(evaluations),
-        notes=("the folder of a training does not say which machine ran it",),
+        notes=("the folder of a training does not say which machine ran it", _describe_epochs(len(epochs), len(timed))),
     )
+
+
+def _describe_epochs(n_epochs: int, n_timed: int) -> str:
+    first = ", its first left out, which warms up" if n_timed < n_epochs else ""
+    return f"speed is by its {n_epochs} epochs{first}; the figure at the end of a training is of all its time"
 
 
 def _read_recipe(config: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:

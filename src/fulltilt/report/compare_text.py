@@ -27,6 +27,40 @@ def describe_refusal(document: Mapping[str, Any]) -> str | None:
     return None if refusal is None else f"These two cannot be held against each other: {refusal}."
 
 
+def describe_statistics(document: Mapping[str, Any]) -> str:
+    """What the columns A and B hold, and what the intervals are of."""
+    rows = document["figures"]
+    many = [row for row in rows if max(row["n_a"], row["n_b"]) > 1]
+    if not many:
+        return "one value on either side"
+    units = " or ".join(dict.fromkeys(_put_article(row["unit_of_replication"]) for row in many))
+    medians = any("median" in (row["statistic_a"], row["statistic_b"]) for row in many)
+    text = f"A and B: geometric means over n repetitions, each {units}"
+    text += "; medians where a value is not above 0" if medians else ""
+    if all(row["ci_pct"] is None for row in rows):
+        return text
+    if document["kind"] == "train":
+        return f"{text}; intervals, each by itself in 95 %, are of how epochs vary and not of how runs do"
+    return f"{text}; intervals hold for all figures together in 95 %"
+
+
+def describe_shown(document: Mapping[str, Any]) -> str | None:
+    """The figures that the searches themselves show, where those here are others: a mean beside a median run."""
+    parts: dict[tuple[str, str], list[str]] = {}
+    for row in document["figures"]:
+        shown = (row["shown_a"], row["shown_b"])
+        if None not in shown and any(f"{x:.3g}" != f"{row[side]:.3g}" for x, side in zip(shown, "ab", strict=True)):
+            pick, _, figure = row["name"].partition(": ")
+            parts.setdefault((figure, " and ".join(map(_format_number, shown))), []).append(pick)
+    if not parts:
+        return None
+    said = "; ".join(f"{figure} {values} ({', '.join(picks)})" for (figure, values), picks in parts.items())
+    return (
+        f"tune itself shows the median run of a plan, of two the slower: {said}. A and B are, as where tune chooses, "
+        "geometric means of a plan's runs side by side"
+    )
+
+
 def describe_differences(document: Mapping[str, Any]) -> list[str]:
     """One line for each thing that differs; a line that says so where nothing does."""
     lines = []
@@ -92,6 +126,10 @@ def build_figures_table(document: Mapping[str, Any]) -> Any:
         ]
         table.add_row(*map(Text, cells), style=STYLES.get(verdict or "", "dim"))
     return table
+
+
+def _put_article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def _join(differences: list[dict[str, Any]]) -> str:

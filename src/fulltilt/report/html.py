@@ -10,6 +10,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from fulltilt.records import format_bytes, format_gib
 from fulltilt.report.charts import MAX_SERIES, Bar, Point, build_bar_chart, build_curve_chart, build_line_chart
 from fulltilt.report.summary import (
     PICK_TITLES,
@@ -28,7 +29,6 @@ from fulltilt.report.table import (
     SHORT_NAMES,
     Row,
     build_columns,
-    format_gib,
     format_throughput,
     format_value,
     read_memory_gib,
@@ -88,7 +88,7 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     if machine.get("cpu_model"):
         parts.append(f"{machine['cpu_model']}, {machine.get('n_cores_usable', '?')} usable cores")
     if machine.get("memory_total_bytes"):
-        parts.append(f"{machine['memory_total_bytes'] / 2**30:.0f} GiB")
+        parts.append(f"{format_bytes(machine['memory_total_bytes'])}")
     parts += [device["name"] for device in machine.get("devices") or ()]
     torch = (machine.get("packages") or {}).get("torch")
     if torch:
@@ -227,7 +227,7 @@ def _memory_point(row: Row, recommended: str | None) -> Point | None:
     if memory is None:
         return None
     part = row.get("memory_peak_part")
-    label = f"batch {row['plan']['batch_size']}: {memory:.2f} GiB" + (f" ({part})" if part else "")
+    label = f"batch {row['plan']['batch_size']}: {format_gib(memory)}" + (f" ({part})" if part else "")
     return Point(x=row["plan"]["batch_size"], y=memory, label=label, marked=row["id"] == recommended)
 
 

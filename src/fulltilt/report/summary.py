@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulltilt.levers import load_catalogue
-from fulltilt.records import format_rate
+from fulltilt.records import format_gib, format_rate
 from fulltilt.report.table import TELLING_PCT, format_throughput, format_value, read_memory_gib
 
 Document = Mapping[str, Any]  # the JSON contract of `fulltilt tune`
@@ -41,7 +42,7 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
     lines = [describe_plan(pick["plan"]), f"{format_throughput(pick)} samples/s"]
     memory = read_memory_gib(pick)
     if memory:
-        lines.append(f"{memory:.2f} GiB; {format_rate(pick['samples_per_s'] / memory)} samples/s per GiB")
+        lines.append(f"{format_gib(memory)}; {format_rate(pick['samples_per_s'] / memory)} samples/s per GiB")
     if pick.get("gpu_utilization_pct") is not None:
         lines.append(f"GPU busy {pick['gpu_utilization_pct']:.0f} % of the time")
     runs = pick.get("runs_samples_per_s") or []
@@ -49,7 +50,8 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
         figures = ", ".join(map(format_rate, runs))
         lines.append(
             f"its {len(runs)} runs side by side: {figures} samples/s; shown is the "
-            f"{'slower' if len(runs) == 2 else 'median'} one, compared is the geometric mean"
+            f"{'slower' if len(runs) == 2 else 'median'} one, compared is the geometric mean, "
+            f"{format_rate(statistics.geometric_mean(runs))}"
         )
     lines.append(f"rule: {pick['rule']}")
     if pick.get("tied_with"):

@@ -71,9 +71,7 @@ def build_columns(rows: Sequence[Row], *, is_narrow: bool = False) -> list[Colum
     columns.append(Column(title="samples/s", cell=format_throughput))
     if any(row.get("gpu_utilization_pct") is not None for row in rows):
         columns.append(Column(title="GPU %", cell=lambda row: _fixed(row.get("gpu_utilization_pct"), 0)))
-    columns.append(
-        Column(title="memory GiB", cell=lambda row: _fixed(read_memory_gib(row), 2), tip=describe_fullest_part)
-    )
+    columns.append(Column(title="memory GiB", cell=lambda row: _gib(read_memory_gib(row)), tip=describe_fullest_part))
     columns.append(Column(title="status", cell=lambda row: _STATUS[row["status"]], is_number=False))
     return columns
 
@@ -103,11 +101,6 @@ def format_throughput(row: Row) -> str:
         return text
     half_pct = 100 * (interval[1] - interval[0]) / 2 / value
     return f"{text} ± {half_pct:.1f} %" if half_pct <= TELLING_PCT else f"{text} ± more than {TELLING_PCT:.0f} %"
-
-
-def format_gib(value: float) -> str:
-    """``3.20 GiB``, ``0.0047 GiB``: two figures of what is small."""
-    return f"{value:.2f} GiB" if value >= 0.1 else f"{value:.2g} GiB"
 
 
 def format_value(value: Any) -> str:
@@ -147,3 +140,8 @@ def _ms(value: float | None) -> str:
 
 def _fixed(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def _gib(value: float | None) -> str:
+    """``0.29``; two figures of what two decimals would round to nothing."""
+    return f"{value:.2g}" if value is not None and 0 < value < 0.01 else _fixed(value, 2)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fulltilt.records import Trial
+from fulltilt.records import Trial, format_gib
 
 DATA_WAIT_PCT = 20.0
 UTILIZATION_PCT = 70.0
@@ -73,7 +73,7 @@ def hint_memory(trial: Trial, memory_limit_gib: float | None) -> Hint | None:
     return Hint(
         rule="memory",
         trial_id=trial.id,
-        text=f"{used_gib:.2f} of {memory_limit_gib:.2f} GiB used ({share_pct:.0f} %): {advice}",
+        text=f"{format_gib(used_gib)} of {format_gib(memory_limit_gib)} used ({share_pct:.0f} %): {advice}",
         evidence={"memory_used_gib": used_gib, "memory_limit_gib": memory_limit_gib, "share_pct": share_pct},
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from fulltilt.errors import NoPlanError
-from fulltilt.records import WHOLE_RUNS, Plan, Trial, format_rate
+from fulltilt.records import WHOLE_RUNS, Plan, Trial, format_gib, format_rate
 from fulltilt.tuner.picks import Pick, Picks, build_pick
 from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity, estimate_speeds, find_ties
 
@@ -118,8 +118,8 @@ def pick(
     again = find_confirmed(runs or rows)
     limit_gib = None if memory_limit_gib is None else memory_limit_gib * memory_safety_pct / 100
     where = "the memory of the device is not known, so no limit was applied"
-    if limit_gib is not None:
-        where = f"memory at most {limit_gib:.2f} GiB, {memory_safety_pct:g} % of {memory_limit_gib:.2f} GiB"
+    if memory_limit_gib is not None and limit_gib is not None:
+        where = f"memory at most {format_gib(limit_gib)}, {memory_safety_pct:g} % of {format_gib(memory_limit_gib)}"
     return Picks(
         throughput=_pick_throughput(fine, user_plan, again),
         efficiency=_pick_efficiency(fine, user_plan, again),
@@ -172,9 +172,11 @@ def _pick_memory(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial])
     chosen, tied = choose(small, again)
     best_name = "best confirmed speed" if confirmed else "best speed"
     among = f", the fastest of {len(small)} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
+    n_runs = sum(run.plan == best.plan for run in again)
+    mean = f", the geometric mean of {n_runs} runs" if n_runs > 1 else ""
     rule = (
         f"least memory of {_count_rows(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
-        f"({format_rate(rates[id(best)])} samples/s, {best.id}){among}{_say_tie(tied)}"
+        f"({format_rate(rates[id(best)])} samples/s{mean}, {best.id}){among}{_say_tie(tied)}"
     )
     return build_pick(chosen, tied, rule, user_plan)
 
@@ -199,7 +201,7 @@ def _pick_recommended(
     if not _filter_safe(rows, limit_gib):
         least_gib = min(row.device_memory_peak_gib or math.inf for row in may_be)
         prefix = f"no row has {where}; of those with the least memory "
-        where = f"{least_gib:.2f} GiB, and up to {MEMORY_TIE_PCT:g} % more"
+        where = f"{format_gib(least_gib)}, and up to {MEMORY_TIE_PCT:g} % more"
     confirmed = find_confirmed(may_be)
     chosen, tied = choose(confirmed or may_be, again if confirmed else ())
     rates: tuple[float, ...] = ()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fulltilt.records import Measurement, PhasesMs, Plan, Status, Trial, classify_outcome
+from fulltilt.records import Measurement, PhasesMs, Plan, Status, Trial, classify_outcome, format_gib
 from fulltilt.tuner.process import ProcessOutcome
 
 NULLABLE = (
@@ -115,7 +115,7 @@ def _hold_against_limit(measurement: Measurement, limit_bytes: int) -> tuple[Sta
         return "ok", None
     part = measurement.memory_peak_part
     where = f" in the part '{part}'" if part not in (None, "steps") else ""
-    return "out_of_memory", f"the run peaked at {used_gib:.2f} GiB{where}, the limit is {limit_gib:.2f} GiB"
+    return "out_of_memory", f"the run peaked at {format_gib(used_gib)}{where}, the limit is {format_gib(limit_gib)}"
 
 
 def _say_why_null(status: str) -> str:

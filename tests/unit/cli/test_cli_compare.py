@@ -127,6 +127,10 @@ def test_two_workloads_get_no_verdict(tmp_path, capsys, fact):
     reason = f"two different workloads ({fact})"
     assert find_figure(document, "recommended: samples_per_s")["reason"] == reason
     assert document["refusal"] == reason
+    differences = [[row[key] for key in ("change_pct", "ci_pct", "detectable_pct")] for row in document["figures"]]
+    assert differences == [[None, None, None]] * len(differences)
+    assert document["control"] is None
+    assert "%" not in said.partition("Figures")[2], "no difference in percent"
     assert said.count(reason) == 1, "said once, before the figures"
     assert said.index("two different workloads") < said.index("Figures")
 
@@ -332,3 +336,102 @@ def test_a_resumed_training_counts_its_epochs_once(tmp_path, capsys):
     assert run_command(["compare", folder, other, "--json", str(tmp_path / "c.json")]) == 0
     document = json.loads((tmp_path / "c.json").read_text())
     assert find_figure(document, "samples_per_s")["n_a"] == 2, "three epochs, the first left out"
+
+
+def test_two_data_sets_of_one_size_are_two_workloads_for_trainings_too(tmp_path, capsys):
+    for name in ("a", "b"):
+        write_training(tmp_path / name, [1000.0, 1010.0])
+        log = tmp_path / name / "events.jsonl"
+        started, *rest = log.read_text().splitlines()
+        event = json.loads(started) | {"config": {"data": {"dataset": f"set_{name}"}}}
+        log.write_text("\n".join([json.dumps(event), *rest]) + "\n")
+    assert run_command(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(tmp_path / "c.json")]) == 0
+    assert json.loads((tmp_path / "c.json").read_text())["refusal"] == "two different workloads (data.dataset)"
+    assert "%" not in capsys.readouterr().out.partition("Figures")[2]
+
+
+def test_what_the_search_shows_and_what_is_compared_are_both_named(tmp_path, capsys):
+    """The table of a search has the median run; its choice, and the comparison, go by the geometric mean."""
+    a, b = build_search([1000.0, 500.0, 4000.0]), build_search([1000.0, 2000.0, 8000.0])
+    document, said = compare(tmp_path, a, b, capsys)
+    speed = find_figure(document, "recommended: samples_per_s")
+    assert (speed["shown_a"], speed["a"]) == (1000.0, pytest.approx(2000 ** (1 / 3) * 100))
+    assert speed["statistic_a"] == "geometric mean"
+    assert "A and B: geometric means over n repetitions, each a run in a process of its own" in said
+    assert "tune itself shows the median run of a plan" in said
+    assert "samples_per_s 1,000 and 1,000 (recommended)" in said
+
+
+def test_runs_of_an_earlier_comparison_do_not_count(tmp_path, capsys):
+    """A search that went on another day: its pick was chosen by the runs beside it."""
+    a, b = build_search([1000.0, 1004.0, 998.0]), build_search([1000.0, 1004.0, 998.0, 9000.0])
+    for row in [*b["trials"], *b["repeats"]]:
+        row["comparison"] = "earlier" if row["samples_per_s"] == 9000.0 else "newest"
+    document, _ = compare(tmp_path, a, b, capsys)
+    speed = find_figure(document, "recommended: samples_per_s")
+    assert (speed["n_b"], speed["change_pct"]) == (3, pytest.approx(0))
+
+
+def test_means_over_epochs_are_not_called_means_over_runs(tmp_path, capsys):
+    a = write_training(tmp_path / "a", [10.0, 1000.0, 1010.0])
+    b = write_training(tmp_path / "b", [10.0, 2000.0, 2010.0])
+    assert run_command(["compare", a, b]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "geometric means over n repetitions, each an epoch of one run" in said
+    assert "are of how epochs vary and not of how runs do" in said
+    assert "intervals hold for all figures together" not in said
+    assert "speed is by its 3 epochs, its first left out, which warms up" in said
+
+
+def test_single_values_are_called_that(tmp_path, capsys):
+    training = {"training_seconds": 2.0, "samples_per_s": 900.0, "reason": "finished", "metrics": {"accuracy": 0.9}}
+    _, said = compare(tmp_path, training, training | {"samples_per_s": 1000.0}, capsys)
+    assert "Figures (one value on either side)" in said
+    assert "names no workload" in said
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "name"),
+    [
+        (("trials", 0, "samples_per_s"), -5.0, "trials[0].samples_per_s is -5"),
+        (("repeats", 1, "memory_rss_peak_gib"), -0.5, "repeats[1].memory_rss_peak_gib is -0.5"),
+        (("picks", "recommended", "samples_per_s"), -1.0, "picks.recommended.samples_per_s is -1"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(tmp_path, capsys, place, value, name):
+    a, b = (json.loads(json.dumps(build_search([1000.0, rate]))) for rate in (1001.0, 1002.0))
+    *path, last = place
+    row = b
+    for key in path:
+        row = row[key]
+    row[last] = value
+    _, said = compare(tmp_path, a, b, capsys, expect=2)
+    assert f"b.json: {name}, and neither a speed nor a size nor a time lies below 0" in said
+    assert "make the result again" in said
+
+
+def test_a_benchmark_may_save_time_but_have_no_speed_below_0(tmp_path, capsys):
+    a, b = build_benchmark([0.2, 0.2]), build_benchmark([0.25, 0.25])
+    b["arms"][0] |= {"metric": "rows_per_s", "samples": [3.0, -4.0]}
+    _, said = compare(tmp_path, a, b, capsys, expect=2)
+    assert "arms[0].samples[1] (rows_per_s) is -4" in said
+
+
+def test_an_epoch_below_0_is_refused(tmp_path, capsys):
+    a = write_training(tmp_path / "a", [1000.0, 1010.0])
+    b = write_training(tmp_path / "b", [1000.0, -1010.0])
+    assert run_command(["compare", a, b]) == 2
+    assert "events.jsonl: [3].seconds is -0.990099, and neither" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", [2, 0, "1", None])
+def test_another_version_of_the_format_is_refused(tmp_path, capsys, version):
+    a, b = build_search([1000.0, 1001.0]), build_search([1000.0, 1002.0]) | {"version": version}
+    _, said = compare(tmp_path, a, b, capsys, expect=2)
+    assert f"b.json is of version {version!r} of the result format, this fulltilt reads version 1; " in said
+
+
+def test_nan_is_no_figure(tmp_path, capsys):
+    a, b = build_search([1000.0, 1001.0]), build_search([1000.0, float("nan")])
+    _, said = compare(tmp_path, a, b, capsys, expect=2)
+    assert "b.json cannot be read as JSON (NaN is no value of JSON)" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import h5py
 import numpy as np
@@ -100,3 +101,45 @@ def test_prepare_text_says_what_it_kept(tmp_path, capsys):
     assert "--force to prepare it again" in capsys.readouterr().err
     assert run_command([*words, "--force", "--val", str(tmp_path / "t.txt")]) == 0
     assert "100 tokens for training, 100 for validation" in capsys.readouterr().out
+
+
+def test_the_advice_of_inspect_followed_to_the_letter_leaves_nothing_to_advise(tmp_path, capsys):
+    """Two datasets of other lengths in a folder with a blank, and an earlier copy that is in the way."""
+    folder = tmp_path / "my data"
+    folder.mkdir()
+    x = np.random.default_rng(0).integers(0, 9, (1200, 64, 8)).astype("f4")
+    with h5py.File(folder / "f.h5", "w") as file:
+        for name, rows in (("train", x), ("test", x[:500])):
+            file.create_dataset(name, data=rows, chunks=(250, 64, 8), compression="gzip")
+    (folder / "f.repacked.h5").touch()
+    words = ["--dataset", "train", "test", "--seconds", "0.05", "--json", str(tmp_path / "i.json")]
+    assert run_command(["data", "inspect", str(folder / "f.h5"), *words]) == 0
+    said = capsys.readouterr().out
+    commands = [line.strip() for line in said.splitlines() if line.strip().startswith("fulltilt data repack")]
+    assert len(commands) == 1, "one repack does for both"
+    before = json.loads((tmp_path / "i.json").read_text())["datasets"]
+    _, *repack = shlex.split(commands[0])
+    assert run_command(repack) == 0
+    assert "1,200 rows of train" in capsys.readouterr().out
+    assert run_command(["data", "inspect", repack[3], *words]) == 0
+    assert "fulltilt data repack" not in capsys.readouterr().out
+    after = json.loads((tmp_path / "i.json").read_text())["datasets"]
+    assert {report["name"]: report["advice"] for report in after} == dict.fromkeys(
+        ("test", "train"), "every row is one piece of the file: nothing to repack"
+    )
+    for old, new in zip(before, after, strict=True):
+        rates = [next(r["rows_per_s"] for r in side["rates"] if r["access"] == "random") for side in (old, new)]
+        assert rates[1] > 1.5 * rates[0]
+
+
+def test_what_is_small_has_a_size_too(tmp_path, capsys):
+    file = tmp_path / "s.h5"
+    assert run_command(["data", "make", str(file), "--n-samples", "5", "--n-sensors", "20"]) == 0
+    made = capsys.readouterr().out
+    assert "5 synthetic events of 20 sensors, " in made
+    assert run_command(["data", "inspect", str(file), "--seconds", "0.01"]) == 0
+    inspected = capsys.readouterr().out
+    assert run_command(["data", "repack", str(file), str(tmp_path / "t.h5")]) == 0
+    for said in (made, inspected, capsys.readouterr().out):
+        assert "KiB" in said
+        assert "0.0 " not in said.replace("0.0 s", "")

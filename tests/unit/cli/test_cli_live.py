@@ -35,7 +35,7 @@ def done(trial, **changes):
 def test_a_run_says_its_figures_why_it_was_chosen_and_what_is_left():
     said = show(done(make_trial()))
     assert "t3" in said
-    assert "1,234 ± 1.0 % samples/s  0.50 GiB  batch_size 64" in said
+    assert "1,234 ± 1.0 % samples/s  512 MiB  batch_size 64" in said
     assert "· round 1: batch_size 64 · 3 of about 12 trials, about 1 min 01 s left" in said
 
 
@@ -59,8 +59,8 @@ def test_a_run_that_failed_says_why():
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("device", "device probe: 1,234 samples/s, 0.50 GiB step alone, batch_size 64"),
-        ("loader", "loader probe: 1,234 samples/s, 0.50 GiB loader alone, batch_size 64"),
+        ("device", "device probe: 1,234 samples/s, 512 MiB step alone, batch_size 64"),
+        ("loader", "loader probe: 1,234 samples/s, 512 MiB loader alone, batch_size 64"),
     ],
 )
 def test_a_probe_is_one_short_line(kind, words):

@@ -67,7 +67,7 @@ def test_a_row_holds_figures_plan_and_why_it_was_run():
     lines, _ = draw(STARTED, done(make_trial("t3")))
     row = next(line for line in lines if line.startswith("t3"))
     assert "1,234 ± 1.0 %" in row
-    assert "0.50 GiB" in row
+    assert "512 MiB" in row
     assert "batch_size 64" in row
     assert "predicted the fastest" in row
 
@@ -165,7 +165,7 @@ def test_a_frame_fits_the_terminal_however_long_the_plans_are(width, height):
 def test_sixty_columns_keep_the_figures_whole_and_cut_the_words():
     lines, _ = draw(STARTED, done(make_trial("t3", LONG_PLAN, why="a reason " * 20)), width=60, height=24)
     index = next(index for index, line in enumerate(lines) if line.startswith("t3"))
-    assert "1,234 ± 1.0 %  0.50 GiB  batch_size 4096" in lines[index]
+    assert "1,234 ± 1.0 %  512 MiB  batch_size 4096" in lines[index]
     assert lines[index].endswith("…")
     assert lines[index + 1].strip().startswith("a reason")
 

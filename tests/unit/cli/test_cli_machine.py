@@ -19,7 +19,7 @@ def test_memory_limits_gpu_and_advice_stand_in_rows_of_their_own():
     rows = list_wsl_rows(REPORT)
     assert rows[0] == (
         "WSL 2",
-        "16.0 GiB memory, 4.0 GiB swap; memory=16GB, swap=not set in /mnt/c/Users/kim/.wslconfig",
+        "16.00 GiB memory, 4.00 GiB swap; memory=16GB, swap=not set in /mnt/c/Users/kim/.wslconfig",
     )
     assert rows[1:] == [
         ("WSL: GPU", "not usable: there is no /dev/dxg"),

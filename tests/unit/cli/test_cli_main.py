@@ -104,6 +104,21 @@ def test_a_value_of_another_flag_may_hold_an_equals_sign():
     assert (args.out, args.num_workers, args.overrides) == ("runs/a=b", [0], [])
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--budget", "-5s"], "--budget '-5s' is not a duration of more than zero; write for instance 90s or 6m"),
+        (["--memory-limit", "-.5GiB"], "--memory-limit '-.5GiB' is not a size in bytes; write a number and its unit"),
+        (["--verify", "--verify-pairs", "-2"], "--verify-pairs -2: an interval over pairs needs at least 2"),
+    ],
+)
+def test_a_value_below_0_is_no_flag_and_is_refused_in_one_line(tmp_path, capsys, words, message):
+    assert run_command(["tune", "configs/digits.yaml", *words, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"fulltilt tune: {message}")
+    assert said.count("\n") == 1
+
+
 def test_a_word_that_is_no_number_is_named_with_its_list_flag(capsys):
     with pytest.raises(SystemExit):
         parse_arguments(build_parser("tune"), ["tune", "x.yaml", "--batch-sizes", "32", "many"])

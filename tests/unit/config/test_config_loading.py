@@ -400,3 +400,28 @@ def test_a_key_that_is_an_argument_of_a_component_is_told_where_it_belongs(write
         f"it is an argument of a component, for instance {'dataset' if 'seq' in key else 'model'}: {written}"
         in fail(write(f"{key}\n"))
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("benchmark.levers.precision=[fp32, bf16]", "benchmark.levers='{precision: [fp32, bf16]}'"),
+        ("benchmark.levers.threads=[null, 1]", "benchmark.levers='{threads: [null, 1]}'"),
+        ("benchmark.levers.compile=true", "benchmark.levers='{compile: [true]}'"),
+    ],
+)
+def test_an_entry_of_a_mapping_is_answered_with_the_override_that_works(write, word, remedy):
+    file = write("model: small_cnn\ndata: {dataset: digits}\n")
+    with pytest.raises(ConfigError) as refused:
+        load_config(file, [word])
+    said = str(refused.value)
+    assert f"is given as a whole, which replaces the file's: {remedy}" in said
+    key, _, value = remedy.partition("=")
+    levers = load_config(file, [f"{key}={value.strip(chr(39))}"]).benchmark.levers
+    assert levers is not None
+    assert word.split("=")[0] == f"benchmark.levers.{next(iter(levers))}"
+
+
+def test_an_override_of_a_lever_that_is_not_there_names_the_levers(write):
+    with pytest.raises(ConfigError, match="no lever named compil; did you mean compile"):
+        load_config(write("model: small_cnn\ndata: {dataset: digits}\n"), ["benchmark.levers.compil=[true]"])

@@ -44,6 +44,12 @@ def test_durations_refused(text):
         parse_duration_s(text)
 
 
+@pytest.mark.parametrize("text", ["-5s", "-6m", "0s"])
+def test_a_duration_that_is_not_above_zero_says_that(text):
+    with pytest.raises(ConfigError, match="not a duration of more than zero; write for instance 90s or 6m"):
+        parse_duration_s(text)
+
+
 def test_intervals():
     assert parse_interval("1 epoch") == Interval(count=1, unit="epochs")
     assert parse_interval("500 Steps") == Interval(count=500, unit="steps")

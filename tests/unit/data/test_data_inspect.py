@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import time
 
 import h5py
@@ -74,7 +75,7 @@ def test_a_file_that_is_slow_gets_a_repack_that_was_tried(path, monkeypatch):
     assert f"{report.warm_random_rows_per_s:,.0f}" in report.advice
     assert f"→ {report.repacked_random_rows_per_s:,.0f}" in report.advice
     assert "takes 250 times its bytes through shuffle + gzip" in report.advice
-    assert report.command == f"fulltilt data repack {path} {path.with_name('f.repacked.h5')}"
+    assert report.command == f"fulltilt data repack {path} {path.with_name('f.repacked.h5')} --dataset packed"
 
 
 MEASURED = ("warm_random_rows_per_s", "repacked_random_rows_per_s")
@@ -228,3 +229,23 @@ def test_files_and_names_that_cannot_be_inspected(path, tmp_path):
         file["x"] = 3.0
     with pytest.raises(DataError, match="no dataset with rows"):
         inspect_hdf5(tmp_path / "bare.h5")
+
+
+def test_the_advised_command_is_for_a_file_that_is_not_there_yet(path, monkeypatch):
+    monkeypatch.setattr(hdf5_inspect, "_WORTH", 0.0)
+    for number in ("", "-2"):
+        path.with_name(f"f.repacked{number}.h5").touch()
+    command = inspect(path, "packed")["packed"].command
+    assert shlex.split(command)[3:5] == [str(path), str(path.with_name("f.repacked-3.h5"))]
+
+
+def test_no_repack_is_advised_that_would_be_refused(path, monkeypatch):
+    """netCDF files have dimension scales: references into the file, which a repacked one would lose."""
+    monkeypatch.setattr(hdf5_inspect, "_WORTH", 0.0)
+    with h5py.File(path, "r+") as file:
+        file["g/label"].make_scale("event")
+        file["packed"].dims[0].attach_scale(file["g/label"])
+    report = inspect(path, "packed")["packed"]
+    assert report.command is None
+    assert "are references into the file" in report.advice
+    assert "use h5repack" in report.advice

@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fulltilt.config import config_from_values
+from fulltilt.data import digits
 from fulltilt.engine.build import build_run, check_device
-from fulltilt.engine.facts import read_facts
+from fulltilt.engine.facts import describe_data, read_facts
 from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError
@@ -240,3 +241,9 @@ def test_deterministic_runs_refuse_operators_that_are_not():
         assert not torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_the_bytes_of_a_data_set_are_said_to_be_those_of_all_samples():
+    dataset = digits("train")
+    said = describe_data(dataset, read_facts(make_workload(dataset=lambda: dataset), "cpu"))
+    assert said == f"MemoryImages, {len(dataset)} samples, {len(dataset) * (8 * 8 + 8)} bytes in all"

@@ -88,7 +88,7 @@ def test_more_workers_than_cores_is_a_note(monkeypatch, tmp_path):
 def test_what_earlier_runs_left_is_counted(monkeypatch, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "old.log").write_bytes(b"x" * 30 * 2**20)
-    assert "0.03 GiB lie there" in run(monkeypatch, tmp_path)["disk"].text
+    assert "30 MiB lie there" in run(monkeypatch, tmp_path)["disk"].text
 
 
 TWO = {"run": {"device": "cpu", "n_ranks": 2}, "data": {"batch_size": 7, "num_workers": 1}}
@@ -113,7 +113,7 @@ def test_over_ranks_the_step_is_that_of_one_ranks_part_and_none_is_started(monke
 def test_ranks_on_a_cpu_share_its_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(checks, "read_memory_limit_bytes", lambda: 40 * GIB)
     items = run(monkeypatch, tmp_path, values=TWO)
-    assert "of 20.0 GiB a rank, of 2 ranks (" in items["memory"].text
+    assert "of 20.00 GiB a rank, of 2 ranks (" in items["memory"].text
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_gpu_is_shown_with_what_is_free_and_who_uses_it(monkeypatch):
     )
     monkeypatch.setattr(checks, "find_device_index", lambda device, nvml: 0)
     items = {item.name: item for item in checks.check_gpu("cuda:0", FakeNvml([device], {0: status}))}
-    assert items["device"].text == "cuda:0: 9.0 of 12.0 GiB free"
+    assert items["device"].text == "cuda:0: 9.00 GiB of 12.00 GiB free"
     assert "pid 4711" in items["other processes"].text
 
 

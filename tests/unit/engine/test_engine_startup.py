@@ -9,7 +9,7 @@ from training_cases import Points, PointStream, build_config, build_workload, ru
 
 from fulltilt.config import plan_of
 from fulltilt.engine import check
-from fulltilt.engine.budget import GIB, HostBudget, estimate_host_budget, say_bytes
+from fulltilt.engine.budget import HostBudget, estimate_host_budget
 from fulltilt.engine.build import build_run
 from fulltilt.engine.startup import describe_start
 from fulltilt.engine.world import ALONE, World
@@ -93,6 +93,7 @@ def test_without_a_sample_to_look_at_the_budget_is_not_known():
     assert (item.verdict, "not known" in item.text) == ("note", True)
 
 
+GIB = 2**30
 BUDGET = HostBudget(
     n_workers=4,
     prefetch_factor=2,
@@ -107,9 +108,9 @@ BUDGET = HostBudget(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "host memory is short: 8.0 GiB for 4 workers × 2 batches of 1.0 GiB; 9.0 GiB are free; use fewer"),
+        ({}, "host memory is short: 8.00 GiB for 4 workers × 2 batches of 1.00 GiB; 9.00 GiB are free; use fewer"),
         ({"free_bytes": 64 * GIB}, None),
-        ({"free_bytes": 64 * GIB, "shm_free_bytes": 64 * 2**20}, "need 8.0 GiB of /dev/shm, which has 64 MiB free"),
+        ({"free_bytes": 64 * GIB, "shm_free_bytes": 64 * 2**20}, "need 8.00 GiB of /dev/shm, which has 64 MiB free"),
         ({"n_workers": 0, "batches_bytes": 0, "checkpoint_bytes": 9 * GIB}, "use run.async_checkpoint: false"),
         ({"n_workers": 0, "batches_bytes": 0, "shm_free_bytes": 0}, None),
     ],
@@ -117,7 +118,3 @@ BUDGET = HostBudget(
 def test_what_there_is_too_little_of_is_named_with_a_remedy(changes, expected):
     problem = dataclasses.replace(BUDGET, **changes).find_problem()
     assert problem is None if expected is None else expected in problem
-
-
-def test_bytes_read_well():
-    assert [say_bytes(n) for n in (0, 300_000, 64 * 2**20, 3 * GIB)] == ["0 MiB", "0.286 MiB", "64 MiB", "3.0 GiB"]

@@ -171,7 +171,7 @@ def test_watchdog_counts_data_workers():
     with running(fork + READY_AND_WAIT, n_ready=4) as process:
         trip = watch_until_trip(MemoryWatchdog(process.pid, 150 * MIB))
     assert trip is not None
-    assert "the limit is 0.15 GiB" in trip
+    assert "the limit is 150 MiB" in trip
 
 
 # 32 MiB: containers have a /dev/shm of 64 MiB where nobody asked for more.

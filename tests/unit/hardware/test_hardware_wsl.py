@@ -37,7 +37,7 @@ def test_a_machine_set_up_well_gets_little_advice(plant):
 
 def test_without_a_limit_the_default_and_the_place_to_change_it_are_named(plant):
     (text,) = [text for text in read(plant, LIBRARY).advice if ".wslconfig" in text]
-    assert "Linux sees 16.0 GiB, by default half of what Windows has" in text
+    assert "Linux sees 16.00 GiB, by default half of what Windows has" in text
     assert "wsl --shutdown" in text
 
 

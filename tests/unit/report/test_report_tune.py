@@ -20,7 +20,6 @@ from fulltilt.report import (
     describe_search,
     describe_verification,
     format_duration,
-    format_gib,
     format_throughput,
 )
 
@@ -123,7 +122,7 @@ def test_a_pick_says_what_it_changes_and_what_it_ties_with():
     assert lines[0].startswith("batch_size 64")
     assert "tied with: t1 (batch_size 32)" in lines
     assert "changes the recipe: effective batch 32 → 64" in lines
-    assert "0.50 GiB; 3,000 samples/s per GiB" in lines
+    assert "512 MiB; 3,000 samples/s per GiB" in lines
 
 
 @pytest.mark.parametrize(
@@ -328,9 +327,11 @@ def test_the_csv_holds_every_row_once_in_the_order_they_ran():
     assert set(default_plan()) <= set(rows[0])
 
 
-@pytest.mark.parametrize(("gib", "text"), [(12.345, "12.35 GiB"), (0.1, "0.10 GiB"), (0.00468, "0.0047 GiB")])
-def test_small_memory_keeps_its_figures(gib, text):
-    assert format_gib(gib) == text
+@pytest.mark.parametrize(("gib", "text"), [(12.345, "12.35"), (0.1, "0.10"), (0.00468, "0.0047"), (None, "")])
+def test_small_memory_keeps_its_figures_in_the_table(gib, text):
+    rows = [{**ROWS[0], "memory_reserved_peak_gib": None, "memory_rss_peak_gib": gib}]
+    column = build_trials_table(rows).columns[-2]
+    assert (column.header, [cell.plain for cell in column.cells]) == ("memory GiB", [text])
 
 
 def test_the_part_of_the_run_that_memory_is_of_is_in_the_csv_and_pointed_out_on_the_page():
@@ -339,3 +340,14 @@ def test_the_part_of_the_run_that_memory_is_of_is_in_the_csv_and_pointed_out_on_
     lines = list(csv.DictReader(io.StringIO(build_trials_csv(document))))
     assert [line["memory_peak_part"] for line in lines] == ["largest samples", "", ""]
     assert 'title="fullest: largest samples"' in build_tune_html(document)
+
+
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        ([1000.0, 4000.0, 2000.0], "shown is the median one, compared is the geometric mean, 2,000"),
+        ([1000.0, 4000.0], "shown is the slower one, compared is the geometric mean, 2,000"),
+    ],
+)
+def test_the_mean_that_a_pick_was_compared_by_is_named_with_its_value(runs, text):
+    assert any(line.endswith(text) for line in describe_pick({**PICK, "runs_samples_per_s": runs}))

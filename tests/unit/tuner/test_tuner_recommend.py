@@ -326,7 +326,7 @@ def test_the_speed_that_the_memory_pick_is_held_against_is_the_mean_of_the_runs_
     table = [noisy[0], steady[0]]
     picks = pick(table, user_plan=USER, memory_limit_gib=10.0, runs=[*noisy, *steady])
     assert picks.memory.trial.id == "t4"
-    assert "best confirmed speed (440 samples/s, t4)" in picks.memory.rule
+    assert "best confirmed speed (440 samples/s, the geometric mean of 3 runs, t4)" in picks.memory.rule
 
 
 def test_of_rows_with_the_same_memory_the_faster_is_the_memory_pick():

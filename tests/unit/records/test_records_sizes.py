@@ -1,0 +1,36 @@
+"""Sizes in words: the unit by the size, and never 0.00 of what is something."""
+
+import pytest
+
+from fulltilt.records import format_bytes, format_gib
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (980, "980 bytes"),
+        (1024, "1 KiB"),
+        (15_678, "15.3 KiB"),
+        (2**20 - 1, "1,024 KiB"),
+        (3 * 2**20, "3 MiB"),
+        (302.4 * 2**20, "302 MiB"),
+        (2**30, "1.00 GiB"),
+        (18.834 * 2**30, "18.83 GiB"),
+        (3757.3 * 2**40, "3,757.30 TiB"),
+    ],
+)
+def test_the_unit_follows_the_size(n_bytes, text):
+    assert format_bytes(n_bytes) == text
+
+
+@pytest.mark.parametrize("exponent", range(45))
+def test_no_size_is_rounded_to_nothing(exponent):
+    said = format_bytes(2**exponent).split()[0]
+    assert float(said.replace(",", "")) >= 1
+
+
+@pytest.mark.parametrize(("gib", "text"), [(12.345, "12.35 GiB"), (0.5, "512 MiB"), (0.00468, "4.79 MiB")])
+def test_a_figure_in_gib_reads_the_same_way(gib, text):
+    assert format_gib(gib) == text
