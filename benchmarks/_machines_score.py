@@ -100,6 +100,7 @@ def run_search(truths: Truths, strategy: str) -> Score:
     machine.restart_noise(strategy)
     session = Session(machine, Journal())
     session.run(search.skip_impossible(space))
+    session.run(search.run_own_plan(space))
     session.run(_build_strategy(strategy, machine.seed, space))
     if strategy == LARGEST:
         recommended = fastest = _find_largest(session.rows)

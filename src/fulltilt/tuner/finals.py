@@ -27,16 +27,15 @@ def run_finals(
             finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib, n=2)
         if not finalists:
             return
-        is_done = session.run(confirm(finalists, baseline=plan_baseline(session, space)), may_use_reserve=True)
+        is_done = session.run(confirm(finalists, baseline=plan_baseline(space)), may_use_reserve=True)
         table, _ = recommend.merge_repeats(session.rows)
         if not is_done or any(row.plan in finalists and row.status == "ok" for row in table):
             return
 
 
-def plan_baseline(session: Session, space: Space) -> Ask | None:
+def plan_baseline(space: Space) -> Ask | None:
     """The user's own plan beside the finalists; of kind "baseline" where it is no point of the grid."""
     if find_obstacles(space.user_plan, space.facts):
         return None
-    is_in_grid = any(row.plan == space.user_plan for row in session.rows)
     why = "the user's own plan, beside the finalists"
-    return Ask(plan=space.user_plan, why=why, kind=REPEAT if is_in_grid else BASELINE)
+    return Ask(plan=space.user_plan, why=why, kind=REPEAT if space.holds(space.user_plan) else BASELINE)

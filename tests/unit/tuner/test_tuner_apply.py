@@ -7,6 +7,7 @@ import types
 import pytest
 
 from fulltilt.config import load_config, plan_of
+from fulltilt.errors import NoPlanError
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
 from fulltilt.tuner.apply import Applied, apply_result, find_varied_levers, plan_changes
@@ -38,6 +39,7 @@ def make_result(plan, rate, *, user_plan, ci95=None, runs=(), tried=(), probes=(
         trials=(trial, *map(make_trial, (user_plan, *tried))),
         repeats=(),
         probes=probes,
+        baseline=make_trial(user_plan),
     )
 
 
@@ -78,6 +80,18 @@ def test_only_what_differs_is_written_and_comments_stay(config, tmp_path):
     assert "# tuned by hand" in written
     assert plan_of(load_config(tmp_path / "a.yaml")) == plan
     assert load_config(tmp_path / "a.yaml").optim.lr == 0.2
+
+
+def test_nothing_is_written_that_was_not_compared_with_the_settings_as_they_were(config, write):
+    """A short budget wrote what had run alone into the file, with a line below it that nothing says it is faster."""
+    file = write(TEXT)
+    result = recommend(config, {"num_workers": 2})
+    result.baseline, result.picks.recommended.trial.id = None, "t9"
+    said = r"left as it was.*nothing is known of how t9 compares.*larger --budget"
+    with pytest.raises(NoPlanError, match=said) as kept:
+        apply_result(result, file, searched=config)
+    assert kept.value.exit_code == 3
+    assert file.read_text() == TEXT
 
 
 def test_a_file_that_holds_the_pick_already_is_left_alone(config, tmp_path):
