@@ -24,6 +24,7 @@ BATCH = ("batch_size", "accumulate")
 MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
 """Key of a promise → what the probe of the workload calls it."""
 OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s)?"
+OWN_MARK = "changed by fulltilt tune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,4 +199,5 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
     note = "fulltilt tune"
     if is_measured and trial.samples_per_s is not None:
         note += f": {format_rate(trial.samples_per_s)} samples/s"
-    return Applied(diff=write_settings(path, changes, note=note, replaces=OWN_COMMENT), notes=planned.notes)
+    diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT, mark=OWN_MARK)
+    return Applied(diff=diff, notes=planned.notes)

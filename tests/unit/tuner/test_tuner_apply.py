@@ -142,6 +142,18 @@ def test_there_and_back_again_the_rate_is_as_it_was(config, tmp_path):
     assert load_config(file).optim.lr == pytest.approx(0.1, rel=1e-7)
 
 
+def test_a_comment_on_the_rate_does_not_speak_of_another_one(write):
+    """``lr: 0.0014142  # for an effective batch of 128`` stood there, beside a batch of 256."""
+    text = "dataset: digits\nbatch_size: 32\nlearning_rate: 0.1  # for an effective batch of 32\nepochs: 3  # mine\n"
+    file = write(text)
+    searched = load_config(file)
+    apply_result(recommend(searched, {"batch_size": 128}, SQRT), file, searched=searched)
+    lines = file.read_text().splitlines()
+    mark = "(learning_rate was 0.1, changed by fulltilt tune)"
+    assert lines[2:4] == [f"learning_rate: 0.2  # for an effective batch of 32 {mark}", "epochs: 3  # mine"]
+    assert load_config(file).optim.lr == 0.2
+
+
 def test_a_rate_inside_the_optimizer_is_the_one_that_changes(config, write):
     file = write("dataset: digits\nbatch_size: 32\noptim: {optimizer: 'sgd(lr=0.5, momentum=0.9)'}\n")
     apply_result(recommend(config, {"batch_size": 128}, SQRT), file, searched=config)
@@ -205,7 +217,8 @@ def test_every_spelling_of_a_lever_is_written(config, write):
     apply_result(recommend(config, plan), file, searched=config)
     assert plan_of(load_config(file)) == plan_of(config).replace(**plan)
     written = file.read_text()
-    assert "gradient_accumulation: 2  # STL-10\n    mixed_precision: bf16\n" in written
+    marked = "# STL-10 (gradient_accumulation was 1, changed by fulltilt tune)"
+    assert f"gradient_accumulation: 2  {marked}\n    mixed_precision: bf16\n" in written
     assert "train: basic(prefetch_factor=4)" in written
 
 
