@@ -19,13 +19,14 @@ def run_finals(
 ) -> None:
     """Confirm the finalists; others where all of them fail when they run again.
 
-    The user's own plan runs beside them. Where it is the only finalist, so does the next fastest.
+    The user's own plan runs beside them. Where it is the only finalist, so does the next fastest; where the budget left
+    none, nothing is measured again: the same command goes on with the search instead.
     """
     for _ in range(MAX_PASSES):
         finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib, n=n_finalists)
         if finalists == [space.user_plan]:
             finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib, n=2)
-        if not finalists:
+        if not finalists or (session.is_budget_spent and finalists == [space.user_plan]):
             return
         is_done = session.run(confirm(finalists, baseline=plan_baseline(space)), may_use_reserve=True)
         table, _ = recommend.merge_repeats(session.rows)

@@ -217,7 +217,11 @@ def _search(session: Session, space: Space, options: TuneOptions) -> None:
     """The user's own plan, the strategy, then the finalists and the own plan side by side; others where all fail."""
     session.run(search.skip_impossible(space))
     session.run(search.run_own_plan(space))
-    session.run(search.STRATEGIES[options.strategy](space))
+    strategy = search.STRATEGIES[options.strategy]
+    session.run(strategy(space))
+    if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:
+        session.is_budget_spent = False  # nothing to measure again: what was kept back for that is the search's
+        session.run(strategy(space), may_use_reserve=True)
     if space.axes and not any(row.status != "skipped" for row in session.rows):
         session.run(search.run_nearest(space))  # the budget went into probes
     session.adopt_rest((END_TO_END,))  # those of another strategy in this folder: the best of them is a finalist, too

@@ -181,8 +181,15 @@ def test_a_part_of_the_budget_is_kept_for_the_roofs(budget_s, search_s, end_s):
     assert (budget.search_s, budget.search_end_s, budget.end_s) == (search_s, 100.0 + search_s, end_s)
 
 
-def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_path):
-    """Seconds of the rows in the folder were taken off the budget: a repeated command ran nothing at all."""
+@pytest.mark.parametrize(
+    ("budget_s", "sizes"),
+    [(45.0, [[32, 16, 64], [64, 32, 32, 64], []]), (25.0, [[32, 16], [64], [64, 32], [32, 64], []])],
+)
+def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_path, budget_s, sizes):
+    """Seconds of the rows in the folder were taken off the budget: a repeated command ran nothing at all.
+
+    What is kept back for measuring again was then spent on the settings as they were alone, again and again.
+    """
     now = [0.0]
 
     def answer(plan):
@@ -194,18 +201,20 @@ def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_pa
         start_s = now[0]
         target = SimulatedTarget(answer)
         with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-            session = Session(target, Journal(folder), budget_s=45.0, clock=lambda: now[0], start_s=start_s)
+            session = Session(target, Journal(folder), budget_s=budget_s, clock=lambda: now[0], start_s=start_s)
             tuning._search(session, SPACE, OPTIONS)
         table, repeats = recommend.merge_repeats(session.rows)
-        assert now[0] - start_s <= 45.0
+        assert now[0] - start_s <= budget_s
         return target.asked, conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0)
 
-    runs = [search_in_folder() for _ in range(3)]
-    sizes = [[plan["batch_size"] for plan in asked] for asked, _ in runs]
-    assert sizes == [[32, 16, 64], [64, 32, 32, 64], []]
-    counts = [(summary.n_resumed, summary.n_end_to_end, summary.stopped_by_budget) for _, summary in runs]
-    assert counts == [(0, 3, True), (3, 7, False), (7, 7, False)]
-    assert [(summary.seconds, summary.earlier_s) for _, summary in runs] == [(30.0, 0.0), (40.0, 30.0), (0.0, 70.0)]
+    runs = [search_in_folder() for _ in sizes]
+    assert [[plan["batch_size"] for plan in asked] for asked, _ in runs] == sizes
+    n_found = 0
+    for (asked, summary), more in zip(runs, [*sizes[1:], []], strict=True):
+        assert (summary.seconds, summary.earlier_s) == (10.0 * len(asked), 10.0 * n_found)
+        assert (summary.n_resumed, summary.n_end_to_end) == (n_found, n_found + len(asked))
+        assert summary.stopped_by_budget == bool(more)
+        n_found += len(asked)
 
 
 @pytest.mark.parametrize("strategy", search.STRATEGIES)
