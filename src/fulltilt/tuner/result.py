@@ -26,7 +26,7 @@ class SearchSummary:
     Attributes:
         grid_size: Rows that the full grid has, plans that come to the same counted once.
         n_trials: Rows in ``trials``.
-        n_end_to_end: Trials that ran, repeats and earlier sessions in the same folder included.
+        n_end_to_end: Trials that ran, repeats and earlier runs in the same folder included.
         n_repeats: Runs of a plan beyond its first.
         n_resumed: Rows taken from the run folder instead of being run.
         n_probes: Trials that ran a part of the step; those on fake tensors, which run nothing, left out.
