@@ -7,7 +7,7 @@ FulltiltError                 1
 │   ├── DeviceError           2   the device asked for is not there
 │   ├── PlanObstacleError     2   a lever's value cannot apply to this model on this machine
 │   └── RunFolderError        2   the output folder is locked or belongs to another run
-├── NoPlanError               3   the search ran and no plan can run
+├── NoPlanError               3   the search ran, and no plan can run, or none may be written
 ├── CheckFailedError          3   a check ran and found problems
 ├── StorageError              1   no space left, read-only file system
 └── TrainingError             1   the run itself failed

@@ -128,7 +128,7 @@ def test_a_memory_limit_gives_out_of_memory_rows_and_still_a_pick(searched):
     ends = {row.plan["batch_size"]: (row.status, row.reason) for row in result.trials}
     assert [ends[size][0] for size in (16, 64, 32_768, 40_000)] == ["ok", "ok", "out_of_memory", "skipped"]
     assert ends[40_000][1] == "larger than batch 32768, which ran out of memory"
-    assert result.picks.recommended.trial.plan["batch_size"] in (16, 64)
+    assert result.picks.recommended.trial.plan["batch_size"] in (16, 32, 64)  # 32: the user's own, where they tie
     assert result.search.n_out_of_memory == 1
 
 
@@ -322,7 +322,7 @@ def test_a_search_killed_half_way_leaves_no_process_and_repeats_no_trial(project
     assert rows[: len(kept)] == kept
     assert int(output) == len(kept)
     sizes = [row.plan["batch_size"] for row in rows if row.kind == "end_to_end"]
-    assert sizes == [8, 16, 32]
+    assert sizes == [32, 8, 16]  # the user's own first
 
 
 def test_an_interrupted_search_ends_its_children_and_keeps_its_rows(project, scratch):

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", metavar="12GiB", help="what a trial may use; more is out of memory")
     parser.add_argument("--exhaustive", action="store_true", help="run the whole grid")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
-    parser.add_argument("--budget", metavar="6m", help="wall time of the whole search")
+    parser.add_argument("--budget", metavar="6m", help="wall time of this command; rows in the run folder are free")
     parser.add_argument("--free-batch", action="store_true", help="let the effective batch change")
     parser.add_argument(
         "--lr-rule", choices=["sqrt", "linear", "none"], default="sqrt", help="how lr follows the batch"
@@ -236,7 +236,4 @@ def print_applied(console: Console, result: TuneResult, path: str, searched: Con
     for line in applied.diff.splitlines():
         style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
         console.print(f"  {line}", style=style, markup=False)
-    notes = list(applied.notes)
-    if applied.diff and result.baseline is None:
-        notes.append("the settings as they were did not run in this search: nothing says that these are faster")
-    _print_lines(console, [f"{path}: {note}" for note in notes])
+    _print_lines(console, [f"{path}: {note}" for note in applied.notes])

@@ -18,7 +18,7 @@ from fulltilt.config.calls import ComponentCall, parse_call
 from fulltilt.config.formatting import format_yaml
 from fulltilt.config.leaves import LEAVES, SECTIONS
 from fulltilt.config.loading import config_from_values, nest
-from fulltilt.config.reading import Branch, Grid, Item, read_text, read_tree
+from fulltilt.config.reading import Branch, Grid, Item, read_text, read_tree, read_value
 from fulltilt.config.settings import Collector, Setting, raise_problems
 from fulltilt.errors import ConfigError, format_nearest
 from fulltilt.records.run_folder import write_atomic
@@ -39,6 +39,7 @@ def write_settings(
     *,
     note: str | None = None,
     replaces: str | None = None,
+    mark: str | None = None,
     out: str | Path | None = None,
 ) -> str:
     """Put ``changes`` (by canonical key) into a copy of the file ``path``, or into itself.
@@ -49,6 +50,8 @@ def write_settings(
     Args:
         replaces: A pattern of notes that earlier calls wrote: a comment that is one and nothing else becomes ``note``,
             so that no old figure stands beside a new value.
+        mark: Who changes values. A comment of the user's beside a value that changes, or on the line above it, speaks
+            of the old one: ``# for 128`` becomes ``# for 128 (lr was 0.1, <mark>)``, until the value is that again.
         out: The file to write; ``None``: ``path`` itself.
 
     Returns:
@@ -63,7 +66,7 @@ def write_settings(
     old = read_text(path)
     new = old
     for key, value in changes.items():
-        new = _write_key(new, str(path), key, value, note)
+        new = _write_key(new, str(path), key, value, note, _Marker(mark, replaces) if mark else None)
     if new != old and replaces is not None:
         new = re.sub(rf"(?m)  # {replaces}(?=\r?$)", lambda _: _comment(note), new)
     if new != old:
@@ -117,11 +120,87 @@ def _verify(old: str, new: str, changes: Mapping[str, Any], file: str) -> None:
         raise ConfigError(f"{', '.join(lost)} would be lost; write the values by hand", file=file)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Marker:
+    """Keeps comments true beside values that change.
+
+    Attributes:
+        who: Did it, as the mark says.
+        own: A pattern of comments that are no user's.
+    """
+
+    who: str
+    own: str | None
+
+    def mark(self, text: str, item: Item, edit: _Edit, old: str) -> str:
+        """The text with its mark set; or taken away where the value is the one again that the comment was made for."""
+        if isinstance(item.value, Branch | list | Grid):
+            return text
+        at = self._find_comment(text, item, edit)
+        if at is None:
+            return text
+        end = _find_line_end(text, at)
+        comment = text[at:end].rstrip() or "  #"
+        if self.own and re.fullmatch(rf"# *{self.own}", comment):
+            return text
+        made = re.search(rf" \({re.escape(item.key)} was (.+?), {re.escape(self.who)}\)", comment)
+        if made is None:
+            was = " ".join(old.split()) or "null"
+            return f"{text[:at]}{comment} ({item.key} was {was}, {self.who}){text[end:]}"
+        if not _is_same(made[1], edit.text):
+            return text
+        left = comment.replace(made[0], "", 1)
+        return f"{text[:at].rstrip(' ')}{text[end:]}" if left == "#" else f"{text[:at]}{left}{text[end:]}"
+
+    def _find_comment(self, text: str, item: Item, edit: _Edit) -> int | None:
+        """Where the comment begins that speaks of the value: between key and value, behind it, or at the end of its
+        line a place for one, where the line above is a comment."""
+        between = re.compile(r"\s#").search(text, item.key_end, edit.start)
+        if between is not None:
+            return between.start() + 1
+        behind = _find_hash(text, edit.start + len(edit.text))
+        if behind is not None:
+            return behind
+        line_start = text.rfind("\n", 0, item.key_start) + 1
+        above = text[:line_start].removesuffix("\n").rpartition("\n")[2].strip()
+        if not above.startswith("#"):
+            return None
+        end = _find_line_end(text, edit.start)
+        return len(text[:end].rstrip())
+
+
+def _is_same(first: str, second: str) -> bool:
+    """Whether two texts are the same value: ``1e-3`` and ``0.001`` are."""
+    try:
+        return read_value(first) == read_value(second)
+    except ConfigError:  # of a mark that was edited by hand
+        return False
+
+
+def _find_line_end(text: str, at: int) -> int:
+    found = re.compile(r"\r?\n|\Z").search(text, at)
+    return found.start() if found else len(text)
+
+
+def _find_hash(text: str, start: int) -> int | None:
+    """Where a comment begins on the rest of the line; a ``#`` in quotes, or inside a word, begins none."""
+    quote = ""
+    for at in range(start, _find_line_end(text, start)):
+        char, before = text[at], text[at - 1]
+        if quote:
+            quote = "" if char == quote and before != "\\" else quote
+        elif char in "\"'" and before in " \t,[{:":
+            quote = char
+        elif char == "#" and before in " \t":
+            return at
+    return None
+
+
 def _plain(value: Any) -> Any:
     return list(value.values) if isinstance(value, Grid) else list(value) if isinstance(value, tuple) else value
 
 
-def _write_key(text: str, file: str, key: str, value: Any, note: str | None) -> str:
+def _write_key(text: str, file: str, key: str, value: Any, note: str | None, marker: _Marker | None) -> str:
     tree, settings = _read_settings(text, file)
     standing = [s for s in settings if s.key == key]
     if not standing:
@@ -131,7 +210,10 @@ def _write_key(text: str, file: str, key: str, value: Any, note: str | None) -> 
     for _, setting in sorted(by_place.items(), reverse=True):
         if setting.value != value or isinstance(setting.value, bool) != isinstance(value, bool):
             edit = _change_setting(text, setting, value)
+            old = text[setting.item.start : setting.item.end] if setting.item else ""
             text = text[: edit.start] + edit.text + text[edit.end :]
+            if marker is not None and setting.item is not None:
+                text = marker.mark(text, setting.item, edit, old)
     return text
 
 
@@ -167,7 +249,8 @@ def _in_spelling(setting: Setting, value: Any) -> Any:
 def _replace_value(text: str, item: Item, rendered: str) -> _Edit:
     if item.start < item.end:
         end = item.start + len(text[item.start : item.end].rstrip())  # a block scalar's ends behind its line break
-        is_below = text.count("\n", item.key_end, item.start) > 0
+        between = text[item.key_end : item.start]
+        is_below = "\n" in between and "#" not in between  # a comment there stays, and so does the value
         start = text.index(":", item.key_end) + 1 if is_below else item.start
         return _Edit(start=start, end=end, text=f" {rendered}" if is_below else rendered)
     colon = text.index(":", item.key_end) + 1

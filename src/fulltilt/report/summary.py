@@ -87,6 +87,8 @@ def describe_search(document: Document) -> str:
         f"{search['n_out_of_memory']} out of memory",
         f"{format_duration(search['seconds'])}",
     ]
+    if search.get("earlier_s"):
+        parts[-1] += f" in this run, {format_duration(search['earlier_s'])} in trials of earlier ones in this folder"
     return f"{search['strategy']}: " + ", ".join(parts)
 
 

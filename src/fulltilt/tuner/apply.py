@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.config import ComponentCall, Config, load_config, parse_call, plan_of, write_settings
+from fulltilt.errors import NoPlanError
 from fulltilt.levers import compute_plan_digest, load_catalogue
 from fulltilt.records import WHOLE_RUNS, Plan, format_rate
 from fulltilt.tuner.options import count_ranks
@@ -23,6 +24,7 @@ BATCH = ("batch_size", "accumulate")
 MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
 """Key of a promise → what the probe of the workload calls it."""
 OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s)?"
+OWN_MARK = "changed by fulltilt tune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,9 +179,16 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
 
     Raises:
         ConfigError: the file cannot be read as a configuration. StorageError: it cannot be written.
+        NoPlanError: the settings as they were did not run, so that nothing says that these are better.
     """
     config = load_config(path)
     planned = plan_changes(result, config, searched=searched)
+    if result.baseline is None and planned.values:
+        raise NoPlanError(
+            f"{path} was left as it was: the settings as they were did not run in this search, so nothing is known of "
+            f"how {result.picks.recommended.trial.id} compares with them; run the same command again, or with a "
+            "larger --budget: its rows are kept"
+        )
     changes, trial, old = dict(planned.values), result.picks.recommended.trial, config.run.promise
     is_measured = planned.plan == trial.plan and count_ranks(config) == trial.n_devices
     promise = build_promise(result) if is_measured else None
@@ -190,4 +199,5 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
     note = "fulltilt tune"
     if is_measured and trial.samples_per_s is not None:
         note += f": {format_rate(trial.samples_per_s)} samples/s"
-    return Applied(diff=write_settings(path, changes, note=note, replaces=OWN_COMMENT), notes=planned.notes)
+    diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT, mark=OWN_MARK)
+    return Applied(diff=diff, notes=planned.notes)

@@ -63,8 +63,6 @@ def _check_budget(session: Session) -> None:
     if not session.is_budget_spent or any(row.status != "skipped" for row in session.rows):
         return
     done = f"{session.elapsed_s:.0f} s went into starting and {len(session.probes)} probes"
-    if session.earlier_s:
-        done += f", {session.earlier_s:.0f} s of it in earlier sessions of this folder, which count"
     if session.cut is not None:
         done += f", and {session.cut.id} was ended after {session.cut.seconds:.0f} s"
     raise NoPlanError(
@@ -130,12 +128,13 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
     notes = []
     if session.is_budget_spent:
         ran = {row.plan for row in session.rows if row.kind == END_TO_END and row.status != "skipped"}
+        ran = {plan for plan in ran if space.holds(plan)}
         about = "" if space.n_combinations <= COUNTABLE else "up to "
         n_untried = f"{about}{max(0, space.size - len(ran))}"
         left = f"{n_untried} plans of the grid were not run"
         if summary.strategy != "exhaustive":
             left += ", of which it would have chosen a few, or runs that were to be repeated"
-        notes.append(f"the budget ended the search: {left}; a larger one goes on")
+        notes.append(f"the budget ended the search: {left}; the same command goes on from these rows")
     if session.cut is not None:
         notes.append(
             f"the budget ended {session.cut.id} after {session.cut.seconds:.1f} s: it is no row ({session.cut.why})"
@@ -193,6 +192,7 @@ def _summarize(
         n_end_to_end=sum(row.status != "skipped" for row in session.rows),
         n_out_of_memory=sum(row.status == "out_of_memory" for row in table),
         seconds=session.elapsed_s,
+        earlier_s=session.earlier_s,
         n_skipped=sum(row.status == "skipped" for row in table),
         n_repeats=len(repeats),
         n_resumed=session.n_resumed,
@@ -236,7 +236,7 @@ def _explain_nulls(
     if summary.noise_pct is None:
         reasons["search.noise_pct"] = "no plan ran twice side by side"
     if baseline is None:
-        reasons["baseline"] = "the user's own plan was not run"
+        reasons["baseline"] = "the user's own plan was not run: the budget ended before it"
     if memory_gib is None:
         reasons["search.memory_limit_gib"] = "the memory of the device could not be read"
     return reasons

@@ -37,7 +37,7 @@ def finish_result(
         recommended=chosen,
         n_samples=result.workload.get("n_samples"),
         n_epochs=n_epochs,
-        search_s=result.search.seconds,
+        search_s=result.search.seconds + result.search.earlier_s,
     )
     advice, advice_reasons = build_advice(
         chosen,

@@ -87,3 +87,13 @@ def describe_changes(user_plan: Plan, plan: Plan) -> dict[str, tuple[str, ...]]:
         if lever.changes_recipe(old) or lever.changes_recipe(value):
             recipe.append(f"{name} {old} → {value}")
     return {"recipe": tuple(recipe), "numerics": tuple(numerics)}
+
+
+def keeps_recipe(user_plan: Plan, plan: Plan) -> bool:
+    """Whether ``plan`` trains on the user's recipe: the same effective batch, and no lever that trades it moved.
+
+    Another micro-batch with the same effective batch is named among the changes and still keeps it.
+    """
+    same_batch = plan.replace(batch_size=user_plan["batch_size"], accumulate=user_plan["accumulate"])
+    is_as_large = plan.effective_batch_size == user_plan.effective_batch_size
+    return is_as_large and not describe_changes(user_plan, same_batch)["recipe"]

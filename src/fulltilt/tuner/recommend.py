@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fulltilt.errors import NoPlanError
 from fulltilt.records import WHOLE_RUNS, Plan, Trial, format_gib, format_rate
-from fulltilt.tuner.picks import Pick, Picks, build_pick
+from fulltilt.tuner.picks import Pick, Picks, build_pick, describe_changes, keeps_recipe
 from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity, estimate_speeds, find_ties
 
 LearningRateRule = Literal["sqrt", "linear", "none"]
@@ -203,13 +203,15 @@ def _pick_recommended(
         prefix = f"no row has {where}; of those with the least memory "
         where = f"{format_gib(least_gib)}, and up to {MEMORY_TIE_PCT:g} % more"
     confirmed = find_confirmed(may_be)
-    chosen, tied = choose(confirmed or may_be, again if confirmed else ())
+    field, beside = confirmed or may_be, again if confirmed else ()
+    chosen, tied = choose(field, beside, prefers=lambda plan: keeps_recipe(user_plan, plan))
+    passed_over, _ = choose(field, beside)
     rates: tuple[float, ...] = ()
     earlier: list[Trial] = []
     if confirmed:
         fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again)[0].log_rate)
-        beside = {row.plan for row in confirmed}
-        others = [row for row in may_be if row.plan not in beside]
+        plans_beside = {row.plan for row in confirmed}
+        others = [row for row in may_be if row.plan not in plans_beside]
         groups = [[run for run in runs if run.plan == row.plan and run.kind in WHOLE_RUNS] for row in others]
         earlier = [others[position] for position in find_ties(fastest, again, groups)]
         rates = tuple(_read_rate(run) for run in again if run.plan == chosen.plan)
@@ -217,7 +219,10 @@ def _pick_recommended(
         among = f"highest mean samples/s of {plans} measured side by side, of {len(rows)} that ran"
     else:
         among = f"highest samples/s of {_count_rows(may_be)}"
-    rule = f"{prefix}{among} ({where}){_say_tie(tied)}{_say_earlier(earlier)}"
+    rule = f"{prefix}{among} ({where}){_say_tie(tied)}"
+    rule += _say_kept_recipe(user_plan, chosen, passed_over) + _say_earlier(earlier)
+    if not any(run.plan == user_plan for run in runs):
+        rule += "; the settings as they were did not run: nothing is known of how it compares with them"
     return dataclasses.replace(build_pick(chosen, [*tied, *earlier], rule, user_plan), runs_samples_per_s=rates)
 
 
@@ -263,6 +268,15 @@ def _say_tie(tied: Sequence[Trial], best: str = "the fastest", faster: str = "th
         f"; tied with {'1 other' if len(tied) == 1 else f'{len(tied)} others'}, which these runs cannot tell from "
         f"{best}: within {INDIFFERENCE_PCT:g} % the smaller batch or the simpler plan is taken, beyond it {faster}"
     )
+
+
+def _say_kept_recipe(user_plan: Plan, chosen: Trial, passed_over: Trial) -> str:
+    """Why a tie did not end at the plan that the other picks would have taken."""
+    if chosen is passed_over:
+        return ""
+    changed = "; ".join(describe_changes(user_plan, passed_over.plan)["recipe"])
+    whose = "the settings as they were are" if chosen.plan == user_plan else "a plan that keeps the recipe is"
+    return f"; {passed_over.id} changes the recipe ({changed}) and is not proven faster: {whose} taken instead"
 
 
 def _say_earlier(rows: Sequence[Trial]) -> str:

@@ -26,12 +26,13 @@ class SearchSummary:
     Attributes:
         grid_size: Rows that the full grid has, plans that come to the same counted once.
         n_trials: Rows in ``trials``.
-        n_end_to_end: Trials that ran, repeats and earlier sessions in the same folder included.
+        n_end_to_end: Trials that ran, repeats and earlier runs in the same folder included.
         n_repeats: Runs of a plan beyond its first.
         n_resumed: Rows taken from the run folder instead of being run.
         n_probes: Trials that ran a part of the step; those on fake tensors, which run nothing, left out.
         n_collapsed: Combinations of the axes that came to the same plan as another one.
-        seconds: Wall time, earlier sessions' trials included.
+        seconds: Wall time of this run of the command.
+        earlier_s: What the rows took that earlier runs left in the folder; on top of ``seconds``.
         memory_limit_gib: What rows were held against; the recommended one keeps below ``memory_safety_pct`` of it.
         stopped_by_budget: True when the strategy had more to try.
     """
@@ -42,6 +43,7 @@ class SearchSummary:
     n_end_to_end: int
     n_out_of_memory: int
     seconds: float
+    earlier_s: float = 0.0
     n_skipped: int = 0
     n_repeats: int = 0
     n_resumed: int = 0

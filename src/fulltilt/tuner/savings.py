@@ -31,7 +31,7 @@ class Savings:
     Attributes:
         verdict: "no gain" when the interval of the gain holds 0; "same plan" when there is nothing to compare.
         gain_pct: Share of the training time saved, by the means over the ``n_pairs`` rounds that both plans ran in.
-        search_s: What the search took.
+        search_s: What the search took, rows of earlier runs in the folder included.
         payback_s: Training time with the recommended plan after which it has saved what the search took.
     """
 

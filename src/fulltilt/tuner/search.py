@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from fulltilt.levers import find_obstacles
 from fulltilt.records import Plan
 from fulltilt.tuner.coordinate_descent import coordinate_descent, project, without_batch
 from fulltilt.tuner.model_first import FULL, QUICK, estimate_trials, model_first
@@ -18,6 +19,21 @@ def skip_impossible(space: Space) -> Strategy:
     """A row for every value that was dropped from the axes, so that nothing asked for is silent."""
     for plan, reason in space.skipped:
         yield Skip(plan=plan, reason=reason, why="asked for, or suggested for this machine")
+
+
+def run_own_plan(space: Space) -> Strategy:
+    """The user's own plan, whole, before anything else: without it nothing that is found says what it gains.
+
+    For searches that may end before their last stage, where it runs beside the finalists. Where it cannot apply, a row
+    says why.
+    """
+    if not space.axes:
+        return
+    obstacles = find_obstacles(space.user_plan, space.facts)
+    if obstacles:
+        yield Skip(plan=space.user_plan, reason="; ".join(obstacles), why="the settings as they were")
+    else:
+        yield Ask(plan=space.user_plan, why="the settings as they were: what others are held against")
 
 
 def run_nearest(space: Space) -> Strategy:

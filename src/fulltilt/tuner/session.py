@@ -54,7 +54,7 @@ class Session:
     """One search in progress.
 
     Args:
-        budget_s: Wall time of the whole search, earlier runs in the same folder included. None: no limit.
+        budget_s: Wall time of this search; rows of earlier ones in the same folder cost none of it. None: no limit.
         reserve_trials: Trials whose time is kept back for measuring the finalists again.
         reserve_share: Of the budget at most is kept back for them.
         n_planned: For progress only.
@@ -83,7 +83,7 @@ class Session:
         self._on_event, self._n_devices = on_event, n_devices
         self._clock = clock
         self._start_s = clock() if start_s is None else start_s
-        self.earlier_s = journal.spent_s
+        self.earlier_s = journal.spent_s  # what the rows took that earlier runs left in the folder
         self._known: dict[tuple[Plan, str], Trial] = {}
         self.rows: list[Trial] = []  # whole runs, and plans that were skipped
         self.probes: list[Trial] = []
@@ -99,8 +99,8 @@ class Session:
 
     @property
     def elapsed_s(self) -> float:
-        """Wall time of the search: this session, and the trials of earlier ones in the same folder."""
-        return self.earlier_s + self._clock() - self._start_s
+        """Wall time of this search."""
+        return self._clock() - self._start_s
 
     @property
     def n_done(self) -> int:

@@ -63,6 +63,10 @@ class Space:
                 plans[self.with_value(plan, COUPLED, batch_size)] = None
         return list(plans)
 
+    def holds(self, plan: Plan) -> bool:
+        """Whether every lever that varies has one of its values there."""
+        return all(plan[name] in values for name, values in self.axes.items())
+
     @property
     def size(self) -> int:
         """Plans of the grid; of a large one the combinations, without folding together those that come to the same."""

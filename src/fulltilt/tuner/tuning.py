@@ -79,7 +79,8 @@ def tune(
         memory_limit: Bytes, or text such as ``12GiB``; a trial of which a process needs more is out of memory.
         exhaustive: Run the whole grid, instead of probing parts and running whole what may be the best.
         quick: The same search with few and short trials, 90 s unless ``budget`` says otherwise.
-        budget: Seconds, or text such as ``6m``, for all of it: what would end later is not begun, or ended.
+        budget: Seconds, or text such as ``6m``, for this call: what would end later is not begun, or ended. Rows that
+            are in the folder already cost none of it.
         free_batch: Let the effective batch change.
         lr_rule: How the learning rate follows an effective batch that changed: sqrt, linear or none.
         out: The run folder; ``runs/tune/<name>`` by default. The same search resumes there.
@@ -92,6 +93,7 @@ def tune(
         RunFolderError: the folder is in use, or holds another search. StorageError: no space left; rows are kept.
         KeyboardInterrupt: after the running trial was ended; the rows measured so far are in the folder.
     """
+    start_s = time.monotonic()
     refuse_inside_trial("fulltilt.tune")
     _check_system()
     changes = dict(settings or {})
@@ -110,7 +112,7 @@ def tune(
     with RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA)) as folder:
         notes = note_ranks(options)
         notes += () if folder.set_aside is None else (folder.set_aside,)
-        return _run(aim, options, machine, folder, on_event or (lambda event: None), notes)
+        return _run(aim, options, machine, folder, on_event or (lambda event: None), notes, start_s)
 
 
 def _run(
@@ -120,8 +122,8 @@ def _run(
     folder: RunFolder,
     tell: OnEvent,
     notes: tuple[str, ...],
+    start_s: float,
 ) -> TuneResult:
-    start_s = time.monotonic()
     journal = Journal(folder)
     target = ProcessTarget(
         aim.source,
@@ -137,7 +139,7 @@ def _run(
             None if id in (PROBE_ID, ROOFS_ID) else tell(TrialProgressed(id=id, values=values))
         ),
     )
-    budget = _plan_budget(options, start_s, journal)
+    budget = _plan_budget(options, start_s)
     target.end_s = None if journal.n_found else budget.end_s  # rows that are there are reported whatever is left
     try:
         probe = target.read_facts(default_plan({"batch_size": 1}))
@@ -182,7 +184,7 @@ def _open_session(
     search_s: float | None,
 ) -> Session:
     n_repeats = QUICK_REPEATS if options.is_quick else 4 * MAX_CONFIRM_ROUNDS  # finalists, the user's plan, in rounds
-    n_planned = search.count_planned(space, options.strategy) + n_repeats
+    n_planned = (options.budget_s is not None) + search.count_planned(space, options.strategy) + n_repeats
     session = Session(
         target,
         journal,
@@ -212,9 +214,15 @@ def _open_session(
 
 
 def _search(session: Session, space: Space, options: TuneOptions) -> None:
-    """The strategy, then the finalists and the user's own plan side by side; others where all of those fail."""
+    """The strategy, then the finalists and the user's own plan side by side; others where all fail."""
     session.run(search.skip_impossible(space))
-    session.run(search.STRATEGIES[options.strategy](space))
+    if options.budget_s is not None:  # which may end before the last stage, where the own plan runs in any case
+        session.run(search.run_own_plan(space))
+    strategy = search.STRATEGIES[options.strategy]
+    session.run(strategy(space))
+    if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:
+        session.is_budget_spent = False  # nothing to measure again: what was kept back for that is the search's
+        session.run(strategy(space), may_use_reserve=True)
     if space.axes and not any(row.status != "skipped" for row in session.rows):
         session.run(search.run_nearest(space))  # the budget went into probes
     session.adopt_rest((END_TO_END,))  # those of another strategy in this folder: the best of them is a finalist, too
@@ -253,13 +261,13 @@ class _Budget:
     end_s: float | None = None
 
 
-def _plan_budget(options: TuneOptions, start_s: float, journal: Journal) -> _Budget:
-    """Trials of earlier sessions in the folder count, but for the roofs, which are measured again."""
+def _plan_budget(options: TuneOptions, start_s: float) -> _Budget:
+    """Rows of earlier runs in the folder cost nothing: while they counted, the same command could never go on."""
     if options.budget_s is None:
         return _Budget()
     roofs_s = min(ROOFS_S, ROOFS_SHARE * options.budget_s)
     search_s = options.budget_s - roofs_s
-    search_end_s = start_s + search_s - journal.spent_s
+    search_end_s = start_s + search_s
     return _Budget(search_s=search_s, search_end_s=search_end_s, end_s=search_end_s + roofs_s)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -46,7 +46,11 @@ class Speed:
 
 
 def choose(
-    rows: Sequence[Trial], runs: Sequence[Trial] = (), *, per: Sequence[float] | None = None
+    rows: Sequence[Trial],
+    runs: Sequence[Trial] = (),
+    *,
+    per: Sequence[float] | None = None,
+    prefers: Callable[[Plan], bool] | None = None,
 ) -> tuple[Trial, list[Trial]]:
     """The best row, and the others that cannot be told from it, fastest first.
 
@@ -59,12 +63,15 @@ def choose(
         rows: With status ok, one a plan; at least one.
         runs: Those made side by side; a plan that is among them is judged by the mean of its own.
         per: By row, what samples/s are divided by before they are compared.
+        prefers: Whether a plan is taken before all that it ties with, however wide the tie; those then compete alone.
     """
     speeds = _divide(estimate_speeds(rows, runs), per)
     best = max(range(len(rows)), key=lambda i: speeds[i].log_rate)
     tied = [i for i in range(len(rows)) if speeds[i].may_equal(speeds[best])]
+    field = [i for i in tied if prefers is not None and prefers(rows[i].plan)] or tied
+    first = max(speeds[i].log_rate for i in field)
     reach = -math.log1p(-INDIFFERENCE_PCT / 100)
-    close = [i for i in tied if speeds[best].log_rate - speeds[i].log_rate <= reach]
+    close = [i for i in field if first - speeds[i].log_rate <= reach]
     chosen = min(close, key=lambda i: (*compute_simplicity(rows[i].plan), -speeds[i].log_rate, rows[i].id))
     return rows[chosen], [rows[i] for i in sorted(tied, key=lambda i: -speeds[i].log_rate) if i != chosen]
 

@@ -259,13 +259,11 @@ CHANGES = st.fixed_dictionaries(
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    text=st.sampled_from([GUIDE_000, GUIDE_001, GUIDE_002, "lr: [1, 2]\n", "speed: {compile: true}"]), changes=CHANGES
-)
-def test_what_was_asked_for_and_nothing_else_changes(write, text, changes):
+@given(text=TEXTS, changes=CHANGES, mark=st.sampled_from([None, "changed by me"]))
+def test_what_was_asked_for_and_nothing_else_changes(write, text, changes, mark):
     file = write(text)
     before = flatten(load_grid(file)[0].to_values())
-    write_settings(file, changes, note="measured # twice")
+    write_settings(file, changes, note="measured # twice", mark=mark)
     after = flatten(load_grid(file)[0].to_values())
     assert after == {**before, **changes}
     written = file.read_text()
@@ -273,3 +271,60 @@ def test_what_was_asked_for_and_nothing_else_changes(write, text, changes):
         comment = line.partition("#")[2]
         assert comment in written
     assert write_settings(file, changes) == ""
+
+
+COMMENTED = """\
+optim:
+  # the rate of the paper
+  lr: 1e-3
+  optimizer: sgd(lr=0.5, momentum=0.9)   # good for 128
+data: {batch_size: 128}  # fits 12 GB
+speed:
+  accumulate: 1  # found
+  threads:       # as PyTorch has it
+  precision:
+    # bf16 fails here
+    fp32
+  compile: false
+"""
+
+
+def test_a_comment_beside_a_value_that_changes_says_which_value_it_was_made_for(write):
+    """``lr: 0.002  # for an effective batch of 128`` stood beside a batch of 512."""
+    file = write(COMMENTED)
+    first = {"optim.lr": 0.002, "data.batch_size": 512, "speed.accumulate": 2, "speed.threads": 2}
+    first |= {"optim.optimizer": "sgd(lr=1.0, momentum=0.9)", "speed.precision": "bf16", "speed.compile": True}
+    options = {"note": "found: 7", "replaces": "found(?:: [0-9])?", "mark": "changed by me"}
+    assert (
+        rewrite(file, first, **options)
+        == """\
+optim:
+  # the rate of the paper
+  lr: 0.002  # (lr was 1e-3, changed by me)
+  optimizer: sgd(lr=1.0, momentum=0.9)   # good for 128 (optimizer was sgd(lr=0.5, momentum=0.9), changed by me)
+data: {batch_size: 512}  # fits 12 GB (batch_size was 128, changed by me)
+speed:
+  accumulate: 2  # found: 7
+  threads: 2       # as PyTorch has it (threads was null, changed by me)
+  precision:
+    # bf16 fails here (precision was fp32, changed by me)
+    bf16
+  compile: true
+"""
+    )
+    once = file.read_text()
+    again = rewrite(file, {"optim.lr": 0.003, "data.batch_size": 256}, **options)
+    assert again == once.replace("0.002", "0.003").replace("512", "256"), "the comment is still that of the first value"
+    back = {"optim.lr": 0.001, "data.batch_size": 128, "speed.threads": None, "speed.precision": "fp32"}
+    back |= {"optim.optimizer": "sgd(lr=0.5, momentum=0.9)", "speed.compile": False, "speed.accumulate": 1}
+    written = rewrite(file, back, **options)
+    assert "changed by me" not in written
+    assert "lr: 0.001\n" in written
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", ""])
+def test_a_mark_stands_at_the_end_of_a_comment_and_not_in_a_text(write, newline):
+    file = write("optim: {lr: 0.1, optimizer: \"sgd(x='a # b')\"} # mine  " + newline)
+    written = rewrite(file, {"optim.lr": 0.2}, mark="changed by me")
+    own = "optim: {lr: 0.2, optimizer: \"sgd(x='a # b')\"} # mine (lr was 0.1, changed by me)"
+    assert written == own + newline

@@ -310,6 +310,13 @@ def test_a_search_says_how_many_probes_it_took():
     )
 
 
+def test_seconds_of_this_run_and_those_of_earlier_ones_stand_apart():
+    """One figure, the run's wall time plus the rows that it had found, was neither of the two."""
+    search = DOCUMENT["search"] | {"seconds": 19.2, "earlier_s": 72.0}
+    said = "19 s in this run, 1 min 12 s in trials of earlier ones in this folder"
+    assert describe_search(DOCUMENT | {"search": search}).endswith(said)
+
+
 def test_the_csv_holds_every_row_once_in_the_order_they_ran():
     repeat = build_row("t10", samples_per_s=990.0) | {"kind": "repeat"}
     probe = build_row("t9") | {"kind": "loader", "why": "a, b"}

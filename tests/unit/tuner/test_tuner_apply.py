@@ -7,6 +7,7 @@ import types
 import pytest
 
 from fulltilt.config import load_config, plan_of
+from fulltilt.errors import NoPlanError
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
 from fulltilt.tuner.apply import Applied, apply_result, find_varied_levers, plan_changes
@@ -38,6 +39,7 @@ def make_result(plan, rate, *, user_plan, ci95=None, runs=(), tried=(), probes=(
         trials=(trial, *map(make_trial, (user_plan, *tried))),
         repeats=(),
         probes=probes,
+        baseline=make_trial(user_plan),
     )
 
 
@@ -78,6 +80,18 @@ def test_only_what_differs_is_written_and_comments_stay(config, tmp_path):
     assert "# tuned by hand" in written
     assert plan_of(load_config(tmp_path / "a.yaml")) == plan
     assert load_config(tmp_path / "a.yaml").optim.lr == 0.2
+
+
+def test_nothing_is_written_that_was_not_compared_with_the_settings_as_they_were(config, write):
+    """A short budget wrote what had run alone into the file, with a line below it that nothing says it is faster."""
+    file = write(TEXT)
+    result = recommend(config, {"num_workers": 2})
+    result.baseline, result.picks.recommended.trial.id = None, "t9"
+    said = r"left as it was.*nothing is known of how t9 compares.*larger --budget"
+    with pytest.raises(NoPlanError, match=said) as kept:
+        apply_result(result, file, searched=config)
+    assert kept.value.exit_code == 3
+    assert file.read_text() == TEXT
 
 
 def test_a_file_that_holds_the_pick_already_is_left_alone(config, tmp_path):
@@ -126,6 +140,18 @@ def test_there_and_back_again_the_rate_is_as_it_was(config, tmp_path):
         rate = LearningRate(rule="sqrt", start=now.optim.lr, to=None)
         apply_result(recommend(now, {"batch_size": batch_size}, rate), file, searched=now)
     assert load_config(file).optim.lr == pytest.approx(0.1, rel=1e-7)
+
+
+def test_a_comment_on_the_rate_does_not_speak_of_another_one(write):
+    """``lr: 0.0014142  # for an effective batch of 128`` stood there, beside a batch of 256."""
+    text = "dataset: digits\nbatch_size: 32\nlearning_rate: 0.1  # for an effective batch of 32\nepochs: 3  # mine\n"
+    file = write(text)
+    searched = load_config(file)
+    apply_result(recommend(searched, {"batch_size": 128}, SQRT), file, searched=searched)
+    lines = file.read_text().splitlines()
+    mark = "(learning_rate was 0.1, changed by fulltilt tune)"
+    assert lines[2:4] == [f"learning_rate: 0.2  # for an effective batch of 32 {mark}", "epochs: 3  # mine"]
+    assert load_config(file).optim.lr == 0.2
 
 
 def test_a_rate_inside_the_optimizer_is_the_one_that_changes(config, write):
@@ -191,7 +217,8 @@ def test_every_spelling_of_a_lever_is_written(config, write):
     apply_result(recommend(config, plan), file, searched=config)
     assert plan_of(load_config(file)) == plan_of(config).replace(**plan)
     written = file.read_text()
-    assert "gradient_accumulation: 2  # STL-10\n    mixed_precision: bf16\n" in written
+    marked = "# STL-10 (gradient_accumulation was 1, changed by fulltilt tune)"
+    assert f"gradient_accumulation: 2  {marked}\n    mixed_precision: bf16\n" in written
     assert "train: basic(prefetch_factor=4)" in written
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fulltilt.errors import NoPlanError
 from fulltilt.levers import default_plan
 from fulltilt.tuner import recommend
-from fulltilt.tuner.picks import Pick, describe_changes
+from fulltilt.tuner.picks import Pick, describe_changes, keeps_recipe
 from fulltilt.tuner.recommend import pick
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
 
@@ -410,7 +410,7 @@ def test_every_pick_names_what_it_cannot_be_told_from_by_the_same_rule():
         make_row(2, 980.0, kind="repeat", spread_pct=0.1),
         make_row(3, 500.0, spread_pct=0.1, batch_size=8),
     ]
-    picks = pick(rows, user_plan=USER, memory_limit_gib=None)
+    picks = pick(rows, user_plan=rows[0].plan, memory_limit_gib=None)
     for made in (picks.throughput, picks.efficiency, picks.memory, picks.recommended):
         assert (made.trial.id, made.tied_with) == ("t1", ("t2",))
 
@@ -448,3 +448,42 @@ def test_more_runs_side_by_side_tell_smaller_differences_apart():
     assert choose(1).tied_with, "a run's error is taken to be 1 % where nothing else is known"
     assert choose(20).trial.plan["batch_size"] == 64
     assert not choose(20).tied_with
+
+
+@pytest.mark.parametrize("kind", ["end_to_end", "repeat"])
+def test_inside_a_tie_the_recipe_stays_as_it_was(kind):
+    """Named batch sizes free the effective batch: 16 instead of 32 was recommended for nothing, and so was 64."""
+    own, workers = make_row(1, 1000.0, kind=kind), make_row(2, 990.0, kind=kind, num_workers=2)
+    small, large = make_row(3, 1001.0, kind=kind, batch_size=16), make_row(4, 1012.0, kind=kind, batch_size=64)
+    picks = pick([own, workers, small, large], user_plan=USER, memory_limit_gib=None)
+    assert picks.recommended.trial is own
+    assert set(picks.recommended.tied_with) == {"t2", "t3", "t4"}
+    said = (
+        "t4 changes the recipe (effective batch 32 → 64) and is not proven faster: the settings as they were are taken"
+    )
+    assert said in picks.recommended.rule
+    assert picks.throughput.trial is large, "what is the fastest is another question"
+    without = pick([make_row(1, 500.0, kind=kind), workers, small, large], user_plan=USER, memory_limit_gib=None)
+    assert without.recommended.trial is workers
+    assert "a plan that keeps the recipe is taken instead" in without.recommended.rule
+
+
+def test_a_plan_that_is_proven_faster_may_change_the_recipe():
+    rows = [make_row(1, 1000.0), make_row(2, 1200.0, batch_size=64)]
+    chosen = pick(rows, user_plan=USER, memory_limit_gib=None).recommended
+    assert chosen.trial.id == "t2"
+    assert "recipe" not in chosen.rule
+
+
+def test_a_micro_batch_keeps_the_recipe_and_an_order_of_the_rows_does_not():
+    assert keeps_recipe(USER, USER.replace(batch_size=16, accumulate=2, num_workers=4, precision="bf16"))
+    assert not keeps_recipe(USER, USER.replace(batch_size=16))
+    assert not keeps_recipe(USER, USER.replace(placement="block_shuffled"))
+
+
+def test_a_recommendation_says_where_nothing_is_known_against_the_settings_as_they_were():
+    other = make_row(1, 1000.0, batch_size=64)
+    said = "the settings as they were did not run: nothing is known of how it compares with them"
+    assert said in pick([other], user_plan=USER, memory_limit_gib=None).recommended.rule
+    for own in (make_row(2, 900.0), make_row(2, None, status="out_of_memory")):
+        assert said not in pick([other, own], user_plan=USER, memory_limit_gib=None).recommended.rule

@@ -226,3 +226,9 @@ def test_an_epoch_of_a_row_without_an_interval_has_none():
     row = SimulatedTarget(lambda plan: Answer(samples_per_s=200.0))(USER, id="t1", why="")
     blind = dataclasses.replace(row, samples_per_s_ci95=None)
     assert build_epoch_seconds(blind, 1000, runs=[blind]) == EpochSeconds(estimate=5.0, ci95=None)
+
+
+def test_a_search_has_paid_for_itself_when_all_its_runs_are_paid():
+    """Rows found in the folder cost this command nothing; they did cost time."""
+    search = dataclasses.replace(build_result().search, seconds=7.0, earlier_s=30.0)
+    assert build_finished(search=search).savings.search_s == 37.0
