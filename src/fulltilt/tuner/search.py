@@ -21,18 +21,18 @@ def skip_impossible(space: Space) -> Strategy:
         yield Skip(plan=plan, reason=reason, why="asked for, or suggested for this machine")
 
 
-def run_own_plan(space: Space) -> Strategy:
-    """The user's own plan, whole, before anything else: without it nothing that is found says what it gains.
+def run_own_plan(space: Space, *, is_limited: bool) -> Strategy:
+    """The user's own plan, whole, before anything else where the search may end before its last stage.
 
-    For searches that may end before their last stage, where it runs beside the finalists. Where it cannot apply, a row
-    says why.
+    There it runs beside the finalists; without it nothing that is found says what it gains. Where it cannot apply, a
+    row says why.
     """
     if not space.axes:
         return
     obstacles = find_obstacles(space.user_plan, space.facts)
     if obstacles:
         yield Skip(plan=space.user_plan, reason="; ".join(obstacles), why="the settings as they were")
-    else:
+    elif is_limited:
         yield Ask(plan=space.user_plan, why="the settings as they were: what others are held against")
 
 

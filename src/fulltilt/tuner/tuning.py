@@ -216,8 +216,7 @@ def _open_session(
 def _search(session: Session, space: Space, options: TuneOptions) -> None:
     """The strategy, then the finalists and the user's own plan side by side; others where all fail."""
     session.run(search.skip_impossible(space))
-    if options.budget_s is not None:  # which may end before the last stage, where the own plan runs in any case
-        session.run(search.run_own_plan(space))
+    session.run(search.run_own_plan(space, is_limited=session.budget_s is not None))
     strategy = search.STRATEGIES[options.strategy]
     session.run(strategy(space))
     if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:
