@@ -174,6 +174,7 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         PICK_TITLES,
         build_trials_table,
         describe_advice,
+        describe_busy,
         describe_epoch,
         describe_gain,
         describe_learning_rate,
@@ -185,6 +186,9 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
 
     console.print()
     console.print(build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width))
+    legend = describe_busy(document["trials"])
+    if legend:
+        console.print(legend, style="dim", markup=False)
     shown: dict[str, str] = {}
     for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)

@@ -14,7 +14,15 @@ from fulltilt.report.summary import (
     describe_verification,
     format_duration,
 )
-from fulltilt.report.table import build_trials_table, format_gib, format_throughput, format_value, read_memory_gib
+from fulltilt.report.table import (
+    build_trials_table,
+    describe_busy,
+    format_gib,
+    format_throughput,
+    format_value,
+    mark_busy,
+    read_memory_gib,
+)
 from fulltilt.report.trials_csv import build_trials_csv
 
 __all__ = [
@@ -23,6 +31,7 @@ __all__ = [
     "build_trials_table",
     "build_tune_html",
     "describe_advice",
+    "describe_busy",
     "describe_epoch",
     "describe_gain",
     "describe_learning_rate",
@@ -36,5 +45,6 @@ __all__ = [
     "format_gib",
     "format_throughput",
     "format_value",
+    "mark_busy",
     "read_memory_gib",
 ]

@@ -57,6 +57,15 @@ def test_savings_verdict_and_advice_are_printed():
     assert "What would make it faster still\n· [80 %] of the step\n· MFU and roof: not known, not measured" in said
 
 
+def test_the_mark_of_a_busy_machine_is_explained_under_the_table():
+    document = make_document()
+    assert "busy" not in print_to_text(document)
+    document["trials"][1]["cpu_pressure_pct"] = 83.0
+    said = print_to_text(document)
+    assert "95 ± 1.1 % *" in said.replace("95.0", "95")
+    assert "* a busy machine's figure (1 row)" in said
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
