@@ -72,6 +72,27 @@ class SearchLines:
         self._console.print(text, soft_wrap=True)
 
 
+class RowCount:
+    """Takes the events of a search and counts the rows that lie in its folder."""
+
+    def __init__(self):
+        self._n_rows, self._folder = 0, ""
+
+    def __call__(self, event: SearchEvent) -> None:
+        match event:
+            case SearchStarted():
+                self._n_rows, self._folder = event.n_resumed, event.folder
+            case TrialDone() if not event.is_resumed:
+                self._n_rows += 1
+
+    def describe_kept(self) -> str:
+        """What an interruption leaves, in words."""
+        if not self._n_rows:
+            return "no trial had ended yet, nothing was measured"
+        rows = "1 row is" if self._n_rows == 1 else f"{self._n_rows} rows are"
+        return f"{rows} kept in {self._folder}; the same command goes on"
+
+
 def describe_start(event: SearchStarted) -> str:
     found = f", {event.n_resumed} rows found there" if event.n_resumed else ""
     return f"{event.strategy} search on {event.device}: grid of {event.grid_size}; {event.folder}{found}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fulltilt.cli import Terminated
 from fulltilt.cli._shared import (
     add_config_argument,
     add_data_path_argument,
@@ -22,8 +23,10 @@ from fulltilt.errors import TrainingError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fulltilt.cli._live import RowCount
     from fulltilt.config import Config
     from fulltilt.tuner import TuneResult
+    from fulltilt.tuner.progress import SearchEvent
 
 REPORT_FILE, CSV_FILE, RESULT_FILE = "report.html", "trials.csv", "tune.json"
 
@@ -58,15 +61,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
-    from fulltilt.cli._live import show_search
+    from fulltilt.cli._live import RowCount
     from fulltilt.config import load_config
-    from fulltilt.tuner import tune
 
     if args.apply:
         load_config(args.apply)  # a file that cannot be written into is said before the search, not after it
     _check_verify(args)
+    count = RowCount()
+    try:
+        return _search(args, config, count)
+    except (KeyboardInterrupt, Terminated) as interruption:
+        interruption.add_note(count.describe_kept())
+        raise
+
+
+def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
+    """Search, verify where that is asked for, and say what was found."""
+    from fulltilt.cli._live import show_search
+    from fulltilt.tuner import tune
+
     console = build_console(to_stderr=args.json == "-")
     with show_search(console) as view:
+
+        def tell(event: SearchEvent) -> None:
+            count(event)
+            view(event)
+
         result = tune(
             config,
             batch_sizes=args.batch_sizes,
@@ -79,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             free_batch=args.free_batch,
             lr_rule=args.lr_rule,
             out=args.out,
-            on_event=view,
+            on_event=tell,
         )
     if args.verify:
         _write_files(result, result.to_document())  # kept, should the trainings be interrupted
