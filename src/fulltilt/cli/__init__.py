@@ -16,11 +16,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fulltilt import __version__
-from fulltilt.cli._shared import JsonDestination, write_json
 from fulltilt.errors import FulltiltError, StorageError, UsageError, find_remedy, strip_control_codes
+
+if TYPE_CHECKING:
+    from fulltilt.cli._shared import JsonDestination
 
 COMMANDS = {
     "tune": "find the fastest safe settings for this model, this data and this machine",
@@ -73,6 +75,8 @@ class CommandParser(argparse.ArgumentParser):
         named += [word.removeprefix("--json=") for word in self._words if word.startswith("--json=")]
         if named and named[-1]:
             command = next((word for word in (*self.prog.split(), *self._words) if word in COMMANDS), "")
+            from fulltilt.cli._shared import JsonDestination
+
             _write_error(JsonDestination(named[-1]), command, message, 2)
         super().error(message)
 
@@ -102,6 +106,8 @@ def run_command(argv: Sequence[str]) -> int:
         build_parser(None).print_help()
         return 2
     if getattr(args, "json", None):
+        from fulltilt.cli._shared import JsonDestination
+
         args.json = JsonDestination(args.json)
     signal.signal(signal.SIGTERM, _raise_terminated)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; nohup ignores it
@@ -143,6 +149,7 @@ def _write_error(destination: JsonDestination, command: str, message: str, code:
         return
     if code == UsageError.exit_code and destination.is_file:  # nothing ran: a wrong flag must not cost a result
         return
+    from fulltilt.cli._shared import write_json
     from fulltilt.records import VERSION
 
     document = {"version": VERSION, "command": command, "error": message, "remedy": find_remedy(message), "rc": code}

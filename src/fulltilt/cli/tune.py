@@ -18,7 +18,7 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
-from fulltilt.errors import TrainingError, UsageError
+from fulltilt.errors import RunFolderError, TrainingError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fulltilt.config import Config
     from fulltilt.tuner import TuneResult
     from fulltilt.tuner.progress import SearchEvent
-
-REPORT_FILE, CSV_FILE, RESULT_FILE = "report.html", "trials.csv", "tune.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +76,9 @@ def run(args: argparse.Namespace) -> int:
 def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     """Search, verify where that is asked for, and say what was found."""
     from fulltilt.cli._live import show_search
+    from fulltilt.records.run_folder import hold_folder
     from fulltilt.tuner import tune
+    from fulltilt.tuner.result import RESULT_FILES, write_result
 
     console = build_console(to_stderr=args.json == "-")
     with show_search(console) as view:
@@ -101,15 +101,19 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
             out=args.out,
             on_event=tell,
         )
+    folder = Path(result.folder or ".")
     if args.verify:
-        _write_files(result, result.to_document())  # kept, should the trainings be interrupted
-        result = _verify(args, config, result, console)
+        try:
+            with hold_folder(folder):
+                result = _verify(args, config, result, console)
+                write_result(result, folder)
+        except RunFolderError as error:  # another search began there since: its figures and ours would suffer
+            result = _without_verification(result, str(error))
     document = result.to_document()
     print_result(console, document)
-    files = _write_files(result, document)
     if args.json:
         write_json(args.json, result.to_json_text())
-    console.print("files: " + ", ".join(map(str, files)), markup=False)
+    console.print("files: " + ", ".join(str(folder / name) for name in RESULT_FILES), markup=False)
     if args.apply:
         print_applied(console, result, args.apply, config)
         if read_config(args).digest != config.digest:
@@ -173,19 +177,6 @@ def _list_train_words(args: argparse.Namespace, config: Config) -> list[str]:
     words = [config.source or args.config_flag or args.config, *args.overrides]
     words += ["--data-path", args.data_path] if args.data_path else []
     return words + (["--device", args.device] if args.device else [])
-
-
-def _write_files(result: TuneResult, document: Mapping[str, Any]) -> list[Path]:
-    """The result, all its rows for a spreadsheet, and the page; next to the search's own files."""
-    from fulltilt.records.run_folder import write_atomic
-    from fulltilt.report import build_trials_csv, build_tune_html
-
-    folder = Path(result.folder or ".")
-    return [
-        write_atomic(folder / RESULT_FILE, result.to_json_text()),
-        write_atomic(folder / CSV_FILE, build_trials_csv(document)),
-        write_atomic(folder / REPORT_FILE, build_tune_html(document)),
-    ]
 
 
 def print_result(console: Console, document: Mapping[str, Any]) -> None:
