@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fulltilt.records import PROBES, Trial
 from fulltilt.report import (
-    describe_busy,
     describe_plan,
+    explain_mark,
     format_duration,
     format_gib,
     format_throughput,
@@ -65,8 +65,7 @@ class SearchLines:
         is_probe = trial.kind in PROBES
         text = Text(describe_probe(trial) if is_probe else describe_trial(trial))
         text.stylize("dim" if is_probe and trial.status == "ok" else STATUS_STYLES[trial.status])
-        legend = describe_busy([read_row(trial)])
-        said = [part for part in (trial.why, legend, left) if part]
+        said = [part for part in (trial.why, explain_mark(read_row(trial)), left) if part]
         if said:
             text.append(f"  · {' · '.join(said)}", style="dim")
         self._console.print(text, soft_wrap=True)

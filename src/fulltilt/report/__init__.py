@@ -17,6 +17,7 @@ from fulltilt.report.summary import (
 from fulltilt.report.table import (
     build_trials_table,
     describe_busy,
+    explain_mark,
     format_gib,
     format_throughput,
     format_value,
@@ -41,6 +42,7 @@ __all__ = [
     "describe_savings",
     "describe_search",
     "describe_verification",
+    "explain_mark",
     "format_duration",
     "format_gib",
     "format_throughput",

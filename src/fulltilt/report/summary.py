@@ -140,8 +140,11 @@ def _describe_busy_runs(document: Document) -> str | None:
     if not busy:
         return None
     named = ", ".join(sorted(busy, key=lambda id: (len(id), id)))
-    verb = "is" if len(busy) == 1 else "are"
-    return f"of the {len(runs)} runs compared, {len(busy)} {verb} a busy machine's ({named})"
+    if len(busy) == len(runs):
+        return f"all {len(runs)} runs compared are a busy machine's ({named})"
+    return (
+        f"of the {len(runs)} runs compared, {len(busy)} {'is' if len(busy) == 1 else 'are'} a busy machine's ({named})"
+    )
 
 
 def _describe_verdict(document: Document) -> list[str]:

@@ -129,6 +129,11 @@ def describe_busy(rows: Iterable[Row]) -> str | None:
     )
 
 
+def explain_mark(row: Row) -> str | None:
+    """The mark explained beside the one row that has it."""
+    return f"{BUSY_MARK} {describe_pressure(row)}" if is_busy(row) else None
+
+
 def describe_pressure(row: Row) -> str:
     """How long tasks waited for a core while the row was measured; empty where that was not read."""
     pressure_pct = row.get("cpu_pressure_pct")

@@ -95,5 +95,5 @@ def test_a_row_of_a_busy_machine_is_marked_and_the_mark_explained(kind):
     busy = dataclasses.replace(make_trial(kind=kind), cpu_pressure_pct=83.0)
     said = show(done(busy))
     assert "% * samples/s" in said or "1,234 * samples/s" in said
-    assert "* a busy machine's figure (1 row)" in said
+    assert "· * some task waited for a core 83 % of the time" in said
     assert "*" not in show(done(make_trial(kind=kind)))

@@ -259,6 +259,9 @@ def test_a_verdict_that_rests_on_a_busy_machine_says_on_which_rows(changes):
     line = describe_savings(with_runs("t1", "t5", **changes))[0]
     assert "; of the 4 runs compared, 2 are a busy machine's (t1, t5)" in line
     assert line.count("repeat the search on a quiet machine") == 1
+    assert "; all 4 runs compared are a busy machine's (t1, t2, t4, t5)" in " ".join(
+        describe_savings(with_runs("t1", "t2", "t4", "t5", **changes))
+    )
     assert "busy" not in " ".join(describe_savings(with_runs(**changes)))  # t6 is busy, but not compared
 
 
