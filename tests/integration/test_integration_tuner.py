@@ -198,7 +198,8 @@ def test_rows_of_other_code_are_left_aside_with_what_changed(project):
     again = tune(**options)
     assert (first.workload["optimizer"], again.workload["optimizer"]) == ("SGD", "AdamW")
     assert again.search.n_resumed == 0
-    said = "set aside as trials-1.jsonl, tune-1.json (changed: code of the workload.my_workloads "
+    names = "trials-1.jsonl, tune-1.json, trials-1.csv, report-1.html"
+    said = f"set aside as {names} (changed: code of the workload.my_workloads "
     assert sum(said in note for note in again.notes) == 1
     assert len(read_rows(project / "out")) == again.search.n_end_to_end
     assert len((project / "out" / "trials-1.jsonl").read_text().splitlines()) == first.search.n_end_to_end
