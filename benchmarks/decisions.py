@@ -19,7 +19,7 @@ from benchmarks._deciders import DECIDERS, OURS, PROCESS_STEPS, Outcome, decide_
 from benchmarks._noise import RECORDER, NoiseModel, Recording, Stream, Stretch, list_recordings
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
-from fulltilt.engine.measured import BUSY_PCT
+from fulltilt.records import BUSY_PCT
 from fulltilt.stats import compute_proportion_interval
 
 NAME = "decisions"

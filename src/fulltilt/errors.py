@@ -134,6 +134,12 @@ class DeviceMemoryError(TrainingError):
     pass
 
 
+def find_remedy(message: str) -> str | None:
+    """The last part of a message that is built as above; None where it has no such part."""
+    _, found, remedy = message.strip().rpartition("; ")
+    return remedy if found else None
+
+
 def format_nearest(unknown: str, valid: Iterable[str]) -> str:
     """``did you mean a, b? valid: …``: the end of every message about an unknown name."""
     names = sorted(valid)

@@ -321,6 +321,34 @@ def test_a_zygote_that_cannot_start_says_what_is_missing(tmp_path):
         broken.start()
 
 
+def build_zygote_of(body, tmp_path, monkeypatch):
+    """A zygote whose preload is a module of this code."""
+    (tmp_path / "its_preload.py").write_text(body)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return Zygote(tmp_path / "zygote.log", preload=("its_preload",))
+
+
+def test_a_zygote_that_is_at_work_is_waited_for_beyond_the_limit_of_a_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(zygote_client, "STILL_LIMIT_S", 1.5)
+    monkeypatch.setattr(zygote_client, "START_LOOK_S", 0.05)
+    work = "import time\nwhile time.process_time() < 3.0: pass\n"
+    start_s = time.monotonic()
+    with build_zygote_of(work, tmp_path, monkeypatch) as zygote:
+        zygote.start()
+        assert time.monotonic() - start_s > 1.5
+        assert is_alive(zygote.pid)
+
+
+def test_a_zygote_that_hangs_is_told_from_a_slow_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(zygote_client, "STILL_LIMIT_S", 1.5)
+    with (
+        build_zygote_of("import signal; signal.pause()\n", tmp_path, monkeypatch) as zygote,
+        pytest.raises(TrainingError, match=r"no answer in .* and it hangs: nothing computed or read for .*zygote.log"),
+    ):
+        zygote.start()
+    assert zygote.pid is None
+
+
 @pytest.fixture
 def hanging_target(light_zygote, tmp_path):
     """A target whose trials hang, with a deadline of their own that is far away."""

@@ -19,7 +19,9 @@ import pytest
 import fulltilt
 from fulltilt.errors import NoPlanError, RunFolderError, UsageError
 from fulltilt.records import Trial, dumps, loads
+from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import PickMade, SearchStarted, TrialDone, TuneResult, read_schema
+from fulltilt.tuner.result import write_result
 
 WORKLOADS = '''
 import os
@@ -96,7 +98,14 @@ def searched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("searched")
     (folder / "my_workloads.py").write_text(WORKLOADS)
     events = []
+
+    def write_held(result, path):
+        with pytest.raises(RunFolderError, match="in use"):
+            RunFolder(path, fingerprint_parts={}, command="tune", results=[])
+        return write_result(result, path)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fulltilt.tuner.tuning.write_result", write_held)
         patch.chdir(folder)
         patch.setenv("OMP_NUM_THREADS", "1")
         yield tune(**GRID, on_event=events.append), folder, events
@@ -121,6 +130,11 @@ def test_the_document_of_a_search_is_valid_and_comes_back(searched):
     assert (result.workload["data"], result.workload["device_name"]) == ("TensorDataset, 40000 samples", "cpu")
     assert (result.learning_rate.start, result.learning_rate.rule) == (0.1, "sqrt")
     assert result.baseline.plan["batch_size"] == 32
+
+
+def test_all_files_of_the_result_are_written_while_the_folder_is_held(searched):
+    _, folder, _ = searched
+    assert {"tune.json", "trials.csv", "report.html"} <= {path.name for path in (folder / "out").iterdir()}
 
 
 def test_a_memory_limit_gives_out_of_memory_rows_and_still_a_pick(searched):
@@ -184,7 +198,8 @@ def test_rows_of_other_code_are_left_aside_with_what_changed(project):
     again = tune(**options)
     assert (first.workload["optimizer"], again.workload["optimizer"]) == ("SGD", "AdamW")
     assert again.search.n_resumed == 0
-    said = "set aside as trials-1.jsonl, tune-1.json (changed: code of the workload.my_workloads "
+    names = "trials-1.jsonl, tune-1.json, trials-1.csv, report-1.html"
+    said = f"set aside as {names} (changed: code of the workload.my_workloads "
     assert sum(said in note for note in again.notes) == 1
     assert len(read_rows(project / "out")) == again.search.n_end_to_end
     assert len((project / "out" / "trials-1.jsonl").read_text().splitlines()) == first.search.n_end_to_end

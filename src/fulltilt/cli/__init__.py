@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import itertools
+import json
 import os
 import re
 import signal
@@ -15,10 +17,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fulltilt import __version__
-from fulltilt.errors import FulltiltError, UsageError, strip_control_codes
+from fulltilt.errors import FulltiltError, StorageError, UsageError, find_remedy, strip_control_codes
+
+if TYPE_CHECKING:
+    from fulltilt.cli._shared import JsonDestination
 
 COMMANDS = {
     "tune": "find the fastest safe settings for this model, this data and this machine",
@@ -52,6 +57,7 @@ class CommandParser(argparse.ArgumentParser):
         self._list_flags: set[str] = set()
         self._value_flags: set[str] = set()
         self._takes_overrides = False
+        self._words: list[str] = []
         super().__init__(*args, **options)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
@@ -66,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Any = None, namespace: Any = None
     ) -> Any:
-        words = self._join_negative(sys.argv[1:] if args is None else args)
+        self._words = words = self._join_negative(sys.argv[1:] if args is None else args)
         return super().parse_known_args(self._free_words(words) if self._takes_overrides else words, namespace)
 
     def _join_negative(self, words: Sequence[str]) -> list[str]:
@@ -78,6 +84,17 @@ class CommandParser(argparse.ArgumentParser):
             else:
                 joined.append(word)
         return joined
+
+    def error(self, message: str) -> NoReturn:
+        """Wrong usage: argparse's words and its exit, and the document where the words name a place for it."""
+        named = [after for word, after in itertools.pairwise([*self._words, ""]) if word == "--json"]
+        named += [word.removeprefix("--json=") for word in self._words if word.startswith("--json=")]
+        if named and named[-1]:
+            command = next((word for word in (*self.prog.split(), *self._words) if word in COMMANDS), "")
+            from fulltilt.cli._shared import JsonDestination
+
+            _write_error(JsonDestination(named[-1]), command, message, 2)
+        super().error(message)
 
     def _free_words(self, words: Sequence[str]) -> list[str]:
         """The same words with every list at the end, and in the lists only what can be a value of one."""
@@ -104,6 +121,10 @@ def run_command(argv: Sequence[str]) -> int:
     if args.command is None:
         build_parser(None).print_help()
         return 2
+    if getattr(args, "json", None):
+        from fulltilt.cli._shared import JsonDestination
+
+        args.json = JsonDestination(args.json)
     signal.signal(signal.SIGTERM, _raise_terminated)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; nohup ignores it
         signal.signal(signal.SIGHUP, _raise_terminated)
@@ -113,25 +134,45 @@ def run_command(argv: Sequence[str]) -> int:
         sys.stdout.flush()  # while an error of it can still be told
         return code
     except FulltiltError as error:
-        print(f"fulltilt {args.command}: {strip_control_codes(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(f"fulltilt {args.command}: interrupted{_say_kept(args.command)}", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except Terminated:
-        print(f"fulltilt {args.command}: terminated{_say_kept(args.command)}", file=sys.stderr)
-        return EXIT_TERMINATED
+        return _end(args, strip_control_codes(str(error)), error.exit_code)
+    except KeyboardInterrupt as interruption:
+        return _end(args, _describe_interruption("interrupted", args.command, interruption), EXIT_INTERRUPTED)
+    except Terminated as interruption:
+        return _end(args, _describe_interruption("terminated", args.command, interruption), EXIT_TERMINATED)
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_BROKEN_PIPE
     except Exception as error:  # process boundary: most come from the user's own model or data, so the trace stays
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            print(f"fulltilt {args.command}: {error.strerror}; make room and run it again", file=sys.stderr)
+            _end(args, f"{error.strerror}; make room and run it again", 1)
             _drop_stdout()
             return 1
         traceback.print_exc()
-        print(f"fulltilt {args.command}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return _end(args, f"{type(error).__name__}: {error}", 1)
+
+
+def _end(args: argparse.Namespace, message: str, code: int) -> int:
+    """Say on stderr why there is no result, and where ``--json`` leads, unless the result is there already."""
+    print(f"fulltilt {args.command}: {message}", file=sys.stderr)
+    destination = getattr(args, "json", None)
+    if destination:
+        _write_error(destination, args.command, message, code)
+    return code
+
+
+def _write_error(destination: JsonDestination, command: str, message: str, code: int) -> None:
+    if destination.is_written or not destination.is_writable:
+        return
+    if code == UsageError.exit_code and destination.is_file:  # nothing ran: a wrong flag must not cost a result
+        return
+    from fulltilt.cli._shared import write_json
+    from fulltilt.records import VERSION
+
+    document = {"version": VERSION, "command": command, "error": message, "remedy": find_remedy(message), "rc": code}
+    try:
+        write_json(destination, json.dumps(document, indent=1, ensure_ascii=False))
+    except (StorageError, OSError) as error:  # the message is on stderr, and the exit code is that of the first error
+        print(f"fulltilt {command}: --json {destination}: {error}", file=sys.stderr)
 
 
 def _is_no_list_value(word: str) -> bool:
@@ -139,9 +180,12 @@ def _is_no_list_value(word: str) -> bool:
     return "=" in word or ":" in word or word.endswith((".yaml", ".yml"))
 
 
-def _say_kept(command: str) -> str:
-    return {
-        "tune": "; what was measured is kept, the same command goes on",
+def _describe_interruption(how: str, command: str, interruption: BaseException) -> str:
+    """With what is kept of the work: as the command noted it on its way out, else as it holds for every run of it."""
+    noted = getattr(interruption, "__notes__", None)
+    if noted:
+        return f"{how}: {noted[0]}"
+    return how + {
         "train": "; --resume goes on from the newest checkpoint",
         "contrastive": "; --resume goes on from the newest checkpoint",
     }.get(command, "")
@@ -166,7 +210,7 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> arg
 def _check_json_folder(args: argparse.Namespace) -> None:
     """Said before the work, not after it."""
     target = getattr(args, "json", None)
-    if target and target != "-" and not Path(target).resolve().parent.is_dir():
+    if target and not target.is_writable:
         raise UsageError(f"--json {target}: there is no folder {Path(target).parent}; make it first")
 
 

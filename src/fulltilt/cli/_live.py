@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fulltilt.records import PROBES, Trial, format_gib
-from fulltilt.report import describe_plan, format_duration, format_throughput
+from fulltilt.report import describe_plan, explain_mark, format_duration, format_throughput, mark_busy
 from fulltilt.tuner.progress import OnEvent, SearchEvent, SearchNoted, SearchStarted, TrialCut, TrialDone
 
 if TYPE_CHECKING:
@@ -58,10 +58,31 @@ class SearchLines:
         is_probe = trial.kind in PROBES
         text = Text(describe_probe(trial) if is_probe else describe_trial(trial))
         text.stylize("dim" if is_probe and trial.status == "ok" else STATUS_STYLES[trial.status])
-        said = [*([trial.why] if trial.why else []), *([left] if left else [])]
+        said = [part for part in (trial.why, explain_mark(read_row(trial)), left) if part]
         if said:
             text.append(f"  · {' · '.join(said)}", style="dim")
         self._console.print(text, soft_wrap=True)
+
+
+class RowCount:
+    """Takes the events of a search and counts the rows that lie in its folder."""
+
+    def __init__(self):
+        self._n_rows, self._folder = 0, ""
+
+    def __call__(self, event: SearchEvent) -> None:
+        match event:
+            case SearchStarted():
+                self._n_rows, self._folder = event.n_resumed, event.folder
+            case TrialDone() if not event.is_resumed:
+                self._n_rows += 1
+
+    def describe_kept(self) -> str:
+        """What an interruption leaves, in words."""
+        if not self._n_rows:
+            return "no trial had ended yet, nothing was measured"
+        rows = "1 row is" if self._n_rows == 1 else f"{self._n_rows} rows are"
+        return f"{rows} kept in {self._folder}; the same command goes on"
 
 
 def describe_start(event: SearchStarted) -> str:
@@ -89,16 +110,24 @@ def describe_probe(trial: Trial) -> str:
     if trial.status != "ok":
         return f"{name}, {trial.status.replace('_', ' ')}: {describe_plan(trial.plan)}\n      {trial.reason}"
     memory = read_memory_gib(trial)
-    rate = {"samples_per_s": trial.samples_per_s}
+    row = read_row(trial) | {"samples_per_s_ci95": None}
     figures = [
-        *([f"{format_throughput(rate)} samples/s"] if trial.samples_per_s is not None else []),
+        *([f"{mark_busy(format_throughput(row), row)} samples/s"] if trial.samples_per_s is not None else []),
         *([format_gib(memory)] if memory is not None else []),
     ]
     return f"{name}: {', '.join(figures) or 'no figure'} {PROBE_NAMES[trial.kind]}, {describe_plan(trial.plan)}"
 
 
 def describe_rate(trial: Trial) -> str:
-    return format_throughput({"samples_per_s": trial.samples_per_s, "samples_per_s_ci95": trial.samples_per_s_ci95})
+    """Throughput with its interval, and the mark of a busy machine."""
+    row = read_row(trial)
+    return mark_busy(format_throughput(row), row)
+
+
+def read_row(trial: Trial) -> dict[str, Any]:
+    """What the words about a throughput are made from, as the JSON has it."""
+    names = ("status", "samples_per_s", "samples_per_s_ci95", "cpu_pressure_pct")
+    return {name: getattr(trial, name) for name in names}
 
 
 def read_memory_gib(trial: Trial) -> float | None:

@@ -21,9 +21,10 @@ from fulltilt.cli._live import (
     describe_start,
     describe_time_left,
     read_memory_gib,
+    read_row,
 )
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, format_gib
-from fulltilt.report import describe_plan, format_duration
+from fulltilt.report import describe_busy, describe_plan, format_duration
 from fulltilt.tuner.progress import (
     SearchEvent,
     SearchNoted,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 N_ROWS = 10  # trials shown at most
-N_OTHER_LINES = 12  # of a frame, beside its rows: head, running trial, picks, what is left
+N_OTHER_LINES = 13  # of a frame, beside its rows: head, legend, running trial, picks, what is left
 WIDE = 130  # columns from which why a trial was chosen stands beside its plan, not under it
 BAR_WIDTH = 20
 LOUD = ("error", "timeout")  # ends that are also said above the table, where they stay
@@ -121,14 +122,25 @@ class LiveTable:
         """The table as it stands, in the console's width and height."""
         from rich.console import Group
 
-        parts = [self._build_rows()] if self._trials else []
+        shown = self._select_shown()
+        legend = describe_busy(map(read_row, shown))
+        parts = [self._build_rows(shown)] if shown else []
+        parts += [_fit(_build_dim(legend))] if legend else []
         return Group(*parts, self._build_running(), self._build_picks(), self._build_left())
 
-    def _build_rows(self) -> Table:
+    @property
+    def _is_wide(self) -> bool:
+        return self._console.width >= WIDE
+
+    def _select_shown(self) -> tuple[Trial, ...]:
+        """The newest trials that there is room for."""
+        room = (self._console.height - N_OTHER_LINES) // (1 if self._is_wide else 2)
+        return self._trials[-max(1, min(N_ROWS, room)) :]
+
+    def _build_rows(self, trials: tuple[Trial, ...]) -> Table:
         from rich.table import Table
 
-        is_wide, trials = self._console.width >= WIDE, self._trials
-        room = (self._console.height - N_OTHER_LINES) // (1 if is_wide else 2)
+        is_wide = self._is_wide
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
         table.add_column("trial", no_wrap=True)
         table.add_column("samples/s", justify="right", no_wrap=True)
@@ -136,7 +148,7 @@ class LiveTable:
         table.add_column("plan" if is_wide else "plan, and why it was run", no_wrap=True, ratio=3, overflow="ellipsis")
         if is_wide:
             table.add_column("why it was run", no_wrap=True, ratio=2, overflow="ellipsis")
-        for trial in trials[-max(1, min(N_ROWS, room)) :]:
+        for trial in trials:
             memory = read_memory_gib(trial) if trial.status == "ok" else None
             plan, why = _describe_plan(trial), _build_dim(_describe_why(trial))
             cells = [trial.id, _describe_result(trial), "" if memory is None else format_gib(memory)]

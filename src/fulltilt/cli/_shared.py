@@ -21,6 +21,22 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 200  # of output that goes to a file or a pipe, where nothing tells a width
 
 
+class JsonDestination(str):
+    """Where ``--json`` leads: a file, or stdout where it is ``-``. It takes one document a run."""
+
+    is_written = False
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the folder that it names is there."""
+        return self == "-" or Path(self).resolve().parent.is_dir()
+
+    @property
+    def is_file(self) -> bool:
+        """Whether an earlier document lies there."""
+        return self != "-" and Path(self).is_file()
+
+
 def add_config_argument(parser: argparse.ArgumentParser, *, metavar: str = "CONFIG") -> None:
     """The configuration as a positional argument or, as the guides have it, behind ``--config``."""
     parser.add_argument("config", nargs="?", metavar=metavar, help="YAML file, or module:object with a Workload")
@@ -125,7 +141,9 @@ def write_json(destination: str, text: str) -> None:
     if destination == "-":
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
-        return
-    from fulltilt.records.run_folder import write_atomic
+    else:
+        from fulltilt.records.run_folder import write_atomic
 
-    write_atomic(Path(destination), text if text.endswith("\n") else text + "\n")
+        write_atomic(Path(destination), text if text.endswith("\n") else text + "\n")
+    if isinstance(destination, JsonDestination):
+        destination.is_written = True

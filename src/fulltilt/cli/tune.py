@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fulltilt.cli import Terminated
 from fulltilt.cli._shared import (
     add_config_argument,
     add_data_path_argument,
@@ -17,15 +18,15 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
-from fulltilt.errors import TrainingError, UsageError
+from fulltilt.errors import RunFolderError, TrainingError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fulltilt.cli._live import RowCount
     from fulltilt.config import Config
     from fulltilt.tuner import TuneResult
-
-REPORT_FILE, CSV_FILE, RESULT_FILE = "report.html", "trials.csv", "tune.json"
+    from fulltilt.tuner.progress import SearchEvent
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,15 +59,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
-    from fulltilt.cli._live import show_search
+    from fulltilt.cli._live import RowCount
     from fulltilt.config import load_config
-    from fulltilt.tuner import tune
 
     if args.apply:
         load_config(args.apply)  # a file that cannot be written into is said before the search, not after it
     _check_verify(args)
+    count = RowCount()
+    try:
+        return _search(args, config, count)
+    except (KeyboardInterrupt, Terminated) as interruption:
+        interruption.add_note(count.describe_kept())
+        raise
+
+
+def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
+    """Search, verify where that is asked for, and say what was found."""
+    from fulltilt.cli._live import show_search
+    from fulltilt.records.run_folder import hold_folder
+    from fulltilt.tuner import tune
+    from fulltilt.tuner.result import RESULT_FILES, write_result
+
     console = build_console(to_stderr=args.json == "-")
     with show_search(console) as view:
+
+        def tell(event: SearchEvent) -> None:
+            count(event)
+            view(event)
+
         result = tune(
             config,
             batch_sizes=args.batch_sizes,
@@ -79,17 +99,21 @@ def run(args: argparse.Namespace) -> int:
             free_batch=args.free_batch,
             lr_rule=args.lr_rule,
             out=args.out,
-            on_event=view,
+            on_event=tell,
         )
+    folder = Path(result.folder or ".")
     if args.verify:
-        _write_files(result, result.to_document())  # kept, should the trainings be interrupted
-        result = _verify(args, config, result, console)
+        try:
+            with hold_folder(folder):
+                result = _verify(args, config, result, console)
+                write_result(result, folder)
+        except RunFolderError as error:  # another search began there since: its figures and ours would suffer
+            result = _without_verification(result, str(error))
     document = result.to_document()
     print_result(console, document)
-    files = _write_files(result, document)
     if args.json:
         write_json(args.json, result.to_json_text())
-    console.print("files: " + ", ".join(map(str, files)), markup=False)
+    console.print("files: " + ", ".join(str(folder / name) for name in RESULT_FILES), markup=False)
     if args.apply:
         print_applied(console, result, args.apply, config)
         if read_config(args).digest != config.digest:
@@ -155,25 +179,13 @@ def _list_train_words(args: argparse.Namespace, config: Config) -> list[str]:
     return words + (["--device", args.device] if args.device else [])
 
 
-def _write_files(result: TuneResult, document: Mapping[str, Any]) -> list[Path]:
-    """The result, all its rows for a spreadsheet, and the page; next to the search's own files."""
-    from fulltilt.records.run_folder import write_atomic
-    from fulltilt.report import build_trials_csv, build_tune_html
-
-    folder = Path(result.folder or ".")
-    return [
-        write_atomic(folder / RESULT_FILE, result.to_json_text()),
-        write_atomic(folder / CSV_FILE, build_trials_csv(document)),
-        write_atomic(folder / REPORT_FILE, build_tune_html(document)),
-    ]
-
-
 def print_result(console: Console, document: Mapping[str, Any]) -> None:
     """The table, the picks and the notes, for people."""
     from fulltilt.report import (
         PICK_TITLES,
         build_trials_table,
         describe_advice,
+        describe_busy,
         describe_epoch,
         describe_gain,
         describe_learning_rate,
@@ -185,6 +197,9 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
 
     console.print()
     console.print(build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width))
+    legend = describe_busy(document["trials"])
+    if legend:
+        console.print(legend, style="dim", markup=False)
     shown: dict[str, str] = {}
     for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)

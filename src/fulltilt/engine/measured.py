@@ -37,10 +37,9 @@ from fulltilt.measure import (
     measure_steps,
 )
 from fulltilt.measure.utilization import UtilizationMean, find_device_index
-from fulltilt.records import Measurement
+from fulltilt.records import BUSY_PCT, Measurement
 
 SHORT_EPOCH_STEPS = 8
-BUSY_PCT = 50.0  # above this share of the time some task waited for a core: the figures are of a busy machine
 FLOPS_SAMPLES = 8
 
 

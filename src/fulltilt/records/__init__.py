@@ -19,9 +19,10 @@ from fulltilt.records.measurement import PHASES, Measurement, PhasesMs, format_r
 from fulltilt.records.outcome import Evidence, classify_outcome
 from fulltilt.records.plan import Plan
 from fulltilt.records.sizes import format_bytes, format_gib
-from fulltilt.records.trial import PROBES, WHOLE_RUNS, Status, Trial, TrialRequest, WorkloadSource
+from fulltilt.records.trial import BUSY_PCT, PROBES, WHOLE_RUNS, Status, Trial, TrialRequest, WorkloadSource
 
 __all__ = [
+    "BUSY_PCT",
     "PHASES",
     "PROBES",
     "VERSION",

@@ -58,11 +58,8 @@ class RunFolder:
         self.path = Path(path)
         self.set_aside: str | None = None
         self._command = command
-        with _storage_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = _take_lock(self.path)
         try:
-            self._take_lock()
             self.is_resumed = self._claim(fingerprint_parts, command, results, aging)
         except BaseException:
             os.close(self._lock)
@@ -89,20 +86,6 @@ class RunFolder:
 
     def read_lines(self, name: str) -> list[str]:
         return read_lines(self.path / name)
-
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise RunFolderError(
-                f"{self.path} is in use by process {holder}; wait for it, or give another folder with --out"
-            ) from None
-        with _storage_errors(self.path):
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def state_fingerprint(self, parts: Mapping[str, Any]) -> None:
         """Say what the results that will lie here depend on; for a folder that holds none yet."""
@@ -140,6 +123,44 @@ class RunFolder:
             with _storage_errors(self.path):
                 (self.path / old).rename(self.path / names[-1])
         return ", ".join(names)
+
+
+@contextlib.contextmanager
+def hold_folder(path: str | Path) -> Iterator[None]:
+    """Own a folder for a while after its ``RunFolder`` was closed: nobody else starts a run in it meanwhile.
+
+    Raises:
+        RunFolderError: another living process holds it. StorageError: it cannot be written.
+    """
+    lock = _take_lock(Path(path))
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _take_lock(path: Path) -> int:
+    """The descriptor of the lock file, which holds the lock until it is closed."""
+    with _storage_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise RunFolderError(
+                f"{path} is in use by process {holder}; wait for it, or give another folder with --out"
+            ) from None
+        with _storage_errors(path):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 def write_atomic(path: Path, content: str | bytes) -> Path:

@@ -13,6 +13,9 @@ Status = Literal["ok", "out_of_memory", "timeout", "error", "skipped"]
 WHOLE_RUNS = ("end_to_end", "repeat", "baseline")
 """Kinds of trial that run the training step with its loader; only these are picked from."""
 
+BUSY_PCT = 50.0
+"""``cpu_pressure_pct`` above which a row's figures are those of a busy machine."""
+
 PROBES = ("device", "loader", "memory")
 """Kinds that run a part: the step on batches already on the device, the loader alone, one step on fake tensors."""
 

@@ -14,7 +14,15 @@ from fulltilt.report.summary import (
     describe_verification,
     format_duration,
 )
-from fulltilt.report.table import build_trials_table, format_throughput, format_value, read_memory_gib
+from fulltilt.report.table import (
+    build_trials_table,
+    describe_busy,
+    explain_mark,
+    format_throughput,
+    format_value,
+    mark_busy,
+    read_memory_gib,
+)
 from fulltilt.report.trials_csv import build_trials_csv
 
 __all__ = [
@@ -23,6 +31,7 @@ __all__ = [
     "build_trials_table",
     "build_tune_html",
     "describe_advice",
+    "describe_busy",
     "describe_epoch",
     "describe_gain",
     "describe_learning_rate",
@@ -32,8 +41,10 @@ __all__ = [
     "describe_savings",
     "describe_search",
     "describe_verification",
+    "explain_mark",
     "format_duration",
     "format_throughput",
     "format_value",
+    "mark_busy",
     "read_memory_gib",
 ]

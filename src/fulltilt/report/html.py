@@ -29,8 +29,10 @@ from fulltilt.report.table import (
     SHORT_NAMES,
     Row,
     build_columns,
+    describe_busy,
     format_throughput,
     format_value,
+    mark_busy,
     read_memory_gib,
     select_levers,
 )
@@ -171,11 +173,11 @@ def _probes(document: Document) -> str:
     lines = "".join(f"<li>{escape(_describe_probe(probe))}</li>" for probe in probes)
     count = "1 probe" if len(probes) == 1 else f"{len(probes)} probes"
     summary = f"{count} of parts of the step: what whole runs were chosen by, never picked themselves"
-    return f"<details><summary>{escape(summary)}</summary><ul>{lines}</ul></details>"
+    return f"<details><summary>{escape(summary)}</summary><ul>{lines}</ul>{_legend(probes)}</details>"
 
 
 def _describe_probe(probe: Row) -> str:
-    figure = f"{format_throughput(probe)} samples/s" if probe.get("samples_per_s") else ""
+    figure = f"{mark_busy(format_throughput(probe), probe)} samples/s" if probe.get("samples_per_s") else ""
     memory = probe.get("memory_allocated_peak_gib") if probe["kind"] == "memory" else read_memory_gib(probe)
     size = "" if memory is None else f"{format_gib(memory)}{' estimated' if probe['kind'] == 'memory' else ''}"
     end = probe["status"] if probe["status"] == "ok" else f"{probe['status']}: {probe.get('reason')}"
@@ -261,4 +263,10 @@ def _table(rows: Sequence[Row], document: Document) -> str:
         marks = [f' title="{tip}"' if tip else "" for tip in tips]
         tds = "".join(f"<td{mark}>{cell}</td>" for mark, cell in zip(marks, cells, strict=True))
         body.append(f'<tr class="{kind}">{tds}</tr>')
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    drawn = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    return _legend(rows) + drawn
+
+
+def _legend(rows: Sequence[Row]) -> str:
+    said = describe_busy(rows)
+    return f'<p class="note">{escape(said)}</p>' if said else ""

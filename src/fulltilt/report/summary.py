@@ -8,7 +8,7 @@ from typing import Any
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records import format_gib, format_rate
-from fulltilt.report.table import TELLING_PCT, format_throughput, format_value, read_memory_gib
+from fulltilt.report.table import TELLING_PCT, format_throughput, format_value, is_busy, read_memory_gib
 
 Document = Mapping[str, Any]  # the JSON contract of `fulltilt tune`
 
@@ -19,6 +19,7 @@ PICK_TITLES = {
     "memory": "Least memory at an acceptable speed",
 }
 TIE_PCT = 2.0  # differences below it are none
+REPEAT_WHEN_QUIET = "repeat the search on a quiet machine"
 SAID_IN_SHORT = ("not in the space", "failed")  # of the levers: not what the search had before it and passed over
 
 
@@ -117,6 +118,40 @@ def describe_gain(document: Document) -> str | None:
 
 def describe_savings(document: Document) -> list[str]:
     """Time of the user's own run before and after, and when the search has paid for itself."""
+    lines = _describe_verdict(document)
+    busy = _describe_busy_runs(document)
+    if not lines or busy is None:
+        return lines
+    remedy = "" if REPEAT_WHEN_QUIET in lines[0] else f": {REPEAT_WHEN_QUIET}"
+    return [f"{lines[0]}; {busy}{remedy}", *lines[1:]]
+
+
+def _describe_busy_runs(document: Document) -> str | None:
+    """Which of the runs that the verdict rests on are of a busy machine; None where none is."""
+    savings = document.get("savings") or {}
+    pick, baseline = document["picks"].get("recommended"), document.get("baseline")
+    if not savings.get("n_pairs") or not pick or not baseline or not pick.get("comparison"):
+        return None
+    rows = [*document["trials"], *document.get("repeats", ()), baseline]
+    runs = {
+        row["id"]: row
+        for row in rows
+        if row["status"] == "ok"
+        and row.get("comparison") == pick["comparison"]
+        and row["plan"] in (pick["plan"], baseline["plan"])
+    }
+    busy = [id for id, row in runs.items() if is_busy(row)]
+    if not busy:
+        return None
+    named = ", ".join(sorted(busy, key=lambda id: (len(id), id)))
+    if len(busy) == len(runs):
+        return f"all {len(runs)} runs compared are a busy machine's ({named})"
+    return (
+        f"of the {len(runs)} runs compared, {len(busy)} {'is' if len(busy) == 1 else 'are'} a busy machine's ({named})"
+    )
+
+
+def _describe_verdict(document: Document) -> list[str]:
     savings = document.get("savings")
     if not savings:
         reason = (document.get("null_reasons") or {}).get("savings")
@@ -127,7 +162,7 @@ def describe_savings(document: Document) -> list[str]:
     if savings["verdict"] == "no gain" and high - low > 2 * TELLING_PCT:
         return [
             "too noisy to tell the recommended plan from the settings as they were: runs of one plan differ as much as "
-            f"the two do ({savings['n_pairs']} pairs of runs side by side); repeat the search on a quiet machine"
+            f"the two do ({savings['n_pairs']} pairs of runs side by side); {REPEAT_WHEN_QUIET}"
         ]
     gain = f"{savings['gain_pct']:.1f} % ({low:.1f} to {high:.1f} %; {savings['n_pairs']} pairs of runs side by side)"
     if savings["verdict"] == "no gain":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fulltilt.levers import load_catalogue
-from fulltilt.records import format_rate
+from fulltilt.records import BUSY_PCT, format_rate
 
 Row = Mapping[str, Any]  # a trial as the JSON contract has it
 
@@ -23,6 +23,7 @@ SHORT_NAMES = {
     "cudnn_benchmark": "cudnn b.",
     "activation_checkpointing": "act. ckpt",
 }
+BUSY_MARK = "*"
 WIDE = 140  # columns of a terminal that shows every phase
 _ALWAYS_SHOWN = ("batch_size", "num_workers", "precision")
 _STATUS = {"ok": "ok", "out_of_memory": "OOM", "timeout": "timeout", "error": "error", "skipped": "skipped"}
@@ -68,7 +69,9 @@ def build_columns(rows: Sequence[Row], *, is_narrow: bool = False) -> list[Colum
             continue
         if any((row.get("phases_ms") or {}).get(phase) is not None for row in rows):
             columns.append(Column(title=title, cell=lambda row, p=phase: _ms((row.get("phases_ms") or {}).get(p))))
-    columns.append(Column(title="samples/s", cell=format_throughput))
+    columns.append(
+        Column(title="samples/s", cell=lambda row: mark_busy(format_throughput(row), row), tip=describe_pressure)
+    )
     if any(row.get("gpu_utilization_pct") is not None for row in rows):
         columns.append(Column(title="GPU %", cell=lambda row: _fixed(row.get("gpu_utilization_pct"), 0)))
     columns.append(Column(title="memory GiB", cell=lambda row: _gib(read_memory_gib(row)), tip=describe_fullest_part))
@@ -101,6 +104,38 @@ def format_throughput(row: Row) -> str:
         return text
     half_pct = 100 * (interval[1] - interval[0]) / 2 / value
     return f"{text} ± {half_pct:.1f} %" if half_pct <= TELLING_PCT else f"{text} ± more than {TELLING_PCT:.0f} %"
+
+
+def is_busy(row: Row) -> bool:
+    """Whether a row was measured while something else, or its own data workers, kept tasks waiting for a core."""
+    return row["status"] == "ok" and (row.get("cpu_pressure_pct") or 0.0) > BUSY_PCT
+
+
+def mark_busy(figure: str, row: Row) -> str:
+    """``1,234 ± 2.8 % *`` in a row of a busy machine; ``describe_busy`` says what the mark means."""
+    return f"{figure} {BUSY_MARK}" if figure and is_busy(row) else figure
+
+
+def describe_busy(rows: Iterable[Row]) -> str | None:
+    """The legend of the mark; None where no row has it."""
+    n_busy = sum(map(is_busy, rows))
+    if not n_busy:
+        return None
+    return (
+        f"{BUSY_MARK} a busy machine's figure ({'1 row' if n_busy == 1 else f'{n_busy} rows'}): some task waited for a "
+        f"core more than {BUSY_PCT:.0f} % of the time, behind other programs or the row's own data workers"
+    )
+
+
+def explain_mark(row: Row) -> str | None:
+    """The mark explained beside the one row that has it."""
+    return f"{BUSY_MARK} {describe_pressure(row)}" if is_busy(row) else None
+
+
+def describe_pressure(row: Row) -> str:
+    """How long tasks waited for a core while the row was measured; empty where that was not read."""
+    pressure_pct = row.get("cpu_pressure_pct")
+    return "" if pressure_pct is None else f"some task waited for a core {pressure_pct:.0f} % of the time"
 
 
 def format_value(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fulltilt.levers import load_catalogue
 from fulltilt.report.summary import PICK_TITLES, Document
+from fulltilt.report.table import is_busy
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other", "step")
 FIGURES = (
@@ -58,6 +59,8 @@ def _build_line(row: Mapping[str, Any], picks: list[str]) -> dict[str, Any]:
         "samples_per_s_low": interval[0],
         "samples_per_s_high": interval[1],
         **{name: row.get(name) for name in FIGURES[1:]},
+        "busy_machine": "yes" if is_busy(row) else "",
+        "notes": "; ".join(row.get("notes") or ()),
         "why": row.get("why"),
         "reason": row.get("reason"),
     }

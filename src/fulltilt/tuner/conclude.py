@@ -17,7 +17,7 @@ from fulltilt.tuner.picks import Picks
 from fulltilt.tuner.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds
 from fulltilt.tuner.session import END_TO_END, Session
 from fulltilt.tuner.source import TuneTarget
-from fulltilt.tuner.space import COUNTABLE, Space
+from fulltilt.tuner.space import Space
 from fulltilt.tuner.target import ProbeResult
 from fulltilt.tuner.undecided import INDIFFERENCE_PCT
 
@@ -129,9 +129,7 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
     if session.is_budget_spent:
         ran = {row.plan for row in session.rows if row.kind == END_TO_END and row.status != "skipped"}
         ran = {plan for plan in ran if space.holds(plan)}
-        about = "" if space.n_combinations <= COUNTABLE else "up to "
-        n_untried = f"{about}{max(0, space.size - len(ran))}"
-        left = f"{n_untried} plans of the grid were not run"
+        left = f"{max(0, space.size - len(ran))} plans of the grid were not run"
         if summary.strategy != "exhaustive":
             left += ", of which it would have chosen a few, or runs that were to be repeated"
         notes.append(f"the budget ended the search: {left}; the same command goes on from these rows")

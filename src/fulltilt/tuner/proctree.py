@@ -26,6 +26,18 @@ class ProcessEntry:
     is_zombie: bool
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a process has done since it started; of two readings the later one differs where it did something.
+
+    Attributes:
+        read_bytes: By calls, out of the page cache too, or from the disk (mapped files), whichever is more.
+    """
+
+    cpu_s: float
+    read_bytes: int
+
+
 def set_death_signal(number: int) -> None:
     """Have the kernel send ``number`` to this process when the thread that created it ends."""
     _prctl(PR_SET_PDEATHSIG, number)
@@ -45,6 +57,18 @@ def read_processes(proc: Path = Path("/proc")) -> list[ProcessEntry]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 found.append(_parse_stat(int(name), (proc / name / "stat").read_text(errors="replace")))
     return found
+
+
+def read_work(pid: int, proc: Path = Path("/proc")) -> Work | None:
+    """CPU time and bytes read by one process, its children left out; None where they cannot be read."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+        user, system = text[text.rindex(")") + 2 :].split()[11:13]
+        counts = dict(line.split(": ") for line in (proc / str(pid) / "io").read_text().splitlines())
+        read_bytes = max(int(counts["rchar"]), int(counts["read_bytes"]))
+    except (OSError, ValueError, KeyError):
+        return None
+    return Work(cpu_s=(int(user) + int(system)) / os.sysconf("SC_CLK_TCK"), read_bytes=read_bytes)
 
 
 def find_descendants(root: int, entries: list[ProcessEntry] | None = None) -> list[int]:

@@ -129,14 +129,14 @@ def pick(
 
 
 def describe_failures(rows: Sequence[Trial]) -> str:
-    """``no plan can run: 3 out_of_memory, 1 error; first error: …; …``. Values that were skipped are named last."""
+    """``no plan can run: 3 out_of_memory, 1 error. error, t1: …``. Values that were skipped are named last."""
     counts: dict[str, list[Trial]] = {}
     for row in sorted(rows, key=lambda row: row.status == "skipped"):
         counts.setdefault(row.status, []).append(row)
     if not counts:
         return "no plan can run: the search ran no trial; give it a larger --budget"
     parts = ", ".join(f"{len(found)} {status}" for status, found in counts.items())
-    reasons = "; ".join(f"{status}, {found[0].id}: {found[0].reason}" for status, found in counts.items())
+    reasons = ". ".join(f"{status}, {found[0].id}: {found[0].reason}" for status, found in counts.items())
     remedy = ""
     if "out_of_memory" in counts:
         remedy = "; try smaller batch sizes, or a larger --memory-limit"

@@ -7,9 +7,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from fulltilt.records import VERSION, Machine, Plan, Trial, decode, encode
+from fulltilt.records.run_folder import write_atomic
+from fulltilt.report import build_trials_csv, build_tune_html
 from fulltilt.stats import compute_interval
 from fulltilt.tuner.advice import Advice
 from fulltilt.tuner.hints import Hint
@@ -17,6 +20,9 @@ from fulltilt.tuner.picks import Picks
 from fulltilt.tuner.quality import Verification
 from fulltilt.tuner.recommend import LearningRate, find_confirmed
 from fulltilt.tuner.savings import Savings
+
+RESULT_FILE, CSV_FILE, PAGE_FILE = "tune.json", "trials.csv", "report.html"
+RESULT_FILES = (RESULT_FILE, CSV_FILE, PAGE_FILE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +112,20 @@ class TuneResult:
             ValueError: a key is missing or has another type; names it.
         """
         return decode(cls, document)
+
+
+def write_result(result: TuneResult, folder: Path) -> list[Path]:
+    """The result, all its rows for a spreadsheet, and the page. For who holds the folder's lock.
+
+    Raises:
+        StorageError: no space left.
+    """
+    document = result.to_document()
+    return [
+        write_atomic(folder / RESULT_FILE, result.to_json_text()),
+        write_atomic(folder / CSV_FILE, build_trials_csv(document)),
+        write_atomic(folder / PAGE_FILE, build_tune_html(document)),
+    ]
 
 
 def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[Trial] = ()) -> EpochSeconds:

@@ -1,4 +1,8 @@
-"""A target that answers from a function instead of a process: for tests of strategies."""
+"""A target that answers from a function instead of a process: for tests of strategies.
+
+It lies beside the one that runs processes, as every fake lies beside what it stands in for (``FakeNvml``,
+``FakeClock``): one contract suite holds both, and a ``Target`` changes in one place.
+"""
 
 from __future__ import annotations
 

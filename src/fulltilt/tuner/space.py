@@ -21,7 +21,7 @@ from fulltilt.records import Plan
 SMALLEST_SHARE = 16  # of the effective batch: micro-batches below it pay the cost of a step too often
 N_DIVISORS = 6  # batch sizes tried while the effective batch stays
 N_DOUBLINGS = 6  # batch sizes above the user's when the effective batch is free
-COUNTABLE = 5_000  # combinations up to which every plan of a grid is looked at
+COUNTABLE = 5_000  # combinations up to which every plan of a grid is made
 COUPLED = "batch_size"
 
 
@@ -69,10 +69,10 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Plans of the grid; of a large one the combinations, without folding together those that come to the same."""
-        if not self.axes:
-            return 0
-        return len(self.grid()) if self.n_combinations <= COUNTABLE else self.n_combinations
+        """Plans of the grid, those that come to the same counted once."""
+        from fulltilt.tuner.grid_size import count_plans  # which counts in terms of a Space
+
+        return count_plans(self)
 
     @property
     def n_combinations(self) -> int:

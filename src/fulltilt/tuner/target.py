@@ -24,7 +24,7 @@ from fulltilt.records import (
 )
 from fulltilt.tuner.process import OnProgress, ProcessOutcome, Zygote, run_trial_process
 from fulltilt.tuner.rows import build_row, build_trial
-from fulltilt.tuner.zygote_client import START_LIMIT_S
+from fulltilt.tuner.zygote_client import ANSWER_LIMIT_S, START_LIMIT_S
 
 BUDGET_GONE = "the budget was gone before the first run; give a larger --budget"
 MIN_ANSWER_S = 0.1  # a deadline that has passed already is still one
@@ -170,7 +170,8 @@ class ProcessTarget:
         report = self._on_progress
         on_progress: OnProgress | None = None if report is None else lambda values: report(request.id, values)
         log_path = self._folder / "logs" / f"{request.id}.log"
-        self._zygote.answer_limit_s = self._compute_limit_s(START_LIMIT_S)
+        self._zygote.start_limit_s = self._compute_limit_s(START_LIMIT_S)
+        self._zygote.answer_limit_s = self._compute_limit_s(ANSWER_LIMIT_S)
         self._zygote.start()  # before the trial's own time begins
         request = dataclasses.replace(request, deadline_s=self._compute_limit_s(request.deadline_s))
         return run_trial_process(request, zygote=self._zygote, log_path=log_path, kind=kind, on_progress=on_progress)

@@ -27,7 +27,7 @@ from fulltilt.tuner.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib, note_ranks
 from fulltilt.tuner.progress import OnEvent, PickMade, SearchNoted, SearchStarted, TrialProgressed
 from fulltilt.tuner.recommend import LearningRateRule
-from fulltilt.tuner.result import TuneResult
+from fulltilt.tuner.result import RESULT_FILE, RESULT_FILES, TuneResult, write_result
 from fulltilt.tuner.session import END_TO_END, RESERVE_SHARE, Session
 from fulltilt.tuner.source import TuneTarget, resolve_target
 from fulltilt.tuner.space import Space, build_space
@@ -38,8 +38,6 @@ from fulltilt.tuner.verify import VERIFY_FOLDER
 if TYPE_CHECKING:
     from fulltilt.tasks import Workload
 
-RESULT_FILE = "tune.json"
-PAGES = ("report.html", "trials.csv")  # written by the command line beside it
 CODE, DATA = "code of the workload", "files of the data"
 """Parts of the fingerprint that change while the command stays the same: rows of before then say nothing."""
 ROOFS_S = 8.0  # what measuring the roofs takes: 2.5 s, and the start of a process on a slow machine
@@ -108,7 +106,7 @@ def tune(
     machine = read_machine()
     path = Path(out) if out is not None else Path("runs") / "tune" / aim.name
     parts = _list_fingerprint_parts(aim, options, machine)
-    results = [JOURNAL_FILE, VERIFY_FOLDER, RESULT_FILE, *PAGES]
+    results = [JOURNAL_FILE, VERIFY_FOLDER, *RESULT_FILES]
     with RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA)) as folder:
         notes = note_ranks(options)
         notes += () if folder.set_aside is None else (folder.set_aside,)
@@ -169,7 +167,7 @@ def _run(
         chosen = getattr(result.picks, name)
         if chosen is not None:
             tell(PickMade(name=name, trial=chosen.trial, rule=chosen.rule))
-    folder.write_atomic(RESULT_FILE, result.to_json_text())
+    write_result(result, folder.path)
     return result
 
 

@@ -11,7 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -19,7 +20,10 @@ from fulltilt.errors import StorageError, TrainingError
 from fulltilt.tuner import proctree
 from fulltilt.tuner.trial import DEFAULT_BODY
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 600.0  # of a start that goes on: the first import of torch from a slow disk takes minutes
+STILL_LIMIT_S = 120.0  # of a start in which nothing is computed or read any more
+START_LOOK_S = 1.0  # between two looks at what it does
+ANSWER_LIMIT_S = 120.0  # of a fork
 EXIT_PATIENCE_S = 15.0
 MARK_VARIABLE = "FULLTILT_ZYGOTE"  # tells what came from one zygote, also when it is gone
 
@@ -40,7 +44,8 @@ class Zygote:
     def __init__(self, log_path: Path, *, body: str = DEFAULT_BODY, preload: tuple[str, ...] | None = None):
         self.log_path = log_path
         self.body = body
-        self.answer_limit_s = START_LIMIT_S  # how long its start, and each fork, may take
+        self.start_limit_s = START_LIMIT_S  # how long its start may take while it is at work
+        self.answer_limit_s = ANSWER_LIMIT_S  # how long each fork may take
         self._preload = preload
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -74,19 +79,20 @@ class Zygote:
                 stderr=log,
                 env={**os.environ, MARK_VARIABLE: self._mark},
             )
+        pid = self._process.pid
         try:
-            ready = self.receive(self.answer_limit_s)
+            ready = wait_for_start(
+                self.receive, lambda: proctree.read_work(pid), limit_s=self.start_limit_s, still_limit_s=STILL_LIMIT_S
+            )
         except ZygoteDiedError as error:
             raise TrainingError(f"trial processes cannot start: {error}; see {self.log_path}") from None
-        if ready is None or ready.get("say") != "ready":
-            said = (
-                f"{ready['exception_type']}: {ready['message']}"
-                if ready
-                else f"no answer in {self.answer_limit_s:.0f} s"
-            )
-            if ready is None:
-                self._process.kill()  # it still imports and holds nothing yet: waiting for its end only takes longer
+        except TimeoutError as error:
+            self._process.kill()  # it still imports and holds nothing yet: waiting for its end only takes longer
             self.close()
+            raise TrainingError(f"trial processes cannot start: {error} (log: {self.log_path})") from None
+        if ready.get("say") != "ready":
+            self.close()
+            said = f"{ready['exception_type']}: {ready['message']}"
             raise TrainingError(f"trial processes cannot start: {said}; see {self.log_path}")
 
     def _arguments(self) -> list[str]:
@@ -143,6 +149,50 @@ class Zygote:
             return "it closed its socket"
         how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"the process that trials start from {how}"
+
+
+def wait_for_start(
+    receive: Callable[[float], dict[str, Any] | None],
+    read_work: Callable[[], proctree.Work | None],
+    *,
+    limit_s: float,
+    still_limit_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """The first message of a process that starts. One that is slow but at work is waited for, one that hangs is not.
+
+    Args:
+        receive: The message that came within so many seconds, or None.
+        read_work: What the process has done so far; None where that cannot be seen, and it then counts as at work.
+        limit_s: How long it may take at all.
+        still_limit_s: How long it may go without any work.
+
+    Raises:
+        TimeoutError: it took too long; says what was seen of it.
+    """
+    start_s = moved_s = clock()
+    work = read_work()
+    while True:
+        now_s = clock()
+        left_s = min(start_s + limit_s, moved_s + still_limit_s) - now_s
+        if left_s <= 0:
+            raise TimeoutError(_describe_late_start(now_s - start_s, now_s - moved_s, work, still_limit_s))
+        message = receive(min(START_LOOK_S, left_s))
+        if message is not None:
+            return message
+        seen = read_work()
+        if seen is None or seen != work:
+            work, moved_s = seen, clock()
+
+
+def _describe_late_start(waited_s: float, still_s: float, work: proctree.Work | None, still_limit_s: float) -> str:
+    said = f"no answer in {waited_s:.0f} s"
+    if work is None:
+        return f"{said}, and what the process does cannot be read from /proc"
+    done = f"{work.cpu_s:.1f} s of CPU time, {work.read_bytes / 2**20:.0f} MiB read"
+    if still_s >= still_limit_s:
+        return f"{said}, and it hangs: nothing computed or read for {still_s:.0f} s, after {done}"
+    return f"{said}, though it is at work ({done}): a slow disk is faster the second time, run the same command again"
 
 
 def _bootstrap() -> str:

@@ -88,3 +88,12 @@ def test_rows_found_in_the_folder_are_counted_and_not_shown_again():
     assert "grid of 4; runs/tune/a, 2 rows found there" in said
     assert "a note" in said
     assert "1,234" not in said
+
+
+@pytest.mark.parametrize("kind", ["end_to_end", "device"])
+def test_a_row_of_a_busy_machine_is_marked_and_the_mark_explained(kind):
+    busy = dataclasses.replace(make_trial(kind=kind), cpu_pressure_pct=83.0)
+    said = show(done(busy))
+    assert "% * samples/s" in said or "1,234 * samples/s" in said
+    assert "· * some task waited for a core 83 % of the time" in said
+    assert "*" not in show(done(make_trial(kind=kind)))

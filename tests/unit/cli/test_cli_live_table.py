@@ -208,3 +208,13 @@ def test_a_dumb_terminal_gets_lines(monkeypatch):
     said = console.file.getvalue()
     assert "3 of about 12" in said
     assert HIDE_CURSOR not in said
+
+
+def test_a_row_of_a_busy_machine_is_marked_and_the_mark_explained():
+    busy = dataclasses.replace(make_trial("t3"), cpu_pressure_pct=83.0)
+    lines, _ = draw(STARTED, done(make_trial("t2")), done(busy))
+    assert "1,234 ± 1.0 % *" in next(line for line in lines if line.startswith("t3"))
+    assert "*" not in next(line for line in lines if line.startswith("t2"))
+    assert any(line.startswith("* a busy machine's figure (1 row): some task waited for a core") for line in lines)
+    lines, _ = draw(STARTED, done(make_trial("t2")))
+    assert not any("busy" in line for line in lines)

@@ -1,11 +1,21 @@
+import dataclasses
 import json
 import subprocess
 import sys
 
 import pytest
 
-from fulltilt.cli import COMMANDS, build_parser, parse_arguments, run_command
-from fulltilt.levers import load_catalogue
+from fulltilt.cli import COMMANDS, Terminated, build_parser, parse_arguments, run_command
+from fulltilt.cli._shared import write_json
+from fulltilt.errors import FulltiltError, NoPlanError
+from fulltilt.levers import default_plan, load_catalogue
+from fulltilt.tuner import SearchStarted, TrialDone
+from fulltilt.tuner.simulated import Answer, SimulatedTarget
+
+STARTED = SearchStarted(strategy="s", grid_size=4, n_planned=4, n_resumed=0, device="cpu", folder="runs/tune/a")
+TRIAL = SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))(default_plan(), id="t1", why="")
+DONE = TrialDone(trial=TRIAL, n_done=1, n_planned=4, seconds_left=None)
+RESUMED = dataclasses.replace(DONE, is_resumed=True)
 
 
 def test_help_names_every_command(capsys):
@@ -180,3 +190,110 @@ def test_a_terminal_that_closes_ends_a_command_like_sigterm():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (143, "fulltilt levers: terminated\n")
+
+
+def read_error(text):
+    document = json.loads(text)
+    assert document.pop("version") == 1
+    return document
+
+
+@pytest.mark.parametrize("command", ["check", "tune", "train"])
+def test_an_error_is_one_document_where_json_leads(command, capsys):
+    """Nothing was written then, and what read it failed on that instead of on the error."""
+    assert run_command([command, "nofile.yaml", "--json", "-"]) == 2
+    said = capsys.readouterr()
+    error = read_error(said.out)
+    assert (error["command"], error["rc"]) == (command, 2)
+    assert error["error"] in said.err
+    assert "nofile.yaml: no such file" in error["error"]
+
+
+def test_an_error_says_its_remedy_apart(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr("fulltilt.tuner.tune", _end_without_a_plan)
+    destination = tmp_path / "result.json"
+    assert run_command(["tune", str(tmp_path / "a.yaml"), "--json", str(destination)]) == 3
+    assert capsys.readouterr().out == ""
+    assert read_error(destination.read_text()) == {
+        "command": "tune", "error": "no plan was run: too little time; give a larger --budget",
+        "remedy": "give a larger --budget", "rc": 3,
+    }  # fmt: skip
+
+
+def _end_without_a_plan(*args, **options):
+    raise NoPlanError("no plan was run: too little time; give a larger --budget")
+
+
+def test_wrong_flags_are_a_document_too(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command(["levers", "--json", "-", "--colour=3"])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert read_error(said.out) | {"error": ""} == {"command": "levers", "error": "", "remedy": None, "rc": 2}
+    assert "unrecognized arguments: --colour=3" in said.err
+
+
+def test_wrong_usage_leaves_the_result_of_an_earlier_run(tmp_path, capsys):
+    result = tmp_path / "result.json"
+    assert run_command(["tune", "nofile.yaml", "--json", str(result)]) == 2
+    assert read_error(result.read_text())["rc"] == 2
+    result.write_text("{}")
+    assert run_command(["tune", "nofile.yaml", "--json", str(result)]) == 2
+    with pytest.raises(SystemExit):
+        run_command(["tune", "a.yaml", "--json", str(result), "--colour=3"])
+    assert result.read_text() == "{}"
+
+
+def test_an_error_of_the_users_code_is_a_document_too(capsys, monkeypatch):
+    def fail(args):
+        raise ValueError("my shape is wrong")
+
+    monkeypatch.setattr("fulltilt.cli.levers.run", fail)
+    assert run_command(["levers", "--json", "-"]) == 1
+    assert read_error(capsys.readouterr().out)["error"] == "ValueError: my shape is wrong"
+
+
+def test_a_result_that_was_written_is_not_followed_by_an_error(capsys, monkeypatch):
+    """The table after it may fail: a second document would make the first one unreadable."""
+
+    def fail(args):
+        write_json(args.json, "{}")
+        raise FulltiltError("the rest failed")
+
+    monkeypatch.setattr("fulltilt.cli.levers.run", fail)
+    assert run_command(["levers", "--json", "-"]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("{}\n", "fulltilt levers: the rest failed\n")
+
+
+@pytest.mark.parametrize(
+    ("raised", "how", "code"), [(KeyboardInterrupt, "interrupted", 130), (Terminated, "terminated", 143)]
+)
+@pytest.mark.parametrize(
+    ("events", "kept"),
+    [
+        ((), "no trial had ended yet, nothing was measured"),
+        ((STARTED,), "no trial had ended yet, nothing was measured"),
+        ((STARTED, DONE), "1 row is kept in runs/tune/a; the same command goes on"),
+        (
+            (dataclasses.replace(STARTED, n_resumed=2), RESUMED, RESUMED, DONE),
+            "3 rows are kept in runs/tune/a; the same command goes on",
+        ),
+    ],
+)
+def test_an_interrupted_search_says_what_it_keeps(raised, how, code, events, kept, tmp_path, capsys, monkeypatch):
+    """``what was measured is kept`` was said before there was a folder."""
+
+    def search(*args, on_event, **options):
+        for event in events:
+            on_event(event)
+        raise raised
+
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr("fulltilt.tuner.tune", search)
+    assert run_command(["tune", str(tmp_path / "a.yaml"), "--json", "-"]) == code
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == f"fulltilt tune: {how}: {kept}"
+    error = read_error(said.out)
+    assert (error["rc"], error["remedy"]) == (code, "the same command goes on" if DONE in events else None)

@@ -1,8 +1,11 @@
 """What ``fulltilt tune`` prints and refuses, without a search."""
 
 import argparse
+import dataclasses
 import io
+import json
 import types
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,7 +14,9 @@ from fulltilt.cli import build_parser, run_command, tune
 from fulltilt.cli._shared import build_console
 from fulltilt.cli.tune import _list_train_words, print_result
 from fulltilt.config import load_config, plan_of
+from fulltilt.errors import RunFolderError
 from fulltilt.levers import default_plan
+from fulltilt.records.run_folder import RunFolder, hold_folder
 from fulltilt.tuner.recommend import LearningRate
 
 
@@ -55,6 +60,15 @@ def test_savings_verdict_and_advice_are_printed():
     assert "· no gain: the settings as they were are the recommended ones" in said
     assert "· learns as well: yes" in said
     assert "What would make it faster still\n· [80 %] of the step\n· MFU and roof: not known, not measured" in said
+
+
+def test_the_mark_of_a_busy_machine_is_explained_under_the_table():
+    document = make_document()
+    assert "busy" not in print_to_text(document)
+    document["trials"][1]["cpu_pressure_pct"] = 83.0
+    said = print_to_text(document)
+    assert "95 ± 1.1 % *" in said.replace("95.0", "95")
+    assert "* a busy machine's figure (1 row)" in said
 
 
 @pytest.mark.parametrize(
@@ -101,3 +115,49 @@ def test_verification_trains_what_the_search_was_about(tmp_path, monkeypatch):
     parsed = build_parser("train").parse_args(["train", *_list_train_words(args, load_config("a.yaml"))])
     assert isinstance(parsed, argparse.Namespace)
     assert (parsed.config, parsed.overrides, parsed.data_path) == ("a.yaml", ["optim.lr=0.5"], "x")
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeResult:
+    folder: str
+    notes: tuple[str, ...] = ()
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def to_document(self):
+        return make_document(notes=list(self.notes))
+
+    def to_json_text(self):
+        return json.dumps(self.to_document())
+
+
+@pytest.fixture
+def searched(tmp_path, monkeypatch):
+    """A search that is over, in ``runs``, and the words that verify it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr("fulltilt.tuner.tune", lambda *args, **options: FakeResult("runs"))
+    return ["tune", "a.yaml", "--verify"]
+
+
+def test_the_folder_is_held_while_both_plans_are_trained_and_the_verdict_written(searched, monkeypatch):
+    """Two searches into one folder wrote their files over each other's."""
+
+    def verify(args, config, result, console):
+        with pytest.raises(RunFolderError, match="in use"):
+            RunFolder("runs", fingerprint_parts={}, command="tune", results=[])
+        return dataclasses.replace(result, notes=("a verdict",))
+
+    monkeypatch.setattr(tune, "_verify", verify)
+    assert run_command(searched) == 0
+    assert {path.name for path in Path("runs").iterdir()} == {".lock", "tune.json", "trials.csv", "report.html"}
+    assert "a verdict" in Path("runs/tune.json").read_text()
+    with hold_folder("runs"):
+        pass
+
+
+def test_a_folder_that_another_search_took_is_left_to_it(searched, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "_verify", lambda *args: pytest.fail("the other search runs"))
+    with hold_folder("runs"):
+        assert run_command(searched) == 0
+    assert "--verify came to no verdict: runs is in use by process" in capsys.readouterr().out
+    assert not Path("runs/tune.json").exists()

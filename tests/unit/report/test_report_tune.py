@@ -14,6 +14,7 @@ from fulltilt.report import (
     build_trials_table,
     build_tune_html,
     describe_advice,
+    describe_busy,
     describe_gain,
     describe_pick,
     describe_savings,
@@ -220,6 +221,74 @@ def test_what_is_no_gain_is_not_called_one(changes, words):
     assert words in lines[0]
     if changes["verdict"] != "slower":
         assert describe_gain(document | {"baseline": ROWS[0]}) is None
+
+
+BUSY = {"cpu_pressure_pct": 83.0}
+
+
+def with_runs(*busy, **changes):
+    """A document whose comparison rests on t1, t2 and their repeats t4, t5; those named ran on a busy machine."""
+    side = {"comparison": "abc"}
+    rows = [ROWS[0] | side, ROWS[1] | side, ROWS[2]]
+    repeats = [ROWS[0] | side | {"id": "t4"}, ROWS[1] | side | {"id": "t5"}, ROWS[1] | BUSY | {"id": "t6"}]
+
+    def mark(row):
+        return row | BUSY if row["id"] in busy else row
+
+    pick = PICK | side
+    return with_savings(**changes) | {
+        "trials": [mark(row) for row in rows],
+        "repeats": [mark(row) for row in repeats],
+        "baseline": mark(rows[0]),
+        "picks": {"recommended": pick, "throughput": pick, "efficiency": None},
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verdict": "no gain", "gain_pct": 0.2, "gain_ci95_pct": [-0.9, 1.3]},
+        {"verdict": "no gain", "gain_pct": 30.0, "gain_ci95_pct": [-9.0, 90.0]},
+        {"verdict": "slower", "gain_pct": -8.0, "gain_ci95_pct": [-9.0, -7.0], "payback_s": None},
+        {},
+    ],
+)
+def test_a_verdict_that_rests_on_a_busy_machine_says_on_which_rows(changes):
+    """``no gain`` was said of rows with ``this is a busy machine's figure`` among their notes, and nothing of that."""
+    line = describe_savings(with_runs("t1", "t5", **changes))[0]
+    assert "; of the 4 runs compared, 2 are a busy machine's (t1, t5)" in line
+    assert line.count("repeat the search on a quiet machine") == 1
+    assert "; all 4 runs compared are a busy machine's (t1, t2, t4, t5)" in " ".join(
+        describe_savings(with_runs("t1", "t2", "t4", "t5", **changes))
+    )
+    assert "busy" not in " ".join(describe_savings(with_runs(**changes)))  # t6 is busy, but not compared
+
+
+def test_a_row_of_a_busy_machine_is_marked_with_a_legend_wherever_rows_are_shown():
+    document = DOCUMENT | {"trials": [ROWS[0] | BUSY | {"notes": ["a", "b"]}, *ROWS[1:]], "probes": []}
+    table = build_trials_table(document["trials"])
+    rates = next(list(column.cells) for column in table.columns if column.header == "samples/s")
+    assert [cell.plain for cell in rates] == ["1,000 ± 2.0 % *", "1,500 ± 2.0 %", ""]
+    page = Page(build_tune_html(document))
+    assert "1,000 ± 2.0 % *" in page.cells
+    assert "1,500 ± 2.0 %" in page.cells
+    legend = describe_busy(document["trials"])
+    assert legend is not None
+    assert legend.startswith(
+        "* a busy machine's figure (1 row): some task waited for a core more than 50 % of the time"
+    )
+    assert legend in page.text
+    lines = list(csv.DictReader(io.StringIO(build_trials_csv(document))))
+    assert [line["busy_machine"] for line in lines] == ["yes", "", ""]
+    assert lines[0]["notes"] == "a; b"
+
+
+def test_a_quiet_search_has_no_mark_and_no_legend():
+    quiet = DOCUMENT | {"trials": [row | {"cpu_pressure_pct": 50.0} for row in ROWS]}
+    assert describe_busy(quiet["trials"]) is None
+    page = Page(build_tune_html(quiet))
+    assert not any("*" in cell for cell in page.cells)
+    assert not any("busy machine" in text for text in page.text)
 
 
 def test_savings_that_are_not_known_give_the_reason():

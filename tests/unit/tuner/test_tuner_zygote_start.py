@@ -1,0 +1,86 @@
+"""How long the process that trials start from is waited for, by what is seen of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from fulltilt.tuner import proctree
+from fulltilt.tuner.proctree import Work
+from fulltilt.tuner.zygote_client import wait_for_start
+
+READY = {"say": "ready"}
+
+
+class FakeChild:
+    """A process that starts on a clock of its own: at work until ``stops_s``, ready at ``ready_s``."""
+
+    def __init__(self, *, ready_s=float("inf"), stops_s=float("inf"), is_seen=True):
+        self.now_s = 1000.0
+        self._begin_s, self._ready_s, self._stops_s, self._is_seen = self.now_s, ready_s, stops_s, is_seen
+
+    def receive(self, timeout_s):
+        self.now_s += timeout_s
+        return READY if self.now_s - self._begin_s >= self._ready_s else None
+
+    def read_work(self):
+        done_s = min(self.now_s - self._begin_s, self._stops_s)
+        return Work(cpu_s=0.01 * done_s, read_bytes=int(done_s * 2**20)) if self._is_seen else None
+
+    def start(self):
+        return wait_for_start(
+            self.receive, self.read_work, limit_s=600.0, still_limit_s=120.0, clock=lambda: self.now_s
+        )
+
+
+def test_a_start_that_is_slow_but_at_work_is_waited_for():
+    """Python still imported torch from a cold disk when it was given up."""
+    assert FakeChild(ready_s=500.0).start() == READY
+
+
+def test_a_start_that_hangs_is_given_up_long_before_the_limit():
+    with pytest.raises(TimeoutError) as ended:
+        FakeChild(stops_s=40.0).start()
+    assert str(ended.value) == (
+        "no answer in 160 s, and it hangs: nothing computed or read for 120 s, after 0.4 s of CPU time, 40 MiB read"
+    )
+
+
+def test_a_start_that_is_quiet_for_a_while_is_no_hang():
+    assert FakeChild(stops_s=40.0, ready_s=150.0).start() == READY
+
+
+def test_a_start_that_never_ends_says_that_it_was_at_work():
+    with pytest.raises(TimeoutError) as ended:
+        FakeChild().start()
+    assert str(ended.value).startswith(
+        "no answer in 600 s, though it is at work (6.0 s of CPU time, 600 MiB read): a slow disk is faster"
+    )
+
+
+def test_what_cannot_be_seen_is_not_called_a_hang():
+    with pytest.raises(TimeoutError) as ended:
+        FakeChild(is_seen=False).start()
+    assert str(ended.value) == "no answer in 600 s, and what the process does cannot be read from /proc"
+
+
+def test_work_is_read_of_a_process_and_grows_with_what_it_does():
+    before = proctree.read_work(os.getpid())
+    assert before is not None
+    with open(__file__, "rb") as stream:  # noqa: PTH123
+        n_bytes = len(stream.read())
+    after = proctree.read_work(os.getpid())
+    assert after is not None
+    assert after.read_bytes >= before.read_bytes + n_bytes
+    assert after.cpu_s >= before.cpu_s
+
+
+def test_a_process_name_with_spaces_is_no_figure(tmp_path):
+    folder = tmp_path / "77"
+    folder.mkdir()
+    (folder / "stat").write_text("77 (a) b (c) R 5 77 42 0 -1 0 1 2 3 4 250 50 9 9")
+    (folder / "io").write_text("rchar: 100\nwchar: 0\nread_bytes: 4096\n")
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert proctree.read_work(77, tmp_path) == Work(cpu_s=300 / ticks, read_bytes=4096)
+    assert proctree.read_work(78, tmp_path) is None
