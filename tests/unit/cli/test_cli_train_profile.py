@@ -7,7 +7,7 @@ import pytest
 from fulltilt.cli import run_command
 
 pytest.importorskip("sklearn")
-COMMAND = ["train", "configs/digits.yaml", "run.device=cpu", "data.batch_size=64"]
+COMMAND = ["train", "configs/digits.yaml", "run.device=cpu"]
 
 
 def test_parts_of_the_data_path_are_told_and_nothing_is_trained(tmp_path, capsys):
@@ -29,6 +29,13 @@ def test_operators_of_steps_are_told_and_nothing_is_trained(tmp_path, capsys):
     assert (profile["n_steps"], profile["device"]) == (2, "cpu")
     assert profile["operators"][0]["name"] in streams.err
     assert [path.name for path in out_dir.rglob("*.*")] == ["trace.json"]
+
+
+def test_a_run_starts_in_the_folder_of_its_profile(tmp_path):
+    words = [*COMMAND, "--epochs", "1", "--quiet", "--out", str(tmp_path)]
+    assert run_command([*words, "--profile-steps", "1"]) == 0
+    assert run_command(words) == 0
+    assert (tmp_path / "checkpoint.pt").is_file()
 
 
 def test_of_several_devices_the_first_takes_whole_batches_and_that_is_said(tmp_path, capsys):
