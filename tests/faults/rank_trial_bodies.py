@@ -28,6 +28,7 @@ def wait_forever():
 
 def run_out_of_memory(message):
     if find_link().rank == 1:
+        Path(message["source"]["config"]["fault_s"]).write_text(str(time.monotonic()))
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
     wait_forever()
 

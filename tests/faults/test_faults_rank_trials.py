@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -55,8 +57,8 @@ def trials(tmp_path_factory):
         assert trials.find_leftovers() == []
 
 
-def plant(act):
-    config = {"act": act, "run": {"hang_timeout_s": 3.0}}
+def plant(act, **more):
+    config = {"act": act, "run": {"hang_timeout_s": 3.0}, **more}
     return WorkloadSource(config=config, base_dir=".", import_paths=(str(HERE),))
 
 
@@ -71,13 +73,24 @@ def plant(act):
 )
 def test_what_goes_wrong_in_one_rank_ends_the_trial_of_all_and_names_it(trials, act, status, words, limit_mib):
     """the other rank waits for it for ever; the trial's deadline is ten minutes away"""
-    outcome = trials.run(plant(act), memory_limit_bytes=None if limit_mib is None else limit_mib * MIB)
+    outcome = trials.run(
+        plant(act, fault_s=os.devnull), memory_limit_bytes=None if limit_mib is None else limit_mib * MIB
+    )
     row = build_trial(default_plan({"batch_size": 16}), outcome, id="t1", why="", n_devices=2)
     if act == "die" and row.status == "out_of_memory":  # the kernel killed somebody, somewhere, meanwhile
         status = "out_of_memory"
     assert row.status == status, row.reason
     assert [word for word in words if word not in row.reason] == [], row.reason
     assert outcome.evidence.deadline is None
+    assert trials.find_leftovers() == []
+
+
+def test_out_of_memory_in_one_rank_ends_the_trial_within_30_s(trials, tmp_path):
+    """of the moment it happens; what the processes need to start is a matter of the machine"""
+    outcome = trials.run(plant("run_out_of_memory", fault_s=str(tmp_path / "fault_s")))
+    took_s = time.monotonic() - float((tmp_path / "fault_s").read_text())
+    assert build_trial(default_plan({}), outcome, id="t1", why="", n_devices=2).status == "out_of_memory"
+    assert took_s < 30
     assert trials.find_leftovers() == []
 
 

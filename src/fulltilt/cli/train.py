@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile-data", action="store_true", help="time every part of the data path, slowest first, and train nothing"
     )
+    parser.add_argument(
+        "--profile-steps",
+        type=int,
+        metavar="N",
+        help="put N steps under torch's profiler: costliest operators, a trace, a memory snapshot; train nothing",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -43,6 +49,10 @@ def run(args: argparse.Namespace) -> int:
         from fulltilt.cli._profile_data import run_profile
 
         return run_profile(config, json_to=args.json)
+    if args.profile_steps is not None:
+        from fulltilt.cli._profile_steps import run_profile
+
+        return run_profile(config, n_steps=args.profile_steps, out=args.out, json_to=args.json)
     from fulltilt.cli.report import write_training_report
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train

@@ -226,7 +226,10 @@ class _RunSection(Section):
         default="stop", description="When a checkpoint cannot be written; the one before is kept either way."
     )
     async_checkpoint: bool = Field(
-        default=False, description="Write checkpoints beside training, from a copy in host memory."
+        default=False,
+        description="Write checkpoints beside training, from a copy in host memory. For a GPU that trains while cores "
+        "are free: on a CPU training stalled no less than with checkpoints in between (benchmarks/results/"
+        "checkpoint_stall-cpu.json).",
     )
     promise: Promise | None = Field(
         default=None,

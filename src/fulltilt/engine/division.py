@@ -41,7 +41,8 @@ def find_obstacles_to_ranks(n_ranks: int, batch_size: int, config: Config | None
     if workload.couples_samples or workload.compares_samples:
         found.append(
             f"the loss of {workload.name} compares the samples of a batch with each other, and each of {n_ranks} "
-            "devices would see its own part only; train it on one device (accumulate keeps the effective batch)"
+            "devices would see its own part only; train it on one, with run.device naming one and run.n_ranks null "
+            "(a smaller batch_size with a larger accumulate keeps the effective batch where memory is short)"
         )
     if config is not None and parse_on_bad_sample(config.data.on_bad_sample) is not None:
         found.append(

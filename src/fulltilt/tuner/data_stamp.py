@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +17,51 @@ MAX_FILES = 10_000
 """Of a folder; on a network file system each costs a round trip."""
 PATH_NAMES = ("path", "root")
 DEFAULT_ROOT = "data"
-ROOTED = ("cifar10", "image_folder", "stl10")
-"""Data sets that read ``DEFAULT_ROOT`` when they are given no path."""
+_SPLITS = ("train", "val", "valid", "validation", "test")
+_BATCHES = ("data_batch_*", "test_batch*")
+READS = {
+    "cifar10": (*_BATCHES, *_SPLITS, *(f"*/{name}" for name in (*_BATCHES, *_SPLITS))),
+    "image_folder": _SPLITS,
+    "stl10": ("*_X.bin", "*_y.bin", "class_names.txt", "stl10_binary"),
+}
+"""What a data set reads of a folder, which may hold other data too; of one without any of it, all counts. These data
+sets read ``DEFAULT_ROOT`` when they are given no path."""
 
 
 def stamp_data(config: Config) -> dict[str, dict[str, Any]]:
     """Path → what tells its content from another one's, for every file and folder that the configuration names.
 
     That is ``data.path``, and the arguments of the data sets and of the task that are paths. A file is known by its
-    size and its time; of a folder ``MAX_FILES`` are looked at: their number, their bytes together, the newest time.
-    What is not there has no stamp, and data that code finds by itself is not seen.
+    size and its time; of a folder what the data set reads (``READS``), at most ``MAX_FILES``: their number, their
+    bytes together, the newest time. What is not there has no stamp, and data that code finds by itself is not seen.
 
     Cost: one stat a file.
     """
     stamps = {}
-    for text in _list_paths(config):
+    for text, readers in _find_readers(config).items():
         path = Path(config.base_dir) / Path(text).expanduser()
         with contextlib.suppress(OSError):  # out of reach, or a text too long to be a path
             if path.is_file():
                 stamps[text] = _stamp_file(path)
             elif path.is_dir():
-                stamps[text] = _stamp_folder(path)
+                stamps[text] = _stamp_folder(path, readers)
     return stamps
 
 
-def _list_paths(config: Config) -> list[str]:
-    given = [] if config.data.path is None else [config.data.path]
-    found = [*given, *_find_paths(parse_call(config.task))]
-    for text in (config.data.dataset, config.data.val_dataset):
-        if text is not None:
-            call = parse_call(text)
-            own = list(_find_paths(call))
-            found += own or ([DEFAULT_ROOT] if call.name in ROOTED and not given else [])
-    return list(dict.fromkeys(found))
+def _find_readers(config: Config) -> dict[str, list[str]]:
+    """Path → names of what reads it."""
+    readers: dict[str, list[str]] = {}
+    calls = [parse_call(text) for text in (config.data.dataset, config.data.val_dataset) if text is not None]
+    if config.data.path is not None:
+        readers[config.data.path] = [call.name for call in calls]
+    task = parse_call(config.task)
+    for call in (task, *calls):
+        own = list(_find_paths(call))
+        if not own and config.data.path is None and call.name in READS and call is not task:
+            own = [DEFAULT_ROOT]
+        for text in own:
+            readers.setdefault(text, []).append(call.name)
+    return readers
 
 
 def _find_paths(call: ComponentCall) -> Iterator[str]:
@@ -67,13 +79,32 @@ def _stamp_file(path: Path) -> dict[str, Any]:
     return {"n_bytes": status.st_size, "modified": _format_time(status.st_mtime_ns)}
 
 
-def _stamp_folder(path: Path) -> dict[str, Any]:
-    files = list(itertools.islice(_walk(path), MAX_FILES))
+def _stamp_folder(path: Path, readers: Sequence[str]) -> dict[str, Any]:
+    files = list(itertools.islice(_walk_read(path, readers), MAX_FILES))
     return {
         "n_files": len(files),
         "n_bytes": sum(status.st_size for status in files),
         "modified": _format_time(max((status.st_mtime_ns for status in files), default=0)),
     }
+
+
+def _walk_read(folder: Path, readers: Sequence[str]) -> Iterator[os.stat_result]:
+    """Files of ``folder`` that data sets of these names read: all, where one of them is not known."""
+    found = [_find_read(folder, name) for name in readers]
+    if not all(found):
+        yield from _walk(folder)
+        return
+    for part in sorted(set().union(*found)):
+        if part.is_dir():
+            yield from _walk(part)
+        else:
+            yield part.stat()
+
+
+def _find_read(folder: Path, name: str) -> set[Path]:
+    if name == "image_folder" and not (folder / "train").is_dir():
+        return set()  # every folder is a class, whatever it is called
+    return {part for pattern in READS.get(name, ()) for part in folder.glob(pattern)}
 
 
 def _walk(folder: Path) -> Iterator[os.stat_result]:

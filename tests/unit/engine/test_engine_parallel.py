@@ -3,11 +3,13 @@
 import parallel_cases
 import pytest
 import torch
-from parallel_cases import CASES, N_SAMPLES, Normed, run_case, run_part
+import torch.distributed as dist
+from parallel_cases import CASES, N_SAMPLES, Net, Normed, run_case, run_part
 from torch.nn.functional import cross_entropy
-from training_cases import Points, read_weights
+from training_cases import N_FEATURES, Points, read_weights
 
 from fulltilt.engine.announce import Announcer
+from fulltilt.engine.parallel import replicate
 from fulltilt.engine.ranks import run_ranks
 
 ROUNDING = {"bf16": 0.05}
@@ -97,6 +99,41 @@ def test_a_stop_that_one_rank_hears_of_ends_all_at_one_step(two):
 def test_every_sample_is_counted_once(two):
     _, (intervals, _, _) = two["plain"]
     assert sum(n_samples for _, _, _, _, n_samples, _, _ in intervals) == 2 * N_SAMPLES
+
+
+@pytest.fixture
+def group():
+    """A group of this process alone: what is sent can be seen without another one to receive it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("static_graph", "first_window"), [(False, [0, 0, 1]), (True, [1, 1, 1])])
+@pytest.mark.usefixtures("group")
+def test_a_window_sends_its_gradients_once_and_they_lie_in_the_buffer_that_is_sent(static_graph, first_window):
+    """a first window that is recorded sends in every step; copies of gradients would be a model's worth of memory"""
+    model, sync = replicate(Net(), static_graph=static_graph)
+    buffers = []
+
+    def send(state, bucket):
+        buffers.append(bucket.buffer())
+        sent = torch.futures.Future()
+        sent.set_result(bucket.buffer())
+        return sent
+
+    model.register_comm_hook(None, send)
+    n_sent = []
+    for is_last in (False, False, True) * 2:
+        buffers.clear()
+        sync(is_last)
+        model(torch.rand(4, N_FEATURES)).sum().backward()
+        n_sent.append(len(buffers))
+    assert n_sent == [*first_window, 0, 0, 1]
+    (buffer,) = buffers
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and p.grad.any()]
+    assert len(gradients) == 8
+    assert {gradient.untyped_storage().data_ptr() for gradient in gradients} == {buffer.untyped_storage().data_ptr()}
 
 
 @pytest.mark.gpu

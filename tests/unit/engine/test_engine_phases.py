@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fulltilt.cli import run_command
 from fulltilt.config import config_from_values, load_config, plan_of
@@ -128,7 +129,32 @@ def test_every_phase_runs_and_is_not_trained_again(folder, tmp_path):
             run(phase, folder, tmp_path)
 
 
-@pytest.mark.parametrize("phase", ["pretrain", "cluster"])
+@pytest.fixture(scope="module")
+def image_files(folder, tmp_path_factory):
+    """The same images as files, one folder a class."""
+    out = tmp_path_factory.mktemp("files")
+    for split in ("train", "test"):
+        pixels = np.fromfile(folder / f"{split}_X.bin", dtype=np.uint8).reshape(-1, 3, SIDE, SIDE)
+        targets = np.fromfile(folder / f"{split}_y.bin", dtype=np.uint8)
+        for number, (image, target) in enumerate(zip(pixels, targets, strict=True)):
+            path = out / split / "abc"[target - 1] / f"{number:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image.transpose(2, 1, 0)).save(path)  # column by column there, row by row here
+    return out
+
+
+def test_images_of_a_folder_go_through_all_phases(image_files, tmp_path):
+    data = {"dataset": "image_folder", "path": str(image_files), "batch_size": 12}
+    with build(image_files, data=data) as built:
+        images, _ = next(built.start_epoch(0))
+    assert images.dtype == torch.uint8, "views are made of what was read"
+    assert any("48 labelled" in note for note in built.notes)
+    found = {phase: run(phase, image_files, tmp_path, data=data) for phase in ("pretrain", "probe", "cluster")}
+    assert found["probe"].metrics["accuracy"] > 0.8
+    assert {"cluster_accuracy", "nmi", "purity", "f1"} == set(found["cluster"].metrics)
+
+
+@pytest.mark.parametrize("phase", ["pretrain", "probe", "cluster"])
 def test_a_phase_that_was_left_ends_as_if_it_had_not_been(folder, tmp_path, phase, monkeypatch):
     if phase != "pretrain":
         for out_dir in (tmp_path / "whole", tmp_path / "left"):

@@ -36,9 +36,13 @@ def take_steps(workload: Workload, batch_size: int, n_steps: int) -> tuple[list[
     return losses, max(v.max().item() for v in values)
 
 
-def test_every_configuration_is_tested_here():
-    names = {path.stem for path in CONFIGS.glob("*.yaml")}
-    assert names >= {"digits", "cifar10", "checking_gpu_optimization", "default"}
+def test_every_configuration_is_tested_here_or_there():
+    """a new file without a test fails here"""
+    there = {"stl10_config": "test_engine_phases.py", "elmo_depth-2_seed-42": "test_engine_language.py"}
+    here = {"digits", "cifar10", "checking_gpu_optimization", "default"}
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == here | there.keys()
+    for name, file in there.items():
+        assert f"{name}.yaml" in (Path(__file__).parents[1] / "engine" / file).read_text()
 
 
 def test_digits_learn():

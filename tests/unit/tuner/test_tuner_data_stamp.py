@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
+import pickle
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from fulltilt.config import config_from_values
 from fulltilt.data import DATASETS
+from fulltilt.data.cifar10_formats import CLASSES
 from fulltilt.tuner import data_stamp
-from fulltilt.tuner.data_stamp import DEFAULT_ROOT, ROOTED, stamp_data
+from fulltilt.tuner.data_stamp import DEFAULT_ROOT, READS, stamp_data
 
 OLD_NS, NEW_NS = 1_600_000_000_000_000_000, 1_600_000_000_000_000_001
 
@@ -88,5 +93,71 @@ def test_the_folder_that_a_data_set_reads_when_none_is_named_is_seen(tmp_path):
     assert set(stamp(tmp_path, dataset="cifar10")) == {"data"}
     assert set(stamp(tmp_path, dataset="cifar10(root=other)", path=None)) == set()
     roots = {name: inspect.signature(build).parameters.get("root") for name, build in DATASETS.items()}
-    assert {name for name, root in roots.items() if root is not None} == set(ROOTED)
+    assert {name for name, root in roots.items() if root is not None} == set(READS)
     assert {root.default for root in roots.values() if root is not None} == {DEFAULT_ROOT}
+
+
+def write_cifar10(folder):
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        path = folder / "cifar-10-batches-py" / name
+        write(path)
+        path.write_bytes(pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}))
+
+
+def write_image(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (32, 32)).save(path)
+
+
+def write_images(folder):
+    for split in ("train", "test"):
+        write_image(folder / split / "cat" / "1.png")
+
+
+def write_cifar10_images(folder):
+    for split, name in itertools.product(("train", "test"), CLASSES):
+        write_image(folder / "small" / split / name / "1.png")
+
+
+def write_stl10(folder):
+    for name in ("train", "test"):
+        write(folder / "stl10_binary" / f"{name}_X.bin", "0" * 12)
+        write(folder / "stl10_binary" / f"{name}_y.bin", "\x01")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "write_data", "part"),
+    [
+        ("cifar10", write_cifar10, "cifar-10-batches-py/data_batch_3"),
+        ("cifar10", write_cifar10_images, "small/test/truck/1.png"),
+        ("image_folder", write_images, "train/cat/1.png"),
+        ("stl10", write_stl10, "stl10_binary/test_y.bin"),
+    ],
+)
+@pytest.mark.parametrize("root", ["", "(root=data)"])
+def test_other_data_beside_those_that_are_read_change_nothing(tmp_path, dataset, write_data, part, root):
+    """a search over cifar10 lost its rows when a file for another configuration was made in data/"""
+    write_data(tmp_path / "data")
+    options = {"cache": False} if dataset == "cifar10" else {}
+    assert DATASETS[dataset](base_dir=str(tmp_path), **options)[0]
+    first = stamp(tmp_path, dataset=dataset + root)
+    assert first["data"]["n_files"] > 1
+    write(tmp_path / "data" / "events.h5")
+    write(tmp_path / "data" / "wikitext2" / "train.bin")
+    assert stamp(tmp_path, dataset=dataset + root) == first
+    os.utime(tmp_path / "data" / part, ns=(OLD_NS + 10**18, OLD_NS + 10**18))
+    assert stamp(tmp_path, dataset=dataset + root) != first
+
+
+def test_a_folder_that_unknown_code_reads_too_counts_whole(tmp_path):
+    write_images(tmp_path / "data")
+    data = {"dataset": "image_folder(data/)", "val_dataset": "mine:build(data/)"}
+    first = stamp(tmp_path, **data)
+    write(tmp_path / "data" / "more.txt")
+    assert stamp(tmp_path, **data) != first
+
+
+def test_a_class_that_is_called_test_is_not_all_of_a_folder_of_classes(tmp_path):
+    write_image(tmp_path / "data" / "test" / "1.png")
+    write_image(tmp_path / "data" / "control" / "1.png")
+    assert stamp(tmp_path, dataset="image_folder")["data"]["n_files"] == 2
