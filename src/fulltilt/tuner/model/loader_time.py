@@ -49,12 +49,18 @@ class LoaderTime:
         return self._times[nearest](feed, batch) * self._read_speedup(nearest) / self._read_speedup(n_workers)
 
     def _compute_speedups(self, by_workers: dict[int, list[LoaderPoint]]) -> dict[int, float]:
-        """Over one worker's rate (or none's), for each number of workers that was measured."""
+        """Over one worker's rate (or none's), for each number of workers that was measured.
+
+        Like is held against like: where both were measured at a batch and a feed, nothing else counts.
+        """
         smallest = min(by_workers)
         speedups: dict[int, float] = {smallest: float(max(smallest, 1))}
+        known = by_workers[smallest]
         for n, points in by_workers.items():
             if n != smallest:
-                logs = [math.log(self._times[smallest](p.feed, p.batch) / p.seconds) for p in points]
+                alike = [p for p in points if any(p.batch == other.batch for other in known)] or points
+                alike = [p for p in alike if any(p.feed == other.feed for other in known)] or alike
+                logs = [math.log(self._times[smallest](p.feed, p.batch) / p.seconds) for p in alike]
                 speedups[n] = speedups[smallest] * math.exp(sum(logs) / len(logs))
         return speedups
 
