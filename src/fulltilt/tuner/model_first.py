@@ -226,7 +226,7 @@ class _Search:
             before = best
             beside = self._plans.list_neighbours(best.plan, ["num_workers"]) if self.known.is_loader_bound else []
             chosen = self.known.choose_whole(onward) or self.known.choose_whole(beside)
-            if chosen is None:
+            if chosen is None or (not onward and chosen[2] < -POLISH_REACH):
                 chosen = self.known.choose_whole(self._plans.list_neighbours(best.plan, self._space.axes))
                 may_stop = number >= self._effort.min_polish and self.known.noise is None
                 if chosen is None or (may_stop and chosen[2] < -POLISH_REACH):
