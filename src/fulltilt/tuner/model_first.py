@@ -26,6 +26,7 @@ LEVER_SHARE = 0.5  # of the time for probes: after it the loader's turn has come
 N_DOUBT = 3  # further estimates of an arm at a time, where they decide what fits
 WORTH = 0.005  # of the logarithm of samples/s: a plan that hopes for less is not run
 NEGLIGIBLE_LOADING = 0.004  # of the step: then workers and pinning cannot matter
+SHORT = 0.92  # of the predicted samples/s: a first whole run below it met what no probe saw
 GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast arm
 
 
@@ -209,7 +210,15 @@ class _Search:
             if number >= self._effort.min_whole and self.known.noise is None and hope < WORTH:
                 return
             at_best = f", {math.expm1(hope):+.1%} at best" if number else ""
-            yield from self._ask("end_to_end", plan, f"predicted {format_rate(expected)} samples/s{at_best}")
+            row = yield from self._ask("end_to_end", plan, f"predicted {format_rate(expected)} samples/s{at_best}")
+            if number == 0 and row.status == "ok" and (row.samples_per_s or 0.0) < SHORT * expected:
+                yield from self._pin(plan)
+
+    def _pin(self, plan: Plan) -> Strategy:
+        """The same plan from page-locked memory: copies to the device, and what they hold up, are in no probe."""
+        if "pin_memory" in self._space.axes and not plan["pin_memory"]:
+            for pinned in self._plans.flip(plan, "pin_memory"):
+                yield from self._ask("end_to_end", pinned, "slower than predicted: batches from page-locked memory")
 
     def polish(self) -> Strategy:
         """Plans one step away from the best: the way that gained just now, where loading is the slower side more and
