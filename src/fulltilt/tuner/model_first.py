@@ -46,7 +46,7 @@ class Effort:
     n_whole: int = 4
     min_whole: int = 3
     n_polish: int = 6
-    min_polish: int = 3
+    min_polish: int = 4
     n_curve: int = 5
     n_feed: int = 3
     fake_s: float = 30.0
