@@ -35,3 +35,15 @@ def test_ordered_axes_move_by_one_and_switches_to_every_value():
     changed = {(name, near[name]) for near in list_neighbours(plan) for name in AXES if near[name] != plan[name]}
     assert {("batch_size", 16), ("batch_size", 64), ("num_workers", 2), ("num_workers", 0)} <= changed
     assert {("persistent_workers", True), ("prefetch_factor", 4), ("fused_optimizer", True)} <= changed
+
+
+def test_onward_is_one_more_step_the_same_way_and_never_off_the_axis():
+    candidates = Candidates(SPACE, BASE)
+    first, middle, last = (SPACE.with_value(BASE, "batch_size", size) for size in AXES["batch_size"])
+    assert candidates.list_onward(first, middle) == [last]
+    assert candidates.list_onward(last, middle) == [first]
+    assert candidates.list_onward(middle, last) == []
+    assert candidates.list_onward(first, SPACE.with_value(middle, "num_workers", 1)) == [], "two levers moved"
+    assert candidates.list_onward(BASE, SPACE.with_value(BASE, "fused_optimizer", True)) == []
+    fewer, more = (SPACE.with_value(BASE, "num_workers", count) for count in (0, 1))
+    assert [plan["num_workers"] for plan in candidates.list_onward(fewer, more)] == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -81,6 +82,14 @@ class Machine:
         return device_s + load_s if n_workers == 0 else max(device_s, load_s) * 1.02
 
 
+class Hill(Machine):
+    """Whole runs alone show that batches in the middle are the fastest."""
+
+    def compute_step_s(self, plan, kind="end_to_end"):
+        far = abs(math.log2(plan["batch_size"] / 64)) if kind == "end_to_end" else 0.0
+        return super().compute_step_s(plan, kind) * (1 + 0.12 * far)
+
+
 def search(machine, space=SPACE):
     session = Session(machine, Journal())
     assert session.run(model_first(space))
@@ -109,6 +118,38 @@ def test_on_a_noisy_machine_all_runs_are_made_that_the_search_may_make():
     """Where bf16 gains nothing the model is soon sure; blocks that differ by 12 % take that away."""
     quiet, noisy = (search(Machine(gain=0.7, half_width=half_width)) for half_width in (0.01, 0.12))
     assert len(quiet.rows) < len(noisy.rows) <= FULL.n_whole + FULL.n_polish
+
+
+def test_a_first_run_far_below_its_prediction_is_tried_from_page_locked_memory():
+    """Copies that block the process are in no probe; the pinned plan looked slower by its loader and was never run."""
+
+    class Copying(Machine):
+        def compute_step_s(self, plan, kind="end_to_end"):
+            blocks_s = 1e-4 * plan["batch_size"] if kind == "end_to_end" and not plan["pin_memory"] else 0.0
+            slows = 1.3 if kind == "loader" and plan["pin_memory"] else 1.0
+            return slows * super().compute_step_s(plan, kind) + blocks_s
+
+    session = search(Copying(load_s=1e-4))
+    assert [row.plan["pin_memory"] for row in session.rows[:2]] == [False, True]
+    assert session.rows[1].plan == session.rows[0].plan.replace(pin_memory=True)
+    assert "page-locked" in session.rows[1].why
+    assert max(session.rows, key=lambda row: row.samples_per_s).plan["pin_memory"]
+    as_predicted = search(Machine(load_s=1e-4))
+    assert not any("page-locked" in row.why for row in as_predicted.rows)
+
+
+def test_the_way_that_gained_is_followed_before_other_neighbours():
+    rows = search(Hill(load_s=3e-3)).rows
+    best = max(rows, key=lambda row: row.samples_per_s)
+    sizes = [row.plan["batch_size"] for row in rows]
+    assert best.plan["batch_size"] in (32, 64, 128)
+    assert any(a > b > c or a < b < c for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False))
+
+
+def test_numbers_of_workers_run_only_where_they_may_come_near_the_best():
+    """Twelve are a sixth slower than sixteen at every batch, as the loader alone shows; each new best asked again."""
+    rows = search(Hill(load_s=3e-3)).rows
+    assert {row.plan["num_workers"] for row in rows} == {16}
 
 
 def test_nothing_is_run_that_memory_is_predicted_not_to_hold():

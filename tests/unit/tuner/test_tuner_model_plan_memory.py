@@ -134,3 +134,28 @@ def test_doubts_are_those_of_the_plans_own_arm_and_none_where_memory_decides_not
     assert memory.find_doubtful_batch(BASE) is None
     assert learn(*bent, limit_gib=100.0).find_doubtful_batch(BASE) is None
     assert learn().find_doubtful_batch(BASE) is None
+
+
+USERS = tuple(make_row("memory", batch, 1.0 + batch) for batch in (1, 8, 16, 2048))
+HALF = tuple(make_row("memory", batch, 1.5 + 0.5 * batch, precision="bf16") for batch in (1, 2048))
+"""Both take 2 GiB at one sample; what grows with the batch is half as much in bf16."""
+
+
+def test_a_lever_that_halves_what_grows_halves_nothing_of_what_stays():
+    """Taken at the nearest batch, which was 1, the ratio said that bf16 saves nothing: twice the batch was refused."""
+    memory = learn(*USERS, *HALF, make_row("device", 4, 3.5, precision="bf16"), limit_gib=7.0)
+    assert fits(memory, 8, precision="bf16")  # 5.5 GiB
+    assert not fits(memory, 16, precision="bf16")  # 9.5
+    assert not fits(memory, 8)  # 9
+
+
+def test_a_batch_that_another_arms_estimate_refuses_is_estimated_itself():
+    rows = (*USERS, *HALF, make_row("device", 4, 3.5, precision="bf16"))
+    plan = BASE.replace(batch_size=4, precision="bf16")
+    memory = learn(*rows, limit_gib=5.8)
+    assert memory.find_doubtful_batch(plan) == 4, "the peak that is predicted from has no estimate of its own yet"
+    own = [make_row("memory", batch, 1.5 + 0.5 * batch, precision="bf16") for batch in (4, 8)]
+    memory = learn(*rows, own[0], limit_gib=5.8)
+    assert not fits(memory, 8, precision="bf16")
+    assert memory.find_doubtful_batch(plan) == 8
+    assert learn(*rows, *own, limit_gib=5.8).find_doubtful_batch(plan) is None

@@ -84,7 +84,16 @@ def test_small_batches_cost_what_the_nearest_number_of_workers_paid_for_them():
     assert loader(FEED, 4, 1) > 0.05
 
 
-def make_row(kind, rate, *, optimizer_ms=None, **levers):
+def test_numbers_of_workers_are_held_against_each_other_at_the_batch_where_both_ran():
+    """A small batch that loads slowly once counted as if more workers were slower."""
+    points = [
+        *(LoaderPoint(feed=FEED, n_workers=n, batch=64, seconds=s) for n, s in ((0, 1.0), (4, 0.25), (8, 0.125))),
+        LoaderPoint(feed=FEED, n_workers=8, batch=1, seconds=0.1),
+    ]
+    assert LoaderTime(points, n_cores=8)(FEED, 4, 64) == pytest.approx(0.25)
+
+
+def make_row(kind, rate, *, optimizer_ms=None, receive_ms=None, **levers):
     plan = PLAN.replace(**levers)
     step_ms = 1e3 * plan.effective_batch_size / rate
     phases = None
@@ -96,7 +105,7 @@ def make_row(kind, rate, *, optimizer_ms=None, **levers):
         )  # fmt: skip
     measured = Measurement(
         phases_ms=phases, samples_per_s=rate, samples_per_s_ci95=(rate, rate), block_samples_per_s=(rate,), n_steps=8,
-        n_warmup_steps=2,
+        n_warmup_steps=2, receive_ms=receive_ms,
     )  # fmt: skip
     return build_row(plan, id="t1", why="", kind=kind, status="ok", reason=None, measurement=measured)
 
@@ -126,6 +135,31 @@ def test_on_the_cpu_loading_takes_cores_from_the_step():
     busy, apart = (build(device=device, loader=loader, on_cpu=on_cpu) for on_cpu in (True, False))
     plan = PLAN.replace(num_workers=8)
     assert busy.predict_step_s(plan) > apart.predict_step_s(plan)
+
+
+def test_receiving_a_batch_costs_something_of_any_batch_and_something_of_each_sample():
+    """The dearest sample of a small batch was once the price of every sample: large batches looked slow."""
+    device = [make_row("device", 1e6, batch_size=2048)]
+    loader = [
+        make_row("loader", 7e4, num_workers=8, batch_size=32, receive_ms=0.40),
+        make_row("loader", 3e5, num_workers=8, batch_size=2048, receive_ms=0.42),
+    ]
+    model = build(device=device, loader=loader)
+    assert model.predict_step_s(PLAN.replace(num_workers=8, batch_size=2048)) < 1.01 * 2048 / 3e5
+    slow = [*loader[:1], make_row("loader", 3e5, num_workers=8, batch_size=2048, receive_ms=20.0)]
+    slowed = build(device=device, loader=slow)
+    assert slowed.predict_step_s(PLAN.replace(num_workers=8, batch_size=4096)) > 0.039
+
+
+def test_what_is_left_to_receive_beside_a_pinning_thread_is_told_by_pinned_batches():
+    device = [make_row("device", 1e6)]
+    loader = [
+        make_row("loader", 1e6, num_workers=8, receive_ms=20.0),
+        make_row("loader", 1e6, num_workers=8, receive_ms=0.01, pin_memory=True),
+    ]
+    model = build(device=device, loader=loader)
+    assert model.predict_step_s(PLAN.replace(num_workers=8)) >= 0.02
+    assert model.predict_step_s(PLAN.replace(num_workers=8, pin_memory=True)) < 0.001
 
 
 def test_whole_runs_correct_the_prediction_near_them_most():
