@@ -24,6 +24,7 @@ from fulltilt.records import Plan, Trial
 from fulltilt.stats import compute_t_quantile
 
 INDIFFERENCE_PCT = 1.0  # of speed: closer than that a smaller batch or a simpler plan is worth more
+WORTH_KEEPING_PCT = 3.0  # of speed: what it may cost, by the means, to keep the recipe in a tie
 CLEAR = 2.0  # standard errors
 PRIOR_SPREAD = 0.01  # of the logarithm: what processes of one plan differ by; 0.6 % on a quiet machine, drift on top
 PRIOR_DF = 4  # degrees of freedom that the prior counts for: as much as three rounds of two plans tell
@@ -63,12 +64,14 @@ def choose(
         rows: With status ok, one a plan; at least one.
         runs: Those made side by side; a plan that is among them is judged by the mean of its own.
         per: By row, what samples/s are divided by before they are compared.
-        prefers: Whether a plan is taken before all that it ties with, however wide the tie; those then compete alone.
+        prefers: Whether a plan is taken before others that it ties with where it costs at most ``WORTH_KEEPING_PCT`` of
+            speed by its mean; those then compete alone.
     """
     speeds = _divide(estimate_speeds(rows, runs), per)
     best = max(range(len(rows)), key=lambda i: speeds[i].log_rate)
     tied = [i for i in range(len(rows)) if speeds[i].may_equal(speeds[best])]
-    field = [i for i in tied if prefers is not None and prefers(rows[i].plan)] or tied
+    near = [i for i in tied if speeds[best].log_rate - speeds[i].log_rate <= -math.log1p(-WORTH_KEEPING_PCT / 100)]
+    field = [i for i in near if prefers is not None and prefers(rows[i].plan)] or tied
     first = max(speeds[i].log_rate for i in field)
     reach = -math.log1p(-INDIFFERENCE_PCT / 100)
     close = [i for i in field if first - speeds[i].log_rate <= reach]

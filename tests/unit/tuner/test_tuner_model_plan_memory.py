@@ -88,6 +88,9 @@ def test_a_batch_at_the_edge_is_worth_a_probe_only_where_it_surely_runs():
     rows = [*FAKES, make_row("device", 64, 0.9), make_row("device", 512, 5.4)]
     plan = BASE.replace(batch_size=512)
     assert learn(*rows, limit_gib=10.6).find_edge(plan, {64, 512}) == 1024
+    assert learn(*rows, limit_gib=10.544).find_edge(plan, {64, 512}) == 1024, (
+        "10.545 are predicted, and may be a little less"
+    )
     assert learn(*rows, limit_gib=8.0).find_edge(plan, {64, 512}) is None
     refused = make_row("end_to_end", 1024, None, status="out_of_memory")
     assert learn(*rows, refused, limit_gib=10.6).find_edge(plan, {64, 512}) is None

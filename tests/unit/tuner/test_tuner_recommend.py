@@ -468,6 +468,17 @@ def test_inside_a_tie_the_recipe_stays_as_it_was(kind):
     assert "a plan that keeps the recipe is taken instead" in without.recommended.rule
 
 
+@pytest.mark.parametrize(("rate", "chosen"), [(1020.0, "t1"), (1100.0, "t2")])
+def test_the_recipe_is_worth_three_per_cent_of_speed_and_not_ten_that_noise_leaves_open(rate, chosen):
+    """On a noisy machine nothing is proven: however wide the tie, the recipe once won it at a loss of a quarter."""
+    rows = [make_row(1, 1000.0, spread_pct=80.0), make_row(2, rate, batch_size=64, spread_pct=80.0)]
+    runs = [dataclasses.replace(row, samples_per_s=row.samples_per_s * by) for row in rows for by in (0.8, 1.25)]
+    runs = [dataclasses.replace(run, kind="repeat", id=f"r{i}") for i, run in enumerate(runs)]
+    picked = recommend.pick(rows, user_plan=USER, memory_limit_gib=None, runs=runs).recommended
+    assert len(picked.tied_with) == 1
+    assert picked.trial.id == chosen
+
+
 def test_a_plan_that_is_proven_faster_may_change_the_recipe():
     rows = [make_row(1, 1000.0), make_row(2, 1200.0, batch_size=64)]
     chosen = pick(rows, user_plan=USER, memory_limit_gib=None).recommended

@@ -82,7 +82,7 @@ class PlanMemory:
         return None if curve is None else curve.find_doubtful_batch(self._batches, self._limit_gib)
 
     def find_edge(self, plan: Plan, known: Collection[int]) -> int | None:
-        """The first batch above the known ones that may stay below the limit and surely runs.
+        """The first batch above the known ones that may stay below the limit, if only just, and surely runs.
 
         The limit keeps a part of the memory back, so a probe there is no risk, and its peak says whether it counts.
         """
@@ -92,7 +92,7 @@ class PlanMemory:
         if curve is None or self.is_ample or not above or above[0] >= min(self._refused.get(arm, ()), default=math.inf):
             return None
         estimate = curve.predict_gib(above[0])
-        return above[0] if estimate.gib <= self._limit_gib and estimate.high <= EDGE * self._limit_gib else None
+        return above[0] if estimate.low <= self._limit_gib and estimate.high <= EDGE * self._limit_gib else None
 
     def _find_safe_batches(self, arm: Arm) -> frozenset[int] | None:
         """None where no curve can be drawn."""
