@@ -1,6 +1,6 @@
 """Search strategies on simulated machines whose truth is known: how far from the best plan they end, at what cost.
 
-    python -m benchmarks search_replay              # 200 workloads, every strategy
+    python -m benchmarks search_replay              # 400 workloads, every strategy
     python -m benchmarks.search_replay --worst 10   # the workloads where a strategy ends farthest off, and why
 
 The machines are described in ``benchmarks/_machines.py``. Regret is the share of true speed that the recommended plan
@@ -43,7 +43,7 @@ STRATEGIES = (
 )  # fmt: skip
 POINTS = (336, 2688)
 FIRST_SEED = 1000  # the constants of the search were chosen on smaller ones
-N_MACHINES = 200
+N_MACHINES = 400
 N_QUICK = 20
 N_EXHAUSTIVE = 20  # of the small grid: it is there to show what noise and the rule for ties cost by themselves
 N_ORDERS = 20  # searches of a recorded grid, each with the recorded runs in another order
