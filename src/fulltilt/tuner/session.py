@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import compute_t_quantile
@@ -59,7 +59,7 @@ class Session:
         budget_s: Wall time of this search; rows of earlier ones in the same folder cost none of it. None: no limit.
         reserve_trials: Trials whose time is kept back for measuring the finalists again.
         reserve_share: Of the budget at most is kept back for them.
-        n_planned: For progress only.
+        planned: Kind → trials at most, for progress only.
         start_s: When the search began, on ``clock``: now, or earlier when it had to be prepared.
         n_devices: That a trial runs on; for the rows of plans that are skipped.
     """
@@ -72,7 +72,7 @@ class Session:
         budget_s: float | None = None,
         reserve_trials: int = 4,
         reserve_share: float = RESERVE_SHARE,
-        n_planned: int = 0,
+        planned: Mapping[str, int] | None = None,
         on_event: OnEvent | None = None,
         clock: Callable[[], float] = time.monotonic,
         start_s: float | None = None,
@@ -81,7 +81,7 @@ class Session:
         self._target, self._journal = target, journal
         self.budget_s = budget_s
         self._reserve_trials, self._reserve_share = reserve_trials, reserve_share
-        self.n_planned = n_planned
+        self._ahead = dict(planned or {})  # kind → trials that may still come
         self._on_event, self._n_devices = on_event, n_devices
         self._clock = clock
         self._start_s = clock() if start_s is None else start_s
@@ -207,6 +207,7 @@ class Session:
             self.n_resumed += 1
             return self._keep(found, is_resumed=True)
         id = self._journal.next_id()
+        self._enter_stage(wish.kind)
         self._tell(
             TrialStarted(
                 id=id, plan=wish.plan, why=wish.why, kind=wish.kind, n_done=self.n_done, n_planned=self._count_planned()
@@ -246,6 +247,8 @@ class Session:
         if trial.kind in (END_TO_END, *PROBES):
             self._known[trial.plan, trial.kind] = trial
         (self.probes if trial.kind in PROBES else self.rows).append(trial)
+        stage = REPEAT if trial.kind == BASELINE else trial.kind
+        self._ahead[stage] = max(0, self._ahead.get(stage, 0) - 1)
         left_s, left_s_ci95 = self._estimate_left_s()
         self._tell(
             TrialDone(
@@ -266,8 +269,21 @@ class Session:
         rest_s = max(0.0, self.budget_s - self.elapsed_s)
         return min(left_s, rest_s), None if ci95 is None else (min(ci95[0], rest_s), min(ci95[1], rest_s))
 
+    def _enter_stage(self, kind: str) -> None:
+        """A search probes, runs whole, measures again: what an earlier stage did not need never comes.
+
+        Whole runs before any probe are the user's own plan.
+        """
+        if kind not in PROBES and (self.probes or kind != END_TO_END):
+            is_over = (*PROBES, END_TO_END) if kind != END_TO_END else PROBES
+            self._ahead |= dict.fromkeys(is_over, 0)
+
     def _count_planned(self) -> int:
-        return max(self.n_planned, self.n_done)
+        """What was done, and what may still come: no more than the budget holds at the pace so far."""
+        n_left, seconds = sum(self._ahead.values()), self._list_seconds()
+        if self.budget_s is not None and seconds:
+            n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(seconds))))
+        return self.n_done + n_left
 
     def _tell(self, event: SearchEvent) -> None:
         if self._on_event is not None:

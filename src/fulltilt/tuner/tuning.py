@@ -181,14 +181,14 @@ def _open_session(
     search_s: float | None,
 ) -> Session:
     n_repeats = QUICK_REPEATS if options.is_quick else 4 * MAX_CONFIRM_ROUNDS  # finalists, the user's plan, in rounds
-    n_planned = (options.budget_s is not None) + search.count_planned(space, options.strategy) + n_repeats
+    planned = search.count_planned(space, options.strategy, is_limited=options.budget_s is not None)
     session = Session(
         target,
         journal,
         budget_s=search_s,
         reserve_trials=n_repeats,
         reserve_share=QUICK_RESERVE_SHARE if options.is_quick else RESERVE_SHARE,
-        n_planned=n_planned,
+        planned=planned,
         on_event=tell,
         start_s=start_s,
         n_devices=max(1, len(options.rank_devices)),
@@ -197,7 +197,7 @@ def _open_session(
         SearchStarted(
             strategy=search.name_strategy(options.strategy),
             grid_size=space.size + len(space.skipped),
-            n_planned=n_planned,
+            n_planned=sum(planned.values()),
             n_resumed=journal.n_found,
             device=options.device,
             folder=str(folder.path),

@@ -251,7 +251,7 @@ def test_the_search_is_counted_right():
     summary = conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0)
     counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats)
     assert counted == (3, 2, 6, 3)  # the user's own plan is a row too
-    assert search.count_planned(SPACE, "exhaustive") == 2
+    assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}
 
 
 def test_the_settings_as_they_were_are_recommended_where_they_are_the_fastest():
