@@ -17,6 +17,7 @@ import importlib.metadata
 import json
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from fulltilt.tuner.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
 from fulltilt.tuner.progress import SearchEvent, TrialDone
 from fulltilt.tuner.search import exhaustive
-from fulltilt.tuner.session import BASELINE, REPEAT, Ask, Session, Strategy
+from fulltilt.tuner.session import BASELINE, END_TO_END, REPEAT, Ask, Session, Strategy
 from fulltilt.tuner.source import TuneTarget, resolve_target
 from fulltilt.tuner.space import Space, build_space
 from fulltilt.tuner.target import ProcessTarget, Target
@@ -47,7 +48,7 @@ def run_recording(
     on_event: Callable[[SearchEvent], None] | None = None,
 ) -> Session:
     """The grid, the parts, and the further rounds; the session holds the rows."""
-    session = Session(target, journal, on_event=on_event, n_planned=count_planned(space, n_repeats))
+    session = Session(target, journal, on_event=on_event, planned=count_planned(space, n_repeats))
     session.run(exhaustive(space))
     session.run(_run_own_plan(space))
     fitting = [row.plan for row in session.rows if row.status == "ok"]
@@ -57,9 +58,11 @@ def run_recording(
     return session
 
 
-def count_planned(space: Space, n_repeats: int) -> int:
-    """Processes at most."""
-    return n_repeats * (len(space.grid()) + 1) + sum(1 for _ in list_parts(space))
+def count_planned(space: Space, n_repeats: int) -> dict[str, int]:
+    """Kind → processes at most."""
+    n_plans = len(space.grid()) + 1
+    parts = Counter(wish.kind for wish in list_parts(space))
+    return {**parts, END_TO_END: n_plans, REPEAT: (n_repeats - 1) * n_plans}
 
 
 def list_parts(space: Space) -> Iterator[Ask]:

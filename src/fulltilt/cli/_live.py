@@ -136,10 +136,10 @@ def read_memory_gib(trial: Trial) -> float | None:
 
 
 def describe_left(event: TrialDone) -> str:
-    """``3 of about 12 trials, about 1 min left (50 s to 1 min 10 s)``; nothing before there is a pace."""
+    """``3 of at most about 12 trials, about 1 min left (50 s to 1 min 10 s)``; nothing before there is a pace."""
     if event.seconds_left is None:
         return ""
-    return f"{event.n_done} of about {event.n_planned} trials, {describe_time_left(event)}"
+    return f"{event.n_done} of at most about {event.n_planned} trials, {describe_time_left(event)}"
 
 
 def describe_time_left(event: TrialDone) -> str:

@@ -120,7 +120,14 @@ def build_console(*, to_stderr: bool = False) -> Console:
     """The console for people. With ``--json -`` stdout belongs to the document, so people read stderr."""
     from rich.console import Console
 
-    console = Console(stderr=to_stderr, highlight=False)
+    class PipeConsole(Console):
+        """rich alone ends the program with exit code 1 where the reader of a pipe is gone."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True  # what is still said on the way out has no reader either
+            raise BrokenPipeError
+
+    console = PipeConsole(stderr=to_stderr, highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console

@@ -47,7 +47,7 @@ def conclude(
     Raises:
         NoPlanError: no row is ok, or the budget was gone before there was one.
     """
-    _check_budget(session)
+    _check_ran(session, space)
     result = _assemble(aim, options, machine, probe, space, session, journal, memory_gib)
     return finish_result(
         dataclasses.replace(result, folder=str(folder.path)),
@@ -58,16 +58,48 @@ def conclude(
     )
 
 
-def _check_budget(session: Session) -> None:
-    """A search that ran nothing whole failed for want of time, whatever the values that it skipped say."""
-    if not session.is_budget_spent or any(row.status != "skipped" for row in session.rows):
+def _check_ran(session: Session, space: Space) -> None:
+    """Why no plan ran to its end, where the budget or an error that all met is the reason, not the plans."""
+    tried = [row for row in session.rows if row.status != "skipped"]
+    if any(row.status == "ok" for row in tried):
         return
+    if common := session.common_error:
+        n_plans = len({row.plan for row in common})
+        raise NoPlanError(
+            f"no plan can run: {n_plans} different plans failed with the same error and none ran, so the search was "
+            f"stopped; {common[0].id}: {common[0].reason}"
+        )
+    if session.is_budget_spent:
+        raise NoPlanError(_describe_failed(tried, space) if tried else _describe_untried(session))
+
+
+def _describe_failed(tried: Sequence[Trial], space: Space) -> str:
+    plans = {row.plan for row in tried}
+    n_grid = space.size + len(space.skipped)
+    counted = "1 plan" if len(plans) == 1 else f"{len(plans)} plans"
+    were, they = ("was", "it") if len(plans) == 1 else ("were", "all")
+    reasons = {row.status: row for row in reversed(tried)}
+    said = ". ".join(f"{status}, {row.id}: {row.reason}" for status, row in reasons.items())
+    return (
+        f"no plan ran: {counted} of {n_grid:,} {were} tried before the budget ended, and {they} failed: {said}; "
+        "where others may run, give a larger --budget"
+    )
+
+
+def _describe_untried(session: Session) -> str:
     done = f"{session.elapsed_s:.0f} s went into starting and {len(session.probes)} probes"
     if session.cut is not None:
-        done += f", and {session.cut.id} was ended after {session.cut.seconds:.0f} s"
-    raise NoPlanError(
-        f"no plan was run: the budget was gone before the first run ended ({done}); give a larger --budget"
-    )
+        done += f", and {session.cut.id} was ended after {session.cut.seconds:.0f} s: {session.cut.reason}"
+    return f"no plan was run: the budget was gone before the first run ended ({done}); give a larger --budget"
+
+
+def _describe_next(session: Session) -> str:
+    """What the same command would do; a promise only where it would begin something."""
+    shortfall = session.find_shortfall()
+    if shortfall is None:
+        return "the same command goes on from these rows"
+    begun = "nothing further was begun" if not session.n_run else "the same command would come no further"
+    return f"{begun}: {shortfall.describe()}"
 
 
 def _assemble(
@@ -129,10 +161,10 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
     if session.is_budget_spent:
         ran = {row.plan for row in session.rows if row.kind == END_TO_END and row.status != "skipped"}
         ran = {plan for plan in ran if space.holds(plan)}
-        left = f"{max(0, space.size - len(ran))} plans of the grid were not run"
+        left = f"{max(0, space.size - len(ran)):,} plans of the grid were not run"
         if summary.strategy != "exhaustive":
             left += ", of which it would have chosen a few, or runs that were to be repeated"
-        notes.append(f"the budget ended the search: {left}; the same command goes on from these rows")
+        notes.append(f"the budget ended the search: {left}; {_describe_next(session)}")
     if session.cut is not None:
         notes.append(
             f"the budget ended {session.cut.id} after {session.cut.seconds:.1f} s: it is no row ({session.cut.why})"
@@ -150,7 +182,8 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
     if summary.noise_pct is not None and summary.noise_pct > NOISE_PCT:
         notes.append(
             f"runs of one and the same plan lay {summary.noise_pct:.0f} % apart: other programs used this machine, or "
-            "its clock changed; smaller differences between rows mean nothing, repeat the search when it is quiet"
+            "its clock changed; smaller differences between rows mean nothing. Search again when it is quiet, with "
+            "--out and a new folder: the same command only reads these rows back"
         )
     return notes
 

@@ -62,11 +62,23 @@ QUICK = Effort(n_whole=3, min_whole=2, n_polish=4, min_polish=2, n_curve=4, n_fe
 Answer = Generator[Ask | Skip, Trial, Trial]
 
 
-def estimate_trials(space: Space, effort: Effort = FULL) -> int:
-    """About how many rows a search adds: probes on fake tensors, of device and loader, and whole runs."""
-    n_values = sum(len(values) - 1 for name, values in space.axes.items() if name not in (COUPLED, "num_workers"))
-    n_parts = N_FAKE + n_values + effort.n_curve + effort.n_feed + 3
-    return n_parts + effort.n_whole + effort.count_polish(space) // 2
+def count_trials(space: Space, effort: Effort = FULL) -> dict[str, int]:
+    """Kind → rows that a search adds at most, where its models can be built; no more than the grid has parts."""
+    if not space.axes:
+        return {"end_to_end": 0}
+    plans = Candidates(space, project(space))
+    n_batches = len(plans.batches)
+    levers = {of_loader: plans.list_levers(of_loader=of_loader) for of_loader in (False, True)}
+    n_flips = {of_loader: sum(len(space.axes[name]) for name in names) for of_loader, names in levers.items()}
+    n_counts = len(plans.counts)
+    n_arms = math.prod(len(space.axes[name]) + 1 for name in levers[False])
+    n_feeds = math.prod(len(space.axes[name]) + 1 for name in levers[True]) * n_counts
+    return {
+        "memory": min(n_batches, N_FAKE + N_DOUBT) + 2 * n_flips[False],
+        "device": min(n_batches * n_arms, 2 + n_flips[False] + effort.n_curve),
+        "loader": min(n_batches * n_feeds, n_counts + n_flips[True] + 3),
+        "end_to_end": min(space.size, effort.n_whole + 1 + effort.count_polish(space)),
+    }
 
 
 def model_first(space: Space, effort: Effort = FULL) -> Strategy:

@@ -200,7 +200,8 @@ class _Watch:
 
     def _find_missed_deadline(self, elapsed_s: float) -> str | None:
         if elapsed_s > self._request.deadline_s:
-            return f"no result after {elapsed_s:.1f} s; the deadline is {self._request.deadline_s:g} s"
+            timed = ", and no step was timed" if self._progress_s is None and self._part is None else ""
+            return f"no result after {elapsed_s:.1f} s{timed}; the deadline is {self._request.deadline_s:g} s"
         if self._progress_s is None:
             return None
         silent_s = time.monotonic() - self._progress_s

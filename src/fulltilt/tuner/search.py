@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 
 from fulltilt.levers import find_obstacles
 from fulltilt.records import Plan
+from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS
 from fulltilt.tuner.coordinate_descent import coordinate_descent, project, without_batch
-from fulltilt.tuner.model_first import FULL, QUICK, estimate_trials, model_first
-from fulltilt.tuner.session import Ask, Skip, Strategy
+from fulltilt.tuner.model_first import FULL, QUICK, count_trials, model_first
+from fulltilt.tuner.session import END_TO_END, REPEAT, Ask, Skip, Strategy
 from fulltilt.tuner.space import COUPLED, Space
 
 
@@ -80,11 +81,18 @@ def count_finalists(strategy: str) -> int:
     return {"exhaustive": 4, "quick": 1}.get(strategy, 2)
 
 
-def count_planned(space: Space, strategy: str) -> int:
-    """About how many trials, for a progress display."""
-    size = space.size
-    if strategy == "exhaustive":
-        return size + len(space.skipped)
+def count_planned(space: Space, strategy: str, *, is_limited: bool) -> dict[str, int]:
+    """Kind → trials, at most about so many, for a progress display; skipped values are rows too.
+
+    Args:
+        is_limited: By a budget: then the user's own plan runs first.
+    """
     if strategy in ("model_first", "quick"):
-        return estimate_trials(space, QUICK if strategy == "quick" else FULL) + len(space.skipped)
-    return min(size, 2 * (1 + sum(len(values) - 1 for values in space.axes.values()))) + len(space.skipped)
+        counts = count_trials(space, QUICK if strategy == "quick" else FULL)
+    elif strategy == "exhaustive":
+        counts = {END_TO_END: space.size}
+    else:
+        counts = {END_TO_END: min(space.size, 2 * (1 + sum(len(values) - 1 for values in space.axes.values())))}
+    counts[END_TO_END] += len(space.skipped) + is_limited
+    counts[REPEAT] = MAX_CONFIRM_ROUNDS * (1 + min(space.size, count_finalists(strategy)))
+    return counts

@@ -10,10 +10,12 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import compute_t_quantile
+from fulltilt.tuner.budget import Refusal
+from fulltilt.tuner.common_error import find_common_error
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.progress import OnEvent, SearchEvent, TrialCut, TrialDone, TrialStarted
 from fulltilt.tuner.rows import build_row
@@ -57,7 +59,7 @@ class Session:
         budget_s: Wall time of this search; rows of earlier ones in the same folder cost none of it. None: no limit.
         reserve_trials: Trials whose time is kept back for measuring the finalists again.
         reserve_share: Of the budget at most is kept back for them.
-        n_planned: For progress only.
+        planned: Kind → trials at most, for progress only.
         start_s: When the search began, on ``clock``: now, or earlier when it had to be prepared.
         n_devices: That a trial runs on; for the rows of plans that are skipped.
     """
@@ -70,7 +72,7 @@ class Session:
         budget_s: float | None = None,
         reserve_trials: int = 4,
         reserve_share: float = RESERVE_SHARE,
-        n_planned: int = 0,
+        planned: Mapping[str, int] | None = None,
         on_event: OnEvent | None = None,
         clock: Callable[[], float] = time.monotonic,
         start_s: float | None = None,
@@ -79,7 +81,7 @@ class Session:
         self._target, self._journal = target, journal
         self.budget_s = budget_s
         self._reserve_trials, self._reserve_share = reserve_trials, reserve_share
-        self.n_planned = n_planned
+        self._ahead = dict(planned or {})  # kind → trials that may still come
         self._on_event, self._n_devices = on_event, n_devices
         self._clock = clock
         self._start_s = clock() if start_s is None else start_s
@@ -91,6 +93,8 @@ class Session:
         self.n_resumed = 0
         self.is_budget_spent = False
         self.cut: Trial | None = None  # what the end of the budget broke off; no row, for it says nothing of its plan
+        self._refusals: list[Refusal] = []
+        self._ready_s = 0.0  # into the search, when its first process was begun
 
     @property
     def left_s(self) -> float:
@@ -106,14 +110,30 @@ class Session:
     def n_done(self) -> int:
         return len(self.rows) + len(self.probes)
 
-    def run(self, strategy: Strategy, *, may_use_reserve: bool = False) -> bool:
-        """Run a strategy to its end; False when the budget ended it first."""
+    @property
+    def common_error(self) -> list[Trial]:
+        """Rows of one error that every plan meets (``find_common_error``): nothing further is begun but on request."""
+        return find_common_error([*self.rows, *self.probes])
+
+    def find_shortfall(self) -> Refusal | None:
+        """Why a search with the same budget would begin nothing that ends; None where it goes on from these rows."""
+        least = min(self._refusals, key=lambda refusal: refusal.search_s, default=None)
+        if least is None or self.budget_s is None or least.search_s <= self.budget_s:
+            return None
+        return least
+
+    def run(self, strategy: Strategy, *, may_use_reserve: bool = False, despite_errors: bool = False) -> bool:
+        """Run a strategy to its end; False when the budget, or an error that every plan meets, ended it first."""
         answer: Trial | None = None
         try:
             while True:
                 wish = next(strategy) if answer is None else strategy.send(answer)
-                if isinstance(wish, Ask) and self._must_stop(wish, may_use_reserve=may_use_reserve):
-                    return self._end(strategy)
+                if isinstance(wish, Ask) and not self._is_free(wish):
+                    if not despite_errors and self.common_error:
+                        strategy.close()
+                        return False
+                    if self._must_stop(wish, may_use_reserve=may_use_reserve):
+                        return self._end(strategy)
                 answer = self._skip(wish) if isinstance(wish, Skip) else self._ask(wish)
                 if answer is None:
                     return self._end(strategy)
@@ -128,18 +148,30 @@ class Session:
     def _must_stop(self, wish: Ask, *, may_use_reserve: bool) -> bool:
         """Whether the next trial would not fit. The first whole run begins while any time is left: without it there is
         nothing to say, and the probes before it leave time for one."""
-        if self.budget_s is None or self._is_free(wish):
+        if self.budget_s is None:
             return False
-        has_run = any(row.status != "skipped" for row in self.rows)
-        if self.left_s <= 0 or (not has_run and wish.kind not in PROBES):
-            return self.left_s <= 0
+        refusal = self._weigh(wish, self.budget_s, may_use_reserve=may_use_reserve)
+        is_first = wish.kind not in PROBES and not self._has_run
+        must_stop = refusal.left_s <= 0 or (not is_first and refusal.next_s + refusal.kept_s > refusal.left_s)
+        if must_stop and self.cut is None:  # what comes after a run that was broken off would not be begun before it
+            self._refusals.append(refusal)
+        return must_stop
+
+    @property
+    def _has_run(self) -> bool:
+        return any(row.status != "skipped" for row in self.rows)
+
+    def _weigh(self, wish: Ask, budget_s: float, *, may_use_reserve: bool) -> Refusal:
+        """What a trial would take of the time left, with what is kept back for those after it."""
         whole_s = self._estimate_s(END_TO_END)
-        needed_s = wish.n_together * self._estimate_s(wish.kind, wish.plan)
+        next_s = wish.n_together * self._estimate_s(wish.kind, wish.plan)
+        kept_s = 0.0 if self._has_run or wish.kind not in PROBES else whole_s
+        search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
         if not may_use_reserve:
-            needed_s += min(self._reserve_trials * whole_s, self._reserve_share * self.budget_s)
-        if not has_run:
-            needed_s += whole_s
-        return needed_s > self.left_s
+            reserve_s = self._reserve_trials * whole_s
+            kept_s += min(reserve_s, self._reserve_share * budget_s)
+            search_s = min(search_s + reserve_s, search_s / (1 - self._reserve_share))
+        return Refusal(next_s=next_s, n_runs=wish.n_together, kept_s=kept_s, left_s=self.left_s, search_s=search_s)
 
     def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
         """What a trial will take: what the plan took before, else the median of its like. 0 before the first."""
@@ -175,17 +207,23 @@ class Session:
             self.n_resumed += 1
             return self._keep(found, is_resumed=True)
         id = self._journal.next_id()
+        self._enter_stage(wish.kind)
         self._tell(
             TrialStarted(
                 id=id, plan=wish.plan, why=wish.why, kind=wish.kind, n_done=self.n_done, n_planned=self._count_planned()
             )
         )
+        if not self.n_run:
+            self._ready_s = self.elapsed_s
+        left_s = self.left_s
         trial = self._target(wish.plan, id=id, why=wish.why, kind=wish.kind)
         if wish.comparison is not None:
             trial = dataclasses.replace(trial, comparison=wish.comparison)
         self.n_run += 1
         if trial.status == "timeout" and self.left_s <= 0:
             self.cut = trial
+            search_s = self._ready_s + trial.seconds
+            self._refusals.append(Refusal(next_s=trial.seconds, left_s=left_s, search_s=search_s, is_cut=True))
             self._tell(TrialCut(id=id, seconds=trial.seconds))
             return None
         self._journal.append(trial)
@@ -209,6 +247,8 @@ class Session:
         if trial.kind in (END_TO_END, *PROBES):
             self._known[trial.plan, trial.kind] = trial
         (self.probes if trial.kind in PROBES else self.rows).append(trial)
+        stage = REPEAT if trial.kind == BASELINE else trial.kind
+        self._ahead[stage] = max(0, self._ahead.get(stage, 0) - 1)
         left_s, left_s_ci95 = self._estimate_left_s()
         self._tell(
             TrialDone(
@@ -229,8 +269,21 @@ class Session:
         rest_s = max(0.0, self.budget_s - self.elapsed_s)
         return min(left_s, rest_s), None if ci95 is None else (min(ci95[0], rest_s), min(ci95[1], rest_s))
 
+    def _enter_stage(self, kind: str) -> None:
+        """A search probes, runs whole, measures again: what an earlier stage did not need never comes.
+
+        Whole runs before any probe are the user's own plan.
+        """
+        if kind not in PROBES and (self.probes or kind != END_TO_END):
+            is_over = (*PROBES, END_TO_END) if kind != END_TO_END else PROBES
+            self._ahead |= dict.fromkeys(is_over, 0)
+
     def _count_planned(self) -> int:
-        return max(self.n_planned, self.n_done)
+        """What was done, and what may still come: no more than the budget holds at the pace so far."""
+        n_left, seconds = sum(self._ahead.values()), self._list_seconds()
+        if self.budget_s is not None and seconds:
+            n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(seconds))))
+        return self.n_done + n_left
 
     def _tell(self, event: SearchEvent) -> None:
         if self._on_event is not None:

@@ -19,6 +19,7 @@ from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Machine, Roof, decode
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import recommend, search
+from fulltilt.tuner.budget import ROOFS_S, compute_search_s
 from fulltilt.tuner.conclude import conclude
 from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS
 from fulltilt.tuner.data_stamp import stamp_data
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 CODE, DATA = "code of the workload", "files of the data"
 """Parts of the fingerprint that change while the command stays the same: rows of before then say nothing."""
-ROOFS_S = 8.0  # what measuring the roofs takes: 2.5 s, and the start of a process on a slow machine
-ROOFS_SHARE = 0.1  # of the budget at most is kept back for it
 QUICK_REPEATS = 4  # two rounds of the pick and the user's own plan
 QUICK_RESERVE_SHARE = 0.5  # of the budget at most: the pick and the user's plan side by side come first
 
@@ -182,14 +181,14 @@ def _open_session(
     search_s: float | None,
 ) -> Session:
     n_repeats = QUICK_REPEATS if options.is_quick else 4 * MAX_CONFIRM_ROUNDS  # finalists, the user's plan, in rounds
-    n_planned = (options.budget_s is not None) + search.count_planned(space, options.strategy) + n_repeats
+    planned = search.count_planned(space, options.strategy, is_limited=options.budget_s is not None)
     session = Session(
         target,
         journal,
         budget_s=search_s,
         reserve_trials=n_repeats,
         reserve_share=QUICK_RESERVE_SHARE if options.is_quick else RESERVE_SHARE,
-        n_planned=n_planned,
+        planned=planned,
         on_event=tell,
         start_s=start_s,
         n_devices=max(1, len(options.rank_devices)),
@@ -198,7 +197,7 @@ def _open_session(
         SearchStarted(
             strategy=search.name_strategy(options.strategy),
             grid_size=space.size + len(space.skipped),
-            n_planned=n_planned,
+            n_planned=sum(planned.values()),
             n_resumed=journal.n_found,
             device=options.device,
             folder=str(folder.path),
@@ -217,6 +216,10 @@ def _search(session: Session, space: Space, options: TuneOptions) -> None:
     session.run(search.run_own_plan(space, is_limited=session.budget_s is not None))
     strategy = search.STRATEGIES[options.strategy]
     session.run(strategy(space))
+    if session.common_error:  # the settings as they were have the last word on whether the workload is broken
+        session.run(search.run_own_plan(space, is_limited=True), despite_errors=True)
+        if not session.common_error:
+            session.run(strategy(space))
     if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:
         session.is_budget_spent = False  # nothing to measure again: what was kept back for that is the search's
         session.run(strategy(space), may_use_reserve=True)
@@ -262,10 +265,8 @@ def _plan_budget(options: TuneOptions, start_s: float) -> _Budget:
     """Rows of earlier runs in the folder cost nothing: while they counted, the same command could never go on."""
     if options.budget_s is None:
         return _Budget()
-    roofs_s = min(ROOFS_S, ROOFS_SHARE * options.budget_s)
-    search_s = options.budget_s - roofs_s
-    search_end_s = start_s + search_s
-    return _Budget(search_s=search_s, search_end_s=search_end_s, end_s=search_end_s + roofs_s)
+    search_s = compute_search_s(options.budget_s)
+    return _Budget(search_s=search_s, search_end_s=start_s + search_s, end_s=start_s + options.budget_s)
 
 
 def _merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:

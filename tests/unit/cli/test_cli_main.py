@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fulltilt.cli import COMMANDS, Terminated, build_parser, parse_arguments, run_command
+from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, build_parser, parse_arguments, run_command
 from fulltilt.cli._shared import write_json
 from fulltilt.errors import FulltiltError, NoPlanError
 from fulltilt.levers import default_plan, load_catalogue
@@ -83,6 +83,15 @@ def test_a_reader_that_goes_away_is_no_traceback():
         process.stdout.close()
         said = process.stderr.read().decode()
     assert "Traceback" not in said
+
+
+def test_a_table_whose_reader_goes_away_ends_like_any_broken_pipe():
+    """``tune … | head -1`` ended with rich's own exit code 1, which says that the search failed."""
+    code = "from fulltilt.cli import main; main(['levers'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        said = process.stderr.read().decode()
+    assert (process.returncode, said) == (EXIT_BROKEN_PIPE, "")
 
 
 @pytest.mark.parametrize("command", ["train", "tune"])

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from fulltilt.levers import Facts, default_plan
+from fulltilt.records import PROBES
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import search
 from fulltilt.tuner.confirm import confirm
@@ -412,7 +413,7 @@ def test_progress_says_what_is_left():
         search.exhaustive(build_space(batch_size=SIZES)),
         lambda plan: Answer(samples_per_s=1.0, seconds=3.0),
         on_event=events.append,
-        n_planned=5,
+        planned={END_TO_END: 5},
     )
     started = [event for event in events if isinstance(event, TrialStarted)]
     done = [event for event in events if isinstance(event, TrialDone)]
@@ -434,7 +435,7 @@ def test_the_budget_bounds_what_is_left_and_its_interval():
         search.exhaustive(build_space(batch_size=SIZES)),
         lambda plan: Answer(samples_per_s=1.0, seconds=1.0 + plan["batch_size"] / 64),
         on_event=events.append,
-        n_planned=500,
+        planned={END_TO_END: 500},
         budget_s=100.0,
     )
     done = [event for event in events if isinstance(event, TrialDone)]
@@ -456,7 +457,10 @@ def test_a_skipped_row_never_reaches_the_target():
 def test_planned_trials_are_an_upper_bound_here():
     for name, strategy in search.STRATEGIES.items():
         session, _, _ = run(strategy(SPACE))
-        assert len(session.rows) <= search.count_planned(SPACE, name)
+        planned = search.count_planned(SPACE, name, is_limited=False)
+        for kind in (*PROBES, END_TO_END):
+            n_rows = sum(row.kind == kind for row in (*session.rows, *session.probes))
+            assert n_rows <= planned.get(kind, 0), (name, kind)
 
 
 def test_the_users_plan_runs_in_the_rounds_of_the_finalists():
@@ -471,3 +475,41 @@ def test_a_users_plan_that_is_a_finalist_is_not_run_twice_a_round():
     baseline = Ask(plan=BASE, why="own", kind=REPEAT)
     _, target, _ = run(confirm([BASE], baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
     assert target.asked == [BASE, BASE]
+
+
+def test_the_count_of_planned_trials_follows_the_search():
+    """``of about 26 trials`` stood there to the end of a search that ran 11, and 18 for a grid of 5."""
+    events = []
+    planned = {"device": 9, "loader": 9, END_TO_END: 4, REPEAT: 6}
+
+    def strategy():
+        yield Ask(plan=BASE, why="own")
+        yield Ask(plan=BASE, why="probe", kind="device")
+        yield Ask(plan=BASE.replace(batch_size=16), why="whole")
+        yield Ask(plan=BASE, why="again", kind=REPEAT)
+
+    run(strategy(), lambda plan: Answer(samples_per_s=1.0), on_event=events.append, planned=planned)
+    done = [event for event in events if isinstance(event, TrialDone)]
+    assert [event.n_planned for event in done] == [28, 28, 2 + 4 - 1 + 6, 3 + 6]
+
+
+def test_the_count_of_planned_trials_is_no_more_than_the_budget_holds():
+    now, events = [0.0], []
+
+    def answer(plan):
+        now[0] += 3.0
+        return Answer(samples_per_s=1.0, seconds=3.0)
+
+    target = SimulatedTarget(answer)
+    session = Session(
+        target, Journal(), budget_s=10.0, clock=lambda: now[0], on_event=events.append, planned={END_TO_END: 40},
+        reserve_trials=0,
+    )  # fmt: skip
+    session.run(search.exhaustive(build_space(batch_size=SIZES)))
+    assert len(target.asked) == 3
+    assert [event.n_planned for event in events if isinstance(event, TrialDone)] == [3, 3, 3]
+
+
+def test_a_small_grid_plans_no_more_whole_runs_than_it_holds():
+    planned = search.count_planned(build_space(batch_size=SIZES), "model_first", is_limited=False)
+    assert planned == {"memory": 5, "device": 5, "loader": 4, END_TO_END: 5, REPEAT: 9}

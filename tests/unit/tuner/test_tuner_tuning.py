@@ -13,6 +13,7 @@ from fulltilt.levers import Facts, default_plan
 from fulltilt.records import WorkloadSource
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import conclude, recommend, search, tuning
+from fulltilt.tuner.budget import compute_budget_s, compute_search_s
 from fulltilt.tuner.finals import run_finals
 from fulltilt.tuner.journal import Journal
 from fulltilt.tuner.options import TuneOptions
@@ -135,7 +136,7 @@ def test_a_budget_gone_before_the_first_run_blames_the_budget_and_no_lever():
     session.run(iter_skip(USER.replace(pin_memory=True), "pin_memory=True: only for a GPU"))
     tuning._search(session, SPACE, OPTIONS)
     with pytest.raises(NoPlanError) as caught:
-        conclude._check_budget(session)
+        conclude._check_ran(session, SPACE)
     assert "the budget was gone before the first run" in str(caught.value)
     assert "larger --budget" in str(caught.value)
     assert "pin_memory" not in str(caught.value)
@@ -250,7 +251,7 @@ def test_the_search_is_counted_right():
     summary = conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0)
     counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats)
     assert counted == (3, 2, 6, 3)  # the user's own plan is a row too
-    assert search.count_planned(SPACE, "exhaustive") == 2
+    assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}
 
 
 def test_the_settings_as_they_were_are_recommended_where_they_are_the_fastest():
@@ -302,3 +303,133 @@ def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
     two = dataclasses.replace(OPTIONS, rank_devices=("cpu", "cpu"))
     facts = tuning._merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), machine, two)
     assert facts.free_ram_bytes == left_gib * 2**30
+
+
+def test_a_command_whose_budget_holds_no_further_run_says_so_with_the_budget_that_would(tmp_path):
+    """It promised that the same command goes on, and run three times it ended with the same rows."""
+    now = [0.0]
+
+    def answer(plan):
+        now[0] += 10.0
+        return Answer(samples_per_s=10.0 * plan["batch_size"], seconds=10.0)
+
+    def search_in_folder(budget_s):
+        now[0] += 1000.0
+        start_s = now[0] - 2.0  # reading the facts
+        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+            session = Session(
+                SimulatedTarget(answer), Journal(folder), budget_s=budget_s, clock=lambda: now[0], start_s=start_s
+            )
+            tuning._search(session, SPACE, OPTIONS)
+        return session, conclude._describe_next(session)
+
+    session, said = search_in_folder(11.0)
+    assert session.n_run == 1  # the first whole run begins while any time is left
+    advice = "the next run takes about 10.0 s and {} s of the budget were left; give at least --budget 15s"
+    assert said == "the same command would come no further: " + advice.format("0.0")
+    session, said = search_in_folder(11.0)
+    assert session.n_run == 0
+    assert said == "nothing further was begun: " + advice.format("9.0")
+    session, said = search_in_folder(compute_search_s(15.0))
+    assert session.n_run == 1
+    session, said = search_in_folder(40.0)
+    assert session.n_run > 0
+    assert said == "the same command goes on from these rows"
+
+
+def test_a_run_that_the_budget_broke_off_is_promised_to_nobody():
+    """One and the same run was begun and broken off at every repetition of the command."""
+    now = [0.0]
+
+    def answer(plan):
+        seconds = 5.0 if plan == USER else 25.0
+        now[0] += seconds
+        status = "ok" if plan == USER else "timeout"
+        return Answer(samples_per_s=1.0, status=status, seconds=seconds)
+
+    session = Session(SimulatedTarget(answer), Journal(), budget_s=20.0, clock=lambda: now[0])
+    tuning._search(session, SPACE, OPTIONS)
+    assert session.cut is not None
+    said = conclude._describe_next(session)
+    assert "the run that was ended takes more than 25.0 s and 15.0 s of the budget were left" in said
+    assert "goes on" not in said
+
+
+def test_plans_that_failed_before_the_budget_ended_are_counted_against_the_grid():
+    """``no plan can run: 1 error`` was said of a grid of 1,040 plans, 1,039 of them untried."""
+    now = [0.0]
+
+    def answer(plan):
+        now[0] += 10.0
+        return Answer(status="error", reason="OSError: disk sector unreadable", seconds=10.0)
+
+    session = Session(SimulatedTarget(answer), Journal(), budget_s=15.0, clock=lambda: now[0])
+    tuning._search(session, SPACE, OPTIONS)
+    with pytest.raises(NoPlanError) as caught:
+        conclude._check_ran(session, SPACE)
+    said = "1 plan of 2 was tried before the budget ended, and it failed: error, t1: OSError: disk sector unreadable"
+    assert said in str(caught.value)
+    assert "--budget" in str(caught.value)
+
+
+BATCHES = (2, 4, 8, 16, 32, 64)
+WIDE = dataclasses.replace(SPACE, axes={"batch_size": BATCHES})
+
+
+@pytest.mark.parametrize("strategy", search.STRATEGIES)
+@pytest.mark.parametrize("budget_s", [None, 1000.0])
+def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
+    """A dataset that raises was tried with batch after batch, up to 13 times."""
+    session = Session(
+        SimulatedTarget(lambda plan: Answer(status="error", reason=f"ValueError: no (log: {plan['batch_size']}.log)")),
+        Journal(),
+        budget_s=budget_s,
+    )
+    tuning._search(session, WIDE, dataclasses.replace(OPTIONS, strategy=strategy))
+    assert len({row.plan for row in session.common_error}) <= 4
+    assert USER in {row.plan for row in session.rows}, "the settings as they were are tried, too"
+    with pytest.raises(NoPlanError, match=r"different plans failed with the same error and none ran.*ValueError: no"):
+        conclude._check_ran(session, WIDE)
+
+
+@pytest.mark.parametrize("status", ["error", "out_of_memory", "timeout"])
+def test_other_failures_do_not_stop_a_search(status):
+    """Each plan with words of its own, too little memory, a deadline: the next plan may run."""
+
+    def answer(plan):
+        if plan["batch_size"] == 2:
+            return Answer(samples_per_s=1.0)
+        return Answer(status=status, reason=f"no {plan['batch_size']}" if status == "error" else "no")
+
+    space = dataclasses.replace(WIDE, axes={"batch_size": BATCHES[::-1]})
+    session = Session(SimulatedTarget(answer), Journal())
+    tuning._search(session, space, dataclasses.replace(OPTIONS, strategy="coordinate_descent"))
+    assert any(row.status == "ok" for row in session.rows)
+
+
+def test_the_settings_as_they_were_let_a_search_go_on():
+    """Three plans of a grid may share a fault that the user's own does not have."""
+
+    def answer(plan):
+        if plan["batch_size"] < 16:
+            return Answer(status="error", reason="ValueError: too few samples for the norm")
+        return Answer(samples_per_s=10.0 * plan["batch_size"])
+
+    session = Session(SimulatedTarget(answer), Journal())
+    tuning._search(session, WIDE, OPTIONS)
+    assert {row.plan["batch_size"] for row in session.rows} == set(BATCHES)
+    table, _ = recommend.merge_repeats(session.rows)
+    assert recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial.plan["batch_size"] == 64
+
+
+@pytest.mark.parametrize("budget_s", [20.0, 80.0, 200.0])
+def test_the_budget_that_is_advised_holds_the_search_and_the_roofs(budget_s):
+    assert compute_budget_s(compute_search_s(budget_s)) == pytest.approx(budget_s)
+
+
+def test_the_advice_to_search_again_names_the_folder_that_lets_it():
+    """The same command reads its rows back: advice to repeat it could not be followed."""
+    rates = iter([100.0, 200.0, 150.0, *[200.0, 150.0, 90.0, 260.0] * 3])
+    _, notes = run(lambda plan: Answer(samples_per_s=next(rates)))
+    [said] = [note for note in notes if "lay" in note and "apart" in note]
+    assert "--out and a new folder" in said
