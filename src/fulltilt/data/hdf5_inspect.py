@@ -117,7 +117,7 @@ def inspect_hdf5(
         n_sample_rows, refusal = _plan_repack(path, file)
         links = list_links(file).values()
     if not layouts:
-        remedy = "; inspect the file that a link leads to" if links else "; there is nothing to inspect"
+        remedy = "; put there what a link leads to, or inspect that file" if links else "; there is nothing to inspect"
         raise DataError(f"{path} holds no dataset with rows{''.join(f', and {link}' for link in links)}{remedy}")
     largest = max((layout for layout, _ in layouts), key=lambda layout: (_is_number(layout), layout.n_bytes))
     measured = {largest.name} if not names else {f"/{name.lstrip('/')}" for name in names}
@@ -220,7 +220,7 @@ def _measure(
         read_bytes_a_row=layout.read_bytes_a_row if reader == "h5py" else layout.row_bytes,
         cached_before_pct=cached_pct,
         rates=tuple(rates),
-        caveat=_describe_smallness(layout.n_bytes),
+        caveat=None if cold else _describe_smallness(layout.n_bytes),  # cold, each row is read once
         null_reasons=_explain_nulls(cached_pct, {f"rates.{rate.access}": rate for rate in rates}, seconds),
     )
     tell(f"{report.name}: a repacked sample beside the rows as they are, both warm")

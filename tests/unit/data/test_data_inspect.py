@@ -285,5 +285,6 @@ def test_links_that_lead_out_of_the_file_are_named(path, tmp_path):
 def test_rates_of_what_fits_into_a_cache_say_so(path, monkeypatch):
     """A file of a few kilobytes was read at 31,747 MiB/s, with no word but "warm"."""
     assert "are less than 64 MiB, and may be read out of the processor's cache" in inspect(path)["whole"].caveat
+    assert inspect(path, cold=True)["whole"].caveat is None
     monkeypatch.setattr(hdf5_inspect, "SMALL_BYTES", 2000 * 1024)
     assert inspect(path)["whole"].caveat is None
