@@ -34,11 +34,17 @@ _CONTROL_CODES = re.compile(
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
 
+_LOG = re.compile(r" \(log: [^()]*\)$")
+
 
 class FulltiltError(Exception):
     """Base of all errors that fulltilt raises on purpose."""
 
     exit_code = 1
+
+    @property
+    def remedy(self) -> str | None:
+        return find_remedy(str(self))
 
 
 class UsageError(FulltiltError):
@@ -78,7 +84,21 @@ class RunFolderError(UsageError):
 
 
 class NoPlanError(FulltiltError):
+    """No plan can run, or none may be written.
+
+    Args:
+        remedy: Of a message that names several failures, each with its own; None: as the message ends.
+    """
+
     exit_code = 3
+
+    def __init__(self, message: str, *, remedy: str | None = None):
+        super().__init__(message)
+        self._remedy = remedy
+
+    @property
+    def remedy(self) -> str | None:
+        return self._remedy or find_remedy(str(self))
 
 
 class CheckFailedError(FulltiltError):
@@ -135,8 +155,8 @@ class DeviceMemoryError(TrainingError):
 
 
 def find_remedy(message: str) -> str | None:
-    """The last part of a message that is built as above; None where it has no such part."""
-    _, found, remedy = message.strip().rpartition("; ")
+    """The last part of a message that is built as above, without the log it names; None where it has no such part."""
+    _, found, remedy = _LOG.sub("", message.strip()).rpartition("; ")
     return remedy if found else None
 
 

@@ -93,7 +93,7 @@ class CommandParser(argparse.ArgumentParser):
             command = next((word for word in (*self.prog.split(), *self._words) if word in COMMANDS), "")
             from fulltilt.cli._shared import JsonDestination
 
-            _write_error(JsonDestination(named[-1]), command, message, 2)
+            _write_error(JsonDestination(named[-1]), command, message, 2, remedy=find_remedy(message))
         super().error(message)
 
     def _free_words(self, words: Sequence[str]) -> list[str]:
@@ -134,7 +134,7 @@ def run_command(argv: Sequence[str]) -> int:
         sys.stdout.flush()  # while an error of it can still be told
         return code
     except FulltiltError as error:
-        return _end(args, strip_control_codes(str(error)), error.exit_code)
+        return _end(args, strip_control_codes(str(error)), error.exit_code, remedy=error.remedy)
     except KeyboardInterrupt as interruption:
         return _end(args, _describe_interruption("interrupted", args.command, interruption), EXIT_INTERRUPTED)
     except Terminated as interruption:
@@ -151,16 +151,16 @@ def run_command(argv: Sequence[str]) -> int:
         return _end(args, f"{type(error).__name__}: {error}", 1)
 
 
-def _end(args: argparse.Namespace, message: str, code: int) -> int:
+def _end(args: argparse.Namespace, message: str, code: int, *, remedy: str | None = None) -> int:
     """Say on stderr why there is no result, and where ``--json`` leads, unless the result is there already."""
     print(f"fulltilt {args.command}: {message}", file=sys.stderr)
     destination = getattr(args, "json", None)
     if destination:
-        _write_error(destination, args.command, message, code)
+        _write_error(destination, args.command, message, code, remedy=remedy or find_remedy(message))
     return code
 
 
-def _write_error(destination: JsonDestination, command: str, message: str, code: int) -> None:
+def _write_error(destination: JsonDestination, command: str, message: str, code: int, *, remedy: str | None) -> None:
     if destination.is_written or not destination.is_writable:
         return
     if code == UsageError.exit_code and destination.is_file:  # nothing ran: a wrong flag must not cost a result
@@ -168,7 +168,7 @@ def _write_error(destination: JsonDestination, command: str, message: str, code:
     from fulltilt.cli._shared import write_json
     from fulltilt.records import VERSION
 
-    document = {"version": VERSION, "command": command, "error": message, "remedy": find_remedy(message), "rc": code}
+    document = {"version": VERSION, "command": command, "error": message, "remedy": remedy, "rc": code}
     try:
         write_json(destination, json.dumps(document, indent=1, ensure_ascii=False))
     except (StorageError, OSError) as error:  # the message is on stderr, and the exit code is that of the first error

@@ -194,6 +194,8 @@ def _print_inspection(console: Console, inspection: Inspection) -> None:
         if report.rates:
             console.print(_build_rates_table(report))
             console.print(_describe_cache(report, inspection.is_cold), markup=False, soft_wrap=True)
+        if report.caveat:
+            console.print(f"{report.name}: {report.caveat}", markup=False, soft_wrap=True)
         if report.advice:
             console.print(f"{report.name}: {report.advice}", markup=False, soft_wrap=True)
     for command in dict.fromkeys(report.command for report in inspection.datasets if report.command):

@@ -60,10 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
     from fulltilt.cli._live import RowCount
-    from fulltilt.config import load_config
 
-    if args.apply:
-        load_config(args.apply)  # a file that cannot be written into is said before the search, not after it
+    if args.apply:  # a file that cannot be written into is said before the search, not after it
+        from fulltilt.tuner.apply import check_target
+
+        check_target(args.apply, searched=config)
     _check_verify(args)
     count = RowCount()
     try:

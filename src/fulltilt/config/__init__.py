@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         parse_interval,
         parse_warmup,
     )
-    from fulltilt.config.rewriting import write_settings
+    from fulltilt.config.rewriting import check_writable, write_settings
 
 _HOMES = {
     "bad_samples": ("parse_on_bad_sample",),
@@ -33,7 +33,7 @@ _HOMES = {
     "loading": ("config_for_object", "config_from_values", "load_config", "load_grid"),
     "plans": ("apply_plan", "plan_of"),
     "quantities": ("Interval", "Warmup", "parse_bytes", "parse_duration_s", "parse_interval", "parse_warmup"),
-    "rewriting": ("write_settings",),
+    "rewriting": ("check_writable", "write_settings"),
     "model": ("Config", "schema"),
 }
 
@@ -45,6 +45,7 @@ __all__ = [
     "apply_plan",
     "bind_call",
     "build_component",
+    "check_writable",
     "config_for_object",
     "config_from_values",
     "import_object",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from fulltilt.config.leaves import LEAVES, SECTIONS
 from fulltilt.config.loading import config_from_values, nest
 from fulltilt.config.reading import Branch, Grid, Item, read_text, read_tree, read_value
 from fulltilt.config.settings import Collector, Setting, raise_problems
-from fulltilt.errors import ConfigError, format_nearest
+from fulltilt.errors import ConfigError, StorageError, format_nearest
 from fulltilt.records.run_folder import write_atomic
 
 BOM = "\ufeff"
+ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +76,22 @@ def write_settings(
         _verify(old, new, changes, str(path))
     target = Path(out) if out is not None else Path(path)
     if new != old or target.resolve() != Path(path).resolve():
+        check_writable(target)
         has_bom = Path(path).read_bytes().startswith(BOM.encode())
         write_atomic(target.resolve(), (BOM if has_bom else "") + new)
     return _make_diff(old, new, str(path), str(target))
+
+
+def check_writable(path: str | Path) -> None:
+    """Whether a file that is there may be replaced: a rename asks for the folder's permission alone, and root for none.
+
+    Raises:
+        StorageError: its mode lets nobody write it, or not this user.
+    """
+    path = Path(path)
+    if path.exists() and not (path.stat().st_mode & ANY_WRITE and os.access(path, os.W_OK)):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        raise StorageError(f"{path} is not writable (mode {mode:o}); chmod u+w {path}, or name another file")
 
 
 def _check_key(key: str, value: Any) -> Any:

@@ -61,11 +61,16 @@ def find_dataset(path: Path, file: Any, name: str) -> Any:
     try:
         found = file.get(name)
     except (KeyError, OSError, RuntimeError) as error:
-        raise DataError(f"{path}: {name} cannot be read ({error}); the file is damaged") from error
+        raise DataError(
+            f"{path}: {name} cannot be read ({error}): the file is damaged; copy or make it again"
+        ) from error
     if isinstance(found, h5py.Dataset):
         if found.shape is None:
             raise DataError(f"{path}: {name} is empty (it has a type and no shape); name another dataset")
         return found
+    links = list_links(file)
+    if name.strip("/") in links:
+        raise DataError(f"{path}: {links[name.strip('/')]}; put that there, or name another dataset")
     there = _list_datasets(file)
     if not there:
         raise DataError(f"{path} holds no datasets at all, so no {name}")
@@ -73,6 +78,34 @@ def find_dataset(path: Path, file: Any, name: str) -> Any:
     nearest = format_nearest(name, there).split("valid:")[0].strip()
     listing = ", ".join(f"{known} {shape}" for known, shape in sorted(there.items())[:20])
     raise DataError(f"{path}: {name} {kind}; {nearest + ' ' if nearest else ''}it holds: {listing}")
+
+
+def list_links(file: Any) -> dict[str, str]:
+    """Name → where it leads, in words: links into other files, and those that lead to nothing."""
+    import h5py
+
+    groups = [("", file)]
+    file.visititems(lambda name, item: groups.append((f"{name}/", item)) if isinstance(item, h5py.Group) else None)
+    links = {}
+    for prefix, group in groups:
+        for key in group:
+            link = group.get(key, getlink=True)
+            is_external = isinstance(link, h5py.ExternalLink)
+            leads = f"{prefix}{key} links to {link.path}" if not isinstance(link, h5py.HardLink) else ""
+            leads += f" in {link.filename}" if is_external else ""
+            if leads and not _can_open(group, key):
+                links[f"{prefix}{key}"] = f"{leads}, which cannot be opened"
+            elif is_external:
+                links[f"{prefix}{key}"] = leads
+    return links
+
+
+def _can_open(group: Any, key: str) -> bool:
+    try:
+        group[key]
+    except (KeyError, OSError, RuntimeError):
+        return False
+    return True
 
 
 def _list_datasets(file: Any) -> dict[str, tuple[int, ...]]:

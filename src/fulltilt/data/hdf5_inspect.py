@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fulltilt.data.hdf5_file import find_dataset, open_hdf5
+from fulltilt.data.hdf5_file import find_dataset, list_links, open_hdf5
 from fulltilt.data.hdf5_frame import check_references
 from fulltilt.data.hdf5_layout import Layout, describe_layout
 from fulltilt.data.hdf5_mapped import MappedRows
@@ -22,6 +22,7 @@ from fulltilt.data.hdf5_rows import DirectRows, LibraryRows, Rows, build_rows
 from fulltilt.errors import DataError, UsageError
 from fulltilt.records import format_bytes
 
+SMALL_BYTES = 64 << 20  # what last-level caches hold: 8 to 64 MiB on most machines, more on some servers
 SAMPLE_BYTES = 32 << 20  # repacked to see what repacking is worth
 _WORTH = 1.5  # a repack is recommended when the sample came out so much faster
 _READERS: dict[type, str] = {MappedRows: "mapped", DirectRows: "pread", LibraryRows: "h5py"}
@@ -39,6 +40,7 @@ class DatasetReport:
         rates: Per way of reading.
         warm_random_rows_per_s: Random rows out of the page cache; what the repacked sample is held against.
         repacked_random_rows_per_s: The same on a sample repacked as advised, in the folder for temporary files.
+        caveat: Why the rates say little: less than ``SMALL_BYTES`` were read over and over.
         advice: What to do, in words.
         command: The repack that was tried, for all datasets at once; None when this one is fine, or cannot be repacked.
     """
@@ -62,6 +64,7 @@ class DatasetReport:
     repacked_random_rows_per_s: float | None = None
     repacked_random_rows_per_s_ci95: tuple[float, float] | None = None
     repacked_sample_rows: int | None = None
+    caveat: str | None = None
     advice: str | None = None
     command: str | None = None
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -112,9 +115,11 @@ def inspect_hdf5(
     with open_hdf5(path) as file:
         layouts = [(describe_layout(path, item), item.id.get_storage_size()) for item in _find_items(path, file, names)]
         n_sample_rows, refusal = _plan_repack(path, file)
+        links = list_links(file).values()
     if not layouts:
-        raise DataError(f"{path} holds no dataset with rows; there is nothing to inspect")
-    largest = max((layout for layout, _ in layouts), key=lambda layout: layout.n_bytes)
+        remedy = "; put there what a link leads to, or inspect that file" if links else "; there is nothing to inspect"
+        raise DataError(f"{path} holds no dataset with rows{''.join(f', and {link}' for link in links)}{remedy}")
+    largest = max((layout for layout, _ in layouts), key=lambda layout: (_is_number(layout), layout.n_bytes))
     measured = {largest.name} if not names else {f"/{name.lstrip('/')}" for name in names}
     reports: list[DatasetReport] = []
     slow: list[str] = []
@@ -197,8 +202,11 @@ def _measure(
     report: DatasetReport, layout: Layout, batch_size: int, seconds: float, cold: bool, tell: Callable[[str], None]
 ) -> tuple[DatasetReport, bool]:
     """The report, and whether a repack is worth it."""
-    if layout.dtype.kind not in "iufb":
-        return dataclasses.replace(report, null_reasons={"rates": f"{layout.dtype} is no number to train on"}), False
+    if not _is_number(layout):
+        kind = "values of variable length (text, or rows of unlike length)" if layout.dtype.hasobject else layout.dtype
+        reason = f"it holds {kind}, no numbers in rows of one size to train on"
+        advice = f"its reading was not measured: {reason}; name another dataset with --dataset"
+        return dataclasses.replace(report, advice=advice, null_reasons={"rates": reason}), False
     rows = build_rows(layout)
     reader = _READERS[type(rows)]
     cached_pct = read_cached_pct(layout)
@@ -212,10 +220,24 @@ def _measure(
         read_bytes_a_row=layout.read_bytes_a_row if reader == "h5py" else layout.row_bytes,
         cached_before_pct=cached_pct,
         rates=tuple(rates),
+        caveat=None if cold else _describe_smallness(layout.n_bytes),  # cold, each row is read once
         null_reasons=_explain_nulls(cached_pct, {f"rates.{rate.access}": rate for rate in rates}, seconds),
     )
     tell(f"{report.name}: a repacked sample beside the rows as they are, both warm")
     return _advise(report, layout, rows, batch_size, seconds)
+
+
+def _is_number(layout: Layout) -> bool:
+    return layout.dtype.kind in "iufb"
+
+
+def _describe_smallness(n_bytes: int) -> str | None:
+    if n_bytes >= SMALL_BYTES:
+        return None
+    return (
+        f"{format_bytes(n_bytes)} are less than {format_bytes(SMALL_BYTES)}, and may be read out of the processor's "
+        "cache: these figures say nothing of a disk, nor of memory, nor of a larger file"
+    )
 
 
 def _explain_nulls(cached_pct: float | None, rates: Mapping[str, Rate], seconds: float) -> dict[str, str]:

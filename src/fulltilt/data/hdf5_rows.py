@@ -140,7 +140,8 @@ class LibraryRows:
                     rows_there = first + (picked[0] if picked else np.arange(len(places)))
                     raise DataError(
                         f"{layout.path}: {layout.name} cannot be read at row {_find_bad_row(dataset, rows_there)} "
-                        f"({error}); the file is damaged, or a filter plugin is missing"
+                        f"({error}): the file is damaged, or a filter plugin is missing; copy or make it again, or "
+                        f"install the plugin"
                     ) from error
         return out
 

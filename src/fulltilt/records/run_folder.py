@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import FileIO
@@ -23,6 +24,7 @@ from fulltilt.errors import RunFolderError, StorageError
 
 FINGERPRINT_FILE = "fingerprint.json"
 LOCK_FILE = ".lock"
+NEW_FILE_MODE = 0o644
 N_CHANGES_SHOWN = 4
 
 
@@ -39,7 +41,8 @@ class RunFolder:
         results: Files that make the folder somebody's. Where none of them is there yet, an earlier run ended before
             it had anything to lose, and another fingerprint takes the folder over.
         aging: Parts of the fingerprint that change under the same command: data, code. Where no other part differs the
-            earlier results are set aside under another name, ``set_aside`` says so, and the folder starts anew.
+            earlier results are set aside under another name, ``set_aside`` says so, and the folder starts anew. It
+            says so again to the next run where this one ends without a result.
 
     Raises:
         RunFolderError: another living process holds it, or it belongs to a run with another fingerprint.
@@ -89,12 +92,15 @@ class RunFolder:
 
     def state_fingerprint(self, parts: Mapping[str, Any]) -> None:
         """Say what the results that will lie here depend on; for a folder that holds none yet."""
-        mine = {"command": self._command, "fingerprint": compute_fingerprint(parts), "parts": dict(parts)}
+        mine: dict[str, Any] = {"command": self._command, "fingerprint": compute_fingerprint(parts)}
+        mine |= {"parts": dict(parts), "set_aside": self.set_aside}
         self.write_atomic(FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
 
     def _claim(self, parts: Mapping[str, Any], command: str, results: Sequence[str], aging: Collection[str]) -> bool:
         file = self.path / FINGERPRINT_FILE
         if not file.exists() or not any((self.path / name).exists() for name in results):
+            # The run that set them aside ended before it had a result, so nobody was told yet.
+            self.set_aside = _read_untold(file)
             self.state_fingerprint(parts)
             return False
         try:
@@ -139,6 +145,16 @@ def hold_folder(path: str | Path) -> Iterator[None]:
         os.close(lock)
 
 
+def _read_untold(file: Path) -> str | None:
+    """What the fingerprint says was set aside; None where it says nothing, or cannot be read."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    said = found.get("set_aside") if isinstance(found, dict) else None
+    return said if isinstance(said, str) else None
+
+
 def _take_lock(path: Path) -> int:
     """The descriptor of the lock file, which holds the lock until it is closed."""
     with _storage_errors(path):
@@ -179,8 +195,8 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
     """The same for content that is written in pieces: the file takes its place, synced, when the block ends well.
 
-    A link keeps leading to its file. What is no file at all, such as ``/dev/stdout`` or a pipe, is written to as it
-    stands: a rename would put a file in its place.
+    A link keeps leading to its file, and a file that is replaced keeps its mode. What is no file at all, such as
+    ``/dev/stdout`` or a pipe, is written to as it stands: a rename would put a file in its place.
 
     Raises:
         StorageError: as for ``write_atomic``.
@@ -192,13 +208,14 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
                 yield stream
             return
         path.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            Path(temporary).chmod(0o644)
+            Path(temporary).chmod(mode)
             Path(temporary).replace(path)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -12,10 +12,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fulltilt.config import ComponentCall, Config, load_config, parse_call, plan_of, write_settings
-from fulltilt.errors import NoPlanError
+from fulltilt.config import ComponentCall, Config, check_writable, load_config, parse_call, plan_of, write_settings
+from fulltilt.errors import NoPlanError, UsageError
 from fulltilt.levers import compute_plan_digest, load_catalogue
 from fulltilt.records import WHOLE_RUNS, Plan, format_rate
+from fulltilt.tuner.data_stamp import PATH_NAMES
 from fulltilt.tuner.options import count_ranks
 from fulltilt.tuner.recommend import plan_learning_rate
 from fulltilt.tuner.result import TuneResult
@@ -168,6 +169,44 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
     return promise
 
 
+def check_target(path: str | Path, *, searched: Config) -> Config:
+    """The configuration of a file that a search of ``searched`` may be written into.
+
+    What a configuration leaves at its default is not compared, nor is where the data lie: a search on a copy of them
+    is as good.
+
+    Raises:
+        UsageError: it trains another model, other data or another task. ConfigError: it cannot be read as a
+            configuration. StorageError: it cannot be written.
+    """
+    config = load_config(path)
+    pairs = {name: (_read_own(config, name), _read_own(searched, name)) for name in ("task", "model", "data.dataset")}
+    others = [
+        f"{name} {mine} (searched: {theirs})"
+        for name, (mine, theirs) in pairs.items()
+        if mine is not None and theirs is not None and mine != theirs
+    ]
+    if others:
+        raise UsageError(
+            f"{path} is of another workload than the one searched: {', '.join(others)}; search it by itself: "
+            f"fulltilt tune {path} --apply {path}"
+        )
+    check_writable(path)
+    return config
+
+
+def _read_own(config: Config, name: str) -> str | None:
+    """What the configuration itself says of a part of the workload, as far as that tells it from another one."""
+    text = {"task": config.task, "model": config.model, "data.dataset": config.data.dataset}[name]
+    if text is None or config.provenance.get(name, "default") == "default":
+        return None
+    call = parse_call(text)
+    if name == "task":  # its arguments hold rates and schedules, which a file has of its own
+        return call.name
+    kept = {key: value for key, value in call.kwargs.items() if name == "model" or key not in PATH_NAMES}
+    return str(ComponentCall(call.name, call.args, dict(sorted(kept.items()))))
+
+
 def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> Applied:
     """Write the recommended plan into the file ``path``.
 
@@ -179,9 +218,10 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
 
     Raises:
         ConfigError: the file cannot be read as a configuration. StorageError: it cannot be written.
+        UsageError: it is of another workload.
         NoPlanError: the settings as they were did not run, so that nothing says that these are better.
     """
-    config = load_config(path)
+    config = check_target(path, searched=searched)
     planned = plan_changes(result, config, searched=searched)
     if result.baseline is None and planned.values:
         raise NoPlanError(

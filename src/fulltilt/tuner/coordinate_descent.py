@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fulltilt.levers import find_obstacles
 from fulltilt.records import Plan, Trial
 from fulltilt.tuner.session import Ask, Skip, Strategy
 from fulltilt.tuner.space import COUPLED, Space
@@ -73,6 +74,10 @@ class _Climb:
         limit = self._too_large.get(others)
         if limit is not None and plan[COUPLED] > limit:
             yield Skip(plan=plan, reason=f"larger than batch {limit}, which ran out of memory", why=why)
+            return
+        obstacles = find_obstacles(plan, self._space.facts)
+        if obstacles:  # a lever by itself, while the one it needs has not moved: no workers, nothing to prefetch
+            yield Skip(plan=plan, reason="; ".join(obstacles), why=why)
             return
         trial: Trial = yield Ask(plan=plan, why=why)
         if trial.status == "out_of_memory":

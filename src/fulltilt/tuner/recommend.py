@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from fulltilt.errors import NoPlanError
+from fulltilt.errors import NoPlanError, find_remedy
 from fulltilt.records import WHOLE_RUNS, Plan, Trial, format_gib, format_rate
 from fulltilt.tuner.picks import Pick, Picks, build_pick, describe_changes, keeps_recipe
 from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity, estimate_speeds, find_ties
@@ -22,6 +23,7 @@ LearningRateRule = Literal["sqrt", "linear", "none"]
 CONFIRMING = ("repeat", "baseline")
 """Kinds of run that were made beside each other, for the comparison that decides."""
 
+MEMORY_REMEDY = "try smaller batch sizes, or a larger --memory-limit"
 MEMORY_SAFETY_PCT = 80.0
 MEMORY_TIE_PCT = 2.0
 FINALIST_TIE_PCT = 3.0  # of speed: of rows that close to the fastest, and not told from it, the simplest is a finalist
@@ -114,7 +116,7 @@ def pick(
     """
     fine = [row for row in rows if row.status == "ok" and row.kind in WHOLE_RUNS]
     if not fine:
-        raise NoPlanError(describe_failures(rows))
+        raise NoPlanError(describe_failures(rows), remedy=find_failure_remedy(rows))
     again = find_confirmed(runs or rows)
     limit_gib = None if memory_limit_gib is None else memory_limit_gib * memory_safety_pct / 100
     where = "the memory of the device is not known, so no limit was applied"
@@ -137,10 +139,23 @@ def describe_failures(rows: Sequence[Trial]) -> str:
         return "no plan can run: the search ran no trial; give it a larger --budget"
     parts = ", ".join(f"{len(found)} {status}" for status, found in counts.items())
     reasons = ". ".join(f"{status}, {found[0].id}: {found[0].reason}" for status, found in counts.items())
-    remedy = ""
-    if "out_of_memory" in counts:
-        remedy = "; try smaller batch sizes, or a larger --memory-limit"
+    remedy = f"; {MEMORY_REMEDY}" if "out_of_memory" in counts else ""
     return f"no plan can run: {parts}. {reasons}{remedy}"
+
+
+def find_failure_remedy(rows: Sequence[Trial]) -> str | None:
+    """What to do about the failure that most rows share, which may be to read the log of one of them.
+
+    A value that was skipped says what is wrong with that value, not why the others failed.
+    """
+    failed = [row for row in rows if row.status != "skipped"] or rows
+    remedies = Counter(
+        MEMORY_REMEDY if row.status == "out_of_memory" else find_remedy(row.reason or "") for row in failed
+    )
+    if not remedies:
+        return None
+    remedy = remedies.most_common(1)[0][0]
+    return remedy or next(f"the log of {row.id} says more" for row in failed if not find_remedy(row.reason or ""))
 
 
 def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial]) -> Pick:

@@ -24,6 +24,7 @@ def path(tmp_path):
 def test_inspect_prints_tables_and_a_command_that_works(path, tmp_path, capsys):
     assert run_command(["data", "inspect", str(path), "--seconds", "0.05"]) == 0
     out = capsys.readouterr().out
+    assert "cache: these figures say nothing of a disk" in out
     for word in ("input", "(800, 64, 4)", "gzip", "rows/s", "random batches", "whole blocks, shuffled", "in order"):
         assert word in out
     assert "warm figures" in out or "cannot be told" in out

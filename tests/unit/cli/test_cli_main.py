@@ -7,7 +7,7 @@ import pytest
 
 from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, build_parser, parse_arguments, run_command
 from fulltilt.cli._shared import write_json
-from fulltilt.errors import FulltiltError, NoPlanError
+from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.tuner import SearchStarted, TrialDone
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
@@ -228,6 +228,37 @@ def test_an_error_says_its_remedy_apart(tmp_path, monkeypatch, capsys):
         "command": "tune", "error": "no plan was run: too little time; give a larger --budget",
         "remedy": "give a larger --budget", "rc": 3,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (NoPlanError("2 error. t1: cut; copy it. skipped: x; use y", remedy="copy it"), "copy it"),
+        (TrainingError("the loss is nan; lower optim.lr (log: runs/a/logs/t1.log)"), "lower optim.lr"),
+        (TrainingError("stopped; give more (or less)"), "give more (or less)"),
+        (TrainingError("stopped (log: runs/a/logs/t1.log)"), None),
+    ],
+)
+def test_a_remedy_is_the_errors_own_and_without_its_log(tmp_path, monkeypatch, capsys, error, remedy):
+    def fail(*args, **options):
+        raise error
+
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr("fulltilt.tuner.tune", fail)
+    assert run_command(["tune", str(tmp_path / "a.yaml"), "--json", "-"]) == error.exit_code
+    document = read_error(capsys.readouterr().out)
+    assert (document["error"], document["remedy"]) == (str(error), remedy)
+
+
+def test_a_file_that_must_not_be_written_is_refused_before_the_search(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fulltilt.tuner.tune", _end_without_a_plan)
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    (tmp_path / "b.yaml").write_text("model: wideresnet\ndata: {dataset: digits}\n")
+    assert run_command(["tune", str(tmp_path / "a.yaml"), "--apply", str(tmp_path / "b.yaml")]) == 2
+    assert "b.yaml is of another workload" in capsys.readouterr().err
+    (tmp_path / "a.yaml").chmod(0o444)
+    assert run_command(["tune", str(tmp_path / "a.yaml"), "--apply", str(tmp_path / "a.yaml")]) == 1
+    assert "a.yaml is not writable (mode 444)" in capsys.readouterr().err
 
 
 def _end_without_a_plan(*args, **options):

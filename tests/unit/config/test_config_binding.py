@@ -7,7 +7,7 @@ import sys
 from typing import Annotated, Literal
 
 import pytest
-from annotated_types import Ge
+from annotated_types import Ge, Lt
 
 from fulltilt.config import ComponentCall, bind_call, build_component, import_object, parse_call
 from fulltilt.errors import ConfigError
@@ -30,6 +30,10 @@ def untyped(size, scale=1.0, flag=False, **more):
 
 def mode(kind: Literal["a", "b"] = "a", count: Annotated[int, Ge(1)] = 1, name: str | None = None):
     return kind, count, name
+
+
+def bounded(width: Annotated[int, Ge(1)] | None = None, share: Annotated[float, Ge(0.0), Lt(1.0)] = 0.5):
+    return width, share
 
 
 REGISTRY = {"wideresnet": wideresnet, "sgd": Sgd, "untyped": untyped, "mode": mode}
@@ -66,7 +70,9 @@ def test_arguments_take_the_type_of_the_annotation():
         ("sgd(0.1, nesterov=maybe)", Sgd, "nesterov=maybe: expected bool"),
         ("sgd(0.1, betas=[1, 2, 3])", Sgd, "expected tuple[float, float]"),
         ("mode(kind=c)", mode, "kind=c: expected Literal['a', 'b']"),
-        ("mode(count=0)", mode, "count=0: expected"),
+        ("mode(count=0)", mode, "count=0: expected a whole number of at least 1"),
+        ("bounded(width=0)", bounded, "width=0: expected a whole number of at least 1 or null"),
+        ("bounded(share=1)", bounded, "share=1: expected a number of at least 0.0 and below 1.0"),
         ("untyped(1, scale=big)", untyped, "scale=big: expected int | float"),
         ("f(1)", lambda: None, "takes 0 arguments"),
         ("f(a=1)", lambda: None, "it takes no arguments"),

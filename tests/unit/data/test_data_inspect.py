@@ -249,3 +249,42 @@ def test_no_repack_is_advised_that_would_be_refused(path, monkeypatch):
     assert report.command is None
     assert "are references into the file" in report.advice
     assert "use h5repack" in report.advice
+
+
+def test_what_is_no_row_of_numbers_says_why_it_has_no_speeds(tmp_path):
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset("ragged", (3,), dtype=h5py.vlen_dtype(np.int64))
+    report = inspect(tmp_path / "f.h5")["ragged"]
+    assert report.rates == ()
+    assert "not measured: it holds values of variable length" in report.advice
+    assert "variable length" in report.null_reasons["rates"]
+
+
+def test_what_is_measured_unasked_is_what_can_be_trained_on(tmp_path):
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["names"] = ["a"] * 5000
+        file["x"] = np.zeros((20, 2), np.float32)
+    assert [name for name, report in inspect(tmp_path / "f.h5").items() if report.rates] == ["x"]
+
+
+def test_links_that_lead_out_of_the_file_are_named(path, tmp_path):
+    """A file whose only dataset is a link that leads nowhere was said to hold no dataset with rows, and no more."""
+    with h5py.File(tmp_path / "links.h5", "w") as file:
+        file["g/gone"] = h5py.ExternalLink("other.h5", "/x")
+        file["there"] = h5py.ExternalLink(path.name, "/whole")
+        file["lost"] = h5py.SoftLink("/nothing")
+    with pytest.raises(DataError, match="no dataset with rows") as refused:
+        inspect_hdf5(tmp_path / "links.h5")
+    assert "g/gone links to /x in other.h5, which cannot be opened" in str(refused.value)
+    assert f"there links to /whole in {path.name}, " in str(refused.value)
+    assert "lost links to /nothing, which cannot be opened" in str(refused.value)
+    with pytest.raises(DataError, match=r"gone links to /x in other\.h5, which cannot be opened; put that there"):
+        find_layouts(tmp_path / "links.h5", ["g/gone"])
+
+
+def test_rates_of_what_fits_into_a_cache_say_so(path, monkeypatch):
+    """A file of a few kilobytes was read at 31,747 MiB/s, with no word but "warm"."""
+    assert "are less than 64 MiB, and may be read out of the processor's cache" in inspect(path)["whole"].caveat
+    assert inspect(path, cold=True)["whole"].caveat is None
+    monkeypatch.setattr(hdf5_inspect, "SMALL_BYTES", 2000 * 1024)
+    assert inspect(path)["whole"].caveat is None

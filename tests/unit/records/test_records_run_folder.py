@@ -45,7 +45,28 @@ def test_results_of_other_data_are_set_aside_and_said(tmp_path):
     assert (tmp_path / "trials-1.jsonl").read_text() == "of 1\n"
     assert (tmp_path / "trials-2.jsonl").read_text() == "of 2\n"
     with open_aging(tmp_path, data={"a.h5": {"n_bytes": 3}}) as folder:
+        folder.append_line(JOURNAL, "of 3")
+    with open_aging(tmp_path, data={"a.h5": {"n_bytes": 3}}) as folder:
         assert folder.set_aside is None
+
+
+def test_what_was_set_aside_is_said_by_the_first_run_that_has_a_result(tmp_path):
+    """An edit that broke the model moved the rows away, and the run after the next edit no longer said so."""
+    with open_aging(tmp_path) as folder:
+        folder.append_line(JOURNAL, "one")
+    with open_aging(tmp_path, data={}) as folder:
+        folder.state_fingerprint({**PARTS, "data": {}})
+    with open_aging(tmp_path) as folder:
+        assert folder.set_aside is not None
+        assert folder.set_aside.startswith("earlier results are set aside as trials-1.jsonl (changed: data")
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
+    for name, mode in (("a", 0o600), ("b", 0o664), ("c", 0o755)):
+        (tmp_path / name).write_text("old")
+        (tmp_path / name).chmod(mode)
+        assert write_atomic(tmp_path / name, "new").stat().st_mode & 0o7777 == mode
+    assert write_atomic(tmp_path / "d", "new").stat().st_mode & 0o7777 == 0o644
 
 
 def test_what_does_not_age_is_refused_whatever_else_changed(tmp_path):

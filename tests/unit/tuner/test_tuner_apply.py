@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 
 import pytest
 
 from fulltilt.config import load_config, plan_of
-from fulltilt.errors import NoPlanError
+from fulltilt.errors import NoPlanError, StorageError, UsageError
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
-from fulltilt.tuner.apply import Applied, apply_result, find_varied_levers, plan_changes
+from fulltilt.tuner.apply import Applied, apply_result, check_target, find_varied_levers, plan_changes
 from fulltilt.tuner.recommend import LearningRate
 
 TEXT = "model: small_cnn  # mine\ndata: {dataset: digits, batch_size: 32}\noptim: {lr: 0.1}  # tuned by hand\n"
@@ -310,3 +311,61 @@ def test_a_file_gets_a_promise_of_as_many_processes_as_it_trains_in(tmp_path, me
     assert "# fulltilt tune" in (tmp_path / "a.yaml").read_text()
     promise = load_config(tmp_path / "a.yaml").run.promise
     assert (promise.n_ranks if promise is not None else None) == written
+
+
+def test_a_file_that_is_not_writable_is_refused_and_stays(config, tmp_path):
+    """A rename asks for the folder's permission alone: a file of mode 444 was rewritten, and writable afterwards."""
+    file = tmp_path / "a.yaml"
+    file.chmod(0o444)
+    with pytest.raises(StorageError, match=r"a\.yaml is not writable \(mode 444\); chmod u\+w"):
+        apply_result(recommend(config, {"num_workers": 2}), file, searched=config)
+    assert (file.read_text(), file.stat().st_mode & 0o7777) == (TEXT, 0o444)
+
+
+def test_a_file_that_is_written_keeps_its_mode(config, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.chmod(0o640)
+    assert apply_result(recommend(config, {"num_workers": 2}), file, searched=config).diff
+    assert file.stat().st_mode & 0o7777 == 0o640
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("model: wideresnet\ndata: {dataset: digits}\n", r"model wideresnet \(searched: small_cnn\); search it by"),
+        ("model: small_cnn\ndata: {dataset: 'cifar10(root=../data)'}\n", r"data.dataset cifar10 \(searched: digits\)"),
+        (
+            "task: diffusion\nmodel: small_cnn\ndata: {dataset: digits}\n",
+            r"task diffusion \(searched: classification\)",
+        ),
+        ("model: small_cnn(width=8)\ndata: {dataset: digits}\n", r"model small_cnn\(width=8\) \(searched: small_cnn\)"),
+    ],
+)
+def test_a_file_of_another_workload_is_refused_and_stays(config, write, other, said):
+    """``threads: 1  # fulltilt tune`` once stood in the file of another model, which nobody had measured."""
+    file = write(other)
+    searched = load_config(write(f"task: classification\n{TEXT}").rename(file.with_name("searched.yaml")))
+    file = write(other)
+    with pytest.raises(UsageError, match=said) as refused:
+        apply_result(recommend(searched, {"threads": 1}), file, searched=searched)
+    assert refused.value.exit_code == 2
+    assert file.read_text() == other
+
+
+def test_where_the_data_lie_makes_no_other_workload(write):
+    file = write("data:\n  path: data.h5\n  dataset: cifar10(root=../data)\n  batch_size: 32\n")
+    other = (
+        "model: wideresnet(width=2, depth=16)\ndata: {dataset: 'cifar10(root=/mnt)', path: /mnt/b, batch_size: 32}\n"
+    )
+    searched = load_config(write(other).rename(file.with_name("searched.yaml")))
+    file = write("model: wideresnet(depth=16, width=2)\ndata: {dataset: cifar10, batch_size: 32}\n")
+    assert apply_result(recommend(searched, {"threads": 1}), file, searched=searched).diff
+    assert load_config(file).speed.threads == 1
+
+
+def test_the_files_of_guide_001_are_of_one_workload():
+    folder = Path(__file__).parents[3] / "configs"
+    searched = load_config(folder / "checking_gpu_optimization.yaml", ["data.path=/mnt/data.h5"])
+    assert check_target(folder / "default.yaml", searched=searched).model == searched.model
+    with pytest.raises(UsageError, match=r"default\.yaml is of another workload"):
+        check_target(folder / "default.yaml", searched=load_config(folder / "digits.yaml"))

@@ -120,6 +120,34 @@ def test_no_plan_can_run_says_how_the_rows_ended():
         pick([], user_plan=USER, memory_limit_gib=None)
 
 
+@pytest.mark.parametrize(
+    ("reasons", "remedy"),
+    [
+        (["DataError: a.h5 is cut; copy it again (log: r/logs/t1.log)"] * 2, "copy it again"),
+        (["ValueError: shapes differ (log: r/logs/t1.log)"], "the log of t1 says more"),
+        ([], "use pin_memory false"),
+    ],
+)
+def test_the_remedy_is_that_of_the_failure_most_rows_share_and_not_of_a_skipped_value(reasons, remedy):
+    """A damaged data file was answered with "use pin_memory false", for the skipped row is named last."""
+    rows = [make_row(n, None, status="error", num_workers=n) for n in range(1, len(reasons) + 1)]
+    rows = [dataclasses.replace(row, reason=reason) for row, reason in zip(rows, reasons, strict=True)]
+    skipped = make_row(9, None, status="skipped", pin_memory=True)
+    rows.append(dataclasses.replace(skipped, reason="pin_memory=True: no accelerator; use pin_memory false"))
+    with pytest.raises(NoPlanError) as ended:
+        pick(rows, user_plan=USER, memory_limit_gib=None)
+    assert ended.value.remedy == remedy
+    assert str(ended.value).endswith("use pin_memory false")
+
+
+def test_out_of_memory_that_most_rows_share_is_answered_with_its_remedy():
+    rows = [make_row(n, None, status="out_of_memory", batch_size=n) for n in (1, 2)]
+    rows.append(dataclasses.replace(make_row(3, None, status="error"), reason="DataError: cut; copy it again"))
+    with pytest.raises(NoPlanError) as ended:
+        pick(rows, user_plan=USER, memory_limit_gib=None)
+    assert ended.value.remedy == "try smaller batch sizes, or a larger --memory-limit"
+
+
 @given(
     st.lists(
         st.tuples(

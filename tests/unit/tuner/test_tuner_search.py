@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fulltilt.levers import Facts, default_plan
+from fulltilt.levers import Facts, default_plan, find_obstacles
 from fulltilt.records import PROBES
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import search
@@ -104,6 +104,21 @@ def test_coordinate_descent_survives_a_start_that_does_not_run():
 
     session, _, _ = run(search.coordinate_descent(SPACE), answer)
     assert any(row.status == "ok" for row in session.rows)
+
+
+def test_coordinate_descent_runs_no_lever_without_the_one_it_needs():
+    """With no workers there is nothing to prefetch: such plans ran, and ended as errors."""
+
+    def answer(plan):
+        return Answer(samples_per_s=100.0 + 10 * plan["num_workers"] + (plan["prefetch_factor"] or 0))
+
+    space = build_space(prefetch_factor=(None, 4), persistent_workers=(False, True), num_workers=(0, 2))
+    session, target, _ = run(search.coordinate_descent(space), answer)
+    assert not [plan for plan in target.asked if find_obstacles(plan, space.facts)]
+    reasons = {row.reason for row in session.rows if row.status == "skipped"}
+    assert any("prefetch_factor=4: there are no data workers to prefetch" in reason for reason in reasons)
+    best = max((row for row in session.rows if row.status == "ok"), key=lambda row: row.samples_per_s)
+    assert (best.plan["num_workers"], best.plan["prefetch_factor"]) == (2, 4)
 
 
 def test_coordinate_descent_keeps_the_effective_batch():
