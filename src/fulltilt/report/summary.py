@@ -8,7 +8,15 @@ from typing import Any
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records import format_gib, format_rate
-from fulltilt.report.table import TELLING_PCT, format_throughput, format_value, is_busy, read_memory_gib
+from fulltilt.report.table import (
+    BUSY_MARK,
+    TELLING_PCT,
+    format_throughput,
+    format_value,
+    is_busy,
+    mark_busy,
+    read_memory_gib,
+)
 
 Document = Mapping[str, Any]  # the JSON contract of `fulltilt tune`
 
@@ -19,7 +27,7 @@ PICK_TITLES = {
     "memory": "Least memory at an acceptable speed",
 }
 TIE_PCT = 2.0  # differences below it are none
-REPEAT_WHEN_QUIET = "repeat the search on a quiet machine"
+REPEAT_WHEN_QUIET = "search again on a quiet machine, with --out and a new folder"
 SAID_IN_SHORT = ("not in the space", "failed")  # of the levers: not what the search had before it and passed over
 
 
@@ -109,21 +117,53 @@ def describe_gain(document: Document) -> str | None:
     if verdict is None and 100 * abs(ratio - 1) <= noise_pct:
         return f"no difference from the settings as they were: runs of one plan lay {noise_pct:.0f} % apart"
     is_alone = "savings" in (document.get("null_reasons") or {})
+    times = f"{ratio:.2f} ×"
+    if is_busy(pick) or is_busy(baseline) or _describe_busy_runs(document):
+        times = f"about {f'{ratio:.0f}' if ratio >= 10 else f'{ratio:.2g}'} × {BUSY_MARK}"
     return (
-        f"{ratio:.2f} × the throughput of the settings as they were "
-        f"({format_throughput(baseline)} samples/s with {describe_plan(baseline['plan'])})"
+        f"{times} the throughput of the settings as they were "
+        f"({mark_busy(format_throughput(baseline), baseline)} samples/s with {describe_plan(baseline['plan'])})"
         f"{', in too few runs to tell it from chance' if is_alone else ''}"
     )
 
 
 def describe_savings(document: Document) -> list[str]:
-    """Time of the user's own run before and after, and when the search has paid for itself."""
+    """Time of the user's own run before and after, and when the search has paid for itself.
+
+    What a busy machine showed is no promise for a quiet one: a minute of contention once made 112 × of what was no
+    clear gain 24 minutes later. It is said first, and nothing is paid back by it.
+    """
     lines = _describe_verdict(document)
+    if not lines:
+        return []
+    said = "; ".join(filter(None, [lines[0], _describe_unconfirmed(document)]))
     busy = _describe_busy_runs(document)
-    if not lines or busy is None:
-        return lines
-    remedy = "" if REPEAT_WHEN_QUIET in lines[0] else f": {REPEAT_WHEN_QUIET}"
-    return [f"{lines[0]}; {busy}{remedy}", *lines[1:]]
+    if busy is None:
+        return [said, *lines[1:]]
+    remedy = "" if REPEAT_WHEN_QUIET in said else f": {REPEAT_WHEN_QUIET}"
+    is_claim = document["savings"]["verdict"] in ("faster", "slower")
+    holds = "on a machine as busy as this one was, which is no claim for a quiet one: " if is_claim else ""
+    return [f"{holds}{said}; {busy}{remedy}"]
+
+
+def _describe_unconfirmed(document: Document) -> str | None:
+    """What the trainings of ``--verify`` took, where it does not bear out the time that the search says is saved."""
+    savings, verification = document.get("savings") or {}, document.get("verification") or {}
+    interval = verification.get("time_saved_ci95_pct")
+    if savings.get("verdict") != "faster" or not interval:
+        return None
+    (low, high), (least, most) = interval, savings["gain_ci95_pct"]
+    if low <= 0 <= high:
+        why = "an interval that holds 0"
+    elif high < least or low > most:
+        why = "an interval apart from the search's"
+    else:
+        return None
+    return (
+        f"--verify's trainings of {verification['n_pairs']} pairs did not confirm it: "
+        f"{verification['time_saved_pct']:.0f} % less training time to the same quality "
+        f"({low:.0f} to {high:.0f} %, {why})"
+    )
 
 
 def _describe_busy_runs(document: Document) -> str | None:
@@ -169,7 +209,8 @@ def _describe_verdict(document: Document) -> list[str]:
         shown = "no gain" if max(abs(low), abs(high)) <= TIE_PCT else "no gain that this search could prove"
         return [f"{shown} over the settings as they were: {gain} of the training time, and that interval holds 0"]
     slower = f"slower than the settings as they were: the share of the training time saved is {gain}"
-    share = f"{gain} of the training time is saved" if savings["verdict"] == "faster" else slower
+    faster = f"{gain} less training time" if _describe_busy_runs(document) else f"{gain} of the training time is saved"
+    share = faster if savings["verdict"] == "faster" else slower
     if savings["before_s"] is None:
         return [share, *_describe_payback(savings)]
     run = f"this run, {savings['n_epochs']} epochs of {savings['n_samples']:,} samples"

@@ -16,7 +16,8 @@ class Pick:
 
     Attributes:
         tied_with: Ids of rows that cannot be told from this one (``undecided``), the fastest first; of those within 1 %
-            of the fastest this is the smaller batch or the simpler plan.
+            of the fastest this is the smaller batch or the simpler plan. Of plans that ran once, earlier, some may
+            stand above it: their run is no mean.
         changes: "recipe" and "numerics": what differs from the user's plan in a way that can change what is
             learned, one sentence each; empty lists when nothing does.
         runs_samples_per_s: Of the plan's runs side by side with others, in their order; their mean was compared.

@@ -97,8 +97,18 @@ def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
         quality_before=statistics.fmean(_list_qualities(before)),
         settings=dict(settings),
         runs=runs,
-        **(_condemn_diverged(after) or _compare(before, after, metric, margin_pct, is_rising=is_rising)),
+        **(
+            _condemn_diverged(after)
+            or _compare(before, after, metric, margin_pct, is_rising=is_rising, n_epochs=_count_epochs(documents))
+        ),
     )
+
+
+def _count_epochs(documents: Sequence[Mapping[str, Any]]) -> int | None:
+    """Of the last evaluation, whose quality is compared; None where runs ended in different ones, or do not say."""
+    epochs = {document["evaluations"][-1].get("epoch") for document in documents if document["evaluations"]}
+    (epoch,) = epochs if len(epochs) == 1 else (None,)
+    return None if epoch is None else epoch + 1
 
 
 def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
@@ -163,7 +173,13 @@ def _list_qualities(runs: Sequence[TrainedRun]) -> list[float]:
 
 
 def _compare(
-    before: Sequence[TrainedRun], after: Sequence[TrainedRun], metric: str, margin_pct: float, *, is_rising: bool
+    before: Sequence[TrainedRun],
+    after: Sequence[TrainedRun],
+    metric: str,
+    margin_pct: float,
+    *,
+    is_rising: bool,
+    n_epochs: int | None,
 ) -> dict[str, Any]:
     """Verdict, text and figures of runs that all came to a number."""
     finals, n_pairs = (_list_qualities(before), _list_qualities(after)), len(before)
@@ -172,9 +188,15 @@ def _compare(
     verdict = _decide((low, high), margin_pct)
     more = "; more pairs narrow the interval" if verdict == "too noisy to tell" else ""
     times = _compare_times([_find_times(*pair, is_rising) for pair in zip(before, after, strict=True)])
+    when = "" if n_epochs is None else f" after {n_epochs} epoch{'s' if n_epochs > 1 else ''}"
+    allowed = f"a loss of {margin_pct:g} % is allowed"
+    # an interval of no width would claim that the plans always learn exactly alike
+    change = f"{change_pct:+.2f} % ({low:+.2f} to {high:+.2f} %; {allowed})"
+    if finals[0] == finals[1]:
+        change = f"both trainings of every pair came out equal ({allowed})"
     text = (
-        f"{verdict}: validation {metric} {old:.4g} → {new:.4g}, {change_pct:+.2f} % ({low:+.2f} to {high:+.2f} %; a "
-        f"loss of {margin_pct:g} % is allowed); {_describe_times(times, n_pairs)}; {n_pairs} pairs of trainings{more}"
+        f"{verdict}: {metric} on the validation set{when} {old:.4g} → {new:.4g}, {change}; "
+        f"{_describe_times(times, n_pairs)}; {n_pairs} pairs of trainings{more}"
     )
     return {
         "verdict": verdict,

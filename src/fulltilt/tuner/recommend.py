@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from fulltilt.errors import NoPlanError, find_remedy
+from fulltilt.errors import NoPlanError
 from fulltilt.records import WHOLE_RUNS, Plan, Trial, format_gib, format_rate
+from fulltilt.tuner.failures import describe_failures, find_failure_remedy
 from fulltilt.tuner.picks import Pick, Picks, build_pick, describe_changes, keeps_recipe
 from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity, estimate_speeds, find_ties
 
@@ -23,11 +23,11 @@ LearningRateRule = Literal["sqrt", "linear", "none"]
 CONFIRMING = ("repeat", "baseline")
 """Kinds of run that were made beside each other, for the comparison that decides."""
 
-MEMORY_REMEDY = "try smaller batch sizes, or a larger --memory-limit"
 MEMORY_SAFETY_PCT = 80.0
 MEMORY_TIE_PCT = 2.0
 FINALIST_TIE_PCT = 3.0  # of speed: of rows that close to the fastest, and not told from it, the simplest is a finalist
 FINALIST_GAP_PCT = 5.0  # twice what two processes of one plan usually differ by, and what drift adds
+RECIPE_WORTH_PCT = 3.0  # of speed: what keeping the recipe may cost in a tie, by the means
 MEMORY_SPEED_SHARE_PCT = 90.0  # of the best speed: what the pick with the least memory may cost
 
 
@@ -118,82 +118,96 @@ def pick(
     if not fine:
         raise NoPlanError(describe_failures(rows), remedy=find_failure_remedy(rows))
     again = find_confirmed(runs or rows)
+    history = _filter_whole(runs or rows)
     limit_gib = None if memory_limit_gib is None else memory_limit_gib * memory_safety_pct / 100
     where = "the memory of the device is not known, so no limit was applied"
     if memory_limit_gib is not None and limit_gib is not None:
         where = f"memory at most {format_gib(limit_gib)}, {memory_safety_pct:g} % of {format_gib(memory_limit_gib)}"
     return Picks(
-        throughput=_pick_throughput(fine, user_plan, again),
-        efficiency=_pick_efficiency(fine, user_plan, again),
+        throughput=_pick_throughput(fine, user_plan, again, history),
+        efficiency=_pick_efficiency(fine, user_plan, again, history),
         recommended=_pick_recommended(fine, user_plan, limit_gib, where, again, runs or rows),
-        memory=_pick_memory(fine, user_plan, again),
+        memory=_pick_memory(fine, user_plan, again, history),
     )
 
 
-def describe_failures(rows: Sequence[Trial]) -> str:
-    """``no plan can run: 3 out_of_memory, 1 error. error, t1: …``. Values that were skipped are named last."""
-    counts: dict[str, list[Trial]] = {}
-    for row in sorted(rows, key=lambda row: row.status == "skipped"):
-        counts.setdefault(row.status, []).append(row)
-    if not counts:
-        return "no plan can run: the search ran no trial; give it a larger --budget"
-    parts = ", ".join(f"{len(found)} {status}" for status, found in counts.items())
-    reasons = ". ".join(f"{status}, {found[0].id}: {found[0].reason}" for status, found in counts.items())
-    remedy = f"; {MEMORY_REMEDY}" if "out_of_memory" in counts else ""
-    return f"no plan can run: {parts}. {reasons}{remedy}"
+def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]) -> Pick:
+    chosen, tied = choose(rows, again, history=history, prefers=_prefer_beside(again))
+    rule = f"highest {_name_mean(history)}samples/s of {_count_plans(rows)} that ran"
+    return _build_compared(chosen, tied, rule, user_plan, again)
 
 
-def find_failure_remedy(rows: Sequence[Trial]) -> str | None:
-    """What to do about the failure that most rows share, which may be to read the log of one of them.
-
-    A value that was skipped says what is wrong with that value, not why the others failed.
-    """
-    failed = [row for row in rows if row.status != "skipped"] or rows
-    remedies = Counter(
-        MEMORY_REMEDY if row.status == "out_of_memory" else find_remedy(row.reason or "") for row in failed
-    )
-    if not remedies:
-        return None
-    remedy = remedies.most_common(1)[0][0]
-    return remedy or next(f"the log of {row.id} says more" for row in failed if not find_remedy(row.reason or ""))
-
-
-def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial]) -> Pick:
-    chosen, tied = choose(rows, again)
-    rule = f"highest samples/s of {_count_rows(rows)} that ran{_say_tie(tied)}"
-    return build_pick(chosen, tied, rule, user_plan)
-
-
-def _pick_efficiency(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial]) -> Pick | None:
+def _pick_efficiency(
+    rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]
+) -> Pick | None:
     known = [(row, memory) for row in rows if (memory := row.device_memory_peak_gib)]
     if not known:
         return None
-    chosen, tied = choose([row for row, _ in known], again, per=[memory for _, memory in known])
-    rule = f"highest samples/s per GiB of {_count_rows(known)} with a memory figure"
-    rule += _say_tie(tied, best="the best", faster="the better")
-    return build_pick(chosen, tied, rule, user_plan)
+    chosen, tied = choose(
+        [row for row, _ in known],
+        again,
+        history=history,
+        per=[memory for _, memory in known],
+        prefers=_prefer_beside(again),
+    )
+    rule = f"highest {_name_mean(history)}samples/s per GiB of {_count_plans(known)} with a memory figure"
+    return _build_compared(chosen, tied, rule, user_plan, again, best="the best")
 
 
-def _pick_memory(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial]) -> Pick | None:
+def _pick_memory(
+    rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]
+) -> Pick | None:
     """The least memory that still trains at an acceptable speed; of rows with the same memory the fastest."""
     confirmed = find_confirmed(rows)
-    rates = {id(row): math.exp(speed.log_rate) for row, speed in zip(rows, estimate_speeds(rows, again), strict=True)}
+    speeds = estimate_speeds(rows, again, history)
+    rates = {id(row): math.exp(speed.log_rate) for row, speed in zip(rows, speeds, strict=True)}
     best = max(confirmed or rows, key=lambda row: rates[id(row)])
     fast = [row for row in rows if rates[id(row)] >= rates[id(best)] * MEMORY_SPEED_SHARE_PCT / 100]
     known = [row for row in fast if row.device_memory_peak_gib is not None]
     if not known:
         return None
     small = _filter_smallest(known)
-    chosen, tied = choose(small, again)
+    chosen, tied = choose(small, again, history=history, prefers=_prefer_beside(again))
     best_name = "best confirmed speed" if confirmed else "best speed"
     among = f", the fastest of {len(small)} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
     n_runs = sum(run.plan == best.plan for run in again)
     mean = f", the geometric mean of {n_runs} runs" if n_runs > 1 else ""
     rule = (
-        f"least memory of {_count_rows(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
-        f"({format_rate(rates[id(best)])} samples/s{mean}, {best.id}){among}{_say_tie(tied)}"
+        f"least memory of {_count_plans(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
+        f"({format_rate(rates[id(best)])} samples/s{mean}, {best.id}){among}"
     )
-    return build_pick(chosen, tied, rule, user_plan)
+    return _build_compared(chosen, tied, rule, user_plan, again)
+
+
+def _filter_whole(runs: Sequence[Trial]) -> list[Trial]:
+    """Those that tell how fast a plan is."""
+    return [run for run in runs if run.status == "ok" and run.kind in WHOLE_RUNS]
+
+
+def _prefer_beside(again: Sequence[Trial]) -> Callable[[Plan], bool]:
+    """Plans that ran side by side go before those that they tie with: of many single runs the luckiest would win."""
+    plans = {run.plan for run in again}
+    return lambda plan: plan in plans
+
+
+def _build_compared(
+    chosen: Trial, tied: Sequence[Trial], rule: str, user_plan: Plan, again: Sequence[Trial], best: str = "the fastest"
+) -> Pick:
+    """The pick of a comparison between plans that ran side by side and plans that ran once, earlier."""
+    plans = {run.plan for run in again}
+    earlier = [row for row in tied if row.plan not in plans] if chosen.plan in plans else []
+    beside = [row for row in tied if row not in earlier]
+    made = build_pick(chosen, tied, rule + _say_tie(beside, best) + _say_earlier(earlier), user_plan)
+    return dataclasses.replace(made, runs_samples_per_s=_list_rates(again, chosen.plan))
+
+
+def _list_rates(again: Sequence[Trial], plan: Plan) -> tuple[float, ...]:
+    return tuple(_read_rate(run) for run in again if run.plan == plan)
+
+
+def _name_mean(history: Sequence[Trial]) -> str:
+    """Where a plan ran more than once, its mean is compared."""
+    return "mean " if len({run.plan for run in history}) < len(history) else ""
 
 
 def _pick_recommended(
@@ -211,6 +225,7 @@ def _pick_recommended(
         again: The runs that were made side by side.
         runs: All of them.
     """
+    history = _filter_whole(runs)
     may_be = find_recommendable(rows, limit_gib)
     prefix = ""
     if not _filter_safe(rows, limit_gib):
@@ -219,21 +234,27 @@ def _pick_recommended(
         where = f"{format_gib(least_gib)}, and up to {MEMORY_TIE_PCT:g} % more"
     confirmed = find_confirmed(may_be)
     field, beside = confirmed or may_be, again if confirmed else ()
-    chosen, tied = choose(field, beside, prefers=lambda plan: keeps_recipe(user_plan, plan))
-    passed_over, _ = choose(field, beside)
+    chosen, tied = choose(
+        field,
+        beside,
+        history=history,
+        prefers=lambda plan: keeps_recipe(user_plan, plan),
+        for_up_to_pct=RECIPE_WORTH_PCT,
+    )
+    passed_over, _ = choose(field, beside, history=history)
     rates: tuple[float, ...] = ()
     earlier: list[Trial] = []
     if confirmed:
-        fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again)[0].log_rate)
+        fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again, history)[0].log_rate)
         plans_beside = {row.plan for row in confirmed}
         others = [row for row in may_be if row.plan not in plans_beside]
-        groups = [[run for run in runs if run.plan == row.plan and run.kind in WHOLE_RUNS] for row in others]
-        earlier = [others[position] for position in find_ties(fastest, again, groups)]
-        rates = tuple(_read_rate(run) for run in again if run.plan == chosen.plan)
+        groups = [[run for run in history if run.plan == row.plan] for row in others]
+        earlier = [others[position] for position in find_ties(fastest, again, groups, history)]
+        rates = _list_rates(again, chosen.plan)
         plans = "1 plan that was" if len(confirmed) == 1 else f"{len(confirmed)} plans that were"
         among = f"highest mean samples/s of {plans} measured side by side, of {len(rows)} that ran"
     else:
-        among = f"highest samples/s of {_count_rows(may_be)}"
+        among = f"highest {_name_mean(history)}samples/s of {_count_plans(may_be)}"
     rule = f"{prefix}{among} ({where}){_say_tie(tied)}"
     rule += _say_kept_recipe(user_plan, chosen, passed_over) + _say_earlier(earlier)
     if not any(run.plan == user_plan for run in runs):
@@ -275,13 +296,13 @@ def _filter_smallest(rows: Sequence[Trial]) -> list[Trial]:
     return [row for row, memory in known if memory <= least_gib * (1 + MEMORY_TIE_PCT / 100)]
 
 
-def _say_tie(tied: Sequence[Trial], best: str = "the fastest", faster: str = "the faster") -> str:
-    """Within ``INDIFFERENCE_PCT`` the smaller batch or the simpler plan was taken, beyond that the faster one."""
+def _say_tie(tied: Sequence[Trial], best: str = "the fastest") -> str:
     if not tied:
         return ""
     return (
         f"; tied with {'1 other' if len(tied) == 1 else f'{len(tied)} others'}, which these runs cannot tell from "
-        f"{best}: within {INDIFFERENCE_PCT:g} % the smaller batch or the simpler plan is taken, beyond it {faster}"
+        f"{best}; of plans within {INDIFFERENCE_PCT:g} % of {best} the one with the smallest batch is taken, and of "
+        "those the simplest"
     )
 
 
@@ -302,8 +323,8 @@ def _say_earlier(rows: Sequence[Trial]) -> str:
     return f"; {plans} earlier, not beside it, did not come out clearly slower: named as ties too"
 
 
-def _count_rows(rows: Sequence[object]) -> str:
-    return "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+def _count_plans(rows: Sequence[object]) -> str:
+    return "1 plan" if len(rows) == 1 else f"{len(rows)} plans"
 
 
 def plan_learning_rate(

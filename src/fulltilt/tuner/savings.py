@@ -3,6 +3,11 @@
 The two plans ran in the same rounds, so each pair of runs had the same minute of the machine. The process is the unit
 of replication: the interval is over runs, not over the steps inside one, and every plan of the rounds tells how much
 runs differ here.
+
+Two pairs that happen to agree do not make it narrow: it is never narrower than the errors that the runs' own blocks
+show, and where a compared run is a busy machine's, than what all runs of the two plans in the search differ by. Pairing
+cancels drift that a whole round shares, which is why quiet runs of before the rounds do not count; contention comes and
+goes within a round.
 """
 
 from __future__ import annotations
@@ -12,9 +17,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from fulltilt.records import Plan, Trial
+from fulltilt.records import BUSY_PCT, WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import compute_contrast_interval
 from fulltilt.tuner.recommend import find_confirmed
+from fulltilt.tuner.undecided import CLEAR, compute_spread, estimate_error
 
 SavingsVerdict = Literal["faster", "slower", "no gain", "same plan"]
 Interval = tuple[float, float]
@@ -84,7 +90,10 @@ def build_savings(
         return None, {"savings": missing}
     rates = _average(before[:n_pairs]), _average(after[:n_pairs])
     speedup = rates[1] / rates[0]
-    speedup_ci95 = compute_speedup_ci95(before, after, _find_others(runs, baseline, recommended))
+    reach = _compute_reach(runs, (baseline.plan, recommended.plan), n_pairs)
+    speedup_ci95 = _widen(
+        compute_speedup_ci95(before, after, _find_others(runs, baseline, recommended)), speedup, reach
+    )
     savings = Savings(
         verdict=_decide(speedup_ci95),
         baseline_id=baseline.id,
@@ -114,8 +123,29 @@ def _explain_nulls(savings: Savings, reason: str) -> dict[str, str]:
 
 def find_rates(runs: Sequence[Trial], plan: Plan) -> list[float]:
     """Samples/s of the runs of a plan that were made beside others, in the order they ran."""
+    return [run.samples_per_s or 0.0 for run in _find_beside(runs, plan)]
+
+
+def _find_beside(runs: Sequence[Trial], plan: Plan) -> list[Trial]:
     found = {run.id: run for run in find_confirmed(runs) if run.plan == plan}
-    return [run.samples_per_s or 0.0 for run in sorted(found.values(), key=lambda run: (len(run.id), run.id))]
+    return sorted(found.values(), key=lambda run: (len(run.id), run.id))
+
+
+def _compute_reach(runs: Sequence[Trial], plans: Sequence[Plan], n_pairs: int) -> float:
+    """How far the logarithm of the speedup is uncertain by the runs themselves, whatever the pairs say."""
+    beside = [_find_beside(runs, plan)[:n_pairs] for plan in plans]
+    compared = [run for found in beside for run in found]
+    reach = CLEAR * math.hypot(*map(estimate_error, compared)) / n_pairs
+    if not any((run.cpu_pressure_pct or 0.0) > BUSY_PCT for run in compared):
+        return reach
+    fine = list({run.id: run for run in runs if run.status == "ok" and run.kind in WHOLE_RUNS}.values())
+    spread = compute_spread([[run for run in fine if run.plan == plan] for plan in plans])
+    return max(reach, CLEAR * spread * math.sqrt(2 / n_pairs))
+
+
+def _widen(ci95: Interval, middle: float, reach: float) -> Interval:
+    """At least ``reach`` of the logarithm to either side."""
+    return min(ci95[0], middle * math.exp(-reach)), max(ci95[1], middle * math.exp(reach))
 
 
 def compute_speedup_ci95(

@@ -4,8 +4,10 @@ A plan's speed is the geometric mean of its runs side by side, or that of the on
 when their means differ by more than ``CLEAR`` standard errors of that difference. The error of a run is what processes
 of one plan differ by on this machine, learnt from every plan that ran several times; intervals inside a run do not hold
 it. So few runs say little of how much runs differ: Student's t widens what they say, else equal plans are called
-different in 20 to 30 of 100 searches where processes lie further apart than the prior thinks. Ties are with the best
-row only, so they do not chain down a slope.
+different in 20 to 30 of 100 searches where processes lie further apart than the prior thinks. Where no plan ran twice
+side by side, what the runs of a plan differed by over the whole search stands in: a budget that ended after one round
+once left 14,309 without a tie, though the same plan had run at 5,598 a minute before. Ties are with the best row only,
+so they do not chain down a slope.
 
 The rounds of the finalists (``confirm``) end by the narrower ``compute_run_error``: another round costs a process of
 every plan, and what it could still win is small. What they leave open is named as a tie here.
@@ -24,7 +26,6 @@ from fulltilt.records import Plan, Trial
 from fulltilt.stats import compute_t_quantile
 
 INDIFFERENCE_PCT = 1.0  # of speed: closer than that a smaller batch or a simpler plan is worth more
-WORTH_KEEPING_PCT = 3.0  # of speed: what it may cost, by the means, to keep the recipe in a tie
 CLEAR = 2.0  # standard errors
 PRIOR_SPREAD = 0.01  # of the logarithm: what processes of one plan differ by; 0.6 % on a quiet machine, drift on top
 PRIOR_DF = 4  # degrees of freedom that the prior counts for: as much as three rounds of two plans tell
@@ -50,8 +51,10 @@ def choose(
     rows: Sequence[Trial],
     runs: Sequence[Trial] = (),
     *,
+    history: Sequence[Trial] = (),
     per: Sequence[float] | None = None,
     prefers: Callable[[Plan], bool] | None = None,
+    for_up_to_pct: float = math.inf,
 ) -> tuple[Trial, list[Trial]]:
     """The best row, and the others that cannot be told from it, fastest first.
 
@@ -63,14 +66,15 @@ def choose(
     Args:
         rows: With status ok, one a plan; at least one.
         runs: Those made side by side; a plan that is among them is judged by the mean of its own.
+        history: Every whole run of the search with status ok.
         per: By row, what samples/s are divided by before they are compared.
-        prefers: Whether a plan is taken before others that it ties with where it costs at most ``WORTH_KEEPING_PCT`` of
-            speed by its mean; those then compete alone.
+        prefers: Whether a plan is taken before others that it ties with; those then compete alone.
+        for_up_to_pct: Of speed: what that may cost, by the means.
     """
-    speeds = _divide(estimate_speeds(rows, runs), per)
+    speeds = _divide(estimate_speeds(rows, runs, history), per)
     best = max(range(len(rows)), key=lambda i: speeds[i].log_rate)
     tied = [i for i in range(len(rows)) if speeds[i].may_equal(speeds[best])]
-    near = [i for i in tied if speeds[best].log_rate - speeds[i].log_rate <= -math.log1p(-WORTH_KEEPING_PCT / 100)]
+    near = [i for i in tied if math.expm1(speeds[best].log_rate - speeds[i].log_rate) <= for_up_to_pct / 100]
     field = [i for i in near if prefers is not None and prefers(rows[i].plan)] or tied
     first = max(speeds[i].log_rate for i in field)
     reach = -math.log1p(-INDIFFERENCE_PCT / 100)
@@ -79,7 +83,9 @@ def choose(
     return rows[chosen], [rows[i] for i in sorted(tied, key=lambda i: -speeds[i].log_rate) if i != chosen]
 
 
-def find_ties(best: Trial, runs: Sequence[Trial], others: Sequence[Sequence[Trial]]) -> list[int]:
+def find_ties(
+    best: Trial, runs: Sequence[Trial], others: Sequence[Sequence[Trial]], history: Sequence[Trial] = ()
+) -> list[int]:
     """Which of ``others`` cannot be told from ``best``, or look faster than it; fastest first.
 
     They ran before the finalists ran side by side: that is too little to be recommended, and no proof that they are
@@ -88,8 +94,9 @@ def find_ties(best: Trial, runs: Sequence[Trial], others: Sequence[Sequence[Tria
     Args:
         runs: Those side by side; they say how much runs differ here.
         others: By plan, its earlier runs with status ok.
+        history: Every whole run of the search with status ok.
     """
-    shared, (first,) = compute_doubt(_group(runs)), estimate_speeds([best], runs)
+    shared, (first,) = _compute_shared(_group(runs), history), estimate_speeds([best], runs, history)
     found = []
     for position, group in enumerate(others):
         error = max(shared, *map(estimate_error, group)) / math.sqrt(len(group))
@@ -99,10 +106,14 @@ def find_ties(best: Trial, runs: Sequence[Trial], others: Sequence[Sequence[Tria
     return [position for _, position in sorted(found)]
 
 
-def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> list[Speed]:
-    """By row. A plan that ran once has the error of its own run where that is the larger one."""
-    by_plan = {group[0].plan: group for group in _group(runs)}
-    shared = compute_doubt(list(by_plan.values()))
+def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = (), history: Sequence[Trial] = ()) -> list[Speed]:
+    """By row. A plan that ran once has the error of its own run where that is the larger one.
+
+    A plan that is not among those side by side is judged by the mean of all its runs.
+    """
+    beside = {group[0].plan: group for group in _group(runs)}
+    shared = _compute_shared(list(beside.values()), history)
+    by_plan = {group[0].plan: group for group in _group(history)} | beside
     speeds = []
     for row in rows:
         group = by_plan.get(row.plan, [row])
@@ -129,10 +140,20 @@ def compute_run_error(runs: Sequence[Sequence[Trial]]) -> float:
 
 def compute_doubt(runs: Sequence[Sequence[Trial]]) -> float:
     """``compute_run_error``, and where the runs alone say more, that: ``CLEAR`` times it holds 95 % of differences."""
-    error, df = compute_run_error(runs), sum(len(found) - 1 for found in runs)
-    if df < 1:
-        return error
-    return max(error, compute_t_quantile(0.975, df) / CLEAR * math.sqrt(_sum_squares(runs) / df))
+    return max(compute_run_error(runs), compute_spread(runs))
+
+
+def compute_spread(runs: Sequence[Sequence[Trial]]) -> float:
+    """What runs of one plan differ by, by these alone: ``CLEAR`` times it holds 95 %. 0 where no plan ran twice."""
+    df = sum(len(found) - 1 for found in runs)
+    return compute_t_quantile(0.975, df) / CLEAR * math.sqrt(_sum_squares(runs) / df) if df else 0.0
+
+
+def _compute_shared(beside: Sequence[Sequence[Trial]], history: Sequence[Trial]) -> float:
+    """The error of any run. Drift between the search and its rounds counts only where the rounds say nothing."""
+    doubt = compute_doubt(beside)
+    is_told = any(len(found) > 1 for found in beside)
+    return doubt if is_told else max(doubt, compute_spread(_group(history)))
 
 
 def estimate_error(run: Trial) -> float:

@@ -257,11 +257,39 @@ def test_a_verdict_that_rests_on_a_busy_machine_says_on_which_rows(changes):
     """``no gain`` was said of rows with ``this is a busy machine's figure`` among their notes, and nothing of that."""
     line = describe_savings(with_runs("t1", "t5", **changes))[0]
     assert "; of the 4 runs compared, 2 are a busy machine's (t1, t5)" in line
-    assert line.count("repeat the search on a quiet machine") == 1
+    assert line.count("search again on a quiet machine, with --out and a new folder") == 1
     assert "; all 4 runs compared are a busy machine's (t1, t2, t4, t5)" in " ".join(
         describe_savings(with_runs("t1", "t2", "t4", "t5", **changes))
     )
     assert "busy" not in " ".join(describe_savings(with_runs(**changes)))  # t6 is busy, but not compared
+
+
+def test_a_saving_of_a_busy_machine_is_no_promise_for_a_quiet_one():
+    """``112.67 ×``, ``99.1 % is saved`` and ``paid for itself after 0.34 s`` were a minute of contention."""
+    document = with_runs("t1", "t5", gain_pct=99.1124, gain_ci95_pct=[98.5, 99.5])
+    (line,) = describe_savings(document)
+    assert line.startswith("on a machine as busy as this one was, which is no claim for a quiet one: this run")
+    assert "saved" not in line
+    gain = describe_gain(document)
+    assert gain.startswith("about 113 × * the throughput of the settings as they were (1,000 ± 2.0 % * samples/s")
+    assert describe_gain(with_runs("t1")).startswith("about 1.6 × *")
+    assert describe_gain(with_runs()).startswith("1.56 × the throughput")
+    assert len(describe_savings(with_runs())) == 2
+
+
+@pytest.mark.parametrize(
+    ("ci95", "words"),
+    [
+        ([-250.0, 99.2], "34 % less training time to the same quality (-250 to 99 %, an interval that holds 0)"),
+        ([2.0, 20.0], "(2 to 20 %, an interval apart from the search's)"),
+        ([30.0, 50.0], None),
+    ],
+)
+def test_a_saving_that_verify_did_not_confirm_says_so_beside_it(ci95, words):
+    made = {"time_saved_pct": 34.0, "time_saved_ci95_pct": ci95, "n_pairs": 2}
+    line = describe_savings(with_savings() | {"verification": made})[0]
+    assert ("--verify's trainings of 2 pairs did not confirm it: " in line) == (words is not None)
+    assert (words or "35.8 %") in line
 
 
 def test_a_row_of_a_busy_machine_is_marked_with_a_legend_wherever_rows_are_shown():

@@ -37,6 +37,16 @@ def test_a_step_bound_by_compute_names_its_longest_phase():
     assert "80 % of the step is forward and backward (80 of 100 ms in t1), most of it backward (50 ms)" in bound.text
 
 
+def test_advice_on_a_busy_row_says_so():
+    """``99 % of the step is forward and backward`` and ``MFU 0.31 %`` were of rows that waited for a core."""
+    quiet = dataclasses.replace(with_phases(make_row(1, 1000.0)), flops_per_sample=1e9)
+    for row, words in ((quiet, ""), (dataclasses.replace(quiet, cpu_pressure_pct=83.4), "t1 83 % of the time")):
+        probe = make_row(2, 1500.0, kind="device")
+        ceilings = find_ceilings(row, [probe])
+        texts = [compute_bound(row)[0].text, compute_roof_share(row, ROOFS)[0].text, ceilings[0].text]
+        assert all(words in text and ("busy machine" in text) == bool(words) for text in texts)
+
+
 def test_a_step_bound_by_data_says_what_could_be_gained_at_most():
     bound, _ = compute_bound(with_phases(make_row(1), data_wait=60.0, forward=10.0, backward=20.0, other=0.0))
     assert (bound.kind, bound.share_pct) == ("data", 60.0)

@@ -131,3 +131,20 @@ def test_arms_with_different_seeds_are_not_compared():
     documents = [*make_pairs([[0.9], [0.9]], [[0.9], [0.9]])[:-1], make_document("recommended", 7, [0.9])]
     with pytest.raises(ValueError, match="same seeds"):
         judge(documents, SETTINGS)
+
+
+def test_pairs_that_came_out_equal_are_called_so_with_the_epochs_they_trained():
+    """``+0.00 % (+0.00 to +0.00 %)`` claimed an interval without width, of a validation set after one epoch."""
+    documents = make_pairs([[0.5, 0.9], [0.6, 0.8]], [[0.5, 0.9], [0.6, 0.8]])
+    for document in documents:
+        for epoch, evaluation in enumerate(document["evaluations"]):
+            evaluation["epoch"] = epoch
+    text = judge(documents, SETTINGS).text
+    assert text.startswith(
+        "learns as well: accuracy on the validation set after 2 epochs 0.85 → 0.85, both trainings of every pair came "
+        "out equal (a loss of 1 % is allowed); "
+    )
+    documents[0]["evaluations"][-1]["metrics"]["accuracy"] = 0.91
+    changed = judge(documents, SETTINGS).text
+    assert "equal" not in changed
+    assert "0.855 → 0.85, -0.58 % (" in changed

@@ -79,7 +79,7 @@ def test_of_rows_above_the_limit_with_the_same_memory_the_fastest_is_taken():
     ]
     chosen = pick(rows, user_plan=USER, memory_limit_gib=10.0).recommended
     assert chosen.trial.id == "t2"
-    assert "least memory highest samples/s of 2 rows (9.00 GiB, and up to 2 % more)" in chosen.rule
+    assert "least memory highest samples/s of 2 plans (9.00 GiB, and up to 2 % more)" in chosen.rule
 
 
 def test_rows_above_the_limit_are_measured_again_too():
@@ -344,7 +344,7 @@ def test_the_memory_pick_is_the_smallest_row_that_is_fast_enough():
     ]
     chosen = pick(rows, user_plan=USER, memory_limit_gib=None).memory
     assert chosen.trial.id == "t2"
-    assert chosen.rule.startswith("least memory of 3 rows with at least 90 % of the best speed (1,000 samples/s, t1)")
+    assert chosen.rule.startswith("least memory of 3 plans with at least 90 % of the best speed (1,000 samples/s, t1)")
 
 
 def test_the_speed_that_the_memory_pick_is_held_against_is_the_mean_of_the_runs_side_by_side():
@@ -526,3 +526,57 @@ def test_a_recommendation_says_where_nothing_is_known_against_the_settings_as_th
     assert said in pick([other], user_plan=USER, memory_limit_gib=None).recommended.rule
     for own in (make_row(2, 900.0), make_row(2, None, status="out_of_memory")):
         assert said not in pick([other, own], user_plan=USER, memory_limit_gib=None).recommended.rule
+
+
+def run_beside(number, rate, **levers):
+    return dataclasses.replace(make_row(number, rate, kind="repeat", **levers), comparison="abc")
+
+
+def pick_from(runs):
+    rows, _ = recommend.merge_repeats(runs)
+    return pick(rows, user_plan=USER, memory_limit_gib=None, runs=runs)
+
+
+def test_a_lucky_single_run_does_not_win_against_the_mean_of_runs_side_by_side():
+    """17,273 of a plan that ran once was "the highest throughput" above a plan with runs of 18,443, 15,951, 18,202."""
+    runs = [
+        make_row(9, 18443.0, threads=1, num_workers=2),
+        make_row(11, 17273.0, threads=1),
+        run_beside(13, 15951.0, threads=1, num_workers=2),
+        run_beside(14, 6465.0),
+        run_beside(15, 5759.0),
+        run_beside(16, 18202.0, threads=1, num_workers=2),
+    ]
+    picks = pick_from(runs)
+    for made in (picks.throughput, picks.efficiency, picks.memory, picks.recommended):
+        assert (made.trial.id, made.tied_with) == ("t13", ("t11",))
+        assert made.runs_samples_per_s == (15951.0, 18202.0)
+        assert "1 plan that ran earlier, not beside it, did not come out clearly slower" in made.rule
+    assert picks.throughput.rule.startswith("highest mean samples/s of 3 plans that ran;")
+
+
+def test_a_single_run_that_is_clearly_faster_still_has_the_highest_throughput():
+    runs = [make_row(1, 2000.0, batch_size=256, memory=9.0), run_beside(2, 1000.0, num_workers=2), run_beside(3, 900.0)]
+    made = pick_from([*runs, run_beside(4, 1001.0, num_workers=2), run_beside(5, 901.0)]).throughput
+    assert (made.trial.id, made.tied_with) == ("t1", ())
+
+
+def test_one_round_after_runs_that_lay_far_apart_leaves_ties():
+    """14,309 had no tie after one round, though the same plan had run at 5,598 before it and another at 4,631."""
+    fast, slow = {"threads": 1, "num_workers": 2}, {"threads": 1, "num_workers": 1}
+    earlier = [make_row(1, 5739.0, **slow), make_row(9, 5598.0, **fast), make_row(10, 4631.0, threads=1)]
+    rounds = [run_beside(15, 14309.0, **fast), run_beside(16, 5802.0, **slow), run_beside(17, 114.0)]
+    picks = pick_from([*earlier, *rounds])
+    for made in (picks.recommended, picks.throughput):
+        assert made.trial.id == "t15"
+        assert set(made.tied_with) == {"t16", "t10"}
+    steady = [dataclasses.replace(earlier[1], samples_per_s=14300.0), earlier[0], earlier[2]]
+    assert pick_from([*steady, *rounds]).recommended.tied_with == ()
+
+
+def test_a_tie_is_explained_in_one_plain_sentence():
+    rows = [make_row(1, 1005.0, batch_size=256), make_row(2, 1000.0, batch_size=64)]
+    assert pick(rows, user_plan=USER, memory_limit_gib=None).throughput.rule == (
+        "highest samples/s of 2 plans that ran; tied with 1 other, which these runs cannot tell from the fastest; of "
+        "plans within 1 % of the fastest the one with the smallest batch is taken, and of those the simplest"
+    )

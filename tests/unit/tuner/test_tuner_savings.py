@@ -77,7 +77,7 @@ def test_drift_that_hits_both_of_a_round_alike_does_not_hide_the_gain():
     drift = [1.0, 0.6, 1.4, 0.9]
     savings, _ = build([100.0 * d for d in drift], [120.0 * d for d in drift])
     assert savings.verdict == "faster"
-    assert savings.gain_ci95_pct == pytest.approx((100 / 6, 100 / 6))
+    assert savings.gain_ci95_pct == pytest.approx((100 / 6, 100 / 6), abs=1.0)
 
 
 def test_a_recommended_plan_that_is_slower_is_called_so():
@@ -113,7 +113,32 @@ def test_runs_of_the_search_before_the_rounds_do_not_count():
         runs, baseline=runs[2], recommended=runs[1], n_samples=1, n_epochs=1, search_s=1.0
     )  # fmt: skip
     assert savings.n_pairs == 2
-    assert savings.gain_ci95_pct == pytest.approx((100 / 11, 100 / 11))
+    assert savings.gain_ci95_pct == pytest.approx((100 / 11, 100 / 11), abs=1.0)
+
+
+def test_pairs_that_agree_are_no_surer_than_the_blocks_of_their_runs():
+    """Two pairs at the same ratio claimed ± 0 %, though the blocks inside each run differed by 30 %."""
+    runs = make_rounds([100.0, 100.0], [150.0, 150.0])
+    noisy = [
+        dataclasses.replace(run, samples_per_s_ci95=(run.samples_per_s / 2, run.samples_per_s * 2)) for run in runs
+    ]
+    given = {"n_samples": 1, "n_epochs": 1, "search_s": 1.0}
+    clear, _ = build_savings(runs, baseline=runs[1], recommended=runs[0], **given)
+    unclear, _ = build_savings(noisy, baseline=noisy[1], recommended=noisy[0], **given)
+    assert (clear.verdict, unclear.verdict) == ("faster", "no gain")
+    assert unclear.gain_pct == pytest.approx(clear.gain_pct)
+
+
+def test_on_a_busy_machine_earlier_runs_of_the_two_plans_widen_the_interval():
+    """A minute of contention held both rounds: 112 times faster, where the same plan ran at 1,558 before it."""
+    rounds = make_rounds([100.0, 100.0], [150.0, 150.0])
+    earlier = [make_run(1, 300.0, USER, kind="end_to_end"), make_run(2, 150.0, FAST, kind="end_to_end")]
+    verdicts = []
+    for pressure_pct in (10.0, 90.0):
+        runs = [*earlier, *(dataclasses.replace(run, cpu_pressure_pct=pressure_pct) for run in rounds)]
+        savings, _ = build_savings(runs, baseline=runs[3], recommended=runs[2], n_samples=1, n_epochs=1, search_s=1.0)
+        verdicts.append(savings.verdict)
+    assert verdicts == ["faster", "no gain"]
 
 
 def test_the_users_own_plan_as_the_pick_has_nothing_to_compare():

@@ -1,0 +1,39 @@
+"""What is said where no plan ran to its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fulltilt.errors import find_remedy
+from fulltilt.records import Trial
+
+MEMORY_REMEDY = "try smaller batch sizes, or a larger --memory-limit"
+
+
+def describe_failures(rows: Sequence[Trial]) -> str:
+    """``no plan can run: 3 out_of_memory, 1 error. error, t1: …``. Values that were skipped are named last."""
+    counts: dict[str, list[Trial]] = {}
+    for row in sorted(rows, key=lambda row: row.status == "skipped"):
+        counts.setdefault(row.status, []).append(row)
+    if not counts:
+        return "no plan can run: the search ran no trial; give it a larger --budget"
+    parts = ", ".join(f"{len(found)} {status}" for status, found in counts.items())
+    reasons = ". ".join(f"{status}, {found[0].id}: {found[0].reason}" for status, found in counts.items())
+    remedy = f"; {MEMORY_REMEDY}" if "out_of_memory" in counts else ""
+    return f"no plan can run: {parts}. {reasons}{remedy}"
+
+
+def find_failure_remedy(rows: Sequence[Trial]) -> str | None:
+    """What to do about the failure that most rows share, which may be to read the log of one of them.
+
+    A value that was skipped says what is wrong with that value, not why the others failed.
+    """
+    failed = [row for row in rows if row.status != "skipped"] or rows
+    remedies = Counter(
+        MEMORY_REMEDY if row.status == "out_of_memory" else find_remedy(row.reason or "") for row in failed
+    )
+    if not remedies:
+        return None
+    remedy = remedies.most_common(1)[0][0]
+    return remedy or next(f"the log of {row.id} says more" for row in failed if not find_remedy(row.reason or ""))
