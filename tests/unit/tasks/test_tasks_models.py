@@ -122,7 +122,7 @@ def test_facts_reach_a_model_where_the_call_leaves_them_open():
         ("widresnet", ["unknown model 'widresnet'", "wideresnet"]),
         ("small_cnn(widht=4)", ["no argument 'widht'", "did you mean width"]),
         ("small_cnn(width=0)", ["width=0"]),
-        ("small_cnn(width=wide)", ["width=wide", "int"]),
+        ("small_cnn(width=wide)", ["width=wide", "a whole number"]),
         ("mlp(n_features=4)", ["n_outputs"]),
         ("nowhere_to_be_found:build", ["nowhere_to_be_found"]),
         ("json:loads(s='3')", ["json:loads", "returned int", "nn.Module"]),
