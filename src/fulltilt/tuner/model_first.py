@@ -26,6 +26,7 @@ LEVER_SHARE = 0.5  # of the time for probes: after it the loader's turn has come
 N_DOUBT = 3  # further estimates of an arm at a time, where they decide what fits
 WORTH = 0.005  # of the logarithm of samples/s: a plan that hopes for less is not run
 NEGLIGIBLE_LOADING = 0.004  # of the step: then workers and pinning cannot matter
+OVERLAP = 0.04  # of the logarithm: what a plan without workers must promise, at best, to be run once
 SHORT = 0.92  # of the predicted samples/s: a first whole run below it met what no probe saw
 GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast arm
 
@@ -217,14 +218,17 @@ class _Search:
         for number in range(self._effort.n_whole):
             chosen = self.known.choose_whole(plans)
             if chosen is None:
-                return
+                break
             plan, expected, hope = chosen
             if number >= self._effort.min_whole and self.known.noise is None and hope < WORTH:
-                return
+                break
             at_best = f", {math.expm1(hope):+.1%} at best" if number else ""
             row = yield from self._ask("end_to_end", plan, f"predicted {format_rate(expected)} samples/s{at_best}")
             if number == 0 and row.status == "ok" and (row.samples_per_s or 0.0) < SHORT * expected:
                 yield from self._pin(plan)
+        free = self.known.choose_without_workers(plans)
+        if free is not None and free[1] > OVERLAP:
+            yield from self._ask("end_to_end", free[0], f"no workers, {math.expm1(free[1]):+.1%} if loading overlaps")
 
     def _pin(self, plan: Plan) -> Strategy:
         """The same plan from page-locked memory: copies to the device, and what they hold up, are in no probe."""

@@ -31,11 +31,13 @@ class Work:
     """What a process has done since it started; of two readings the later one differs where it did something.
 
     Attributes:
-        read_bytes: By calls, out of the page cache too, or from the disk (mapped files), whichever is more.
+        called_bytes: Read by calls, out of the page cache too.
+        disk_bytes: Read from the disk, for calls and for mapped files.
     """
 
     cpu_s: float
-    read_bytes: int
+    called_bytes: int
+    disk_bytes: int
 
 
 def set_death_signal(number: int) -> None:
@@ -65,10 +67,11 @@ def read_work(pid: int, proc: Path = Path("/proc")) -> Work | None:
         text = (proc / str(pid) / "stat").read_text(errors="replace")
         user, system = text[text.rindex(")") + 2 :].split()[11:13]
         counts = dict(line.split(": ") for line in (proc / str(pid) / "io").read_text().splitlines())
-        read_bytes = max(int(counts["rchar"]), int(counts["read_bytes"]))
+        called_bytes, disk_bytes = int(counts["rchar"]), int(counts["read_bytes"])
     except (OSError, ValueError, KeyError):
         return None
-    return Work(cpu_s=(int(user) + int(system)) / os.sysconf("SC_CLK_TCK"), read_bytes=read_bytes)
+    cpu_s = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return Work(cpu_s=cpu_s, called_bytes=called_bytes, disk_bytes=disk_bytes)
 
 
 def find_descendants(root: int, entries: list[ProcessEntry] | None = None) -> list[int]:

@@ -26,7 +26,7 @@ class FakeChild:
 
     def read_work(self):
         done_s = min(self.now_s - self._begin_s, self._stops_s)
-        return Work(cpu_s=0.01 * done_s, read_bytes=int(done_s * 2**20)) if self._is_seen else None
+        return Work(cpu_s=0.01 * done_s, called_bytes=0, disk_bytes=int(done_s * 2**20)) if self._is_seen else None
 
     def start(self):
         return wait_for_start(
@@ -72,7 +72,7 @@ def test_work_is_read_of_a_process_and_grows_with_what_it_does():
         n_bytes = len(stream.read())
     after = proctree.read_work(os.getpid())
     assert after is not None
-    assert after.read_bytes >= before.read_bytes + n_bytes
+    assert after.called_bytes >= before.called_bytes + n_bytes
     assert after.cpu_s >= before.cpu_s
 
 
@@ -82,5 +82,5 @@ def test_a_process_name_with_spaces_is_no_figure(tmp_path):
     (folder / "stat").write_text("77 (a) b (c) R 5 77 42 0 -1 0 1 2 3 4 250 50 9 9")
     (folder / "io").write_text("rchar: 100\nwchar: 0\nread_bytes: 4096\n")
     ticks = os.sysconf("SC_CLK_TCK")
-    assert proctree.read_work(77, tmp_path) == Work(cpu_s=300 / ticks, read_bytes=4096)
+    assert proctree.read_work(77, tmp_path) == Work(cpu_s=300 / ticks, called_bytes=100, disk_bytes=4096)
     assert proctree.read_work(78, tmp_path) is None

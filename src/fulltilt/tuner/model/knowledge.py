@@ -96,6 +96,22 @@ class Knowledge:
         hope = float(hopes[at] - math.log(_read_rate(best))) if best else math.inf
         return left[at], math.exp(means[at]), hope
 
+    def choose_without_workers(self, plans: Sequence[Plan]) -> tuple[Plan, float] | None:
+        """The plan without workers that would be the fastest if loading and computing overlapped, and by how much then.
+
+        None where one was run already, or on a CPU, where they share cores.
+        """
+        best = self.find_best()
+        tried = [row.plan for row in (*self.whole, *self.failed)]
+        left = [p for p in plans if p["num_workers"] == 0 and self.memory.fits(p)]
+        is_seen = any(plan["num_workers"] == 0 for plan in tried)
+        if best is None or is_seen or not left or not self.loader or self._space.facts.device_type == "cpu":
+            return None
+        model = self._build_model(learn=False)
+        rates = [model.predict_overlap_log_rate(plan) for plan in left]
+        at = max(range(len(left)), key=rates.__getitem__)
+        return left[at], rates[at] - math.log(_read_rate(best))
+
     def _find_refused_count(self) -> float:
         """The smallest number of workers above 0 whose loader failed by itself: a whole run with as many would too."""
         counts = [row.plan["num_workers"] for row in self.failed if row.kind == "loader"]

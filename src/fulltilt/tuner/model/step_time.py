@@ -50,6 +50,7 @@ class StepTime:
         self._loader = LoaderTime([_loader_point(row) for row in loader], n_cores=n_cores) if loader else None
         self._receive = {pinned: _fit_receive(rows) for pinned, rows in _group_by_pinning(loader).items()}
         self._n_cores, self._on_cpu = n_cores, on_cpu
+        self._launch_s = min(_micro_point(row).seconds for row in device)  # at most: of a step that computes little
         self._cache: dict[tuple[Arm, Arm, int, int, int], float] = {}
         errors = [(self.describe(row.plan), self._compute_log_error(row)) for row in whole]
         self._errors = _Errors(errors, NOISE_SD if noise is None else noise)
@@ -73,6 +74,15 @@ class StepTime:
         if key not in self._cache:
             self._cache[key] = self._predict(plan)
         return self._cache[key]
+
+    def predict_overlap_log_rate(self, plan: Plan) -> float:
+        """ln(samples/s) without workers where making a batch and computing the one before overlap, at best.
+
+        A process that launched a step on a GPU is free until something waits for it; whether that is so no probe says.
+        """
+        device_s, load_s = self._split(plan)
+        launch_s = min(device_s, plan["accumulate"] * self._launch_s)
+        return math.log(plan.effective_batch_size / max(device_s, load_s + launch_s))
 
     def describe(self, plan: Plan) -> np.ndarray:
         """What errors of the prediction may depend on, scaled so that a distance of 1 is far."""
