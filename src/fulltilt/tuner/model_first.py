@@ -37,7 +37,8 @@ class Effort:
 
     Attributes:
         n_whole, min_whole: Whole runs that the model chooses, and those that run whatever it hopes.
-        n_polish, min_polish: The same of plans next to the best; one for each lever where there are more levers.
+        n_polish, min_polish: The same of plans next to the best, counted from the last gain; one for each lever where
+            there are more levers.
         n_curve: Batch sizes at which the fast arm is probed.
         n_feed: Numbers of workers next to the best, where loading is the slower side.
         fake_s: Of the memory pre-pass together: a large model's takes seconds a point.
@@ -47,7 +48,7 @@ class Effort:
     n_whole: int = 4
     min_whole: int = 3
     n_polish: int = 6
-    min_polish: int = 4
+    min_polish: int = 3
     n_curve: int = 5
     n_feed: int = 3
     fake_s: float = 30.0
@@ -240,25 +241,28 @@ class _Search:
         """Plans one step away from the best: the way that gained just now, where loading is the slower side more and
         fewer workers, then by hope.
 
-        Some run whatever the model hopes: it knows nothing of what it does not see. On a noisy machine all of them do.
+        Some run after each gain whatever the model hopes: it knows nothing of what it does not see. On a noisy machine
+        all of them do.
         """
-        before = self.known.find_best()
-        for number in range(self._effort.count_polish(self._space)):
+        before, n_in_vain = self.known.find_best(), 0
+        for _ in range(self._effort.count_polish(self._space)):
             best = self.known.find_best()
             if before is None or best is None:
                 return
             onward = self._plans.list_onward(before.plan, best.plan) if _has_gained(before, best) else []
+            n_in_vain = 0 if _has_gained(before, best) else n_in_vain
             before = best
             beside = self._plans.list_neighbours(best.plan, ["num_workers"]) if self.known.is_loader_bound else []
             chosen = self.known.choose_whole(onward) or self.known.choose_whole(beside)
             if chosen is None or (not onward and chosen[2] < -POLISH_REACH):
                 chosen = self.known.choose_whole(self._plans.list_neighbours(best.plan, self._space.axes))
-                may_stop = number >= self._effort.min_polish and self.known.noise is None
+                may_stop = n_in_vain >= self._effort.min_polish and self.known.noise is None
                 if chosen is None or (may_stop and chosen[2] < -POLISH_REACH):
                     return
             plan, expected, _ = chosen
             why = f"next to the best so far, predicted {format_rate(expected)} samples/s"
             yield from self._ask("end_to_end", plan, why)
+            n_in_vain += 1
 
     def _probe_curve(self) -> Strategy:
         """The fast arm at further batch sizes: upward as long as memory surely allows, the ends, then the gaps."""

@@ -165,6 +165,14 @@ def test_the_way_that_gained_is_followed_before_other_neighbours():
     assert any(a > b > c or a < b < c for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False))
 
 
+def test_after_a_gain_as_many_neighbours_run_again_whatever_the_model_hopes():
+    """Searches that climbed to a new best ended there without a look around it."""
+    rows = [row for row in search(Hill(load_s=3e-3)).rows if "next to the best" in row.why]
+    rates = [row.samples_per_s for row in rows]
+    assert rates.index(max(rates)) > 0
+    assert len(rates) - 1 - rates.index(max(rates)) >= FULL.min_polish
+
+
 def test_numbers_of_workers_run_only_where_they_may_come_near_the_best():
     """Twelve are a sixth slower than sixteen at every batch, as the loader alone shows; each new best asked again."""
     rows = search(Hill(load_s=3e-3)).rows
