@@ -126,7 +126,7 @@ def measure_steps(
         notes.append(f"an epoch of {epoch_steps} steps is too long to time: what its begin costs may be left out")
     blocks, late, timed_out = _run_blocks(runner, size, n_steps, min_blocks, max_measure_s, notes)
     if late:
-        notes.append(f"the first {len(late)} timed blocks were still warm-up and do not count")
+        notes.append(f"timed blocks at the start that were still warm-up and do not count: {len(late)}")
     blocks = _repeat_contended(runner, blocks, size, 0 if timed_out else max_repeats, notes)
     return _summarize(blocks, runner, [*warm, *late], (clock.host_ns() - begin_ns) / 1e9, is_steady, notes)
 
@@ -184,7 +184,7 @@ def _repeat_contended(
     contended = find_contended(blocks)
     dropped = set(contended[: len(blocks) - wanted])
     if dropped:
-        notes.append(f"{len(dropped)} contended blocks were run again")
+        notes.append(f"contended blocks that were run again: {len(dropped)}")
     if len(contended) > len(dropped):
         notes.append(f"{len(contended) - len(dropped)} of {wanted} blocks ran while other work took the cores")
     return [block for index, block in enumerate(blocks) if index not in dropped]

@@ -229,7 +229,7 @@ def test_a_contended_block_is_run_again(kind):
     result = training.measure(read_pressure=host.read, read_cpu_times=host.read)
     assert result.phases_ms.step == pytest.approx(100.0)
     assert len(result.blocks) == 5
-    assert any("contended blocks were run again" in note for note in result.notes)
+    assert any("contended blocks that were run again" in note for note in result.notes)
 
 
 def test_repeats_are_bounded_and_what_stays_contended_is_noted():
