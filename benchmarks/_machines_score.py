@@ -184,7 +184,7 @@ def _finish(
 ) -> tuple[Plan | None, Plan | None]:
     """The last stage of ``tune``: finalists and the user's plan again side by side; the pick, and the fastest."""
     limit_gib = machine.recommendable_gib
-    run_finals(session, space, n_finalists=search.count_finalists(strategy))
+    run_finals(session, space, n_finalists=search.count_finalists(strategy, session.rows))
     table, _ = recommend.merge_repeats(session.rows)
     if not any(row.status == "ok" for row in table):
         return None, None

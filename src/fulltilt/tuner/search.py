@@ -5,15 +5,16 @@ Each is a generator function of a Space (see ``session``). ``confirm`` runs afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fulltilt.levers import find_obstacles
-from fulltilt.records import Plan
+from fulltilt.records import Plan, Trial
 from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS
 from fulltilt.tuner.coordinate_descent import coordinate_descent, project, without_batch
 from fulltilt.tuner.model_first import FULL, QUICK, count_trials, model_first
 from fulltilt.tuner.session import END_TO_END, REPEAT, Ask, Skip, Strategy
 from fulltilt.tuner.space import COUPLED, Space
+from fulltilt.tuner.undecided import is_noisy
 
 
 def skip_impossible(space: Space) -> Strategy:
@@ -71,14 +72,16 @@ def name_strategy(strategy: str) -> str:
     return "model_first" if strategy == "quick" else strategy
 
 
-def count_finalists(strategy: str) -> int:
-    """How many plans are measured again.
+def count_finalists(strategy: str, rows: Sequence[Trial] = ()) -> int:
+    """How many plans are measured again, after what the rows of the search say of the machine.
 
     The fastest of a whole grid's noisy rows are mostly lucky ones: over 20 simulated workloads the exhaustive search
     lost 1.72 % on average with two of them and loses 1.14 % with four (``benchmarks/results/search_replay-cpu.json``).
-    Searches that run few plans, each for a reason, lost no less with a third.
+    Searches that run few plans, each for a reason, lost no less with a third; on a noisy machine theirs are lucky
+    ones, too.
     """
-    return {"exhaustive": 4, "quick": 1}.get(strategy, 2)
+    whole = [row for row in rows if row.kind == END_TO_END and row.status == "ok"]
+    return {"exhaustive": 4, "quick": 1}.get(strategy, 4 if is_noisy(whole) else 2)
 
 
 def count_planned(space: Space, strategy: str, *, is_limited: bool) -> dict[str, int]:

@@ -226,7 +226,7 @@ def _search(session: Session, space: Space, options: TuneOptions) -> None:
     if space.axes and not any(row.status != "skipped" for row in session.rows):
         session.run(search.run_nearest(space))  # the budget went into probes
     session.adopt_rest((END_TO_END,))  # those of another strategy in this folder: the best of them is a finalist, too
-    run_finals(session, space, n_finalists=search.count_finalists(options.strategy))
+    run_finals(session, space, n_finalists=search.count_finalists(options.strategy, session.rows))
     session.adopt_rest()
 
 

@@ -7,7 +7,7 @@ it. So few runs say little of how much runs differ: Student's t widens what they
 different in 20 to 30 of 100 searches where processes lie further apart than the prior thinks. Where no plan ran twice
 side by side, what the runs of a plan differed by over the whole search stands in: a budget that ended after one round
 once left 14,309 without a tie, though the same plan had run at 5,598 a minute before. Ties are with the best row only,
-so they do not chain down a slope.
+so they do not chain down a slope. What the whole search says also holds between the rounds and what ran before them.
 
 The rounds of the finalists (``confirm``) end by the narrower ``compute_run_error``: another round costs a process of
 every plan, and what it could still win is small. What they leave open is named as a tie here.
@@ -28,6 +28,7 @@ from fulltilt.stats import compute_t_quantile
 INDIFFERENCE_PCT = 1.0  # of speed: closer than that a smaller batch or a simpler plan is worth more
 CLEAR = 2.0  # standard errors
 PRIOR_SPREAD = 0.01  # of the logarithm: what processes of one plan differ by; 0.6 % on a quiet machine, drift on top
+NOISY = 0.03  # of the logarithm: runs whose own blocks leave as much open; a quiet machine has a third of it
 PRIOR_DF = 4  # degrees of freedom that the prior counts for: as much as three rounds of two plans tell
 
 
@@ -89,14 +90,16 @@ def find_ties(
     """Which of ``others`` cannot be told from ``best``, or look faster than it; fastest first.
 
     They ran before the finalists ran side by side: that is too little to be recommended, and no proof that they are
-    slower.
+    slower. What lies between then and now counts: rounds that agree with each other to 1 % were made while the machine
+    was a fifth faster than a minute before.
 
     Args:
         runs: Those side by side; they say how much runs differ here.
         others: By plan, its earlier runs with status ok.
         history: Every whole run of the search with status ok.
     """
-    shared, (first,) = _compute_shared(_group(runs), history), estimate_speeds([best], runs, history)
+    shared = max(_compute_shared(_group(runs), history), compute_spread(_group(history)))
+    (first,) = estimate_speeds([best], runs, history)
     found = []
     for position, group in enumerate(others):
         error = max(shared, *map(estimate_error, group)) / math.sqrt(len(group))
@@ -168,6 +171,10 @@ def estimate_error(run: Trial) -> float:
 def measure_noise(runs: Sequence[Trial]) -> float:
     """The median ``estimate_error``: how much this machine disturbs a run while it is timed. 0 without runs."""
     return float(np.median([estimate_error(run) for run in runs])) if runs else 0.0
+
+
+def is_noisy(runs: Sequence[Trial]) -> bool:
+    return measure_noise(runs) > NOISY
 
 
 def compute_mean_log(runs: Sequence[Trial]) -> float:

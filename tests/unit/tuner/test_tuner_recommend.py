@@ -316,10 +316,24 @@ def test_plans_that_ran_once_and_may_be_as_fast_are_ties_of_the_recommended_one(
     assert "3 plans that ran earlier, not beside it, did not come out clearly slower" in chosen.rule
 
 
+@pytest.mark.parametrize(("then", "ties"), [(800.0, ("t2",)), (995.0, ())])
+def test_what_a_finalist_ran_at_before_its_rounds_says_how_far_an_earlier_plan_is_from_it(then, ties):
+    """Rounds that agreed to 1 % were made in a faster minute: the plan they were held against had run in a slow one."""
+    once = [
+        make_row(1, then, batch_size=32, spread_pct=1.0),
+        make_row(2, 850.0, batch_size=64, spread_pct=1.0),
+    ]
+    rounds = [make_row(10 + i, rate, kind="repeat", batch_size=32) for i, rate in enumerate((995.0, 1005.0))]
+    table, _ = recommend.merge_repeats([*once, *rounds])
+    chosen = pick(table, user_plan=USER, memory_limit_gib=None, runs=[*once, *rounds]).recommended
+    assert chosen.trial.plan["batch_size"] == 32
+    assert chosen.tied_with == ties
+
+
 def test_a_plan_of_an_earlier_comparison_is_a_tie_by_all_its_runs():
     early = [
         dataclasses.replace(make_row(i, rate, kind="repeat", batch_size=64), comparison="first")
-        for i, rate in enumerate((700.0, 710.0, 1000.0), start=1)
+        for i, rate in enumerate((*[700.0] * 7, 1000.0), start=1)
     ]
     late = [make_row(10 + i, rate, kind="repeat", batch_size=32) for i, rate in enumerate((995.0, 1005.0))]
     late = [dataclasses.replace(row, comparison="second") for row in late]

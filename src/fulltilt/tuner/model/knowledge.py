@@ -10,11 +10,10 @@ from fulltilt.tuner.model.arms import device_arm
 from fulltilt.tuner.model.plan_memory import PlanMemory
 from fulltilt.tuner.model.step_time import StepTime
 from fulltilt.tuner.space import COUPLED, Space
-from fulltilt.tuner.undecided import measure_noise
+from fulltilt.tuner.undecided import is_noisy, measure_noise
 
 KAPPA = 0.5  # standard deviations of hope: how much an uncertain plan is preferred
 BALANCED = 0.8  # of the device's seconds: from here on loading is looked at more closely than the device
-NOISY = 0.03  # of the logarithm: runs whose own blocks leave as much open; a quiet machine has a third of it
 OFF_BY = 0.35  # of the logarithm: a model that errs by as much, always, is not used
 
 
@@ -63,8 +62,7 @@ class Knowledge:
     @property
     def noise(self) -> float | None:
         """Standard error of a whole run as its blocks tell it, where that is unusually large; None where it is not."""
-        noise = measure_noise(self.whole)
-        return noise if noise > NOISY else None
+        return measure_noise(self.whole) if is_noisy(self.whole) else None
 
     @property
     def is_loader_bound(self) -> bool:
