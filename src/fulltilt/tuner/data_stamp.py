@@ -89,9 +89,9 @@ def _stamp_folder(path: Path, readers: Sequence[str]) -> dict[str, Any]:
 
 
 def _walk_read(folder: Path, readers: Sequence[str]) -> Iterator[os.stat_result]:
-    """Files of ``folder`` that data sets of these names read: all, where one of them is not known."""
+    """Files of ``folder`` that data sets of these names read: all, where one of them is not known, or none is named."""
     found = [_find_read(folder, name) for name in readers]
-    if not all(found):
+    if not found or not all(found):  # code may read the path without a data set of ours
         yield from _walk(folder)
         return
     for part in sorted(set().union(*found)):
