@@ -240,7 +240,10 @@ def check_observed(run: Run, is_seen: Callable[[Lever], bool] = lambda lever: Tr
         if run.plan[name] is not None and value != run.plan[name]
     ]
     if wrong:
-        raise TrainingError("; ".join(wrong))
+        raise TrainingError(
+            f"{', '.join(wrong)}; leave these settings alone in the workload's own code, or name in the configuration "
+            "what is in force"
+        )
     return observed
 
 
