@@ -367,8 +367,9 @@ def test_a_trial_ends_with_the_budget_whatever_its_own_deadline(hanging_target):
 
 def test_facts_that_take_longer_than_the_budget_are_no_plan_and_say_so(hanging_target):
     hanging_target.end_s = time.monotonic() + 2.0
-    with pytest.raises(NoPlanError, match="budget was gone before the first run; give a larger --budget"):
+    with pytest.raises(NoPlanError, match="budget was gone before the first run: building the workload took") as ended:
         hanging_target.read_facts(default_plan({"batch_size": 1}))
+    assert ended.value.remedy == "give a larger --budget"
 
 
 def test_a_zygote_that_starts_slower_than_the_budget_is_not_waited_for(tmp_path, monkeypatch):
@@ -379,8 +380,9 @@ def test_a_zygote_that_starts_slower_than_the_budget_is_not_waited_for(tmp_path,
     source = WorkloadSource(config={}, base_dir=".")
     target = ProcessTarget(source, device="cpu", folder=tmp_path, n_steps=4, zygote=zygote)
     target.end_s = time.monotonic() + 0.5
-    with pytest.raises(NoPlanError, match=r"budget was gone before the first run.*no answer in"):
+    with pytest.raises(NoPlanError, match=r"budget was gone before the first run.*no answer in") as ended:
         target.read_facts(default_plan({"batch_size": 1}))
+    assert ended.value.remedy == "give a larger --budget", "it was all of what the process had done"
     assert zygote.pid is None
     row = target(default_plan({"batch_size": 1}), id="t1", why="")
     assert row.status == "timeout"

@@ -37,7 +37,7 @@ from fulltilt.measure import (
     measure_steps,
 )
 from fulltilt.measure.utilization import UtilizationMean, find_device_index
-from fulltilt.records import BUSY_PCT, Measurement
+from fulltilt.records import Measurement, is_busy_pressure
 
 SHORT_EPOCH_STEPS = 8
 FLOPS_SAMPLES = 8
@@ -240,7 +240,10 @@ def check_observed(run: Run, is_seen: Callable[[Lever], bool] = lambda lever: Tr
         if run.plan[name] is not None and value != run.plan[name]
     ]
     if wrong:
-        raise TrainingError("; ".join(wrong))
+        raise TrainingError(
+            f"{', '.join(wrong)}; leave these settings alone in the workload's own code, or name in the configuration "
+            "what is in force"
+        )
     return observed
 
 
@@ -302,7 +305,7 @@ def _follow_blocks(
 
 
 def _note_busy(result: StepsResult) -> list[str]:
-    if result.cpu_pressure_pct is None or result.cpu_pressure_pct <= BUSY_PCT:
+    if not is_busy_pressure(result.cpu_pressure_pct):
         return []
     return [f"some task waited for a core {result.cpu_pressure_pct:.0f} % of the time: this is a busy machine's figure"]
 

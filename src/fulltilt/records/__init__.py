@@ -19,7 +19,16 @@ from fulltilt.records.measurement import PHASES, Measurement, PhasesMs, format_r
 from fulltilt.records.outcome import Evidence, classify_outcome
 from fulltilt.records.plan import Plan
 from fulltilt.records.sizes import format_bytes, format_gib
-from fulltilt.records.trial import BUSY_PCT, PROBES, WHOLE_RUNS, Status, Trial, TrialRequest, WorkloadSource
+from fulltilt.records.trial import (
+    BUSY_PCT,
+    PROBES,
+    WHOLE_RUNS,
+    Status,
+    Trial,
+    TrialRequest,
+    WorkloadSource,
+    is_busy_pressure,
+)
 
 __all__ = [
     "BUSY_PCT",
@@ -56,5 +65,6 @@ __all__ = [
     "format_bytes",
     "format_gib",
     "format_rate",
+    "is_busy_pressure",
     "loads",
 ]

@@ -20,6 +20,11 @@ PROBES = ("device", "loader", "memory")
 """Kinds that run a part: the step on batches already on the device, the loader alone, one step on fake tensors."""
 
 
+def is_busy_pressure(cpu_pressure_pct: float | None) -> bool:
+    """Whether figures measured under this pressure are those of a busy machine."""
+    return (cpu_pressure_pct or 0.0) > BUSY_PCT
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadSource:
     """How a trial process gets the workload: always a resolved configuration, which may name ``module:object``.
@@ -92,3 +97,8 @@ class Trial:
         """Of the device used: what the allocator reserved on a GPU, the process tree's peak on a CPU."""
         reserved_gib = self.memory_reserved_peak_gib
         return reserved_gib if reserved_gib is not None else self.memory_rss_peak_gib
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its figures are those of a busy machine."""
+        return is_busy_pressure(self.cpu_pressure_pct)

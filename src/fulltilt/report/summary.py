@@ -168,22 +168,13 @@ def _describe_unconfirmed(document: Document) -> str | None:
 
 def _describe_busy_runs(document: Document) -> str | None:
     """Which of the runs that the verdict rests on are of a busy machine; None where none is."""
-    savings = document.get("savings") or {}
-    pick, baseline = document["picks"].get("recommended"), document.get("baseline")
-    if not savings.get("n_pairs") or not pick or not baseline or not pick.get("comparison"):
-        return None
-    rows = [*document["trials"], *document.get("repeats", ()), baseline]
-    runs = {
-        row["id"]: row
-        for row in rows
-        if row["status"] == "ok"
-        and row.get("comparison") == pick["comparison"]
-        and row["plan"] in (pick["plan"], baseline["plan"])
-    }
-    busy = [id for id, row in runs.items() if is_busy(row)]
+    compared = (document.get("savings") or {}).get("compared_ids", ())
+    rows = [*document["trials"], *document.get("repeats", ()), *filter(None, [document.get("baseline")])]
+    runs = {row["id"]: row for row in rows if row["id"] in compared}
+    busy = [id for id in compared if id in runs and is_busy(runs[id])]
     if not busy:
         return None
-    named = ", ".join(sorted(busy, key=lambda id: (len(id), id)))
+    named = ", ".join(busy)
     if len(busy) == len(runs):
         return f"all {len(runs)} runs compared are a busy machine's ({named})"
     return (

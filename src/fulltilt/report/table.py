@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fulltilt.levers import load_catalogue
-from fulltilt.records import BUSY_PCT, format_rate
+from fulltilt.records import BUSY_PCT, format_rate, is_busy_pressure
 
 Row = Mapping[str, Any]  # a trial as the JSON contract has it
 
@@ -108,7 +108,7 @@ def format_throughput(row: Row) -> str:
 
 def is_busy(row: Row) -> bool:
     """Whether a row was measured while something else, or its own data workers, kept tasks waiting for a core."""
-    return row["status"] == "ok" and (row.get("cpu_pressure_pct") or 0.0) > BUSY_PCT
+    return row["status"] == "ok" and is_busy_pressure(row.get("cpu_pressure_pct"))
 
 
 def mark_busy(figure: str, row: Row) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from fulltilt.levers import Facts, load_catalogue
-from fulltilt.records import BUSY_PCT, PhasesMs, Roof, Trial, format_rate
+from fulltilt.records import PhasesMs, Roof, Trial, format_rate
+from fulltilt.tuner.busy import say_busy
 from fulltilt.tuner.lever_advice import LeverAdvice, build_lever_advice
 from fulltilt.tuner.savings import Interval
 
@@ -139,18 +140,9 @@ def compute_bound(row: Trial) -> tuple[Bound | None, str | None]:
         text += f", most of it {phase} ({getattr(phases, phase) or 0.0:.3g} ms)"
     made = Bound(
         kind=kind, phase=phase, part_ms=part_ms, step_ms=step_ms, share_pct=100 * share, ceiling_pct=ceiling_pct,
-        text=text + _say_busy(row),
+        text=text + say_busy(row),
     )  # fmt: skip
     return made, None
-
-
-def _say_busy(*rows: Trial) -> str:
-    """Of what was measured while tasks waited for a core: on a quiet machine the step may be bound by another part."""
-    busy = [row for row in rows if (row.cpu_pressure_pct or 0.0) > BUSY_PCT]
-    if not busy:
-        return ""
-    waits = ", ".join(f"{row.id} {row.cpu_pressure_pct:.0f} %" for row in busy)
-    return f"; a busy machine's figure (some task waited for a core: {waits} of the time)"
 
 
 _PART_NAMES: Mapping[BoundKind, str] = {
@@ -186,7 +178,7 @@ def compute_roof_share(row: Trial, roofs: Sequence[Roof], *, n_roofs: int = 1) -
     share = _compute_share(row, roof, row.flops_per_sample / n_roofs, row.samples_per_s)
     if n_roofs > 1:
         share = dataclasses.replace(share, text=f"{share.text}; of each of {n_roofs} devices, on average")
-    share = dataclasses.replace(share, text=share.text + _say_busy(row))
+    share = dataclasses.replace(share, text=share.text + say_busy(row))
     if max(share.mfu_pct, share.roof_fraction_pct or 0.0) <= 100:
         return share, None
     return None, (
@@ -265,7 +257,7 @@ def find_ceilings(row: Trial, probes: Sequence[Trial]) -> tuple[ProbeCeiling, ..
             counted = f", one rank's part counted {row.n_devices} times" if row.n_devices > 1 else ""
             together = format_rate(row.samples_per_s or 0.0)
             text = f"{part} reaches {format_rate(rate)} samples/s ({probe.id}{counted}), both together {together}"
-            text += _say_busy(probe, row)
+            text += say_busy(probe, row)
             found.append(ProbeCeiling(kind=kind, trial_id=probe.id, samples_per_s=rate, text=text))
     if len(found) == 2:
         slower = min(found, key=lambda ceiling: ceiling.samples_per_s)

@@ -16,7 +16,7 @@ from fulltilt.config import ComponentCall, Config, check_writable, load_config, 
 from fulltilt.errors import NoPlanError, UsageError
 from fulltilt.levers import compute_plan_digest, load_catalogue
 from fulltilt.records import WHOLE_RUNS, Plan, format_rate
-from fulltilt.tuner.data_stamp import PATH_NAMES
+from fulltilt.tuner.data_stamp import PATH_NAMES, is_path
 from fulltilt.tuner.options import count_ranks
 from fulltilt.tuner.recommend import plan_learning_rate
 from fulltilt.tuner.result import TuneResult
@@ -203,8 +203,11 @@ def _read_own(config: Config, name: str) -> str | None:
     call = parse_call(text)
     if name == "task":  # its arguments hold rates and schedules, which a file has of its own
         return call.name
-    kept = {key: value for key, value in call.kwargs.items() if name == "model" or key not in PATH_NAMES}
-    return str(ComponentCall(call.name, call.args, dict(sorted(kept.items()))))
+    args, kwargs = call.args, dict(sorted(call.kwargs.items()))
+    if name == "data.dataset":
+        args = tuple(value for position, value in enumerate(args) if not is_path(value, position))
+        kwargs = {key: value for key, value in kwargs.items() if key not in PATH_NAMES}
+    return str(ComponentCall(call.name, args, kwargs))
 
 
 def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> Applied:

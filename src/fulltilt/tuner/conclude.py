@@ -9,6 +9,7 @@ from fulltilt.errors import NoPlanError
 from fulltilt.records import Machine, Plan, Trial
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import recommend, search
+from fulltilt.tuner.failures import find_failure_remedy
 from fulltilt.tuner.finish import finish_result
 from fulltilt.tuner.hints import find_hints, find_search_hints
 from fulltilt.tuner.journal import Journal
@@ -67,7 +68,8 @@ def _check_ran(session: Session, space: Space) -> None:
         n_plans = len({row.plan for row in common})
         raise NoPlanError(
             f"no plan can run: {n_plans} different plans failed with the same error and none ran, so the search was "
-            f"stopped; {common[0].id}: {common[0].reason}"
+            f"stopped; {common[0].id}: {common[0].reason}",
+            remedy=find_failure_remedy(common),
         )
     if session.is_budget_spent:
         raise NoPlanError(_describe_failed(tried, space) if tried else _describe_untried(session))
@@ -180,10 +182,11 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
         why = "the budget was spent" if session.is_budget_spent else "no plan that was measured again could be taken"
         notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
     if summary.noise_pct is not None and summary.noise_pct > NOISE_PCT:
+        why = "" if session.is_budget_spent else ": the same command only reads these rows back"
         notes.append(
             f"runs of one and the same plan lay {summary.noise_pct:.0f} % apart: other programs used this machine, or "
             "its clock changed; smaller differences between rows mean nothing. Search again when it is quiet, with "
-            "--out and a new folder: the same command only reads these rows back"
+            f"--out and a new folder{why}"
         )
     return notes
 

@@ -65,13 +65,20 @@ def _find_readers(config: Config) -> dict[str, list[str]]:
 
 
 def _find_paths(call: ComponentCall) -> Iterator[str]:
-    """Arguments that are called a path, or look like one."""
+    """Arguments that are paths, those of calls among the arguments too."""
     for name, value in (*enumerate(call.args), *call.kwargs.items()):
         for part in value if isinstance(value, list | tuple) else [value]:
             if isinstance(part, ComponentCall):
                 yield from _find_paths(part)
-            elif isinstance(part, str) and (name in PATH_NAMES or "/" in part or Path(part).suffix):
+            elif isinstance(part, str) and is_path(part, name):
                 yield part
+
+
+def is_path(value: object, name: str | int) -> bool:
+    """Whether an argument is called a path, or looks like one; a list, where all that it holds do."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(is_path(part, name) for part in value)
+    return isinstance(value, str) and bool(name in PATH_NAMES or "/" in value or Path(value).suffix)
 
 
 def _stamp_file(path: Path) -> dict[str, Any]:
@@ -89,9 +96,9 @@ def _stamp_folder(path: Path, readers: Sequence[str]) -> dict[str, Any]:
 
 
 def _walk_read(folder: Path, readers: Sequence[str]) -> Iterator[os.stat_result]:
-    """Files of ``folder`` that data sets of these names read: all, where one of them is not known."""
+    """Files of ``folder`` that data sets of these names read: all, where one of them is not known, or none is named."""
     found = [_find_read(folder, name) for name in readers]
-    if not all(found):
+    if not found or not all(found):  # code may read the path without a data set of ours
         yield from _walk(folder)
         return
     for part in sorted(set().union(*found)):

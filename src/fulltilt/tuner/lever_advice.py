@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fulltilt.levers import Facts, Lever, load_catalogue
 from fulltilt.records import Trial
+from fulltilt.tuner.busy import say_busy
 from fulltilt.tuner.recommend import CONFIRMING
 from fulltilt.tuner.savings import Interval
 
@@ -110,6 +111,7 @@ def _describe_probed(lever: str, value: Any, without: Trial, probe: Trial) -> Le
     effect_pct, ci95 = compute_effect(without, probe)
     part = "the step alone" if probe.kind == "device" else "the loader alone"
     text = f"{_name(lever, value)}, {part} ({probe.id} against {without.id}), {_say_effect(effect_pct, ci95, 0.0)}"
+    text += say_busy(without, probe)
     return LeverAdvice(
         lever=lever, value=value, state="probed alone", text=text, trial_id=probe.id, effect_pct=effect_pct,
         effect_ci95_pct=ci95,
@@ -159,7 +161,7 @@ def _describe_tried(lever: str, value: Any, recommended: Trial, row: Trial, nois
     effect_pct, ci95 = compute_effect(recommended, row)
     others = _list_differences(row, recommended, lever)
     where = f"in {row.id}, which differs in {', '.join(others)} too," if others else f"({row.id})"
-    text = f"{_name(lever, value)} {where} {_say_effect(effect_pct, ci95, noise_pct)}"
+    text = f"{_name(lever, value)} {where} {_say_effect(effect_pct, ci95, noise_pct)}" + say_busy(recommended, row)
     return LeverAdvice(
         lever=lever,
         value=value,

@@ -25,6 +25,8 @@ WATCH_INTERVAL_S = 0.25
 WATCH_DUTY = 0.03  # share of one core that reading the tree's memory may take from the trial
 SILENCE_FLOOR_S = 60.0  # a compile of another batch shape is silent too
 SILENCE_FACTOR = 20.0  # times the longest pause between two signs of progress so far
+TIMED_KINDS = ("trial", "device")  # in whose process steps are timed
+DEADLINE_REMEDY = "fulltilt.tune(deadline_s=…) gives a trial more time, up to the whole --budget"
 LOG_TAIL_BYTES = 65536  # the stacks of all threads stand behind the last words of a process that was aborted
 ANSWER_LIMIT_BYTES = 4 * 2**20  # of one line; an answer has some kilobytes
 _TORN = b"\0"  # put for the begin of a line that is too long: what follows of it cannot be read as JSON
@@ -96,7 +98,7 @@ class _Watch:
         self._buffer = b""
         self._reply: dict[str, Any] = {}
         self._failure: dict[str, Any] = {}
-        self._deadline: str | None = None
+        self._deadline: tuple[str, str] | None = None
         self._memory: str | None = None
         self._kill_sent_s: float | None = None
         self._progress_s: float | None = None  # last sign of progress once steps run
@@ -198,15 +200,20 @@ class _Watch:
             self._seen_pids.update(proctree.find_members(self._pid))
             self._zygote.send({"do": "kill"})
 
-    def _find_missed_deadline(self, elapsed_s: float) -> str | None:
-        if elapsed_s > self._request.deadline_s:
-            timed = ", and no step was timed" if self._progress_s is None and self._part is None else ""
-            return f"no result after {elapsed_s:.1f} s{timed}; the deadline is {self._request.deadline_s:g} s"
+    def _find_missed_deadline(self, elapsed_s: float) -> tuple[str, str] | None:
+        """What was missed, and the remedy where there is one."""
+        request = self._request
+        if elapsed_s > request.deadline_s:
+            is_untimed = self._kind in TIMED_KINDS and self._progress_s is None and self._part is None
+            timed = ", and no step was timed" if is_untimed else ""
+            is_cut = request.deadline_s < request.patience_s  # to what was left of the budget
+            remedy = "give a larger --budget" if is_cut else DEADLINE_REMEDY
+            return f"no result after {elapsed_s:.1f} s{timed}, the deadline is {request.deadline_s:g} s", f"; {remedy}"
         if self._progress_s is None:
             return None
         silent_s = time.monotonic() - self._progress_s
         if silent_s > max(SILENCE_FLOOR_S, SILENCE_FACTOR * self._longest_pause_s):
-            return f"no step done for {silent_s:.1f} s; the longest pause before was {self._longest_pause_s:.2f} s"
+            return f"no step done for {silent_s:.1f} s, the longest pause before was {self._longest_pause_s:.2f} s", ""
         return None
 
     def _drain(self, answers: int) -> None:
@@ -258,6 +265,7 @@ class _Watch:
         return f"{reason}, in the part '{self._part}'" if reason and self._part else reason
 
     def _collect_evidence(self) -> Evidence:
+        missed = self._deadline
         return Evidence(
             has_result=bool(self._reply),
             exit_code=(self._exit or {}).get("exit_code"),
@@ -266,7 +274,7 @@ class _Watch:
             message=str(self._failure.get("message", "")),
             stderr_tail=_read_tail(self._log_path),
             memory_watchdog=self._say_where(self._memory),
-            deadline=self._say_where(self._deadline),
+            deadline=None if missed is None else f"{self._say_where(missed[0])}{missed[1]}",
             host_oom_kills=max(0, _read_oom_kills() - self._oom_kills_before),
         )
 

@@ -28,6 +28,7 @@ MEMORY_TIE_PCT = 2.0
 FINALIST_TIE_PCT = 3.0  # of speed: of rows that close to the fastest, and not told from it, the simplest is a finalist
 FINALIST_GAP_PCT = 5.0  # twice what two processes of one plan usually differ by, and what drift adds
 RECIPE_WORTH_PCT = 3.0  # of speed: what keeping the recipe may cost in a tie, by the means
+MAX_NAMED = 3  # rows that a rule names; of more it says how many
 MEMORY_SPEED_SHARE_PCT = 90.0  # of the best speed: what the pick with the least memory may cost
 
 
@@ -134,7 +135,7 @@ def pick(
 def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]) -> Pick:
     chosen, tied = choose(rows, again, history=history, prefers=_prefer_beside(again))
     rule = f"highest {_name_mean(history)}samples/s of {_count_plans(rows)} that ran"
-    return _build_compared(chosen, tied, rule, user_plan, again)
+    return _build_compared(chosen, tied, rule, user_plan, again, history)
 
 
 def _pick_efficiency(
@@ -151,7 +152,7 @@ def _pick_efficiency(
         prefers=_prefer_beside(again),
     )
     rule = f"highest {_name_mean(history)}samples/s per GiB of {_count_plans(known)} with a memory figure"
-    return _build_compared(chosen, tied, rule, user_plan, again, best="the best")
+    return _build_compared(chosen, tied, rule, user_plan, again, history, per_gib=True)
 
 
 def _pick_memory(
@@ -170,13 +171,13 @@ def _pick_memory(
     chosen, tied = choose(small, again, history=history, prefers=_prefer_beside(again))
     best_name = "best confirmed speed" if confirmed else "best speed"
     among = f", the fastest of {len(small)} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
-    n_runs = sum(run.plan == best.plan for run in again)
-    mean = f", the geometric mean of {n_runs} runs" if n_runs > 1 else ""
+    averaged = [run for run in again if run.plan == best.plan] or [run for run in history if run.plan == best.plan]
+    mean = f", the geometric mean of {len(averaged)} runs" if len(averaged) > 1 else ""
     rule = (
         f"least memory of {_count_plans(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
         f"({format_rate(rates[id(best)])} samples/s{mean}, {best.id}){among}"
     )
-    return _build_compared(chosen, tied, rule, user_plan, again)
+    return _build_compared(chosen, tied, rule, user_plan, again, history)
 
 
 def _filter_whole(runs: Sequence[Trial]) -> list[Trial]:
@@ -191,14 +192,34 @@ def _prefer_beside(again: Sequence[Trial]) -> Callable[[Plan], bool]:
 
 
 def _build_compared(
-    chosen: Trial, tied: Sequence[Trial], rule: str, user_plan: Plan, again: Sequence[Trial], best: str = "the fastest"
+    chosen: Trial,
+    tied: Sequence[Trial],
+    rule: str,
+    user_plan: Plan,
+    again: Sequence[Trial],
+    history: Sequence[Trial],
+    *,
+    per_gib: bool = False,
 ) -> Pick:
     """The pick of a comparison between plans that ran side by side and plans that ran once, earlier."""
     plans = {run.plan for run in again}
     earlier = [row for row in tied if row.plan not in plans] if chosen.plan in plans else []
     beside = [row for row in tied if row not in earlier]
-    made = build_pick(chosen, tied, rule + _say_tie(beside, best) + _say_earlier(earlier), user_plan)
+    rule += _say_tie(beside, "the best" if per_gib else "the fastest")
+    rule += _say_earlier(earlier, _find_above(chosen, earlier, again, history, per_gib=per_gib))
+    made = build_pick(chosen, tied, rule, user_plan)
     return dataclasses.replace(made, runs_samples_per_s=_list_rates(again, chosen.plan))
+
+
+def _find_above(
+    chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial], history: Sequence[Trial], *, per_gib: bool = False
+) -> list[Trial]:
+    """Those of ``rows`` that showed more than the pick that was taken before them."""
+    first, *others = (
+        speed.log_rate - (math.log(row.device_memory_peak_gib or math.nan) if per_gib else 0.0)
+        for row, speed in zip((chosen, *rows), estimate_speeds((chosen, *rows), again, history), strict=True)
+    )
+    return [row for row, other in zip(rows, others, strict=True) if other > first]
 
 
 def _list_rates(again: Sequence[Trial], plan: Plan) -> tuple[float, ...]:
@@ -256,7 +277,8 @@ def _pick_recommended(
     else:
         among = f"highest {_name_mean(history)}samples/s of {_count_plans(may_be)}"
     rule = f"{prefix}{among} ({where}){_say_tie(tied)}"
-    rule += _say_kept_recipe(user_plan, chosen, passed_over) + _say_earlier(earlier)
+    rule += _say_kept_recipe(user_plan, chosen, passed_over)
+    rule += _say_earlier(earlier, _find_above(chosen, earlier, again, history))
     if not any(run.plan == user_plan for run in runs):
         rule += "; the settings as they were did not run: nothing is known of how it compares with them"
     return dataclasses.replace(build_pick(chosen, [*tied, *earlier], rule, user_plan), runs_samples_per_s=rates)
@@ -307,20 +329,28 @@ def _say_tie(tied: Sequence[Trial], best: str = "the fastest") -> str:
 
 
 def _say_kept_recipe(user_plan: Plan, chosen: Trial, passed_over: Trial) -> str:
-    """Why a tie did not end at the plan that the other picks would have taken."""
+    """Why a tie did not end at the plan that the other picks would have taken, which then changes the recipe: of those
+    that keep it ``choose`` takes the same one, where it may."""
     if chosen is passed_over:
         return ""
     changed = "; ".join(describe_changes(user_plan, passed_over.plan)["recipe"])
     whose = "the settings as they were are" if chosen.plan == user_plan else "a plan that keeps the recipe is"
-    return f"; {passed_over.id} changes the recipe ({changed}) and is not proven faster: {whose} taken instead"
+    return (
+        f"; {passed_over.id} changes the recipe ({changed}) and is not proven faster: {whose} taken instead, by the "
+        "same rule among those that keep it"
+    )
 
 
-def _say_earlier(rows: Sequence[Trial]) -> str:
-    """Plans that were no finalists: what their runs leave open is a tie as well."""
+def _say_earlier(rows: Sequence[Trial], above: Sequence[Trial]) -> str:
+    """Plans that were no finalists: what their runs leave open is a tie as well, those that showed more among them."""
     if not rows:
         return ""
     plans = "1 plan that ran" if len(rows) == 1 else f"{len(rows)} plans that ran"
-    return f"; {plans} earlier, not beside it, did not come out clearly slower: named as ties too"
+    said = f"; {plans} earlier, not beside it, did not come out clearly slower: named as ties too"
+    if not above:
+        return said
+    named = ", ".join(row.id for row in above) if len(above) <= MAX_NAMED else str(len(above))
+    return f"{said}; of them {named} showed more, but plans measured side by side go first"
 
 
 def _count_plans(rows: Sequence[object]) -> str:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from fulltilt.records import BUSY_PCT, WHOLE_RUNS, Plan, Trial
+from fulltilt.records import WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import compute_contrast_interval
 from fulltilt.tuner.recommend import find_confirmed
 from fulltilt.tuner.undecided import CLEAR, compute_spread, estimate_error
@@ -38,7 +38,9 @@ class Savings:
         verdict: "no gain" when the interval of the gain holds 0; "same plan" when there is nothing to compare.
         gain_pct: Share of the training time saved, by the means over the ``n_pairs`` rounds that both plans ran in.
         search_s: What the search took, rows of earlier runs in the folder included.
+        compared_ids: Of the runs that the means are over, in the order they ran: ``n_pairs`` of each plan.
         payback_s: Training time with the recommended plan after which it has saved what the search took.
+            None where a compared run is a busy machine's: what it showed is no promise for a quiet one.
     """
 
     verdict: SavingsVerdict
@@ -46,6 +48,7 @@ class Savings:
     recommended_id: str
     search_s: float
     n_pairs: int = 0
+    compared_ids: tuple[str, ...] = ()
     n_samples: int | None = None
     n_epochs: int | None = None
     before_s: float | None = None
@@ -88,9 +91,10 @@ def build_savings(
         rounds = "1 round" if n_pairs == 1 else f"{n_pairs} rounds"
         missing = f"the recommended plan and the user's own ran side by side in {rounds}, {MIN_PAIRS} are needed"
         return None, {"savings": missing}
+    compared = [run for plan in (baseline.plan, recommended.plan) for run in _find_beside(runs, plan)[:n_pairs]]
     rates = _average(before[:n_pairs]), _average(after[:n_pairs])
     speedup = rates[1] / rates[0]
-    reach = _compute_reach(runs, (baseline.plan, recommended.plan), n_pairs)
+    reach = _compute_reach(runs, compared, n_pairs)
     speedup_ci95 = _widen(
         compute_speedup_ci95(before, after, _find_others(runs, baseline, recommended)), speedup, reach
     )
@@ -100,20 +104,22 @@ def build_savings(
         recommended_id=recommended.id,
         search_s=search_s,
         n_pairs=n_pairs,
+        compared_ids=tuple(run.id for run in sorted(compared, key=_read_order)),
         gain_pct=_compute_gain_pct(speedup),
         gain_ci95_pct=(_compute_gain_pct(speedup_ci95[0]), _compute_gain_pct(speedup_ci95[1])),
         n_samples=n_samples,
         n_epochs=n_epochs,
     )
-    if savings.verdict == "faster":
+    unpaid = f"{savings.verdict}: nothing pays the search back"
+    if savings.verdict == "faster" and any(run.is_busy for run in compared):
+        unpaid = "runs of a busy machine were compared: what they show is no claim for a quiet one"
+    elif savings.verdict == "faster":
         savings = _add_payback(savings, speedup, speedup_ci95)
     if n_samples is not None and n_epochs is not None:
         savings = _add_run(savings, n_samples * n_epochs, *rates)
     missing = "the dataset has no length" if n_samples is None else "the length of the run is not known"
     reasons = _explain_nulls(savings, missing)
-    return savings, reasons | {
-        name: f"{savings.verdict}: nothing pays the search back" for name in reasons if "payback" in name
-    }
+    return savings, reasons | {name: unpaid for name in reasons if "payback" in name}
 
 
 def _explain_nulls(savings: Savings, reason: str) -> dict[str, str]:
@@ -128,17 +134,21 @@ def find_rates(runs: Sequence[Trial], plan: Plan) -> list[float]:
 
 def _find_beside(runs: Sequence[Trial], plan: Plan) -> list[Trial]:
     found = {run.id: run for run in find_confirmed(runs) if run.plan == plan}
-    return sorted(found.values(), key=lambda run: (len(run.id), run.id))
+    return sorted(found.values(), key=_read_order)
 
 
-def _compute_reach(runs: Sequence[Trial], plans: Sequence[Plan], n_pairs: int) -> float:
+def _read_order(run: Trial) -> tuple[int, str]:
+    """Rows are numbered in the order they ran."""
+    return len(run.id), run.id
+
+
+def _compute_reach(runs: Sequence[Trial], compared: Sequence[Trial], n_pairs: int) -> float:
     """How far the logarithm of the speedup is uncertain by the runs themselves, whatever the pairs say."""
-    beside = [_find_beside(runs, plan)[:n_pairs] for plan in plans]
-    compared = [run for found in beside for run in found]
     reach = CLEAR * math.hypot(*map(estimate_error, compared)) / n_pairs
-    if not any((run.cpu_pressure_pct or 0.0) > BUSY_PCT for run in compared):
+    if not any(run.is_busy for run in compared):
         return reach
     fine = list({run.id: run for run in runs if run.status == "ok" and run.kind in WHOLE_RUNS}.values())
+    plans = dict.fromkeys(run.plan for run in compared)
     spread = compute_spread([[run for run in fine if run.plan == plan] for plan in plans])
     return max(reach, CLEAR * spread * math.sqrt(2 / n_pairs))
 

@@ -64,8 +64,17 @@ class Space:
         return list(plans)
 
     def holds(self, plan: Plan) -> bool:
-        """Whether every lever that varies has one of its values there."""
-        return all(plan[name] in values for name, values in self.axes.items())
+        """Whether it is one of ``grid()``, where a value that its guard refuses stands at the default."""
+        catalogue = load_catalogue()
+        chosen = {}
+        for name, values in self.axes.items():
+            refused = (value for value in values if catalogue[name].guard(value, plan, self.facts))
+            fitting = [plan[name]] if plan[name] in values else [*refused]
+            if not fitting:
+                return False
+            chosen[name] = fitting[0]
+        made = self.base.replace(**chosen)
+        return self.with_value(made, COUPLED, made[COUPLED]) == plan
 
     @property
     def size(self) -> int:

@@ -26,7 +26,7 @@ from fulltilt.tuner.process import OnProgress, ProcessOutcome, Zygote, run_trial
 from fulltilt.tuner.rows import build_row, build_trial
 from fulltilt.tuner.zygote_client import ANSWER_LIMIT_S, START_LIMIT_S
 
-BUDGET_GONE = "the budget was gone before the first run; give a larger --budget"
+BUDGET_GONE = "the budget was gone before the first run: {}; give a larger --budget"
 MIN_ANSWER_S = 0.1  # a deadline that has passed already is still one
 PROBE_ID = "facts"
 ROOFS_ID = "roofs"
@@ -125,10 +125,10 @@ class ProcessTarget:
             outcome = self._run(self._build_request(plan, PROBE_ID), "facts")
         except TrainingError as error:
             if self._is_over:
-                raise NoPlanError(f"{BUDGET_GONE}: {error}") from None
+                raise NoPlanError(BUDGET_GONE.format(error)) from None
             raise
         if outcome.evidence.deadline and self._is_over:
-            raise NoPlanError(f"{BUDGET_GONE}: building the workload took longer (log: {outcome.log_path})")
+            raise NoPlanError(BUDGET_GONE.format("building the workload took longer") + f" (log: {outcome.log_path})")
         if "facts" in outcome.reply and outcome.evidence.exit_code == 0:
             return ProbeResult(facts=decode(Facts, outcome.reply["facts"]), workload=outcome.reply["workload"])
         raise _build_error(outcome)

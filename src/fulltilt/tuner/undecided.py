@@ -69,7 +69,8 @@ def choose(
         runs: Those made side by side; a plan that is among them is judged by the mean of its own.
         history: Every whole run of the search with status ok.
         per: By row, what samples/s are divided by before they are compared.
-        prefers: Whether a plan is taken before others that it ties with; those then compete alone.
+        prefers: Whether a plan is taken before others that it ties with; those then compete alone, below the fastest of
+            all, and where none of them is within ``INDIFFERENCE_PCT`` of it, below the fastest of their own.
         for_up_to_pct: Of speed: what that may cost, by the means.
     """
     speeds = _divide(estimate_speeds(rows, runs, history), per)
@@ -77,8 +78,9 @@ def choose(
     tied = [i for i in range(len(rows)) if speeds[i].may_equal(speeds[best])]
     near = [i for i in tied if math.expm1(speeds[best].log_rate - speeds[i].log_rate) <= for_up_to_pct / 100]
     field = [i for i in near if prefers is not None and prefers(rows[i].plan)] or tied
-    first = max(speeds[i].log_rate for i in field)
     reach = -math.log1p(-INDIFFERENCE_PCT / 100)
+    fastest = max(speeds[i].log_rate for i in field)
+    first = speeds[best].log_rate if speeds[best].log_rate - fastest <= reach else fastest
     close = [i for i in field if first - speeds[i].log_rate <= reach]
     chosen = min(close, key=lambda i: (*compute_simplicity(rows[i].plan), -speeds[i].log_rate, rows[i].id))
     return rows[chosen], [rows[i] for i in sorted(tied, key=lambda i: -speeds[i].log_rate) if i != chosen]

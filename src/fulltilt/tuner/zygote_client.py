@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from fulltilt.errors import StorageError, TrainingError
+from fulltilt.records import format_bytes
 from fulltilt.tuner import proctree
 from fulltilt.tuner.trial import DEFAULT_BODY
 
@@ -189,7 +190,7 @@ def _describe_late_start(waited_s: float, still_s: float, work: proctree.Work | 
     said = f"no answer in {waited_s:.0f} s"
     if work is None:
         return f"{said}, and what the process does cannot be read from /proc"
-    done = f"{work.cpu_s:.1f} s of CPU time, {max(work.called_bytes, work.disk_bytes) / 2**20:.0f} MiB read"
+    done = f"{work.cpu_s:.1f} s of CPU time, {format_bytes(max(work.called_bytes, work.disk_bytes))} read"
     if still_s >= still_limit_s:
         return f"{said}, and it hangs: nothing computed or read for {still_s:.0f} s, after {done}"
     return f"{said}, though it is at work ({done}): a slow disk is faster the second time, run the same command again"

@@ -87,8 +87,15 @@ def test_a_value_that_is_not_in_force_is_an_error():
     run = build({"precision": "bf16"})
     run.setup.autocast_dtype = None
     TrainStep(run)(run.start_epoch(0), NullTimer())
-    with pytest.raises(TrainingError, match="precision: plan says bf16, in force fp32"):
-        check_observed(run)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(TrainingError, match="precision: plan says bf16, in force fp32") as caught:
+            check_observed(run)
+    finally:
+        torch.set_num_threads(1)
+    assert "threads: plan says 1, in force 2" in str(caught.value)
+    remedy = "leave these settings alone in the workload's own code, or name in the configuration what is in force"
+    assert caught.value.remedy == remedy
 
 
 def test_a_model_that_changes_the_threads_is_caught():

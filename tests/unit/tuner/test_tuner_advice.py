@@ -189,6 +189,17 @@ def test_a_probe_of_the_lever_alone_says_more_than_a_run_in_company():
     assert "compile yes, the step alone (t6 against t5), was 50.0 % slower" in probed.text
 
 
+def test_advice_on_a_lever_says_where_its_rows_are_of_a_busy_machine():
+    best, quiet = make_row(1, 1000.0), make_row(2, 900.0, compile=True)
+    assert "busy" not in advise(best, [quiet])["compile", True].text
+    busy = dataclasses.replace(quiet, cpu_pressure_pct=83.4)
+    words = "; a busy machine's figure (some task waited for a core: t2 83 % of the time)"
+    assert advise(best, [busy])["compile", True].text.endswith(words)
+    probes = [make_row(5, 2000.0, kind="device", batch_size=50)]
+    probes.append(dataclasses.replace(busy, kind="device", plan=busy.plan.replace(batch_size=50)))
+    assert advise(best, [], probes=probes)["compile", True].text.endswith(words)
+
+
 def test_a_difference_within_the_intervals_is_none():
     made = advise(make_row(1, 1000.0, spread_pct=4.0), [make_row(2, 990.0, spread_pct=4.0, channels_last=True)])
     assert "made no difference that shows: -1.0 %" in made["channels_last", True].text

@@ -363,6 +363,28 @@ def test_where_the_data_lie_makes_no_other_workload(write):
     assert load_config(file).speed.threads == 1
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "is_same"),
+    [
+        ("image_folder(/scratch/x)", "image_folder(/data/x)", True),
+        ("image_folder(/scratch/x)", "image_folder(root=data/x)", True),
+        ("'mine:build([a.h5, b.h5], 64)'", "'mine:build([/mnt/a.h5], 64)'", True),
+        ("'mine:build(/scratch/x, 64)'", "'mine:build(/data/x, 32)'", False),
+        ("image_folder(/scratch/x)", "cifar10(/scratch/x)", False),
+    ],
+)
+def test_a_path_that_is_given_by_its_place_is_no_other_data_set(write, there, here, is_same):
+    """A file with the data on another disk was refused, though ``root=`` of the same was not."""
+    file = write(f"model: small_cnn\ndata: {{dataset: {there}}}\n")
+    searched = load_config(file.rename(file.with_name("searched.yaml")))
+    file = write(f"model: small_cnn\ndata: {{dataset: {here}}}\n")
+    if is_same:
+        assert check_target(file, searched=searched).model == "small_cnn"
+    else:
+        with pytest.raises(UsageError, match="another workload"):
+            check_target(file, searched=searched)
+
+
 def test_the_files_of_guide_001_are_of_one_workload():
     folder = Path(__file__).parents[3] / "configs"
     searched = load_config(folder / "checking_gpu_optimization.yaml", ["data.path=/mnt/data.h5"])

@@ -161,3 +161,12 @@ def test_a_class_that_is_called_test_is_not_all_of_a_folder_of_classes(tmp_path)
     write_image(tmp_path / "data" / "test" / "1.png")
     write_image(tmp_path / "data" / "control" / "1.png")
     assert stamp(tmp_path, dataset="image_folder")["data"]["n_files"] == 2
+
+
+def test_a_folder_that_only_the_users_own_code_reads_counts_whole(tmp_path):
+    """Without a data set in the configuration its stamp was 0 files of 0 bytes, whatever the folder held."""
+    write(tmp_path / "mine" / "a.bin")
+    first = stamp(tmp_path, path="mine")
+    assert first["mine"]["n_files"] == 1
+    write(tmp_path / "mine" / "a.bin", "other")
+    assert stamp(tmp_path, path="mine") != first

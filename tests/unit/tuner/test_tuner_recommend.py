@@ -594,3 +594,47 @@ def test_a_tie_is_explained_in_one_plain_sentence():
         "highest samples/s of 2 plans that ran; tied with 1 other, which these runs cannot tell from the fastest; of "
         "plans within 1 % of the fastest the one with the smallest batch is taken, and of those the simplest"
     )
+
+
+def test_keeping_the_recipe_does_not_reach_further_down_than_one_per_cent_of_the_fastest_of_all():
+    """The window of plans that keep the recipe began at the fastest of them: "the fastest" was 1.2 % away, and a plan
+    that keeps the recipe was said to change it, by ()."""
+    fast, simple = make_row(1, 1000.0, batch_size=64), make_row(3, 988.0, num_workers=1)
+    close = make_row(2, 995.0, num_workers=4)
+    made = pick([fast, close, simple], user_plan=USER, memory_limit_gib=None).recommended
+    assert (made.trial.id, made.tied_with) == ("t2", ("t1", "t3"))
+    assert "recipe" not in made.rule
+    made = pick([fast, simple], user_plan=USER, memory_limit_gib=None).recommended
+    assert made.trial.id == "t3", "where no plan that keeps the recipe is that close, they compete among themselves"
+    assert "t1 changes the recipe (effective batch 32 → 64) and is not proven faster" in made.rule
+
+
+def test_a_rule_names_the_rows_that_showed_more_than_the_pick():
+    """``highest samples/s of 3 plans`` was said above a table in which another plan stood higher."""
+    runs = [make_row(1, 1015.0, threads=1, memory=0.5), make_row(2, 985.0, threads=2)]
+    runs += [run_beside(10 + i, rate, num_workers=2) for i, rate in enumerate((1000.0, 990.0))]
+    runs += [run_beside(20 + i, rate) for i, rate in enumerate((500.0, 505.0))]
+    picks = pick_from(runs)
+    for made in (picks.throughput, picks.recommended):
+        assert (made.trial.plan["num_workers"], made.tied_with) == (2, ("t1", "t2"))
+        assert made.rule.count("of them t1 showed more, but plans measured side by side go first") == 1
+    many = [make_row(30 + i, 1012.0, threads=3 + i) for i in range(4)]
+    assert "of them 5 showed more" in pick_from([*runs, *many]).throughput.rule
+    runs[0] = make_row(1, 980.0, threads=1)
+    assert "showed more" not in pick_from(runs).throughput.rule
+
+
+def test_showing_more_is_by_the_figure_that_is_compared():
+    runs = [make_row(1, 990.0, threads=1, memory=0.99)]
+    runs += [run_beside(10 + i, 1000.0, num_workers=2, memory=1.01) for i in range(2)]
+    picks = pick_from(runs)
+    assert picks.efficiency.trial.plan["num_workers"] == 2
+    assert "of them t1 showed more, but plans measured side by side go first" in picks.efficiency.rule
+    assert "showed more" not in picks.throughput.rule
+
+
+def test_the_speed_that_the_memory_pick_is_held_against_is_named_for_what_it_is_where_nothing_ran_side_by_side():
+    """A mean of two runs stood there without a word, 10 % off the row that was named with it."""
+    first, again = make_row(1, 1000.0), make_row(2, 810.0)
+    made = recommend.pick([first], user_plan=USER, memory_limit_gib=None, runs=[first, again]).memory
+    assert "of the best speed (900 samples/s, the geometric mean of 2 runs, t1)" in made.rule

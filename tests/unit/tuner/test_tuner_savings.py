@@ -141,6 +141,22 @@ def test_on_a_busy_machine_earlier_runs_of_the_two_plans_widen_the_interval():
     assert verdicts == ["faster", "no gain"]
 
 
+def test_a_saving_of_a_busy_machine_names_its_runs_and_pays_nothing_back():
+    """The page said that nothing is paid back by it, and ``tune.json`` had the seconds all the same."""
+    rounds = make_rounds([100.0, 101.0], [150.0, 151.0])
+    rounds.append(make_run(20, 150.0, FAST))
+    given = {"baseline": rounds[1], "recommended": rounds[0], "n_samples": 3600, "n_epochs": 10, "search_s": 60.0}
+    quiet, reasons = build_savings(rounds, **given)
+    assert (quiet.compared_ids, quiet.payback_s is None, reasons) == (("t10", "t11", "t12", "t13"), False, {})
+    alone = [*rounds[:-1], dataclasses.replace(rounds[-1], cpu_pressure_pct=90.0)]
+    assert build_savings(alone, **given)[0] == quiet, "the run that no other one was compared with"
+    busy = [dataclasses.replace(rounds[0], cpu_pressure_pct=90.0), *rounds[1:]]
+    savings, reasons = build_savings(busy, **given)
+    assert (savings.verdict, savings.payback_s, savings.payback_s_ci95) == ("faster", None, None)
+    assert set(reasons) == {"savings.payback_s", "savings.payback_s_ci95"}
+    assert reasons["savings.payback_s"].startswith("runs of a busy machine were compared")
+
+
 def test_the_users_own_plan_as_the_pick_has_nothing_to_compare():
     row, other = make_run(1, 100.0, USER), make_run(2, 90.0, FAST)
     savings, reasons = build_savings([row, other], baseline=row, recommended=row, n_samples=1, n_epochs=1, search_s=1.0)

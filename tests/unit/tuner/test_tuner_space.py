@@ -112,6 +112,20 @@ def test_values_that_need_another_lever_collapse_instead_of_being_run_twice():
     assert space.n_combinations - len(made) == 1
 
 
+def test_the_grid_holds_its_own_plans_and_no_others():
+    """``72 plans were not run`` of a grid that had been run whole: without workers ``prefetch_factor`` has its default,
+    which is no value of ``[4, 8]``. And a row that moved a lever which does not vary counted as one of the grid."""
+    benchmark = {"batch_sizes": [8, 16], "num_workers_options": [0, 4], "levers": {"prefetch_factor": [4, 8]}}
+    space = build_space(build_config(data={"batch_size": 8}, benchmark=benchmark), CPU)
+    grid = space.grid()
+    assert {plan["prefetch_factor"] for plan in grid if plan["num_workers"] == 0} == {None}
+    assert all(space.holds(plan) for plan in grid)
+    assert space.holds(space.user_plan)
+    busy = next(plan for plan in grid if plan["num_workers"] == 4)
+    others = [busy.replace(threads=1), busy.replace(accumulate=2), busy.replace(batch_size=32)]
+    assert not any(map(space.holds, [*others, busy.replace(prefetch_factor=None), busy.replace(num_workers=2)]))
+
+
 def test_the_users_own_impossible_value_is_replaced_and_said():
     config = build_config(data={"pin_memory": True})
     space = build_space(config, CPU)

@@ -392,6 +392,22 @@ def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
         conclude._check_ran(session, WIDE)
 
 
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("RuntimeError: shapes differ (log: t1.log)", "the log of t1 says more"),
+        ("DataError: a.h5 is cut; copy it again (log: t1.log)", "copy it again"),
+    ],
+)
+def test_plans_that_fail_alike_are_answered_with_their_remedy_or_their_log(reason, remedy):
+    """The advice was ``t3: RuntimeError: shapes differ``."""
+    session = Session(SimulatedTarget(lambda plan: Answer(status="error", reason=reason)), Journal())
+    tuning._search(session, WIDE, OPTIONS)
+    with pytest.raises(NoPlanError) as ended:
+        conclude._check_ran(session, WIDE)
+    assert ended.value.remedy == remedy
+
+
 @pytest.mark.parametrize("status", ["error", "out_of_memory", "timeout"])
 def test_other_failures_do_not_stop_a_search(status):
     """Each plan with words of its own, too little memory, a deadline: the next plan may run."""
@@ -433,3 +449,19 @@ def test_the_advice_to_search_again_names_the_folder_that_lets_it():
     _, notes = run(lambda plan: Answer(samples_per_s=next(rates)))
     [said] = [note for note in notes if "lay" in note and "apart" in note]
     assert "--out and a new folder" in said
+    assert said.endswith(": the same command only reads these rows back")
+
+
+def test_after_the_end_of_a_budget_the_same_command_is_not_said_to_read_rows_only():
+    """Beside it stood that the same command goes on from these rows."""
+    now, rates = [0.0], iter([100.0, 200.0, 150.0, 200.0, 260.0, 200.0, 260.0])
+
+    def answer(plan):
+        now[0] += 10.0
+        return Answer(samples_per_s=next(rates), seconds=10.0)
+
+    session, notes = run(answer, budget_s=75.0, clock=lambda: now[0])
+    assert session.is_budget_spent
+    assert any("the same command goes on from these rows" in note for note in notes)
+    assert any("--out and a new folder" in note for note in notes)
+    assert not any("only reads these rows back" in note for note in notes)

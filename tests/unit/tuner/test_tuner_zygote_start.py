@@ -47,6 +47,11 @@ def test_a_start_that_hangs_is_given_up_long_before_the_limit():
     )
 
 
+def test_what_little_was_read_is_not_rounded_to_nothing():
+    with pytest.raises(TimeoutError, match="512 KiB read"):
+        FakeChild(stops_s=0.5).start()
+
+
 def test_a_start_that_is_quiet_for_a_while_is_no_hang():
     assert FakeChild(stops_s=40.0, ready_s=150.0).start() == READY
 

@@ -204,18 +204,17 @@ def _loader_point(row: Trial) -> LoaderPoint:
 def _fit_receive(loader: Sequence[Trial]) -> tuple[float, float]:
     """Seconds that taking a ready batch costs the training process: of any batch, and of each sample in it.
 
-    The steepest line from the smallest batch to the largest that lies on or above all that was seen; of one batch
-    size everything is counted by the sample.
+    The steepest line from the smallest batch to the largest that lies on or above all that was seen. Where that would
+    begin below 0, and of one batch size, everything is counted by the sample: nothing is received in less than no time.
     """
     seen = sorted((row.plan["batch_size"], row.receive_ms / 1e3) for row in loader if row.receive_ms is not None)
     if not seen:
         return 0.0, 0.0
     by_batch = dict(seen)  # of equal batches the largest: it comes last
     (smallest, first_s), (largest, last_s) = min(by_batch.items()), max(by_batch.items())
-    if smallest == largest:
-        return 0.0, last_s / largest
-    per_sample_s = max(0.0, last_s - first_s) / (largest - smallest)
-    return max(seconds - per_sample_s * batch for batch, seconds in seen), per_sample_s
+    per_sample_s = max(0.0, last_s - first_s) / (largest - smallest) if largest > smallest else math.inf
+    fixed_s = max(seconds - per_sample_s * batch for batch, seconds in seen)
+    return (fixed_s, per_sample_s) if fixed_s >= 0 else (0.0, max(seconds / batch for batch, seconds in seen))
 
 
 def _group_by_pinning(loader: Sequence[Trial]) -> dict[bool, Sequence[Trial]]:
