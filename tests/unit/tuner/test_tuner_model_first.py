@@ -159,7 +159,7 @@ def test_no_workers_are_tried_once_where_loading_may_overlap():
 
 def test_the_way_that_gained_is_followed_before_other_neighbours():
     """One more step of the batch the way that gained runs next, whatever the model hopes of others."""
-    rows = search(Hill(load_s=3e-3)).rows
+    rows = search(Hill(load_s=1e-4)).rows
     first = next(number for number, row in enumerate(rows) if "next to the best" in row.why)
     followed = []
     for number in range(first, len(rows) - 1):
