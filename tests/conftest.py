@@ -2,9 +2,11 @@
 
 import os
 import signal
+import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says something of the machine and nothing of the code.
@@ -22,6 +24,19 @@ FOREIGN = (
 for name in tuple(os.environ):
     if name in FOREIGN or name.startswith(tuple(prefix for prefix in FOREIGN if prefix.endswith("_"))):
         del os.environ[name]
+
+
+@pytest.fixture
+def own_tmpdir(tmp_path_factory, monkeypatch):
+    """For tests in which data workers are killed: what a worker leaves then, a folder with its socket, lies in here.
+
+    Its path is short: that of a socket may have 107 characters.
+    """
+    folder = tmp_path_factory.mktemp("own")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
 
 REAL = {
     "clock": ("host", "cuda"),

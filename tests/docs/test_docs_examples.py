@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from fulltilt.cli import build_parser
+from fulltilt.cli._shared import read_config
 from fulltilt.levers import load_catalogue
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OURS = ("configs/", "recipes/")
 DOORS = {
     "scripts/analysis/benchmark_gpu.py": "tune",
     "scripts/train.py": "train",
@@ -34,11 +36,14 @@ COMMANDS = [(page.name, command) for page in PAGES for command in find_commands(
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda x: x if isinstance(x, str) else " ".join(x))
-def test_a_documented_command_parses_and_its_files_exist(page, command):
+def test_a_documented_command_parses_and_its_files_exist(page, command, monkeypatch):
+    monkeypatch.chdir(ROOT)
     args = build_parser(command[0]).parse_args(command)
     for name in (getattr(args, "config", None), getattr(args, "config_flag", None), getattr(args, "apply", None)):
-        if name and name.startswith("configs/"):
-            assert (ROOT / name).exists()
+        if name and name.startswith(OURS):
+            assert Path(name).exists()
+    if (getattr(args, "config", None) or getattr(args, "config_flag", None) or "").startswith(OURS):
+        read_config(args)  # with the words and flags on top of the file; no data is read
 
 
 def test_the_documents_show_commands_at_all():

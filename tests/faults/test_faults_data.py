@@ -73,6 +73,7 @@ def load_all(how, **options):
 leaves_torch_files = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
+kills_workers = pytest.mark.usefixtures("own_tmpdir")
 
 
 def explain(load):
@@ -85,6 +86,7 @@ def explain(load):
 
 
 @leaves_torch_files
+@kills_workers
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -101,6 +103,7 @@ def test_a_dead_worker_is_explained(how, words, persistent):
 
 
 @leaves_torch_files
+@kills_workers
 def test_a_worker_killed_from_outside_is_explained():
     loader = build_loader(Ends(lambda: None), batch_size=1, shuffle=False, drop_last=False, options={"num_workers": 1})
     batches = iter(loader)
@@ -327,7 +330,7 @@ def test_cifar10_that_is_not_there_or_not_whole(tmp_path):
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path):
-    with pytest.raises(StorageError, match=r"needs [\d,]+\.\d+ TiB and .* GiB free; .*fewer events"):
+    with pytest.raises(StorageError, match=r"needs [\d,]+\.\d+ TiB and .* has [\d.,]+ \w+ free; .*fewer events"):
         make_sensor_hdf5(tmp_path / "s.h5", 1_000_000_000)
     assert list(tmp_path.iterdir()) == []
 

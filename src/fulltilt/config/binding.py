@@ -16,11 +16,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from fulltilt.config.calls import ComponentCall, format_value, parse_call
+from fulltilt.config.hints import describe_type
 from fulltilt.errors import ConfigError, format_nearest
-
-KINDS: dict[Any, str] = {int: "a whole number", float: "a number"}
-BOUNDS = {"ge": "of at least ", "gt": "above ", "le": "of at most ", "lt": "below "}
-"""Bound, as ``annotated_types`` calls it → its words."""
 
 
 def build_component(
@@ -192,21 +189,8 @@ def _coerce(value: Any, hint: Any, *, call: ComponentCall, name: str, where: str
             raise ValueError("true and false are not numbers")
         return adapter.validate_python(value)
     except (ValidationError, ValueError):
-        said = f"{call.name}: {name}={format_value(value)}: expected {_describe_hint(hint)}"
+        said = f"{call.name}: {name}={format_value(value)}: expected {describe_type(hint)}"
         raise ConfigError(said, key=where) from None
-
-
-def _describe_hint(hint: Any) -> str:
-    """``a whole number of at least 1``; what has no bounds as it stands in the code."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated and parts[0] in KINDS:
-        bounds = [
-            words + str(getattr(m, name)) for m in parts[1:] for name, words in BOUNDS.items() if hasattr(m, name)
-        ]
-        return KINDS[parts[0]] + (f" {' and '.join(bounds)}" if bounds else "")
-    if origin in (typing.Union, types.UnionType) and any(typing.get_origin(part) is typing.Annotated for part in parts):
-        return " or ".join("null" if part is types.NoneType else _describe_hint(part) for part in parts)
-    return inspect.formatannotation(hint).replace("typing.", "")
 
 
 def _find_adapter(hint: Any) -> TypeAdapter[Any] | None:

@@ -227,9 +227,9 @@ class _RunSection(Section):
     )
     async_checkpoint: bool = Field(
         default=False,
-        description="Write checkpoints beside training, from a copy in host memory. For a GPU that trains while cores "
-        "are free: on a CPU training stalled no less than with checkpoints in between (benchmarks/results/"
-        "checkpoint_stall-cpu.json).",
+        description="Write checkpoints beside training, from a copy in host memory. On a CPU this stalls training "
+        "longer than writing them between steps, also with a core free (benchmarks/results/checkpoint_stall-cpu.json "
+        "in the repository); it was not measured on a GPU.",
     )
     promise: Promise | None = Field(
         default=None,

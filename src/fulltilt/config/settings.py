@@ -224,10 +224,13 @@ def _suggest_mapping(spelled: str, item: Item) -> str | None:
     spelling = resolve_spelling(key)
     if spelling is None or not admits(LEAVES[spelling.keys[0]].hint, dict):
         return None
-    catalogue = load_catalogue()
-    if spelling.keys[0] == "benchmark.levers" and name not in catalogue:
-        return f"no lever named {name}; {format_nearest(name, catalogue)}"
-    entry = f"{name}: {format_value(item.value if isinstance(item.value, list) else [item.value])}"
+    value = item.value
+    if spelling.keys[0] == "benchmark.levers":
+        catalogue = load_catalogue()
+        if name not in catalogue:
+            return f"no lever named {name}; {format_nearest(name, catalogue)}"
+        value = value if isinstance(value, list) else [value]  # of a lever, all values to try
+    entry = f"{name}: {format_value(value)}"
     return f"{key} is one value, a mapping, and is given as a whole, which replaces the file's: {key}='{{{entry}}}'"
 
 

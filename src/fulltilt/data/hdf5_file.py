@@ -38,7 +38,8 @@ def find_layouts(path: Path, names: list[str]) -> list[Layout]:
         DataError: The file cannot be opened, a name is not in it, it has no rows, or row counts differ.
     """
     with open_hdf5(path) as file:
-        layouts = [describe_layout(path, find_dataset(path, file, name)) for name in names]
+        found = [find_dataset(path, file, name) for name in names]
+        layouts = [describe_layout(Path(item.file.filename), item) for item in found]  # a link may lead out of this one
     for layout, name in zip(layouts, names, strict=True):
         if not layout.shape or layout.n_rows == 0:
             raise DataError(f"{path}: {name} has shape {layout.shape}; at least one row (first dimension) is needed")
@@ -68,15 +69,17 @@ def find_dataset(path: Path, file: Any, name: str) -> Any:
         if found.shape is None:
             raise DataError(f"{path}: {name} is empty (it has a type and no shape); name another dataset")
         return found
-    links = list_links(file)
-    if name.strip("/") in links:
-        raise DataError(f"{path}: {links[name.strip('/')]}; put that there, or name another dataset")
+    links, place = list_links(file), name.strip("/")
+    if found is None and place in links:
+        raise DataError(f"{path}: {links[place]}; put that there, or name another dataset")
     there = _list_datasets(file)
-    if not there:
+    if isinstance(found, h5py.Group) and place in links:  # what a link leads to is none of the file's
+        there |= {f"{place}/{key}": shape for key, shape in _list_datasets(found).items()}
+    if not there and found is None:
         raise DataError(f"{path} holds no datasets at all, so no {name}")
     kind = "is a group" if found is not None else "is not in it"
     nearest = format_nearest(name, there).split("valid:")[0].strip()
-    listing = ", ".join(f"{known} {shape}" for known, shape in sorted(there.items())[:20])
+    listing = ", ".join(f"{known} {shape}" for known, shape in sorted(there.items())[:20]) or "no datasets"
     raise DataError(f"{path}: {name} {kind}; {nearest + ' ' if nearest else ''}it holds: {listing}")
 
 

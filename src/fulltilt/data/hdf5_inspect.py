@@ -113,14 +113,15 @@ def inspect_hdf5(
     if batch_size < 1:
         raise UsageError(f"batch_size {batch_size} must be 1 or more")
     with open_hdf5(path) as file:
-        layouts = [(describe_layout(path, item), item.id.get_storage_size()) for item in _find_items(path, file, names)]
+        items, asked = _find_items(path, file, names)
+        layouts = [(describe_layout(path, item), item.id.get_storage_size()) for item in items]
         n_sample_rows, refusal = _plan_repack(path, file)
         links = list_links(file).values()
     if not layouts:
         remedy = "; put there what a link leads to, or inspect that file" if links else "; there is nothing to inspect"
         raise DataError(f"{path} holds no dataset with rows{''.join(f', and {link}' for link in links)}{remedy}")
     largest = max((layout for layout, _ in layouts), key=lambda layout: (_is_number(layout), layout.n_bytes))
-    measured = {largest.name} if not names else {f"/{name.lstrip('/')}" for name in names}
+    measured = asked or {largest.name}
     reports: list[DatasetReport] = []
     slow: list[str] = []
     for layout, stored_bytes in layouts:
@@ -149,11 +150,15 @@ def inspect_hdf5(
     )
 
 
-def _find_items(path: Path, file: Any, names: Sequence[str]) -> list[Any]:
+def _find_items(path: Path, file: Any, names: Sequence[str]) -> tuple[list[Any], set[str]]:
+    """Every dataset with rows, and the names there of those asked for, which may go by a link.
+
+    Raises:
+        DataError: One asked for is not there, lies in another file, or has no rows.
+    """
     import h5py
 
-    for name in names:
-        find_dataset(path, file, name)
+    wanted = [(name, find_dataset(path, file, name)) for name in names]
     found: list[Any] = []
 
     def visit(_: str, item: Any) -> None:
@@ -161,7 +166,12 @@ def _find_items(path: Path, file: Any, names: Sequence[str]) -> list[Any]:
             found.append(item)
 
     file.visititems(visit)
-    return found
+    for name, item in wanted:
+        if item.file != file:
+            raise DataError(f"{path}: {name} is a link to {item.name} in {item.file.filename}; inspect that file")
+        if item not in found:
+            raise DataError(f"{path}: {name} has shape {item.shape} and so no rows to measure; name another dataset")
+    return found, {item.name for item in found if any(item == other for _, other in wanted)}
 
 
 def _plan_repack(path: Path, file: Any) -> tuple[int, str | None]:

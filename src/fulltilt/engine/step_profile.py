@@ -6,12 +6,14 @@ the run's speed: the profiler slows down what it watches.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from fulltilt.config import Config, plan_of
@@ -71,11 +73,18 @@ def profile_steps(config: Config, *, device: torch.device, n_steps: int, out_dir
     if n_steps < 1:
         raise UsageError(f"{n_steps} steps cannot be profiled; at least 1 is needed")
     with build_run(config, plan_of(config), device=str(device), workload=build_workload(config), strict=False) as run:
-        try:
+        with _telling_where(out_dir):
             out_dir.mkdir(parents=True, exist_ok=True)
-            return _profile(run, n_steps, out_dir)
-        except OSError as error:
-            raise StorageError(f"the profile cannot be written to {out_dir} ({error}); give another --out") from error
+        return _profile(run, n_steps, out_dir)
+
+
+@contextlib.contextmanager
+def _telling_where(out_dir: Path) -> Iterator[None]:
+    """Around writing alone: an OSError of a step is that of the data, and comes through as it is."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the profile cannot be written to {out_dir} ({error}); give another --out") from error
 
 
 def _profile(run: Run, n_steps: int, out_dir: Path) -> StepProfile:
@@ -94,12 +103,14 @@ def _profile(run: Run, n_steps: int, out_dir: Path) -> StepProfile:
             if is_gpu:
                 torch.cuda.synchronize(run.device)
         if is_gpu:
-            torch.cuda.memory._dump_snapshot(str(snapshot))
+            with _telling_where(out_dir):
+                torch.cuda.memory._dump_snapshot(str(snapshot))
     finally:
         if is_gpu:
             torch.cuda.memory._record_memory_history(enabled=None)
     trace = out_dir / TRACE
-    profiled.export_chrome_trace(str(trace))
+    with _telling_where(out_dir):
+        profiled.export_chrome_trace(str(trace))
     return StepProfile(
         device=str(run.device),
         n_steps=n_steps,

@@ -6,15 +6,15 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(n_bytes: float) -> str:
-    """``980 bytes``, ``15.3 KiB``, ``302 MiB``, ``18.83 GiB``: in the largest unit of which it is one at least.
+    """``980 bytes``, ``15.3 KiB``, ``18.83 GiB``: in the largest unit of which it is, rounded, one at least.
 
     Three figures below a GiB; two decimals from there on, as torch has them.
     """
-    if abs(n_bytes) < 1024:
+    if round(abs(n_bytes)) < 1024:
         return f"{n_bytes:.0f} {'byte' if round(n_bytes) == 1 else 'bytes'}"
     size, unit = n_bytes / 1024, _UNITS[0]
     for unit in _UNITS:
-        if abs(size) < 1024 or unit == _UNITS[-1]:
+        if round(abs(size)) < 1024 or unit == _UNITS[-1]:
             break
         size /= 1024
     if unit in ("GiB", "TiB"):

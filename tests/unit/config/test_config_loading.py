@@ -155,10 +155,10 @@ def test_all_problems_come_in_one_error(write):
     text = "\n".join(lines)
     for expected in (
         f"{file}:2: data.batch_siz: unknown key with the value 64; did you mean batch_size?",
-        f"{file}:3: data.num_workers: num_workers -1: expected an integer of at least 0",
-        f"{file}:4: data.batch_size: batch_size 0: expected an integer of at least 1",
+        f"{file}:3: data.num_workers: num_workers -1: expected a whole number of at least 0",
+        f"{file}:4: data.batch_size: batch_size 0: expected a whole number of at least 1",
         f"{file}:5: optim: is a section and holds keys, not 3",
-        f"{file}:6: run.epochs: epochs 'abc': expected an integer of at least 1",
+        f"{file}:6: run.epochs: epochs 'abc': expected a whole number of at least 1",
         f"{file}:8: empty_cash_freq: unknown key with the value 5",
         f"{file}:9: model: model",
         "command line: optim.lr: lr 0: expected a number above 0",
@@ -182,7 +182,7 @@ def test_a_single_problem_carries_its_place(write):
         ("batch_size: true", "true and false are not numbers"),
         ("batch_size: 2.5", "batch_size 2.5"),
         ("batch_size: null", "batch_size null"),
-        ("batch_size: many", "expected an integer"),
+        ("batch_size: many", "expected a whole number"),
         ("num_workers: -1", "num_workers -1"),
         ("lr: .nan", "lr nan"),
         ("lr: .inf", "lr inf"),
@@ -408,6 +408,8 @@ def test_a_key_that_is_an_argument_of_a_component_is_told_where_it_belongs(write
         ("benchmark.levers.precision=[fp32, bf16]", "benchmark.levers='{precision: [fp32, bf16]}'"),
         ("benchmark.levers.threads=[null, 1]", "benchmark.levers='{threads: [null, 1]}'"),
         ("benchmark.levers.compile=true", "benchmark.levers='{compile: [true]}'"),
+        ("targets.batch_latency_ms.p99=100", "targets.batch_latency_ms='{p99: 100}'"),
+        ("targets.response_s.p95=0.5", "targets.response_s='{p95: 0.5}'"),
     ],
 )
 def test_an_entry_of_a_mapping_is_answered_with_the_override_that_works(write, word, remedy):
@@ -417,9 +419,10 @@ def test_an_entry_of_a_mapping_is_answered_with_the_override_that_works(write, w
     said = str(refused.value)
     assert f"is given as a whole, which replaces the file's: {remedy}" in said
     key, _, value = remedy.partition("=")
-    levers = load_config(file, [f"{key}={value.strip(chr(39))}"]).benchmark.levers
-    assert levers is not None
-    assert word.split("=")[0] == f"benchmark.levers.{next(iter(levers))}"
+    section, _, name = key.partition(".")
+    taken = getattr(getattr(load_config(file, [f"{key}={value.strip(chr(39))}"]), section), name)
+    assert taken is not None
+    assert word.split("=")[0] == f"{key}.{next(iter(taken))}"
 
 
 def test_an_override_of_a_lever_that_is_not_there_names_the_levers(write):

@@ -208,7 +208,7 @@ def test_changing_a_call_inside_braces_quotes_it(write):
         ("batch_size: 8\nepochs: &n\n  8\nseed: *n\n", {"run.epochs": 16}, "cannot be rewritten .*alias"),
         ("training: &t\n  lr: 1\n  seed: 1\nrun:\n  <<: *t\n", {"run.seed": 2}, "unknown key"),
         ("transform: normalize\n", {"data.transform.train": "a"}, "on a line of its own first"),
-        ("lr: 1\n", {"data.batch_size": 0}, "batch_size 0: expected an integer of at least 1"),
+        ("lr: 1\n", {"data.batch_size": 0}, "batch_size 0: expected a whole number of at least 1"),
         ("lr: 1\n", {"batch_size": 8}, "unknown key"),
         ("lr: 1\n", {"speed.precision": "fp64"}, "expected fp32"),
     ],

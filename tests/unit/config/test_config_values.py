@@ -123,7 +123,7 @@ def test_plan_and_back(tmp_path):
 
 def test_a_plan_with_a_wrong_value_or_lever():
     config = config_from_values({}, base_dir="")
-    with pytest.raises(ConfigError, match="batch_size 0: expected an integer of at least 1"):
+    with pytest.raises(ConfigError, match="batch_size 0: expected a whole number of at least 1"):
         apply_plan(config, {"batch_size": 0})
     with pytest.raises(ConfigError, match="did you mean batch_size"):
         apply_plan(config, {"batchsize": 1})

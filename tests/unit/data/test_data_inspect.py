@@ -282,6 +282,45 @@ def test_links_that_lead_out_of_the_file_are_named(path, tmp_path):
         find_layouts(tmp_path / "links.h5", ["g/gone"])
 
 
+@pytest.mark.parametrize("name", ["soft", "soft_group/label", "g//label", "/g/label", "second"])
+def test_a_dataset_is_measured_by_whatever_name_it_is_asked_for(path, name):
+    """A soft link, a second name or another spelling printed the layouts, no rate and no advice, with exit code 0."""
+    with h5py.File(path, "r+") as file:
+        file["soft"] = h5py.SoftLink("/g/label")
+        file["soft_group"] = h5py.SoftLink("/g")
+        file["second"] = file["g/label"]
+    measured = [report for report in inspect(path, name).values() if report.rates]
+    assert [(report.shape, report.advice is not None) for report in measured] == [((2000,), True)]
+
+
+def test_what_is_asked_for_and_cannot_be_measured_is_refused(path, tmp_path):
+    with h5py.File(tmp_path / "links.h5", "w") as file:
+        file["away"] = h5py.ExternalLink(path.name, "/whole")
+        file["x"], file["scalar"] = np.zeros((20, 2), np.float32), 3.0
+    with pytest.raises(DataError, match=rf"away is a link to /whole in .*{path.name}; inspect that file"):
+        inspect_hdf5(tmp_path / "links.h5", ["away"])
+    with pytest.raises(DataError, match=r"scalar has shape \(\) and so no rows"):
+        inspect_hdf5(tmp_path / "links.h5", ["scalar"])
+
+
+def test_a_link_to_a_group_elsewhere_is_said_to_be_a_group(path, tmp_path):
+    """It was "links to /g in f.h5; put that there": advice for links that lead nowhere."""
+    with h5py.File(tmp_path / "links.h5", "w") as file:
+        file["away"] = h5py.ExternalLink(path.name, "/g")
+    with pytest.raises(DataError, match=r"away is a group; .*it holds: away/label \(2000,\)$"):
+        find_layouts(tmp_path / "links.h5", ["away"])
+
+
+def test_a_dataset_behind_a_link_is_read_out_of_the_file_it_lies_in(path, tmp_path):
+    """Its name there was looked up in the file with the link: another dataset's rows, or a KeyError."""
+    with h5py.File(tmp_path / "links.h5", "w") as file:
+        file["away"] = h5py.ExternalLink(path.name, "/whole")
+        file["whole"] = np.zeros((2000, 64, 4), np.float32)
+    rows = hdf5_rows.build_rows(find_layouts(tmp_path / "links.h5", ["away"])[0])
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(rows.read(np.arange(3)), file["whole"][:3])
+
+
 def test_rates_of_what_fits_into_a_cache_say_so(path, monkeypatch):
     """A file of a few kilobytes was read at 31,747 MiB/s, with no word but "warm"."""
     assert "are less than 64 MiB, and may be read out of the processor's cache" in inspect(path)["whole"].caveat

@@ -223,6 +223,7 @@ def test_a_batch_that_is_no_pair_is_an_error():
 
 
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.usefixtures("own_tmpdir")
 def test_a_data_worker_that_is_killed_is_named(persistent):
     with build({"num_workers": 1, "batch_size": 2, "persistent_workers": persistent}) as run:
         step, batches = TrainStep(run), run.start_epoch(0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import training_cases
 
 from fulltilt.config import config_from_values
 from fulltilt.engine.step_profile import profile_steps
@@ -47,6 +48,13 @@ def test_what_cannot_be_profiled_is_told(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"cannot be written .* give another --out"):
         profile(tmp_path / "file")
+
+
+def test_a_file_that_the_data_misses_is_told_as_it_is(tmp_path, monkeypatch):
+    """It read as "the profile cannot be written to …": what steps raise was caught with what writing raises."""
+    monkeypatch.setattr(training_cases.Points, "__getitem__", lambda self, index: (tmp_path / "gone").read_bytes())
+    with pytest.raises(FileNotFoundError, match="gone"):
+        profile(tmp_path / "out")
 
 
 @pytest.mark.gpu

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,9 @@ def test_every_configuration_is_tested_here_or_there():
     there = {"stl10_config": "test_engine_phases.py", "elmo_depth-2_seed-42": "test_engine_language.py"}
     here = {"digits", "cifar10", "checking_gpu_optimization", "default"}
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == here | there.keys()
+    functions = [value for name, value in globals().items() if name.startswith("test_")]
+    learning = "".join(inspect.getsource(test) for test in functions if "take_steps" in test.__code__.co_names)
+    assert {name for name in here if not re.search(rf'"{name}(\.yaml)?"', learning)} == set()
     for name, file in there.items():
         assert f"{name}.yaml" in (Path(__file__).parents[1] / "engine" / file).read_text()
 
