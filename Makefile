@@ -53,6 +53,7 @@ chaos: $(INSTALLED) ## 1,000 trials that fail in every known way, and a search k
 docs: $(INSTALLED) ## write the generated pages again
 	@$(BIN)/python -m fulltilt.config.document > docs/config.md
 	@$(BIN)/python -m benchmarks._document > docs/measured.md
+	@$(BIN)/python -m benchmarks._readme
 
 clean: ## remove the environment and what the commands wrote
 	rm -rf $(VENV) .venv-peers runs demo

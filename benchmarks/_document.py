@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks._runner import RESULTS, SAID, describe_code
 from benchmarks._schema import Arm, BenchmarkResult, Target, describe_interval
 from fulltilt.records import loads
 
+RECORDED = "recorded: "
 HEAD = """# What was measured
 
 Written from the files under `benchmarks/results/` by `python -m benchmarks._document > docs/measured.md`; how to read
@@ -16,7 +20,7 @@ them is in [benchmarks.md](benchmarks.md). Intervals are of 95 %; what a whole i
 
 
 def build_page(results: Path = RESULTS) -> str:
-    """Every result file by name: its targets; where it has none, its arms."""
+    """Every result file by name: its targets, and what was recorded beside them; where it has none, its arms."""
     paths = sorted(results.glob("*.json"))
     return "\n".join([HEAD, *(_describe(loads(BenchmarkResult, path.read_text("utf-8")), path) for path in paths)])
 
@@ -38,10 +42,34 @@ def _describe(result: BenchmarkResult, path: Path) -> str:
             "| target | limit | measured | verdict |",
             "|---|---|---|---|",
             *map(_describe_target, result.targets),
+            *_describe_recorded(result),
         ]
     else:
         lines += ["| case | arm | median | n |", "|---|---|---|---|", *map(_describe_arm, result.arms)]
     return "\n".join([*lines, ""])
+
+
+def _describe_recorded(result: BenchmarkResult) -> list[str]:
+    """The grids of real timings, which no target speaks of: every strategy in a row, every grid in a column."""
+    arms = [arm for arm in result.arms if arm.case.startswith(RECORDED) and arm.metric == "regret_pct"]
+    if not arms:
+        return []
+    grids = list(dict.fromkeys(arm.case for arm in arms))
+    figures = {(arm.arm, arm.case): _describe_quantiles(arm) for arm in arms}
+    header = [f"recorded grid, speed lost in the median (p90) of {arms[0].n} searches, %"]
+    header += [grid.removeprefix(RECORDED) for grid in grids]
+    rows = [
+        [name, *(figures.get((name, grid), "") for grid in grids)] for name in dict.fromkeys(arm.arm for arm in arms)
+    ]
+    return ["", _join(header), _join(["---"] * len(header)), *map(_join, rows)]
+
+
+def _describe_quantiles(arm: Arm) -> str:
+    return f"{arm.median:.3g} ({np.quantile(arm.samples, 0.9, method='higher'):.3g})"
+
+
+def _join(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_escape, cells))} |"
 
 
 def _describe_target(target: Target) -> str:
@@ -51,8 +79,10 @@ def _describe_target(target: Target) -> str:
 
 
 def _describe_arm(arm: Arm) -> str:
-    figure = f"{arm.median:.4g} ({describe_interval(arm.ci95)}) {arm.metric}"
-    return f"| {_escape(arm.case)} | {_escape(arm.arm)} | {figure} | {arm.n} |"
+    """The median with its interval; where nothing varies, an interval would claim a spread that was seen."""
+    is_same = arm.n > 1 and len(set(arm.samples)) == 1
+    spread = f"the same in each {arm.unit_of_replication}" if is_same else describe_interval(arm.ci95)
+    return f"| {_escape(arm.case)} | {_escape(arm.arm)} | {arm.median:.4g} ({spread}) {arm.metric} | {arm.n} |"
 
 
 def _escape(text: str) -> str:

@@ -161,6 +161,12 @@ def build_peers_environment() -> None:
     (PEERS / ".installed").touch()
 
 
+def open_peers_of_data() -> None:
+    """Make what lies apart in the peers' environment importable: torchvision and LitData."""
+    if PEERS_OF_DATA.is_dir():
+        sys.path.insert(0, str(PEERS_OF_DATA))
+
+
 def write_result(result: BenchmarkResult) -> Path:
     return write_atomic(RESULTS / f"{result.name}-{result.device}.json", dumps(result, indent=1) + "\n")
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
+
+import numpy as np
 
 from fulltilt.records import Machine
 from fulltilt.stats import compute_quantile_interval
 
 CONFIDENCE = 0.95
+N_RESAMPLES = 2000
 Interval = tuple[float | None, float | None]
 """An end is None where nothing bounds it."""
 
@@ -29,19 +33,29 @@ class Arm:
     metric: str  # with its unit: "overhead_us_per_step"
     median: float
     ci95: Interval  # null at an end: so few repetitions do not bound the median there
-    n: int  # independent repetitions: blocks, processes, runs
+    n: int  # independent repetitions: blocks, processes, runs; the clusters where samples come in such
     unit_of_replication: str  # "interleaved block of 64 steps"
     note: str | None = None  # settings of the arm, a link to the peer's documentation
     samples: tuple[float, ...] = ()
+    clusters: tuple[str, ...] = ()  # what each sample belongs to, where samples of one thing are alike; n counts these
 
 
 def build_arm(
-    samples: Sequence[float], *, case: str, arm: str, metric: str, unit_of_replication: str, note: str | None = None
+    samples: Sequence[float],
+    *,
+    case: str,
+    arm: str,
+    metric: str,
+    unit_of_replication: str,
+    note: str | None = None,
+    clusters: Sequence[str] = (),
 ) -> Arm:
-    """An arm from its independent repetitions: the median, and the interval of the median.
+    """An arm from its samples: the median, and the interval of the median.
+
+    Every sample is an independent repetition, or every cluster where these are named, one name a sample.
 
     Raises:
-        ValueError: no samples, or one that is not finite.
+        ValueError: no samples, one that is not finite, or not a cluster for each.
     """
     if not samples or not all(map(math.isfinite, samples)):
         raise ValueError(f"{case}, {arm}: {metric} needs finite samples, got {list(samples)}")
@@ -50,26 +64,44 @@ def build_arm(
         arm=arm,
         metric=metric,
         median=statistics.median(samples),
-        ci95=compute_bounds(samples),
-        n=len(samples),
+        ci95=compute_bounds(samples, clusters=clusters),
+        n=len(set(clusters) or samples),
         unit_of_replication=unit_of_replication,
         note=note,
         samples=tuple(samples),
+        clusters=tuple(clusters),
     )
 
 
-def compute_bounds(values: Sequence[float], quantile: float = 0.5) -> Interval:
+def compute_bounds(values: Sequence[float], quantile: float = 0.5, *, clusters: Sequence[str] = ()) -> Interval:
     """The 95 % interval of a quantile from the order of the values, with None for an end that they do not bound.
 
     The least value bounds a quantile from below only where hardly ever all values lie above it: the median takes 6
-    values at either end, the 95th percentile 72 at its upper one.
+    values at either end, the 95th percentile 72 at its upper one. Where values come in clusters, whole clusters are
+    drawn anew (a bootstrap), and the number of clusters is what bounds an end.
 
     Raises:
-        ValueError: no values, or one that is not finite.
+        ValueError: no values, one that is not finite, or not a cluster for each.
     """
-    low, high = compute_quantile_interval(values, quantile, CONFIDENCE)
-    tail, n = 0.5 - CONFIDENCE / 2, len(values)
+    if clusters and len(clusters) != len(values):
+        raise ValueError(f"{len(values)} values have {len(clusters)} clusters; name one for each value, or none")
+    if clusters:
+        (low, high), n = _resample_clusters(values, quantile, clusters), len(set(clusters))
+    else:
+        (low, high), n = compute_quantile_interval(values, quantile, CONFIDENCE), len(values)
+    tail = 0.5 - CONFIDENCE / 2
     return low if (1 - quantile) ** n <= tail else None, high if quantile**n <= tail else None
+
+
+def _resample_clusters(values: Sequence[float], quantile: float, clusters: Sequence[str]) -> tuple[float, float]:
+    by_cluster: dict[str, list[float]] = defaultdict(list)
+    for cluster, value in zip(clusters, values, strict=True):
+        by_cluster[cluster].append(value)
+    groups = [np.array(group) for group in by_cluster.values()]
+    drawn = np.random.default_rng(0).integers(len(groups), size=(N_RESAMPLES, len(groups)))
+    found = [np.quantile(np.concatenate([groups[i] for i in row]), quantile) for row in drawn]
+    low, high = np.quantile(found, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
+    return float(low), float(high)
 
 
 def describe_interval(interval: Interval, spec: str = ".4g") -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -45,12 +46,15 @@ def start_with_zygote(request: TrialRequest, zygote: Zygote, log_path: Path) -> 
     return watch.read(f"{outcome.evidence.message} {outcome.evidence.stderr_tail}")
 
 
-def start_fresh_python(request: TrialRequest) -> Startup:
-    """``python -m fulltilt.tuner.trial``: the same code in an interpreter of its own."""
+def start_fresh_python(request: TrialRequest, folder: Path) -> Startup:
+    """``python -m fulltilt.tuner.trial``: the same code in an interpreter of its own.
+
+    Killed, it leaves its temporary files, so they go to ``folder``.
+    """
     watch = _Stopwatch()
     process = subprocess.Popen(
         [sys.executable, "-m", "fulltilt.tuner.trial"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
@@ -134,5 +138,5 @@ def list_ways(request: TrialRequest, zygote: Zygote, folder: Path) -> dict[str, 
         "zygote, first trial": start_cold,
         "multiprocessing forkserver": lambda: start_with_multiprocessing(request, "forkserver"),
         "multiprocessing spawn": lambda: start_with_multiprocessing(request, "spawn"),
-        "fresh python": lambda: start_fresh_python(request),
+        "fresh python": lambda: start_fresh_python(request, folder),
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 from benchmarks import _data_path
 from benchmarks._data_path import BATCH_SIZE, N_WORKERS, PEERS, Pass
 from benchmarks._rounds import Round, compute_means, run_rounds
-from benchmarks._runner import PEERS_OF_DATA, ROOT, Context, Findings
+from benchmarks._runner import ROOT, Context, Findings, open_peers_of_data
 from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.errors import DataError
 
@@ -50,8 +49,7 @@ def run(context: Context) -> Findings:
     archive = Path(os.environ.get("FULLTILT_DATA", ROOT.parent / "shared" / "data")) / ARCHIVE
     if not archive.exists():
         raise DataError(f"{archive} is missing; set FULLTILT_DATA to the folder that holds {ARCHIVE}")
-    if PEERS_OF_DATA.is_dir():
-        sys.path.insert(0, str(PEERS_OF_DATA))
+    open_peers_of_data()
     device, n_threads = torch.device(context.device), torch.get_num_threads()
     n_images = 800 if context.quick else 10_000
     arms: list[Arm] = []

@@ -4,7 +4,9 @@ Each case is a process of its own. Fake peaks of all batch sizes come first; the
 up to a quarter of the target and until one comes out as predicted (``_memory_steps``; a search has the points of its
 device probes instead); then the memory model's prediction for the target is held against the real peak there.
 Beside it: the fake peak as it is, the same real probes without fake points, and a straight line through the two
-smallest batches.
+smallest batches. Intervals draw whole models anew, for the settings of one model err alike.
+
+    python -m benchmarks.memory_prediction   # judges the kept figures of a CPU again, without a run
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks._memory_cases import build_cases
-from benchmarks._runner import ROOT, Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
+from benchmarks._memory_cases import MODELS, build_cases
+from benchmarks._runner import RESULTS, ROOT, Context, Findings, write_result
+from benchmarks._schema import Arm, BenchmarkResult, Target, build_arm, compute_bounds, judge
+from fulltilt.errors import format_nearest
+from fulltilt.records import loads
 from fulltilt.tuner.model.memory import MemoryCurve
 
 NAME = "memory_prediction"
@@ -31,6 +35,7 @@ DEVICES = ("cpu", "cuda")
 QUICK_CASES = 4
 CASE_TIMEOUT_S = 1200
 FULL = "fake, corrected"
+ALL_CASES = "all cases"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,7 @@ def run(context: Context) -> Findings:
         f"{np.median([len(o.probed) for o in outcomes]):g} with fake points, "
         f"{np.median([o.n_probes_without_fake for o in outcomes]):g} without.",
     )
-    return Findings(arms=tuple(arms), targets=_judge(outcomes), notes=notes)
+    return Findings(arms=tuple(arms), targets=_judge(arms), notes=notes)
 
 
 def _run_case(name: str, target: int, device: str) -> Outcome:
@@ -103,20 +108,36 @@ def _predict(name: str, target: int, answer: Mapping[str, Any]) -> Outcome:
 
 
 def _build_strategy_arms(outcomes: list[Outcome]) -> list[Arm]:
-    unit = "case: model, optimizer and levers"
-    arms = [
-        build_arm(
-            [abs(o.compute_error_pct(strategy)) for o in outcomes],
-            case="all cases",
-            arm=strategy,
-            metric="abs_error_pct",
-            unit_of_replication=unit,
-        )
+    columns = {
+        (strategy, "abs_error_pct"): [abs(o.compute_error_pct(strategy)) for o in outcomes]
         for strategy in outcomes[0].predicted_gib
-    ]
-    seconds = [float(np.median(o.fake_s)) for o in outcomes]
-    cost = build_arm(seconds, case="all cases", arm="one fake point", metric="seconds", unit_of_replication=unit)
-    return [*arms, cost]
+    }
+    columns["one fake point", "seconds"] = [float(np.median(o.fake_s)) for o in outcomes]
+    cases = [o.case for o in outcomes]
+    return [_build_summary(values, cases, arm, metric) for (arm, metric), values in columns.items()]
+
+
+def _build_summary(values: Sequence[float], cases: Sequence[str], arm: str, metric: str) -> Arm:
+    return build_arm(
+        values,
+        case=ALL_CASES,
+        arm=arm,
+        metric=metric,
+        unit_of_replication="model, under each setting that applies to it",
+        clusters=[find_model(case) for case in cases],
+    )
+
+
+def find_model(case: str) -> str:
+    """What a case shares with others: the settings of one model err alike, some to the last bit.
+
+    Raises:
+        LookupError: no model of ``MODELS`` has such a case.
+    """
+    for model in MODELS:
+        if case.startswith(f"{model.name}, "):
+            return model.name
+    raise LookupError(f"case {case!r} begins with no model's name; {format_nearest(case, [m.name for m in MODELS])}")
 
 
 def _build_case_arms(outcomes: list[Outcome]) -> list[Arm]:
@@ -133,16 +154,35 @@ def _build_case_arms(outcomes: list[Outcome]) -> list[Arm]:
     ]
 
 
-def _judge(outcomes: list[Outcome]) -> tuple[Target, ...]:
-    errors = [abs(o.compute_error_pct(FULL)) for o in outcomes]
-    median, p95 = float(np.median(errors)), float(np.quantile(errors, 0.95))
+def _judge(arms: Sequence[Arm]) -> tuple[Target, ...]:
+    errors = next(arm for arm in arms if (arm.case, arm.arm) == (ALL_CASES, FULL))
+    p95 = float(np.quantile(errors.samples, 0.95))
+    bounds = compute_bounds(errors.samples, 0.95, clusters=errors.clusters)
     return (
-        judge("median error, pct", median, compute_bounds(errors), at_most=3.0),
-        judge("p95 error, pct", p95, compute_bounds(errors, 0.95), at_most=6.0),
+        judge("median error, pct", errors.median, errors.ci95, at_most=3.0),
+        judge("p95 error, pct", p95, bounds, at_most=6.0),
     )
+
+
+def judge_again(result: BenchmarkResult) -> BenchmarkResult:
+    """A kept result with its intervals and targets computed anew from its samples; nothing is run."""
+    cases = [arm.case for arm in result.arms if arm.case != ALL_CASES]
+    arms = tuple(
+        _build_summary(arm.samples, cases, arm.arm, arm.metric) if arm.case == ALL_CASES else arm for arm in result.arms
+    )
+    return dataclasses.replace(result, arms=arms, targets=_judge(arms))
 
 
 def _describe(outcome: Outcome) -> str:
     errors = ", ".join(f"{name} {outcome.compute_error_pct(name):+.1f} %" for name in outcome.predicted_gib)
     probed = ", ".join(map(str, outcome.probed))
     return f"{outcome.case}: {outcome.measured_gib:.3f} GiB at {outcome.target}; probed {probed}; {errors}"
+
+
+def main() -> None:
+    path = RESULTS / f"{NAME}-cpu.json"
+    write_result(judge_again(loads(BenchmarkResult, path.read_text("utf-8"))))
+
+
+if __name__ == "__main__":
+    main()

@@ -165,11 +165,12 @@ def judge_goals(n_points: int, scores: Sequence[Score]) -> list[Target]:
 def _estimate(values: Sequence[float], quantile: float | None) -> tuple[float, Interval | None]:
     if quantile is None:
         return statistics.fmean(values), compute_interval(values) if len(values) > 1 else None
-    return _find_quantile(values, quantile), compute_bounds(values, quantile)
+    measured = statistics.median(values) if quantile == 0.5 else _find_quantile(values, quantile)
+    return measured, compute_bounds(values, quantile)
 
 
 def _find_quantile(values: Sequence[float] | np.ndarray, quantile: float) -> float:
-    """One of the values, the higher of two: an interval from the order of the values then holds it."""
+    """One of the values, the higher of two: few of them lie in a tail, and a line between two is no figure of any."""
     return float(np.quantile(values, quantile, method="higher"))
 
 

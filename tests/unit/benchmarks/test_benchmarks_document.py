@@ -48,3 +48,28 @@ def test_a_result_without_targets_shows_its_arms(tmp_path):
     assert text.index("## first, cpu") < text.index("## second, cpu")
     assert "| a \\| b | ours | 3.5 (1 to 6) ratio | 6 |" in text
     assert "code of" not in text
+
+
+def test_recorded_grids_stand_beside_the_targets(tmp_path):
+    """Only arms of results without targets were shown: the only real timings of the search stood on no page."""
+    common = {"metric": "regret_pct", "unit_of_replication": "search"}
+    arms = [
+        build_arm([0.0, 0.0, 9.0], case="recorded: digits", arm="ours", **common),
+        build_arm([1.0, 1.0, 1.0], case="recorded: digits", arm="largest", **common),
+        build_arm([14.25, 14.25, 15.0], case="recorded: images", arm="ours", **common),
+        build_arm([1.0, 1.0, 1.0], case="336 points", arm="ours", **common),
+    ]
+    write_result(tmp_path, "replay", arms=tuple(arms), targets=(judge("speed", 3.5, (1.0, 6.0), at_least=0.5),))
+    text = build_page(tmp_path)
+    assert (
+        "| speed | at least 0.5 | 3.5 (1 to 6) | met |\n\n| recorded grid, speed lost in the median (p90) of 3" in text
+    )
+    assert "searches, % | digits | images |\n|" in text
+    assert "| ours | 0 (9) | 14.2 (15) |\n| largest | 1 (1) |  |" in text
+    assert "336 points" not in text
+
+
+def test_figures_without_spread_have_no_interval(tmp_path):
+    arm = build_arm([2.5] * 6, case="c", arm="a", metric="peak_gib", unit_of_replication="process")
+    write_result(tmp_path, "first", arms=(arm,))
+    assert "| c | a | 2.5 (the same in each process) peak_gib | 6 |" in build_page(tmp_path)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from benchmarks import trial_startup
-from benchmarks._startup import STAGES, Startup, _Stopwatch
+from benchmarks._startup import STAGES, Startup, _Stopwatch, start_fresh_python
 from benchmarks.plan_quality import describe_duel, find_fastest, list_workloads
 
 from fulltilt.levers import load_catalogue
@@ -85,3 +85,25 @@ def test_a_trial_that_ends_too_early_is_an_error_with_its_own_words():
     watch.take({"failure": {"exception_type": "DataError"}})
     with pytest.raises(RuntimeError, match="before it was built: no such file"):
         watch.read("no such file\n")
+
+
+def test_a_round_of_startups_is_one_repetition():
+    """Both blocks of a round counted: 16 repetitions of 8 rounds."""
+    rounds = [
+        {"zygote, running": tuple(Startup(configured_s=s, built_s=s, measuring_s=s) for s in (first, first + 2.0))}
+        for first in (1.0, 2.0, 3.0)
+    ]
+    arms = trial_startup.build_arms(rounds)
+    assert [arm.case for arm in arms] == list(trial_startup.READERS)
+    assert {arm.samples for arm in arms} == {(2.0, 3.0, 4.0)}
+
+
+def test_a_killed_trial_leaves_its_temporary_files_where_it_was_told_to(tmp_path, monkeypatch):
+    usual, told = tmp_path / "usual", tmp_path / "told"
+    usual.mkdir()
+    told.mkdir()
+    monkeypatch.setenv("TMPDIR", str(usual))
+    startup = start_fresh_python(trial_startup.build_request(), told)
+    assert startup.measuring_s > 0
+    assert list(usual.iterdir()) == []
+    assert len(list(told.glob("fulltilt-*"))) == 1

@@ -140,6 +140,16 @@ def test_goals_are_judged_by_their_own_figure(truths):
     assert not any(name.startswith("2688") for name in judged)
 
 
+def test_a_median_is_the_one_that_the_arm_has(truths):
+    """The target took the higher of the two middle values: 0.3186 beside an arm of 0.3146."""
+    score = run_search(truths, "largest_that_fits")
+    scores = [dataclasses.replace(score, regret_pct=regret) for regret in (0.1, 0.2, 0.4, 0.8) * 10]
+    target = search_replay.judge_goals(336, scores)[0]
+    assert target.name == "336 points: regret, median, %"
+    assert target.measured == pytest.approx(0.3)
+    assert target.measured == search_replay.describe_scores("c", "a", scores)[0].median
+
+
 def test_the_benchmark_has_figures_for_every_strategy_it_could_run(monkeypatch, capsys):
     monkeypatch.setattr(search_replay, "N_QUICK", 2)
     monkeypatch.setattr(search_replay, "POINTS", (336,))

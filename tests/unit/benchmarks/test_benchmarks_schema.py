@@ -145,3 +145,29 @@ def test_the_description_shows_every_figure_and_every_judgement():
     assert "limit 2: at most 2; measured 2 (1 to 3): undecided" in text
     assert "limit 0.5: at most 0.5; measured 2 (1 to 3): MISSED" in text
     assert "note: a note" in text
+
+
+def test_values_of_one_cluster_count_once():
+    """85 cases of 13 models stood there as 85 repetitions, with intervals that narrow."""
+    clusters = [name for name in "abcdefghijklm" for _ in range(6)]
+    values = [float(ord(cluster)) for cluster in clusters]
+    arm = build_arm(values, case="c", arm="a", metric="m", unit_of_replication="u", clusters=clusters)
+    alone = compute_bounds([float(ord(name)) for name in "abcdefghijklm"])
+    assert (arm.n, len(arm.samples), arm.median) == (13, 78, float(ord("g")))
+    low, high = arm.ci95
+    assert high - low == pytest.approx(alone[1] - alone[0], abs=2)
+    assert high - low > compute_bounds(values)[1] - compute_bounds(values)[0], "as if there were 78"
+    assert compute_bounds(values, clusters=clusters) == arm.ci95, "drawn with a fixed seed"
+
+
+def test_few_clusters_do_not_bound_a_tail_however_many_values_they_have():
+    values = [float(i) for i in range(130)]
+    low, high = compute_bounds(values, 0.95, clusters=[str(i % 13) for i in range(130)])
+    assert low is not None
+    assert high is None
+    assert compute_bounds(values, 0.95)[1] is not None
+
+
+def test_every_value_needs_its_cluster():
+    with pytest.raises(ValueError, match="3 values have 2 clusters"):
+        compute_bounds([1.0, 2.0, 3.0], clusters=["a", "b"])

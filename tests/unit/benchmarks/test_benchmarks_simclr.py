@@ -1,8 +1,13 @@
-"""How ``simclr`` judges what was learnt."""
+"""How ``simclr`` judges speed and what was learnt, and what its peer does."""
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
+import torch
+from benchmarks import simclr
+from benchmarks._simclr_loop import build_v2_loader
 from benchmarks.simclr import MIN_MARGIN, judge_margins
 
 
@@ -17,3 +22,26 @@ def test_the_margin_over_seeds_has_students_interval():
 def test_seeds_that_lie_apart_decide_nothing():
     assert judge_margins([MIN_MARGIN + d for d in (-0.02, 0.03, -0.01, 0.02, 0.0, 0.01)]).met is None
     assert judge_margins([1.0]).met is None, "one seed says nothing of others"
+
+
+def test_views_are_held_against_the_better_of_torchvisions_arms():
+    def build_round(ours, without, two):
+        rates = {simclr.OURS: ours, "torchvision v2, 0 workers": without, "torchvision v2, 2 workers": two}
+        return {name: (rate, rate) for name, rate in rates.items()}
+
+    target = simclr.judge_against_v2([build_round(30.0, 10.0, 20.0), build_round(30.0, 12.0, 10.0)] * 3)
+    assert target.measured == pytest.approx(2.0), "1.5 against two workers, 2.5 against none"
+    assert target.met is True
+
+
+def test_torchvisions_views_are_the_same_steps_and_a_pass_has_no_more_batches_than_asked():
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    images_NCHW = torch.randint(256, (40, 3, 12, 12), dtype=torch.uint8)
+    batches = list(build_v2_loader(images_NCHW, 8, 10, n_batches=3, n_workers=0))
+    assert len(batches) == 3
+    first_BCHW, second_BCHW = batches[0]
+    assert first_BCHW.shape == second_BCHW.shape == (10, 3, 8, 8)
+    assert first_BCHW.dtype == torch.float32
+    assert 0.5 < first_BCHW.max() <= 1
+    assert not torch.equal(first_BCHW, second_BCHW)
