@@ -20,7 +20,7 @@ import fulltilt
 from fulltilt.errors import NoPlanError, RunFolderError, UsageError
 from fulltilt.records import Trial, dumps, loads
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner import PickMade, SearchStarted, TrialDone, TuneResult, read_schema
+from fulltilt.tuner import PickMade, SearchNoted, SearchStarted, TrialDone, TuneResult, read_schema
 from fulltilt.tuner.result import write_result
 
 WORKLOADS = '''
@@ -195,12 +195,14 @@ def test_rows_of_other_code_are_left_aside_with_what_changed(project):
     code = (project / "my_workloads.py").read_text()
     code = code.replace("torch.optim.SGD(parameters, lr=0.1)", "torch.optim.AdamW(parameters)")
     (project / "my_workloads.py").write_text(code)
-    again = tune(**options)
+    events = []
+    again = tune(**options, on_event=events.append)
     assert (first.workload["optimizer"], again.workload["optimizer"]) == ("SGD", "AdamW")
     assert again.search.n_resumed == 0
     names = "trials-1.jsonl, tune-1.json, trials-1.csv, report-1.html"
     said = f"set aside as {names} (changed: code of the workload.my_workloads "
     assert sum(said in note for note in again.notes) == 1
+    assert sum(isinstance(event, SearchNoted) and said in event.message for event in events) == 1
     assert len(read_rows(project / "out")) == again.search.n_end_to_end
     assert len((project / "out" / "trials-1.jsonl").read_text().splitlines()) == first.search.n_end_to_end
 

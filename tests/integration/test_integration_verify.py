@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -35,6 +36,7 @@ def test_both_plans_are_trained_in_turn_and_a_second_call_trains_nothing(tmp_pat
         ("as it was", 7), ("recommended", 7), ("recommended", 8), ("as it was", 8),
     ]  # fmt: skip
     assert (made.metric, made.n_pairs, made.settings) == ("accuracy", 2, settings)
+    assert "accuracy on the validation set of 359 samples after 2 epochs " in made.text
     assert all(len(run.curve) == 2 and 0.3 < run.quality <= 1 for run in made.runs)
     assert made.time_before_s > 0
     assert made.quality_before != made.quality_after  # the batch is in force: half the steps
@@ -59,6 +61,30 @@ def test_a_training_that_fails_is_told_with_its_last_words(tmp_path):
     words = [*WORDS, "data.batch_size=5000"]
     with pytest.raises(TrainingError, match=r"exit code 2: .*batch_size 5000 is larger than.*\(log: .*seed7\.log\)"):
         run_verification(words, {"data.num_workers": 1}, folder=tmp_path, seed=7, n_pairs=2, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("os.kill(os.getpid(), signal.SIGTERM)", 143), ("raise ValueError('no room')", 1)]
+)
+def test_a_training_that_was_broken_off_or_failed_is_trained_by_the_next_call(tmp_path, monkeypatch, end, code):
+    """It had written why it ended where its result belongs, and the next call took that for the result."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "their_model.py").write_text(
+        "import os, signal\nfrom pathlib import Path\nfrom torch import nn\n"
+        f"def build():\n    if Path('end').exists():\n        {end}\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    (tmp_path / "a.yaml").write_text("model: their_model:build\ndata: {dataset: digits}\noptim: {lr: 0.01}\n")
+    words, given = ["a.yaml", "--device", "cpu"], {"folder": tmp_path / "verify", "seed": 7, "n_pairs": 2, "epochs": 1}
+    (tmp_path / "end").touch()
+    with pytest.raises(TrainingError, match=f"ended with exit code {code}"):
+        run_verification(words, {"data.batch_size": 128}, **given)
+    (result,) = (tmp_path / "verify").glob("*.json")
+    assert json.loads(result.read_text())["rc"] == code
+    (tmp_path / "end").unlink()
+    made = run_verification(words, {"data.batch_size": 128}, **given)
+    assert [len(run.curve) for run in made.runs] == [1, 1, 1, 1]
+    assert json.loads(result.read_text())["reason"] == "finished"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -87,13 +87,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Wrong usage: argparse's words and its exit, and the document where the words name a place for it."""
-        named = [after for word, after in itertools.pairwise([*self._words, ""]) if word == "--json"]
-        named += [word.removeprefix("--json=") for word in self._words if word.startswith("--json=")]
-        if named and named[-1]:
+        place = _find_json(self._words)
+        if place:
             command = next((word for word in (*self.prog.split(), *self._words) if word in COMMANDS), "")
             from fulltilt.cli._shared import JsonDestination
 
-            _write_error(JsonDestination(named[-1]), command, message, 2, remedy=find_remedy(message))
+            _write_error(JsonDestination(place), command, message, 2, remedy=None)
         super().error(message)
 
     def _free_words(self, words: Sequence[str]) -> list[str]:
@@ -136,15 +135,16 @@ def run_command(argv: Sequence[str]) -> int:
     except FulltiltError as error:
         return _end(args, strip_control_codes(str(error)), error.exit_code, remedy=error.remedy)
     except KeyboardInterrupt as interruption:
-        return _end(args, _describe_interruption("interrupted", args.command, interruption), EXIT_INTERRUPTED)
+        return _end_interrupted(args, "interrupted", interruption, EXIT_INTERRUPTED)
     except Terminated as interruption:
-        return _end(args, _describe_interruption("terminated", args.command, interruption), EXIT_TERMINATED)
+        return _end_interrupted(args, "terminated", interruption, EXIT_TERMINATED)
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_BROKEN_PIPE
     except Exception as error:  # process boundary: most come from the user's own model or data, so the trace stays
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _end(args, f"{error.strerror}; make room and run it again", 1)
+            remedy = "make room and run it again"
+            _end(args, f"{error.strerror}; {remedy}", 1, remedy=remedy)
             _drop_stdout()
             return 1
         traceback.print_exc()
@@ -156,7 +156,7 @@ def _end(args: argparse.Namespace, message: str, code: int, *, remedy: str | Non
     print(f"fulltilt {args.command}: {message}", file=sys.stderr)
     destination = getattr(args, "json", None)
     if destination:
-        _write_error(destination, args.command, message, code, remedy=remedy or find_remedy(message))
+        _write_error(destination, args.command, message, code, remedy=remedy)
     return code
 
 
@@ -175,20 +175,23 @@ def _write_error(destination: JsonDestination, command: str, message: str, code:
         print(f"fulltilt {command}: --json {destination}: {error}", file=sys.stderr)
 
 
+def _find_json(words: Sequence[str]) -> str | None:
+    """The place that ``--json`` names; None where there is none: what follows ``--json --quick`` is a flag."""
+    words = [*itertools.takewhile(lambda word: word != "--", words), ""]
+    places = [after for word, after in itertools.pairwise(words) if word == "--json"]
+    places += [word.removeprefix("--json=") for word in words if word.startswith("--json=")]
+    return next((place for place in reversed(places) if place == "-" or not place.startswith("-")), None)
+
+
 def _is_no_list_value(word: str) -> bool:
     """An override, a YAML file or ``module:object``: none of the lists has values that look like one."""
     return "=" in word or ":" in word or word.endswith((".yaml", ".yml"))
 
 
-def _describe_interruption(how: str, command: str, interruption: BaseException) -> str:
-    """With what is kept of the work: as the command noted it on its way out, else as it holds for every run of it."""
-    noted = getattr(interruption, "__notes__", None)
-    if noted:
-        return f"{how}: {noted[0]}"
-    return how + {
-        "train": "; --resume goes on from the newest checkpoint",
-        "contrastive": "; --resume goes on from the newest checkpoint",
-    }.get(command, "")
+def _end_interrupted(args: argparse.Namespace, how: str, interruption: BaseException, code: int) -> int:
+    """With what is kept of the work, as the command noted it on its way out."""
+    message = ": ".join([how, *getattr(interruption, "__notes__", ())[:1]])
+    return _end(args, message, code, remedy=find_remedy(message))
 
 
 def _drop_stdout() -> None:

@@ -68,17 +68,20 @@ class RowCount:
     """Takes the events of a search and counts the rows that lie in its folder."""
 
     def __init__(self):
-        self._n_rows, self._folder = 0, ""
+        self._n_rows: int | None = None  # until the folder was read
+        self._folder = ""
 
     def __call__(self, event: SearchEvent) -> None:
         match event:
             case SearchStarted():
                 self._n_rows, self._folder = event.n_resumed, event.folder
             case TrialDone() if not event.is_resumed:
-                self._n_rows += 1
+                self._n_rows = (self._n_rows or 0) + 1
 
     def describe_kept(self) -> str:
         """What an interruption leaves, in words."""
+        if self._n_rows is None:
+            return "the search had not begun; the same command begins it, or goes on with the rows of an earlier run"
         if not self._n_rows:
             return "no trial had ended yet, nothing was measured"
         rows = "1 row is" if self._n_rows == 1 else f"{self._n_rows} rows are"
@@ -136,10 +139,10 @@ def read_memory_gib(trial: Trial) -> float | None:
 
 
 def describe_left(event: TrialDone) -> str:
-    """``3 of at most about 12 trials, about 1 min left (50 s to 1 min 10 s)``; nothing before there is a pace."""
+    """``3 of about 12 trials, about 1 min left (50 s to 1 min 10 s)``; nothing before there is a pace."""
     if event.seconds_left is None:
         return ""
-    return f"{event.n_done} of at most about {event.n_planned} trials, {describe_time_left(event)}"
+    return f"{event.n_done} of about {event.n_planned} trials, {describe_time_left(event)}"
 
 
 def describe_time_left(event: TrialDone) -> str:

@@ -200,7 +200,7 @@ class LiveTable:
         n_done, n_planned = last.n_done, max(last.n_planned, 1)
         n_filled = min(BAR_WIDTH, BAR_WIDTH * n_done // n_planned)
         text = Text("━" * n_filled, style="green").append("━" * (BAR_WIDTH - n_filled), style="dim")
-        text.append(f" {n_done} of at most about {n_planned} trials", style="default")
+        text.append(f" {n_done} of about {n_planned} trials", style="default")
         left = describe_time_left(last)
         return _fit(text.append(f", {left}" if left else "", style="default"))
 

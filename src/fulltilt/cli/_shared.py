@@ -6,10 +6,11 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fulltilt.cli import Terminated
 from fulltilt.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -131,6 +132,33 @@ def build_console(*, to_stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
+
+
+@contextlib.contextmanager
+def note_checkpoints() -> Iterator[list[Path]]:
+    """Let an interruption of the block say what ``--resume`` would go on from.
+
+    Yields:
+        A list for the folders that checkpoints are written into, as soon as they are known.
+    """
+    folders: list[Path] = []
+    try:
+        yield folders
+    except (KeyboardInterrupt, Terminated) as interruption:
+        interruption.add_note(_describe_saved(folders))
+        raise
+
+
+def _describe_saved(folders: Sequence[Path]) -> str:
+    """Told by the names of files, without torch: a start that is interrupted ends at once."""
+    from fulltilt.engine.checkpoint_files import find_checkpoint
+
+    if not folders:
+        return "training had not begun"
+    saved = [str(folder) for folder in folders if find_checkpoint(folder)]
+    if not saved:
+        return "nothing was saved yet"
+    return f"saved in {saved[-1]}; --resume goes on from the newest checkpoint"
 
 
 @contextlib.contextmanager

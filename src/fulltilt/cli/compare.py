@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Two results of different workloads (another model, data set, optimizer or device) are put side by side "
-        "without differences in percent, and those of two machines without a verdict; the first lines say so. Refused "
-        "with exit code 2 are two kinds of result, two benchmarks, another version of the format, and figures that "
-        "cannot be. A and B are geometric means of a plan's runs side by side, as in the choice of tune, whose tables "
-        "show the median run; of a training's folder they are means over its epochs."
+        "Two results of different workloads (another model, data set or device; of two searches another optimizer, "
+        "too) are put side by side without differences in percent, and those of two machines without a verdict; the "
+        "first lines say so. Two trainings may differ in their recipe, optimizer included: their training time to the "
+        "quality that both reached says which is better. Refused with exit code 2 are two kinds of result, two "
+        "benchmarks, another version of the format, and figures that cannot be. A and B are geometric means of a "
+        "plan's runs side by side, as in the choice of tune, whose tables show the median run; of a training's folder "
+        "they are means over its epochs."
     )
     parser.add_argument("a", metavar="A", help="a result: what --json wrote, a benchmark's file, or a run folder")
     parser.add_argument("b", metavar="B", help="another one of the same kind")

@@ -12,6 +12,7 @@ from fulltilt.cli._shared import (
     add_device_argument,
     build_console,
     check_at_least,
+    note_checkpoints,
     read_config,
     write_json,
 )
@@ -56,9 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
     _check_options(args)
+    with note_checkpoints() as folders:
+        return _run_phases(args, config, folders)
+
+
+def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
+    """The phases in their order; ``folders`` gets those that checkpoints are written into."""
     from fulltilt.engine.assemble import name_run
 
     out_dir = Path(args.out or Path("runs") / "contrastive" / name_run(config))
+    folders += [out_dir / phase for phase in PHASES]
     options = PhaseOptions(
         probe_epochs=args.probe_epochs,
         cluster_epochs=args.cluster_epochs,

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import (
     add_config_argument,
     add_data_path_argument,
     add_device_argument,
     build_console,
+    note_checkpoints,
     read_config,
     read_memory_limit_bytes,
     write_json,
 )
 from fulltilt.errors import FulltiltError
+
+if TYPE_CHECKING:
+    from fulltilt.config import Config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +58,12 @@ def run(args: argparse.Namespace) -> int:
         from fulltilt.cli._profile_steps import run_profile
 
         return run_profile(config, n_steps=args.profile_steps, out=args.out, json_to=args.json)
+    with note_checkpoints() as folders:
+        return _train(args, config, folders)
+
+
+def _train(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
+    """Train, and say what it came to; ``folders`` gets the one that checkpoints are written into."""
     from fulltilt.cli.report import write_training_report
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train
@@ -60,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers, list_headlines
 
     out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
+    folders.append(out_dir)
     loggers = [*config.run.loggers, *(["tensorboard"] if args.tensorboard else [])]
     listeners = [EventLog(out_dir), *build_loggers(loggers, out_dir)]
     if args.metrics:

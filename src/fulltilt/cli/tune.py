@@ -40,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", metavar="12GiB", help="what a trial may use; more is out of memory")
     parser.add_argument("--exhaustive", action="store_true", help="run the whole grid")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
-    parser.add_argument("--budget", metavar="6m", help="wall time of this command; rows in the run folder are free")
+    parser.add_argument(
+        "--budget",
+        metavar="6m",
+        help="wall time of the search; rows in the run folder are free, the trainings of --verify come on top",
+    )
     parser.add_argument("--free-batch", action="store_true", help="let the effective batch change")
     parser.add_argument(
         "--lr-rule", choices=["sqrt", "linear", "none"], default="sqrt", help="how lr follows the batch"
@@ -186,10 +190,10 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         PICK_TITLES,
         build_trials_table,
         describe_advice,
-        describe_busy,
         describe_epoch,
         describe_gain,
         describe_learning_rate,
+        describe_marks,
         describe_pick,
         describe_savings,
         describe_search,
@@ -198,7 +202,7 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
 
     console.print()
     console.print(build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width))
-    legend = describe_busy(document["trials"])
+    legend = describe_marks(document)
     if legend:
         console.print(legend, style="dim", markup=False)
     shown: dict[str, str] = {}

@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from fulltilt.engine.checkpoint_files import NEWEST, PREVIOUS
 from fulltilt.errors import NonFiniteLossError, RunFolderError, UsageError
 from fulltilt.records.run_folder import open_atomic
 
 FORMAT = 1
-NEWEST, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged.pt"
+DAMAGED = "checkpoint.damaged.pt"
 N_NAMES_SHOWN = 4
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 READ_ERRORS = (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError)
@@ -57,10 +58,6 @@ def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> Path:
             path.replace(folder / PREVIOUS)
     _sync_folder(folder)
     return path
-
-
-def find_checkpoint(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (NEWEST, PREVIOUS))
 
 
 def load_checkpoint(folder: Path) -> LoadedCheckpoint | None:

@@ -17,6 +17,7 @@ from fulltilt.engine.announce import Announcer
 from fulltilt.engine.bad_batch import find_bad_step, save_bad_batch
 from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.evaluate import evaluate
+from fulltilt.engine.facts import count_dataset
 from fulltilt.engine.interrupt import Stop
 from fulltilt.engine.replan import Replan, describe_hopeless, describe_replan, is_out_of_memory
 from fulltilt.engine.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
@@ -48,6 +49,7 @@ class TrainResult:
         samples_per_s: Over those.
         reason: "finished" or "interrupted".
         evaluations: All of the run, in order: the way to a time to accuracy.
+        n_validation_samples: Of the set that they are made on; None without one, and where its length is not known.
     """
 
     metrics: dict[str, float]
@@ -60,6 +62,7 @@ class TrainResult:
     out_dir: str
     reason: str
     evaluations: tuple[Evaluated, ...] = ()
+    n_validation_samples: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -303,6 +306,7 @@ def summarize(s: Session, reason: str) -> TrainResult:
         out_dir=str(s.folder),
         reason=reason,
         evaluations=tuple(s.evaluations),
+        n_validation_samples=None if s.validation is None else count_dataset(s.validation.dataset),
         notes=tuple(s.announce.notes),
     )
 

@@ -13,6 +13,7 @@ from fulltilt.config import Config, plan_of
 from fulltilt.engine import checkpoint
 from fulltilt.engine.announce import Announcer, describe_resume
 from fulltilt.engine.build import build_run
+from fulltilt.engine.checkpoint_files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.engine.limits import Limits
 from fulltilt.engine.promise import build_watch
 from fulltilt.engine.rank_process import find_link
@@ -26,7 +27,7 @@ from fulltilt.records import Listener
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tasks import Workload
 
-RESULTS = (checkpoint.NEWEST, checkpoint.PREVIOUS)
+RESULTS = (NEWEST, PREVIOUS)
 
 
 @contextlib.contextmanager
@@ -138,7 +139,7 @@ def _find_start(out_dir: Path, resume: bool, world: World) -> checkpoint.LoadedC
         if path is None or world.is_first:
             return loaded
         return checkpoint.LoadedCheckpoint(state=checkpoint.read_state(path), path=path, note=None)
-    if checkpoint.find_checkpoint(out_dir):
+    if find_checkpoint(out_dir):
         raise RunFolderError(
             f"{out_dir} holds a checkpoint of this run; go on with --resume, or give another folder with --out"
         )

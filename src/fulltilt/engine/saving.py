@@ -13,6 +13,7 @@ import torch
 from fulltilt.engine import checkpoint
 from fulltilt.engine.background import Written
 from fulltilt.engine.bad_batch import save_bad_batch
+from fulltilt.engine.checkpoint_files import NEWEST
 from fulltilt.engine.replan import is_out_of_memory
 from fulltilt.engine.session import Session
 from fulltilt.errors import NonFiniteLossError, StorageError
@@ -48,7 +49,7 @@ def _write(s: Session, state: Mapping[str, Any]) -> Path:
     """Of several ranks the first one writes; the others wait for it at the next thing they do together."""
     world = s.run.world
     if not world.is_first:
-        return s.folder / checkpoint.NEWEST
+        return s.folder / NEWEST
     with world.work_alone():
         return checkpoint.save_checkpoint(s.folder, state)
 

@@ -27,7 +27,11 @@ SAME_MACHINE = ("hostname_hash", "cpu_model", "n_cores_usable", "devices", "devi
 SAME_WORKLOAD = (
     "task", "model", "n_parameters", "n_samples", "data", "data.dataset", "optimizer", "device", "device_name",
 )  # fmt: skip
-"""Facts of a workload that decide its speed; its name, its learning rate and its epochs do not."""
+"""Facts of a workload that decide its speed; its name, its learning rate and its epochs do not.
+
+A search says its ``optimizer``. A training says ``optim.optimizer``, which is no such fact: recipes are held against
+each other by their time to quality.
+"""
 
 
 def compare_sides(a: Side, b: Side) -> dict[str, Any]:

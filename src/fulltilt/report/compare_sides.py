@@ -190,6 +190,8 @@ def _iterate_values(value: Any, place: str = "", what: str = "") -> Iterator[tup
 
 def _find_kind(path: Path, document: Any) -> Kind:
     if isinstance(document, Mapping):
+        if "error" in document and "rc" in document:
+            raise UsageError(f"{path} says why {document.get('command')} has no result: {document['error']}")
         for kind, keys in _MARKS.items():
             if all(key in document for key in keys):
                 return kind

@@ -19,6 +19,7 @@ from fulltilt.report.summary import (
     describe_epoch,
     describe_gain,
     describe_learning_rate,
+    describe_marks,
     describe_pick,
     describe_plan,
     describe_savings,
@@ -90,7 +91,7 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     if machine.get("cpu_model"):
         parts.append(f"{machine['cpu_model']}, {machine.get('n_cores_usable', '?')} usable cores")
     if machine.get("memory_total_bytes"):
-        parts.append(f"{format_bytes(machine['memory_total_bytes'])}")
+        parts.append(format_bytes(machine["memory_total_bytes"]))
     parts += [device["name"] for device in machine.get("devices") or ()]
     torch = (machine.get("packages") or {}).get("torch")
     if torch:
@@ -109,10 +110,11 @@ def _cards(document: Document) -> str:
         if pick["id"] in shown:
             plan, notes = f"the same plan as {shown[pick['id']]}", [f"rule: {pick['rule']}"]
         shown.setdefault(pick["id"], title.lower())
+        rate = escape(mark_busy(format_throughput(pick), pick))
         body = "".join(f'<p class="note">{escape(line)}</p>' for line in notes)
         kind = " main" if key == "recommended" else ""
         cards.append(
-            f'<div class="card{kind}"><h3>{title}</h3><p class="big">{escape(format_throughput(pick))}</p>'
+            f'<div class="card{kind}"><h3>{title}</h3><p class="big">{rate}</p>'
             f'<p class="note">samples/s</p><p>{escape(plan)}</p>{body}</div>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'
@@ -173,7 +175,7 @@ def _probes(document: Document) -> str:
     lines = "".join(f"<li>{escape(_describe_probe(probe))}</li>" for probe in probes)
     count = "1 probe" if len(probes) == 1 else f"{len(probes)} probes"
     summary = f"{count} of parts of the step: what whole runs were chosen by, never picked themselves"
-    return f"<details><summary>{escape(summary)}</summary><ul>{lines}</ul>{_legend(probes)}</details>"
+    return f"<details><summary>{escape(summary)}</summary><ul>{lines}</ul>{_legend(describe_busy(probes))}</details>"
 
 
 def _describe_probe(probe: Row) -> str:
@@ -264,9 +266,8 @@ def _table(rows: Sequence[Row], document: Document) -> str:
         tds = "".join(f"<td{mark}>{cell}</td>" for mark, cell in zip(marks, cells, strict=True))
         body.append(f'<tr class="{kind}">{tds}</tr>')
     drawn = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-    return _legend(rows) + drawn
+    return _legend(describe_marks(document)) + drawn
 
 
-def _legend(rows: Sequence[Row]) -> str:
-    said = describe_busy(rows)
+def _legend(said: str | None) -> str:
     return f'<p class="note">{escape(said)}</p>' if said else ""

@@ -11,6 +11,7 @@ from fulltilt.records import format_gib, format_rate
 from fulltilt.report.table import (
     BUSY_MARK,
     TELLING_PCT,
+    describe_busy,
     format_throughput,
     format_value,
     is_busy,
@@ -48,7 +49,7 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
     Args:
         rows: Of the table; those that tie are told by what their plans have other than the pick.
     """
-    lines = [describe_plan(pick["plan"]), f"{format_throughput(pick)} samples/s"]
+    lines = [describe_plan(pick["plan"]), f"{mark_busy(format_throughput(pick), pick)} samples/s"]
     memory = read_memory_gib(pick)
     if memory:
         lines.append(f"{format_gib(memory)}; {format_rate(pick['samples_per_s'] / memory)} samples/s per GiB")
@@ -82,6 +83,18 @@ def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, 
         return id
     other = [f"{name} {format_value(value)}" for name, value in plan.items() if value != picked.get(name)]
     return f"{id} ({', '.join(other)})"
+
+
+def describe_marks(document: Document) -> str | None:
+    """The legend of the mark of a busy machine, over all runs that a marked figure rests on; None where none is.
+
+    A gain is marked for the runs that it was computed from, of which the table shows one a plan.
+    """
+    pick, baseline = document["picks"].get("recommended") or {}, document.get("baseline")
+    comparison = pick.get("comparison")
+    compared = [row for row in document.get("repeats", ()) if comparison and row.get("comparison") == comparison]
+    rows = [*document["trials"], *compared, *([baseline] if baseline else [])]
+    return describe_busy({row["id"]: row for row in rows}.values())
 
 
 def describe_search(document: Document) -> str:
@@ -153,17 +166,28 @@ def _describe_unconfirmed(document: Document) -> str | None:
     if savings.get("verdict") != "faster" or not interval:
         return None
     (low, high), (least, most) = interval, savings["gain_ci95_pct"]
+    verdict = "did not confirm it"
     if low <= 0 <= high:
-        why = "an interval that holds 0"
-    elif high < least or low > most:
-        why = "an interval apart from the search's"
+        why = ", an interval that holds 0"
+    elif high < least:
+        why = ", an interval apart from the search's"
+    elif low > most:
+        verdict, why = "saved more than the search says", ""
     else:
         return None
     return (
-        f"--verify's trainings of {verification['n_pairs']} pairs did not confirm it: "
-        f"{verification['time_saved_pct']:.0f} % less training time to the same quality "
-        f"({low:.0f} to {high:.0f} %, {why})"
+        f"--verify's trainings of {verification['n_pairs']} pairs {verdict}: "
+        f"{_describe_time_saved(verification['time_saved_pct'])} to the same quality "
+        f"(saved: {low:z.0f} to {high:z.0f} %{why})"
     )
+
+
+def _describe_time_saved(saved_pct: float) -> str:
+    """``34 % less training time``, ``12 % more training time``, ``the same training time``."""
+    shown = f"{abs(saved_pct):.0f}"
+    if shown == "0":
+        return "the same training time"
+    return f"{shown} % {'less' if saved_pct > 0 else 'more'} training time"
 
 
 def _describe_busy_runs(document: Document) -> str | None:
@@ -247,7 +271,9 @@ def describe_epoch(document: Document) -> str | None:
     epoch = document.get("epoch_seconds") or {}
     if not epoch.get("estimate"):
         return None
-    text = f"one epoch takes about {format_duration(epoch['estimate'])}"
+    pick = document["picks"].get("recommended")
+    estimate = format_duration(epoch["estimate"])
+    text = f"one epoch takes about {mark_busy(estimate, pick) if pick else estimate}"
     if not epoch.get("ci95"):
         return text
     low, high = map(format_duration, epoch["ci95"])

@@ -13,7 +13,7 @@ from fulltilt.records import Plan, Trial
 class SearchStarted:
     strategy: str
     grid_size: int
-    n_planned: int  # trials at most, about; an adaptive search usually needs fewer
+    n_planned: int  # trials, about; an adaptive search usually needs fewer
     n_resumed: int  # rows found in the run folder
     device: str
     folder: str

@@ -13,6 +13,7 @@ from typing import Any
 from fulltilt.records import VERSION, Machine, Plan, Trial, decode, encode
 from fulltilt.records.run_folder import write_atomic
 from fulltilt.report import build_trials_csv, build_tune_html
+from fulltilt.report.compare_sides import RESULT_FILE
 from fulltilt.stats import compute_interval
 from fulltilt.tuner.advice import Advice
 from fulltilt.tuner.hints import Hint
@@ -21,7 +22,7 @@ from fulltilt.tuner.quality import Verification
 from fulltilt.tuner.recommend import LearningRate, find_confirmed
 from fulltilt.tuner.savings import Savings
 
-RESULT_FILE, CSV_FILE, PAGE_FILE = "tune.json", "trials.csv", "report.html"
+CSV_FILE, PAGE_FILE = "trials.csv", "report.html"
 RESULT_FILES = (RESULT_FILE, CSV_FILE, PAGE_FILE)
 
 

@@ -85,7 +85,7 @@ def count_finalists(strategy: str, rows: Sequence[Trial] = ()) -> int:
 
 
 def count_planned(space: Space, strategy: str, *, is_limited: bool) -> dict[str, int]:
-    """Kind → trials, at most about so many, for a progress display; skipped values are rows too.
+    """Kind → trials, about so many, for a progress display; skipped values are rows too.
 
     Args:
         is_limited: By a budget: then the user's own plan runs first.

@@ -107,9 +107,12 @@ def tune(
     parts = _list_fingerprint_parts(aim, options, machine)
     results = [JOURNAL_FILE, VERIFY_FOLDER, *RESULT_FILES]
     with RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA)) as folder:
+        tell = on_event or (lambda event: None)
         notes = note_ranks(options)
         notes += () if folder.set_aside is None else (folder.set_aside,)
-        return _run(aim, options, machine, folder, on_event or (lambda event: None), notes, start_s)
+        for note in notes:  # at once: a search that fails or is interrupted has no result to say it
+            tell(SearchNoted(message=note))
+        return _run(aim, options, machine, folder, tell, notes, start_s)
 
 
 def _run(
@@ -153,8 +156,9 @@ def _run(
         )
         memory_gib = find_memory_gib(options, machine)
         room_gib = _choose_room_gib(memory_gib, target.memory_limit_bytes)
-        space = dataclasses.replace(space, memory_gib=room_gib, notes=(*notes, *space.notes))
+        space = dataclasses.replace(space, memory_gib=room_gib)
         session = _open_session(target, journal, space, options, folder, tell, start_s, budget.search_s)
+        space = dataclasses.replace(space, notes=(*notes, *space.notes))
         _search(session, space, options)
         target.end_s = budget.end_s
         roofs, roofs_missing = _read_roofs(target, session, folder)

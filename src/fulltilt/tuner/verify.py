@@ -84,8 +84,10 @@ def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     result, log = out.with_suffix(".json"), out.with_suffix(".log")
-    if result.exists():  # written at the very end, all at once
-        return json.loads(result.read_text(encoding="utf-8"))
+    document = _read_result(result)
+    if document is not None:
+        return document
+    result.unlink(missing_ok=True)  # why the last attempt ended: a refusal of this one would leave it there
     fixed = ["--out", str(out), "--json", str(result), "--quiet", "--resume"]
     with log.open("w", encoding="utf-8") as stream:
         process = subprocess.Popen(
@@ -103,6 +105,14 @@ def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
         said = log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
         raise TrainingError(f"training for --verify ended with exit code {code}: {said[-1]} (log: {log})")
     return json.loads(result.read_text(encoding="utf-8"))
+
+
+def _read_result(path: Path) -> dict[str, Any] | None:
+    """What a training wrote at its very end, all at once; None: it did not come to its end, or wrote why not."""
+    if not path.exists():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return None if "error" in document else document
 
 
 def _read_divergence(out: Path) -> dict[str, Any] | None:

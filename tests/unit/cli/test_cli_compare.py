@@ -119,7 +119,7 @@ def test_two_machines_get_figures_and_no_verdict(tmp_path, capsys):
     assert "These two cannot be held against each other: measured on two machines (cpu_model)." in said
 
 
-@pytest.mark.parametrize("fact", ["n_parameters", "data", "device_name"])
+@pytest.mark.parametrize("fact", ["n_parameters", "data", "optimizer", "device_name"])
 def test_two_workloads_get_no_verdict(tmp_path, capsys, fact):
     a, b = build_search([1000.0, 1004.0, 998.0]), build_search([2000.0, 2004.0, 1997.0])
     a["workload"][fact], b["workload"][fact] = 10, 11
@@ -291,6 +291,10 @@ def test_two_kinds_are_refused_by_name(tmp_path, capsys):
         ("{", "cannot be read as JSON"),
         ("[1]", "is no result of tune, train, benchmark"),
         ('{"trials": [], "picks": {}}', "not whole"),
+        (
+            '{"version": 1, "command": "tune", "error": "no plan was run; give more", "remedy": "give more", "rc": 3}',
+            "x.json says why tune has no result: no plan was run; give more\n",
+        ),
     ],
 )
 def test_what_is_no_result_is_wrong_usage(tmp_path, capsys, text, message):
@@ -348,6 +352,25 @@ def test_two_data_sets_of_one_size_are_two_workloads_for_trainings_too(tmp_path,
     assert run_command(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(tmp_path / "c.json")]) == 0
     assert json.loads((tmp_path / "c.json").read_text())["refusal"] == "two different workloads (data.dataset)"
     assert "%" not in capsys.readouterr().out.partition("Figures")[2]
+
+
+def test_recipes_of_trainings_are_compared_by_their_time_to_quality(tmp_path, capsys):
+    """Another optimizer makes two searches two workloads; of a training it is what is compared."""
+    for name in ("sgd", "adamw"):
+        write_training(tmp_path / name, [1000.0, 1010.0])
+        log = tmp_path / name / "events.jsonl"
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        events[0] |= {"config": {"optim": {"optimizer": name}}}
+        for epoch, event in enumerate(event for event in events if event["event"] == "Evaluated"):
+            event |= {"training_seconds": (epoch + 1) * (2.0 if name == "sgd" else 1.0), "step": epoch}
+        log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = str(tmp_path / "c.json")
+    assert run_command(["compare", str(tmp_path / "sgd"), str(tmp_path / "adamw"), "--json", result]) == 0
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert document["refusal"] is None
+    assert {"name": "optim.optimizer", "a": "sgd", "b": "adamw"} in document["differences"]["workload"]
+    time = find_figure(document, "training seconds to validation accuracy 0.91")
+    assert time["change_pct"] == pytest.approx(-50.0)
 
 
 def test_what_the_search_shows_and_what_is_compared_are_both_named(tmp_path, capsys):

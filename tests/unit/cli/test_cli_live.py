@@ -36,7 +36,7 @@ def test_a_run_says_its_figures_why_it_was_chosen_and_what_is_left():
     said = show(done(make_trial()))
     assert "t3" in said
     assert "1,234 ± 1.0 % samples/s  512 MiB  batch_size 64" in said
-    assert "· round 1: batch_size 64 · 3 of at most about 12 trials, about 1 min 01 s left" in said
+    assert "· round 1: batch_size 64 · 3 of about 12 trials, about 1 min 01 s left" in said
 
 
 def test_what_is_left_has_its_interval():

@@ -274,6 +274,16 @@ def test_wrong_flags_are_a_document_too(capsys):
     assert "unrecognized arguments: --colour=3" in said.err
 
 
+@pytest.mark.parametrize("words", [["--json", "--quick"], ["--colour", "--", "--json", "place"]])
+def test_a_flag_is_no_place_for_a_document(words, tmp_path, monkeypatch, capsys):
+    """``--json --quick`` wrote a file of the name ``--quick``."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        run_command(["tune", "a.yaml", *words])
+    assert ended.value.code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_usage_leaves_the_result_of_an_earlier_run(tmp_path, capsys):
     result = tmp_path / "result.json"
     assert run_command(["tune", "nofile.yaml", "--json", str(result)]) == 2
@@ -287,11 +297,12 @@ def test_wrong_usage_leaves_the_result_of_an_earlier_run(tmp_path, capsys):
 
 def test_an_error_of_the_users_code_is_a_document_too(capsys, monkeypatch):
     def fail(args):
-        raise ValueError("my shape is wrong")
+        raise ValueError("expected 3 channels; got 1")
 
     monkeypatch.setattr("fulltilt.cli.levers.run", fail)
     assert run_command(["levers", "--json", "-"]) == 1
-    assert read_error(capsys.readouterr().out)["error"] == "ValueError: my shape is wrong"
+    error = read_error(capsys.readouterr().out)
+    assert (error["error"], error["remedy"]) == ("ValueError: expected 3 channels; got 1", None)
 
 
 def test_a_result_that_was_written_is_not_followed_by_an_error(capsys, monkeypatch):
@@ -313,7 +324,7 @@ def test_a_result_that_was_written_is_not_followed_by_an_error(capsys, monkeypat
 @pytest.mark.parametrize(
     ("events", "kept"),
     [
-        ((), "no trial had ended yet, nothing was measured"),
+        ((), "the search had not begun; the same command begins it, or goes on with the rows of an earlier run"),
         ((STARTED,), "no trial had ended yet, nothing was measured"),
         ((STARTED, DONE), "1 row is kept in runs/tune/a; the same command goes on"),
         (
@@ -336,4 +347,66 @@ def test_an_interrupted_search_says_what_it_keeps(raised, how, code, events, kep
     said = capsys.readouterr()
     assert said.err.splitlines()[-1] == f"fulltilt tune: {how}: {kept}"
     error = read_error(said.out)
-    assert (error["rc"], error["remedy"]) == (code, "the same command goes on" if DONE in events else None)
+    assert (error["rc"], error["remedy"]) == (code, kept.partition("; ")[2] or None)
+
+
+def _interrupt(*args, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("command", "folder", "place"),
+    [("train", "a", "fulltilt.engine.train.train"), ("contrastive", "a/probe", "fulltilt.engine.phases.run_phase")],
+)
+def test_an_interrupted_training_promises_to_resume_from_what_is_there(
+    command, folder, place, tmp_path, monkeypatch, capsys
+):
+    """``--resume goes on from the newest checkpoint`` was said while there was none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr(place, _interrupt)
+    words = [command, "a.yaml", "--out", "a", "--quiet"]
+    assert run_command(words) == 130
+    assert capsys.readouterr().err == f"fulltilt {command}: interrupted: nothing was saved yet\n"
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    (tmp_path / folder / "checkpoint.previous.pt").touch()
+    assert run_command([*words, "--json", "-"]) == 130
+    said = capsys.readouterr()
+    remedy = "--resume goes on from the newest checkpoint"
+    assert said.err == f"fulltilt {command}: interrupted: saved in {folder}; {remedy}\n"
+    assert read_error(said.out)["remedy"] == remedy
+
+
+def test_a_training_that_is_interrupted_before_its_folder_is_known_promises_nothing(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr("fulltilt.engine.assemble.name_run", _interrupt)
+    assert run_command(["train", str(tmp_path / "a.yaml"), "--quiet"]) == 130
+    assert capsys.readouterr().err == "fulltilt train: interrupted: training had not begun\n"
+
+
+def test_an_interrupted_start_loads_no_torch_to_say_what_is_saved(tmp_path):
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    code = (
+        "import signal, sys, pathlib, fulltilt.cli as cli, fulltilt.cli.train as train\n"
+        "def stop(args, config, folders):\n"
+        "    folders.append(pathlib.Path('none'))\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "train._train = stop\n"
+        f"ended = cli.run_command(['train', {str(tmp_path / 'a.yaml')!r}])\n"
+        "print(ended, 'torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("143 False\n", "fulltilt train: terminated: nothing was saved yet\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("tune", "wall time of the search; rows in the run folder are free, the trainings of --verify come on top"),
+        ("compare", "Two trainings may differ in their recipe, optimizer included"),
+    ],
+)
+def test_help_says_what_holds(command, words, capsys):
+    with pytest.raises(SystemExit):
+        run_command([command, "--help"])
+    assert words in " ".join(capsys.readouterr().out.split())

@@ -12,11 +12,8 @@ import torch
 from torch import nn
 
 from fulltilt.engine.checkpoint import (
-    NEWEST,
-    PREVIOUS,
     capture_rng,
     check_finite,
-    find_checkpoint,
     load_checkpoint,
     load_model_state,
     load_part_state,
@@ -24,6 +21,7 @@ from fulltilt.engine.checkpoint import (
     restore_rng,
     save_checkpoint,
 )
+from fulltilt.engine.checkpoint_files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.errors import NonFiniteLossError, RunFolderError, StorageError, UsageError
 
 

@@ -15,7 +15,9 @@ from fulltilt.report import (
     build_tune_html,
     describe_advice,
     describe_busy,
+    describe_epoch,
     describe_gain,
+    describe_marks,
     describe_pick,
     describe_savings,
     describe_search,
@@ -23,6 +25,7 @@ from fulltilt.report import (
     format_duration,
     format_throughput,
 )
+from fulltilt.report.table import BUSY_MARK
 
 
 def build_row(trial_id, *, status="ok", samples_per_s=1000.0, reason=None, **plan):
@@ -280,8 +283,8 @@ def test_a_saving_of_a_busy_machine_is_no_promise_for_a_quiet_one():
 @pytest.mark.parametrize(
     ("ci95", "words"),
     [
-        ([-250.0, 99.2], "34 % less training time to the same quality (-250 to 99 %, an interval that holds 0)"),
-        ([2.0, 20.0], "(2 to 20 %, an interval apart from the search's)"),
+        ([-250.0, 99.2], "34 % less training time to the same quality (saved: -250 to 99 %, an interval that holds 0)"),
+        ([2.0, 20.0], "(saved: 2 to 20 %, an interval apart from the search's)"),
         ([30.0, 50.0], None),
     ],
 )
@@ -290,6 +293,44 @@ def test_a_saving_that_verify_did_not_confirm_says_so_beside_it(ci95, words):
     line = describe_savings(with_savings() | {"verification": made})[0]
     assert ("--verify's trainings of 2 pairs did not confirm it: " in line) == (words is not None)
     assert (words or "35.8 %") in line
+
+
+@pytest.mark.parametrize(
+    ("saved", "ci95", "said"),
+    [
+        (-12.0, [-30.0, -2.0], "did not confirm it: 12 % more training time to the same quality (saved: -30 to -2 %"),
+        (-0.3, [-9.0, 8.0], "did not confirm it: the same training time to the same quality (saved: -9 to 8 %"),
+        (1.0, [-0.2, 2.0], "(saved: 0 to 2 %, an interval that holds 0)"),
+        (
+            60.0,
+            [55.0, 65.0],
+            "of 2 pairs saved more than the search says: 60 % less training time to the same quality ",
+        ),
+    ],
+)
+def test_what_verify_measured_is_said_as_what_it_is(saved, ci95, said):
+    """More saved than promised was called not confirmed, and 12 % longer was ``-12 % less``."""
+    made = {"time_saved_pct": saved, "time_saved_ci95_pct": ci95, "n_pairs": 2}
+    assert said in describe_savings(with_savings() | {"verification": made})[0]
+
+
+def test_the_figures_of_a_pick_of_a_busy_machine_are_marked():
+    """Its row in the table was, and the large figure under its title was not."""
+    busy = DOCUMENT | {"picks": {"recommended": PICK | BUSY}}
+    assert describe_pick(PICK | BUSY, ROWS)[1] == "1,500 ± 2.0 % * samples/s"
+    assert "1,500 ± 2.0 % *" in Page(build_tune_html(busy)).text
+    assert describe_epoch(busy) == "one epoch takes about 1.2 s * (1.1 s to 1.3 s)"
+    assert describe_epoch(DOCUMENT) == "one epoch takes about 1.2 s (1.1 s to 1.3 s)"
+
+
+def test_a_gain_that_is_marked_for_a_repeat_has_its_legend():
+    document = with_runs("t5")
+    assert BUSY_MARK in describe_gain(document)
+    legend = describe_marks(document)
+    assert legend.startswith("* a busy machine's figure (1 row)")
+    assert legend in Page(build_tune_html(document)).text
+    assert describe_marks(with_runs("t1")).startswith("* a busy machine's figure (1 row)")  # also the baseline
+    assert describe_marks(with_runs()) is None  # t6 is busy, and no figure of it is shown
 
 
 def test_a_row_of_a_busy_machine_is_marked_with_a_legend_wherever_rows_are_shown():

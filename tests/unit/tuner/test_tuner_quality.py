@@ -148,3 +148,19 @@ def test_pairs_that_came_out_equal_are_called_so_with_the_epochs_they_trained():
     changed = judge(documents, SETTINGS).text
     assert "equal" not in changed
     assert "0.855 → 0.85, -0.58 % (" in changed
+
+
+def test_the_text_says_on_how_many_samples_the_quality_rests():
+    documents = make_pairs([[0.9], [0.91]], [[0.9], [0.91]])
+    for document in documents:
+        document["n_validation_samples"] = 360
+    assert ": accuracy on the validation set of 360 samples 0.905 → 0.905, " in judge(documents, SETTINGS).text
+    documents[0]["n_validation_samples"] = None  # trained before this was written
+    assert ": accuracy on the validation set 0.905 → 0.905, " in judge(documents, SETTINGS).text
+
+
+def test_a_plan_that_takes_longer_is_not_said_to_take_less():
+    documents = make_pairs([[0.5, 0.9]] * 2, [[0.5, 0.9]] * 2)
+    for document in documents:
+        document["arm"] = {"as it was": "recommended", "recommended": "as it was"}[document["arm"]]
+    assert "10 s → 20 s, 100 % more (100 to 100 %)" in judge(documents, SETTINGS).text

@@ -15,8 +15,9 @@ from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import conclude, recommend, search, tuning
 from fulltilt.tuner.budget import compute_budget_s, compute_search_s
 from fulltilt.tuner.finals import run_finals
-from fulltilt.tuner.journal import Journal
+from fulltilt.tuner.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.options import TuneOptions
+from fulltilt.tuner.progress import SearchNoted
 from fulltilt.tuner.session import Session, Skip
 from fulltilt.tuner.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.source import TuneTarget
@@ -465,3 +466,24 @@ def test_after_the_end_of_a_budget_the_same_command_is_not_said_to_read_rows_onl
     assert any("the same command goes on from these rows" in note for note in notes)
     assert any("--out and a new folder" in note for note in notes)
     assert not any("only reads these rows back" in note for note in notes)
+
+
+def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_its_own(tmp_path, monkeypatch):
+    """They were renamed, and only a result said so: a search that was interrupted had none."""
+
+    def end(aim, options, machine, folder, *rest):
+        folder.append_line(JOURNAL_FILE, "{}")
+        raise KeyboardInterrupt
+
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr(tuning, "_run", end)
+    events = []
+    for n_bytes in (2, 3):
+        monkeypatch.setattr(tuning, "stamp_data", lambda config, n_bytes=n_bytes: {"n_bytes": n_bytes})
+        with pytest.raises(KeyboardInterrupt):
+            tuning.tune(tmp_path / "a.yaml", device="cpu", out=tmp_path / "out", on_event=events.append)
+    assert events == [
+        SearchNoted(
+            message="earlier results are set aside as trials-1.jsonl (changed: files of the data.n_bytes 2 → 3)"
+        )
+    ]
