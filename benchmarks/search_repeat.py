@@ -29,11 +29,11 @@ DEVICES = ("cpu",)
 
 N_SEARCHES = 20
 MAX_EXCEPTIONS = 1
-WORKLOAD = Workload(  # the space of the file itself, with batch sizes: 80 plans
+WORKLOAD = Workload(  # the space of the file itself, with batch sizes: 160 plans
     name="digits, small CNN",
     target=str(ROOT / "configs" / "digits.yaml"),
     settings={"run.device": "cpu", "benchmark.batch_sizes": [32, 64, 128, 256, 512]},
-    axes=("batch_size", "num_workers", "threads", "channels_last", "fused_optimizer"),
+    axes=("batch_size", "num_workers", "threads", "channels_last", "fused_optimizer", "retain_freed_memory"),
 )
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Generator
 
-from fulltilt.levers import load_catalogue
+from fulltilt.levers import Lever, load_catalogue
 from fulltilt.records import PROBES, Plan, Trial, format_rate
 from fulltilt.tuner.coordinate_descent import coordinate_descent, project
 from fulltilt.tuner.model.arms import device_arm
@@ -104,6 +104,11 @@ def model_first(space: Space, effort: Effort = FULL) -> Strategy:
         yield from coordinate_descent(space) if effort is FULL else coordinate_descent(space, max_rounds=1)
 
 
+def _shows_on_fake_tensors(lever: Lever) -> bool:
+    """Whether a pre-pass can tell what the lever does to memory: what an allocator keeps it cannot."""
+    return "memory" in lever.trades and lever.stage != "environment"
+
+
 def _has_gained(before: Trial, after: Trial) -> bool:
     """Whether a row is faster than another by more than a lever may gain by chance."""
     return (before.samples_per_s or 0.0) < GAIN * (after.samples_per_s or 0.0)
@@ -128,7 +133,7 @@ class _Search:
         The largest batch first: where even that takes little, memory decides nothing and no more is asked.
         """
         batches = self._plans.batches
-        levers = [n for n in self._plans.list_levers(of_loader=False) if "memory" in load_catalogue()[n].trades]
+        levers = [n for n in self._plans.list_levers(of_loader=False) if _shows_on_fake_tensors(load_catalogue()[n])]
         for number, batch in enumerate(reversed(spread(batches, N_FAKE))):
             trial = yield from self._ask_fake(self._base, batch)
             is_late = number > 0 and self._fake_s > self._effort.fake_s  # one point is no curve

@@ -48,6 +48,7 @@ def with_facts(base: Facts, **facts) -> Facts:
         ({"deterministic": True, "compile": "max-autotune"}, CPU, "picked by timing"),
         ({"deterministic": True, "cudnn_benchmark": True}, AMPERE, "from run to run"),
         ({"expandable_segments": True}, CPU, "CUDA allocator"),
+        ({"retain_freed_memory": True}, AMPERE, "in the device's memory"),
         ({"empty_cache_every": "5 epochs"}, CPU, "CUDA allocator"),
     ],
 )
