@@ -18,6 +18,7 @@ KEYS = {
 def test_every_lever_that_trades_device_memory_has_an_arm():
     levers = load_catalogue().values()
     wanted = {lever.key for lever in levers if "memory" in lever.trades and lever.stage != "loader"}
+    wanted -= {"speed.retain_freed_memory"}  # what the C library keeps, no allocator of torch shows: retain_memory does
     assert wanted <= KEYS
 
 
