@@ -46,9 +46,9 @@ def test_json_to_stdout_is_the_contract_and_nothing_else(searched):
 
 def test_the_grid_is_whole_and_every_null_has_its_reason(searched):
     _, _, document = searched
-    names = ("batch_size", "threads", "fused_optimizer", "channels_last")
+    names = ("batch_size", "threads", "fused_optimizer", "channels_last", "retain_freed_memory")
     plans = [tuple(row["plan"][name] for name in names) for row in document["trials"]]
-    assert sorted(plans, key=str) == sorted(itertools.product((32, 64), (None, 1), *[(False, True)] * 2), key=str)
+    assert sorted(plans, key=str) == sorted(itertools.product((32, 64), (None, 1), *[(False, True)] * 3), key=str)
     for row in document["trials"]:
         nulls = {name for name in ("gpu_utilization_pct", "memory_allocated_peak_gib") if row[name] is None}
         assert nulls <= set(row["null_reasons"])

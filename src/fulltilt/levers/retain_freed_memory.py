@@ -53,6 +53,11 @@ def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
 def _apply(setup: Setup, value: bool) -> None:
     if value:
         _set(RETAINING)
+        if not _observe(setup):
+            setup.notes.append(
+                f"{NAME}=True is without effect on large blocks: this thread has an arena beside the main one, as where "
+                "memory ran out before or training runs beside the main thread; begin the training in a process anew"
+            )
     elif _observe(setup):
         _set(USUAL)
         ctypes.CDLL(None).malloc_trim(0)  # else large blocks still come from what was kept

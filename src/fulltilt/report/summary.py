@@ -90,9 +90,8 @@ def describe_marks(document: Document) -> str | None:
 
     A gain is marked for the runs that it was computed from, of which the table shows one a plan.
     """
-    pick, baseline = document["picks"].get("recommended") or {}, document.get("baseline")
-    comparison = pick.get("comparison")
-    compared = [row for row in document.get("repeats", ()) if comparison and row.get("comparison") == comparison]
+    baseline, ids = document.get("baseline"), (document.get("savings") or {}).get("compared_ids", ())
+    compared = [row for row in document.get("repeats", ()) if row["id"] in ids]
     rows = [*document["trials"], *compared, *([baseline] if baseline else [])]
     return describe_busy({row["id"]: row for row in rows}.values())
 

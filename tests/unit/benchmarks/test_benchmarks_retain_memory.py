@@ -19,7 +19,10 @@ def test_the_arm_that_keeps_memory_takes_no_pages_anew():
 def test_allocators_are_put_in_glibcs_place_where_they_are_installed(monkeypatch):
     monkeypatch.setattr("ctypes.util.find_library", {"jemalloc": "libjemalloc.so.2"}.get)
     ways, missing = retain_memory.find_ways()
-    assert ways["jemalloc"] == ({}, {"LD_PRELOAD": "libjemalloc.so.2"})
+    values, environment = ways["jemalloc"]
+    assert values == {}
+    assert environment["LD_PRELOAD"] == "libjemalloc.so.2"
+    assert "background_thread:true" in environment["MALLOC_CONF"]
     assert missing == ["tcmalloc_minimal"]
 
 
