@@ -55,7 +55,7 @@ def _apply(setup: Setup, value: bool) -> None:
         _set(RETAINING)
         if not _observe(setup):
             setup.notes.append(
-                f"{NAME}=True is without effect on large blocks: this thread has an arena beside the main one, as where "
+                f"{NAME}=True has no effect on large blocks: this thread uses another arena, as where "
                 "memory ran out before or training runs beside the main thread; begin the training in a process anew"
             )
     elif _observe(setup):
