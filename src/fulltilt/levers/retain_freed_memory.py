@@ -19,7 +19,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 RETAINING = {M_TRIM_THRESHOLD: 2**31 - 1, M_MMAP_MAX: 0}
 USUAL = {M_TRIM_THRESHOLD: 64 * 2**20, M_MMAP_THRESHOLD: 32 * 2**20, M_MMAP_MAX: 65536}
 
-PROBE_BYTES = 64 * 2**20  # above 32 MiB: freeing a smaller mapped block moves glibc's own threshold
+# Larger than what a process has free in one piece; the second where no process may have so much. Above 32 MiB both:
+# freeing a smaller mapped block moves glibc's own threshold.
+PROBES_BYTES = (2**30, 64 * 2**20)
 OTHER_ALLOCATORS = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|hoard)[^/]*\.so")
 
 
@@ -88,11 +90,14 @@ def _observe(setup: Setup) -> bool:
         [ctypes.c_void_p],
     )
     libc.mallinfo2.restype = _Statistics
-    before = libc.mallinfo2().hblks
-    block = libc.malloc(PROBE_BYTES)
-    n_mapped = libc.mallinfo2().hblks - before
-    libc.free(block)
-    return block is not None and n_mapped == 0
+    for n_bytes in PROBES_BYTES:
+        before = libc.mallinfo2().hblks
+        block = libc.malloc(n_bytes)
+        n_mapped = libc.mallinfo2().hblks - before
+        libc.free(block)
+        if block is not None:
+            return n_mapped == 0
+    return False
 
 
 LEVER = Lever(

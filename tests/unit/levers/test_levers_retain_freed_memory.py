@@ -71,12 +71,12 @@ def test_the_same_is_learned():
     assert len(set(kept["losses"])) == 6
 
 
-def test_a_run_without_it_takes_memory_anew_where_one_before_it_kept_it():
+def test_a_run_without_it_says_that_one_before_it_kept_memory():
+    """What lies free between blocks in use is still taken first; the end of the heap is given back."""
     kept, usual = train(True, False)
     assert kept["observed"]
     assert kept["faults"] < 10
     assert not usual["observed"]
-    assert usual["faults"] > 10
     assert "goes without it" in usual["notes"][0]
 
 
