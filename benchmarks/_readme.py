@@ -226,6 +226,14 @@ def describe_hdf5(result: BenchmarkResult) -> tuple[str, str]:
     )
 
 
+def describe_retain(result: BenchmarkResult) -> tuple[str, str]:
+    ours = [arm for arm in result.arms if (arm.arm, arm.metric) == ("retain_freed_memory", "times_as_fast")]
+    other = [arm.median for arm in result.arms if (arm.arm, arm.metric) == ("tcmalloc_minimal", "times_as_fast")]
+    beside = f"; tcmalloc loaded in the C library's place {say_range(other, 2)}" if other else ""
+    said = "; ".join(f"{arm.case} {say_interval(arm, 2)}" for arm in ours)
+    return "`retain_freed_memory`: training on the CPU, times as fast as without it", said + beside
+
+
 ROWS: Mapping[str, Describe] = {
     "loop_overhead-cpu": describe_loop,
     "trial_startup-cpu": describe_startup,
@@ -235,6 +243,7 @@ ROWS: Mapping[str, Describe] = {
     "search_repeat-cpu": describe_repeat,
     "batch_finders-cpu": describe_finders,
     "memory_prediction-cpu": describe_memory,
+    "retain_memory-cpu": describe_retain,
     "data_path-cpu": describe_data,
     "bilm-cpu": describe_bilm,
     "hdf5_loader-cpu": describe_hdf5,

@@ -20,7 +20,7 @@ from benchmarks._runner import ROOT, Context, Findings
 from benchmarks._schema import Arm, build_arm, judge
 
 NAME = "retain_memory"
-CLAIM = "Keeping freed memory makes training on the CPU faster, and processes of one plan alike."
+CLAIM = "Keeping freed memory makes training on the CPU as fast at least as without it."
 NEEDS_PEERS = False
 DEVICES = ("cpu",)
 
