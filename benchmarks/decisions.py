@@ -19,7 +19,7 @@ from benchmarks._deciders import DECIDERS, OURS, PROCESS_STEPS, Outcome, decide_
 from benchmarks._noise import RECORDER, NoiseModel, Recording, Stream, Stretch, list_recordings
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
-from fulltilt.records import BUSY_PCT
+from fulltilt.records import BUSY_PCT, is_busy_pressure
 from fulltilt.stats import compute_proportion_interval
 
 NAME = "decisions"
@@ -90,8 +90,8 @@ def group_stretches(recordings: Sequence[Recording]) -> dict[str, list[Stretch]]
     """
     groups: dict[str, list[Stretch]] = {}
     for stretch in (stretch for recording in recordings for stretch in recording.stretches):
-        is_busy = stretch.cpu_pressure_pct is not None and stretch.cpu_pressure_pct > BUSY_PCT
-        groups.setdefault("recorded, busy machine" if is_busy else "recorded", []).append(stretch)
+        case = "recorded, busy machine" if is_busy_pressure(stretch.cpu_pressure_pct) else "recorded"
+        groups.setdefault(case, []).append(stretch)
     return groups
 
 

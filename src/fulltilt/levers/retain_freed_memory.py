@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fulltilt.errors import PlanObstacleError
 from fulltilt.levers._spec import Facts, Lever, Setup
 
 NAME = "retain_freed_memory"
@@ -19,16 +21,24 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 RETAINING = {M_TRIM_THRESHOLD: 2**31 - 1, M_MMAP_MAX: 0}
 USUAL = {M_TRIM_THRESHOLD: 64 * 2**20, M_MMAP_THRESHOLD: 32 * 2**20, M_MMAP_MAX: 65536}
 
-# Larger than what a process has free in one piece; the second where no process may have so much. Above 32 MiB both:
-# freeing a smaller mapped block moves glibc's own threshold.
-PROBES_BYTES = (2**30, 64 * 2**20)
+# More than the end of a heap keeps by itself (64 MiB), and above 32 MiB: freeing a smaller mapped block moves glibc's
+# own threshold.
+PROBE_BYTES = 128 * 2**20
 OTHER_ALLOCATORS = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|hoard)[^/]*\.so")
 
 
 class _Statistics(ctypes.Structure):
-    """``struct mallinfo2``: of these only the number of blocks that are mapped by themselves is read."""
+    """``struct mallinfo2`` of <malloc.h>; read are the number of blocks that are mapped by themselves, the bytes that
+    are free, and those of them at the end of the heap.
+    """
 
-    _fields_ = [("_before", ctypes.c_size_t * 3), ("hblks", ctypes.c_size_t), ("_behind", ctypes.c_size_t * 6)]
+    _fields_ = [
+        ("_before", ctypes.c_size_t * 3),
+        ("hblks", ctypes.c_size_t),
+        ("_between", ctypes.c_size_t * 4),
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
+    ]
 
 
 @functools.cache
@@ -55,6 +65,7 @@ def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
 def _apply(setup: Setup, value: bool) -> None:
     if value:
         _set(RETAINING)
+        setup.state[NAME] = True
         if not _observe(setup):
             setup.notes.append(
                 f"{NAME}=True has no effect on large blocks: this thread uses another arena, as where "
@@ -73,31 +84,41 @@ def _set(values: Mapping[int, int]) -> None:
     libc = ctypes.CDLL(None)
     refused = [number for number, value in values.items() if not libc.mallopt(number, value)]
     if refused:
-        raise OSError(f"mallopt refused parameter {refused[0]} with the value {values[refused[0]]}; use {NAME} false")
+        raise PlanObstacleError(
+            f"mallopt refused parameter {refused[0]} with the value {values[refused[0]]}; use {NAME} false"
+        )
 
 
 def _observe(setup: Setup) -> bool:
     """Whether a large block comes from what the process keeps; usually it is mapped by itself, and unmapped when freed.
 
-    The block is not touched, so that it takes addresses and no memory.
+    The block is larger than any gap, and is not touched, so that it takes addresses and no memory. Where even those are
+    limited the answer is what was set: a thread that glibc fails to serve is moved to another arena, for good.
     """
     if find_obstacle() is not None:
         return False
     libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_size_t],
-        [ctypes.c_void_p],
-    )
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
     libc.mallinfo2.restype = _Statistics
-    for n_bytes in PROBES_BYTES:
-        before = libc.mallinfo2().hblks
-        block = libc.malloc(n_bytes)
-        n_mapped = libc.mallinfo2().hblks - before
-        libc.free(block)
-        if block is not None:
-            return n_mapped == 0
-    return False
+    before = libc.mallinfo2()
+    n_bytes = PROBE_BYTES + before.fordblks - before.keepcost
+    if not _has_room(n_bytes):
+        return setup.state.get(NAME, False)
+    block = libc.malloc(n_bytes)
+    n_mapped = libc.mallinfo2().hblks - before.hblks
+    libc.free(block)
+    return n_mapped == 0
+
+
+def _has_room(n_bytes: int) -> bool:
+    """Whether the system would map a block; asked past glibc."""
+    try:
+        mmap.mmap(-1, n_bytes + 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError:
+        return False
+    return True
 
 
 LEVER = Lever(

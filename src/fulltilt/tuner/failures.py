@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
-from fulltilt.errors import find_remedy
+from fulltilt import errors
+from fulltilt.errors import FulltiltError, find_remedy
 from fulltilt.records import Trial
 
 MEMORY_REMEDY = "try smaller batch sizes, or a larger --memory-limit"
+_CLASS = re.compile(r"\b(\w+(?:Error|Exception|Warning|Interrupt)): ")
 
 
 def describe_failures(rows: Sequence[Trial]) -> str:
@@ -30,10 +33,17 @@ def find_failure_remedy(rows: Sequence[Trial]) -> str | None:
     A value that was skipped says what is wrong with that value, not why the others failed.
     """
     failed = [row for row in rows if row.status != "skipped"] or rows
-    remedies = Counter(
-        MEMORY_REMEDY if row.status == "out_of_memory" else find_remedy(row.reason or "") for row in failed
-    )
+    remedies = [
+        MEMORY_REMEDY if row.status == "out_of_memory" else _find_own_remedy(row.reason or "") for row in failed
+    ]
     if not remedies:
         return None
-    remedy = remedies.most_common(1)[0][0]
-    return remedy or next(f"the log of {row.id} says more" for row in failed if not find_remedy(row.reason or ""))
+    remedy = Counter(remedies).most_common(1)[0][0]
+    return remedy or f"the log of {failed[remedies.index(None)].id} says more"
+
+
+def _find_own_remedy(reason: str) -> str | None:
+    """That of a message of fulltilt's; what a library's says behind "; " need not be one."""
+    named = _CLASS.search(reason)
+    kind = getattr(errors, named[1], None) if named else FulltiltError
+    return find_remedy(reason) if isinstance(kind, type) and issubclass(kind, FulltiltError) else None

@@ -277,11 +277,13 @@ class _Search:
     def look_again(self) -> Strategy:
         """On a noisy machine further plans by hope, wherever they lie.
 
-        Probes and runs of a slow minute led the search to where it is: of 20 searches that were repeated while the
-        same plan ran at 13,000 to 23,000 samples/s, seven had never run the plan that the others ended at.
+        Probes and runs that were slow by chance led the search to where it is: while processes of one plan ran at
+        13,000 to 23,000 samples/s (docs/decisions/002), 7 of 20 searches ended at a plan that others neither ended at
+        nor named a tie.
         """
+        plans = self._list_plans()
         for _ in range(self._effort.n_noisy):
-            chosen = self.known.choose_whole(self._list_plans())
+            chosen = self.known.choose_whole(plans)
             if self.known.noise is None or chosen is None:
                 return
             plan, expected, hope = chosen

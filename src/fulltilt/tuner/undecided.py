@@ -92,8 +92,8 @@ def find_ties(
     """Which of ``others`` cannot be told from ``best``, or look faster than it; fastest first.
 
     They ran before the finalists ran side by side: that is too little to be recommended, and no proof that they are
-    slower. What lies between then and now counts: rounds that agree with each other to 1 % were made while the machine
-    was a fifth faster than a minute before.
+    slower. What lies between then and now counts: rounds that agreed with each other to 1 % were once made while the
+    same plan ran 12 % faster than a minute before.
 
     Args:
         runs: Those side by side; they say how much runs differ here.
@@ -176,6 +176,7 @@ def measure_noise(runs: Sequence[Trial]) -> float:
 
 
 def is_noisy(runs: Sequence[Trial]) -> bool:
+    """Whether the blocks inside runs differ by more than a machine that is nobody else's lets them."""
     return measure_noise(runs) > NOISY
 
 

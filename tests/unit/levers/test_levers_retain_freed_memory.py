@@ -31,6 +31,11 @@ class Large(torch.nn.Linear):
         self.n_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
         return super().forward(x)
 
+def limit(room_bytes):
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    limit_bytes = int(status["VmData"].split()[0]) * 1024 + room_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, resource.RLIM_INFINITY))
+
 def train(plan):
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(24, 5), torch.arange(24) % 3)
@@ -38,10 +43,13 @@ def train(plan):
     losses = []
     with build_run(None, default_plan({"batch_size": 8, "threads": 1} | plan), device="cpu", workload=workload) as run:
         step = TrainStep(run)
+        if len(sys.argv) > 2:
+            limit(int(sys.argv[2]))
         for epoch in range(2):
             batches = run.start_epoch(epoch)
             while (outcome := step(batches, NullTimer())) is not None:
                 losses.append(outcome.loss.item())
+                load_catalogue()["retain_freed_memory"].observe(run.setup)
         observed = load_catalogue()["retain_freed_memory"].observe(run.setup)
         return {"losses": losses, "faults": run.setup.model.n_faults, "observed": observed, "notes": run.setup.notes}
 
@@ -49,9 +57,9 @@ print(json.dumps([train({"retain_freed_memory": value}) for value in json.loads(
 """
 
 
-def train(*values: bool, **environment: str) -> list[dict]:
+def train(*values: bool, room_bytes: int | None = None, **environment: str) -> list[dict]:
     """What runs saw that followed each other in one process, one a value of the lever."""
-    command = [sys.executable, "-c", PROGRAM, json.dumps(values)]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(values), *([str(room_bytes)] if room_bytes else [])]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -78,6 +86,17 @@ def test_a_run_without_it_says_that_one_before_it_kept_memory():
     assert kept["faults"] < 10
     assert not usual["observed"]
     assert "goes without it" in usual["notes"][0]
+
+
+@pytest.mark.parametrize("room_bytes", [500 * 2**20, 110 * 2**20], ids=["room for the probe", "none"])
+@pytest.mark.parametrize("retain", [True, False])
+def test_asking_under_a_memory_limit_changes_nothing(retain, room_bytes):
+    """A block that glibc cannot have would move the thread to an arena without the lever: pages would be anew."""
+    (free,), (limited,) = train(retain), train(retain, room_bytes=room_bytes)
+    assert limited["observed"] is retain
+    assert limited["notes"] == []
+    assert limited["losses"] == free["losses"]
+    assert (limited["faults"] < 10) is retain
 
 
 def test_an_environment_that_keeps_memory_already_is_said_and_overruled():
