@@ -124,7 +124,7 @@ def record_grid(
     options = build_options(
         aim.config, batch_sizes=batch_sizes, num_workers=num_workers, steps=steps, device=device,
         memory_limit=memory_limit, exhaustive=True, quick=False, budget=None, free_batch=False, lr_rule="none",
-        deadline_s=None,
+        deadline=None,
     )  # fmt: skip
     machine = read_machine()
     parts = {

@@ -79,7 +79,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-PATIENT = {"deadline_s": 800.0, "budget": "1h"}  # what is only slow, on a machine that is busy, is no timeout
+PATIENT = {"deadline": 800.0, "budget": "1h"}  # what is only slow, on a machine that is busy, is no timeout
 
 
 def tune(name="workload", **options):

@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="6m",
         help="wall time of the search; rows in the run folder are free, the trainings of --verify come on top",
     )
+    parser.add_argument(
+        "--deadline", metavar="10m", help="wall time of one trial (default 2m; 1m with --quick; 1m more over ranks)"
+    )
     parser.add_argument("--free-batch", action="store_true", help="let the effective batch change")
     parser.add_argument(
         "--lr-rule", choices=["sqrt", "linear", "none"], default="sqrt", help="how lr follows the batch"
@@ -101,6 +104,7 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
             exhaustive=args.exhaustive,
             quick=args.quick,
             budget=args.budget,
+            deadline=args.deadline,
             free_batch=args.free_batch,
             lr_rule=args.lr_rule,
             out=args.out,

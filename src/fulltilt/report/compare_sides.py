@@ -191,7 +191,8 @@ def _iterate_values(value: Any, place: str = "", what: str = "") -> Iterator[tup
 def _find_kind(path: Path, document: Any) -> Kind:
     if isinstance(document, Mapping):
         if "error" in document and "rc" in document:
-            raise UsageError(f"{path} says why {document.get('command')} has no result: {document['error']}")
+            what = document.get("command") or "a command"
+            raise UsageError(f"{path} says why {what} has no result: {document['error']}")
         for kind, keys in _MARKS.items():
             if all(key in document for key in keys):
                 return kind
@@ -355,7 +356,7 @@ def _read_benchmark(path: Path, document: Mapping[str, Any]) -> Side:
         figures=tuple(
             Figure(
                 name=f"{arm['case']}, {arm['arm']}: {arm['metric']}",
-                samples=tuple(arm["samples"]) or (arm["median"],),
+                samples=_join_clusters(arm) or (arm["median"],),
                 unit_of_replication=arm["unit_of_replication"],
                 n_runs=arm["n"],
             )
@@ -363,6 +364,14 @@ def _read_benchmark(path: Path, document: Mapping[str, Any]) -> Side:
         ),
         notes=_read_pressure_note(document),
     )
+
+
+def _join_clusters(arm: Mapping[str, Any]) -> tuple[float, ...]:
+    """Its samples; where some are alike, being of one thing (a model, a process), their median stands for them."""
+    groups: dict[str, list[float]] = {}
+    for number, sample in enumerate(arm["samples"]):
+        groups.setdefault(arm["clusters"][number] if arm.get("clusters") else str(number), []).append(sample)
+    return tuple(map(statistics.median, groups.values()))
 
 
 def _read_pressure_note(document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ SHORT_NAMES = {
     "prefetch_factor": "prefetch",
     "worker_threads": "w.threads",
     "fused_optimizer": "fused",
+    "retain_freed_memory": "retain",
     "cudnn_benchmark": "cudnn b.",
     "activation_checkpointing": "act. ckpt",
 }

@@ -7,6 +7,7 @@ stays as it is there. A file that then holds another plan than the one that was 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -16,7 +17,7 @@ from fulltilt.config import ComponentCall, Config, check_writable, load_config, 
 from fulltilt.errors import NoPlanError, UsageError
 from fulltilt.levers import compute_plan_digest, load_catalogue
 from fulltilt.records import WHOLE_RUNS, Plan, format_rate
-from fulltilt.tuner.data_stamp import PATH_NAMES, is_path
+from fulltilt.tuner.data_stamp import PATH_NAMES
 from fulltilt.tuner.options import count_ranks
 from fulltilt.tuner.recommend import plan_learning_rate
 from fulltilt.tuner.result import TuneResult
@@ -205,9 +206,24 @@ def _read_own(config: Config, name: str) -> str | None:
         return call.name
     args, kwargs = call.args, dict(sorted(call.kwargs.items()))
     if name == "data.dataset":
-        args = tuple(value for position, value in enumerate(args) if not is_path(value, position))
-        kwargs = {key: value for key, value in kwargs.items() if key not in PATH_NAMES}
+        args = tuple(value for value in args if not _is_place(value, config.base_dir))
+        kwargs = {
+            k: value for k, value in kwargs.items() if k not in PATH_NAMES and not _is_place(value, config.base_dir)
+        }
     return str(ComponentCall(call.name, args, kwargs))
+
+
+def _is_place(value: object, base_dir: str) -> bool:
+    """Whether an argument says where data lie, and not which of them: ``raw/input`` is a name inside a file."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(_is_place(part, base_dir) for part in value)
+    if not isinstance(value, str):
+        return False
+    if value.startswith(("/", "./", "../", "~")) or any(map(str.isalpha, Path(value).suffix)):
+        return True
+    with contextlib.suppress(OSError, ValueError):  # a text too long to be a path, or with a zero in it
+        return (Path(base_dir) / value).exists()
+    return False
 
 
 def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> Applied:

@@ -11,7 +11,8 @@ from fulltilt.errors import FulltiltError, find_remedy
 from fulltilt.records import Trial
 
 MEMORY_REMEDY = "try smaller batch sizes, or a larger --memory-limit"
-_CLASS = re.compile(r"\b(\w+(?:Error|Exception|Warning|Interrupt)): ")
+_CLASS = re.compile(r"^(?:rank \d+: )?(?:\w+\.)*(\w+): ")
+_QUOTED = "; last line on stderr: "  # a program's own words
 
 
 def describe_failures(rows: Sequence[Trial]) -> str:
@@ -43,7 +44,9 @@ def find_failure_remedy(rows: Sequence[Trial]) -> str | None:
 
 
 def _find_own_remedy(reason: str) -> str | None:
-    """That of a message of fulltilt's; what a library's says behind "; " need not be one."""
+    """That of a message of fulltilt's; what a library or a program says behind "; " need not be one."""
+    if _QUOTED in reason:
+        return None
     named = _CLASS.search(reason)
     kind = getattr(errors, named[1], None) if named else FulltiltError
     return find_remedy(reason) if isinstance(kind, type) and issubclass(kind, FulltiltError) else None

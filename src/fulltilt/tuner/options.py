@@ -32,6 +32,7 @@ class TuneOptions:
     free_batch: bool
     lr_rule: LearningRateRule
     deadline_s: float
+    deadline_asked_s: float | None  # what --deadline said; None: nothing
     max_measure_s: float
     rank_devices: tuple[str, ...] = ()  # of the processes that train together; empty: one, on ``device``
 
@@ -57,7 +58,7 @@ def build_options(
     budget: str | float | None,
     free_batch: bool,
     lr_rule: LearningRateRule,
-    deadline_s: float | None,
+    deadline: str | float | None,
 ) -> TuneOptions:
     if exhaustive and quick:
         raise UsageError("--exhaustive and --quick contradict each other; give one of them")
@@ -71,7 +72,10 @@ def build_options(
     if budget_s is not None and budget_s <= 0:
         raise UsageError(f"--budget {budget} leaves no time; give for instance --budget 6m")
     devices = _list_devices(config, device)
-    usual_s = deadline_s or (60.0 if quick else 120.0) + (RANK_START_S if len(devices) > 1 else 0.0)
+    asked_s = _parse("--deadline", deadline, parse_duration_s)
+    if asked_s is not None and asked_s <= 0:
+        raise UsageError(f"--deadline {deadline} leaves a trial no time; give for instance --deadline 10m")
+    usual_s = asked_s or (60.0 if quick else 120.0) + (RANK_START_S if len(devices) > 1 else 0.0)
     return TuneOptions(
         batch_sizes=tuple(batch_sizes) if batch_sizes else None,
         num_workers=tuple(num_workers) if num_workers else None,
@@ -83,6 +87,7 @@ def build_options(
         free_batch=free_batch,
         lr_rule=lr_rule,
         deadline_s=usual_s if budget_s is None else min(usual_s, budget_s),
+        deadline_asked_s=asked_s,
         max_measure_s=2.0 if quick else 8.0,
         rank_devices=tuple(devices) if len(devices) > 1 else (),
     )

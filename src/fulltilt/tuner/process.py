@@ -26,7 +26,7 @@ WATCH_DUTY = 0.03  # share of one core that reading the tree's memory may take f
 SILENCE_FLOOR_S = 60.0  # a compile of another batch shape is silent too
 SILENCE_FACTOR = 20.0  # times the longest pause between two signs of progress so far
 TIMED_KINDS = ("trial", "device")  # in whose process steps are timed
-DEADLINE_REMEDY = "fulltilt.tune(deadline_s=…) gives a trial more time, up to the whole --budget"
+DEADLINE_REMEDY = "a longer --deadline gives a trial more time, up to the whole --budget"
 LOG_TAIL_BYTES = 65536  # the stacks of all threads stand behind the last words of a process that was aborted
 ANSWER_LIMIT_BYTES = 4 * 2**20  # of one line; an answer has some kilobytes
 _TORN = b"\0"  # put for the begin of a line that is too long: what follows of it cannot be read as JSON

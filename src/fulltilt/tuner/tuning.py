@@ -62,7 +62,7 @@ def tune(
     out: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     on_event: OnEvent | None = None,
-    deadline_s: float | None = None,
+    deadline: str | float | None = None,
 ) -> TuneResult:
     """Find the fastest safe settings for a workload on this machine, by running them.
 
@@ -83,7 +83,8 @@ def tune(
         out: The run folder; ``runs/tune/<name>`` by default. The same search resumes there.
         settings: Dotted keys that win over the configuration.
         on_event: Gets progress records as the search goes.
-        deadline_s: Wall time of one trial; 120 s, 60 s when quick, and 60 s more over several processes.
+        deadline: Wall time of one trial, in seconds or text such as ``10m``; 120 s, 60 s when quick, and 60 s more over
+            several processes.
 
     Raises:
         UsageError: wrong arguments, or called inside a trial. NoPlanError: no plan can run, or none did in the budget.
@@ -100,7 +101,7 @@ def tune(
     options = build_options(
         aim.config, batch_sizes=batch_sizes, num_workers=num_workers, steps=steps, device=device,
         memory_limit=memory_limit, exhaustive=exhaustive, quick=quick, budget=budget, free_batch=free_batch,
-        lr_rule=lr_rule, deadline_s=deadline_s,
+        lr_rule=lr_rule, deadline=deadline,
     )  # fmt: skip
     machine = read_machine()
     path = Path(out) if out is not None else Path("runs") / "tune" / aim.name
@@ -301,6 +302,7 @@ def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Mach
         "--memory-limit": options.memory_limit_bytes and f"{options.memory_limit_bytes / 2**30:g}GiB",
         "--free-batch": options.free_batch,
         "--quick (shorter trials)": options.is_quick,
+        "--deadline": options.deadline_asked_s and f"{options.deadline_asked_s:g} s",
     }
     if options.rank_devices:
         flags["devices"] = " ".join(options.rank_devices)

@@ -28,7 +28,7 @@ from fulltilt.stats import compute_t_quantile
 INDIFFERENCE_PCT = 1.0  # of speed: closer than that a smaller batch or a simpler plan is worth more
 CLEAR = 2.0  # standard errors
 PRIOR_SPREAD = 0.01  # of the logarithm: what processes of one plan differ by; 0.6 % on a quiet machine, drift on top
-NOISY = 0.03  # of the logarithm: runs whose own blocks leave as much open; a quiet machine has a third of it
+NOISY = 0.025  # of the logarithm: runs whose own blocks leave as much open; a quiet machine has less than half of it
 PRIOR_DF = 4  # degrees of freedom that the prior counts for: as much as three rounds of two plans tell
 
 

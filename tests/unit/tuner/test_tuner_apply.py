@@ -369,7 +369,11 @@ def test_where_the_data_lie_makes_no_other_workload(write):
         ("image_folder(/scratch/x)", "image_folder(/data/x)", True),
         ("image_folder(/scratch/x)", "image_folder(root=data/x)", True),
         ("'mine:build([a.h5, b.h5], 64)'", "'mine:build([/mnt/a.h5], 64)'", True),
+        ("'mine:build(folder=/scratch/x)'", "'mine:build(folder=~/x)'", True),
+        ("'mine:build(searched.yaml)'", "'mine:build(/data/x.yaml)'", True),
         ("'mine:build(/scratch/x, 64)'", "'mine:build(/data/x, 32)'", False),
+        ("'mine:build(events.h5, raw/input)'", "'mine:build(events.h5, clean/label)'", False),
+        ("'mine:build(v1.5)'", "'mine:build(v2.0)'", False),
         ("image_folder(/scratch/x)", "cifar10(/scratch/x)", False),
     ],
 )

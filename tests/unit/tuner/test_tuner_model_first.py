@@ -118,7 +118,7 @@ def test_it_ends_next_to_the_best_of_the_grid_in_few_runs(machine):
 def test_on_a_noisy_machine_all_runs_are_made_that_the_search_may_make():
     """Where bf16 gains nothing the model is soon sure; blocks that differ by 12 % take that away."""
     quiet, noisy = (search(Machine(gain=0.7, half_width=half_width)) for half_width in (0.01, 0.12))
-    assert len(quiet.rows) < len(noisy.rows) <= FULL.n_whole + FULL.n_polish + FULL.n_noisy
+    assert len(quiet.rows) < len(noisy.rows) <= FULL.n_whole + FULL.n_polish + 2 * FULL.n_noisy
 
 
 def test_a_noisy_machine_is_looked_at_beyond_the_neighbours_of_the_best():
@@ -137,6 +137,26 @@ def test_a_noisy_machine_is_looked_at_beyond_the_neighbours_of_the_best():
     assert "the machine is noisy" in noisy.rows[-1].why
     assert {row.plan["batch_size"] for row in noisy.rows} == {64, 128, 256, 512}
     assert not any("noisy" in row.why for row in quiet.rows)
+
+
+def test_a_noisy_machine_is_looked_at_for_as_long_as_runs_gain():
+    """A search stopped after a fixed number of further runs while each still gained, one step short of the others."""
+
+    class Ladder(Machine):
+        """Probes call large batches faster, whole runs small ones."""
+
+        def compute_step_s(self, plan, kind="end_to_end"):
+            n_doublings = math.log2(plan["batch_size"] / 32)
+            return plan["batch_size"] * 1e-4 * math.exp((0.05 if kind == "end_to_end" else -0.01) * n_doublings)
+
+    axes = {"batch_size": tuple(32 * 2**i for i in range(12)), "num_workers": (0,)}
+    space = dataclasses.replace(SPACE, axes=axes, memory_gib=math.inf)
+    session = Session(Ladder(half_width=0.12, gib_per_sample=0.0), Journal())
+    assert session.run(model_first(space, dataclasses.replace(FULL, n_whole=1, n_polish=1, n_noisy=2)))
+    whys = [row.why.partition(":")[0] for row in session.rows]
+    assert whys.count("the machine is noisy") == 4
+    batches = [row.plan["batch_size"] for row in session.rows]
+    assert batches == sorted(batches, reverse=True)
 
 
 @pytest.mark.parametrize(("half_width", "n"), [(0.01, 2), (0.12, 4)])

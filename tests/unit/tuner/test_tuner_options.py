@@ -28,7 +28,7 @@ MACHINE = Machine(
 
 FLAGS = {
     "batch_sizes": None, "num_workers": None, "steps": None, "device": "cpu", "memory_limit": None,
-    "exhaustive": False, "quick": False, "budget": None, "free_batch": False, "lr_rule": "sqrt", "deadline_s": None,
+    "exhaustive": False, "quick": False, "budget": None, "free_batch": False, "lr_rule": "sqrt", "deadline": None,
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_the_device_comes_from_the_configuration_unless_a_flag_says_otherwise():
 def test_quick_has_a_budget_and_no_deadline_beyond_it():
     assert (build(quick=True).strategy, build(quick=True).budget_s) == ("quick", 90.0)
     assert build(quick=True, budget="3m").budget_s == 180.0
-    assert build(budget=20.0).deadline_s == 20.0
+    assert build(budget=20.0).deadline_s == build(budget=20.0, deadline="5m").deadline_s == 20.0
     assert build().deadline_s == 120.0
 
 
@@ -72,6 +72,7 @@ def test_quick_has_a_budget_and_no_deadline_beyond_it():
         ({"device": "cuda:99"}, "cuda:99"),
         ({"budget": "3x"}, "--budget '3x' is not a duration"),
         ({"memory_limit": "a lot"}, "--memory-limit 'a lot' is not a size in bytes"),
+        ({"deadline": 0}, "--deadline 0 leaves a trial no time"),
         ({"memory_limit": "12"}, "--memory-limit 12 is 12 bytes, in which nothing runs; write a unit"),
     ],
 )
@@ -145,7 +146,7 @@ def test_of_several_gpus_the_smallest_sets_the_limit():
 def test_a_search_over_ranks_has_longer_deadlines_and_says_what_its_figures_are_of():
     two = config_from_values({"run": {"device": "cpu", "n_ranks": 2}}, base_dir=".")
     assert build(two).deadline_s == 120.0 + RANK_START_S
-    assert build(two, deadline_s=7.0).deadline_s == 7.0
+    assert build(two, deadline="7s").deadline_s == 7.0
     (note,) = note_ranks(build(two))
     assert "measured in 2 processes (cpu, cpu)" in note
     assert note_ranks(build()) == ()

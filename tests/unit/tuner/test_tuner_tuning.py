@@ -28,7 +28,7 @@ USER = default_plan({"batch_size": 32})
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)
 OPTIONS = TuneOptions(
     batch_sizes=(16, 64), num_workers=None, n_steps=4, device="cpu", memory_limit_bytes=None, strategy="exhaustive",
-    budget_s=None, free_batch=False, lr_rule="sqrt", deadline_s=1.0, max_measure_s=1.0,
+    budget_s=None, free_batch=False, lr_rule="sqrt", deadline_s=1.0, deadline_asked_s=None, max_measure_s=1.0,
 )  # fmt: skip
 
 
