@@ -53,7 +53,7 @@ def replace_table(page: str, table: str) -> str:
 
 def name_machine(result: BenchmarkResult) -> str:
     cpu = re.sub(r"\(R\)|\bProcessor\b", "", result.machine.cpu_model or "unknown processor")
-    return f"{result.machine.n_cores_usable} shared cores of {' '.join(cpu.split())}"
+    return f"{result.machine.n_cores_usable} cores of {' '.join(cpu.split())}"
 
 
 def find_arm(result: BenchmarkResult, case: str, arm: str, metric: str) -> Arm:
@@ -228,10 +228,19 @@ def describe_hdf5(result: BenchmarkResult) -> tuple[str, str]:
 
 def describe_retain(result: BenchmarkResult) -> tuple[str, str]:
     ours = [arm for arm in result.arms if (arm.arm, arm.metric) == ("retain_freed_memory", "times_as_fast")]
-    other = [arm.median for arm in result.arms if (arm.arm, arm.metric) == ("tcmalloc_minimal", "times_as_fast")]
-    beside = f"; tcmalloc loaded in the C library's place {say_range(other, 2)}" if other else ""
-    said = "; ".join(f"{arm.case} {say_interval(arm, 2)}" for arm in ours)
-    return "`retain_freed_memory`: training on the CPU, times as fast as without it", said + beside
+    other = {arm.case: arm for arm in result.arms if (arm.arm, arm.metric) == ("tcmalloc_minimal", "times_as_fast")}
+    said = []
+    for arm in ours:
+        peaks = [find_arm(result, arm.case, name, "rss_peak_gib").median for name in (arm.arm, "as torch has it")]
+        parts = [f"{arm.case} {say_interval(arm, 2)}"]
+        parts += (
+            [f"peak of the process {say(100 * (peaks[0] / peaks[1] - 1))} % higher"]
+            if peaks[0] > 1.05 * peaks[1]
+            else []
+        )
+        parts += [f"tcmalloc in the C library's place {say(other[arm.case].median, 2)}"] if arm.case in other else []
+        said.append(", ".join(parts))
+    return "`retain_freed_memory`: training on the CPU, times as fast as without it", "; ".join(said)
 
 
 ROWS: Mapping[str, Describe] = {

@@ -8,6 +8,7 @@ most samples per second, which is what a search without repeats and ties would r
 from __future__ import annotations
 
 import collections
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ def run(context: Context) -> Findings:
         ]
     arms, exceptions = judge_results(WORKLOAD, results)
     target = judge(
-        f"searches of {n_searches} that end elsewhere without a tie", exceptions, None, at_most=MAX_EXCEPTIONS
+        f"searches of {n_searches} that end elsewhere without a tie", len(exceptions), None, at_most=MAX_EXCEPTIONS
     )
     counts = collections.Counter(result.picks.recommended.trial.plan for result in results)
     picks = "; ".join(f"{n} × {describe_plan(plan, WORKLOAD.axes)}" for plan, n in counts.most_common())
@@ -54,12 +55,26 @@ def run(context: Context) -> Findings:
     notes = (
         f"{WORKLOAD.name}: {results[0].search.grid_size} plans; recommended: {picks}",
         f"runs of one plan inside a search lay up to {max(noise, default=0.0):.0f} % apart",
+        *(describe_exception(results[number], number, results) for number in exceptions),
     )
     return Findings(arms=tuple(arms), targets=(target,), notes=notes)
 
 
-def judge_results(workload: Workload, results: Sequence[TuneResult]) -> tuple[list[Arm], int]:
-    """Arms of both rules, and how many searches disagree by the recommended plan."""
+def describe_exception(result: TuneResult, number: int, results: Sequence[TuneResult]) -> str:
+    """What a search that ended elsewhere knew of the plan that the others ended at."""
+    usual, pick = find_usual([found.picks.recommended.trial.plan for found in results]), result.picks.recommended
+    runs = [row.samples_per_s or 0.0 for row in (*result.trials, *result.repeats) if row.plan == usual]
+    own = ", ".join(f"{rate:,.0f}" for rate in pick.runs_samples_per_s or (pick.trial.samples_per_s or 0.0,))
+    knew = (
+        f"had run the usual plan at {', '.join(f'{rate:,.0f}' for rate in runs)}"
+        if runs
+        else "never ran the usual plan"
+    )
+    return f"search {number + 1} ended at {describe_plan(pick.trial.plan, WORKLOAD.axes)} ({own} samples/s) and {knew}"
+
+
+def judge_results(workload: Workload, results: Sequence[TuneResult]) -> tuple[list[Arm], list[int]]:
+    """Arms of both rules, and the searches, counted from 0, that disagree by the recommended plan."""
     recommended = [{result.picks.recommended.trial.plan, *list_ties(result)} for result in results]
     usual = find_usual([result.picks.recommended.trial.plan for result in results])
     fastest = [find_fastest(result.trials).plan for result in results]
@@ -74,6 +89,7 @@ def judge_results(workload: Workload, results: Sequence[TuneResult]) -> tuple[li
     ]
     figures = {
         "ties_named": [float(len(result.picks.recommended.tied_with)) for result in results],
+        "detectable_pct": [result.search.detectable_pct or math.nan for result in results],
         "trials": [float(result.search.n_end_to_end) for result in results],
         "seconds": [result.search.seconds for result in results],
     }
@@ -81,7 +97,7 @@ def judge_results(workload: Workload, results: Sequence[TuneResult]) -> tuple[li
         build_arm(values, case=workload.name, arm="search", metric=metric, unit_of_replication="search")
         for metric, values in figures.items()
     ]
-    return arms, len(results) - sum(agreements["recommended, or a tie of it"])
+    return arms, [number for number, agrees in enumerate(agreements["recommended, or a tie of it"]) if not agrees]
 
 
 def list_ties(result: TuneResult) -> list[Plan]:

@@ -41,11 +41,16 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 N_ROWS = 10  # trials shown at most
-N_OTHER_LINES = 13  # of a frame, beside its rows: head, legend, running trial, picks, what is left
+N_OTHER_LINES = 15  # of a frame, beside its rows: head, legend, running trial, picks, what is left
 WIDE = 130  # columns from which why a trial was chosen stands beside its plan, not under it
 BAR_WIDTH = 20
 LOUD = ("error", "timeout")  # ends that are also said above the table, where they stay
-PICK_NAMES = {"recommended": "recommended", "throughput": "fastest", "memory": "least memory"}
+PICK_NAMES = {
+    "recommended": "recommended",
+    "throughput": "fastest",
+    "efficiency": "most per GiB",
+    "memory": "least memory",
+}
 STAGES = {"configured": "building the run", "built": "warming up"}
 
 

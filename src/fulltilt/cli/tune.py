@@ -199,6 +199,7 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         describe_learning_rate,
         describe_marks,
         describe_pick,
+        describe_resolution,
         describe_savings,
         describe_search,
         describe_verification,
@@ -223,7 +224,7 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
     notes = [describe_gain(document), *describe_savings(document), describe_epoch(document)]
     notes += [describe_learning_rate(document), describe_verification(document)]
     notes += [hint["text"] for hint in document.get("hints", ())] + list(document.get("notes", ()))
-    _print_lines(console, [*notes, describe_search(document)])
+    _print_lines(console, [*notes, describe_resolution(document), describe_search(document)])
     advice = describe_advice(document)
     if advice:
         console.print("\n[bold]What would make it faster still[/]")

@@ -22,6 +22,7 @@ from fulltilt.report.summary import (
     describe_marks,
     describe_pick,
     describe_plan,
+    describe_resolution,
     describe_savings,
     describe_search,
     describe_verification,
@@ -57,7 +58,8 @@ def build_tune_html(document: Document) -> str:
     name = workload.get("name") or "workload"
     sections = [
         f"<h1>{escape(str(name))}</h1>",
-        f'<p class="sub">{escape(describe_machine(machine))}<br>{escape(describe_search(document))}</p>',
+        f'<p class="sub">{escape(describe_machine(machine))}<br>{escape(describe_search(document))}'
+        f"{f'<br>{escape(resolution)}' if (resolution := describe_resolution(document)) else ''}</p>",
         _cards(document),
         _notes(document),
         _advice(document),

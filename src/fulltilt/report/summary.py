@@ -113,6 +113,17 @@ def describe_search(document: Document) -> str:
     return f"{search['strategy']}: " + ", ".join(parts)
 
 
+def describe_resolution(document: Document) -> str | None:
+    """What the runs could have told apart, and how many plans they did not."""
+    search = document["search"]
+    if search.get("detectable_pct") is None:
+        return None
+    detectable, n_undecided = search["detectable_pct"], search.get("n_undecided") or 0
+    n_others = sum(row["status"] == "ok" for row in document["trials"]) - 1
+    left = f"; {n_undecided} of {_count(n_others, 'other plan')} left undecided" if n_others > 0 else ""
+    return f"plans that differ by {detectable:.2g} % are told apart by these runs in 80 of 100 cases{left}"
+
+
 def describe_gain(document: Document) -> str | None:
     """The recommended plan beside the user's own, where both were measured."""
     pick, baseline = document["picks"].get("recommended"), document.get("baseline")

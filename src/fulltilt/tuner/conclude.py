@@ -20,7 +20,7 @@ from fulltilt.tuner.session import END_TO_END, Session
 from fulltilt.tuner.source import TuneTarget
 from fulltilt.tuner.space import Space
 from fulltilt.tuner.target import ProbeResult
-from fulltilt.tuner.undecided import INDIFFERENCE_PCT
+from fulltilt.tuner.undecided import INDIFFERENCE_PCT, compute_detectable_pct
 
 NOISE_PCT = 10.0
 
@@ -122,7 +122,7 @@ def _assemble(
     picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=memory_gib, runs=session.rows)
     chosen, n_samples = picks.recommended.trial, probe.facts.n_samples
     rate = _plan_rate(options, probe, space, chosen.plan)
-    summary = _summarize(options, space, session, table, repeats, memory_gib)
+    summary = _summarize(options, space, session, table, repeats, memory_gib, picks)
     epoch = build_epoch_seconds(chosen, n_samples, runs=session.rows)
     return TuneResult(
         machine=machine,
@@ -212,8 +212,10 @@ def _summarize(
     table: Sequence[Trial],
     repeats: Sequence[Trial],
     memory_gib: float | None,
+    picks: Picks,
 ) -> SearchSummary:
     confirmed = recommend.find_confirmed(session.rows)  # from one stretch of time: drift before it says nothing here
+    whole = [row for row in session.rows if row.status == "ok"]
     spreads = [
         spread
         for plan in {row.plan for row in confirmed}
@@ -236,6 +238,8 @@ def _summarize(
         memory_safety_pct=recommend.MEMORY_SAFETY_PCT,
         stopped_by_budget=session.is_budget_spent,
         noise_pct=max(spreads, default=None),
+        detectable_pct=compute_detectable_pct(confirmed, whole),
+        n_undecided=len(picks.recommended.tied_with),
     )
 
 
@@ -269,6 +273,8 @@ def _explain_nulls(
         reasons["epoch_seconds.ci95"] = reasons.get("epoch_seconds.estimate", no_interval)
     if summary.noise_pct is None:
         reasons["search.noise_pct"] = "no plan ran twice side by side"
+    if summary.detectable_pct is None:
+        reasons["search.detectable_pct"] = "no plans ran side by side"
     if baseline is None:
         reasons["baseline"] = "the user's own plan was not run: the budget ended before it"
     if memory_gib is None:

@@ -42,6 +42,9 @@ class SearchSummary:
         earlier_s: What the rows took that earlier runs left in the folder; on top of ``seconds``.
         memory_limit_gib: What rows were held against; the recommended one keeps below ``memory_safety_pct`` of it.
         stopped_by_budget: True when the strategy had more to try.
+        detectable_pct: Of speed: what two plans measured side by side must differ by to be told apart in 80 of 100
+            cases; None where none were.
+        n_undecided: Plans that ran and cannot be told from the recommended one.
     """
 
     strategy: str
@@ -60,6 +63,8 @@ class SearchSummary:
     memory_safety_pct: float = 80.0
     stopped_by_budget: bool = False
     noise_pct: float | None = None  # how far repeats of one plan lay apart
+    detectable_pct: float | None = None
+    n_undecided: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ from fulltilt.stats import compute_t_quantile
 
 INDIFFERENCE_PCT = 1.0  # of speed: closer than that a smaller batch or a simpler plan is worth more
 CLEAR = 2.0  # standard errors
+POWERFUL = 0.84  # standard errors above which 80 of 100 estimates lie
 PRIOR_SPREAD = 0.01  # of the logarithm: what processes of one plan differ by; 0.6 % on a quiet machine, drift on top
 NOISY = 0.025  # of the logarithm: runs whose own blocks leave as much open; a quiet machine has less than half of it
 PRIOR_DF = 4  # degrees of freedom that the prior counts for: as much as three rounds of two plans tell
@@ -125,6 +126,23 @@ def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = (), history: 
         error = shared if len(group) > 1 else max(shared, estimate_error(group[0]))
         speeds.append(Speed(log_rate=compute_mean_log(group), error=error / math.sqrt(len(group))))
     return speeds
+
+
+def compute_detectable_pct(runs: Sequence[Trial], history: Sequence[Trial] = ()) -> float | None:
+    """By how much the speeds of two plans must differ for runs like these to tell them apart in 80 of 100 cases.
+
+    None where nothing ran side by side.
+
+    Args:
+        runs: Those made side by side.
+        history: Every whole run of the search with status ok.
+    """
+    beside = _group(runs)
+    if not beside:
+        return None
+    n_runs = min(map(len, beside))
+    error = _compute_shared(beside, history) * math.sqrt(2 / n_runs)
+    return 100 * math.expm1((CLEAR + POWERFUL) * error)
 
 
 def compute_run_error(runs: Sequence[Sequence[Trial]]) -> float:

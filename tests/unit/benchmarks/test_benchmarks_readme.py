@@ -55,8 +55,8 @@ def test_a_machine_is_named_where_it_is_another_than_that_of_most(results):
     result = read(results, "hdf5_loader")
     write(results, result, machine=dataclasses.replace(result.machine, cpu_model="Intel(R) Xeon(R) Processor"))
     head, *_ = table = build_table(results).splitlines()
-    assert "2 shared cores of Made Up" in head
-    assert [line for line in table if line.endswith("; 2 shared cores of Intel Xeon |")] == [
+    assert "2 cores of Made Up" in head
+    assert [line for line in table if line.endswith("; 2 cores of Intel Xeon |")] == [
         find_row("\n".join(table), "hdf5_loader")
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 
 from benchmarks.plan_quality import Workload
-from benchmarks.search_repeat import find_usual, judge_results, list_ties
+from benchmarks.search_repeat import describe_exception, find_usual, judge_results, list_ties
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial
@@ -21,12 +21,12 @@ def build_result(recommended, ties=(), rates=(3.0, 2.0, 1.0)):
     )
     ids = {trial.plan: trial.id for trial in trials}
     chosen = next(trial for trial in trials if trial.plan == recommended)
-    pick = types.SimpleNamespace(trial=chosen, tied_with=tuple(ids[plan] for plan in ties))
+    pick = types.SimpleNamespace(trial=chosen, tied_with=tuple(ids[plan] for plan in ties), runs_samples_per_s=())
     return types.SimpleNamespace(
         trials=trials,
         repeats=(),
         picks=types.SimpleNamespace(recommended=pick),
-        search=types.SimpleNamespace(n_end_to_end=3, seconds=1.0),
+        search=types.SimpleNamespace(n_end_to_end=3, seconds=1.0, detectable_pct=5.0),
     )
 
 
@@ -34,9 +34,18 @@ def test_a_declared_tie_with_the_usual_plan_is_agreement_and_silence_is_not():
     results = [build_result(A), build_result(A), build_result(B, ties=[A]), build_result(C, ties=[B])]
     arms, exceptions = judge_results(WORKLOAD, results)
     agrees = {arm.arm: arm.samples for arm in arms if arm.metric == "agrees"}
-    assert exceptions == 1
+    assert exceptions == [3]
     assert agrees["recommended, or a tie of it"] == (1.0, 1.0, 1.0, 0.0)
     assert agrees["recommended"] == (1.0, 1.0, 0.0, 0.0)
+
+
+def test_an_exception_is_told_with_what_its_search_knew_of_the_usual_plan():
+    results = [build_result(A), build_result(A), build_result(C, rates=(3000.0, 2.0, 1000.0))]
+    said = describe_exception(results[2], 2, results)
+    assert said.startswith("search 3 ended at batch_size=64")
+    assert said.endswith("(1,000 samples/s) and had run the usual plan at 3,000")
+    results[2].trials = results[2].trials[1:]
+    assert describe_exception(results[2], 2, results).endswith("never ran the usual plan")
 
 
 def test_the_fastest_row_is_held_against_its_own_usual_plan():

@@ -110,13 +110,13 @@ def test_the_picks_so_far_are_those_of_the_rules_that_decide_at_the_end():
     said = "\n".join(lines)
     assert "recommended so far: t2, 2,000" in said  # t1 needs more than the room of 8 GiB
     assert "fastest so far: t1, 2,100" in said
-    assert "least memory so far: t3, 1,900" in said
+    assert "most per GiB, least memory so far: t3, 1,900" in said
 
 
 def test_a_plan_that_is_every_pick_stands_once():
     lines, _ = draw(STARTED, done(make_trial("t1")))
     assert sum("so far: t1" in line for line in lines) == 1
-    assert any(line.startswith("recommended, fastest, least memory so far: t1") for line in lines)
+    assert any(line.startswith("recommended, fastest, most per GiB, least memory so far: t1") for line in lines)
 
 
 def test_no_pick_is_shown_while_nothing_has_run_whole():

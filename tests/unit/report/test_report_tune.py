@@ -19,6 +19,7 @@ from fulltilt.report import (
     describe_gain,
     describe_marks,
     describe_pick,
+    describe_resolution,
     describe_savings,
     describe_search,
     describe_verification,
@@ -446,6 +447,16 @@ def test_a_search_says_how_many_probes_it_took():
     assert "2 plans run of a grid of 3, 1 skipped, 4 runs again and 7 probes" in describe_search(
         DOCUMENT | {"search": search}
     )
+
+
+def test_what_the_runs_could_have_told_apart_is_said_with_what_they_did_not():
+    assert describe_resolution(DOCUMENT) is None, "nothing ran side by side"
+    search = DOCUMENT["search"] | {"detectable_pct": 6.08, "n_undecided": 1}
+    said = (
+        "plans that differ by 6.1 % are told apart by these runs in 80 of 100 cases; 1 of 1 other plan left undecided"
+    )
+    assert describe_resolution(DOCUMENT | {"search": search}) == said
+    assert said in build_tune_html(DOCUMENT | {"search": search})
 
 
 def test_seconds_of_this_run_and_those_of_earlier_ones_stand_apart():

@@ -36,9 +36,9 @@ def run(answer, options=OPTIONS, **session_options):
     session = Session(SimulatedTarget(answer), Journal(), **session_options)
     tuning._search(session, SPACE, options)
     table, repeats = recommend.merge_repeats(session.rows)
-    summary = conclude._summarize(options, SPACE, session, table, repeats, 8.0)
-    chosen = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
-    return session, conclude._note_trust(session, chosen, summary, SPACE)
+    picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
+    summary = conclude._summarize(options, SPACE, session, table, repeats, 8.0, picks)
+    return session, conclude._note_trust(session, picks.recommended.trial, summary, SPACE)
 
 
 def run_in_time(seconds, budget_s, options=OPTIONS):
@@ -155,7 +155,10 @@ def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan
     again = [(row.plan["batch_size"], row.kind) for row in session.rows if row.kind != "end_to_end"]
     assert again == [(64, "repeat"), (32, "baseline"), (32, "baseline"), (64, "repeat")]
     table, repeats = recommend.merge_repeats(session.rows)
-    assert conclude._summarize(quick, SPACE, session, table, repeats, 8.0).strategy == "model_first"
+    picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
+    summary = conclude._summarize(quick, SPACE, session, table, repeats, 8.0, picks)
+    assert summary.strategy == "model_first"
+    assert summary.detectable_pct is not None
 
 
 def test_a_quick_search_keeps_time_for_the_last_stage():
@@ -207,7 +210,8 @@ def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_pa
             tuning._search(session, SPACE, OPTIONS)
         table, repeats = recommend.merge_repeats(session.rows)
         assert now[0] - start_s <= budget_s
-        return target.asked, conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0)
+        picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
+        return target.asked, conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0, picks)
 
     runs = [search_in_folder() for _ in sizes]
     assert [[plan["batch_size"] for plan in asked] for asked, _ in runs] == sizes
@@ -249,7 +253,8 @@ def test_settings_that_cannot_apply_are_a_row_that_says_why_and_others_run():
 def test_the_search_is_counted_right():
     session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
     table, repeats = recommend.merge_repeats(session.rows)
-    summary = conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0)
+    picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
+    summary = conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0, picks)
     counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats)
     assert counted == (3, 2, 6, 3)  # the user's own plan is a row too
     assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}

@@ -6,7 +6,7 @@ import pytest
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement
 from fulltilt.tuner.rows import build_row
-from fulltilt.tuner.undecided import PRIOR_SPREAD, choose, compute_doubt, compute_run_error
+from fulltilt.tuner.undecided import PRIOR_SPREAD, choose, compute_detectable_pct, compute_doubt, compute_run_error
 
 PLANS = [default_plan({"batch_size": 16, "threads": threads}) for threads in (1, 2)]
 
@@ -51,3 +51,23 @@ def test_a_gap_that_is_wide_against_the_spread_is_told():
 def test_of_plans_that_ran_once_nothing_is_learnt_of_how_runs_differ():
     runs = [[build_run(plan, 100.0)] for plan in PLANS]
     assert compute_doubt(runs) == compute_run_error(runs) == pytest.approx(PRIOR_SPREAD)
+
+
+@pytest.mark.parametrize(("spread", "n_rounds"), [(0.02, 8), (0.06, 5)])
+def test_a_gap_that_is_said_to_be_detectable_is_told_in_80_of_100_cases(spread, n_rounds):
+    def draw(seed, gap):
+        return [
+            run for found in draw_runs(np.random.default_rng(seed), spread, n_rounds=n_rounds, gap=gap) for run in found
+        ]
+
+    gap = np.log1p(np.median([compute_detectable_pct(draw(seed, 0.0)) for seed in range(100)]) / 100)
+    n_told = 0
+    for seed in range(200):
+        runs = draw(seed, gap)
+        _, tied = choose([runs[0], runs[-1]], runs)
+        n_told += not tied
+    assert 0.65 * 200 <= n_told <= 0.95 * 200
+
+
+def test_without_runs_side_by_side_nothing_is_said_to_be_detectable():
+    assert compute_detectable_pct([]) is None
