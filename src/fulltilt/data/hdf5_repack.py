@@ -144,9 +144,7 @@ def _plan_tables(
 ) -> dict[str, Table]:
     found = find_tables(file)
     largest = find_largest(path, found)
-    named = {find_dataset(path, file, name).name.lstrip("/") for name in names}
-    if not named <= found.keys():
-        raise DataError(f"{path}: {min(named - found.keys())} has no rows of a fixed size; leave it out of --dataset")
+    named = {_name_table(path, file, name, found) for name in names}
     n_rows, largest_row_bytes = largest.shape[0], largest.nbytes // largest.shape[0]
     if chunk_rows is None and compression != "none":
         chunk_rows = choose_chunk_rows(largest_row_bytes, n_rows)
@@ -164,6 +162,17 @@ def _plan_tables(
                 compression=compression,
             )
     return tables
+
+
+def _name_table(path: Path, file: Any, name: str, found: Mapping[str, Any]) -> str:
+    """The place in the file of the dataset that is called ``name``, which may be a link."""
+    item = find_dataset(path, file, name)
+    if item.file.filename != file.filename:
+        raise DataError(f"{path}: {name} lies in {item.file.filename}; repack that file, and leave it out of --dataset")
+    place = next((place for place, table in found.items() if table == item), None)
+    if place is None:
+        raise DataError(f"{path}: {name} has no rows of a fixed size; leave it out of --dataset")
+    return place
 
 
 def _estimate_bytes(path: Path, file: Any, plan: dict[str, Table]) -> int:

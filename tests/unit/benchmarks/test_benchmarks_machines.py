@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from benchmarks._machines_device import Arm
 from benchmarks._machines_hardware import Host
 from benchmarks._machines_queue import Lanes, draw_spread, simulate_step_s
 from benchmarks._machines_truth import read_arm
+from benchmarks._runner import ROOT
 
 from fulltilt.levers import find_obstacles
 from fulltilt.records import PROBES, dumps, loads
@@ -43,6 +46,18 @@ def find_machine(**wanted: object) -> SimulatedMachine:
         if all(getattr(machine.model, name) == value for name, value in wanted.items()):
             return machine
     raise AssertionError
+
+
+def test_the_simulator_shares_no_code_with_the_models_that_search_it():
+    """A search on machines that obey its own formulas would prove nothing."""
+    program = (
+        "import sys, benchmarks._machines_truth, benchmarks._machines_device, benchmarks._machines_queue; "
+        "print(*sorted(name for name in sys.modules if name.startswith('fulltilt.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "fulltilt.records.plan" in loaded
+    assert not [name for name in loaded if name.startswith(("fulltilt.tuner", "fulltilt.measure", "fulltilt.stats"))]
 
 
 def test_without_workers_the_loop_that_waits_pays_for_everything_in_turn():

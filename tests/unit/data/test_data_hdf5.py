@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import multiprocessing
 import os
 import pickle
@@ -119,6 +120,26 @@ def test_workers_read_the_right_rows_after_the_parent_has_read(tmp_path, layout,
         dataset.get_batch([int(rows[0])])  # the parent keeps reading between
         seen += rows.tolist()
     assert sorted(seen) == list(range(400))
+
+
+def test_a_worker_opens_each_dataset_once_whatever_it_reads(tmp_path, monkeypatch):
+    """Opening the file for each sample is what makes HDF5 slow in most training loops."""
+    write_file(tmp_path / "f.h5", n=400, labels=np.arange(400), **LAYOUTS["compressed"])
+    dataset = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)
+    notes, open_file = tmp_path / "opened", h5py.File
+
+    def note(*args, **options):
+        with notes.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return open_file(*args, **options)
+
+    monkeypatch.setattr(h5py, "File", note)
+    options = {"num_workers": 2, "multiprocessing_context": "fork"}
+    loader = build_loader(dataset, batch_size=8, shuffle=True, drop_last=False, options=options, seed=1)
+    assert sum(len(rows) for _, rows in loader) == 400
+    counts = collections.Counter(notes.read_text().split())
+    assert len(counts) == 2, "the workers, and not the process that started them"
+    assert set(counts.values()) == {sum(isinstance(source, LibraryRows) for source in dataset.sources)}
 
 
 def test_no_open_hdf5_handle_crosses_a_fork(tmp_path):

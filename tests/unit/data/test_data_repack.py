@@ -236,3 +236,23 @@ def test_a_named_dataset_that_cannot_be_laid_out_is_refused(source, tmp_path, na
     with pytest.raises(DataError, match=message):
         repack_hdf5(source, tmp_path / "out.h5", datasets=[name])
     assert not (tmp_path / "out.h5").exists()
+
+
+def test_a_dataset_may_be_named_by_a_link_to_it(source, tmp_path):
+    """``--dataset`` with a soft link was refused: "has no rows of a fixed size"."""
+    with h5py.File(source, "r+") as file:
+        file.create_dataset("held_out", data=np.arange(40.0).reshape(20, 2), chunks=(3, 1))
+        file["link"] = h5py.SoftLink("/held_out")
+        file["second"] = file["held_out"]
+    for name in ("link", "second"):
+        done = repack_hdf5(source, tmp_path / f"{name}.h5", datasets=[name])
+        assert dict(zip(done.datasets, done.n_rows, strict=True))["held_out"] == 20
+        with h5py.File(tmp_path / f"{name}.h5") as file:
+            assert file["link"].chunks is None
+
+
+def test_a_dataset_of_another_file_is_refused_with_the_file_to_repack(source, tmp_path):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.zeros((20, 2))
+    with pytest.raises(DataError, match=r"elsewhere lies in .*other\.h5; repack that file"):
+        repack_hdf5(source, tmp_path / "out.h5", datasets=["elsewhere"])
