@@ -13,7 +13,7 @@ from fulltilt.tuner.progress import OnEvent, SearchEvent, SearchNoted, SearchSta
 if TYPE_CHECKING:
     from rich.console import Console
 
-KINDS = {"repeat": " (again)", "baseline": " (the settings as they were)"}
+KINDS = {"repeat": " (side by side)", "baseline": " (the settings as they were)"}
 PROBE_NAMES = {"device": "step alone", "loader": "loader alone", "memory": "estimated"}
 STATUS_STYLES = {"ok": "green", "out_of_memory": "yellow", "skipped": "dim", "error": "red", "timeout": "red"}
 

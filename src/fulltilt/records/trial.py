@@ -68,6 +68,7 @@ class Trial:
     why: str | None = None  # why the search chose this trial
     kind: str = "end_to_end"  # of WHOLE_RUNS or PROBES
     comparison: str | None = None  # of repeats: which plans ran side by side
+    round: int | None = None  # of a comparison, from 1; one that was broken off is begun anew under the next number
     n_devices: int = 1
     batch_size_per_device: int = 0
     effective_batch_size: int = 0

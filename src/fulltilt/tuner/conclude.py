@@ -26,8 +26,9 @@ NOISE_PCT = 10.0
 
 
 def select_baseline(rows: Sequence[Trial], user_plan: Plan) -> Trial | None:
-    """The row of the user's plan: that of its median run."""
-    own, _ = recommend.merge_repeats([row for row in rows if row.plan == user_plan])
+    """The row of the user's plan: that of its median run, of those that ended well where any did."""
+    runs = [row for row in rows if row.plan == user_plan]
+    own, _ = recommend.merge_repeats([row for row in runs if row.status == "ok"] or runs)
     return own[0] if own else None
 
 

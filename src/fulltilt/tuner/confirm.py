@@ -31,11 +31,12 @@ def confirm(candidates: Sequence[Plan], *, baseline: Ask | None = None) -> Strat
     left = [*candidates, *own]
     for number in range(MAX_CONFIRM_ROUNDS):
         why = f"finalist, measured again (round {number + 1} of {MAX_CONFIRM_ROUNDS} at most)"
-        for position, plan in enumerate(left if number % 2 == 0 else reversed(left)):
-            wish = own.get(plan) or Ask(plan=plan, why=why, kind=REPEAT)
-            n_together = 1 if position else len(left)  # half a round compares nothing
-            trial = yield dataclasses.replace(wish, comparison=comparison, n_together=n_together)
-            runs.setdefault(plan, []).append(trial)
+        wishes = [own.get(plan) or Ask(plan=plan, why=why, kind=REPEAT) for plan in left]
+        together = tuple((wish.plan, wish.kind) for wish in wishes)
+        for wish in wishes if number % 2 == 0 else reversed(wishes):
+            trial = yield dataclasses.replace(wish, comparison=comparison, together=together)
+            runs.setdefault(wish.plan, []).append(trial)
+            together = ()
         runs = {plan: found for plan, found in runs.items() if all(run.status == "ok" for run in found)}
         left = [plan for plan in left if plan in runs]
         if number + 1 >= MIN_CONFIRM_ROUNDS:

@@ -57,7 +57,7 @@ class _Climb:
         start = self.plan
         for value in values:
             plan = self._space.with_value(start, lever, value)
-            yield from self._try(plan, f"round {number}: {lever} {value}, the rest as in the best plan so far")
+            yield from self._try(plan, f"round {number}: {lever} {value}, the rest as it is so far")
 
     def _walk(self, lever: str, values: Sequence[Any], number: int) -> Strategy:
         """From the best value outward on both sides, as long as that gains."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, dumps, loads
 from fulltilt.records.run_folder import RunFolder
@@ -25,23 +25,37 @@ class Journal:
         self._folder = folder
         self.trials: list[Trial] = []
         self.notes: list[str] = []
-        self._recorded: dict[tuple[Plan, str, str | None], list[Trial]] = defaultdict(list)
+        self._recorded: dict[tuple[Plan, str, str | None, int | None], list[Trial]] = defaultdict(list)
         if folder is not None:
             self._read(folder)
         self.n_found = len(self.trials)
 
-    def take(self, plan: Plan, kind: str, comparison: str | None = None) -> Trial | None:
+    def take(self, plan: Plan, kind: str, comparison: str | None = None, round: int | None = None) -> Trial | None:
         """The next recorded row of this plan that was not handed out yet."""
-        waiting = self._recorded.get((plan, kind, comparison))
+        waiting = self._recorded.get((plan, kind, comparison, round))
         return waiting.pop(0) if waiting else None
 
-    def holds(self, plan: Plan, kind: str, comparison: str | None = None) -> bool:
+    def holds(self, plan: Plan, kind: str, comparison: str | None = None, round: int | None = None) -> bool:
         """Whether ``take`` would hand out a row."""
-        return bool(self._recorded.get((plan, kind, comparison)))
+        return bool(self._recorded.get((plan, kind, comparison, round)))
+
+    def enter_round(self, comparison: str | None, runs: Sequence[tuple[Plan, str]]) -> int:
+        """The number of the next round: of one that was recorded whole, else a new one.
+
+        What was recorded of a round that was broken off is set aside: rows made beside each other tell which plan is
+        faster, and one made after a kill, minutes later, once decided it alone.
+        """
+        recorded = {key[3] for key, rows in self._recorded.items() if key[2] == comparison and rows}
+        for number in sorted(number for number in recorded if number is not None):
+            if all(self.holds(plan, kind, comparison, number) for plan, kind in runs):
+                return number
+            for key in [key for key in self._recorded if key[2:] == (comparison, number)]:
+                del self._recorded[key]
+        return 1 + max((row.round or 0 for row in self.trials if row.comparison == comparison), default=0)
 
     def take_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> list[Trial]:
         """All recorded rows of these kinds that were not handed out yet, in the order they were written."""
-        waiting = {trial.id for (_, kind, _), rows in self._recorded.items() if kind in kinds for trial in rows}
+        waiting = {trial.id for (_, kind, *_), rows in self._recorded.items() if kind in kinds for trial in rows}
         for key in [key for key in self._recorded if key[1] in kinds]:
             del self._recorded[key]
         return [trial for trial in self.trials if trial.id in waiting]
@@ -73,4 +87,4 @@ class Journal:
                 self.notes.append(f"{folder.path / JOURNAL_FILE}:{number}: unreadable row left out ({error})")
                 continue
             self.trials.append(trial)
-            self._recorded[(trial.plan, trial.kind, trial.comparison)].append(trial)
+            self._recorded[trial.plan, trial.kind, trial.comparison, trial.round].append(trial)

@@ -118,6 +118,12 @@ def _has_gained(before: Trial, after: Trial) -> bool:
     return (before.samples_per_s or 0.0) < GAIN * (after.samples_per_s or 0.0)
 
 
+def _describe_hope(expected: float, hope: float) -> str:
+    """A plan that hopes for less than the best so far runs because little is known of it: nothing more is promised."""
+    gain = f", {math.expm1(hope):+.1%} at best" if 0 < hope < math.inf else ""
+    return f"predicted {format_rate(expected)} samples/s{gain}"
+
+
 class _Search:
     """The stages, each a part of the strategy's generator, over what is ``known`` so far."""
 
@@ -163,7 +169,9 @@ class _Search:
     def probe_levers(self) -> Strategy:
         """The user's arm on the device, then lever by lever at a batch in the middle, keeping what gains."""
         first = self.known.choose_first(self._base, self._plans.find_nearest_batch(self._base[COUPLED]))
-        yield from self._ask_device(self._base, first, "the user's settings on data that lies on the device")
+        yield from self._ask_device(
+            self._base, first, "settings as near the user's as a probe can be, on data that lies on the device"
+        )
         smallest = self._plans.batches[0]
         if not self.known.can_predict and smallest < first:
             yield from self._ask_device(self._base, smallest, f"batch {first} failed")
@@ -237,8 +245,7 @@ class _Search:
             plan, expected, hope = chosen
             if number >= self._effort.min_whole and self.known.noise is None and hope < WORTH:
                 break
-            at_best = f", {math.expm1(hope):+.1%} at best" if number else ""
-            row = yield from self._ask("end_to_end", plan, f"predicted {format_rate(expected)} samples/s{at_best}")
+            row = yield from self._ask("end_to_end", plan, _describe_hope(expected, hope))
             if number == 0 and row.status == "ok" and (row.samples_per_s or 0.0) < SHORT * expected:
                 yield from self._pin(plan)
         free = self.known.choose_without_workers(plans)
@@ -296,8 +303,8 @@ class _Search:
             if chosen is None or chosen[2] < -NOISY_REACH:
                 return
             plan, expected, hope = chosen
-            at_best = f"predicted {format_rate(expected)} samples/s, {math.expm1(hope):+.1%} at best"
-            row = yield from self._ask("end_to_end", plan, f"the machine is noisy: one more, {at_best}")
+            why = f"the machine is noisy: one more, {_describe_hope(expected, hope)}"
+            row = yield from self._ask("end_to_end", plan, why)
             n_in_vain = 0 if row.status == "ok" and _has_gained(best, row) else n_in_vain + 1
 
     def _list_plans(self) -> list[Plan]:

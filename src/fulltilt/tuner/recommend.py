@@ -117,7 +117,7 @@ def pick(
     """
     fine = [row for row in rows if row.status == "ok" and row.kind in WHOLE_RUNS]
     if not fine:
-        raise NoPlanError(describe_failures(rows), remedy=find_failure_remedy(rows))
+        raise NoPlanError(describe_failures(rows, runs), remedy=find_failure_remedy(rows, runs))
     again = find_confirmed(runs or rows)
     history = _filter_whole(runs or rows)
     limit_gib = None if memory_limit_gib is None else memory_limit_gib * memory_safety_pct / 100

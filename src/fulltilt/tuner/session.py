@@ -32,14 +32,15 @@ MIN_SPREAD_TRIALS = 3  # from which on a spread of their seconds is shown
 class Ask:
     """Run ``plan``, or a part of it: ``kind`` is one of ``records.WHOLE_RUNS`` and ``records.PROBES``.
 
-    Asked twice, the same is run once; of kind "repeat" or "baseline" it is always a fresh process.
+    Asked twice, the same is run once; of kind "repeat" or "baseline" it is always a fresh process. The runs of a round
+    say nothing without each other: it is begun only with time for all, and one that was broken off is begun anew.
     """
 
     plan: Plan
     why: str
     kind: str = END_TO_END
     comparison: str | None = None  # of repeats: which plans run side by side; rows of another one are no answer
-    n_together: int = 1  # this and the asks after it that say nothing without each other: begun only with time for all
+    together: tuple[tuple[Plan, str], ...] = ()  # plan and kind of all runs of the round that this one begins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +95,7 @@ class Session:
         self.is_budget_spent = False
         self.cut: Trial | None = None  # what the end of the budget broke off; no row, for it says nothing of its plan
         self._refusals: list[Refusal] = []
+        self._round: int | None = None  # of the comparison that runs
         self._ready_s = 0.0  # into the search, when its first process was begun
 
     @property
@@ -128,6 +130,8 @@ class Session:
         try:
             while True:
                 wish = next(strategy) if answer is None else strategy.send(answer)
+                if isinstance(wish, Ask) and wish.together:
+                    self._round = self._journal.enter_round(wish.comparison, wish.together)
                 if isinstance(wish, Ask) and not self._is_free(wish):
                     if not despite_errors and self.common_error:
                         strategy.close()
@@ -164,14 +168,15 @@ class Session:
     def _weigh(self, wish: Ask, budget_s: float, *, may_use_reserve: bool) -> Refusal:
         """What a trial would take of the time left, with what is kept back for those after it."""
         whole_s = self._estimate_s(END_TO_END)
-        next_s = wish.n_together * self._estimate_s(wish.kind, wish.plan)
+        n_runs = len(wish.together) or 1
+        next_s = n_runs * self._estimate_s(wish.kind, wish.plan)
         kept_s = 0.0 if self._has_run or wish.kind not in PROBES else whole_s
         search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
         if not may_use_reserve:
             reserve_s = self._reserve_trials * whole_s
             kept_s += min(reserve_s, self._reserve_share * budget_s)
             search_s = min(search_s + reserve_s, search_s / (1 - self._reserve_share))
-        return Refusal(next_s=next_s, n_runs=wish.n_together, kept_s=kept_s, left_s=self.left_s, search_s=search_s)
+        return Refusal(next_s=next_s, n_runs=n_runs, kept_s=kept_s, left_s=self.left_s, search_s=search_s)
 
     def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
         """What a trial will take: what the plan took before, else the median of its like. 0 before the first."""
@@ -184,7 +189,10 @@ class Session:
         return statistics.median([row.seconds for row in others]) if others else 0.0
 
     def _is_free(self, wish: Ask) -> bool:
-        return self._is_known(wish) or self._journal.holds(wish.plan, wish.kind, wish.comparison)
+        return self._is_known(wish) or self._journal.holds(wish.plan, wish.kind, wish.comparison, self._get_round(wish))
+
+    def _get_round(self, wish: Ask) -> int | None:
+        return None if wish.comparison is None else self._round
 
     def _is_known(self, wish: Ask) -> bool:
         return (wish.plan, wish.kind) in self._known
@@ -202,7 +210,7 @@ class Session:
         """The row, run or known; None where the end of the budget broke the trial off."""
         if self._is_known(wish):
             return self._known[wish.plan, wish.kind]
-        found = self._journal.take(wish.plan, wish.kind, wish.comparison)
+        found = self._journal.take(wish.plan, wish.kind, wish.comparison, self._get_round(wish))
         if found is not None:
             self.n_resumed += 1
             return self._keep(found, is_resumed=True)
@@ -218,7 +226,7 @@ class Session:
         left_s = self.left_s
         trial = self._target(wish.plan, id=id, why=wish.why, kind=wish.kind)
         if wish.comparison is not None:
-            trial = dataclasses.replace(trial, comparison=wish.comparison)
+            trial = dataclasses.replace(trial, comparison=wish.comparison, round=self._round)
         self.n_run += 1
         if trial.status == "timeout" and self.left_s <= 0:
             self.cut = trial

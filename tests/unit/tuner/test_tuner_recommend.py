@@ -122,6 +122,17 @@ def test_out_of_memory_that_most_rows_share_is_answered_with_its_remedy():
     assert ended.value.remedy == "try smaller batch sizes, or a larger --memory-limit"
 
 
+def test_plans_that_ran_once_and_then_failed_are_not_said_to_be_unable_to_run():
+    """A model that leaks ended a search with "no plan can run", under rows with the speeds of plans that had run."""
+    failed = [make_row(n, None, status="out_of_memory", batch_size=n) for n in (1, 2)]
+    runs = [make_row(3, 100.0, batch_size=1), *failed]
+    with pytest.raises(
+        NoPlanError, match=r"no plan ran each time: 1 ended well and then failed: 2 out_of_memory"
+    ) as ended:
+        pick(failed, user_plan=USER, memory_limit_gib=None, runs=runs)
+    assert ended.value.remedy == "look for memory that grows from step to step, or give a larger --memory-limit"
+
+
 @given(
     st.lists(
         st.tuples(

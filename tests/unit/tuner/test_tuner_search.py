@@ -216,6 +216,28 @@ def test_repeats_of_another_comparison_are_no_answer(tmp_path):
     assert {row.plan: row.samples_per_s for row in find_confirmed(table)} == {b: 164.0, c: 228.0}
 
 
+def test_a_round_that_was_broken_off_is_begun_anew(tmp_path):
+    """A search was killed in its last round; the run that was left, made minutes later, decided the pick alone."""
+    a, b = BASE, BASE.replace(batch_size=64)
+
+    def confirm_in_folder(rate):
+        target = SimulatedTarget(lambda plan: Answer(samples_per_s=rate, spread_pct=0.1))
+        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+            session = Session(target, Journal(folder))
+            session.run(confirm([a, b]))
+            session.adopt_rest()
+        return target.asked, [(row.plan, row.round, row.samples_per_s) for row in session.rows]
+
+    asked, rows = confirm_in_folder(100.0)
+    assert (asked, [row[1] for row in rows]) == ([a, b, b, a], [1, 1, 2, 2])
+    file = tmp_path / "trials.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    for expected in ([b, a], []):  # begun anew, and then recorded whole
+        asked, rows = confirm_in_folder(101.0)
+        assert asked == expected
+        assert rows == [(a, 1, 100.0), (b, 1, 100.0), (b, 3, 101.0), (a, 3, 101.0)]
+
+
 def test_a_tie_that_costs_nothing_ends_the_rounds_early():
     a, b = BASE, BASE.replace(batch_size=64)
     rates = {a: 100.0, b: 98.5}

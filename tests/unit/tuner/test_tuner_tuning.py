@@ -250,6 +250,17 @@ def test_settings_that_cannot_apply_are_a_row_that_says_why_and_others_run():
     assert {row.plan["batch_size"] for row in session.rows if row.status == "ok"} == {16, 64}
 
 
+def test_runs_of_the_users_plan_that_ended_well_count_though_an_earlier_one_did_not():
+    """Two good runs beside the finalists were hidden by a timeout: nothing was known of what the pick saves."""
+    late = dataclasses.replace(
+        SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))(USER, id="t1", why=""), status="timeout"
+    )
+    session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+    baseline = conclude.select_baseline([late, *session.rows], USER)
+    assert (baseline.status, baseline.samples_per_s) == ("ok", 320.0)
+    assert conclude.select_baseline([late], USER).status == "timeout"
+
+
 def test_the_search_is_counted_right():
     session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
     table, repeats = recommend.merge_repeats(session.rows)
