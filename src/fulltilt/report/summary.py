@@ -121,7 +121,14 @@ def describe_resolution(document: Document) -> str | None:
     detectable, n_undecided = search["detectable_pct"], search.get("n_undecided") or 0
     n_others = sum(row["status"] == "ok" for row in document["trials"]) - 1
     left = f"; {n_undecided} of {_count(n_others, 'other plan')} left undecided" if n_others > 0 else ""
-    return f"plans that differ by {detectable:.2g} % are told apart by these runs in 80 of 100 cases{left}"
+    return f"plans that differ by {_describe_gap(detectable)} are told apart by these runs in 80 of 100 cases{left}"
+
+
+def _describe_gap(gap_pct: float) -> str:
+    """``6.1 %``, ``42 %``, ``a factor of 2.1``: how much faster one of two plans is."""
+    if gap_pct > 100:
+        return f"a factor of {1 + gap_pct / 100:.1f}"
+    return f"{gap_pct:.1f} %" if gap_pct < 9.95 else f"{gap_pct:.0f} %"
 
 
 def describe_gain(document: Document) -> str | None:

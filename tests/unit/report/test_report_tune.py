@@ -459,6 +459,25 @@ def test_what_the_runs_could_have_told_apart_is_said_with_what_they_did_not():
     assert said in build_tune_html(DOCUMENT | {"search": search})
 
 
+@pytest.mark.parametrize(
+    ("detectable_pct", "said"),
+    [
+        (0.42, "by 0.4 %"),
+        (9.94, "by 9.9 %"),
+        (9.96, "by 10 %"),
+        (62.3, "by 62 %"),
+        (100.0, "by 100 %"),
+        (110.0, "by a factor of 2.1"),
+    ],
+)
+def test_a_gap_that_runs_tell_apart_is_said_in_plain_figures(detectable_pct, said):
+    """``plans that differ by 1.1e+02 %`` was printed of a noisy machine."""
+    search = DOCUMENT["search"] | {"detectable_pct": detectable_pct, "n_undecided": 1}
+    line = describe_resolution(DOCUMENT | {"search": search})
+    assert line is not None
+    assert line.startswith(f"plans that differ {said} are told apart")
+
+
 def test_seconds_of_this_run_and_those_of_earlier_ones_stand_apart():
     """One figure, the run's wall time plus the rows that it had found, was neither of the two."""
     search = DOCUMENT["search"] | {"seconds": 19.2, "earlier_s": 72.0}
