@@ -86,14 +86,17 @@ def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, 
 
 
 def describe_marks(document: Document) -> str | None:
-    """The legend of the mark of a busy machine, over all runs that a marked figure rests on; None where none is.
+    """The legend of the mark of a busy machine; None where no figure has it.
 
-    A gain is marked for the runs that it was computed from, of which the table shows one a plan.
+    A gain is marked for the runs that it was computed from, of which the table shows one a plan: the others are
+    counted apart from its rows.
     """
     baseline, ids = document.get("baseline"), (document.get("savings") or {}).get("compared_ids", ())
     compared = [row for row in document.get("repeats", ()) if row["id"] in ids]
-    rows = [*document["trials"], *compared, *([baseline] if baseline else [])]
-    return describe_busy({row["id"]: row for row in rows}.values())
+    hidden = {row["id"]: row for row in (*compared, *([baseline] if baseline else []))}
+    for row in document["trials"]:
+        hidden.pop(row["id"], None)
+    return describe_busy(document["trials"], hidden=hidden.values())
 
 
 def describe_search(document: Document) -> str:

@@ -328,10 +328,16 @@ def test_a_gain_that_is_marked_for_a_repeat_has_its_legend():
     document = with_runs("t5")
     assert BUSY_MARK in describe_gain(document)
     legend = describe_marks(document)
-    assert legend.startswith("* a busy machine's figure (1 row)")
+    assert legend.startswith("* a busy machine's figure (1 compared run outside the table):")
     assert legend in Page(build_tune_html(document)).text
     assert describe_marks(with_runs("t1")).startswith("* a busy machine's figure (1 row)")  # also the baseline
     assert describe_marks(with_runs()) is None  # t6 is busy, and no figure of it is shown
+
+
+def test_the_legend_counts_the_rows_of_the_table_that_is_shown():
+    """``(15 rows)`` stood under a table of 12."""
+    legend = describe_marks(with_runs("t1", "t2", "t4", "t5"))
+    assert legend.startswith("* a busy machine's figure (2 rows, 2 compared runs outside the table):")
 
 
 def test_a_row_of_a_busy_machine_is_marked_with_a_legend_wherever_rows_are_shown():
