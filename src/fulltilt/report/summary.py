@@ -202,10 +202,10 @@ def _describe_unconfirmed(document: Document) -> str | None:
     )
 
 
-def _describe_time_saved(saved_pct: float) -> str:
+def _describe_time_saved(saved_pct: float, *, n_digits: int = 0) -> str:
     """``34 % less training time``, ``12 % more training time``, ``the same training time``."""
-    shown = f"{abs(saved_pct):.0f}"
-    if shown == "0":
+    shown = f"{abs(saved_pct):.{n_digits}f}"
+    if not float(shown):
         return "the same training time"
     return f"{shown} % {'less' if saved_pct > 0 else 'more'} training time"
 
@@ -239,10 +239,15 @@ def _describe_verdict(document: Document) -> list[str]:
             "too noisy to tell the recommended plan from the settings as they were: runs of one plan differ as much as "
             f"the two do ({savings['n_pairs']} pairs of runs side by side); {REPEAT_WHEN_QUIET}"
         ]
-    gain = f"{savings['gain_pct']:.1f} % ({low:.1f} to {high:.1f} %; {savings['n_pairs']} pairs of runs side by side)"
+    pairs = f"{savings['n_pairs']} pairs of runs side by side"
     if savings["verdict"] == "no gain":
         shown = "no gain" if max(abs(low), abs(high)) <= TIE_PCT else "no gain that this search could prove"
-        return [f"{shown} over the settings as they were: {gain} of the training time, and that interval holds 0"]
+        measured = _describe_time_saved(savings["gain_pct"], n_digits=1)
+        return [
+            f"{shown} over the settings as they were: {measured} was measured "
+            f"(saved: {low:z.1f} to {high:z.1f} %, an interval that holds 0; {pairs})"
+        ]
+    gain = f"{savings['gain_pct']:.1f} % ({low:.1f} to {high:.1f} %; {pairs})"
     slower = f"slower than the settings as they were: the share of the training time saved is {gain}"
     faster = f"{gain} less training time" if _describe_busy_runs(document) else f"{gain} of the training time is saved"
     share = faster if savings["verdict"] == "faster" else slower

@@ -227,6 +227,29 @@ def test_what_is_no_gain_is_not_called_one(changes, words):
         assert describe_gain(document | {"baseline": ROWS[0]}) is None
 
 
+@pytest.mark.parametrize(
+    ("gain", "ci95", "said"),
+    [
+        (
+            76.3,
+            [-22.0, 95.4],
+            "76.3 % less training time was measured (saved: -22.0 to 95.4 %, an interval that holds 0; 3 pairs",
+        ),
+        (
+            -0.4,
+            [-1.5, 0.7],
+            "0.4 % more training time was measured (saved: -1.5 to 0.7 %, an interval that holds 0; 3 pairs",
+        ),
+        (-0.01, [-1.5, 1.4], "the same training time was measured (saved: -1.5 to 1.4 %"),
+    ],
+)
+def test_time_that_may_not_be_saved_does_not_read_as_what_is_left_of_it(gain, ci95, said):
+    """``no gain …: 76.3 % of the training time`` read as if the training took 76 % of its time."""
+    document = with_savings(verdict="no gain", gain_pct=gain, gain_ci95_pct=ci95, payback_s=None, payback_s_ci95=None)
+    (line,) = describe_savings(document)
+    assert f"over the settings as they were: {said}" in line
+
+
 BUSY = {"cpu_pressure_pct": 83.0}
 
 
