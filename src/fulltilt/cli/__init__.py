@@ -16,7 +16,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fulltilt import __version__
@@ -128,7 +127,7 @@ def run_command(argv: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; nohup ignores it
         signal.signal(signal.SIGHUP, _raise_terminated)
     try:
-        _check_json_folder(args)
+        _check_json(args)
         code = args.run(args)
         sys.stdout.flush()  # while an error of it can still be told
         return code
@@ -161,7 +160,7 @@ def _end(args: argparse.Namespace, message: str, code: int, *, remedy: str | Non
 
 
 def _write_error(destination: JsonDestination, command: str, message: str, code: int, *, remedy: str | None) -> None:
-    if destination.is_written or not destination.is_writable:
+    if destination.is_written or destination.find_obstacle():
         return
     if code == UsageError.exit_code and destination.is_file:  # nothing ran: a wrong flag must not cost a result
         return
@@ -210,11 +209,12 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> arg
     return args
 
 
-def _check_json_folder(args: argparse.Namespace) -> None:
+def _check_json(args: argparse.Namespace) -> None:
     """Said before the work, not after it."""
     target = getattr(args, "json", None)
-    if target and not target.is_writable:
-        raise UsageError(f"--json {target}: there is no folder {Path(target).parent}; make it first")
+    obstacle = target.find_obstacle() if target else None
+    if obstacle:
+        raise UsageError(f"--json {target}: {obstacle}")
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:

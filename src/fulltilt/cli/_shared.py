@@ -27,10 +27,13 @@ class JsonDestination(str):
 
     is_written = False
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether the folder that it names is there."""
-        return self == "-" or Path(self).resolve().parent.is_dir()
+    def find_obstacle(self) -> str | None:
+        """Why no document can be written there, with the remedy; None where one can."""
+        if self != "-" and Path(self).is_dir():
+            return f"it is a folder; name a file, such as {Path(self) / 'result.json'}"
+        if self != "-" and not Path(self).resolve().parent.is_dir():
+            return f"there is no folder {Path(self).parent}; make it first"
+        return None
 
     @property
     def is_file(self) -> bool:

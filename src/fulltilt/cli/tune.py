@@ -18,7 +18,7 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
-from fulltilt.errors import RunFolderError, TrainingError, UsageError
+from fulltilt.errors import RunFolderError, StorageError, TrainingError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,6 +111,7 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
             on_event=tell,
         )
     folder = Path(result.folder or ".")
+    unwritten: StorageError | None = None
     if args.verify:
         try:
             with hold_folder(folder):
@@ -118,10 +119,14 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
                 write_result(result, folder)
         except RunFolderError as error:  # another search began there since: its figures and ours would suffer
             result = _without_verification(result, str(error))
+        except StorageError as error:  # what the trainings showed is said before that it could not be kept
+            unwritten = error
     document = result.to_document()
     print_result(console, document)
     if args.json:
         write_json(args.json, result.to_json_text())
+    if unwritten is not None:
+        raise unwritten
     console.print("files: " + ", ".join(str(folder / name) for name in RESULT_FILES), markup=False)
     if args.apply:
         print_applied(console, result, args.apply, config)
@@ -170,7 +175,7 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
             epochs=args.verify_epochs,
             on_run=tell,
         )
-    except TrainingError as error:
+    except (TrainingError, StorageError) as error:
         return _without_verification(result, str(error))
     reasons = {name: reason for name, reason in result.null_reasons.items() if name != "verification"}
     return dataclasses.replace(result, verification=verification, null_reasons=reasons)

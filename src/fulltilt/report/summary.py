@@ -86,14 +86,17 @@ def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, 
 
 
 def describe_marks(document: Document) -> str | None:
-    """The legend of the mark of a busy machine, over all runs that a marked figure rests on; None where none is.
+    """The legend of the mark of a busy machine; None where no figure has it.
 
-    A gain is marked for the runs that it was computed from, of which the table shows one a plan.
+    A gain is marked for the runs that it was computed from, of which the table shows one a plan: the others are
+    counted apart from its rows.
     """
     baseline, ids = document.get("baseline"), (document.get("savings") or {}).get("compared_ids", ())
     compared = [row for row in document.get("repeats", ()) if row["id"] in ids]
-    rows = [*document["trials"], *compared, *([baseline] if baseline else [])]
-    return describe_busy({row["id"]: row for row in rows}.values())
+    hidden = {row["id"]: row for row in (*compared, *([baseline] if baseline else []))}
+    for row in document["trials"]:
+        hidden.pop(row["id"], None)
+    return describe_busy(document["trials"], hidden=hidden.values())
 
 
 def describe_search(document: Document) -> str:
@@ -121,7 +124,14 @@ def describe_resolution(document: Document) -> str | None:
     detectable, n_undecided = search["detectable_pct"], search.get("n_undecided") or 0
     n_others = sum(row["status"] == "ok" for row in document["trials"]) - 1
     left = f"; {n_undecided} of {_count(n_others, 'other plan')} left undecided" if n_others > 0 else ""
-    return f"plans that differ by {detectable:.2g} % are told apart by these runs in 80 of 100 cases{left}"
+    return f"plans that differ by {_describe_gap(detectable)} are told apart by these runs in 80 of 100 cases{left}"
+
+
+def _describe_gap(gap_pct: float) -> str:
+    """``6.1 %``, ``42 %``, ``a factor of 2.1``: how much faster one of two plans is."""
+    if gap_pct > 100:
+        return f"a factor of {1 + gap_pct / 100:.1f}"
+    return f"{gap_pct:.1f} %" if gap_pct < 9.95 else f"{gap_pct:.0f} %"
 
 
 def describe_gain(document: Document) -> str | None:
@@ -192,10 +202,10 @@ def _describe_unconfirmed(document: Document) -> str | None:
     )
 
 
-def _describe_time_saved(saved_pct: float) -> str:
+def _describe_time_saved(saved_pct: float, *, n_digits: int = 0) -> str:
     """``34 % less training time``, ``12 % more training time``, ``the same training time``."""
-    shown = f"{abs(saved_pct):.0f}"
-    if shown == "0":
+    shown = f"{abs(saved_pct):.{n_digits}f}"
+    if not float(shown):
         return "the same training time"
     return f"{shown} % {'less' if saved_pct > 0 else 'more'} training time"
 
@@ -229,10 +239,15 @@ def _describe_verdict(document: Document) -> list[str]:
             "too noisy to tell the recommended plan from the settings as they were: runs of one plan differ as much as "
             f"the two do ({savings['n_pairs']} pairs of runs side by side); {REPEAT_WHEN_QUIET}"
         ]
-    gain = f"{savings['gain_pct']:.1f} % ({low:.1f} to {high:.1f} %; {savings['n_pairs']} pairs of runs side by side)"
+    pairs = f"{savings['n_pairs']} pairs of runs side by side"
     if savings["verdict"] == "no gain":
         shown = "no gain" if max(abs(low), abs(high)) <= TIE_PCT else "no gain that this search could prove"
-        return [f"{shown} over the settings as they were: {gain} of the training time, and that interval holds 0"]
+        measured = _describe_time_saved(savings["gain_pct"], n_digits=1)
+        return [
+            f"{shown} over the settings as they were: {measured} was measured "
+            f"(saved: {low:z.1f} to {high:z.1f} %, an interval that holds 0; {pairs})"
+        ]
+    gain = f"{savings['gain_pct']:.1f} % ({low:.1f} to {high:.1f} %; {pairs})"
     slower = f"slower than the settings as they were: the share of the training time saved is {gain}"
     faster = f"{gain} less training time" if _describe_busy_runs(document) else f"{gain} of the training time is saved"
     share = faster if savings["verdict"] == "faster" else slower

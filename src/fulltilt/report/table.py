@@ -117,13 +117,19 @@ def mark_busy(figure: str, row: Row) -> str:
     return f"{figure} {BUSY_MARK}" if figure and is_busy(row) else figure
 
 
-def describe_busy(rows: Iterable[Row]) -> str | None:
-    """The legend of the mark; None where no row has it."""
-    n_busy = sum(map(is_busy, rows))
-    if not n_busy:
+def describe_busy(rows: Iterable[Row], *, hidden: Iterable[Row] = ()) -> str | None:
+    """The legend of the mark under a table of ``rows``; None where none has it, and none of those hidden either.
+
+    Args:
+        hidden: Runs that the table does not show, and of which a figure beside it was computed.
+    """
+    n_rows, n_hidden = sum(map(is_busy, rows)), sum(map(is_busy, hidden))
+    counts = [f"{n_rows} row{'' if n_rows == 1 else 's'}"] if n_rows else []
+    counts += [f"{n_hidden} compared run{'' if n_hidden == 1 else 's'} outside the table"] if n_hidden else []
+    if not counts:
         return None
     return (
-        f"{BUSY_MARK} a busy machine's figure ({'1 row' if n_busy == 1 else f'{n_busy} rows'}): some task waited for a "
+        f"{BUSY_MARK} a busy machine's figure ({', '.join(counts)}): some task waited for a "
         f"core more than {BUSY_PCT:.0f} % of the time, behind other programs or the row's own data workers"
     )
 

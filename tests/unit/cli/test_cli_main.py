@@ -164,6 +164,18 @@ def test_a_json_folder_that_is_not_there_is_said_before_the_work(tmp_path, capsy
     assert not target.parent.exists()
 
 
+def test_a_json_place_that_is_a_folder_is_said_before_the_work(tmp_path, monkeypatch, capsys):
+    """It was found out when the search was over, and the remedy was another ``--out``."""
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr("fulltilt.tuner.tune", lambda *args, **options: pytest.fail("the search ran"))
+    (tmp_path / "results").mkdir()
+    place = tmp_path / "results"
+    assert run_command(["tune", str(tmp_path / "a.yaml"), "--json", str(place)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"fulltilt tune: --json {place}: it is a folder; name a file, such as {place / 'result.json'}"
+    assert not list(place.iterdir())
+
+
 def test_a_file_to_apply_to_is_looked_at_before_the_search(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")

@@ -14,7 +14,7 @@ from fulltilt.cli import build_parser, run_command, tune
 from fulltilt.cli._shared import build_console
 from fulltilt.cli.tune import _list_train_words, print_result
 from fulltilt.config import load_config, plan_of
-from fulltilt.errors import RunFolderError
+from fulltilt.errors import RunFolderError, StorageError
 from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder, hold_folder
 from fulltilt.tuner.recommend import LearningRate
@@ -122,6 +122,8 @@ class FakeResult:
     folder: str
     notes: tuple[str, ...] = ()
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    user_plan: object = None
+    picks: object = None
 
     def to_document(self):
         return make_document(notes=list(self.notes))
@@ -161,3 +163,43 @@ def test_a_folder_that_another_search_took_is_left_to_it(searched, monkeypatch, 
         assert run_command(searched) == 0
     assert "--verify came to no verdict: runs is in use by process" in capsys.readouterr().out
     assert not Path("runs/tune.json").exists()
+
+
+def test_a_verdict_that_could_not_be_written_is_said_before_the_error(searched, monkeypatch, capsys):
+    """A full disk behind hours of training ended in one line about the disk."""
+
+    def verify(args, config, result, console):
+        return dataclasses.replace(result, notes=("a verdict",))
+
+    def fail(result, folder):
+        raise StorageError("runs/tune.json: no space left")
+
+    monkeypatch.setattr(tune, "_verify", verify)
+    monkeypatch.setattr("fulltilt.tuner.result.write_result", fail)
+    assert run_command([*searched, "--json", "elsewhere.json", "--apply", "a.yaml"]) == 1
+    said = capsys.readouterr()
+    assert "Recommended for training" in said.out
+    assert "a verdict" in said.out
+    assert "files:" not in said.out
+    assert said.err == "fulltilt tune: runs/tune.json: no space left\n"
+    assert json.loads(Path("elsewhere.json").read_text())["notes"] == ["a verdict"]
+
+
+def test_a_training_that_could_not_be_kept_leaves_the_search_its_result(tmp_path, monkeypatch):
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    config = load_config(tmp_path / "a.yaml")
+
+    def fail(*args, **options):
+        raise StorageError("pair-1.json: no space left")
+
+    monkeypatch.setattr("fulltilt.tuner.verify.run_verification", fail)
+    monkeypatch.setattr(
+        "fulltilt.tuner.apply.plan_changes", lambda *args, **options: types.SimpleNamespace(values={"a": 1})
+    )
+    own = plan_of(config)
+    pick = types.SimpleNamespace(trial=types.SimpleNamespace(plan=own.replace(compile=True)))
+    searched = FakeResult(str(tmp_path), user_plan=own, picks=types.SimpleNamespace(recommended=pick))
+
+    args = build_parser("tune").parse_args(["tune", str(tmp_path / "a.yaml"), "--verify"])
+    result = tune._verify(args, config, searched, build_console())
+    assert result.notes == ("--verify came to no verdict: pair-1.json: no space left",)

@@ -227,6 +227,29 @@ def test_what_is_no_gain_is_not_called_one(changes, words):
         assert describe_gain(document | {"baseline": ROWS[0]}) is None
 
 
+@pytest.mark.parametrize(
+    ("gain", "ci95", "said"),
+    [
+        (
+            76.3,
+            [-22.0, 95.4],
+            "76.3 % less training time was measured (saved: -22.0 to 95.4 %, an interval that holds 0; 3 pairs",
+        ),
+        (
+            -0.4,
+            [-1.5, 0.7],
+            "0.4 % more training time was measured (saved: -1.5 to 0.7 %, an interval that holds 0; 3 pairs",
+        ),
+        (-0.01, [-1.5, 1.4], "the same training time was measured (saved: -1.5 to 1.4 %"),
+    ],
+)
+def test_time_that_may_not_be_saved_does_not_read_as_what_is_left_of_it(gain, ci95, said):
+    """``no gain …: 76.3 % of the training time`` read as if the training took 76 % of its time."""
+    document = with_savings(verdict="no gain", gain_pct=gain, gain_ci95_pct=ci95, payback_s=None, payback_s_ci95=None)
+    (line,) = describe_savings(document)
+    assert f"over the settings as they were: {said}" in line
+
+
 BUSY = {"cpu_pressure_pct": 83.0}
 
 
@@ -328,10 +351,16 @@ def test_a_gain_that_is_marked_for_a_repeat_has_its_legend():
     document = with_runs("t5")
     assert BUSY_MARK in describe_gain(document)
     legend = describe_marks(document)
-    assert legend.startswith("* a busy machine's figure (1 row)")
+    assert legend.startswith("* a busy machine's figure (1 compared run outside the table):")
     assert legend in Page(build_tune_html(document)).text
     assert describe_marks(with_runs("t1")).startswith("* a busy machine's figure (1 row)")  # also the baseline
     assert describe_marks(with_runs()) is None  # t6 is busy, and no figure of it is shown
+
+
+def test_the_legend_counts_the_rows_of_the_table_that_is_shown():
+    """``(15 rows)`` stood under a table of 12."""
+    legend = describe_marks(with_runs("t1", "t2", "t4", "t5"))
+    assert legend.startswith("* a busy machine's figure (2 rows, 2 compared runs outside the table):")
 
 
 def test_a_row_of_a_busy_machine_is_marked_with_a_legend_wherever_rows_are_shown():
@@ -457,6 +486,25 @@ def test_what_the_runs_could_have_told_apart_is_said_with_what_they_did_not():
     )
     assert describe_resolution(DOCUMENT | {"search": search}) == said
     assert said in build_tune_html(DOCUMENT | {"search": search})
+
+
+@pytest.mark.parametrize(
+    ("detectable_pct", "said"),
+    [
+        (0.42, "by 0.4 %"),
+        (9.94, "by 9.9 %"),
+        (9.96, "by 10 %"),
+        (62.3, "by 62 %"),
+        (100.0, "by 100 %"),
+        (110.0, "by a factor of 2.1"),
+    ],
+)
+def test_a_gap_that_runs_tell_apart_is_said_in_plain_figures(detectable_pct, said):
+    """``plans that differ by 1.1e+02 %`` was printed of a noisy machine."""
+    search = DOCUMENT["search"] | {"detectable_pct": detectable_pct, "n_undecided": 1}
+    line = describe_resolution(DOCUMENT | {"search": search})
+    assert line is not None
+    assert line.startswith(f"plans that differ {said} are told apart")
 
 
 def test_seconds_of_this_run_and_those_of_earlier_ones_stand_apart():
