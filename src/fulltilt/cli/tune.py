@@ -255,12 +255,23 @@ def _print_lines(console: Console, lines: Iterable[str | None]) -> None:
             console.print(f"· {line}", markup=False, soft_wrap=not console.is_terminal)
 
 
+def _name_doubt(result: TuneResult) -> str:
+    """What keeps the pick from being a proven gain over settings that ran as they were; nothing where it is one."""
+    if result.baseline is None or result.baseline.status != "ok":
+        return ""
+    if result.savings is None:
+        return ", though too few runs were made to tell it from the settings as they were"
+    if result.savings.verdict == "no gain":
+        return ", though this search could not prove that it is faster than the settings as they were"
+    return ""
+
+
 def print_applied(console: Console, result: TuneResult, path: str, searched: Config) -> None:
     from fulltilt.tuner.apply import apply_result
 
     applied = apply_result(result, path, searched=searched)
     if applied.diff:
-        console.print(f"\nwritten into {path}:", markup=False)
+        console.print(f"\nwritten into {path}{_name_doubt(result)}:", markup=False)
     else:
         console.print(f"{path} holds the recommended settings already, as far as they apply to it", markup=False)
     for line in applied.diff.splitlines():

@@ -49,8 +49,9 @@ class Journal:
         for number in sorted(number for number in recorded if number is not None):
             if all(self.holds(plan, kind, comparison, number) for plan, kind in runs):
                 return number
-            for key in [key for key in self._recorded if key[2:] == (comparison, number)]:
-                del self._recorded[key]
+            broken = [key for key in self._recorded if key[2:] == (comparison, number)]
+            ids = ", ".join(row.id for key in broken for row in self._recorded.pop(key))
+            self.notes.append(f"{ids}: of a round that was broken off, set aside; all its runs were made anew")
         return 1 + max((row.round or 0 for row in self.trials if row.comparison == comparison), default=0)
 
     def take_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> list[Trial]:

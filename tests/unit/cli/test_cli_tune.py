@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fulltilt.cli import build_parser, run_command, tune
 from fulltilt.cli._shared import build_console
-from fulltilt.cli.tune import _list_train_words, print_result
+from fulltilt.cli.tune import _list_train_words, _name_doubt, print_result
 from fulltilt.config import load_config, plan_of
 from fulltilt.errors import RunFolderError, StorageError
 from fulltilt.levers import default_plan
@@ -203,3 +203,23 @@ def test_a_training_that_could_not_be_kept_leaves_the_search_its_result(tmp_path
     args = build_parser("tune").parse_args(["tune", str(tmp_path / "a.yaml"), "--verify"])
     result = tune._verify(args, config, searched, build_console())
     assert result.notes == ("--verify came to no verdict: pair-1.json: no space left",)
+
+
+@pytest.mark.parametrize(
+    ("status", "savings", "said"),
+    [
+        ("ok", None, "too few runs were made to tell it from the settings as they were"),
+        ("ok", "no gain", "could not prove that it is faster than the settings as they were"),
+        ("ok", "faster", ""),
+        ("out_of_memory", None, ""),
+    ],
+)
+def test_settings_that_are_not_proven_faster_are_written_with_that_word(status, savings, said):
+    """Numerics and recipe were changed in the file, and that nothing was proven stood thirty lines above it."""
+    result = types.SimpleNamespace(
+        baseline=types.SimpleNamespace(status=status),
+        savings=None if savings is None else types.SimpleNamespace(verdict=savings),
+    )
+    doubt = _name_doubt(result)
+    assert doubt.endswith(said)
+    assert bool(doubt) is bool(said)

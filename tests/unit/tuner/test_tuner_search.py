@@ -223,17 +223,20 @@ def test_a_round_that_was_broken_off_is_begun_anew(tmp_path):
     def confirm_in_folder(rate):
         target = SimulatedTarget(lambda plan: Answer(samples_per_s=rate, spread_pct=0.1))
         with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-            session = Session(target, Journal(folder))
+            journal = Journal(folder)
+            session = Session(target, journal)
             session.run(confirm([a, b]))
             session.adopt_rest()
-        return target.asked, [(row.plan, row.round, row.samples_per_s) for row in session.rows]
+        return target.asked, [(row.plan, row.round, row.samples_per_s) for row in session.rows], journal.notes
 
-    asked, rows = confirm_in_folder(100.0)
+    asked, rows, notes = confirm_in_folder(100.0)
+    assert notes == []
     assert (asked, [row[1] for row in rows]) == ([a, b, b, a], [1, 1, 2, 2])
     file = tmp_path / "trials.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
     for expected in ([b, a], []):  # begun anew, and then recorded whole
-        asked, rows = confirm_in_folder(101.0)
+        asked, rows, notes = confirm_in_folder(101.0)
+        assert notes == ["t3: of a round that was broken off, set aside; all its runs were made anew"]
         assert asked == expected
         assert rows == [(a, 1, 100.0), (b, 1, 100.0), (b, 3, 101.0), (a, 3, 101.0)]
 
