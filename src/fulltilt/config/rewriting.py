@@ -26,6 +26,7 @@ from fulltilt.errors import ConfigError, StorageError, format_nearest
 from fulltilt.records.run_folder import write_atomic
 
 BOM = "\ufeff"
+EARLIER = "earlier comment: "
 ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -54,7 +55,8 @@ def write_settings(
         replaces: A pattern of notes that earlier calls wrote: a comment that is one and nothing else becomes ``note``,
             so that no old figure stands beside a new value.
         mark: Who changes values. A comment of the user's beside a value that changes, or on the line above it, speaks
-            of the old one: ``# for 128`` becomes ``# for 128 (lr was 0.1, <mark>)``, until the value is that again.
+            of the old one: ``# for 128`` becomes ``# lr was 0.1, <mark>; earlier comment: for 128``, until the value is
+            that again.
         out: The file to write; ``None``: ``path`` itself.
 
     Returns:
@@ -159,14 +161,38 @@ class _Marker:
         comment = text[at:end].rstrip() or "  #"
         if self.own and re.fullmatch(rf"# *{self.own}", comment):
             return text
-        made = re.search(rf" \({re.escape(item.key)} was (.+?), {re.escape(self.who)}\)", comment)
-        if made is None:
-            was = " ".join(old.split()) or "null"
-            return f"{text[:at]}{comment} ({item.key} was {was}, {self.who}){text[end:]}"
-        if not _is_same(made[1], edit.text):
+        marks, users = self._split(comment.lstrip())
+        if item.key not in marks:
+            marks[item.key] = " ".join(old.split()) or "null"
+        elif _is_same(marks[item.key], edit.text):
+            del marks[item.key]
+        else:
             return text
-        left = comment.replace(made[0], "", 1)
-        return f"{text[:at].rstrip(' ')}{text[end:]}" if left == "#" else f"{text[:at]}{left}{text[end:]}"
+        made = self._join(marks, users)
+        if not made:
+            return f"{text[:at].rstrip(' ')}{text[end:]}"
+        space = comment[: len(comment) - len(comment.lstrip())]
+        return f"{text[:at]}{space}{made}{text[end:]}"
+
+    def _split(self, comment: str) -> tuple[dict[str, str], str]:
+        """The marks of a comment, key → value, and the user's own comment; empty where it has none."""
+        one = re.compile(rf"(\S+) was (.+?), {re.escape(self.who)}(?:; |$)")
+        marks: dict[str, str] = {}
+        left = comment.removeprefix("# ")
+        while made := one.match(left):
+            marks[made[1]], left = made[2], left[made.end() :]
+        if not marks:
+            return {}, "" if comment == "#" else comment
+        left = left.removeprefix(EARLIER)
+        return marks, left if not left or left.startswith("#") else f"# {left}"
+
+    def _join(self, marks: Mapping[str, str], users: str) -> str:
+        if not marks:
+            return users
+        said = [f"{key} was {was}, {self.who}" for key, was in marks.items()]
+        if users:  # one that does not begin as most do keeps its own sign, and is found again as it was
+            said.append(EARLIER + (users[2:] if re.match(r"# [^#]", users) else users))
+        return f"# {'; '.join(said)}"
 
     def _find_comment(self, text: str, item: Item, edit: _Edit) -> int | None:
         """Where the comment begins that speaks of the value: between key and value, behind it, or at the end of its

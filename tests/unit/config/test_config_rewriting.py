@@ -300,14 +300,15 @@ def test_a_comment_beside_a_value_that_changes_says_which_value_it_was_made_for(
         == """\
 optim:
   # the rate of the paper
-  lr: 0.002  # (lr was 1e-3, changed by me)
-  optimizer: sgd(lr=1.0, momentum=0.9)   # good for 128 (optimizer was sgd(lr=0.5, momentum=0.9), changed by me)
-data: {batch_size: 512}  # fits 12 GB (batch_size was 128, changed by me)
+  lr: 0.002  # lr was 1e-3, changed by me
+  optimizer: sgd(lr=1.0, momentum=0.9)   # optimizer was sgd(lr=0.5, momentum=0.9), changed by me; \
+earlier comment: good for 128
+data: {batch_size: 512}  # batch_size was 128, changed by me; earlier comment: fits 12 GB
 speed:
   accumulate: 2  # found: 7
-  threads: 2       # as PyTorch has it (threads was null, changed by me)
+  threads: 2       # threads was null, changed by me; earlier comment: as PyTorch has it
   precision:
-    # bf16 fails here (precision was fp32, changed by me)
+    # precision was fp32, changed by me; earlier comment: bf16 fails here
     bf16
   compile: true
 """
@@ -320,11 +321,36 @@ speed:
     written = rewrite(file, back, **options)
     assert "changed by me" not in written
     assert "lr: 0.001\n" in written
+    assert "# good for 128\n" in written
+    assert "# fits 12 GB\n" in written
+
+
+@pytest.mark.parametrize(
+    ("comment", "said"),
+    [
+        ("# for both", "for both"),
+        ("#  lr was 1; both", " lr was 1; both"),
+        ("#for both", "#for both"),
+        ("##  for both", "##  for both"),
+        ("# # for both", "# # for both"),
+    ],
+)
+def test_two_values_on_one_line_share_its_comment_and_give_it_back_as_it_was(write, comment, said):
+    text = f"optim: {{lr: 0.1, weight_decay: 0.5}}  {comment}\n"
+    file = write(text)
+    changes = {"optim.lr": 0.2, "optim.weight_decay": 0.25}
+    written = rewrite(file, changes, mark="changed by me")
+    marks = "lr was 0.1, changed by me; weight_decay was 0.5, changed by me"
+    assert written.endswith(f"  # {marks}; earlier comment: {said}\n")
+    assert rewrite(file, changes, mark="changed by me") == written
+    half = rewrite(file, {"optim.lr": 0.1}, mark="changed by me")
+    assert "  # weight_decay was 0.5, changed by me; earlier comment: " in half
+    assert rewrite(file, {"optim.weight_decay": 0.5}, mark="changed by me") == text
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", ""])
-def test_a_mark_stands_at_the_end_of_a_comment_and_not_in_a_text(write, newline):
+def test_a_mark_stands_in_front_of_a_comment_and_not_in_a_text(write, newline):
     file = write("optim: {lr: 0.1, optimizer: \"sgd(x='a # b')\"} # mine  " + newline)
     written = rewrite(file, {"optim.lr": 0.2}, mark="changed by me")
-    own = "optim: {lr: 0.2, optimizer: \"sgd(x='a # b')\"} # mine (lr was 0.1, changed by me)"
+    own = "optim: {lr: 0.2, optimizer: \"sgd(x='a # b')\"} # lr was 0.1, changed by me; earlier comment: mine"
     assert written == own + newline
