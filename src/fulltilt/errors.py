@@ -10,6 +10,7 @@ FulltiltError                 1
 ├── NoPlanError               3   the search ran, and no plan can run, or none may be written
 ├── CheckFailedError          3   a check ran and found problems
 ├── StorageError              1   no space left, read-only file system
+│   └── ResultUnwrittenError  1   the search found something and its files could not be written: carries the result
 └── TrainingError             1   the run itself failed
     ├── NonFiniteLossError    1
     ├── WorkerDiedError       1   a data worker died
@@ -27,6 +28,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 _CONTROL_CODES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor: CSI
@@ -107,6 +109,14 @@ class CheckFailedError(FulltiltError):
 
 class StorageError(FulltiltError):
     pass
+
+
+class ResultUnwrittenError(StorageError):
+    """``result`` is the ``TuneResult`` that was found."""
+
+    def __init__(self, message: str, result: Any):
+        super().__init__(message)
+        self.result = result
 
 
 class TrainingError(FulltiltError):

@@ -119,6 +119,17 @@ GRID = {
 }
 
 
+def test_a_result_that_cannot_be_written_comes_with_the_error(project, monkeypatch):
+    def fail(result, path):
+        raise fulltilt.errors.StorageError(f"no space left for {path}/tune.json")
+
+    monkeypatch.setattr("fulltilt.tuner.tuning.write_result", fail)
+    with pytest.raises(fulltilt.errors.ResultUnwrittenError, match="no space left for") as ended:
+        tune(batch_sizes=[16, 64], exhaustive=True, out="out")
+    assert ended.value.result.picks.recommended.trial.status == "ok"
+    assert len(read_rows(project / "out")) >= len(ended.value.result.trials)
+
+
 def test_the_document_of_a_search_is_valid_and_comes_back(searched):
     result, folder, _ = searched
     document = json.loads((folder / "out" / "tune.json").read_text())

@@ -18,7 +18,7 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
-from fulltilt.errors import RunFolderError, StorageError, TrainingError, UsageError
+from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError, TrainingError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,31 +95,36 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
             count(event)
             view(event)
 
-        result = tune(
-            config,
-            batch_sizes=args.batch_sizes,
-            num_workers=args.num_workers,
-            steps=args.steps,
-            memory_limit=args.memory_limit,
-            exhaustive=args.exhaustive,
-            quick=args.quick,
-            budget=args.budget,
-            deadline=args.deadline,
-            free_batch=args.free_batch,
-            lr_rule=args.lr_rule,
-            out=args.out,
-            on_event=tell,
-        )
+        unwritten: StorageError | None = None
+        try:
+            result = tune(
+                config,
+                batch_sizes=args.batch_sizes,
+                num_workers=args.num_workers,
+                steps=args.steps,
+                memory_limit=args.memory_limit,
+                exhaustive=args.exhaustive,
+                quick=args.quick,
+                budget=args.budget,
+                deadline=args.deadline,
+                free_batch=args.free_batch,
+                lr_rule=args.lr_rule,
+                out=args.out,
+                on_event=tell,
+            )
+        except ResultUnwrittenError as error:  # what was measured is said before that it could not be kept
+            result, unwritten = error.result, error
     folder = Path(result.folder or ".")
-    unwritten: StorageError | None = None
-    if args.verify:
+    if args.verify and unwritten is not None:
+        result = _without_verification(result, str(unwritten))
+    elif args.verify:
         try:
             with hold_folder(folder):
                 result = _verify(args, config, result, console)
                 write_result(result, folder)
         except RunFolderError as error:  # another search began there since: its figures and ours would suffer
             result = _without_verification(result, str(error))
-        except StorageError as error:  # what the trainings showed is said before that it could not be kept
+        except StorageError as error:
             unwritten = error
     document = result.to_document()
     print_result(console, document)

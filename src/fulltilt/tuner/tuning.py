@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import fulltilt
 from fulltilt.config import Config
-from fulltilt.errors import UsageError
+from fulltilt.errors import ResultUnwrittenError, StorageError, UsageError
 from fulltilt.hardware import has_c_compiler, read_machine
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Machine, Roof, decode
@@ -89,6 +89,7 @@ def tune(
     Raises:
         UsageError: wrong arguments, or called inside a trial. NoPlanError: no plan can run, or none did in the budget.
         RunFolderError: the folder is in use, or holds another search. StorageError: no space left; rows are kept.
+        ResultUnwrittenError: no space left at the very end; it carries the result.
         KeyboardInterrupt: after the running trial was ended; the rows measured so far are in the folder.
     """
     start_s = time.monotonic()
@@ -171,7 +172,10 @@ def _run(
         chosen = getattr(result.picks, name)
         if chosen is not None:
             tell(PickMade(name=name, trial=chosen.trial, rule=chosen.rule))
-    write_result(result, folder.path)
+    try:
+        write_result(result, folder.path)
+    except StorageError as error:
+        raise ResultUnwrittenError(str(error), result) from error
     return result
 
 

@@ -14,7 +14,7 @@ from fulltilt.cli import build_parser, run_command, tune
 from fulltilt.cli._shared import build_console
 from fulltilt.cli.tune import _list_train_words, _name_doubt, print_result
 from fulltilt.config import load_config, plan_of
-from fulltilt.errors import RunFolderError, StorageError
+from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError
 from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder, hold_folder
 from fulltilt.tuner.recommend import LearningRate
@@ -183,6 +183,22 @@ def test_a_verdict_that_could_not_be_written_is_said_before_the_error(searched, 
     assert "files:" not in said.out
     assert said.err == "fulltilt tune: runs/tune.json: no space left\n"
     assert json.loads(Path("elsewhere.json").read_text())["notes"] == ["a verdict"]
+
+
+def test_a_search_whose_files_could_not_be_written_shows_what_it_found(searched, monkeypatch, capsys):
+    """18 trials and then one line, ``no space left for tune.json``: no table, no pick."""
+
+    def search(*args, **options):
+        raise ResultUnwrittenError("runs/tune.json: no space left", FakeResult("runs"))
+
+    monkeypatch.setattr("fulltilt.tuner.tune", search)
+    monkeypatch.setattr(tune, "_verify", lambda *args: pytest.fail("there is no room for trainings either"))
+    assert run_command([*searched, "--json", "elsewhere.json"]) == 1
+    said = capsys.readouterr()
+    assert "Recommended for training" in said.out
+    assert "--verify came to no verdict: runs/tune.json: no space left" in said.out
+    assert said.err == "fulltilt tune: runs/tune.json: no space left\n"
+    assert json.loads(Path("elsewhere.json").read_text())["trials"]
 
 
 def test_a_training_that_could_not_be_kept_leaves_the_search_its_result(tmp_path, monkeypatch):
