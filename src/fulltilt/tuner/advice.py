@@ -133,11 +133,12 @@ def compute_bound(row: Trial) -> tuple[Bound | None, str | None]:
     share = min(1.0, part_ms / step_ms)
     ceiling_pct = None if kind == "compute" or share >= 1 else 100 * share / (1 - share)
     phase = max(BOUND_PHASES[kind], key=lambda name: getattr(phases, name) or 0.0)
-    text = f"{100 * share:.0f} % of the step is {_PART_NAMES[kind]} ({part_ms:.3g} of {step_ms:.3g} ms in {row.id})"
+    times = f"{format_rate(part_ms)} of {format_rate(step_ms)} ms"
+    text = f"{100 * share:.0f} % of the step is {_PART_NAMES[kind]} ({times} in {row.id})"
     if ceiling_pct is not None:
         text += f"; were it for nothing, samples/s would rise by {ceiling_pct:.0f} % at most"
     else:
-        text += f", most of it {phase} ({getattr(phases, phase) or 0.0:.3g} ms)"
+        text += f", most of it {phase} ({format_rate(getattr(phases, phase) or 0.0)} ms)"
     made = Bound(
         kind=kind, phase=phase, part_ms=part_ms, step_ms=step_ms, share_pct=100 * share, ceiling_pct=ceiling_pct,
         text=text + say_busy(row),

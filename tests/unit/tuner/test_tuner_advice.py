@@ -31,6 +31,18 @@ def with_phases(row, **phases):
     return dataclasses.replace(row, phases_ms=PhasesMs(**(usual | phases), step=100.0))
 
 
+def test_times_of_a_slow_step_are_written_out():
+    """``2.66e+03 of 2.66e+03 ms``"""
+    slow = with_phases(make_row(1))
+    slow = dataclasses.replace(
+        slow,
+        phases_ms=PhasesMs(
+            forward=1180.0, backward=1480.0, step=2660.0, data_wait=0.0, h2d=None, optimizer=0.0, other=0.0
+        ),
+    )
+    assert "(2,660 of 2,660 ms in t1), most of it backward (1,480 ms)" in compute_bound(slow)[0].text
+
+
 def test_a_step_bound_by_compute_names_its_longest_phase():
     bound, _ = compute_bound(with_phases(make_row(1)))
     assert (bound.kind, bound.phase, bound.share_pct, bound.ceiling_pct) == ("compute", "backward", 80.0, None)
