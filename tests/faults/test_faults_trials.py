@@ -252,6 +252,30 @@ def test_a_zygote_that_dies_twice_is_an_error_and_the_next_trial_runs(run_light)
     assert classify_outcome(run_light("finish").evidence)[0] == "ok"
 
 
+def test_no_folder_stays_of_a_zygote_that_was_killed_before_it_answered(tmp_path, monkeypatch):
+    """Each left an empty one in the folder for temporary files, for good."""
+    (tmp_path / "dies_in_a_fork.py").write_text(
+        """
+import os, pathlib, signal, tempfile
+
+def die():
+    home = pathlib.Path(tempfile.gettempdir())
+    (home / "seen").open("a").write(f"{len(list(home.glob('fulltilt-*')))} ")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+os.fork = die
+"""
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with tempfile.TemporaryDirectory() as home:  # of a short name, or /tmp would be taken in its place
+        monkeypatch.setenv("TMPDIR", home)
+        with Zygote(tmp_path / "z.log", body="trial_bodies:do", preload=("dies_in_a_fork",)) as started:
+            outcome = _build_runner(started, tmp_path)("finish")
+        assert "SIGKILL, twice" in classify_outcome(outcome.evidence)[1]
+        assert (Path(home) / "seen").read_text() == "1 1 ", "it was there at the death, and gone at the next one's"
+        assert list(Path(home).glob("fulltilt-*")) == []
+
+
 def test_what_left_its_session_ends_though_the_zygote_was_killed(run_light, tmp_path):
     note = tmp_path / "note"
     run_light("kill_zygote_with_loner", note=str(note))

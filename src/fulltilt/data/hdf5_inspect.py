@@ -23,7 +23,7 @@ from fulltilt.errors import DataError, UsageError
 from fulltilt.records import format_bytes
 
 SMALL_BYTES = 64 << 20  # what last-level caches hold: 8 to 64 MiB on most machines, more on some servers
-SAMPLE_BYTES = 32 << 20  # repacked to see what repacking is worth
+SAMPLE_BYTES = 2 * SMALL_BYTES  # repacked to see what repacking is worth: out of memory, as the whole would be read
 _WORTH = 1.5  # a repack is recommended when the sample came out so much faster
 _READERS: dict[type, str] = {MappedRows: "mapped", DirectRows: "pread", LibraryRows: "h5py"}
 
@@ -95,7 +95,7 @@ def inspect_hdf5(
     """Describe every dataset of a file, and measure the named ones; the largest when none is named.
 
     Cost: four measurements of ``seconds`` each per measured dataset; where repacking may help, four times ``seconds``
-    more and a sample of 32 MiB (one chunk's rows where those are more) in the folder for temporary files.
+    more and a sample of 128 MiB (one chunk's rows where those are more) in the folder for temporary files.
 
     Args:
         path: The file.
@@ -294,11 +294,15 @@ def _advise(
             f"{why}, yet a sample of {sample_rows:,} rows repacked is no {_WORTH:g} times as fast ({rates}): leave it"
         )
         return dataclasses.replace(report, advice=advice), False
-    advice = (
-        f"{why}. Written as one array without chunks, a sample of {sample_rows:,} rows was read "
-        f"{gain:,.{0 if gain >= 10 else 1}f} times as fast ({rates}); "
-        f"{format_bytes(layout.n_bytes)} on disk then"
-    )
+    if layout.n_bytes < SMALL_BYTES:
+        faster = (
+            f"its rows were read faster ({rates}); how many times as fast cannot be told from less than "
+            f"{format_bytes(SMALL_BYTES)}, which the processor's cache may hold"
+        )
+    else:
+        factor = f"{gain:,.{0 if gain >= 10 else 1}f} times as fast"
+        faster = f"a sample of {sample_rows:,} rows was read {factor} ({rates})"
+    advice = f"{why}. Written as one array without chunks, {faster}; {format_bytes(layout.n_bytes)} on disk then"
     return dataclasses.replace(report, advice=advice), True
 
 
@@ -320,4 +324,4 @@ def _measure_repacked(layout: Layout, sample: np.ndarray, batch_size: int, secon
         with h5py.File(path, "w") as file:
             file["sample"] = sample
             found = describe_layout(path, file["sample"])
-        return measure_warm_rate(found, build_rows(found), batch_size, seconds)
+        return measure_warm_rate(found, build_rows(found, sample_of=layout), batch_size, seconds)

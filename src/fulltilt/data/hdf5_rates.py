@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import os
 import time
@@ -50,10 +49,14 @@ class Rate:
 
 
 def _random(layout: Layout, batch_size: int) -> Iterator[np.ndarray]:
+    yield from _shuffle(np.arange(layout.n_rows), batch_size)
+
+
+def _shuffle(rows: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+    """Batches of ``rows``, in another order each time round."""
     rng = np.random.default_rng(0)
     while True:
-        order = rng.permutation(layout.n_rows)
-        yield from _cut(order, batch_size)
+        yield from _cut(rng.permutation(rows), batch_size)
 
 
 def _block_shuffled(layout: Layout, batch_size: int) -> Iterator[np.ndarray]:
@@ -113,14 +116,17 @@ def measure_rate(access: str, layout: Layout, rows: Rows, batch_size: int, secon
 
 
 def measure_warm_rate(layout: Layout, rows: Rows, batch_size: int, seconds: float) -> Rate:
-    """Random batches that were read just before, over and over: the page cache holds them, whatever it held at first.
+    """Random batches of rows that were read just before: the page cache holds them, whatever it held at first.
+
+    They are drawn as the way of reading called ``random`` draws them. The same batches over and over were read up to a
+    quarter faster, of a file of 16 MB: no order to draw, and the places of a batch still in the processor's cache.
 
     Cost: ``seconds`` at most to read them the first time, and ``seconds`` to time them.
     """
     fitting = _fit_batch(rows.read, layout, batch_size, seconds)
     order = np.random.default_rng(0).permutation(layout.n_rows)
     kept = _read_once(rows.read, _cut(order, fitting), seconds)
-    return _run("random", rows.read, itertools.cycle(kept), seconds, None)
+    return _run("random", rows.read, _shuffle(np.sort(np.concatenate(kept)), fitting), seconds, None)
 
 
 def _read_once(read: Callable[[np.ndarray], Any], batches: Iterator[np.ndarray], seconds: float) -> list[np.ndarray]:

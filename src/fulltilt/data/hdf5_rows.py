@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fulltilt.data.hdf5_layout import Layout, find_pieces
-from fulltilt.data.hdf5_mapped import MappedRows
+from fulltilt.data.hdf5_mapped import STREAM_WINDOW_BYTES, MappedRows
 from fulltilt.errors import DataError
 from fulltilt.hardware import read_filesystem
 
@@ -41,15 +41,22 @@ class Rows(Protocol):
         ...
 
 
-def build_rows(layout: Layout) -> Rows:
-    """The fastest way to rows that are read from the file as they are asked for."""
+def build_rows(layout: Layout, *, sample_of: Layout | None = None) -> Rows:
+    """The fastest way to rows that are read from the file as they are asked for.
+
+    Args:
+        layout: Of the dataset.
+        sample_of: A dataset that this one is a sample of: it is then read as the whole would be in this layout, where
+            the whole lies, with as large a share of it mapped.
+    """
+    whole = sample_of or layout
     pieces = find_pieces(layout) if sys.platform == "linux" else None  # MappedRows makes calls that only Linux has
     if pieces is None:
         return LibraryRows(layout)
-    if read_filesystem(layout.path).is_network:
+    if read_filesystem(whole.path).is_network:
         # A missing page of a mapping is one round trip of 4 KB; a read asks for the row at once.
         return DirectRows(layout) if layout.chunks is None else LibraryRows(layout)
-    return MappedRows(layout, pieces)
+    return MappedRows(layout, pieces, window_bytes=STREAM_WINDOW_BYTES * layout.n_bytes // max(1, whole.n_bytes))
 
 
 class DirectRows:

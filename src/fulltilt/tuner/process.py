@@ -157,7 +157,8 @@ class _Watch:
                 stream.write(json.dumps(message).encode())
                 stream.flush()
                 os.lseek(request, 0, os.SEEK_SET)
-                order = {"do": "fork", "body": self._zygote.body}
+                self._scratch = self._zygote.name_scratch()  # here: it may be killed before it has answered
+                order = {"do": "fork", "body": self._zygote.body, "scratch": self._scratch}
                 self._is_asked = True
                 self._zygote.send(order, (request, writer, log.fileno()))
             said = self._zygote.receive(self._zygote.answer_limit_s)
@@ -171,7 +172,7 @@ class _Watch:
         finally:
             os.close(request)
             os.close(writer)
-        self._pid, self._scratch = said["pid"], said["scratch"]
+        self._pid = said["pid"]
         if not self._request.rank_devices:
             self._watchdog = _build_watchdog(self._request, [said["pid"]])
         return reader

@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         _say(control, say="failed", exception_type=type(error).__name__, message=str(error)[:4000])
         raise
     gc.freeze()  # what is loaded now stays shared with every trial
-    _say(control, say="ready", pid=os.getpid())
+    _say(control, say="ready", pid=os.getpid(), scratch_home=_choose_scratch_home())
     _serve(control, wakeup)
 
 
@@ -142,7 +142,7 @@ def _handle(
         except OSError as error:  # no process, no memory, no room for the folder: the next trial may have better luck
             _say(control, say="refused", message=str(error))
         else:
-            _say(control, say="forked", pid=trial.pid, scratch=trial.scratch)
+            _say(control, say="forked", pid=trial.pid)
         for descriptor in descriptors:
             os.close(descriptor)
     return trial
@@ -188,23 +188,28 @@ def _end_all(trial: int | None, *, patience_s: float = 10.0) -> list[int]:
 
 
 def _fork_trial(message: dict[str, Any], descriptors: list[int], control: socket.socket, wakeup: int) -> Forked:
-    """The folder for temporary files is made and removed here: this process outlives a search that is killed."""
+    """The folder for temporary files is made and removed here: this process outlives a search that is killed.
+
+    The search names it, and so can remove it whenever this process is the one that was killed.
+    """
     parent = os.getpid()
-    scratch = tempfile.mkdtemp(prefix="fulltilt-", dir=_choose_scratch_home())
+    scratch = message["scratch"]
+    os.mkdir(scratch, 0o700)
     try:
         pid = os.fork()
     except OSError:
         Path(scratch).rmdir()
         raise
     if pid == 0:
-        _become_trial({**message, "scratch": scratch}, descriptors, control, wakeup, parent)
+        _become_trial(message, descriptors, control, wakeup, parent)
     return Forked(pid=pid, scratch=scratch)
 
 
-def _choose_scratch_home() -> str | None:
-    """The usual folder (None), unless a data worker's socket in a folder below it would get too long a name."""
-    if len(tempfile.gettempdir()) <= HOME_LIMIT_CHARS or not os.access(SHORT_HOME, os.W_OK | os.X_OK):
-        return None
+def _choose_scratch_home() -> str:
+    """The usual folder, unless a data worker's socket in a folder below it would get too long a name."""
+    usual = tempfile.gettempdir()
+    if len(usual) <= HOME_LIMIT_CHARS or not os.access(SHORT_HOME, os.W_OK | os.X_OK):
+        return usual
     return SHORT_HOME
 
 

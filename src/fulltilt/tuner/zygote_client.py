@@ -51,6 +51,7 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._mark = secrets.token_hex(8)
+        self._scratch_home = ""
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +96,11 @@ class Zygote:
             self.close()
             said = f"{ready['exception_type']}: {ready['message']}"
             raise TrainingError(f"trial processes cannot start: {said}; see {self.log_path}")
+        self._scratch_home = ready["scratch_home"]
+
+    def name_scratch(self) -> str:
+        """A folder for the temporary files of one trial, that is not there yet; it has to be started."""
+        return os.path.join(self._scratch_home, f"fulltilt-{secrets.token_hex(4)}")
 
     def _arguments(self) -> list[str]:
         return [",".join(self._preload)] if self._preload is not None else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shlex
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from fulltilt.data import hdf5_inspect, hdf5_layout, hdf5_rates, hdf5_rows, inspect_hdf5
 from fulltilt.data.hdf5_file import find_layouts
+from fulltilt.data.hdf5_mapped import STREAM_WINDOW_BYTES, MappedRows
 from fulltilt.data.hdf5_rates import drop_cache, read_cached_pct
 from fulltilt.data.hdf5_rows import LibraryRows
 from fulltilt.errors import DataError, UsageError
@@ -149,9 +151,9 @@ def test_a_slow_disk_is_no_reason_to_repack_a_file(tmp_path, monkeypatch):
         file["x"] = np.arange(1000 * 64, dtype=">f4").reshape(1000, 64)  # through h5py before and after
     build, measure, disks, warm = hdf5_inspect.build_rows, hdf5_inspect.measure_warm_rate, [], []
 
-    def build_counting(layout):
+    def build_counting(layout, **given):
         if layout.path != tmp_path / "f.h5":
-            return build(layout)
+            return build(layout, **given)
         disks.append(CountingDisk(layout))
         return disks[-1]
 
@@ -199,8 +201,8 @@ def test_cold_measurements_start_without_the_file_in_memory(path):
 def test_a_batch_that_would_take_too_long_is_made_smaller(path, monkeypatch):
     slow = hdf5_inspect.build_rows
 
-    def build_slow(layout):
-        rows = slow(layout)
+    def build_slow(layout, **given):
+        rows = slow(layout, **given)
         monkeypatch.setattr(type(rows), "read", slow_down(type(rows).read))
         return rows
 
@@ -327,3 +329,58 @@ def test_rates_of_what_fits_into_a_cache_say_so(path, monkeypatch):
     assert inspect(path, cold=True)["whole"].caveat is None
     monkeypatch.setattr(hdf5_inspect, "SMALL_BYTES", 2000 * 1024)
     assert inspect(path)["whole"].caveat is None
+
+
+class NotingRows:
+    def __init__(self):
+        self.reads = []
+
+    def read(self, indices):
+        self.reads.append(np.asarray(indices).tolist())
+
+
+def test_a_sample_is_read_in_the_order_of_random_batches(path):
+    """The same batches over and over promised a quarter more of a repack than inspect of the new file then found."""
+    layout = find_layouts(path, ["whole"])[0]
+    plain, warm = NotingRows(), NotingRows()
+    hdf5_rates.measure_rate("random", layout, plain, 100, 0.02, False)
+    hdf5_rates.measure_warm_rate(layout, warm, 100, 0.02)
+    n_before = 2 + 2000 // 100  # two reads that tell how long one takes, and every row once
+    assert sorted(row for rows in warm.reads[2:n_before] for row in rows) == list(range(2000))
+    timed, asked = warm.reads[n_before:], plain.reads[2:]
+    assert min(len(timed), len(asked)) > 40, "more than twice round, or the orders could not differ"
+    assert all(ours == theirs for ours, theirs in zip(timed, asked, strict=False))
+
+
+def test_a_sample_is_as_many_rows_as_are_out_of_the_cache_or_all_there_are(path, monkeypatch):
+    assert inspect(path, "packed")["packed"].repacked_sample_rows == 1000
+    assert hdf5_inspect.SAMPLE_BYTES > hdf5_inspect.SMALL_BYTES
+    monkeypatch.setattr(hdf5_inspect, "SAMPLE_BYTES", 500 * 1024)
+    assert inspect(path, "packed")["packed"].repacked_sample_rows == 500
+
+
+def test_a_sample_is_read_as_the_whole_would_be(path, monkeypatch):
+    """A sample fits the part of a file that stays mapped, and lies on a local disk; the whole may do neither."""
+    sample = find_layouts(path, ["whole"])[0]
+    whole = dataclasses.replace(sample, path=path.with_name("away.h5"), shape=(2000 * 400, 64, 4))
+    rows = hdf5_rows.build_rows(sample, sample_of=whole)
+    assert rows.window_bytes / sample.n_bytes == pytest.approx(STREAM_WINDOW_BYTES / whole.n_bytes, rel=1e-3)
+    assert rows.window_bytes < sample.n_bytes, "pages are given back, as of the whole"
+    away = Filesystem(type="nfs4", is_network=True, free_bytes=None)
+    here = Filesystem(type="ext4", is_network=False, free_bytes=None)
+    monkeypatch.setattr(hdf5_rows, "read_filesystem", lambda path: away if path == whole.path else here)
+    assert isinstance(hdf5_rows.build_rows(sample, sample_of=whole), hdf5_rows.DirectRows)
+    assert isinstance(hdf5_rows.build_rows(sample), MappedRows)
+
+
+def test_no_factor_is_promised_of_a_file_that_a_cache_may_hold(path, monkeypatch):
+    """86 times was promised of a small file, and 41 times found after the repack."""
+    monkeypatch.setattr(hdf5_inspect, "_WORTH", 0.0)
+    small = inspect(path, "packed")["packed"]
+    assert "cannot be told from less than 64 MiB" in small.advice
+    assert " rows was read " not in small.advice
+    assert small.command is not None
+    monkeypatch.setattr(hdf5_inspect, "SMALL_BYTES", 1000 * 1024)
+    report = inspect(path, "packed")["packed"]
+    gain = report.repacked_random_rows_per_s / report.warm_random_rows_per_s
+    assert f"a sample of 1,000 rows was read {gain:,.{0 if gain >= 10 else 1}f} times as fast" in report.advice
