@@ -58,6 +58,7 @@ class CommandParser(argparse.ArgumentParser):
         self._takes_overrides = False
         self._words: list[str] = []
         super().__init__(*args, **options)
+        self.set_defaults(parser=self)  # the innermost one, of the command that is named, overrides the others
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         if options.get("nargs") == "+":
@@ -203,7 +204,7 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> arg
     args, rest = parser.parse_known_args(argv)
     overrides = [word for word in rest if "=" in word and not word.startswith("-")]
     if len(overrides) != len(rest) or (rest and not hasattr(args, "overrides")):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         args.overrides += overrides
     return args

@@ -47,7 +47,9 @@ def build_component(
     target = find_target(call.name, registry, kind=kind, where=where, base_dir=base_dir)
     if not _is_factory(target):
         if call.args or call.kwargs:
-            raise ConfigError(f"{call.name} is a {type(target).__name__} and takes no arguments; drop them", key=where)
+            raise ConfigError(
+                f"{call.name} is of type {type(target).__name__} and takes no arguments; drop them", key=where
+            )
         return target
     arguments = bind_call(call, target, where=where, registry=registry, given=given)
     accepted = _named_parameters(target)

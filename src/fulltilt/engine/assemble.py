@@ -86,7 +86,7 @@ def _import_workload(config: Config) -> Workload:
     )
     if not isinstance(found, Workload):
         raise ConfigError(
-            f"{config.task} is a {type(found).__name__}, expected a fulltilt.Workload or a function that returns one",
+            f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one",
             key="task",
         )
     return found if found.optimizer else dataclasses.replace(found, optimizer=_plan_optimizer(config))

@@ -112,7 +112,7 @@ def make_plain(value: Any, where: str) -> Any:
         parts = [make_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
     raise UsageError(
-        f"{where} is a {type(value).__name__}: a checkpoint holds tensors, numbers, text, lists and dicts only; "
+        f"{where} is of type {type(value).__name__}: a checkpoint holds tensors, numbers, text, lists and dicts only; "
         "return such from state_dict()"
     )
 

@@ -57,8 +57,8 @@ def find_named(model: Any, text: str) -> dict[str, Any]:
     for name, module in outermost.items():
         if not _is_wrappable(module) or type(module).__name__ in ("ModuleList", "ModuleDict"):
             raise PlanObstacleError(
-                f"activation_checkpointing={text}: {name} is a {type(module).__name__}, which has no forward to wrap; "
-                f"name the modules inside it, {name}.*"
+                f"activation_checkpointing={text}: {name} is of type {type(module).__name__}, which has no forward to "
+                f"wrap; name the modules inside it, {name}.*"
             )
     return outermost
 

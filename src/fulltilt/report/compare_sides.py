@@ -34,7 +34,7 @@ _MARKS: Mapping[Kind, tuple[str, ...]] = {
     "benchmark": ("arms", "claim"),
 }
 _RECIPE = ("task", "model", "loss", "data", "optim")  # of a configuration: what decides how a run learns
-_NEVER_NEGATIVE = re.compile(r"(_per_s|_gib|^seconds|^training_seconds)$")
+_SIZES = re.compile(r"(_per_s|_gib|^seconds|^training_seconds)$")
 _IDENTITY = ("hostname_hash", "cpu_model", "n_cores_usable", "memory_total_bytes", "memory_limit_bytes", "system")
 
 
@@ -108,7 +108,7 @@ def read_side(path: str | Path) -> Side:
 
     Raises:
         UsageError: it is not there, is no JSON, or is not a result that can be compared: another version's, or one
-            that holds a speed or a size below 0.
+            that holds a speed or a size below 0, or no number where one belongs.
     """
     file = _find_file(Path(path))
     kind, read = _find_reader(file)
@@ -138,7 +138,7 @@ def _find_reader(file: Path) -> tuple[Kind, Callable[[], Side]]:
     document = _load(file)
     kind = _find_kind(file, document)
     _check_version(file, document)
-    _check_not_negative(file, document)
+    _check_sizes(file, document)
     readers = {"tune": _read_tune, "train": _read_train, "benchmark": _read_benchmark}
     return kind, functools.partial(readers[kind], file, document)
 
@@ -165,26 +165,33 @@ def _check_version(path: Path, document: Mapping[str, Any]) -> None:
         )
 
 
-def _check_not_negative(path: Path, document: Any) -> None:
+def _check_sizes(path: Path, document: Any) -> None:
     for place, what, value in _iterate_values(document):
-        if value < 0 and _NEVER_NEGATIVE.search(what):
-            named = place if place.endswith(what) else f"{place} ({what})"
-            raise UsageError(
-                f"{path}: {named} is {value:g}, and neither a speed nor a size nor a time lies below 0: the file was "
-                "changed or damaged; make the result again"
-            )
+        if not _SIZES.search(what) or (not isinstance(value, str) and value >= 0):
+            continue
+        named = place if place.endswith(what) else f"{place} ({what})"
+        if isinstance(value, str):
+            wrong = f"{value!r}, and a speed, a size or a time is a number"
+        else:
+            wrong = f"{value:g}, and neither a speed nor a size nor a time lies below 0"
+        raise UsageError(f"{path}: {named} is {wrong}: the file was changed or damaged; make the result again")
 
 
-def _iterate_values(value: Any, place: str = "", what: str = "") -> Iterator[tuple[str, str, float]]:
-    """Every number with where it stands, ``trials[3].samples_per_s``, and what it is of: a benchmark's its metric."""
+def _iterate_values(value: Any, place: str = "", what: str = "") -> Iterator[tuple[str, str, float | str]]:
+    """Every number and text with its place, ``trials[3].samples_per_s``, and what it is of: a benchmark's its metric.
+
+    Reasons for what is missing are left out: they stand under the name of what is.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
+            if key == "null_reasons":
+                continue
             metric = value.get("metric") if key in ("samples", "median") else None
             yield from _iterate_values(inner, f"{place}.{key}" if place else key, str(metric or key))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             yield from _iterate_values(inner, f"{place}[{number}]", what)
-    elif isinstance(value, int | float):
+    elif isinstance(value, int | float | str):
         yield place, what, value
 
 
@@ -286,7 +293,7 @@ ONE_RUN: Mapping[str, Any] = {"unit_of_replication": "run", "n_runs": 1}
 def _read_train_folder(folder: Path) -> Side:
     """From the event log: the plan, and every epoch's speed (the first left out where there are three or more)."""
     events = drop_repeated([json.loads(line) for line in read_lines(folder / EVENTS_FILE)])
-    _check_not_negative(folder / EVENTS_FILE, events)
+    _check_sizes(folder / EVENTS_FILE, events)
     started = next((event for event in events if event["event"] == "RunStarted"), None)
     epochs = [event for event in events if event["event"] == "EpochDone" and event["samples_per_s"] > 0]
     if started is None or not epochs:

@@ -16,7 +16,7 @@ from fulltilt.config import Config
 from fulltilt.errors import ResultUnwrittenError, StorageError, UsageError
 from fulltilt.hardware import has_c_compiler, read_machine
 from fulltilt.levers import Facts, default_plan
-from fulltilt.records import Machine, Roof, decode
+from fulltilt.records import Machine, Roof, decode, format_bytes
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import recommend, search
 from fulltilt.tuner.budget import ROOFS_S, compute_search_s
@@ -298,12 +298,13 @@ def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Mach
 
     A refusal names the parts that changed, so they are called what the user calls them.
     """
+    limit_bytes = options.memory_limit_bytes
     flags = {
         "--batch-sizes": options.batch_sizes and " ".join(map(str, options.batch_sizes)),
         "--num-workers": options.num_workers and " ".join(map(str, options.num_workers)),
         "--steps": options.n_steps,
         "--device": options.device,
-        "--memory-limit": options.memory_limit_bytes and f"{options.memory_limit_bytes / 2**30:g}GiB",
+        "--memory-limit": limit_bytes and f"{format_bytes(limit_bytes)} = {limit_bytes:,} bytes",
         "--free-batch": options.free_batch,
         "--quick (shorter trials)": options.is_quick,
         "--deadline": options.deadline_asked_s and f"{options.deadline_asked_s:g} s",

@@ -458,3 +458,13 @@ def test_nan_is_no_figure(tmp_path, capsys):
     a, b = build_search([1000.0, 1001.0]), build_search([1000.0, float("nan")])
     _, said = compare(tmp_path, a, b, capsys, expect=2)
     assert "b.json cannot be read as JSON (NaN is no value of JSON)" in said
+
+
+def test_a_text_for_a_speed_is_refused_with_its_place(tmp_path, capsys):
+    a, b = build_benchmark([0.2, 0.2]), build_benchmark([0.25, 0.25])
+    b["arms"][0] |= {"metric": "rows_per_s", "samples": [3.0, "fast"]}
+    b["null_reasons"] = {"rows_per_s": "not measured"}
+    _, said = compare(tmp_path, a, b, capsys, expect=2)
+    assert "b.json: arms[0].samples[1] (rows_per_s) is 'fast', and a speed, a size or a time is a number" in said
+    assert "make the result again" in said
+    assert "TypeError" not in said

@@ -422,3 +422,13 @@ def test_help_says_what_holds(command, words, capsys):
     with pytest.raises(SystemExit):
         run_command([command, "--help"])
     assert words in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("words", [["tune"], ["data", "inspect", "f.h5"], []])
+def test_an_unknown_flag_shows_how_its_own_command_is_used(words, capsys):
+    with pytest.raises(SystemExit):
+        run_command([*words, "--dry"])
+    said = capsys.readouterr().err
+    command = " ".join(["fulltilt", *words[:2]])
+    assert said.startswith(f"usage: {command} [-h]")
+    assert f"{command}: error: unrecognized arguments: --dry" in said

@@ -142,7 +142,7 @@ def test_a_function_that_makes_the_workload_keeps_its_own_optimizer(user_code):
         (DIGITS | {"optim": {"optimizer": "adamm"}}, "optim.optimizer", "did you mean adam"),
         ({"task": "no_such_module_anywhere:workload"}, "task", "no module"),
         ({"task": "assemble_user_code:workloat"}, "task", "did you mean workload"),
-        ({"task": "assemble_user_code:nothing"}, "task", "is a int, expected a fulltilt.Workload"),
+        ({"task": "assemble_user_code:nothing"}, "task", "is of type int, expected a fulltilt.Workload"),
     ],
 )
 def test_mistakes_are_named_with_their_key(values, key, words, user_code):

@@ -224,5 +224,5 @@ def test_numbers_of_numpy_are_written_as_what_can_be_read_back(tmp_path):
 
 
 def test_an_object_in_a_state_is_named_before_anything_is_written():
-    with pytest.raises(UsageError, match=r"optimizer\.state\.0\.kind is a Harmful"):
+    with pytest.raises(UsageError, match=r"optimizer\.state\.0\.kind is of type Harmful"):
         make_plain({"state": {0: {"kind": Harmful()}}}, "optimizer")

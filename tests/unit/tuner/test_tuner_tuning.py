@@ -69,14 +69,16 @@ def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(
         parts = tuning._list_fingerprint_parts(aim, options, read_machine())
         return RunFolder(tmp_path, fingerprint_parts=parts, command="tune", results=["trials.jsonl"])
 
-    quick = dataclasses.replace(OPTIONS, batch_sizes=None, strategy="quick", memory_limit_bytes=3 * 2**30)
+    quick = dataclasses.replace(OPTIONS, batch_sizes=None, strategy="quick", memory_limit_bytes=2**20)
     with open_folder(OPTIONS, batch_size=64) as folder:
         folder.append_line("trials.jsonl", "{}")
     open_folder(dataclasses.replace(OPTIONS, strategy="model_first", budget_s=3.0), batch_size=64).close()
     with pytest.raises(RunFolderError) as refused:
         open_folder(quick, batch_size=32)
     changed = str(refused.value).partition("changed: ")[2].partition(")")[0]
-    assert changed.startswith("--batch-sizes 16 64 → not given, --memory-limit not given → 3GiB, --quick")
+    assert changed.startswith(
+        "--batch-sizes 16 64 → not given, --memory-limit not given → 1 MiB = 1,048,576 bytes, --quick"
+    )
     assert "data.batch_size 64 → 32" in str(refused.value)
 
 
