@@ -184,10 +184,12 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
         notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
     if summary.noise_pct is not None and summary.noise_pct > NOISE_PCT:
         why = "" if session.is_budget_spent else ": the same command only reads these rows back"
+        on_cpu = space.facts.device_type == "cpu"
+        causes = ", or processes took their memory differently (retain_freed_memory)" if on_cpu else ""
         notes.append(
-            f"runs of one and the same plan lay {summary.noise_pct:.0f} % apart: other programs used this machine, its "
-            "clock changed, or processes took their memory differently (retain_freed_memory); smaller differences "
-            f"between rows mean nothing. Search again when it is quiet, with --out and a new folder{why}"
+            f"runs of one and the same plan lay {summary.noise_pct:.0f} % apart: other programs used this machine, or "
+            f"its clock changed{causes}; smaller differences between rows mean nothing. Search again when it is "
+            f"quiet, with --out and a new folder{why}"
         )
     return notes
 

@@ -51,7 +51,7 @@ class Journal:
                 return number
             broken = [key for key in self._recorded if key[2:] == (comparison, number)]
             ids = ", ".join(row.id for key in broken for row in self._recorded.pop(key))
-            self.notes.append(f"{ids}: of a round that was broken off, set aside; all its runs were made anew")
+            self.notes.append(f"{ids}: of a round that was broken off, set aside: a round counts only whole")
         return 1 + max((row.round or 0 for row in self.trials if row.comparison == comparison), default=0)
 
     def take_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> list[Trial]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tests.unit.levers.page_faults import FEW, train
 
-from fulltilt.levers import Facts, find_obstacles
+from fulltilt.levers import Facts, Setup, find_obstacles, load_catalogue
 from fulltilt.levers.retain_freed_memory import find_obstacle
 
 pytestmark = pytest.mark.skipif(find_obstacle() is not None, reason=f"no glibc that can keep memory: {find_obstacle()}")
@@ -41,6 +42,16 @@ def test_asking_under_a_memory_limit_changes_nothing(retain, room_bytes):
     assert limited["notes"] == []
     assert limited["losses"] == free["losses"]
     assert (limited["faults"] < FEW) is retain
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_on_a_gpu_the_processs_own_memory_is_left_alone(monkeypatch, value):
+    """A default of False took from a process what its environment had set, with a remedy that is refused there."""
+    lever, setup = load_catalogue()["retain_freed_memory"], Setup(device=torch.device("cuda"))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: pytest.fail("the C library was asked"))
+    lever.apply(setup, value)
+    assert lever.observe(setup) is False
+    assert setup.notes == []
 
 
 def test_an_environment_that_keeps_memory_already_is_said_and_overruled():

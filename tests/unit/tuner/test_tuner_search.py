@@ -236,7 +236,7 @@ def test_a_round_that_was_broken_off_is_begun_anew(tmp_path):
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
     for expected in ([b, a], []):  # begun anew, and then recorded whole
         asked, rows, notes = confirm_in_folder(101.0)
-        assert notes == ["t3: of a round that was broken off, set aside; all its runs were made anew"]
+        assert notes == ["t3: of a round that was broken off, set aside: a round counts only whole"]
         assert asked == expected
         assert rows == [(a, 1, 100.0), (b, 1, 100.0), (b, 3, 101.0), (a, 3, 101.0)]
 
