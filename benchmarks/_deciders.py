@@ -16,7 +16,7 @@ from fulltilt.records import Measurement, Trial
 from fulltilt.stats import Verdict, compare, compute_rate_interval, compute_t_quantile
 from fulltilt.tuner.confirm import confirm
 from fulltilt.tuner.rows import build_row
-from fulltilt.tuner.session import Ask
+from fulltilt.tuner.session import REPEAT, Ask
 from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose
 
 BLOCK_STEPS = 8
@@ -24,6 +24,7 @@ N_ROUNDS = 36
 WELCH_STEPS = 40
 GUIDE_STEPS = 10
 PROCESS_STEPS = 80
+USER_FACTOR = 1.5  # the time of the settings as they were over a finalist's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,20 +81,30 @@ def decide_by_means(stream: Stream, factor: float) -> Outcome:
 def decide_between_processes(noise: NoiseModel, factor: float, rng: np.random.Generator) -> Outcome:
     """The search's for its finalists: its own rounds of fresh processes, and its own rule of what they can tell apart.
 
-    What they cannot is a tie where the means lie as close as the search calls equal, and too noisy where they do not.
+    As in a search each finalist has run once before, and the settings as they were, far slower, run beside them. What
+    they cannot tell is a tie where the means lie as close as the search calls equal, and too noisy where they do not.
     """
-    plans = {default_plan({"batch_size": 1, "threads": threads}): f for threads, f in ((1, 1.0), (2, factor))}
-    (_, other), rounds, level = plans, confirm(list(plans)), 0.0
-    runs: list[Trial] = []
+    factors = {1: 1.0, 2: factor, 3: USER_FACTOR}
+    times = {default_plan({"batch_size": 1, "threads": threads}): factor for threads, factor in factors.items()}
+    (first, other, user), level = times, 0.0
+    plans, rows = (first, other), list[Trial]()
+
+    def run(wish: Ask) -> Trial:
+        nonlocal level
+        steps = noise.simulate(PROCESS_STEPS, rng) * math.exp(level) * times[wish.plan]
+        level += rng.normal(0, noise.drift_pct / 100 * math.sqrt(PROCESS_STEPS))  # it goes on between processes
+        rows.append(build_run(wish, steps, id=f"t{len(rows) + 1}"))
+        return rows[-1]
+
+    for plan in plans:
+        run(Ask(plan=plan, why="in the search"))
+    rounds = confirm(plans, baseline=Ask(plan=user, why="as it was", kind=REPEAT))
     with contextlib.suppress(StopIteration):
         wish = next(rounds)
         while True:
-            steps = noise.simulate(PROCESS_STEPS, rng) * math.exp(level) * plans[wish.plan]
-            level += rng.normal(0, noise.drift_pct / 100 * math.sqrt(PROCESS_STEPS))  # it goes on between processes
-            runs.append(build_run(wish, steps))
-            wish = rounds.send(runs[-1])
-    rows = [next(run for run in runs if run.plan == plan) for plan in plans]
-    chosen, tied = choose(rows, runs)
+            wish = rounds.send(run(wish))
+    runs = rows[len(plans) :]
+    chosen, tied = choose([next(run for run in runs if run.plan == plan) for plan in times], runs, history=rows)
     n_steps = len(runs) * PROCESS_STEPS
     means = [statistics.fmean(math.log(run.samples_per_s or 0.0) for run in runs if run.plan == plan) for plan in plans]
     is_ahead = means[1] > means[0]
@@ -103,7 +114,7 @@ def decide_between_processes(noise: NoiseModel, factor: float, rng: np.random.Ge
     return Outcome(verdict="tie" if is_close else "too_noisy", n_steps=n_steps, takes_b=is_ahead)
 
 
-def build_run(wish: Ask, step_s: np.ndarray) -> Trial:
+def build_run(wish: Ask, step_s: np.ndarray, *, id: str) -> Trial:
     """A finished trial whose steps of one sample took ``step_s``, in blocks as the engine times them."""
     blocks = step_s.reshape(-1, BLOCK_STEPS).sum(axis=1)
     rate = step_s.size / float(step_s.sum())
@@ -115,7 +126,7 @@ def build_run(wish: Ask, step_s: np.ndarray) -> Trial:
         n_steps=step_s.size,
         n_warmup_steps=0,
     )
-    return build_row(wish.plan, id="t1", why=wish.why, kind=wish.kind, status="ok", reason=None, measurement=measured)
+    return build_row(wish.plan, id=id, why=wish.why, kind=wish.kind, status="ok", reason=None, measurement=measured)
 
 
 OURS = "fulltilt"

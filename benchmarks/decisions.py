@@ -201,8 +201,9 @@ def list_notes() -> list[str]:
         "a gap of 2 % makes arm b take 1.02 times as long, or 1/1.02, in turn; the margin inside which a difference "
         "is a tie is 2 % for every verdict of fulltilt's",
         f"simulated: {CALIBRATED}",
-        f"a search's finalists: its own two or three rounds of a process an arm, {PROCESS_STEPS} steps each; it goes "
-        "on with the faster mean whether or not it can tell (takes_faster_pct)",
+        "a search's finalists: its own two or three rounds of a process of each and of the settings as they were, "
+        f"{PROCESS_STEPS} steps each, after one run of each finalist in the search; it goes on with the faster mean "
+        "whether or not it can tell (takes_faster_pct)",
         f"recorded: processes in which some task waited for a core {BUSY_PCT:g} % of the time or less; the others are "
         "the busy machine, on which the right answer is mostly that nobody can tell",
         "detectable_pct is what the comparison itself says it could have found in 80 % of the cases",

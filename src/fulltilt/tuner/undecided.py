@@ -4,10 +4,11 @@ A plan's speed is the geometric mean of its runs side by side, or that of the on
 when their means differ by more than ``CLEAR`` standard errors of that difference. The error of a run is what processes
 of one plan differ by on this machine, learnt from every plan that ran several times; intervals inside a run do not hold
 it. So few runs say little of how much runs differ: Student's t widens what they say, else equal plans are called
-different in 20 to 30 of 100 searches where processes lie further apart than the prior thinks. Where no plan ran twice
-side by side, what the runs of a plan differed by over the whole search stands in: a budget that ended after one round
-once left 14,309 without a tie, though the same plan had run at 5,598 a minute before. Ties are with the best row only,
-so they do not chain down a slope. What the whole search says also holds between the rounds and what ran before them.
+different in 20 to 30 of 100 searches where processes lie further apart than the prior thinks. What the compared plans
+ran before the rounds adds to it, for the error and not for the means: luck then made them finalists. Where no plan ran
+twice side by side, what the runs of a plan differed by over the whole search stands in: a budget that ended after one
+round once left 14,309 without a tie, though the same plan had run at 5,598 a minute before. Ties are with the best row
+only, so they do not chain down a slope. What the whole search says also holds between the rounds and what ran before.
 
 The rounds of the finalists (``confirm``) end by the narrower ``compute_run_error``: another round costs a process of
 every plan, and what it could still win is small. What they leave open is named as a tie here.
@@ -20,6 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records import Plan, Trial
@@ -145,38 +147,42 @@ def compute_detectable_pct(runs: Sequence[Trial], history: Sequence[Trial] = ())
     return 100 * math.expm1((CLEAR + POWERFUL) * error)
 
 
-def compute_run_error(runs: Sequence[Sequence[Trial]]) -> float:
+def compute_run_error(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> float:
     """Standard error of the logarithm of one run's samples/s on this machine.
 
     What runs of one plan differ by, or what the blocks of a run differ by, whichever is larger; the prior where there
     are no runs.
 
     Args:
-        runs: By plan, its runs with status ok.
+        runs: By plan, its runs side by side with status ok.
+        earlier: Runs of these plans from before.
     """
     if not runs:
         return PRIOR_SPREAD
-    between = (PRIOR_DF * PRIOR_SPREAD**2 + _sum_squares(runs)) / (PRIOR_DF + sum(len(found) - 1 for found in runs))
+    squares, df = _sum_squares(runs, earlier)
+    between = (PRIOR_DF * PRIOR_SPREAD**2 + squares) / (PRIOR_DF + df)
     within = float(np.mean([estimate_error(run) ** 2 for found in runs for run in found]))
     return math.sqrt(max(between, within))
 
 
-def compute_doubt(runs: Sequence[Sequence[Trial]]) -> float:
+def compute_doubt(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> float:
     """``compute_run_error``, and where the runs alone say more, that: ``CLEAR`` times it holds 95 % of differences."""
-    return max(compute_run_error(runs), compute_spread(runs))
+    return max(compute_run_error(runs, earlier), compute_spread(runs, earlier))
 
 
-def compute_spread(runs: Sequence[Sequence[Trial]]) -> float:
+def compute_spread(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> float:
     """What runs of one plan differ by, by these alone: ``CLEAR`` times it holds 95 %. 0 where no plan ran twice."""
-    df = sum(len(found) - 1 for found in runs)
-    return compute_t_quantile(0.975, df) / CLEAR * math.sqrt(_sum_squares(runs) / df) if df else 0.0
+    squares, df = _sum_squares(runs, earlier)
+    return compute_t_quantile(0.975, df) / CLEAR * math.sqrt(squares / df) if df else 0.0
 
 
 def _compute_shared(beside: Sequence[Sequence[Trial]], history: Sequence[Trial]) -> float:
     """The error of any run. Drift between the search and its rounds counts only where the rounds say nothing."""
-    doubt = compute_doubt(beside)
-    is_told = any(len(found) > 1 for found in beside)
-    return doubt if is_told else max(doubt, compute_spread(_group(history)))
+    if not any(len(found) > 1 for found in beside):
+        return max(compute_doubt(beside), compute_spread(_group(history)))
+    ids = {run.id for found in beside for run in found}
+    plans = {found[0].plan for found in beside}
+    return compute_doubt(beside, [run for run in history if run.plan in plans and run.id not in ids])
 
 
 def estimate_error(run: Trial) -> float:
@@ -199,7 +205,7 @@ def is_noisy(runs: Sequence[Trial]) -> bool:
 
 
 def compute_mean_log(runs: Sequence[Trial]) -> float:
-    return float(np.mean(np.log([run.samples_per_s or math.nan for run in runs])))
+    return float(_read_logs(runs).mean())
 
 
 def compute_simplicity(plan: Plan) -> tuple[int, int, float]:
@@ -217,10 +223,26 @@ def _group(runs: Sequence[Trial]) -> list[list[Trial]]:
     return list(by_plan.values())
 
 
-def _sum_squares(runs: Sequence[Sequence[Trial]]) -> float:
-    """Of the logarithms, about the mean of each plan."""
-    logs = [np.log([run.samples_per_s or math.nan for run in found]) for found in runs]
-    return sum(float(((x - x.mean()) ** 2).sum()) for x in logs)
+def _sum_squares(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> tuple[float, int]:
+    """Of the logarithms, about the mean of each plan, and their degrees of freedom.
+
+    With ``earlier`` ones also about the mean of each stretch of time: the rounds, the search before them, any earlier
+    comparison. What a stretch was faster by is drift that all plans share, and no error of a difference.
+    """
+    if not earlier:
+        logs = [_read_logs(found) for found in runs]
+        return sum(float(((x - x.mean()) ** 2).sum()) for x in logs), sum(x.size - 1 for x in logs)
+    cells = [(run, "beside") for found in runs for run in found] + [(run, run.comparison) for run in earlier]
+    plans, stretches = (dict.fromkeys(names) for names in zip(*((run.plan, of) for run, of in cells), strict=True))
+    marks = [[run.plan == p for p in plans] + [of == stretch for stretch in stretches] for run, of in cells]
+    design = np.array(marks, dtype=np.float64)
+    logs = _read_logs([run for run, _ in cells])
+    rest = logs - design @ np.linalg.pinv(design) @ logs
+    return float(rest @ rest), logs.size - int(np.linalg.matrix_rank(design))
+
+
+def _read_logs(runs: Sequence[Trial]) -> NDArray[np.float64]:
+    return np.log([run.samples_per_s or math.nan for run in runs])
 
 
 def _divide(speeds: Sequence[Speed], per: Sequence[float] | None) -> Sequence[Speed]:

@@ -11,7 +11,7 @@ from fulltilt.tuner.undecided import PRIOR_SPREAD, choose, compute_detectable_pc
 PLANS = [default_plan({"batch_size": 16, "threads": threads}) for threads in (1, 2)]
 
 
-def build_run(plan, rate):
+def build_run(plan, rate, id="t1"):
     measured = Measurement(
         phases_ms=None,
         samples_per_s=rate,
@@ -20,7 +20,7 @@ def build_run(plan, rate):
         n_steps=8,
         n_warmup_steps=2,
     )
-    return build_row(plan, id="t1", why="", kind="repeat", status="ok", reason=None, measurement=measured)
+    return build_row(plan, id=id, why="", kind="repeat", status="ok", reason=None, measurement=measured)
 
 
 def draw_runs(rng, spread, *, n_rounds, gap=0.0):
@@ -71,3 +71,45 @@ def test_a_gap_that_is_said_to_be_detectable_is_told_in_80_of_100_cases(spread, 
 
 def test_without_runs_side_by_side_nothing_is_said_to_be_detectable():
     assert compute_detectable_pct([]) is None
+
+
+USER = default_plan({"batch_size": 16, "threads": 3})
+
+
+def draw_search(seed, spread, *, gap=0.0, drift=0.0):
+    """Eight plans run once, the fastest two and the user's, far slower, twice more: rows, rounds, every run.
+
+    Of the finalists the second one is faster by ``gap``; the rounds are slower than the search by ``drift``.
+    """
+    rng = np.random.default_rng(seed)
+    names = iter(range(1, 100))
+    lucky = rng.permutation(np.sort(rng.normal(0, spread, 8))[-2:])
+    levels = dict(zip((*PLANS, USER), (0.0, gap, -0.5), strict=True))
+
+    def run(plan, noise):
+        return build_run(plan, float(100 * np.exp(levels[plan] + noise)), id=f"t{next(names)}")
+
+    earlier = [run(plan, luck + drift) for plan, luck in zip(PLANS, lucky, strict=True)]
+    rounds = [run(plan, rng.normal(0, spread)) for plan in (*PLANS, USER, USER, *reversed(PLANS))]
+    return rounds[:3], rounds, [*earlier, *rounds]
+
+
+@pytest.mark.parametrize("spread", [0.003, 0.02, 0.06, 0.2])
+def test_earlier_runs_call_equal_finalists_no_more_often_different_though_luck_chose_them(spread):
+    found = [draw_search(seed, spread) for seed in range(1000)]
+    n_told = sum(not choose(rows, rounds, history=history)[1] for rows, rounds, history in found)
+    assert n_told <= 0.06 * 1000
+
+
+def test_earlier_runs_of_the_finalists_tell_gaps_that_two_rounds_leave_open():
+    found = [draw_search(seed, 0.02, gap=0.07) for seed in range(400)]
+    n_alone = sum(not choose(rows, rounds)[1] for rows, rounds, _ in found)
+    n_told = sum(not choose(rows, rounds, history=history)[1] for rows, rounds, history in found)
+    assert n_told >= n_alone + 0.08 * 400
+
+
+def test_a_search_that_ran_in_a_faster_minute_leaves_what_the_rounds_can_tell_as_it_is():
+    rounds, history = draw_search(0, 0.01)[1:]
+    _, faster = draw_search(0, 0.01, drift=0.12)[1:]
+    assert compute_detectable_pct(rounds, faster) == pytest.approx(compute_detectable_pct(rounds, history))
+    assert compute_detectable_pct(rounds, history) != pytest.approx(compute_detectable_pct(rounds))
