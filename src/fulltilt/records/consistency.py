@@ -70,6 +70,11 @@ def _check_plan(row: Row) -> Iterator[str]:
     for name, value in due.items():
         if row.get(name) and row[name] != value:
             yield f"{name} is {row[name]}, its plan on {n_devices} device(s) gives {value}"
+    if row["status"] != "ok" or n_devices > 1:  # a rank sees its share
+        return
+    for name, found in (row.get("observed") or {}).items():
+        if plan.get(name) is not None and found != plan[name]:  # such a run ends with an error
+            yield f"its plan has {name} {plan[name]}, observed in the run was {found}"
 
 
 def _check_rate(row: Row) -> Iterator[str]:

@@ -63,6 +63,7 @@ def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(tmp_path):
         ({"effective_batch_size": 4096}, "effective_batch_size is 4096"),
         ({"status": "error"}, "status is error, and only a run that ended well has samples_per_s"),
         ({"samples_per_s": None}, "status is ok, and samples_per_s is None"),
+        ({"observed": {"precision": "bf16"}}, "its plan has precision fp32, observed in the run was bf16"),
         ({"id": "t1"}, "t1: an earlier row is called so, too"),
     ],
 )
