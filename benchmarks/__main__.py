@@ -12,6 +12,7 @@ from benchmarks._runner import (
     Context,
     describe_result,
     find_benchmarks,
+    find_obstacle,
     run_benchmark,
     run_in_peers_environment,
     run_peer_tests,
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     context = Context(device=args.device, quick=args.quick)
     failures = 0
     for name, module in chosen.items():
+        if obstacle := find_obstacle(module, context):
+            print(f"{name}: skipped on {context.device}: {obstacle}", flush=True)
+            continue
         if module.NEEDS_PEERS and not args.here:
             failures += run_in_peers_environment(name, context) != 0
             continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +28,15 @@ MODEL = "resnet18(n_classes=10)"
 LR = 0.01
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """What one block trains on."""
+
+    batch_per_rank: int
+    n_steps: int
+    precision: str
+
+
 class Images(Dataset):
     """Random images in memory, collated one by one: loading is a small part of a step, and the same in every arm."""
 
@@ -41,15 +52,18 @@ class Images(Dataset):
         return self.inputs[index], self.targets[index]
 
 
-def measure_rounds(device: str, n_rounds: int, n_steps: int, batch_per_rank: int) -> list[Round[float]]:
+def measure_rounds(device: str, n_rounds: int, size: Size) -> list[Round[float]]:
     """Samples per second of all ranks, of every arm in every round."""
-    config = _build_config(device, batch_per_rank)
+    n_steps, batch_per_rank = size.n_steps, size.batch_per_rank
+    config = _build_config(device, batch_per_rank, size.precision)
     world, name = join_world(config)
     blocks = {
         ONE: _build_block(config, name, ALONE, n_steps, takes_part=world.is_first),
         APART: _build_block(config, name, ALONE, n_steps),
         BY_HAND: _build_block_by_hand(config, name, n_steps),
-        TOGETHER: _build_block(_build_config(device, batch_per_rank * world.n_ranks), name, world, n_steps),
+        TOGETHER: _build_block(
+            _build_config(device, batch_per_rank * world.n_ranks, size.precision), name, world, n_steps
+        ),
     }
     n_working = {ONE: 1, APART: world.n_ranks, BY_HAND: world.n_ranks, TOGETHER: world.n_ranks}
 
@@ -73,10 +87,11 @@ def _time_together(block: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - began_s
 
 
-def _build_config(device: str, batch_size: int) -> Any:
+def _build_config(device: str, batch_size: int, precision: str) -> Any:
     values = {
         "data": {"batch_size": batch_size, "shuffle": False},
         "optim": {"optimizer": "sgd(momentum=0.9)", "lr": LR},
+        "speed": {"precision": precision},
         "run": {"device": device, "n_ranks": 2},
     }
     return config_from_values(values, base_dir=".")
@@ -118,12 +133,15 @@ def _build_block_by_hand(config: Any, device: str, n_steps: int) -> Callable[[],
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     loss = nn.CrossEntropyLoss()
     batch_size = config.data.batch_size
+    is_bf16 = config.speed.precision == "bf16"
     loader = torch.utils.data.DataLoader(Images(batch_size * n_steps), batch_size=batch_size)
 
     def block() -> None:
         batches: Iterator[Any] = iter(loader)
         for inputs, targets in batches:
-            loss(model(inputs.to(device)), targets.to(device)).backward()
+            with torch.autocast("cuda", torch.bfloat16) if is_bf16 else contextlib.nullcontext():
+                value = loss(model(inputs.to(device)), targets.to(device))
+            value.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 

@@ -17,7 +17,7 @@ import resource
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ class Case:
     batch_size: int
     n_warmup: int
     n_steps: int
+    device: str = "cpu"
 
     @property
     def n_samples(self) -> int:
@@ -67,15 +68,23 @@ class Mark(NamedTuple):
     n_waits: int
 
 
-def read_mark() -> Mark:
+def read_mark(device: str) -> Mark:
+    """The clocks, once the device has done what it was given: on a GPU a loop is ahead of its steps."""
+    if device != "cpu":
+        torch.cuda.synchronize()
     return Mark(time.perf_counter(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw)
 
 
 class MarkedRows(Dataset):
-    """Rows in memory; reads the clocks when batch ``first`` and batch ``last`` are asked for, counted from 0."""
+    """Rows in memory; reads the clocks when batch ``first`` and batch ``last`` are asked for, counted from 0.
 
-    def __init__(self, inputs: Tensor, targets: Tensor, *, batch_size: int, first: int, last: int):
+    Attributes:
+        device: Of the model; every loop copies its batches there.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor, *, batch_size: int, first: int, last: int, device: str = "cpu"):
         self.batch_size = batch_size
+        self.device = device
         self._inputs, self._targets = inputs, targets
         self._first, self._last = first, last
         self._n_asked = 0
@@ -86,7 +95,7 @@ class MarkedRows(Dataset):
 
     def get_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         if self._n_asked == self._first or self._n_asked == self._last:
-            self.marks.append(read_mark())
+            self.marks.append(read_mark(self.device))
         self._n_asked += 1
         return self._inputs[indices], self._targets[indices]
 
@@ -107,9 +116,18 @@ def build_shared_loader(dataset: MarkedRows) -> DataLoader:
     return build_loader(dataset, batch_size=dataset.batch_size, shuffle=True, drop_last=False, seed=0)
 
 
+def fetch_batches(dataset: MarkedRows) -> Iterable[tuple[Tensor, Tensor]]:
+    """The loader's batches on the dataset's device; on a CPU the loader itself, so that nothing is added to a step."""
+    loader, device = build_shared_loader(dataset), dataset.device
+    if device == "cpu":
+        return loader
+    return ((inputs.to(device), targets.to(device)) for inputs, targets in loader)
+
+
 def run_by_hand(model: nn.Module, dataset: MarkedRows) -> None:
+    model.to(dataset.device)
     optimizer = build_optimizer(model.parameters())
-    for inputs, targets in build_shared_loader(dataset):
+    for inputs, targets in fetch_batches(dataset):
         loss = functional.cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
@@ -121,7 +139,13 @@ def run_fulltilt(model: nn.Module, dataset: MarkedRows, *, with_listeners: bool 
         {
             "data": {"batch_size": dataset.batch_size},
             "speed": {"threads": torch.get_num_threads()},
-            "run": {"epochs": 1, "device": "cpu", "seed": 0, "evaluate_every": None, "checkpoint_every": None},
+            "run": {
+                "epochs": 1,
+                "device": dataset.device,
+                "seed": 0,
+                "evaluate_every": None,
+                "checkpoint_every": None,
+            },
         },
         base_dir=".",
     )
@@ -147,7 +171,7 @@ def run_lightning(model: nn.Module, dataset: MarkedRows) -> None:
     import lightning
 
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, barebones=True, use_distributed_sampler=False
+        accelerator=dataset.device, devices=1, max_epochs=1, barebones=True, use_distributed_sampler=False
     )
     trainer.fit(_build_lightning_module(model), build_shared_loader(dataset))
 
@@ -155,9 +179,10 @@ def run_lightning(model: nn.Module, dataset: MarkedRows) -> None:
 def run_fabric(model: nn.Module, dataset: MarkedRows) -> None:
     from lightning.fabric import Fabric
 
-    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric = Fabric(accelerator=dataset.device, devices=1)
     wrapped, optimizer = fabric.setup(model, build_optimizer(model.parameters()))
-    loader = fabric.setup_dataloaders(build_shared_loader(dataset), use_distributed_sampler=False, move_to_device=False)
+    moves = dataset.device != "cpu"
+    loader = fabric.setup_dataloaders(build_shared_loader(dataset), use_distributed_sampler=False, move_to_device=moves)
     for inputs, targets in loader:
         loss = functional.cross_entropy(wrapped(inputs), targets)
         fabric.backward(loss)
@@ -168,7 +193,8 @@ def run_fabric(model: nn.Module, dataset: MarkedRows) -> None:
 def run_accelerate(model: nn.Module, dataset: MarkedRows) -> None:
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True, device_placement=False)
+    is_cpu = dataset.device == "cpu"
+    accelerator = Accelerator(cpu=is_cpu, device_placement=not is_cpu)
     wrapped, optimizer, loader = accelerator.prepare(
         model, build_optimizer(model.parameters()), build_shared_loader(dataset)
     )
@@ -208,11 +234,11 @@ NOTES = {
     ),
     "lightning": "Trainer(barebones=True): https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.trainer.trainer.Trainer.html",
     "fabric": (
-        "setup, setup_dataloaders(move_to_device=False), backward: "
+        "setup, setup_dataloaders(move_to_device=False on a CPU), backward: "
         "https://lightning.ai/docs/fabric/stable/fundamentals/convert.html"
     ),
     "accelerate": (
-        "Accelerator(device_placement=False), prepare, backward: "
+        "Accelerator(device_placement=False on a CPU), prepare, backward: "
         "https://huggingface.co/docs/accelerate/package_reference/accelerator"
     ),
 }
@@ -227,6 +253,7 @@ def measure_block(arm: str, case: Case) -> Block:
         batch_size=case.batch_size,
         first=case.n_warmup,
         last=case.n_warmup + case.n_steps,
+        device=case.device,
     )
     with _silence_peers():
         ARMS[arm](build_model(case.width), dataset)
@@ -240,8 +267,9 @@ def measure_block(arm: str, case: Case) -> Block:
     )
 
 
-def calibrate_batch_size(target_ms: float, *, width: int, n_tries: int = 5) -> int:
-    """The batch size, a multiple of 8, at which a step of the hand-written loop takes about ``target_ms`` of a core.
+def calibrate_batch_size(target_ms: float, *, width: int, n_tries: int = 5, device: str = "cpu") -> int:
+    """The batch size, a multiple of 8, at which a step of the hand-written loop takes about ``target_ms`` of a core,
+    on a GPU of the wall clock.
 
     The batch grows and not the model: weights and the optimizer's state stay in the cache, where neighbours on the
     machine disturb a step least.
@@ -250,9 +278,10 @@ def calibrate_batch_size(target_ms: float, *, width: int, n_tries: int = 5) -> i
     while low < high:
         middle = (low + high) // 2
         n_steps = max(5, round(20 / target_ms))
-        case = Case(name="calibration", width=width, batch_size=8 * middle, n_warmup=3, n_steps=n_steps)
+        case = Case(name="calibration", width=width, batch_size=8 * middle, n_warmup=3, n_steps=n_steps, device=device)
+        blocks = [measure_block(REFERENCE, case) for _ in range(n_tries)]
         # The fastest try: what slows a short block down is never the block.
-        fastest_us = min(measure_block(REFERENCE, case).cpu_us for _ in range(n_tries))
+        fastest_us = min(block.cpu_us if device == "cpu" else block.wall_us for block in blocks)
         low, high = (middle + 1, high) if fastest_us < 1000 * target_ms else (low, middle)
     return 8 * low
 

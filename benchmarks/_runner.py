@@ -1,7 +1,8 @@
 """Runs a benchmark, in the environment it needs, and writes its result file.
 
 A benchmark is a module of this package with ``NAME`` (that of its file), ``CLAIM`` (one sentence), ``DEVICES`` (where
-it can run), ``NEEDS_PEERS`` (it runs in the peers' environment) and ``run(context) -> Findings``.
+it can run), ``NEEDS_PEERS`` (it runs in the peers' environment) and ``run(context) -> Findings``. One that needs more
+than its device has ``find_obstacle(context) -> str | None``, which says what is missing.
 """
 
 from __future__ import annotations
@@ -55,6 +56,12 @@ def find_benchmarks() -> dict[str, ModuleType]:
     names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_")]
     modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
     return {module.NAME: module for module in modules}
+
+
+def find_obstacle(module: ModuleType, context: Context) -> str | None:
+    """Why a benchmark cannot run on this machine, in its own words."""
+    find = getattr(module, "find_obstacle", None)
+    return None if find is None else find(context)
 
 
 def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:

@@ -95,13 +95,21 @@ def build_v2_loader(images_NCHW: Tensor, side: int, batch_size: int, *, n_batche
 
 
 def run_plain_steps(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, Tensor]], n_steps: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    n_steps: int,
+    *,
+    device: str = "cpu",
+    precision: str = "fp32",
 ) -> list[float]:
     """Optimizer steps over one batch each; the loss is read at every step, as is usual."""
     losses = []
     for _ in range(n_steps):
         first, second = next(batches)
-        loss = compute_loss(model(torch.cat([first, second])), temperature=0.2)
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            features = model(torch.cat([first, second]).to(device))
+            loss = compute_loss(features, temperature=0.2)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -114,6 +122,6 @@ def compute_loss(features: Tensor, *, temperature: float) -> Tensor:
     n = len(features) // 2
     features = functional.normalize(features, dim=1)
     similarity = features @ features.T / temperature
-    similarity = similarity.masked_fill(torch.eye(2 * n, dtype=torch.bool), float("-inf"))
-    labels = torch.cat([torch.arange(n) + n, torch.arange(n)])
+    similarity = similarity.masked_fill(torch.eye(2 * n, dtype=torch.bool, device=features.device), float("-inf"))
+    labels = torch.cat([torch.arange(n) + n, torch.arange(n)]).to(features.device)
     return functional.cross_entropy(similarity, labels)

@@ -3,12 +3,13 @@
 Views are made by the same steps in all arms, ours and the plain loop's on one thread and without data workers:
 ``views`` alone, beside torchvision v2 without and with two workers, ``step`` with a small network. ``window`` is one
 optimizer step over 256 images: plain accumulation of 64 × 4 (126 negatives), gradient caching over 64 × 4, and one
-batch of 256 (510 negatives both). Arms run in turn within a round. ``learning`` trains from a seed on 10,000 images
-and reads the accuracy of 20 nearest neighbours before and after.
+batch of 256 (510 negatives both); on a GPU over 2,048 in batches of 512. Arms run in turn within a round. ``learning``
+trains from a seed on 10,000 images and reads the accuracy of 20 nearest neighbours before and after.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import tempfile
@@ -29,6 +30,7 @@ from fulltilt.engine.build import build_run
 from fulltilt.engine.cached_step import build_step
 from fulltilt.engine.evaluate import evaluate
 from fulltilt.engine.run import Run
+from fulltilt.engine.step import TrainStep
 from fulltilt.engine.train import train
 from fulltilt.measure import NullTimer
 from fulltilt.stats import compute_interval
@@ -39,9 +41,26 @@ CLAIM = (
     "accumulation, and features learnt without a label beat those of a random encoder."
 )
 NEEDS_PEERS = True
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 
-SIDE, BATCH_SIZE, WINDOW = 32, 64, 4
+SIDE, WINDOW = 32, 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """What a device trains: its model, its batch, and what it computes in."""
+
+    device: str
+    batch_size: int
+    model: str
+    precision: str
+
+
+SIZES = {
+    "cpu": Size(device="cpu", batch_size=64, model="small_cnn(width=16)", precision="fp32"),
+    "cuda": Size(device="cuda", batch_size=512, model="small_cnn(width=64)", precision="bf16"),
+}
+LEARNING_BATCH_SIZE = 64  # on every device: larger windows would leave too few steps to learn in
 LEARNING_SIDE = 24  # of the views that are learnt from: half the work of 32, which evaluations see
 VIEWS = (
     "random_resized_crop({side}, scale=[0.2, 1.0]) | random_flip | "
@@ -61,14 +80,14 @@ Arms = dict[str, Callable[[], float]]
 def run(context: Context) -> Findings:
     source = find_images()
     open_peers_of_data()
-    n_threads = torch.get_num_threads()
+    n_threads, size = torch.get_num_threads(), SIZES[context.device]
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
-            limit, n_labelled = (600, 200) if context.quick else (N_IMAGES, N_LABELLED)
+            limit, n_labelled = count_images(size, quick=context.quick)
             make_stl10(source, folder, size=SIDE, limit=limit, n_labelled=n_labelled)
-            arms, targets = measure_speed(Path(folder), quick=context.quick)
-            learnt, margins = measure_learning(Path(folder), quick=context.quick)
+            arms, targets = measure_speed(Path(folder), size, quick=context.quick)
+            learnt, margins = measure_learning(Path(folder), size, quick=context.quick)
     finally:
         torch.set_num_threads(n_threads)
     return Findings(
@@ -76,13 +95,22 @@ def run(context: Context) -> Findings:
         targets=(*targets, *margins),
         notes=(
             f"views of both loops: {VIEWS.format(side=SIDE)}; what is learnt from has {LEARNING_SIDE} pixels",
-            "small_cnn(width=16) with SimCLR's projector, temperature 0.2, AdamW, fp32, 1 thread; workers only in v2",
+            f"{size.model} with SimCLR's projector, temperature 0.2, AdamW, {size.precision}, 1 thread; workers only "
+            "in v2",
             "the plain loop is benchmarks/_simclr_loop.py: PIL images through torchvision's transforms, one by one",
             "torchvision v2: on uint8 tensors in memory, floats at the end, persistent workers; a block is "
             "a pass of its own, its start included",
-            "BatchNorm sees 64 images at a time in accumulation and caching, 256 in the large batch",
+            f"BatchNorm sees {size.batch_size} images at a time in accumulation and caching, "
+            f"{size.batch_size * WINDOW} in the large batch",
         ),
     )
+
+
+def count_images(size: Size, *, quick: bool) -> tuple[int, int]:
+    """All of them, and those with a label; never fewer than a window takes, since short batches are dropped."""
+    if quick:
+        return max(600, 2 * WINDOW * size.batch_size), 200
+    return N_IMAGES, N_LABELLED
 
 
 def find_images() -> Path:
@@ -98,20 +126,20 @@ def find_images() -> Path:
     return path
 
 
-def measure_speed(folder: Path, *, quick: bool) -> tuple[list[Arm], list[Target]]:
+def measure_speed(folder: Path, size: Size, *, quick: bool) -> tuple[list[Arm], list[Target]]:
     n_rounds, n_steps, n_view_batches = (2, 2, 4) if quick else (15, 8, 64)  # workers need long blocks to get going
     n_windows = max(1, n_steps // WINDOW)
     arms: list[Arm] = []
     targets: list[Target] = []
     for case, contestants, n_batches in (
-        ("views", build_view_arms(folder, n_view_batches), n_view_batches),
-        ("step", build_step_arms(folder, n_steps), n_steps),
-        ("window", build_window_arms(folder, n_windows), n_windows * WINDOW),
+        ("views", build_view_arms(folder, size, n_view_batches), n_view_batches),
+        ("step", build_step_arms(folder, size, n_steps), n_steps),
+        ("window", build_window_arms(folder, size, n_windows), n_windows * WINDOW),
     ):
         for block in contestants.values():
             block()
         rounds = run_rounds(list(contestants), lambda name: contestants[name](), n_rounds=n_rounds)  # noqa: B023
-        unit = f"round of two blocks an arm, {n_batches} batches of {BATCH_SIZE} images each, arms in turn"
+        unit = f"round of two blocks an arm, {n_batches} batches of {size.batch_size} images each, arms in turn"
         arms += [
             build_arm(
                 compute_means(rounds, name, float),
@@ -151,52 +179,61 @@ def judge_window(rounds: Sequence[Round[float]]) -> Target:
     return judge(name, statistics.median(costs), interval, at_most=MAX_CACHING_COST_PCT)
 
 
-def build_view_arms(folder: Path, n_steps: int) -> Arms:
-    run = build(folder, accumulate=1)
-    ours, plain = cycle(run), cycle_plain(run)
+def build_view_arms(folder: Path, size: Size, n_steps: int) -> Arms:
+    run = build(folder, size, accumulate=1)
+    ours, plain = cycle(run), cycle_plain(run, size)
     images, _ = run.dataset.get_batch(range(len(run.dataset)))
+    place = TrainStep(run).place  # views count where they are trained on
 
     def make_ours() -> None:
         for _ in range(n_steps):
             prepare = run.workload.prepare
             assert prepare is not None
-            prepare(next(ours), run.generator)
+            prepare(place(next(ours)), run.generator)
 
     def make_plain() -> None:
         for _ in range(n_steps):
-            next(plain)
+            place(next(plain))
 
-    n_views = 2 * BATCH_SIZE * n_steps
+    n_views = 2 * size.batch_size * n_steps
 
     def plan_v2(n_workers: int) -> Callable[[], float]:
-        loader = build_v2_loader(images, SIDE, BATCH_SIZE, n_batches=n_steps, n_workers=n_workers)
+        loader = build_v2_loader(images, SIDE, size.batch_size, n_batches=n_steps, n_workers=n_workers)
 
         def make_v2() -> None:
-            for _ in loader:
-                pass
+            for views in loader:
+                place(views)
 
-        return time_block(make_v2, n_views)
+        return time_block(make_v2, n_views, size.device)
 
-    arms = {PLAIN: time_block(make_plain, n_views), OURS: time_block(make_ours, n_views)}
+    arms = {
+        PLAIN: time_block(make_plain, n_views, size.device),
+        OURS: time_block(make_ours, n_views, size.device),
+    }
     return arms | {name: plan_v2(n_workers) for name, n_workers in V2.items()}
 
 
-def build_step_arms(folder: Path, n_steps: int) -> Arms:
-    run, other = build(folder, accumulate=1), build(folder, accumulate=1)
-    step, batches, plain = build_step(run), cycle(run), cycle_plain(other)
+def build_step_arms(folder: Path, size: Size, n_steps: int) -> Arms:
+    run, other = build(folder, size, accumulate=1), build(folder, size, accumulate=1)
+    step, batches, plain = build_step(run), cycle(run), cycle_plain(other, size)
 
     def train_ours() -> None:
         for _ in range(n_steps):
             step(batches, NullTimer())
 
     def train_plain() -> None:
-        run_plain_steps(other.setup.model, other.setup.optimizer, plain, n_steps)
+        run_plain_steps(
+            other.setup.model, other.setup.optimizer, plain, n_steps, device=size.device, precision=size.precision
+        )
 
-    n_views = 2 * BATCH_SIZE * n_steps
-    return {PLAIN: time_block(train_plain, n_views), OURS: time_block(train_ours, n_views)}
+    n_views = 2 * size.batch_size * n_steps
+    return {
+        PLAIN: time_block(train_plain, n_views, size.device),
+        OURS: time_block(train_ours, n_views, size.device),
+    }
 
 
-def build_window_arms(folder: Path, n_steps: int) -> Arms:
+def build_window_arms(folder: Path, size: Size, n_steps: int) -> Arms:
     def build_arm_of(run: Run) -> Callable[[], float]:
         step, batches = build_step(run), cycle(run)
 
@@ -204,19 +241,28 @@ def build_window_arms(folder: Path, n_steps: int) -> Arms:
             for _ in range(n_steps):
                 step(batches, NullTimer())
 
-        return time_block(train_windows, 2 * BATCH_SIZE * WINDOW * n_steps)
+        return time_block(train_windows, 2 * size.batch_size * WINDOW * n_steps, size.device)
 
+    large = dataclasses.replace(size, batch_size=size.batch_size * WINDOW)
     return {
-        ACCUMULATED: build_arm_of(build(folder, accumulate=WINDOW, exact=False)),
-        CACHED: build_arm_of(build(folder, accumulate=WINDOW)),
-        LARGE: build_arm_of(build(folder, accumulate=1, batch_size=BATCH_SIZE * WINDOW)),
+        ACCUMULATED: build_arm_of(build(folder, size, accumulate=WINDOW, exact=False)),
+        CACHED: build_arm_of(build(folder, size, accumulate=WINDOW)),
+        LARGE: build_arm_of(build(folder, large, accumulate=1)),
     }
 
 
-def time_block(block: Callable[[], None], n_views: int) -> Callable[[], float]:
+def time_block(block: Callable[[], None], n_views: int, device: str) -> Callable[[], float]:
+    """On a GPU the device is done before the block begins and when it ends."""
+
+    def synchronize() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
     def measure() -> float:
+        synchronize()
         started = time.perf_counter()
         block()
+        synchronize()
         return n_views / (time.perf_counter() - started)
 
     return measure
@@ -229,23 +275,23 @@ def cycle(run: Run) -> Iterator[Any]:
         epoch += 1
 
 
-def cycle_plain(run: Run) -> Iterator[Any]:
+def cycle_plain(run: Run, size: Size) -> Iterator[Any]:
     images, _ = run.dataset.get_batch(range(len(run.dataset)))
-    loader = build_plain_loader(images, SIDE, BATCH_SIZE)
+    loader = build_plain_loader(images, SIDE, size.batch_size)
     while True:
         yield from loader
 
 
-def build(folder: Path, *, accumulate: int, batch_size: int = BATCH_SIZE, exact: bool = True) -> Run:
-    config = build_config(folder, accumulate=accumulate, batch_size=batch_size, exact=exact)
-    return build_run(config, plan_of(config), device="cpu")
+def build(folder: Path, size: Size, *, accumulate: int, exact: bool = True) -> Run:
+    config = build_config(folder, size, accumulate=accumulate, exact=exact)
+    return build_run(config, plan_of(config), device=size.device)
 
 
 def build_config(
     folder: Path,
+    size: Size,
     *,
     accumulate: int = WINDOW,
-    batch_size: int = BATCH_SIZE,
     exact: bool = True,
     side: int = SIDE,
     epochs: int = 1,
@@ -254,34 +300,40 @@ def build_config(
     return config_from_values(
         {
             "task": f"contrastive(temperature=0.2, exact_batch={str(exact).lower()})",
-            "model": "small_cnn(width=16)",
+            "model": size.model,
             "data": {
                 "dataset": "stl10(part=train+unlabeled)",
                 "path": str(folder),
-                "batch_size": batch_size,
+                "batch_size": size.batch_size,
                 "drop_last": True,
                 "transform": {"train": VIEWS.format(side=side)},
             },
             "optim": {"lr": 4e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.1},
-            "speed": {"accumulate": accumulate, "threads": 1},
-            "run": {"epochs": epochs, "device": "cpu", "seed": seed, "evaluate_every": f"{epochs} epochs"},
+            "speed": {"accumulate": accumulate, "threads": 1, "precision": size.precision},
+            "run": {
+                "epochs": epochs,
+                "device": size.device,
+                "seed": seed,
+                "evaluate_every": f"{epochs} epochs",
+            },
         },
         base_dir=".",
     )
 
 
-def measure_learning(folder: Path, *, quick: bool) -> tuple[list[Arm], list[Target]]:
+def measure_learning(folder: Path, size: Size, *, quick: bool) -> tuple[list[Arm], list[Target]]:
     """Accuracy of nearest neighbours by features of the encoder as it is drawn, and as it is trained."""
     n_seeds, epochs = (1, 1) if quick else (6, 10)
+    size = dataclasses.replace(size, batch_size=LEARNING_BATCH_SIZE)
     before, after = [], []
     for seed in range(n_seeds):
-        config = build_config(folder, side=LEARNING_SIDE, epochs=epochs, seed=seed)
-        drawn = evaluate(build_run(config, plan_of(config), device="cpu"), None)
+        config = build_config(folder, size, side=LEARNING_SIDE, epochs=epochs, seed=seed)
+        drawn = evaluate(build_run(config, plan_of(config), device=size.device), None)
         assert drawn is not None
         before.append(drawn["knn_accuracy"])
         with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as out_dir:
             after.append(train(config, out_dir=out_dir).metrics["knn_accuracy"])
-    note = f"{epochs} epochs in windows of {BATCH_SIZE} × {WINDOW}"
+    note = f"{epochs} epochs in windows of {LEARNING_BATCH_SIZE} × {WINDOW}"
     arms = [
         build_arm(values, case="learning", arm=arm, metric="knn_accuracy", unit_of_replication="seed", note=note)
         for arm, values in (("random encoder", before), ("trained encoder", after))

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from fulltilt.errors import UsageError
 from fulltilt.records import VERSION, WHOLE_RUNS
+from fulltilt.records.consistency import describe_contradictions, find_contradictions
 from fulltilt.records.run_folder import read_lines
 from fulltilt.records.settings import flatten_settings
 from fulltilt.report.quality import Curve, Direction, find_direction
@@ -108,7 +109,7 @@ def read_side(path: str | Path) -> Side:
 
     Raises:
         UsageError: it is not there, is no JSON, or is not a result that can be compared: another version's, or one
-            that holds a speed or a size below 0, or no number where one belongs.
+            that holds a speed or a size below 0, no number where one belongs, or figures that its rows do not give.
     """
     file = _find_file(Path(path))
     kind, read = _find_reader(file)
@@ -207,6 +208,11 @@ def _find_kind(path: Path, document: Any) -> Kind:
 
 
 def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
+    if problems := find_contradictions(document):
+        raise UsageError(
+            f"{path} was changed or damaged, {describe_contradictions(problems)}; run the search again: fulltilt tune "
+            "writes the file anew from the rows of its folder"
+        )
     machine = document["machine"]
     rows = [row for row in (*document["trials"], *document.get("repeats", ())) if _is_whole_run(row)]
     picks = {name: pick for name, pick in document["picks"].items() if pick}

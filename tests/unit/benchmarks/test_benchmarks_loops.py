@@ -7,19 +7,25 @@ import importlib.util
 
 import pytest
 import torch
+from benchmarks import _loops, loop_overhead
 from benchmarks._loops import (
+    AGAIN,
     ARMS,
     N_CLASSES,
     N_FEATURES,
     NOTES,
+    OURS,
     PEERS,
     REFERENCE,
+    Block,
     Case,
     MarkedRows,
     build_model,
     build_shared_loader,
+    fetch_batches,
     measure_block,
 )
+from torch.utils.data import DataLoader
 
 HERE = [arm for arm in ARMS if arm not in PEERS or importlib.util.find_spec(PEERS[arm])]
 
@@ -72,3 +78,42 @@ def test_a_loop_that_stops_early_gives_no_figure(monkeypatch):
     monkeypatch.setitem(ARMS, REFERENCE, stop_early)
     with pytest.raises(RuntimeError, match="too few batches"):
         measure_block(REFERENCE, Case(name="c", width=16, batch_size=8, n_warmup=3, n_steps=10))
+
+
+def test_on_a_gpu_the_clocks_wait_for_the_device_and_batches_are_copied_there(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(len(waits)))
+    rows = build_rows(3, first=1, last=2)
+    assert isinstance(fetch_batches(rows), DataLoader), "on a CPU nothing is added to a step"
+    for _ in fetch_batches(rows):
+        pass
+    assert waits == []
+    rows = build_rows(3, first=1, last=2)
+    rows.device = "meta"  # a device that is no CPU and is everywhere
+    assert [inputs.device.type for inputs, _ in fetch_batches(rows)] == ["meta"] * 3
+    assert waits == [0, 1], "once at either end"
+
+
+@pytest.mark.parametrize(("device", "measured"), [("cpu", 3.0), ("cuda", 7.0)])
+def test_a_loop_is_held_against_cpu_time_and_on_a_gpu_against_the_wall_clock(device, measured):
+    def build_block(extra_us):
+        return Block(wall_us=1000.0 + 7 * extra_us, cpu_us=1000.0 + 3 * extra_us, waits=0.0)
+
+    pair = {name: (build_block(extra), build_block(extra)) for name, extra in ((REFERENCE, 0), (AGAIN, 0), (OURS, 1))}
+    case = Case(name="step 1 ms", width=16, batch_size=8, n_warmup=3, n_steps=10, device=device)
+    (target,) = loop_overhead.judge_rounds([pair] * 6, case)
+    assert target.measured == pytest.approx(measured)
+
+
+@pytest.mark.parametrize(("device", "limit_us"), [("cpu", "cpu_us"), ("cuda", "wall_us")])
+def test_a_batch_is_calibrated_by_the_clock_that_judges(monkeypatch, device, limit_us):
+    seen = []
+
+    def measure(arm, case):
+        seen.append(case.device)
+        figures = {"cpu_us": 1.0, "wall_us": 1.0} | {limit_us: 10.0 * case.batch_size}
+        return Block(**figures, waits=0.0)
+
+    monkeypatch.setattr(_loops, "measure_block", measure)
+    assert _loops.calibrate_batch_size(1.0, width=16, n_tries=1, device=device) == 104, "the first with 1,000 µs"
+    assert set(seen) == {device}

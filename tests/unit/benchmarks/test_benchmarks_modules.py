@@ -21,6 +21,7 @@ from benchmarks._runner import (
     Context,
     Findings,
     find_benchmarks,
+    find_obstacle,
     read_code,
     run_benchmark,
     write_result,
@@ -185,6 +186,30 @@ def test_a_gpu_that_is_not_there_is_told_once_and_before_anything_runs(capsys):
         main(["--all", "--device", "cuda"])
     assert stopped.value.code == 2
     assert "no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("n_gpus", "is_skipped"), [(0, True), (1, True), (2, False)])
+def test_a_benchmark_of_two_gpus_is_skipped_by_name_with_fewer(monkeypatch, capsys, n_gpus, is_skipped):
+    ran = []
+
+    def run(context):
+        ran.append(context.device)
+        arm = build_arm([1.0], case="c", arm="a", metric="seconds", unit_of_replication="run")
+        return Findings(arms=(arm,), targets=())
+
+    module = find_benchmarks()["ddp_efficiency"]
+    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    monkeypatch.setattr("benchmarks.__main__._check_device", lambda parser, device: None)
+    assert main(["ddp_efficiency", "--device", "cuda", "--quick"]) == 0
+    said = (
+        f"ddp_efficiency: skipped on cuda: its 2 ranks join over NCCL and need a GPU each; this machine shows {n_gpus}"
+    )
+    assert (said in capsys.readouterr().out) == is_skipped
+    assert ran == ([] if is_skipped else ["cuda"])
+    assert find_obstacle(module, Context(device="cpu", quick=True)) is None
+    assert module.list_devices("cuda") == ("cuda:0", "cuda:1")
+    assert module.list_devices("cpu") == ("cpu", "cpu")
 
 
 def test_a_quick_run_writes_no_result(monkeypatch, capsys, tmp_path):

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 from benchmarks import simclr
-from benchmarks._simclr_loop import build_v2_loader
+from benchmarks._simclr_loop import build_v2_loader, run_plain_steps
 from benchmarks.simclr import MIN_MARGIN, judge_margins
 
 
@@ -45,3 +45,45 @@ def test_torchvisions_views_are_the_same_steps_and_a_pass_has_no_more_batches_th
     assert first_BCHW.dtype == torch.float32
     assert 0.5 < first_BCHW.max() <= 1
     assert not torch.equal(first_BCHW, second_BCHW)
+
+
+@pytest.mark.parametrize("device", simclr.DEVICES)
+def test_every_device_has_its_size_in_the_configuration(device, tmp_path):
+    size = simclr.SIZES[device]
+    assert size.device == device
+    config = simclr.build_config(tmp_path, size)
+    assert (config.run.device, config.data.batch_size, config.speed.precision) == (
+        device,
+        size.batch_size,
+        size.precision,
+    )
+    assert simclr.SIZES["cpu"] == simclr.Size(
+        device="cpu", batch_size=64, model="small_cnn(width=16)", precision="fp32"
+    )
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("device", simclr.DEVICES)
+def test_there_is_a_whole_window_of_images_at_every_size(device, quick):
+    n_images, n_labelled = simclr.count_images(simclr.SIZES[device], quick=quick)
+    assert n_images - n_labelled >= simclr.WINDOW * simclr.SIZES[device].batch_size
+
+
+def test_a_block_on_a_gpu_is_timed_between_two_looks_at_the_device(monkeypatch):
+    order = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("synchronize"))
+    assert simclr.time_block(lambda: order.append("block"), 10, "cuda")() > 0
+    assert order == ["synchronize", "block", "synchronize"]
+    simclr.time_block(lambda: order.append("block"), 10, "cpu")()
+    assert order[3:] == ["block"]
+
+
+def test_the_plain_loop_computes_in_the_precision_of_ours():
+    model = torch.nn.Linear(4, 3)
+    seen = []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = iter([(torch.rand(4, 4), torch.rand(4, 4))] * 2)
+    run_plain_steps(model, optimizer, batches, 1)
+    run_plain_steps(model, optimizer, batches, 1, precision="bf16")
+    assert seen == [torch.float32, torch.bfloat16]

@@ -468,3 +468,24 @@ def test_a_text_for_a_speed_is_refused_with_its_place(tmp_path, capsys):
     assert "b.json: arms[0].samples[1] (rows_per_s) is 'fast', and a speed, a size or a time is a number" in said
     assert "make the result again" in said
     assert "TypeError" not in said
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("picks", "recommended", "samples_per_s"), 5000.0, "picks.recommended.samples_per_s is 5000.0"),
+        (("picks", "recommended", "id"), "t77", "picks.recommended is t77, which is no row of trials"),
+        (("epoch_seconds", "estimate"), 0.1, "epoch_seconds.estimate is 0.1, the rows give 1"),
+        (("search", "n_trials"), 3, "search.n_trials is 3, the rows give 5"),
+    ],
+)
+def test_a_search_that_contradicts_its_rows_is_refused(tmp_path, capsys, path, value, said):
+    rates = [1000.0, 1004.0, 998.0]
+    b = json.loads(json.dumps(build_search(rates)))  # a pick and its row are one object in the former
+    part = b
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    _, error = compare(tmp_path, build_search(rates), b, capsys, expect=2)
+    assert said in error
+    assert "run the search again" in error

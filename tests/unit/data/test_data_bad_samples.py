@@ -50,6 +50,20 @@ def make_loader(dataset, *, limit, workers=0, batch_size=8, shuffle=False):
     )
 
 
+def read_all(loader):
+    """As ``Run`` does, end the workers whatever happens.
+
+    The error that a worker sent is in a cycle with its traceback, which holds the iterator: workers would live to the
+    end of the tests, be killed then, and leave their folders in TMPDIR.
+    """
+    batches = iter(loader)
+    try:
+        return list(batches)
+    finally:
+        if loader.num_workers:
+            batches._shutdown_workers()
+
+
 class Numbers(Dataset):
     def __init__(self, bad=()):
         self.bad = set(bad)
@@ -83,7 +97,7 @@ def test_a_bad_image_stops_by_name_or_is_replaced_within_its_batch(tmp_path, wor
     dataset = DATASETS["image_folder"](path=str(folder))
     cut(bad)
     with pytest.raises(DataError, match=r"cats/03\.jpg cannot be decoded"):
-        list(make_loader(dataset, limit=None, workers=workers))
+        read_all(make_loader(dataset, limit=None, workers=workers))
     loader = make_loader(dataset, limit=2, workers=workers)
     batches = list(loader)
     assert [len(images) for images, _ in batches] == [8, 8, 8], "batches keep their size"
@@ -103,7 +117,7 @@ def test_the_last_of_a_batch_is_replaced_by_its_first():
 def test_more_than_the_limit_stop_the_run_and_are_named(workers):
     loader = make_loader(Numbers({1, 9, 17}), limit=2, workers=workers)
     with pytest.raises(DataError, match=r"3 samples cannot be read, data\.on_bad_sample allows 2: sample 1 of Numbers"):
-        list(loader)
+        read_all(loader)
 
 
 def test_a_batch_without_a_readable_sample_is_an_error():

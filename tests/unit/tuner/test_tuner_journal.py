@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.journal import JOURNAL_FILE, Journal
@@ -50,6 +52,31 @@ def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(tmp_path):
     assert [trial.id for trial in journal.trials] == ["t1", "t2"]
     assert len(journal.notes) == 4
     assert f"{JOURNAL_FILE}:2" in journal.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"samples_per_s": 11.0}, "t2: samples_per_s is 11, its blocks lie between 9.9 and 10.1"),
+        ({"samples_per_s": 10.05}, "samples_per_s 10.05 at phases_ms.step"),
+        ({"samples_per_s_ci95": [20.0, 30.0]}, "outside of its samples_per_s_ci95 20 to 30"),
+        ({"effective_batch_size": 4096}, "effective_batch_size is 4096"),
+        ({"status": "error"}, "status is error, and only a run that ended well has samples_per_s"),
+        ({"samples_per_s": None}, "status is ok, and samples_per_s is None"),
+        ({"observed": {"precision": "bf16"}}, "its plan has precision fp32, observed in the run was bf16"),
+        ({"id": "t1"}, "t1: an earlier row is called so, too"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_left_out_to_be_run_again(tmp_path, changes, said):
+    with open_folder(tmp_path) as folder:
+        for row in (make_row("t1"), make_row("t2")):
+            Journal(folder).append(row)
+        first, second = (tmp_path / JOURNAL_FILE).read_text().splitlines()
+        (tmp_path / JOURNAL_FILE).write_text(f"{first}\n{json.dumps(json.loads(second) | changes)}\n")
+        journal = Journal(folder)
+    assert [trial.id for trial in journal.trials] == ["t1"]
+    assert f"{JOURNAL_FILE}:2: the row was changed or damaged and is left out, to be run again" in journal.notes[0]
+    assert said in journal.notes[0]
 
 
 def test_a_torn_last_line_is_no_row(tmp_path):

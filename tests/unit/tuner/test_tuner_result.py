@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 
 import jsonschema
 import pytest
@@ -44,6 +45,7 @@ def build_finished(**changes):
     table, repeats = recommend.merge_repeats([*result.trials, *rows])
     probe = dataclasses.replace(rows[0], id="t20", kind="device")
     estimate = dataclasses.replace(probe, id="t21", kind="memory", samples_per_s=None, samples_per_s_ci95=None)
+    counts = {"n_end_to_end": 7, "n_repeats": len(repeats), "n_probes": 1}
     given = {
         "machine": dataclasses.replace(MACHINE, roofs=(ROOF,)),
         "workload": {"name": "tiny", "n_samples": 1800},
@@ -52,7 +54,9 @@ def build_finished(**changes):
         "probes": (probe, estimate),
         "picks": recommend.pick(table, user_plan=USER, memory_limit_gib=8.0),
         "baseline": next(row for row in table if row.plan == USER),
+        "search": dataclasses.replace(result.search, **counts),
     }
+    given["epoch_seconds"] = build_epoch_seconds(given["picks"].recommended.trial, 1800)
     return finish_result(
         dataclasses.replace(result, **(given | changes)), axes={"batch_size": (32, 64)}, facts=FACTS, n_epochs=10
     )
@@ -128,6 +132,62 @@ def test_a_document_from_before_these_parts_can_still_be_read():
     jsonschema.validate(document, read_schema())
     old = TuneResult.read(document)
     assert (old.probes, old.savings, old.picks.memory) == ((), None, None)
+
+
+def edit(document, path, value):
+    *keys, last = path
+    for key in keys:
+        document = document[key]
+    document[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("picks", "recommended", "samples_per_s"), 999.0, "picks.recommended.samples_per_s is 999.0, that of its row"),
+        (("picks", "recommended", "memory_rss_peak_gib"), 0.1, "picks.recommended.memory_rss_peak_gib is 0.1"),
+        (("picks", "recommended", "plan", "batch_size"), 128, "picks.recommended.plan is"),
+        (("picks", "throughput", "id"), "t99", "picks.throughput is t99, which is no row of trials"),
+        (("picks", "recommended", "tied_with"), ["t98"], "picks.recommended is tied with t98, which is no row"),
+        (("picks", "recommended", "runs_samples_per_s"), [999.0], "no run of its plan showed 999 samples/s"),
+        (("baseline", "samples_per_s"), 50.0, "baseline.samples_per_s is 50.0, that of its row"),
+        (("search", "n_trials"), 30, "search.n_trials is 30, the rows give 3"),
+        (("search", "n_out_of_memory"), 0, "search.n_out_of_memory is 0, the rows give 1"),
+        (("search", "n_repeats"), 0, "search.n_repeats is 0"),
+        (("search", "seconds"), 1.0, "savings.search_s is 3.0, the rows give 1"),
+        (("epoch_seconds", "estimate"), 1.0, "epoch_seconds.estimate is 1.0, the rows give 10"),
+        (("savings", "gain_pct"), 80.0, "savings.gain_pct is 80.0, the rows give 44.4"),
+        (("savings", "saved_s"), 1e6, "savings.saved_s is 1000000.0, the rows give"),
+        (("savings", "payback_s"), 0.1, "savings.payback_s is 0.1, the rows give"),
+        (("savings", "verdict"), "no gain", "savings.verdict is no gain"),
+        (("savings", "n_pairs"), 9, "are not 9 runs each of both plans"),
+        (("savings", "recommended_id"), "t1", "savings.recommended_id is t1"),
+        (("trials", 2, "samples_per_s"), 500.0, "t3: status is out_of_memory"),
+        (("repeats", 0, "effective_batch_size"), 512, "effective_batch_size is 512, its plan on 1 device(s) gives 32"),
+    ],
+)
+def test_a_figure_that_its_rows_do_not_give_is_named_with_both_values(path, value, said):
+    document = json.loads(build_finished().to_json_text())
+    TuneResult.read(document)
+    edit(document, path, value)
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        TuneResult.read(document)
+    assert "run the search again" in str(caught.value)
+
+
+def test_a_pick_of_a_row_that_failed_is_refused():
+    document = json.loads(build_finished().to_json_text())
+    row = next(row for row in document["trials"] if row["status"] == "out_of_memory")
+    document["picks"]["throughput"] |= row
+    with pytest.raises(ValueError, match=f"picks.throughput is {row['id']}, which ended with out_of_memory"):
+        TuneResult.read(document)
+
+
+def test_two_rows_of_one_name_are_refused():
+    document = json.loads(build_finished().to_json_text())
+    document["repeats"].append(document["trials"][0])
+    with pytest.raises(ValueError, match=f"two rows are called {document['trials'][0]['id']}"):
+        TuneResult.read(document)
 
 
 @pytest.mark.parametrize(
