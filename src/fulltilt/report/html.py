@@ -183,7 +183,9 @@ def _probes(document: Document) -> str:
 def _describe_probe(probe: Row) -> str:
     figure = f"{mark_busy(format_throughput(probe), probe)} samples/s" if probe.get("samples_per_s") else ""
     memory = probe.get("memory_allocated_peak_gib") if probe["kind"] == "memory" else read_memory_gib(probe)
-    size = "" if memory is None else f"{format_gib(memory)}{' estimated' if probe['kind'] == 'memory' else ''}"
+    size = (
+        "" if memory is None else f"{format_gib(memory)}{' of tensors, estimated' if probe['kind'] == 'memory' else ''}"
+    )
     end = probe["status"] if probe["status"] == "ok" else f"{probe['status']}: {probe.get('reason')}"
     parts = (f"{probe['id']} {probe['kind']}", describe_plan(probe["plan"]), figure, size, probe.get("why") or "", end)
     return " · ".join(part for part in parts if part)

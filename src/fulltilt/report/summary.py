@@ -101,7 +101,9 @@ def describe_marks(document: Document) -> str | None:
 
 def describe_search(document: Document) -> str:
     search = document["search"]
-    probes = f" and {_count(search['n_probes'], 'probe')}" if search.get("n_probes") else ""
+    probes = f", {_count(search['n_probes'], 'probe')}" if search.get("n_probes") else ""
+    n_estimates = sum(row["kind"] == "memory" for row in document.get("probes", ()))
+    probes += f", {_count(n_estimates, 'estimate')} of memory" if n_estimates else ""
     n_skipped, n_repeats = search.get("n_skipped") or 0, search.get("n_repeats") or 0
     skipped = f", {n_skipped} skipped" if n_skipped else ""
     again = f", {_count(n_repeats, 'run')} again" if n_repeats else ""

@@ -473,9 +473,9 @@ def test_a_plan_that_is_picked_twice_is_described_once():
 def test_a_search_says_how_many_probes_it_took():
     assert describe_search(DOCUMENT) == "exhaustive: 3 plans run of a grid of 3, 1 out of memory, 12 s"
     search = DOCUMENT["search"] | {"n_probes": 7, "n_skipped": 1, "n_repeats": 4}
-    assert "2 plans run of a grid of 3, 1 skipped, 4 runs again and 7 probes" in describe_search(
-        DOCUMENT | {"search": search}
-    )
+    estimates = [{"kind": "memory"}, {"kind": "memory"}, {"kind": "device"}]
+    said = describe_search(DOCUMENT | {"search": search, "probes": estimates})
+    assert "2 plans run of a grid of 3, 1 skipped, 4 runs again, 7 probes, 2 estimates of memory, 1 out of" in said
 
 
 def test_what_the_runs_could_have_told_apart_is_said_with_what_they_did_not():
