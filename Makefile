@@ -55,5 +55,5 @@ docs: $(INSTALLED) ## write the generated pages again
 	@$(BIN)/python -m benchmarks._document > docs/measured.md
 	@$(BIN)/python -m benchmarks._readme
 
-clean: ## remove the environment and what the commands wrote
-	rm -rf $(VENV) .venv-peers runs demo
+clean: ## remove the environments and what the demo wrote; runs/ stays
+	rm -rf $(VENV) .venv-peers demo

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 KINDS = {"repeat": " (side by side)", "baseline": " (the settings as they were)"}
-PROBE_NAMES = {"device": "step alone", "loader": "loader alone", "memory": "estimated"}
+PROBE_NAMES = {"device": "step alone", "loader": "loader alone", "memory": "of tensors, estimated"}
 STATUS_STYLES = {"ok": "green", "out_of_memory": "yellow", "skipped": "dim", "error": "red", "timeout": "red"}
 
 
@@ -139,17 +139,8 @@ def read_memory_gib(trial: Trial) -> float | None:
 
 
 def describe_left(event: TrialDone) -> str:
-    """``3 of about 12 trials, about 1 min left (50 s to 1 min 10 s)``; nothing before there is a pace."""
-    if event.seconds_left is None:
-        return ""
-    return f"{event.n_done} of about {event.n_planned} trials, {describe_time_left(event)}"
-
-
-def describe_time_left(event: TrialDone) -> str:
-    if event.seconds_left is None:
-        return ""
-    text = f"about {format_duration(event.seconds_left)} left"
-    if event.seconds_left_ci95 is None or not event.seconds_left:
-        return text
-    low, high = map(format_duration, event.seconds_left_ci95)
-    return f"{text} ({low} to {high})" if low != high else text
+    """``3 of at most 12 trials, at most about 1 min left``; without the time before there is a pace."""
+    if event.n_done >= event.n_planned:  # the last one, or a noisy machine's search that looks on
+        return f"{event.n_done} trials"
+    left = f", at most about {format_duration(event.seconds_left)} left" if event.seconds_left is not None else ""
+    return f"{event.n_done} of at most {event.n_planned} trials{left}"

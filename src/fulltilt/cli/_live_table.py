@@ -17,9 +17,9 @@ from fulltilt.cli._live import (
     PROBE_NAMES,
     STATUS_STYLES,
     describe_cut,
+    describe_left,
     describe_rate,
     describe_start,
-    describe_time_left,
     read_memory_gib,
     read_row,
 )
@@ -205,9 +205,7 @@ class LiveTable:
         n_done, n_planned = last.n_done, max(last.n_planned, 1)
         n_filled = min(BAR_WIDTH, BAR_WIDTH * n_done // n_planned)
         text = Text("━" * n_filled, style="green").append("━" * (BAR_WIDTH - n_filled), style="dim")
-        text.append(f" {n_done} of about {n_planned} trials", style="default")
-        left = describe_time_left(last)
-        return _fit(text.append(f", {left}" if left else "", style="default"))
+        return _fit(text.append(f" {describe_left(last)}", style="default"))
 
 
 def choose_picks(

@@ -90,10 +90,11 @@ def _describe_failed(tried: Sequence[Trial], space: Space) -> str:
 
 
 def _describe_untried(session: Session) -> str:
+    said = "no plan was run: the budget was gone before the first run ended"
     done = f"{session.elapsed_s:.0f} s went into starting and {len(session.probes)} probes"
-    if session.cut is not None:
-        done += f", and {session.cut.id} was ended after {session.cut.seconds:.0f} s: {session.cut.reason}"
-    return f"no plan was run: the budget was gone before the first run ended ({done}); give a larger --budget"
+    if session.cut is None:
+        return f"{said} ({done}); give a larger --budget"
+    return f"{said} ({done}); {session.cut.id} was ended: {session.cut.reason}"  # which ends with the remedy
 
 
 def _describe_next(session: Session) -> str:

@@ -209,7 +209,10 @@ class _Watch:
             timed = ", and no step was timed" if is_untimed else ""
             is_cut = request.deadline_s < request.patience_s  # to what was left of the budget
             remedy = "give a larger --budget" if is_cut else DEADLINE_REMEDY
-            return f"no result after {elapsed_s:.1f} s{timed}, the deadline is {request.deadline_s:g} s", f"; {remedy}"
+            return (
+                f"no result after {elapsed_s:.1f} s{timed}, the deadline is {request.deadline_s:.4g} s",
+                f"; {remedy}",
+            )
         if self._progress_s is None:
             return None
         silent_s = time.monotonic() - self._progress_s

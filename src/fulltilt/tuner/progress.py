@@ -13,7 +13,7 @@ from fulltilt.records import Plan, Trial
 class SearchStarted:
     strategy: str
     grid_size: int
-    n_planned: int  # trials, about; an adaptive search usually needs fewer
+    n_planned: int  # trials, at most unless the machine is noisy; an adaptive search usually needs fewer
     n_resumed: int  # rows found in the run folder
     device: str
     folder: str
@@ -49,8 +49,7 @@ class TrialDone:
     trial: Trial
     n_done: int
     n_planned: int
-    seconds_left: float | None  # at the pace so far; None before the first trial
-    seconds_left_ci95: tuple[float, float] | None = None  # of the trials that are planned; None of fewer than three
+    seconds_left: float | None  # at most, if trials take what their like took; None before there is one
     is_resumed: bool = False
 
 

@@ -10,10 +10,9 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping
 
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
-from fulltilt.stats import compute_t_quantile
 from fulltilt.tuner.budget import Refusal
 from fulltilt.tuner.common_error import find_common_error
 from fulltilt.tuner.journal import Journal
@@ -25,7 +24,6 @@ END_TO_END = "end_to_end"
 REPEAT = "repeat"
 RESERVE_SHARE = 0.3  # of the budget at most is kept back for repeats: plans that were never tried come first
 BASELINE = "baseline"
-MIN_SPREAD_TRIALS = 3  # from which on a spread of their seconds is shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,25 +255,23 @@ class Session:
         (self.probes if trial.kind in PROBES else self.rows).append(trial)
         stage = REPEAT if trial.kind == BASELINE else trial.kind
         self._ahead[stage] = max(0, self._ahead.get(stage, 0) - 1)
-        left_s, left_s_ci95 = self._estimate_left_s()
         self._tell(
             TrialDone(
                 trial=trial,
                 n_done=self.n_done,
                 n_planned=self._count_planned(),
-                seconds_left=left_s,
-                seconds_left_ci95=left_s_ci95,
+                seconds_left=self._estimate_left_s(),
                 is_resumed=is_resumed,
             )
         )
         return trial
 
-    def _estimate_left_s(self) -> tuple[float | None, tuple[float, float] | None]:
-        left_s, ci95 = estimate_rest_s(self._list_seconds(), self._count_planned() - self.n_done)
-        if left_s is None or self.budget_s is None:
-            return left_s, ci95
-        rest_s = max(0.0, self.budget_s - self.elapsed_s)
-        return min(left_s, rest_s), None if ci95 is None else (min(ci95[0], rest_s), min(ci95[1], rest_s))
+    def _estimate_left_s(self) -> float | None:
+        """What may still come at most, each kind as long as its like took; the rest of the budget bounds it."""
+        if not self._list_seconds():
+            return None if self.budget_s is None else max(0.0, self.left_s)
+        ahead_s = sum(n_left * self._estimate_s(kind) for kind, n_left in self._ahead.items())
+        return min(ahead_s, max(0.0, self.left_s))
 
     def _enter_stage(self, kind: str) -> None:
         """A search probes, runs whole, measures again: what an earlier stage did not need never comes.
@@ -296,20 +292,3 @@ class Session:
     def _tell(self, event: SearchEvent) -> None:
         if self._on_event is not None:
             self._on_event(event)
-
-
-def estimate_rest_s(seconds: Sequence[float], n_left: int) -> tuple[float | None, tuple[float, float] | None]:
-    """Seconds of ``n_left`` more trials such as those that took ``seconds``, with a 95 % prediction interval.
-
-    The interval holds how trials differ and how little is known of their mean; what it cannot hold is that later trials
-    are of another kind than earlier ones. None before there is a trial, and no interval before there are three.
-    """
-    n_left = max(0, n_left)
-    if not seconds:
-        return None, None
-    left_s = statistics.fmean(seconds) * n_left
-    if len(seconds) < MIN_SPREAD_TRIALS:
-        return left_s, None
-    spread_s = statistics.stdev(seconds) * math.sqrt(n_left + n_left**2 / len(seconds))
-    half_s = compute_t_quantile(0.975, len(seconds) - 1) * spread_s
-    return left_s, (max(0.0, left_s - half_s), left_s + half_s)
