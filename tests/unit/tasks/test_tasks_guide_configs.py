@@ -12,8 +12,9 @@ from fulltilt.config import load_config, load_grid
 from fulltilt.engine.check import run_checks
 from fulltilt.errors import ConfigError
 
-FOLDER = Path(__file__).parents[3] / "configs" / "guides"
-FILES = sorted(FOLDER.glob("000-*.yaml"))
+CONFIGS = Path(__file__).parents[3] / "configs"
+NAMED = ("distributed_experiment", "parallel_grid")  # by the guide itself; it names no other snippet
+FILES = [*sorted((CONFIGS / "guides").glob("000-*.yaml")), *(CONFIGS / f"{name}.yaml" for name in NAMED)]
 SMALL = {  # what a dry run would take long for; the full-size values are checked without a step
     "000-large-model": ["model=resnet18"],
     "000-checkpointing": ["model=resnet18(num_classes=10)"],
@@ -39,9 +40,9 @@ def load(path: Path, *overrides: str):
 def test_every_topic_of_the_guide_has_a_file():
     topics = {path.stem.removeprefix("000-") for path in FILES}
     assert topics == {
-        "accumulation", "batch-size", "cache", "checkpointing", "compile", "distributed", "grid", "large-model",
-        "memory-first", "mixed-precision", "prefetch", "random-resolution", "resolution", "small-model", "timm-model",
-        "workers",
+        "accumulation", "batch-size", "cache", "checkpointing", "compile", "large-model", "memory-first",
+        "mixed-precision", "prefetch", "random-resolution", "resolution", "small-model", "timm-model", "workers",
+        *NAMED,
     }  # fmt: skip
 
 
@@ -76,22 +77,23 @@ def test_its_dry_run_finds_no_problem(path, data, tmp_path, monkeypatch):
         ("resolution", "data.transform.train", "resize(size=128) | random_flip | normalize"),
         ("compile", "speed.compile", "regional"),
         ("checkpointing", "speed.activation_checkpointing", True),
-        ("distributed", "run.device", [0, 1, 2, 3]),
+        ("distributed_experiment", "run.device", [0, 1, 2, 3]),
         ("memory-first", "speed.accumulate", 2),
     ],
 )
 def test_the_guides_words_reach_their_keys(name, key, value):
-    found = load(FOLDER / f"000-{name}.yaml").to_values()
+    (path,) = (path for path in FILES if path.stem in (name, f"000-{name}"))
+    found = load(path).to_values()
     for part in key.split("."):
         found = found[part]
     assert found == value
 
 
 def test_the_grid_has_six_points_and_devices_are_no_axis_of_it():
-    points = load_grid(FOLDER / "000-grid.yaml")
+    points = load_grid(CONFIGS / "parallel_grid.yaml")
     assert [(p.optim.lr, p.data.batch_size) for p in points] == [
         (lr, size) for lr in (0.0001, 0.001, 0.01) for size in (64, 128)
     ]
     assert all(p.run.device == [0, 1, 2, 3] for p in points)
     with pytest.raises(ConfigError, match="6"):
-        load_config(FOLDER / "000-grid.yaml")
+        load_config(CONFIGS / "parallel_grid.yaml")
