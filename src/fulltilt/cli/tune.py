@@ -210,7 +210,6 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         describe_marks,
         describe_pick,
         describe_resolution,
-        describe_same_pick,
         describe_savings,
         describe_search,
         describe_verification,
@@ -221,21 +220,20 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
     legend = describe_marks(document)
     if legend:
         console.print(legend, style="dim", markup=False)
-    console.print()
-    outcome = [describe_gain(document), *describe_savings(document), describe_epoch(document)]
-    _print_lines(console, [*outcome, describe_learning_rate(document), describe_verification(document)])
-    shown: dict[str, Mapping[str, Any]] = {}
+    shown: dict[str, str] = {}
     for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)
         if not pick:
             continue
         console.print(f"\n[bold]{title}[/]")
-        first = shown.setdefault(pick["id"], pick)
-        same = [f"the same plan; {describe_same_pick(pick, first)}"] if first is not pick else None
-        for line in same or describe_pick(pick, document["trials"]):
+        same = shown.get(pick["id"])
+        shown.setdefault(pick["id"], title)
+        for line in [f"the same plan; rule: {pick['rule']}"] if same else describe_pick(pick, document["trials"]):
             console.print(f"  {line}", markup=False)
     console.print()
-    notes = [hint["text"] for hint in document.get("hints", ())] + list(document.get("notes", ()))
+    notes = [describe_gain(document), *describe_savings(document), describe_epoch(document)]
+    notes += [describe_learning_rate(document), describe_verification(document)]
+    notes += [hint["text"] for hint in document.get("hints", ())] + list(document.get("notes", ()))
     _print_lines(console, [*notes, describe_resolution(document), describe_search(document)])
     advice = describe_advice(document)
     if advice:

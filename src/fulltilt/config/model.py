@@ -96,8 +96,7 @@ class Section(BaseModel):
     def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Pydantic takes ``true`` for 1; ``batch_size: true`` is a mistake."""
         hint = cls.model_fields[str(info.field_name)].annotation
-        kinds = (hint, *typing.get_args(hint))  # a section, or one that may be null, asks for itself
-        is_section = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
+        is_section = isinstance(hint, type) and issubclass(hint, BaseModel)
         if not is_section and _holds_bool(value) and not admits(hint, bool, Any, deep=True):
             raise ValueError("true and false are not numbers")
         return value
@@ -166,8 +165,7 @@ class _Speed(Section):
 
 class Promise(Section):
     """What a search measured of the plan it wrote into the file, and of what that is true: the plan, the machine and
-    its device, the model and the data; one that says nothing of something is true of any. ``is_busy``: a busy
-    machine's, so it is as wide as contention made its runs differ."""
+    its device, the model and the data; one that says nothing of something is true of any."""
 
     samples_per_s: Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
     plan: Text
@@ -179,7 +177,6 @@ class Promise(Section):
     threads: PositiveInt | None = None
     data_wait_pct: Annotated[float, annotated_types.Ge(0)] | None = None
     n_ranks: PositiveInt = 1
-    is_busy: bool = False
 
     @field_validator("samples_per_s")
     @classmethod

@@ -140,10 +140,7 @@ class PromiseWatch:
         why = "; ".join(reasons) or (
             "nothing that was looked at explains it (clock, neighbours, disk, memory, data workers, data wait, threads)"
         )
-        busy = ", busy then" if self._promise.is_busy else ""
-        return (
-            f"{rate:,.0f} samples/s, tune measured {low:,.0f} to {high:,.0f} for this plan on this machine{busy}: {why}"
-        )
+        return f"{rate:,.0f} samples/s, tune measured {low:,.0f} to {high:,.0f} for this plan on this machine: {why}"
 
 
 def find_reasons(promise: Promise, before: Look, now: Look) -> list[str]:

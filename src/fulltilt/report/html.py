@@ -23,7 +23,6 @@ from fulltilt.report.summary import (
     describe_pick,
     describe_plan,
     describe_resolution,
-    describe_same_pick,
     describe_savings,
     describe_search,
     describe_verification,
@@ -61,9 +60,8 @@ def build_tune_html(document: Document) -> str:
         f"<h1>{escape(str(name))}</h1>",
         f'<p class="sub">{escape(describe_machine(machine))}<br>{escape(describe_search(document))}'
         f"{f'<br>{escape(resolution)}' if (resolution := describe_resolution(document)) else ''}</p>",
-        _list("What it comes to", _describe_outcome(document)),
         _cards(document),
-        _list("What was noticed", _describe_notes(document)),
+        _notes(document),
         _advice(document),
         _verification(document),
         "<h2>What was measured</h2>",
@@ -111,9 +109,9 @@ def _cards(document: Document) -> str:
         if not pick:
             continue
         plan, _, *notes = describe_pick(pick, document["trials"])
-        if (first := shown.setdefault(pick["id"], key)) != key:
-            plan = f"the same plan as {PICK_TITLES[first].lower()}"
-            notes = [describe_same_pick(pick, document["picks"][first])]
+        if pick["id"] in shown:
+            plan, notes = f"the same plan as {shown[pick['id']]}", [f"rule: {pick['rule']}"]
+        shown.setdefault(pick["id"], title.lower())
         rate = escape(mark_busy(format_throughput(pick), pick))
         body = "".join(f'<p class="note">{escape(line)}</p>' for line in notes)
         kind = " main" if key == "recommended" else ""
@@ -124,14 +122,21 @@ def _cards(document: Document) -> str:
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
-def _describe_outcome(document: Document) -> list[str]:
-    lines = [describe_gain(document), *describe_savings(document), describe_epoch(document)]
-    return [line for line in (*lines, describe_learning_rate(document)) if line]
-
-
-def _describe_notes(document: Document) -> list[str]:
+def _notes(document: Document) -> str:
     hints = [hint if isinstance(hint, str) else hint.get("text", "") for hint in document.get("hints") or ()]
-    return [line for line in (*hints, *document.get("notes", ())) if line]
+    lines = [
+        line
+        for line in (
+            describe_gain(document),
+            *describe_savings(document),
+            describe_epoch(document),
+            describe_learning_rate(document),
+            *hints,
+            *document.get("notes", ()),
+        )
+        if line
+    ]
+    return _list("What it comes to", lines)
 
 
 def _list(title: str, lines: Sequence[str]) -> str:

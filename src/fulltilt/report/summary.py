@@ -28,8 +28,6 @@ PICK_TITLES = {
     "memory": "Least memory at an acceptable speed",
 }
 TIE_PCT = 2.0  # differences below it are none
-MAX_TIES = 5  # named; of more it is said how many
-TELLABLE_PCT = 900.0  # a gap of a factor of 10: runs that tell only larger ones apart tell nothing
 REPEAT_WHEN_QUIET = "search again on a quiet machine, with --out and a new folder"
 SAID_IN_SHORT = ("not in the space", "failed")  # of the levers: not what the search had before it and passed over
 
@@ -67,26 +65,16 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
         )
     lines.append(f"rule: {pick['rule']}")
     if pick.get("tied_with"):
-        plans, tied = {row["id"]: row["plan"] for row in rows}, pick["tied_with"]
-        named = [_describe_tie(id, plans.get(id), pick["plan"]) for id in tied[:MAX_TIES]]
-        more = [f"and {len(tied) - MAX_TIES} more"] if len(tied) > MAX_TIES else []
-        lines.append(f"tied with: {'; '.join(named + more)}")
+        plans = {row["id"]: row["plan"] for row in rows}
+        lines.append(
+            f"tied with: {'; '.join(_describe_tie(id, plans.get(id), pick['plan']) for id in pick['tied_with'])}"
+        )
     changes = pick.get("changes") or {}
     for kind in ("recipe", "numerics"):
         if changes.get(kind):
             said = changes[kind] if isinstance(changes[kind], str) else "; ".join(map(str, changes[kind]))
             lines.append(f"changes the {kind}: {said}")
     return [*lines, *(f"note: {note}" for note in pick.get("notes") or ())]
-
-
-def describe_same_pick(pick: Mapping[str, Any], shown: Mapping[str, Any]) -> str:
-    """The rule of a pick whose plan was ``shown`` already, and its ties where they are others: of another figure, or of
-    plans that may not be recommended."""
-    rule, tied = pick["rule"].partition("; ")[0], pick.get("tied_with") or ()
-    if set(tied) == set(shown.get("tied_with") or ()):
-        return f"rule: {rule}"
-    named = ", ".join(tied[:MAX_TIES]) + (f" and {len(tied) - MAX_TIES} more" if len(tied) > MAX_TIES else "")
-    return f"rule: {rule}; by it tied with {named or 'none'}"
 
 
 def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, Any]) -> str:
@@ -138,8 +126,6 @@ def describe_resolution(document: Document) -> str | None:
     detectable, n_undecided = search["detectable_pct"], search.get("n_undecided") or 0
     n_others = sum(row["status"] == "ok" for row in document["trials"]) - 1
     left = f"; {n_undecided} of {_count(n_others, 'other plan')} left undecided" if n_others > 0 else ""
-    if detectable > TELLABLE_PCT:
-        return f"these runs tell no plans apart: runs of one plan differ too much{left}"
     return f"plans that differ by {_describe_gap(detectable)} are told apart by these runs in 80 of 100 cases{left}"
 
 
@@ -165,29 +151,15 @@ def describe_gain(document: Document) -> str | None:
     noise_pct = document["search"].get("noise_pct") or 0.0
     if verdict is None and 100 * abs(ratio - 1) <= noise_pct:
         return f"no difference from the settings as they were: runs of one plan lay {noise_pct:.0f} % apart"
+    is_alone = "savings" in (document.get("null_reasons") or {})
     times = f"{ratio:.2f} ×"
     if is_busy(pick) or is_busy(baseline) or _describe_busy_runs(document):
         times = f"about {f'{ratio:.0f}' if ratio >= 10 else f'{ratio:.2g}'} × {BUSY_MARK}"
-    return f"{times} the throughput of the settings as they were: {_describe_sides(document, pick, baseline)}"
-
-
-def _describe_sides(document: Document, pick: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
-    """The two speeds that a gain is the quotient of, and of which runs they are."""
-    before, n_pairs = describe_plan(baseline["plan"]), (document.get("savings") or {}).get("n_pairs")
-    ids = (document.get("savings") or {}).get("compared_ids") or ()
-    rows = [*document["trials"], *document.get("repeats", ()), baseline]
-    runs = {row["id"]: row for row in rows if row["id"] in ids}.values()
-    means = [_average([run for run in runs if run["plan"] == side["plan"]]) for side in (baseline, pick)]
-    if n_pairs and means[0] and means[1]:
-        old, new = format_rate(means[0]), format_rate(means[1])
-        return f"{old} → {new} samples/s, the means of {n_pairs} pairs of runs side by side; they are {before}"
-    old, new = (f"{mark_busy(format_throughput(side), side)}" for side in (baseline, pick))
-    chance = ", in too few runs to tell it from chance" if "savings" in (document.get("null_reasons") or {}) else ""
-    return f"{old} → {new} samples/s by {baseline['id']} and {pick['id']}; they are {before}{chance}"
-
-
-def _average(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    return statistics.geometric_mean([run["samples_per_s"] for run in runs]) if runs else None
+    return (
+        f"{times} the throughput of the settings as they were "
+        f"({mark_busy(format_throughput(baseline), baseline)} samples/s with {describe_plan(baseline['plan'])})"
+        f"{', in too few runs to tell it from chance' if is_alone else ''}"
+    )
 
 
 def describe_savings(document: Document) -> list[str]:
@@ -329,8 +301,6 @@ def describe_epoch(document: Document) -> str | None:
     pick = document["picks"].get("recommended")
     estimate = format_duration(epoch["estimate"])
     text = f"one epoch takes about {mark_busy(estimate, pick) if pick else estimate}"
-    if pick:
-        text += f" by {pick['id']}"
     if not epoch.get("ci95"):
         return text
     low, high = map(format_duration, epoch["ci95"])

@@ -25,7 +25,7 @@ from fulltilt.tuner.result import TuneResult
 BATCH = ("batch_size", "accumulate")
 MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
 """Key of a promise → what the probe of the workload calls it."""
-OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s(?: on a busy machine)?)?"
+OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s)?"
 OWN_MARK = "changed by fulltilt tune"
 
 
@@ -164,8 +164,6 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
         promise["n_ranks"] = trial.n_devices
     if isinstance(trial.observed.get("threads"), int):
         promise["threads"] = trial.observed["threads"]
-    if trial.is_busy:
-        promise["is_busy"] = True
     phases = trial.phases_ms
     if phases is not None and phases.data_wait is not None and phases.step:
         promise["data_wait_pct"] = round(100 * phases.data_wait / phases.step, 1)
@@ -259,6 +257,6 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
         return Applied(diff="", notes=planned.notes)
     note = "fulltilt tune"
     if is_measured and trial.samples_per_s is not None:
-        note += f": {format_rate(trial.samples_per_s)} samples/s{' on a busy machine' if trial.is_busy else ''}"
+        note += f": {format_rate(trial.samples_per_s)} samples/s"
     diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT, mark=OWN_MARK)
     return Applied(diff=diff, notes=planned.notes)

@@ -134,7 +134,7 @@ def pick(
 
 def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]) -> Pick:
     chosen, tied = choose(rows, again, history=history, prefers=_prefer_beside(again))
-    rule = f"highest {_name_mean(history)}samples/s of {_name_field(chosen, rows, again)}"
+    rule = f"highest {_name_mean(history)}samples/s of {_count_plans(rows)} that ran"
     return _build_compared(chosen, tied, rule, user_plan, again, history)
 
 
@@ -151,10 +151,7 @@ def _pick_efficiency(
         per=[memory for _, memory in known],
         prefers=_prefer_beside(again),
     )
-    known_rows = [row for row, _ in known]
-    rule = f"highest {_name_mean(history)}samples/s per GiB of {_name_field(chosen, known_rows, again)}"
-    if len(known) < len(rows):
-        rule += ", those with a memory figure"
+    rule = f"highest {_name_mean(history)}samples/s per GiB of {_count_plans(known)} with a memory figure"
     return _build_compared(chosen, tied, rule, user_plan, again, history, per_gib=True)
 
 
@@ -234,14 +231,6 @@ def _name_mean(history: Sequence[Trial]) -> str:
     return "mean " if len({run.plan for run in history}) < len(history) else ""
 
 
-def _name_field(chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial]) -> str:
-    """Of which plans it is the highest: a plan that ran side by side may stand below one that ran once, earlier."""
-    beside = {run.plan for run in again} & {row.plan for row in rows}
-    if chosen.plan not in beside:
-        return f"{_count_plans(rows)} that ran"
-    return f"{_count_plans([*beside])} measured side by side, of {len(rows)} that ran"
-
-
 def _pick_recommended(
     rows: Sequence[Trial],
     user_plan: Plan,
@@ -283,7 +272,8 @@ def _pick_recommended(
         groups = [[run for run in history if run.plan == row.plan] for row in others]
         earlier = [others[position] for position in find_ties(fastest, again, groups, history)]
         rates = _list_rates(again, chosen.plan)
-        among = f"highest mean samples/s of {_name_field(chosen, rows, again)}"
+        plans = "1 plan that was" if len(confirmed) == 1 else f"{len(confirmed)} plans that were"
+        among = f"highest mean samples/s of {plans} measured side by side, of {len(rows)} that ran"
     else:
         among = f"highest {_name_mean(history)}samples/s of {_count_plans(may_be)}"
     rule = f"{prefix}{among} ({where}){_say_tie(tied)}"

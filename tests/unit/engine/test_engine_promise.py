@@ -48,9 +48,9 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PROMISE = Promise(samples_per_s=[900.0, 1100.0], plan="p", machine="m", threads=4, data_wait_pct=5.0)
 
 
-def build_watch(looks=None, promise=PROMISE):
+def build_watch(looks=None):
     waiting = list(looks or [])
-    return PromiseWatch(promise, lambda: waiting.pop(0) if waiting else Look(time_s=0.0))
+    return PromiseWatch(PROMISE, lambda: waiting.pop(0) if waiting else Look(time_s=0.0))
 
 
 def feed(watch, rates, seconds=WINDOW_S):
@@ -63,12 +63,6 @@ def test_a_run_within_its_promise_says_nothing():
 
 def test_the_warm_up_does_not_count():
     assert feed(build_watch(), [1, 1000, 1000, 1000]) == [None] * 4
-
-
-def test_a_promise_of_a_busy_machine_says_so():
-    watch = build_watch(promise=PROMISE.model_copy(update={"is_busy": True}))
-    *_, said = feed(watch, [1000, *[500] * N_SLOW_WINDOWS])
-    assert "tune measured 900 to 1,100 for this plan on this machine, busy then: " in said
 
 
 def test_several_slow_windows_in_a_row_are_told_once_per_fall():

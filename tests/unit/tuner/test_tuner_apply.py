@@ -23,7 +23,7 @@ def make_trial(plan, **measured):
         status="ok",
         kind="end_to_end",
         samples_per_s=1234.0,
-        **{"samples_per_s_ci95": None, "observed": {}, "phases_ms": None, "n_devices": 1, "is_busy": False, **measured},
+        **{"samples_per_s_ci95": None, "observed": {}, "phases_ms": None, "n_devices": 1, **measured},
     )
 
 
@@ -256,16 +256,6 @@ def test_what_was_measured_travels_with_the_settings(config, tmp_path):
     assert (promise.model, promise.n_parameters, promise.data) == ("CNN", 10, "Digits, 8 samples")
     assert promise.device is None  # the probe did not say
     assert promise.plan == compute_plan_digest(plan) == compute_plan_digest(plan_of(applied))
-    assert apply_result(result, tmp_path / "a.yaml", searched=config).diff == ""
-
-
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_a_busy_machines_promise_and_figures_are_marked(config, tmp_path, is_busy):
-    """Its interval is as wide as contention made it, and nothing in the file said why."""
-    result = recommend(config, {"batch_size": 128}, ci95=(1200.0, 1300.0), runs=(400.0, 1250.0), is_busy=is_busy)
-    apply_result(result, tmp_path / "a.yaml", searched=config)
-    assert load_config(tmp_path / "a.yaml").run.promise.is_busy is is_busy
-    assert ("samples/s on a busy machine" in (tmp_path / "a.yaml").read_text()) is is_busy
     assert apply_result(result, tmp_path / "a.yaml", searched=config).diff == ""
 
 
