@@ -204,8 +204,10 @@ def _pick_memory(
     small = _filter_smallest(known)
     chosen, tied = _choose_by_speed(small, again, history)
     best_name = "best confirmed speed" if confirmed else "best speed"
-    compared = _count_compared(chosen, small, again)
-    among = f", the fastest of {compared} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
+    is_alone = _filter_beside(small, again) == [chosen]
+    fastest = "the only one" if is_alone else f"the fastest of {_count_compared(chosen, small, again)}"
+    measured = f" measured side by side, of {len(small)}" if is_alone else ""
+    among = f", {fastest}{measured} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
     averaged = [run for run in again if run.plan == best.plan] or [run for run in history if run.plan == best.plan]
     mean = f", the geometric mean of {len(averaged)} runs" if len(averaged) > 1 else ""
     rule = (
