@@ -204,13 +204,10 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         PICK_TITLES,
         build_trials_table,
         describe_advice,
-        describe_epoch,
-        describe_gain,
-        describe_learning_rate,
+        describe_hints,
         describe_marks,
+        describe_outcome,
         describe_pick,
-        describe_resolution,
-        describe_savings,
         describe_search,
         describe_verification,
     )
@@ -220,6 +217,8 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
     legend = describe_marks(document)
     if legend:
         console.print(legend, style="dim", markup=False)
+    console.print("\n[bold]What it comes to[/]")
+    _print_lines(console, [*describe_outcome(document), describe_verification(document), describe_search(document)])
     shown: dict[str, str] = {}
     for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)
@@ -230,11 +229,10 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         shown.setdefault(pick["id"], title)
         for line in [f"the same plan; rule: {pick['rule']}"] if same else describe_pick(pick, document["trials"]):
             console.print(f"  {line}", markup=False)
-    console.print()
-    notes = [describe_gain(document), *describe_savings(document), describe_epoch(document)]
-    notes += [describe_learning_rate(document), describe_verification(document)]
-    notes += [hint["text"] for hint in document.get("hints", ())] + list(document.get("notes", ()))
-    _print_lines(console, [*notes, describe_resolution(document), describe_search(document)])
+    notes = [*describe_hints(document), *document.get("notes", ())]
+    if notes:
+        console.print("\n[bold]Notes[/]")
+        _print_lines(console, notes)
     advice = describe_advice(document)
     if advice:
         console.print("\n[bold]What would make it faster still[/]")

@@ -177,6 +177,7 @@ class Promise(Section):
     threads: PositiveInt | None = None
     data_wait_pct: Annotated[float, annotated_types.Ge(0)] | None = None
     n_ranks: PositiveInt = 1
+    cpu_pressure_pct: Annotated[float, annotated_types.Ge(0)] | None = None  # of a busy machine: why it is so wide
 
     @field_validator("samples_per_s")
     @classmethod

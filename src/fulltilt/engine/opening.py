@@ -86,8 +86,8 @@ def open_session(
         if (link := find_link()) is not None:
             link.set_step(session.progress.step)
         session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
-        session.promise, missing = build_watch(run, session.data_waits)
-        run.notes += [missing] if missing else []
+        session.promise, note = build_watch(run, session.data_waits)
+        run.notes += [note] if note else []
         if after is not None:
             session.announce.notes += after.notes
         elif sizes is not None:

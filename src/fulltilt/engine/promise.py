@@ -140,7 +140,11 @@ class PromiseWatch:
         why = "; ".join(reasons) or (
             "nothing that was looked at explains it (clock, neighbours, disk, memory, data workers, data wait, threads)"
         )
-        return f"{rate:,.0f} samples/s, tune measured {low:,.0f} to {high:,.0f} for this plan on this machine: {why}"
+        wait_pct = self._promise.cpu_pressure_pct
+        busy = "" if wait_pct is None else f", busy then (some task waited for a core {wait_pct:.0f} % of the time)"
+        return (
+            f"{rate:,.0f} samples/s, tune measured {low:,.0f} to {high:,.0f} for this plan on this machine{busy}: {why}"
+        )
 
 
 def find_reasons(promise: Promise, before: Look, now: Look) -> list[str]:
@@ -287,7 +291,7 @@ def _find_other(promise: Promise, run: Run) -> str | None:
 
 
 def build_watch(run: Run, waits: DataWaits) -> tuple[PromiseWatch | None, str | None]:
-    """What holds the run to its promise, and why nothing does although there is one."""
+    """What holds the run to its promise, and why nothing does although there is one, or why it holds to little."""
     promise = run.config.run.promise if run.config is not None else None
     if promise is None:
         return None, None
@@ -299,4 +303,15 @@ def build_watch(run: Run, waits: DataWaits) -> tuple[PromiseWatch | None, str | 
         )
     if other := _find_other(promise, run):
         return None, f"{other}: it is not held against this run; fulltilt tune --apply writes a new one"
-    return PromiseWatch(promise, MachineLook(run.device, waits, n_ranks=n_ranks)), None
+    return PromiseWatch(promise, MachineLook(run.device, waits, n_ranks=n_ranks)), _note_busy(promise)
+
+
+def _note_busy(promise: Promise) -> str | None:
+    if promise.cpu_pressure_pct is None:
+        return None
+    low, high = promise.samples_per_s
+    return (
+        f"run.promise ({low:,.0f} to {high:,.0f} samples/s) was measured on a busy machine (some task waited for a "
+        f"core {promise.cpu_pressure_pct:.0f} % of the time): slower than a quiet one allows is within it; fulltilt "
+        "tune --apply on a quiet machine, with --out and a new folder, writes a narrower one"
+    )

@@ -262,7 +262,8 @@ def _read_pick(
         yield Figure(name=f"{name}: memory_gib", samples=memory, better="lower", shown=shown, **shared)
     estimate_s = (document.get("epoch_seconds") or {}).get("estimate")
     if name == "recommended" and estimate_s and rate:
-        seconds = tuple(estimate_s * rate / each for each in rates)
+        n_samples = (document.get("workload") or {}).get("n_samples") or estimate_s * rate
+        seconds = tuple(n_samples / each for each in rates)
         yield Figure(name=f"{name}: epoch_seconds", samples=seconds, better="lower", shown=estimate_s, **shared)
 
 

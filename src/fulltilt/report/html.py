@@ -16,14 +16,11 @@ from fulltilt.report.summary import (
     PICK_TITLES,
     Document,
     describe_advice,
-    describe_epoch,
-    describe_gain,
-    describe_learning_rate,
+    describe_hints,
     describe_marks,
+    describe_outcome,
     describe_pick,
     describe_plan,
-    describe_resolution,
-    describe_savings,
     describe_search,
     describe_verification,
 )
@@ -58,10 +55,10 @@ def build_tune_html(document: Document) -> str:
     name = workload.get("name") or "workload"
     sections = [
         f"<h1>{escape(str(name))}</h1>",
-        f'<p class="sub">{escape(describe_machine(machine))}<br>{escape(describe_search(document))}'
-        f"{f'<br>{escape(resolution)}' if (resolution := describe_resolution(document)) else ''}</p>",
+        f'<p class="sub">{escape(describe_machine(machine))}<br>{escape(describe_search(document))}</p>',
+        _list("What it comes to", describe_outcome(document)),
         _cards(document),
-        _notes(document),
+        _list("Notes", [*describe_hints(document), *document.get("notes", ())]),
         _advice(document),
         _verification(document),
         "<h2>What was measured</h2>",
@@ -120,23 +117,6 @@ def _cards(document: Document) -> str:
             f'<p class="note">samples/s</p><p>{escape(plan)}</p>{body}</div>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'
-
-
-def _notes(document: Document) -> str:
-    hints = [hint if isinstance(hint, str) else hint.get("text", "") for hint in document.get("hints") or ()]
-    lines = [
-        line
-        for line in (
-            describe_gain(document),
-            *describe_savings(document),
-            describe_epoch(document),
-            describe_learning_rate(document),
-            *hints,
-            *document.get("notes", ()),
-        )
-        if line
-    ]
-    return _list("What it comes to", lines)
 
 
 def _list(title: str, lines: Sequence[str]) -> str:

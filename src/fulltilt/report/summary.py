@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +30,9 @@ PICK_TITLES = {
 }
 TIE_PCT = 2.0  # differences below it are none
 REPEAT_WHEN_QUIET = "search again on a quiet machine, with --out and a new folder"
+MAX_TIES = 5  # that are named; the document has them all
+BUSY_NOTE = "this is a busy machine's figure"  # as a row notes it itself; its mark says so
+BUSY_SAID = re.compile(r"; a busy machine's figure \([^()]*\)")  # ends a sentence of advice that stands by itself
 SAID_IN_SHORT = ("not in the space", "failed")  # of the levers: not what the search had before it and passed over
 
 
@@ -65,16 +69,21 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
         )
     lines.append(f"rule: {pick['rule']}")
     if pick.get("tied_with"):
-        plans = {row["id"]: row["plan"] for row in rows}
-        lines.append(
-            f"tied with: {'; '.join(_describe_tie(id, plans.get(id), pick['plan']) for id in pick['tied_with'])}"
-        )
+        lines.append(_describe_ties(pick, rows))
     changes = pick.get("changes") or {}
     for kind in ("recipe", "numerics"):
         if changes.get(kind):
             said = changes[kind] if isinstance(changes[kind], str) else "; ".join(map(str, changes[kind]))
             lines.append(f"changes the {kind}: {said}")
-    return [*lines, *(f"note: {note}" for note in pick.get("notes") or ())]
+    notes = [note for note in pick.get("notes") or () if not (is_busy(pick) and note.endswith(BUSY_NOTE))]
+    return [*lines, *(f"note: {note}" for note in notes)]
+
+
+def _describe_ties(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    plans, ids = {row["id"]: row["plan"] for row in rows}, pick["tied_with"]
+    named = "; ".join(_describe_tie(id, plans.get(id), pick["plan"]) for id in ids[:MAX_TIES])
+    more = f"; and {_count(len(ids) - MAX_TIES, 'other')}" if len(ids) > MAX_TIES else ""
+    return f"tied with: {named}{more}"
 
 
 def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, Any]) -> str:
@@ -145,9 +154,11 @@ def describe_gain(document: Document) -> str | None:
     verdict = savings.get("verdict")
     if verdict in ("no gain", "same plan"):
         return None  # what was saved says so
-    ratio = pick["samples_per_s"] / baseline["samples_per_s"]
-    if savings.get("gain_pct") is not None:  # of the means of the runs side by side
-        ratio = 1 / (1 - savings["gain_pct"] / 100)
+    after, before, base = pick["samples_per_s"], baseline["samples_per_s"], "by their rows in the table"
+    if (sides := _list_sides(document)) is not None:
+        before, after = map(statistics.geometric_mean, sides)
+        base = f"by the geometric mean of {_count(len(sides[0]), 'run')} each side by side"
+    ratio = after / before
     noise_pct = document["search"].get("noise_pct") or 0.0
     if verdict is None and 100 * abs(ratio - 1) <= noise_pct:
         return f"no difference from the settings as they were: runs of one plan lay {noise_pct:.0f} % apart"
@@ -156,10 +167,28 @@ def describe_gain(document: Document) -> str | None:
     if is_busy(pick) or is_busy(baseline) or _describe_busy_runs(document):
         times = f"about {f'{ratio:.0f}' if ratio >= 10 else f'{ratio:.2g}'} × {BUSY_MARK}"
     return (
-        f"{times} the throughput of the settings as they were "
-        f"({mark_busy(format_throughput(baseline), baseline)} samples/s with {describe_plan(baseline['plan'])})"
+        f"{times} the throughput of the settings as they were, {base}: {format_rate(before)} → {format_rate(after)} "
+        f"samples/s (before: {describe_plan(baseline['plan'])})"
         f"{', in too few runs to tell it from chance' if is_alone else ''}"
     )
+
+
+def describe_outcome(document: Document) -> list[str]:
+    """What comes of the search, before its picks: what was decided, then by how much, then what that means in time.
+
+    A machine that was too busy decides nothing: a reader who saw the picks first took them for a result.
+    """
+    first, *rest = describe_savings(document) or [None]
+    lines = [first, describe_gain(document), *rest, describe_resolution(document), describe_epoch(document)]
+    return [line for line in (*lines, describe_learning_rate(document)) if line]
+
+
+def describe_hints(document: Document) -> list[str]:
+    """Without the one that says once more what the mark at the recommended plan's figures says."""
+    recommended = document["picks"].get("recommended")
+    marked = recommended is not None and is_busy(recommended) and not (recommended.get("steal_pct") or 0.0) >= 1
+    hints = [hint if isinstance(hint, Mapping) else {"text": hint} for hint in document.get("hints") or ()]
+    return [hint.get("text", "") for hint in hints if not (marked and hint.get("rule") == "contention")]
 
 
 def describe_savings(document: Document) -> list[str]:
@@ -179,6 +208,18 @@ def describe_savings(document: Document) -> list[str]:
     is_claim = document["savings"]["verdict"] in ("faster", "slower")
     holds = "on a machine as busy as this one was, which is no claim for a quiet one: " if is_claim else ""
     return [f"{holds}{said}; {busy}{remedy}"]
+
+
+def _list_sides(document: Document) -> tuple[list[float], list[float]] | None:
+    """Of the runs that the saving was computed from, samples/s of the settings as they were and of the pick."""
+    savings, baseline = document.get("savings") or {}, document.get("baseline")
+    ids, pick = savings.get("compared_ids", ()), document["picks"].get("recommended")
+    if savings.get("gain_pct") is None or not baseline or not pick:
+        return None
+    found = {row["id"]: row for row in (*document["trials"], *document.get("repeats", ()), baseline)}
+    rows = [found[id] for id in ids if id in found]
+    before, after = ([r["samples_per_s"] for r in rows if r["plan"] == own["plan"]] for own in (baseline, pick))
+    return (before, after) if before and after else None
 
 
 def _describe_unconfirmed(document: Document) -> str | None:
@@ -220,9 +261,9 @@ def _describe_busy_runs(document: Document) -> str | None:
     busy = [id for id in compared if id in runs and is_busy(runs[id])]
     if not busy:
         return None
-    named = ", ".join(busy)
     if len(busy) == len(runs):
-        return f"all {len(runs)} runs compared are a busy machine's ({named})"
+        return f"all {len(runs)} runs compared are a busy machine's"
+    named = ", ".join(busy)
     return (
         f"of the {len(runs)} runs compared, {len(busy)} {'is' if len(busy) == 1 else 'are'} a busy machine's ({named})"
     )
@@ -285,7 +326,7 @@ def describe_advice(document: Document, *, in_full: bool = False) -> list[str]:
         if part == "bound":
             lines += [ceiling["text"] for ceiling in advice["ceilings"]]
     levers = [lever["text"] for lever in advice["levers"] if in_full or lever["state"] in SAID_IN_SHORT]
-    return lines + levers
+    return [BUSY_SAID.sub(f" {BUSY_MARK}", line) for line in (*lines, *levers)]
 
 
 def describe_verification(document: Document) -> str | None:

@@ -25,7 +25,7 @@ from fulltilt.tuner.result import TuneResult
 BATCH = ("batch_size", "accumulate")
 MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
 """Key of a promise → what the probe of the workload calls it."""
-OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s)?"
+OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s(?:, on a busy machine)?)?"
 OWN_MARK = "changed by fulltilt tune"
 
 
@@ -164,10 +164,26 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
         promise["n_ranks"] = trial.n_devices
     if isinstance(trial.observed.get("threads"), int):
         promise["threads"] = trial.observed["threads"]
+    if (pressure_pct := find_busy_pressure_pct(result)) is not None:
+        promise["cpu_pressure_pct"] = round(pressure_pct, 1)
     phases = trial.phases_ms
     if phases is not None and phases.data_wait is not None and phases.step:
         promise["data_wait_pct"] = round(100 * phases.data_wait / phases.step, 1)
     return promise
+
+
+def find_busy_pressure_pct(result: TuneResult) -> float | None:
+    """How long tasks waited for a core in the recommended row or a run that its promise is widened to, the highest.
+
+    None where none of them is a busy machine's.
+    """
+    pick = result.picks.recommended
+    runs = [
+        row
+        for row in (*result.trials, *result.repeats)
+        if row.plan == pick.trial.plan and row.samples_per_s in pick.runs_samples_per_s
+    ]
+    return max((row.cpu_pressure_pct or 0.0 for row in (pick.trial, *runs) if row.is_busy), default=None)
 
 
 def check_target(path: str | Path, *, searched: Config) -> Config:
@@ -258,5 +274,6 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
     note = "fulltilt tune"
     if is_measured and trial.samples_per_s is not None:
         note += f": {format_rate(trial.samples_per_s)} samples/s"
+        note += ", on a busy machine" if find_busy_pressure_pct(result) is not None else ""
     diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT, mark=OWN_MARK)
     return Applied(diff=diff, notes=planned.notes)

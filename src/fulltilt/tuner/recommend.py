@@ -28,6 +28,10 @@ MEMORY_TIE_PCT = 2.0
 FINALIST_TIE_PCT = 3.0  # of speed: of rows that close to the fastest, and not told from it, the simplest is a finalist
 FINALIST_GAP_PCT = 5.0  # twice what two processes of one plan usually differ by, and what drift adds
 RECIPE_WORTH_PCT = 3.0  # of speed: what keeping the recipe may cost in a tie, by the means
+BEST_PER_GIB, BEST_OF_SMALL = (
+    "the best in samples/s per GiB",
+    "the fastest of these",
+)  # what the ties of a pick tie with
 MAX_NAMED = 3  # rows that a rule names; of more it says how many
 MEMORY_SPEED_SHARE_PCT = 90.0  # of the best speed: what the pick with the least memory may cost
 
@@ -133,9 +137,38 @@ def pick(
 
 
 def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]) -> Pick:
-    chosen, tied = choose(rows, again, history=history, prefers=_prefer_beside(again))
-    rule = f"highest {_name_mean(history)}samples/s of {_count_plans(rows)} that ran"
+    chosen, tied = _choose_by_speed(rows, again, history)
+    rule = f"highest {_name_mean(history)}samples/s of {_count_compared(chosen, rows, again)} that ran"
     return _build_compared(chosen, tied, rule, user_plan, again, history)
+
+
+def _choose_by_speed(
+    rows: Sequence[Trial], again: Sequence[Trial], history: Sequence[Trial]
+) -> tuple[Trial, list[Trial]]:
+    """The fastest row and its ties. Where it ran side by side with others, they are those that ``_pick_recommended``
+    names: of one plan, two lists of what is as fast would contradict each other."""
+    chosen, tied = choose(rows, again, history=history, prefers=_prefer_beside(again))
+    beside = _filter_beside(rows, again)
+    if chosen not in beside:
+        return chosen, tied
+    chosen, tied = choose(beside, again, history=history)
+    return chosen, [*tied, *_find_earlier(chosen, tied, rows, again, history)]
+
+
+def _filter_beside(rows: Sequence[Trial], again: Sequence[Trial]) -> list[Trial]:
+    plans = {run.plan for run in again}
+    return [row for row in rows if row.plan in plans]
+
+
+def _find_earlier(
+    chosen: Trial, tied: Sequence[Trial], rows: Sequence[Trial], again: Sequence[Trial], history: Sequence[Trial]
+) -> list[Trial]:
+    """Of the rows that ran before those side by side, the ones that are not proven slower than the fastest of these."""
+    fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again, history)[0].log_rate)
+    beside = _filter_beside(rows, again)
+    others = [row for row in rows if row not in beside]
+    groups = [[run for run in history if run.plan == row.plan] for row in others]
+    return [others[position] for position in find_ties(fastest, again, groups, history)]
 
 
 def _pick_efficiency(
@@ -151,8 +184,9 @@ def _pick_efficiency(
         per=[memory for _, memory in known],
         prefers=_prefer_beside(again),
     )
-    rule = f"highest {_name_mean(history)}samples/s per GiB of {_count_plans(known)} with a memory figure"
-    return _build_compared(chosen, tied, rule, user_plan, again, history, per_gib=True)
+    compared = _count_compared(chosen, [row for row, _ in known], again)
+    rule = f"highest {_name_mean(history)}samples/s per GiB of {compared} with a memory figure"
+    return _build_compared(chosen, tied, rule, user_plan, again, history, best=BEST_PER_GIB)
 
 
 def _pick_memory(
@@ -168,16 +202,19 @@ def _pick_memory(
     if not known:
         return None
     small = _filter_smallest(known)
-    chosen, tied = choose(small, again, history=history, prefers=_prefer_beside(again))
+    chosen, tied = _choose_by_speed(small, again, history)
     best_name = "best confirmed speed" if confirmed else "best speed"
-    among = f", the fastest of {len(small)} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
+    is_alone = _filter_beside(small, again) == [chosen]
+    fastest = "the only one" if is_alone else f"the fastest of {_count_compared(chosen, small, again)}"
+    measured = f" measured side by side, of {len(small)}" if is_alone else ""
+    among = f", {fastest}{measured} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
     averaged = [run for run in again if run.plan == best.plan] or [run for run in history if run.plan == best.plan]
     mean = f", the geometric mean of {len(averaged)} runs" if len(averaged) > 1 else ""
     rule = (
         f"least memory of {_count_plans(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
         f"({format_rate(rates[id(best)])} samples/s{mean}, {best.id}){among}"
     )
-    return _build_compared(chosen, tied, rule, user_plan, again, history)
+    return _build_compared(chosen, tied, rule, user_plan, again, history, best=BEST_OF_SMALL)
 
 
 def _filter_whole(runs: Sequence[Trial]) -> list[Trial]:
@@ -199,14 +236,15 @@ def _build_compared(
     again: Sequence[Trial],
     history: Sequence[Trial],
     *,
-    per_gib: bool = False,
+    best: str = "the fastest",
 ) -> Pick:
     """The pick of a comparison between plans that ran side by side and plans that ran once, earlier."""
     plans = {run.plan for run in again}
     earlier = [row for row in tied if row.plan not in plans] if chosen.plan in plans else []
     beside = [row for row in tied if row not in earlier]
-    rule += _say_tie(beside, "the best" if per_gib else "the fastest")
-    rule += _say_earlier(earlier, _find_above(chosen, earlier, again, history, per_gib=per_gib))
+    per_gib = best == BEST_PER_GIB
+    rule += _say_tie(beside, best)
+    rule += _say_earlier(earlier, _find_above(chosen, earlier, again, history, per_gib=per_gib), best)
     made = build_pick(chosen, tied, rule, user_plan)
     return dataclasses.replace(made, runs_samples_per_s=_list_rates(again, chosen.plan))
 
@@ -266,14 +304,9 @@ def _pick_recommended(
     rates: tuple[float, ...] = ()
     earlier: list[Trial] = []
     if confirmed:
-        fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again, history)[0].log_rate)
-        plans_beside = {row.plan for row in confirmed}
-        others = [row for row in may_be if row.plan not in plans_beside]
-        groups = [[run for run in history if run.plan == row.plan] for row in others]
-        earlier = [others[position] for position in find_ties(fastest, again, groups, history)]
+        earlier = _find_earlier(chosen, tied, may_be, again, history)
         rates = _list_rates(again, chosen.plan)
-        plans = "1 plan that was" if len(confirmed) == 1 else f"{len(confirmed)} plans that were"
-        among = f"highest mean samples/s of {plans} measured side by side, of {len(rows)} that ran"
+        among = f"highest mean samples/s of {_count_compared(chosen, rows, again)} that ran"
     else:
         among = f"highest {_name_mean(history)}samples/s of {_count_plans(may_be)}"
     rule = f"{prefix}{among} ({where}){_say_tie(tied)}"
@@ -341,16 +374,26 @@ def _say_kept_recipe(user_plan: Plan, chosen: Trial, passed_over: Trial) -> str:
     )
 
 
-def _say_earlier(rows: Sequence[Trial], above: Sequence[Trial]) -> str:
+def _say_earlier(rows: Sequence[Trial], above: Sequence[Trial], best: str = "the fastest") -> str:
     """Plans that were no finalists: what their runs leave open is a tie as well, those that showed more among them."""
     if not rows:
         return ""
+    figure = " per GiB" if best == BEST_PER_GIB else ""
     plans = "1 plan that ran" if len(rows) == 1 else f"{len(rows)} plans that ran"
-    said = f"; {plans} earlier, not beside it, did not come out clearly slower: named as ties too"
+    of_these = "of these, " if best == BEST_OF_SMALL else ""
+    said = f"; {of_these}{plans} earlier, not beside it, did not come out clearly slower{figure}: named as ties too"
     if not above:
         return said
     named = ", ".join(row.id for row in above) if len(above) <= MAX_NAMED else str(len(above))
     return f"{said}; of them {named} showed more, but plans measured side by side go first"
+
+
+def _count_compared(chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial]) -> str:
+    """``2 plans measured side by side, of 7`` where the pick is of these: a single run above it was not compared."""
+    beside = _filter_beside(rows, again)
+    if chosen not in beside:
+        return _count_plans(rows)
+    return f"{_count_plans(beside)} measured side by side, of {len(rows)}"
 
 
 def _count_plans(rows: Sequence[object]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -139,7 +140,7 @@ def write_result(result: TuneResult, folder: Path) -> list[Path]:
 
 
 def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[Trial] = ()) -> EpochSeconds:
-    """Samples over samples per second.
+    """Samples over samples per second: the geometric mean of the plan's runs side by side, as for what is saved.
 
     The interval is that of the row's throughput, turned round. Where the plan ran in several processes it is widened to
     the interval over those: the next run is another process, and steps inside one say nothing of how these differ.
@@ -155,7 +156,7 @@ def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[T
         low, high = compute_interval([math.log(rate) for rate in rates])
         intervals.append((math.exp(low), math.exp(high)))
     known = [interval for interval in intervals if min(interval) > 0]
-    estimate = n_samples / trial.samples_per_s
+    estimate = n_samples / (statistics.geometric_mean(rates) if len(rates) > 1 else trial.samples_per_s)
     if not known:
         return EpochSeconds(estimate=estimate, ci95=None)
     low, high = min(interval[0] for interval in known), max(interval[1] for interval in known)

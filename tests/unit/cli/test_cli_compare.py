@@ -2,6 +2,7 @@
 
 import copy
 import json
+import statistics
 
 import pytest
 
@@ -65,6 +66,16 @@ def compare(tmp_path, a, b, capsys, *, expect=0):
 
 def find_figure(document, name):
     return next(figure for figure in document["figures"] if figure["name"] == name)
+
+
+def test_the_time_of_an_epoch_is_compared_by_run_whatever_its_estimate_is_the_mean_of(tmp_path, capsys):
+    sides = build_search([1000.0, 1004.0, 998.0], plan=USER_PLAN), build_search([1200.0, 1500.0, 1480.0])
+    for side, rates in zip(sides, ((1000.0, 1004.0, 998.0), (1200.0, 1500.0, 1480.0)), strict=True):
+        side["picks"]["recommended"]["runs_samples_per_s"] = list(rates)
+        side["epoch_seconds"]["estimate"] = 1000 / statistics.geometric_mean(rates)
+    document, _ = compare(tmp_path, *sides, capsys)
+    speed, epoch = (find_figure(document, f"recommended: {name}") for name in ("samples_per_s", "epoch_seconds"))
+    assert (1 + speed["change_pct"] / 100) * (1 + epoch["change_pct"] / 100) == pytest.approx(1, abs=1e-3)
 
 
 def test_a_faster_pick_is_better_with_its_interval(tmp_path, capsys):

@@ -44,6 +44,7 @@ def test_all_picks_are_named_in_the_table_and_explained_under_it():
     assert "ok ← recommended, throughput" in said
     assert "ok ← memory" in said
     assert "Least memory at an acceptable speed\n  batch_size 64" in said
+    assert said.index("What it comes to\n· ") < said.index("Recommended for training")
     assert "What would make it faster still" not in said
 
 

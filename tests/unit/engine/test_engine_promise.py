@@ -57,6 +57,14 @@ def feed(watch, rates, seconds=WINDOW_S):
     return [watch.observe(round(rate * seconds), seconds) for rate in rates]
 
 
+def test_a_promise_of_a_busy_machine_is_named_as_one_where_it_is_compared():
+    """``tune measured 12 to 1,100`` had no word of why so wide."""
+    busy = PromiseWatch(PROMISE.model_copy(update={"cpu_pressure_pct": 98.0}), lambda: Look(time_s=0.0))
+    rates = [1000, *[500] * N_SLOW_WINDOWS]
+    assert "on this machine, busy then (some task waited for a core 98 % of the time): " in feed(busy, rates)[-1]
+    assert "busy" not in feed(build_watch(), rates)[-1]
+
+
 def test_a_run_within_its_promise_says_nothing():
     assert feed(build_watch(), [1000, 900, 1100, 2000, 870]) == [None] * 5
 
@@ -205,7 +213,8 @@ def test_a_promise_of_something_else_is_not_held_against_the_run(tmp_path, chang
     assert not any("tune measured" in note.message for note in recorder.of(Noted))
 
 
-def test_a_run_is_held_to_a_promise_that_was_made_of_the_same_things():
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_run_is_held_to_a_promise_that_was_made_of_the_same_things(is_busy):
     """What the tuner's probe says of a workload is what a training run of it finds."""
     values = {"task": "training_cases:build_workload", "data": {"batch_size": 16}}
     config = config_from_values(values, base_dir=str(Path(__file__).parent))
@@ -216,10 +225,13 @@ def test_a_run_is_held_to_a_promise_that_was_made_of_the_same_things():
     measured = {key: answers[-1]["workload"][name] for key, name in MEASURED_ON.items()}
     assert measured["data"] == "Points, 90 samples"
     promise = {"samples_per_s": [1, 2], "plan": compute_plan_digest(plan), "machine": read_machine().hostname_hash}
-    promised = config_from_values({**values, "run": {"promise": promise | measured}}, base_dir=config.base_dir)
+    promise |= measured | ({"cpu_pressure_pct": 98.0} if is_busy else {})
+    promised = config_from_values({**values, "run": {"promise": promise}}, base_dir=config.base_dir)
     with build_run(promised, plan, device="cpu") as run:
-        watch, missing = promise_module.build_watch(run, DataWaits())
-    assert (type(watch), missing) == (PromiseWatch, None)
+        watch, note = promise_module.build_watch(run, DataWaits())
+    assert type(watch) is PromiseWatch
+    assert (note or "").startswith("run.promise (1 to 2 samples/s) was measured on a busy machine" if is_busy else "")
+    assert (note is not None) == is_busy
 
 
 BURN = """

@@ -17,7 +17,9 @@ from fulltilt.report import (
     describe_busy,
     describe_epoch,
     describe_gain,
+    describe_hints,
     describe_marks,
+    describe_outcome,
     describe_pick,
     describe_resolution,
     describe_savings,
@@ -285,22 +287,74 @@ def test_a_verdict_that_rests_on_a_busy_machine_says_on_which_rows(changes):
     line = describe_savings(with_runs("t1", "t5", **changes))[0]
     assert "; of the 4 runs compared, 2 are a busy machine's (t1, t5)" in line
     assert line.count("search again on a quiet machine, with --out and a new folder") == 1
-    assert "; all 4 runs compared are a busy machine's (t1, t2, t4, t5)" in " ".join(
+    assert "; all 4 runs compared are a busy machine's" in " ".join(
         describe_savings(with_runs("t1", "t2", "t4", "t5", **changes))
     )
     assert "busy" not in " ".join(describe_savings(with_runs(**changes))), "t6 had no partner"
 
 
+def set_rates(document, **rates):
+    """The document with other samples/s in these rows."""
+    document = copy.deepcopy(document)
+    for row in (*document["trials"], *document["repeats"]):
+        row["samples_per_s"] = rates.get(row["id"], row["samples_per_s"])
+    return document
+
+
+def test_a_multiple_is_the_quotient_of_the_figures_beside_it():
+    """``6.4 ×`` of the runs side by side stood beside rows whose quotient is 8.4."""
+    assert describe_gain(set_rates(with_runs(), t1=500.0, t4=2000.0, t2=4000.0, t5=9000.0)) == (
+        "6.00 × the throughput of the settings as they were, by the geometric mean of 2 runs each side by side: "
+        "1,000 → 6,000 samples/s (before: batch_size 32, num_workers 0)"
+    )
+    alone = with_runs() | {"savings": None, "null_reasons": {"savings": "they ran once"}}
+    assert "1.50 × the throughput of the settings as they were, by their rows in the table: " in describe_gain(alone)
+
+
+def test_what_was_decided_is_said_before_the_picks():
+    """``no gain that this search could prove`` stood below four picks and every rule of theirs."""
+    document = with_runs("t1", verdict="no gain", gain_pct=30.0, gain_ci95_pct=[-9.0, 50.0])
+    assert describe_outcome(document)[0].startswith("no gain that this search could prove")
+    html = build_tune_html(document)
+    assert html.index("no gain that this search could prove") < html.index("Recommended for training")
+    faster = describe_outcome(with_runs())
+    assert faster[0].startswith("this run, 30 epochs")
+    assert faster[1] == describe_gain(with_runs())
+
+
+def test_a_busy_machine_is_said_once_and_marked_elsewhere():
+    note = "some task waited for a core 83 % of the time: this is a busy machine's figure"
+    pick = PICK | BUSY | {"notes": [note, "other"]}
+    assert [line for line in describe_pick(pick, ROWS) if "note" in line] == ["note: other"]
+    assert f"note: {note}" in describe_pick(PICK | {"notes": [note]}, ROWS), "without a mark nothing else says it"
+    hints = [{"rule": "contention", "text": "tasks waited"}, {"rule": "memory", "text": "a larger batch fits"}]
+    document = DOCUMENT | {"picks": {"recommended": pick}, "hints": hints}
+    assert describe_hints(document) == ["a larger batch fits"]
+    stolen = document | {"picks": {"recommended": pick | {"steal_pct": 12.0}}}
+    assert len(describe_hints(stolen)) == 2, "the host's share stands nowhere else"
+    text = "80 % of the step is forward; a busy machine's figure (some task waited for a core: t1 83 % of the time)"
+    advice = {"bound": {"text": text}, "roof": None, "ceilings": [], "levers": []}
+    assert describe_advice(DOCUMENT | {"advice": advice}) == ["80 % of the step is forward *"]
+
+
+def test_of_many_ties_five_are_named_and_the_others_counted():
+    ids = [f"t{number}" for number in range(10, 17)]
+    line = next(line for line in describe_pick(PICK | {"tied_with": ids}, ROWS) if line.startswith("tied"))
+    assert line == "tied with: t10; t11; t12; t13; t14; and 2 others"
+    line = next(line for line in describe_pick(PICK | {"tied_with": ids[:5]}, ROWS) if line.startswith("tied"))
+    assert line == "tied with: t10; t11; t12; t13; t14"
+
+
 def test_a_saving_of_a_busy_machine_is_no_promise_for_a_quiet_one():
     """``112.67 ×``, ``99.1 % is saved`` and ``paid for itself after 0.34 s`` were a minute of contention."""
-    document = with_runs("t1", "t5", gain_pct=99.1124, gain_ci95_pct=[98.5, 99.5])
+    document = set_rates(with_runs("t1", "t5", gain_pct=99.1124, gain_ci95_pct=[98.5, 99.5]), t2=1e5, t5=126900.0)
     (line,) = describe_savings(document)
     assert line.startswith("on a machine as busy as this one was, which is no claim for a quiet one: this run")
     assert "saved" not in line
     gain = describe_gain(document)
-    assert gain.startswith("about 113 × * the throughput of the settings as they were (1,000 ± 2.0 % * samples/s")
-    assert describe_gain(with_runs("t1")).startswith("about 1.6 × *")
-    assert describe_gain(with_runs()).startswith("1.56 × the throughput")
+    assert gain.startswith("about 113 × * the throughput of the settings as they were, by the geometric mean of 2 runs")
+    assert describe_gain(with_runs("t1")).startswith("about 1.5 × *")
+    assert describe_gain(with_runs()).startswith("1.50 × the throughput")
     assert len(describe_savings(with_runs())) == 2
 
 

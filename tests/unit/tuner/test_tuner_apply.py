@@ -22,8 +22,15 @@ def make_trial(plan, **measured):
         plan=plan,
         status="ok",
         kind="end_to_end",
-        samples_per_s=1234.0,
-        **{"samples_per_s_ci95": None, "observed": {}, "phases_ms": None, "n_devices": 1, **measured},
+        **{
+            "samples_per_s": 1234.0,
+            "samples_per_s_ci95": None,
+            "is_busy": False,
+            "observed": {},
+            "phases_ms": None,
+            "n_devices": 1,
+            **measured,
+        },
     )
 
 
@@ -46,6 +53,7 @@ def make_result(plan, rate, *, user_plan, ci95=None, runs=(), tried=(), probes=(
 
 SAME_RATE = LearningRate(rule="none", start=0.1, to=0.1)
 SQRT = LearningRate(rule="sqrt", start=0.1, to=0.2)
+BUSY = {"is_busy": True, "cpu_pressure_pct": 98.0}
 PROMISED = {"ci95": (100.0, 300.0), "runs": (150.0, 200.0)}
 
 
@@ -284,6 +292,25 @@ def test_a_promise_does_not_make_another_configuration_of_the_file(config, tmp_p
     promised = load_config(tmp_path / "a.yaml")
     assert promised.run.promise is not None
     assert promised.digest == config.digest
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_promise_of_a_busy_machine_is_marked(config, tmp_path, is_busy):
+    """From 0 to 1,000 samples/s was promised, and neither the file nor ``train`` said why so little."""
+    result, file = recommend(config, {"compile": True}, **(BUSY if is_busy else {}), **PROMISED), tmp_path / "a.yaml"
+    apply_result(result, file, searched=config)
+    assert load_config(file).run.promise.cpu_pressure_pct == (98.0 if is_busy else None)
+    assert ("# fulltilt tune: 1,234 samples/s, on a busy machine" in file.read_text()) == is_busy
+    apply_result(recommend(config, {"compile": True}, **PROMISED), file, searched=config)
+    assert "busy" not in file.read_text(), "the mark goes with the figure"
+
+
+def test_a_run_side_by_side_of_a_busy_machine_marks_the_promise(config, tmp_path):
+    result = recommend(config, {"compile": True}, **PROMISED)
+    plan = result.picks.recommended.trial.plan
+    result.repeats = (make_trial(plan, samples_per_s=150.0, **BUSY),)
+    apply_result(result, tmp_path / "a.yaml", searched=config)
+    assert load_config(tmp_path / "a.yaml").run.promise.cpu_pressure_pct == 98.0
 
 
 def test_one_run_is_no_promise(config, tmp_path):

@@ -301,7 +301,7 @@ def test_of_rows_with_the_same_memory_the_faster_is_the_memory_pick():
     ]
     chosen = pick(rows, user_plan=USER, memory_limit_gib=None).memory
     assert chosen.trial.id == "t2"
-    assert "the fastest of 2 within 2 % of it" in chosen.rule
+    assert "the fastest of 2 plans within 2 % of it" in chosen.rule
 
 
 def test_acceptable_speed_is_a_share_of_the_best_confirmed_one():

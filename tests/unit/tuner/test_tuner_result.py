@@ -6,12 +6,14 @@ import copy
 import dataclasses
 import json
 import re
+import statistics
 
 import jsonschema
 import pytest
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Machine, Roof
+from fulltilt.records.consistency import find_contradictions
 from fulltilt.tuner import recommend
 from fulltilt.tuner.finish import finish_result
 from fulltilt.tuner.hints import find_hints
@@ -266,10 +268,25 @@ def make_runs(*rates, first=1, comparison=None, **levers):
 def test_an_epochs_interval_holds_what_differs_between_processes():
     runs = make_runs(200.0, 230.0, 180.0)
     alone, together = (build_epoch_seconds(runs[0], 1000, runs=given) for given in ((), runs))
-    assert alone.estimate == together.estimate == 5.0
+    assert alone.estimate == 5.0
+    assert together.estimate == pytest.approx(1000 / (200 * 230 * 180) ** (1 / 3)), "the base of what is saved"
     assert alone.ci95 == pytest.approx((1000 / 202, 1000 / 198))
     assert together.ci95[0] < 1000 / 230
     assert together.ci95[1] > 1000 / 180
+
+
+def test_an_epoch_of_a_document_is_held_against_the_runs_it_is_the_mean_of():
+    """Releases before this one wrote it of the row; they contradict nothing either."""
+    document = json.loads(build_finished().to_json_text())
+    n_samples, pick = document["workload"]["n_samples"], document["picks"]["recommended"]
+    pick["runs_samples_per_s"] = [180.0, 182.0]
+    mean = statistics.geometric_mean(pick["runs_samples_per_s"])
+    assert mean != pytest.approx(pick["samples_per_s"], rel=1e-4), "else both bases are one"
+    for seconds in (n_samples / mean, n_samples / pick["samples_per_s"]):
+        document["epoch_seconds"] = {"estimate": seconds, "ci95": None}
+        assert not find_contradictions(document)
+    document["epoch_seconds"]["estimate"] = 0.9 * n_samples / mean
+    assert "epoch_seconds.estimate" in find_contradictions(document)[0]
 
 
 def test_an_epochs_interval_is_of_the_newest_comparison_alone():

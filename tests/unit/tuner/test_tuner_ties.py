@@ -39,7 +39,7 @@ def test_a_row_of_a_faster_minute_does_not_win_against_those_measured_again():
     ]
     recommended = pick(rows, user_plan=rows[0].plan, memory_limit_gib=8.0).recommended
     assert recommended.trial.id == "t2"
-    assert "2 plans that were measured side by side, of 3 that ran" in recommended.rule
+    assert "2 plans measured side by side, of 3 that ran" in recommended.rule
 
 
 def test_plans_that_ran_once_and_may_be_as_fast_are_ties_of_the_recommended_one():
@@ -218,7 +218,25 @@ def test_a_lucky_single_run_does_not_win_against_the_mean_of_runs_side_by_side()
         assert (made.trial.id, made.tied_with) == ("t13", ("t11",))
         assert made.runs_samples_per_s == (15951.0, 18202.0)
         assert "1 plan that ran earlier, not beside it, did not come out clearly slower" in made.rule
-    assert picks.throughput.rule.startswith("highest mean samples/s of 3 plans that ran;")
+    for made in (picks.throughput, picks.recommended):
+        assert made.rule.startswith("highest mean samples/s of 2 plans measured side by side, of 3 that ran")
+    assert "samples/s per GiB of 2 plans measured side by side, of 3 with a memory figure" in picks.efficiency.rule
+    assert "the only one measured side by side, of 2 within 2 % of it" in picks.memory.rule, "the slow one is too slow"
+    assert "did not come out clearly slower per GiB" in picks.efficiency.rule
+
+
+def test_two_picks_of_one_plan_for_its_speed_name_the_same_ties():
+    """The ties of the highest throughput were with a lucky single run, those of the recommended plan with rounds."""
+    runs = [
+        make_row(1, 1150.0, batch_size=64),
+        make_row(2, 920.0, batch_size=128),
+        *(run_beside(10 + i, rate, num_workers=2) for i, rate in enumerate((960.0, 1040.0))),
+        *(run_beside(20 + i, rate) for i, rate in enumerate((900.0, 980.0))),
+    ]
+    picks = pick_from(runs)
+    assert picks.throughput.trial.id == picks.recommended.trial.id
+    assert picks.throughput.tied_with == picks.recommended.tied_with
+    assert "t2" in picks.throughput.tied_with
 
 
 def test_a_single_run_that_is_clearly_faster_still_has_the_highest_throughput():
