@@ -208,6 +208,7 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         describe_marks,
         describe_outcome,
         describe_pick,
+        describe_same_pick,
         describe_search,
         describe_verification,
     )
@@ -219,15 +220,15 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         console.print(legend, style="dim", markup=False)
     console.print("\n[bold]What it comes to[/]")
     _print_lines(console, [*describe_outcome(document), describe_verification(document), describe_search(document)])
-    shown: dict[str, str] = {}
+    shown: dict[str, Mapping[str, Any]] = {}
     for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)
         if not pick:
             continue
         console.print(f"\n[bold]{title}[/]")
-        same = shown.get(pick["id"])
-        shown.setdefault(pick["id"], title)
-        for line in [f"the same plan; rule: {pick['rule']}"] if same else describe_pick(pick, document["trials"]):
+        first = shown.setdefault(pick["id"], pick)
+        same = [f"the same plan; {describe_same_pick(pick, first)}"] if first is not pick else None
+        for line in same or describe_pick(pick, document["trials"]):
             console.print(f"  {line}", markup=False)
     notes = [*describe_hints(document), *document.get("notes", ())]
     if notes:

@@ -21,6 +21,7 @@ from fulltilt.report.summary import (
     describe_outcome,
     describe_pick,
     describe_plan,
+    describe_same_pick,
     describe_search,
     describe_verification,
 )
@@ -106,9 +107,9 @@ def _cards(document: Document) -> str:
         if not pick:
             continue
         plan, _, *notes = describe_pick(pick, document["trials"])
-        if pick["id"] in shown:
-            plan, notes = f"the same plan as {shown[pick['id']]}", [f"rule: {pick['rule']}"]
-        shown.setdefault(pick["id"], title.lower())
+        if (first := shown.setdefault(pick["id"], key)) != key:
+            plan = f"the same plan as {PICK_TITLES[first].lower()}"
+            notes = [describe_same_pick(pick, document["picks"][first])]
         rate = escape(mark_busy(format_throughput(pick), pick))
         body = "".join(f'<p class="note">{escape(line)}</p>' for line in notes)
         kind = " main" if key == "recommended" else ""

@@ -30,6 +30,7 @@ PICK_TITLES = {
 }
 TIE_PCT = 2.0  # differences below it are none
 REPEAT_WHEN_QUIET = "search again on a quiet machine, with --out and a new folder"
+TELLABLE_PCT = 900.0  # a gain of a factor of 10: runs that tell only larger ones apart tell nothing
 MAX_TIES = 5  # that are named; the document has them all
 BUSY_NOTE = "this is a busy machine's figure"  # as a row notes it itself; its mark says so
 BUSY_SAID = re.compile(r"; a busy machine's figure \([^()]*\)")  # ends a sentence of advice that stands by itself
@@ -77,6 +78,15 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
             lines.append(f"changes the {kind}: {said}")
     notes = [note for note in pick.get("notes") or () if not (is_busy(pick) and note.endswith(BUSY_NOTE))]
     return [*lines, *(f"note: {note}" for note in notes)]
+
+
+def describe_same_pick(pick: Mapping[str, Any], shown: Mapping[str, Any]) -> str:
+    """The rule of a pick whose plan was ``shown`` already, in short, and its ties where they are others."""
+    rule, tied = pick["rule"].partition("; ")[0], pick.get("tied_with") or ()
+    if set(tied) == set(shown.get("tied_with") or ()):
+        return f"rule: {rule}"
+    named = ", ".join(tied[:MAX_TIES]) + (f" and {len(tied) - MAX_TIES} more" if len(tied) > MAX_TIES else "")
+    return f"rule: {rule}; by it tied with {named or 'none'}"
 
 
 def _describe_ties(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -135,6 +145,8 @@ def describe_resolution(document: Document) -> str | None:
     detectable, n_undecided = search["detectable_pct"], search.get("n_undecided") or 0
     n_others = sum(row["status"] == "ok" for row in document["trials"]) - 1
     left = f"; {n_undecided} of {_count(n_others, 'other plan')} left undecided" if n_others > 0 else ""
+    if detectable > TELLABLE_PCT:
+        return f"these runs tell no plans apart: runs of one plan differ too much{left}"
     return f"plans that differ by {_describe_gap(detectable)} are told apart by these runs in 80 of 100 cases{left}"
 
 

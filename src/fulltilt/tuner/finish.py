@@ -55,7 +55,25 @@ def finish_result(
         reasons["verification"] = "it was not asked for; --verify trains both plans side by side"
     if result.picks.memory is None:
         reasons["picks.memory"] = "no row has a memory figure"
-    return dataclasses.replace(result, savings=savings, advice=advice, null_reasons=reasons)
+    is_unproven = savings is not None and savings.verdict == "no gain"
+    told = _tie_with_baseline(result) if is_unproven else result
+    return dataclasses.replace(told, savings=savings, advice=advice, null_reasons=reasons)
+
+
+def _tie_with_baseline(result: TuneResult) -> TuneResult:
+    """A gain that its pairs of runs do not prove leaves the settings as they were undecided.
+
+    Ties are found by the runs of all plans, which may tell the two apart where two pairs alone do not: ``0 plans left
+    undecided`` then stood beside ``no gain that this search could prove``.
+    """
+    pick, baseline = result.picks.recommended, result.baseline
+    rows = [row.id for row in result.trials if baseline is not None and row.plan == baseline.plan]
+    if not rows or rows[0] in pick.tied_with:
+        return result
+    rule = f"{pick.rule}; its pairs of runs do not prove the settings as they were slower: a tie too"
+    tied = dataclasses.replace(pick, tied_with=(*pick.tied_with, rows[0]), rule=rule)
+    search = dataclasses.replace(result.search, n_undecided=len(tied.tied_with))
+    return dataclasses.replace(result, picks=dataclasses.replace(result.picks, recommended=tied), search=search)
 
 
 def list_runs(result: TuneResult) -> list[Trial]:

@@ -22,6 +22,7 @@ from fulltilt.report import (
     describe_outcome,
     describe_pick,
     describe_resolution,
+    describe_same_pick,
     describe_savings,
     describe_search,
     describe_verification,
@@ -516,6 +517,26 @@ def test_the_memory_pick_is_a_card_of_its_own():
         "picks": DOCUMENT["picks"] | {"memory": {**ROWS[0], "rule": "least memory", "tied_with": []}}
     }
     assert "Least memory at an acceptable speed" in " ".join(Page(build_tune_html(document)).text)
+
+
+@pytest.mark.parametrize(
+    ("tied", "said"),
+    [
+        (["t1"], "rule: highest of 3 per GiB"),
+        (["t1", "t3"], "rule: highest of 3 per GiB; by it tied with t1, t3"),
+        ([], "rule: highest of 3 per GiB; by it tied with none"),
+    ],
+)
+def test_a_plan_that_is_picked_twice_names_its_ties_where_they_are_others(tied, said):
+    again = PICK | {"rule": "highest of 3 per GiB; tied with some, which these runs cannot tell", "tied_with": tied}
+    assert describe_same_pick(again, PICK | {"tied_with": ["t1"]}) == said
+
+
+def test_runs_that_tell_nothing_apart_are_said_to():
+    """``plans that differ by a factor of 678.2 are told apart`` stood there."""
+    search = DOCUMENT["search"] | {"detectable_pct": 67_720.0, "n_undecided": 1}
+    said = describe_resolution(DOCUMENT | {"search": search})
+    assert said.startswith("these runs tell no plans apart: runs of one plan differ too much; 1 of 1 other plan")
 
 
 def test_a_plan_that_is_picked_twice_is_described_once():

@@ -34,13 +34,17 @@ FACTS = Facts(device_type="cpu")
 ROOF = Roof(name="matmul fp32", unit="tflops", measured=1.0, measured_ci95=(0.9, 1.1))
 
 
-def build_finished(**changes):
-    """A result whose finalist and baseline ran side by side, with probes, roofs and a verification."""
+def build_finished(rates=(180.0, 100.0, 101.0, 182.0), **changes):
+    """A result whose finalist and baseline ran side by side, with probes, roofs and a verification.
+
+    Args:
+        rates: Samples/s of finalist, baseline, baseline, finalist.
+    """
     result = build_result()
     fast, user = result.trials[1].plan, USER
     rows = []
     for number, (plan, kind, rate) in enumerate(
-        [(fast, "repeat", 180.0), (user, "baseline", 100.0), (user, "baseline", 101.0), (fast, "repeat", 182.0)]
+        zip((fast, user, user, fast), ("repeat", "baseline", "baseline", "repeat"), rates, strict=True)
     ):
         row = SimulatedTarget(lambda _, rate=rate: Answer(samples_per_s=rate))(plan, id=f"t{10 + number}", why="")
         rows.append(dataclasses.replace(row, kind=kind, flops_per_sample=1e9, flops_coverage_pct=100.0))
@@ -62,6 +66,16 @@ def build_finished(**changes):
     return finish_result(
         dataclasses.replace(result, **(given | changes)), axes={"batch_size": (32, 64)}, facts=FACTS, n_epochs=10
     )
+
+
+def test_a_gain_that_is_not_proven_is_a_tie_with_the_settings_as_they_were():
+    """``0 plans left undecided`` stood beside ``no gain that this search could prove``."""
+    unproven = build_finished(rates=(180.0, 100.0, 170.0, 182.0))
+    assert unproven.savings.verdict == "no gain"
+    assert unproven.baseline.id in unproven.picks.recommended.tied_with
+    assert unproven.search.n_undecided == len(unproven.picks.recommended.tied_with)
+    assert find_contradictions(json.loads(unproven.to_json_text())) == []
+    assert build_finished().picks.recommended.tied_with == ()
 
 
 def build_verification():
