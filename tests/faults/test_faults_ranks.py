@@ -25,6 +25,11 @@ def is_step_from(step):
     return lambda line: line.startswith("step ") and int(line.split()[1]) >= step
 
 
+def select_said(err):
+    """Without what torch says where 127.0.0.1 has no name."""
+    return [line for line in err.splitlines() if "[c10d] The hostname of the client socket" not in line]
+
+
 def test_a_killed_rank_restarts_all_and_sigterm_ends_all_with_one_checkpoint(tmp_path, monkeypatch):
     """each step is told once, and nobody is left; the workload is one of ``__main__`` and travels by value"""
     mark = mark_processes(monkeypatch)
@@ -40,11 +45,30 @@ def test_a_killed_rank_restarts_all_and_sigterm_ends_all_with_one_checkpoint(tmp
     wait_for(process, is_step_from(18), lines)
     process.terminate()
     out, err = process.communicate(timeout=600)
-    said = [line for line in err.splitlines() if "[c10d] The hostname of the client socket" not in line]
-    assert (process.returncode, said) == (143, [])  # torch says that where 127.0.0.1 has no name
+    assert (process.returncode, select_said(err)) == (143, [])
     assert not find_processes(mark)
     saved = torch.load(out_dir / "checkpoint.pt", weights_only=True)["progress"]["step"]
     assert 18 <= saved < 64
     with (out_dir / "steps.csv").open() as stream:
         steps = [int(row["step"]) for row in csv.DictReader(stream)]
     assert steps == list(range(2, saved + 1, 2)), out
+
+
+def test_sigterm_to_every_process_of_two_ranks_with_workers_ends_with_one_checkpoint(tmp_path, monkeypatch):
+    """Slurm and systemd know all processes of a job; the ranks lead groups of their own"""
+    mark = mark_processes(monkeypatch)
+    out_dir, lines = tmp_path / "run", []
+    command = [sys.executable, "-u", str(SCRIPT), str(out_dir), "--n-ranks", "2", "--num-workers", "1"]
+    command += ["--n-quick", "16"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    wait_for(process, is_step_from(8), lines)
+    ranks = find_children(process.pid)
+    workers = [worker for rank in ranks for worker in find_children(rank)]
+    assert (len(ranks), len(workers)) == (2, 2)
+    for pid in [*workers, *ranks, process.pid]:  # the workers first: they wait for nobody's word
+        os.kill(pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=600)
+    assert (process.returncode, select_said(err)) == (143, [])
+    assert "Error" not in out
+    assert not find_processes(mark)
+    assert 8 <= torch.load(out_dir / "checkpoint.pt", weights_only=True)["progress"]["step"] < 64

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from leftovers import find_processes, mark_processes
 
 SCRIPT = Path(__file__).with_name("train_slowly.py")
 N_STEPS = 64
@@ -90,6 +91,24 @@ def test_ctrl_c_on_a_terminal_reaches_the_workers_too_and_the_step_is_finished(t
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (130, "")
+    assert 6 < torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] < N_STEPS
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("option", [None, "--persistent-workers"])
+def test_sigterm_to_the_whole_group_spares_the_workers_until_the_checkpoint_is_written(
+    tmp_path, monkeypatch, start_method, option
+):
+    """as ``timeout``, a scheduler and CI send it; what is said and left is what a signal to the process alone leaves"""
+    mark = mark_processes(monkeypatch)
+    options = ["--num-workers", "2", "--n-quick", "16", "--start-method", start_method, *([option] if option else [])]
+    process = start(tmp_path, *options)
+    wait_for_step(process, 6)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (143, "")
+    assert "Error" not in out
+    assert not find_processes(mark)
     assert 6 < torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] < N_STEPS
 
 

@@ -7,6 +7,7 @@ command line.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import signal
 import sys
 import time
@@ -76,6 +77,8 @@ def main() -> int:
     parser.add_argument("--n-quick", type=int, default=72)
     parser.add_argument("--n-weights", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--persistent-workers", action="store_true")
+    parser.add_argument("--start-method")
     parser.add_argument("--async-checkpoint", action="store_true")
     parser.add_argument("--n-ranks", type=int)
     parser.add_argument("--max-restarts", type=int, default=0)
@@ -83,9 +86,14 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, terminate)
+    multiprocessing.set_start_method(args.start_method)
     config = config_from_values(
         {
-            "data": {"batch_size": 4, "num_workers": args.num_workers},
+            "data": {
+                "batch_size": 4,
+                "num_workers": args.num_workers,
+                "persistent_workers": args.persistent_workers,
+            },
             "optim": {"schedule": "cosine"},
             "run": {
                 "epochs": 4,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from fulltilt.data.pipeline import Pipeline, Raw
 from fulltilt.data.placement import place, plan_blocks
 from fulltilt.data.sampler import BatchOrder, EpochSampler, Share
 from fulltilt.data.seeds import compute_seed
+from fulltilt.data.worker_signals import GuardedLoader, guard_worker
 from fulltilt.errors import DataError, UsageError
 
 
@@ -112,14 +112,14 @@ def _build_sampler(dataset: Any, in_blocks: bool, shuffle: bool, seed: int, shar
     return EpochSampler(_read_length(dataset), shuffle, seed, share_epoch=share_epoch)
 
 
-def _build_quietly(dataset: Dataset, kind: type[DataLoader] = DataLoader, **options: Any) -> DataLoader:
+def _build_quietly(dataset: Dataset, kind: type[DataLoader] = GuardedLoader, **options: Any) -> DataLoader:
     """Without torch's paragraph about more workers than cores: ``check`` says it in a line, ``tune`` measures it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return kind(dataset, **options)
 
 
-class IndexedLoader(DataLoader):
+class IndexedLoader(GuardedLoader):
     """Hands out batches of indices as arrays; a torch without this hook makes the same batches of Python numbers.
 
     Without workers batches are read right here. Torch's own iterator marks each of them for its profiler, whether or
@@ -228,8 +228,7 @@ class _WorkerStart:
         self.threads = threads
 
     def __call__(self, worker_id: int) -> None:
-        # Ctrl-C reaches the whole process group; the main process ends its workers itself, without their tracebacks.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        guard_worker()
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 

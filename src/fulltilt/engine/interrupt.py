@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Protocol
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ECHO_S = 0.1  # timeout(1) signals the process and then its group: one wish, told twice
 
 
 class Stop(Protocol):
@@ -20,7 +22,8 @@ class Stop(Protocol):
 
 
 class StopRequest:
-    """What the loop asks between steps: true once a signal came. A second signal is not held back.
+    """What the loop asks between steps: true once a signal came. A second signal is not held back, but
+    for one that follows at once (``ECHO_S``).
 
     ``deliver`` raises the signal again for the handler that was there before: KeyboardInterrupt for Ctrl-C, for
     SIGTERM whatever the program set up, else death by SIGTERM (a shell reads 143).
@@ -28,6 +31,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
+        self._came_s = 0.0
         self._owner = os.getpid()
         self._old: dict[int, signal.Handlers | object] = {}
 
@@ -59,15 +63,18 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
-            self._handle_in_worker(number)
+            self._handle_in_child(number)
         elif self.signal_number is None:
-            self.signal_number = number
-        else:
+            self.signal_number, self._came_s = number, time.monotonic()
+        elif time.monotonic() - self._came_s >= ECHO_S:
             self.restore()
             signal.raise_signal(number)
 
-    def _handle_in_worker(self, number: int) -> None:
-        """Data workers inherit the handler. Ctrl-C reaches them too, but the step in progress still needs them."""
+    def _handle_in_child(self, number: int) -> None:
+        """A forked process inherits the handler; Ctrl-C reaches it too, but the step in progress may still need it.
+
+        Data workers exchange it for their own, see ``fulltilt.data.worker_signals``.
+        """
         if number != signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -19,6 +19,7 @@ from training_cases import (
     run_train,
 )
 
+from fulltilt.engine import interrupt
 from fulltilt.engine.announce import describe_resume
 from fulltilt.errors import (
     ConfigError,
@@ -295,12 +296,22 @@ def test_sigterm_saves_and_reaches_the_programs_own_handler(tmp_path):
     assert (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path):
+def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(interrupt, "ECHO_S", 0.0)
     recorder = SignalAt(StepsDone, n_times=2)
     with pytest.raises(KeyboardInterrupt):
         run_train(tmp_path, recorder=recorder)
     assert recorder.of(CheckpointSaved) == []
     assert recorder.events[-1].reason == "interrupted"
+
+
+def test_a_signal_that_is_told_twice_is_one_wish_to_stop(tmp_path, monkeypatch):
+    """``timeout`` signals the process, and then the group that it is in"""
+    monkeypatch.setattr(interrupt, "ECHO_S", 3600.0)
+    recorder = SignalAt(StepsDone, n_times=2)
+    with pytest.raises(KeyboardInterrupt):
+        run_train(tmp_path, recorder=recorder)
+    assert len(recorder.of(CheckpointSaved)) == 1
 
 
 class InterruptingPoints(Points):

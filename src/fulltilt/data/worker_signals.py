@@ -1,0 +1,73 @@
+"""Data workers and SIGTERM: it reaches the whole group, and the step in progress still needs them.
+
+``timeout``, Slurm, systemd and CI signal every process of a job. The main process finishes its step and saves; a worker
+that ends meanwhile breaks that step off. So workers hold SIGTERM back as long as the process that started them lives.
+torch ends a worker that hangs by SIGTERM as well, and multiprocessing does at exit: for these it is SIGKILL instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
+
+
+class GuardedLoader(DataLoader):
+    """A DataLoader whose workers a signal to the process group leaves alone.
+
+    ``worker_init_fn`` has to call ``guard_worker``.
+    """
+
+    def _get_iterator(self) -> Any:
+        if not self.num_workers:
+            return super()._get_iterator()
+        context = self.multiprocessing_context or multiprocessing
+        if context.get_start_method() != "fork":
+            resource_tracker.ensure_running()  # it lets SIGTERM through when it starts; so before that is held back
+        with _hold_sigterm():
+            iterator = super()._get_iterator()
+        for worker in iterator._workers:  # type: ignore[attr-defined]
+            worker._popen.terminate = functools.partial(_kill, id(iterator), worker._popen)
+        return iterator
+
+
+def guard_worker() -> None:
+    """Call it in a worker, at its start."""
+    # Ctrl-C reaches the whole process group; the main process ends its workers itself, without their tracebacks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A handler and not SIG_IGN, which the programs that a dataset starts would inherit.
+    signal.signal(signal.SIGTERM, functools.partial(_end_without_parent, os.getppid()))
+    signal.siginterrupt(signal.SIGTERM, False)  # a library may not know how to go on with a read that broke off
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _end_without_parent(parent: int, number: int, frame: FrameType | None) -> None:
+    if os.getppid() != parent:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _hold_sigterm() -> Iterator[None]:
+    """Processes that start in the block have SIGTERM blocked, until ``guard_worker``; here it is late by the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _kill(iterator_id: int, process: Any) -> None:
+    """Off torch's list first: it calls it an error when a worker on it is killed."""
+    with contextlib.suppress(ValueError):  # not on it any more
+        signal_handling._remove_worker_pids(iterator_id)
+    process.kill()

@@ -1,0 +1,137 @@
+"""Signals to data workers: held back while the process that started them lives, and no way to outlive it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from leftovers import find_processes, mark_processes
+from torch.utils.data import Dataset, IterableDataset, _utils
+
+from fulltilt.data import build_loader
+
+PATIENCE_S = 60
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.zeros(2), index
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.zeros(2), index) for index in range(8)])
+
+
+class Hangs(Numbers):
+    """From its third sample on."""
+
+    def __init__(self):
+        self.is_hanging = torch.zeros((), dtype=torch.bool).share_memory_()
+
+    def __getitem__(self, index):
+        if index > 1:
+            self.is_hanging.fill_(True)
+            time.sleep(3600)
+        return super().__getitem__(index)
+
+
+def start_hanging():
+    dataset = Hangs()
+    batches = iter(build(dataset))
+    next(batches)
+    while not dataset.is_hanging:
+        time.sleep(0.01)
+    return batches
+
+
+class EndsProgram(Numbers):
+    """Starts a program and ends it, as a reader that decodes with one does."""
+
+    def __getitem__(self, index):
+        program = subprocess.Popen(["sleep", "3600"])
+        program.terminate()
+        return torch.zeros(2), program.wait(PATIENCE_S)
+
+
+def build(dataset, **options):
+    options = {"num_workers": 1, "prefetch_factor": 1, **options}
+    return build_loader(dataset, batch_size=2, shuffle=False, drop_last=False, options=options)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("dataset", [Numbers, Stream])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_sigterm_is_held_back_from_a_workers_first_moment_on(context, dataset, persistent):
+    """one that is spawned loads torch for seconds before it can say what it wants to do with a signal"""
+    loader = build(dataset(), multiprocessing_context=context, persistent_workers=persistent)
+    for _ in range(2):
+        batches, found = iter(loader), []
+        workers = batches._workers
+        for number in range(4):
+            os.kill(workers[0].pid, signal.SIGTERM)
+            found += next(batches)[1].tolist()
+            assert len(found) == 2 * (number + 1)
+        assert found == list(range(8))
+    batches._shutdown_workers()
+    assert [worker.exitcode for worker in workers] == [0]
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_worker_that_hangs_is_ended_with_its_loader(monkeypatch):
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    batches = start_hanging()
+    (worker,) = batches._workers
+    batches._shutdown_workers()
+    worker.join(PATIENCE_S)
+    assert worker.exitcode == -signal.SIGKILL
+
+
+def test_programs_that_a_dataset_starts_are_ended_by_sigterm():
+    assert next(iter(build(EndsProgram())))[1].tolist() == [-signal.SIGTERM] * 2
+
+
+HANGING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_faults_worker_signals import start_hanging
+batches = start_hanging()
+print(batches._workers[0].pid, flush=True)
+"""
+
+
+def start(monkeypatch, last):
+    mark = mark_processes(monkeypatch)
+    command = [sys.executable, "-c", HANGING + last, str(Path(__file__).parent)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
+    return process, int(process.stdout.readline()), mark
+
+
+def test_a_program_that_ends_while_its_worker_hangs_says_nothing_and_leaves_nothing(monkeypatch):
+    process, _, mark = start(monkeypatch, "")
+    assert process.communicate(timeout=PATIENCE_S) == ("", "")
+    assert process.returncode == 0
+    assert not find_processes(mark)
+
+
+def test_a_worker_that_hangs_and_lost_its_parent_is_ended_by_sigterm(monkeypatch):
+    process, worker, mark = start(monkeypatch, "import time; time.sleep(3600)")
+    try:
+        process.kill()
+        process.wait()
+        assert find_processes(mark)  # torch's worker looks for its parent between batches only
+        os.kill(worker, signal.SIGTERM)
+        assert process.communicate(timeout=PATIENCE_S) == ("", "")  # when nobody has the pipes open any more
+        assert not find_processes(mark)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
