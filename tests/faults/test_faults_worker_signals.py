@@ -99,6 +99,23 @@ def test_programs_that_a_dataset_starts_are_ended_by_sigterm():
     assert next(iter(build(EndsProgram())))[1].tolist() == [-signal.SIGTERM] * 2
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_worker_that_was_killed_with_torchs_lock_does_not_stop_the_end(monkeypatch):
+    """it polls under a lock whether there is more to do; the main process waited for that lock for good"""
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    batches = iter(build(Numbers()))
+    next(batches)
+    lock, (worker,) = batches._workers_done_event._event._cond, batches._workers
+    if not os.fork():
+        lock.acquire()
+        os._exit(0)
+    os.wait()
+    batches._shutdown_workers()
+    worker.join(PATIENCE_S)
+    assert worker.exitcode == -signal.SIGKILL, "it waited for the lock too"
+
+
 HANGING = """
 import sys
 sys.path.insert(0, sys.argv[1])

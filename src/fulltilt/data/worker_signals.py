@@ -20,9 +20,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
+LOCK_S = 1.0  # a worker that lives holds torch's lock for microseconds
+
 
 class GuardedLoader(DataLoader):
-    """A DataLoader whose workers a signal to the process group leaves alone.
+    """A DataLoader whose workers a signal to the process group leaves alone, and which outlives a worker's death.
 
     ``worker_init_fn`` has to call ``guard_worker``.
     """
@@ -34,10 +36,33 @@ class GuardedLoader(DataLoader):
         if context.get_start_method() != "fork":
             resource_tracker.ensure_running()  # it lets SIGTERM through when it starts; so before that is held back
         with _hold_sigterm():
-            iterator = super()._get_iterator()
-        for worker in iterator._workers:  # type: ignore[attr-defined]
+            iterator: Any = super()._get_iterator()
+        iterator._workers_done_event = _Done(iterator._workers_done_event)
+        for worker in iterator._workers:
             worker._popen.terminate = functools.partial(_kill, id(iterator), worker._popen)
         return iterator
+
+
+class _Done:
+    """Tells the workers that there is no more to do, in the main process, in place of the event that they poll.
+
+    A worker that is killed while it polls takes the event's lock with it, and the main process then waited for that
+    lock for good: once, in a test that kills a worker as the kernel does where memory runs out.
+    """
+
+    def __init__(self, event: Any):
+        self._event, self._is_set = event, False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        is_free = self._event._cond.acquire(True, LOCK_S)
+        self._event._flag.acquire(False)
+        self._event._flag.release()
+        if is_free:
+            self._event._cond.release()
 
 
 def guard_worker() -> None:
