@@ -13,10 +13,11 @@ from fulltilt.levers._spec import Facts, Lever, Setup
 def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
     batch_size = plan.get("batch_size")
     if value > 1 and facts.n_samples is not None and batch_size and batch_size * value > facts.n_samples:
-        largest = max(1, facts.n_samples // batch_size)
+        largest = facts.n_samples // batch_size
+        remedy = f"accumulate {largest} or less" if largest else f"batch_size {facts.n_samples} or less"
         return (
             f"batch_size {batch_size} × accumulate {value} is larger than the dataset ({facts.n_samples} samples); "
-            f"use accumulate {largest} or less"
+            f"use {remedy}"
         )
     return None
 

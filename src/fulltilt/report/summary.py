@@ -287,6 +287,10 @@ def _describe_verdict(document: Document) -> list[str]:
         reason = (document.get("null_reasons") or {}).get("savings")
         return [f"time saved: not known, {reason}"] if reason else []
     if savings["verdict"] == "same plan":
+        n_undecided = document["search"].get("n_undecided") or 0
+        if n_undecided:
+            others = "1 other plan" if n_undecided == 1 else f"{n_undecided} other plans"
+            return [f"no gain was found: the settings as they were are recommended, and {others} left undecided"]
         return ["no gain: the settings as they were are the recommended ones"]
     low, high = savings["gain_ci95_pct"]
     if savings["verdict"] == "no gain" and high - low > 2 * TELLING_PCT:

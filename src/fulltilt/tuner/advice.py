@@ -5,11 +5,11 @@ are not in force and why. Every sentence has its figures from a row of the searc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from fulltilt.levers import Facts, load_catalogue
-from fulltilt.records import PhasesMs, Roof, Trial, format_rate
+from fulltilt.records import PhasesMs, Plan, Roof, Trial, format_rate
 from fulltilt.tuner.busy import say_busy
 from fulltilt.tuner.lever_advice import LeverAdvice, build_lever_advice
 from fulltilt.tuner.savings import Interval
@@ -95,6 +95,7 @@ def build_advice(
     axes: Mapping[str, Sequence[object]],
     facts: Facts,
     noise_pct: float | None = None,
+    tied: Collection[Plan] = (),
 ) -> tuple[Advice, dict[str, str]]:
     """Advice on one row, and why parts of it are missing, by dotted name.
 
@@ -117,7 +118,9 @@ def build_advice(
         bound=bound,
         roof=roof,
         ceilings=find_ceilings(recommended, probes),
-        levers=build_lever_advice(recommended, rows, probes=probes, axes=axes, facts=facts, noise_pct=noise_pct),
+        levers=build_lever_advice(
+            recommended, rows, probes=probes, axes=axes, facts=facts, noise_pct=noise_pct, tied=tied
+        ),
     )
     return advice, {name: reason for name, reason in reasons.items() if reason}
 

@@ -269,11 +269,15 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
     promise = build_promise(result) if is_measured else None
     if promise is not None or (old is not None and old.plan != compute_plan_digest(planned.plan)):
         changes["run.promise"] = promise
+    notes = planned.notes
+    if is_measured and promise is None:
+        n_runs = len(result.picks.recommended.runs_samples_per_s)
+        notes = (*notes, f"no run.promise was written: the plan ran {n_runs} times side by side, 2 are needed")
     if not changes:
-        return Applied(diff="", notes=planned.notes)
+        return Applied(diff="", notes=notes)
     note = "fulltilt tune"
     if is_measured and trial.samples_per_s is not None:
         note += f": {format_rate(trial.samples_per_s)} samples/s"
         note += ", on a busy machine" if find_busy_pressure_pct(result) is not None else ""
     diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT, mark=OWN_MARK)
-    return Applied(diff=diff, notes=planned.notes)
+    return Applied(diff=diff, notes=notes)

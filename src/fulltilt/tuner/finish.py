@@ -39,6 +39,8 @@ def finish_result(
         n_epochs=n_epochs,
         search_s=result.search.seconds + result.search.earlier_s,
     )
+    is_unproven = savings is not None and savings.verdict == "no gain"
+    told = _tie_with_baseline(result) if is_unproven else result
     advice, advice_reasons = build_advice(
         chosen,
         runs,
@@ -47,6 +49,7 @@ def finish_result(
         axes=axes,
         facts=facts,
         noise_pct=result.search.noise_pct,
+        tied={row.plan for row in runs if row.id in told.picks.recommended.tied_with},
     )
     if roofs_missing and not result.machine.roofs:
         advice_reasons["advice.roof"] = roofs_missing
@@ -55,8 +58,6 @@ def finish_result(
         reasons["verification"] = "it was not asked for; --verify trains both plans side by side"
     if result.picks.memory is None:
         reasons["picks.memory"] = "no row has a memory figure"
-    is_unproven = savings is not None and savings.verdict == "no gain"
-    told = _tie_with_baseline(result) if is_unproven else result
     return dataclasses.replace(told, savings=savings, advice=advice, null_reasons=reasons)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from fulltilt.levers import Facts, Lever, load_catalogue
-from fulltilt.records import Trial
+from fulltilt.records import Plan, Trial
 from fulltilt.tuner.busy import say_busy
 from fulltilt.tuner.recommend import CONFIRMING
 from fulltilt.tuner.savings import Interval
@@ -51,12 +51,21 @@ def build_lever_advice(
     axes: Mapping[str, Sequence[object]],
     facts: Facts,
     noise_pct: float | None = None,
+    tied: Collection[Plan] = (),
 ) -> tuple[LeverAdvice, ...]:
-    """One entry per switch and value not in force; those that were never run come first."""
+    """One entry per switch and value not in force; those that were never run come first.
+
+    Args:
+        tied: Plans that the search does not tell from the recommended one, whatever one run of them showed.
+    """
     found = []
+    plans = {row.id: row.plan for row in rows}
     for lever in load_catalogue().values():
         for value in _list_values(lever, recommended):
             made = _find_run(lever, value, recommended, rows, probes, noise_pct or 0.0)
+            if made is not None and plans.get(made.trial_id or "") in tied:
+                said = f"{made.text}; its plan is among the ties: all runs together do not tell the two apart"
+                made = dataclasses.replace(made, text=said)
             found.append(made or _explain_missing(lever, value, recommended, rows, axes, facts))
     return tuple(sorted(found, key=lambda advice: _ORDER.index(advice.state)))
 
@@ -183,12 +192,15 @@ def compute_effect(base: Trial, row: Trial) -> tuple[float, Interval | None]:
     effect_pct = 100 * (rate / base_rate - 1)
     if base.samples_per_s_ci95 is None or row.samples_per_s_ci95 is None:
         return effect_pct, None
-    halves = [
-        (interval[1] - interval[0]) / 2 / value
-        for interval, value in ((base.samples_per_s_ci95, base_rate), (row.samples_per_s_ci95, rate))
-    ]
-    half_pct = 100 * rate / base_rate * math.hypot(*halves)
-    return effect_pct, (effect_pct - half_pct, effect_pct + half_pct)
+    half = math.hypot(_compute_half(base.samples_per_s_ci95, base_rate), _compute_half(row.samples_per_s_ci95, rate))
+    low, high = (100 * (rate / base_rate * math.exp(side) - 1) for side in (-half, half))
+    return effect_pct, (low, high)
+
+
+def _compute_half(interval: Interval, rate: float) -> float:
+    """Of the logarithm, of which an interval of a quotient is: no speed is more than 100 % slower than another."""
+    low, high = interval
+    return math.log(high / low) / 2 if low > 0 else math.log(high / rate)
 
 
 def _say_effect(effect_pct: float, ci95: Interval | None, noise_pct: float) -> str:

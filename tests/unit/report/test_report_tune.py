@@ -204,6 +204,14 @@ def test_savings_are_said_in_hours_of_this_run():
     )
 
 
+def test_a_search_that_stays_with_the_users_settings_says_what_it_left_open():
+    """``no gain`` was said where all other plans were undecided."""
+    document = with_savings(verdict="same plan")
+    document["search"] = document["search"] | {"n_undecided": 2}
+    (said,) = describe_savings(document)
+    assert said == "no gain was found: the settings as they were are recommended, and 2 other plans left undecided"
+
+
 def test_a_search_that_costs_more_than_the_run_saves_says_so():
     lines = describe_savings(with_savings(before_s=60.0, after_s=40.0, saved_s=20.0))
     assert lines[1].endswith("longer than this run, which saves 20 s")

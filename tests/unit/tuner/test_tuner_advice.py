@@ -164,10 +164,8 @@ def test_probes_of_the_plans_own_parts_stand_beside_it_and_others_do_not():
     assert ["the slower side" in ceiling.text for ceiling in found] == [False, True]
 
 
-def advise(recommended, rows, *, probes=(), axes=None, facts=FACTS, noise_pct=None):
-    found = build_lever_advice(
-        recommended, [recommended, *rows], probes=probes, axes=axes or {}, facts=facts, noise_pct=noise_pct
-    )
+def advise(recommended, rows, *, axes=None, facts=FACTS, **given):
+    found = build_lever_advice(recommended, [recommended, *rows], axes=axes or {}, facts=facts, **given)
     return {(advice.lever, advice.value): advice for advice in found}
 
 
@@ -249,4 +247,19 @@ def test_levers_in_force_and_levers_that_buy_memory_are_not_asked_for():
 def test_the_interval_of_an_effect_joins_those_of_both_runs():
     effect_pct, (low, high) = compute_effect(make_row(1, 1000.0, spread_pct=3.0), make_row(2, 1100.0, spread_pct=4.0))
     assert effect_pct == pytest.approx(10.0)
-    assert (low, high) == pytest.approx((10.0 - 5.5, 10.0 + 5.5))
+    assert (low, high) == pytest.approx((10.0 - 5.5, 10.0 + 5.5), abs=0.2)
+
+
+def test_nothing_is_more_than_a_hundred_per_cent_slower():
+    """-107.4 to -55.1 % stood there, of a run that was known to more than ± 100 %."""
+    slow = dataclasses.replace(make_row(2, 190.0), samples_per_s_ci95=(-40.0, 420.0))
+    effect_pct, (low, high) = compute_effect(make_row(1, 1000.0), slow)
+    assert effect_pct == pytest.approx(-81.0)
+    assert -100.0 < low < -81.0 < high
+
+
+def test_a_lever_whose_plan_is_a_tie_is_not_only_called_slower():
+    best, other = make_row(1, 1000.0), make_row(2, 900.0, compile=True)
+    assert "among the ties" not in advise(best, [other])["compile", True].text
+    said = advise(best, [other], tied={other.plan})["compile", True].text
+    assert said.endswith("; its plan is among the ties: all runs together do not tell the two apart")

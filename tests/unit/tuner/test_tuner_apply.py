@@ -11,7 +11,7 @@ from fulltilt.config import load_config, plan_of
 from fulltilt.errors import NoPlanError, StorageError, UsageError
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
-from fulltilt.tuner.apply import Applied, apply_result, check_target, find_varied_levers, plan_changes
+from fulltilt.tuner.apply import apply_result, check_target, find_varied_levers, plan_changes
 from fulltilt.tuner.recommend import LearningRate
 
 TEXT = "model: small_cnn  # mine\ndata: {dataset: digits, batch_size: 32}\noptim: {lr: 0.1}  # tuned by hand\n"
@@ -105,7 +105,7 @@ def test_nothing_is_written_that_was_not_compared_with_the_settings_as_they_were
 
 def test_a_file_that_holds_the_pick_already_is_left_alone(config, tmp_path):
     applied = apply_result(recommend(config, {}), tmp_path / "a.yaml", searched=config)
-    assert applied == Applied(diff="")
+    assert applied.diff == ""
     assert (tmp_path / "a.yaml").read_text() == TEXT
 
 
@@ -209,7 +209,7 @@ def test_a_value_that_was_tried_and_lost_is_taken_back(config, write):
 )
 def test_the_effective_batch_stays_the_files_own_unless_it_was_free(config, write, sizes, expected, n_notes):
     file = write(f"dataset: digits\n{sizes}\nlearning_rate: 0.03\n")
-    applied = apply_result(recommend(config, {"batch_size": 16, "accumulate": 2}), file, searched=config)
+    applied = apply_result(recommend(config, {"batch_size": 16, "accumulate": 2}, **PROMISED), file, searched=config)
     written = load_config(file)
     assert (written.data.batch_size, written.speed.accumulate) == expected
     assert written.optim.lr == 0.03
@@ -316,8 +316,10 @@ def test_a_run_side_by_side_of_a_busy_machine_marks_the_promise(config, tmp_path
 def test_one_run_is_no_promise(config, tmp_path):
     """A search cut short by its budget promised what a single contended trial had seen."""
     result = recommend(config, {"num_workers": 2}, ci95=(100.0, 300.0))
-    assert "num_workers" in apply_result(result, tmp_path / "a.yaml", searched=config).diff
+    applied = apply_result(result, tmp_path / "a.yaml", searched=config)
+    assert "num_workers" in applied.diff
     assert load_config(tmp_path / "a.yaml").run.promise is None
+    assert applied.notes == ("no run.promise was written: the plan ran 0 times side by side, 2 are needed",)
 
 
 def test_a_promise_outlives_a_lever_that_is_added_later(config):
