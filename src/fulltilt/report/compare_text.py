@@ -7,6 +7,7 @@ from typing import Any
 
 from fulltilt.report.table import format_value
 
+MOST_PCT = 9_900.0
 STYLES = {"better": "green", "worse": "red", "higher": "yellow", "lower": "yellow", "tie": "", "too_noisy": "dim"}
 VERDICTS = {"too_noisy": "too noisy to tell"}
 
@@ -120,7 +121,7 @@ def build_figures_table(document: Mapping[str, Any]) -> Any:
             _format_number(row["b"]),
             "" if row["change_pct"] is None else f"{_format_pct(row['change_pct'])} %",
             "" if row["ci_pct"] is None else _format_interval(row["ci_pct"]),
-            "" if row["detectable_pct"] is None else f"{_format_pct(row['detectable_pct']).lstrip('+')} %",
+            "" if row["detectable_pct"] is None else f"{_format_pct(row['detectable_pct']).replace('+', '')} %",
             f"{row['n_a']}, {row['n_b']}",
             "–" if verdict is None else VERDICTS.get(verdict, verdict),
         ]
@@ -153,6 +154,9 @@ def _format_interval(interval: list[float] | tuple[float, float] | None) -> str:
 
 
 def _format_pct(value: float) -> str:
+    """A bound of more than a factor of 100 says nothing by its digits."""
+    if value > MOST_PCT:
+        return f"more than +{MOST_PCT:,.0f}"
     return f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.1f}"
 
 

@@ -30,6 +30,7 @@ PICK_TITLES = {
 }
 TIE_PCT = 2.0  # differences below it are none
 REPEAT_WHEN_QUIET = "search again on a quiet machine, with --out and a new folder"
+MAX_SPAN = 100.0  # of an interval that is shown, its upper end over its lower
 TELLABLE_PCT = 900.0  # a gain of a factor of 10: runs that tell only larger ones apart tell nothing
 MAX_TIES = 5  # that are named; the document has them all
 BUSY_NOTE = "this is a busy machine's figure"  # as a row notes it itself; its mark says so
@@ -360,6 +361,8 @@ def describe_epoch(document: Document) -> str | None:
     text = f"one epoch takes about {mark_busy(estimate, pick) if pick else estimate}"
     if not epoch.get("ci95"):
         return text
+    if epoch["ci95"][1] > MAX_SPAN * epoch["ci95"][0]:
+        return f"{text}, and its runs differ too much for an interval"
     low, high = map(format_duration, epoch["ci95"])
     return f"{text} ({low} to {high})"
 

@@ -8,6 +8,7 @@ import pytest
 
 from fulltilt.cli import run_command
 from fulltilt.levers import default_plan
+from fulltilt.report.compare_text import build_figures_table
 
 MACHINE = {
     "hostname_hash": "aaaa",
@@ -500,3 +501,18 @@ def test_a_search_that_contradicts_its_rows_is_refused(tmp_path, capsys, path, v
     _, error = compare(tmp_path, build_search(rates), b, capsys, expect=2)
     assert said in error
     assert "run the search again" in error
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        ([-100.0, 17_578_705_576.0], "-100 to more than +9,900 %"),
+        ([-36.8, 58.4], "-36.8 to +58.4 %"),
+    ],
+)
+def test_an_interval_that_says_nothing_has_no_ten_digits(interval, said):
+    row = {"name": "rate", "a": 1.0, "b": 1.2, "change_pct": 20.0, "ci_pct": interval, "detectable_pct": interval[1],
+           "n_a": 2, "n_b": 3, "verdict": "too_noisy"}  # fmt: skip
+    cells = [column._cells[0].plain for column in build_figures_table({"figures": [row]}).columns]
+    assert said in cells
+    assert cells[5] == ("more than 9,900 %" if interval[1] > 1e6 else "58.4 %")

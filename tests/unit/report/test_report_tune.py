@@ -540,6 +540,13 @@ def test_a_plan_that_is_picked_twice_names_its_ties_where_they_are_others(tied, 
     assert describe_same_pick(again, PICK | {"tied_with": ["t1"]}) == said
 
 
+def test_an_epoch_whose_runs_say_nothing_has_no_interval():
+    """0.00037 s to 1 min 41 s stood there."""
+    epoch = {"estimate": 0.19, "ci95": [0.00037, 101.0]}
+    said = describe_epoch(DOCUMENT | {"epoch_seconds": epoch})
+    assert said == "one epoch takes about 0.19 s, and its runs differ too much for an interval"
+
+
 def test_runs_that_tell_nothing_apart_are_said_to():
     """``plans that differ by a factor of 678.2 are told apart`` stood there."""
     search = DOCUMENT["search"] | {"detectable_pct": 67_720.0, "n_undecided": 1}
