@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -48,8 +49,12 @@ def test_only_the_whole_recipe_is_held_against_the_goal(device, met, monkeypatch
     assert findings.notes[0] == "0 of 6 seeds reach 94 %"
 
 
-def test_the_recipe_states_no_accuracy_of_ours():
+def test_the_recipe_states_the_accuracy_of_its_result_file():
     """62.1 % of one run stood there, without a result file."""
     head = RECIPE.read_text("utf-8").partition("task:")[0]
     assert "python -m benchmarks cifar10_recipe" in head
-    assert head.count("%") == 2, "the goal, and what is cited"
+    assert head.count("%") == 3, "the goal, what is measured, and what is cited"
+    accuracy, _ = json.loads((RECIPE.parents[1] / "benchmarks/results/cifar10_recipe-cpu.json").read_text())["arms"]
+    low, high = accuracy["ci95"]
+    said = f"{accuracy['median']:.1f} % of the test\n# images ({low:.1f} to {high:.1f}), n = {accuracy['n']} seeds"
+    assert said in head
