@@ -45,12 +45,14 @@ class Child:
         return path
 
     def finish(self, rate: float = 1000.0) -> None:
-        phases = dict.fromkeys(("data_wait", "forward", "backward", "optimizer"), 1.0)
+        plan = self.request["plan"]
+        step_ms = 1000 * plan["batch_size"] * plan.get("accumulate", 1) / rate  # a row is held against itself
+        phases = dict.fromkeys(("data_wait", "forward", "backward", "optimizer"), step_ms / 4)
         self.answer({"progress": {"stage": "measuring"}})
         self.answer(
             {
                 "measurement": {
-                    "phases_ms": {**phases, "h2d": None, "other": 0.0, "step": 4.0},
+                    "phases_ms": {**phases, "h2d": None, "other": 0.0, "step": step_ms},
                     "samples_per_s": rate,
                     "samples_per_s_ci95": [rate - 1, rate + 1],
                     "block_samples_per_s": [rate - 1, rate, rate + 1],
