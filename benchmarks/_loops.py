@@ -34,6 +34,7 @@ from fulltilt.tasks import Workload
 N_FEATURES = 64
 N_CLASSES = 10
 N_HIDDEN_LAYERS = 4
+LIGHTNING_REFRESH_STEPS = 10  # its default of 1 draws at every step; ours reads its figures every 10
 SPARE_STEPS = 4  # behind the timed ones: loops that fetch ahead need batches to fetch
 
 
@@ -107,6 +108,11 @@ def build_model(width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(width, N_CLASSES))
 
 
+def is_right(logits: Tensor, targets: Tensor) -> Tensor:
+    """The metric of the arms that have one, a figure for each sample."""
+    return (logits.argmax(1) == targets).float()
+
+
 def build_optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
@@ -150,11 +156,15 @@ def run_fulltilt(model: nn.Module, dataset: MarkedRows, *, with_listeners: bool 
         base_dir=".",
     )
     workload = Workload(
-        model=lambda: model, dataset=lambda: dataset, loss=functional.cross_entropy, optimizer=build_optimizer
+        model=lambda: model,
+        dataset=lambda: dataset,
+        loss=functional.cross_entropy,
+        optimizer=build_optimizer,
+        metrics={"accuracy": is_right},
     )
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
         listeners = build_listeners(Path(folder)) if with_listeners else ()
-        train(config, out_dir=folder, listeners=listeners, workload=workload)
+        train(config, out_dir=folder, listeners=listeners, workload=workload, training_metrics=with_listeners)
 
 
 def build_listeners(folder: Path) -> tuple[Callable[[Any], None], ...]:
@@ -174,6 +184,27 @@ def run_lightning(model: nn.Module, dataset: MarkedRows) -> None:
         accelerator=dataset.device, devices=1, max_epochs=1, barebones=True, use_distributed_sampler=False
     )
     trainer.fit(_build_lightning_module(model), build_shared_loader(dataset))
+
+
+def run_lightning_listening(model: nn.Module, dataset: MarkedRows) -> None:
+    """What ``fulltilt train`` has on, as far as Lightning has it; its bar draws where nobody sees it, too."""
+    import lightning
+    from lightning.pytorch.callbacks import TQDMProgressBar
+    from lightning.pytorch.loggers import CSVLogger
+
+    # The bar takes sys.stdout as it is when training starts.
+    with tempfile.TemporaryDirectory(prefix="lightning-bench-") as folder, contextlib.redirect_stdout(io.StringIO()):
+        trainer = lightning.Trainer(
+            accelerator=dataset.device,
+            devices=1,
+            max_epochs=1,
+            logger=CSVLogger(folder),
+            callbacks=[TQDMProgressBar(refresh_rate=LIGHTNING_REFRESH_STEPS)],
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+        trainer.fit(_build_lightning_module(model, with_metric=True), build_shared_loader(dataset))
 
 
 def run_fabric(model: nn.Module, dataset: MarkedRows) -> None:
@@ -209,7 +240,8 @@ def run_accelerate(model: nn.Module, dataset: MarkedRows) -> None:
 REFERENCE = "hand-written"
 AGAIN = "hand-written again"
 OURS = "fulltilt"
-OURS_LISTENING = "fulltilt with CSV and progress"
+OURS_LISTENING = "fulltilt with metrics, CSV and progress"
+LIGHTNING_LISTENING = "lightning with a metric, CSV and progress"
 
 ARMS: Mapping[str, Callable[[nn.Module, MarkedRows], None]] = {
     REFERENCE: run_by_hand,
@@ -217,11 +249,17 @@ ARMS: Mapping[str, Callable[[nn.Module, MarkedRows], None]] = {
     OURS: run_fulltilt,
     OURS_LISTENING: functools.partial(run_fulltilt, with_listeners=True),
     "lightning": run_lightning,
+    LIGHTNING_LISTENING: run_lightning_listening,
     "fabric": run_fabric,
     "accelerate": run_accelerate,
 }
 
-PEERS = {"lightning": "lightning", "fabric": "lightning", "accelerate": "accelerate"}
+PEERS = {
+    "lightning": "lightning",
+    LIGHTNING_LISTENING: "lightning",
+    "fabric": "lightning",
+    "accelerate": "accelerate",
+}
 """Arms of other libraries → the package they need."""
 
 NOTES = {
@@ -229,10 +267,16 @@ NOTES = {
     AGAIN: "the reference against itself: what the method calls a difference when there is none",
     OURS: "engine.train.train with no listener; counts, sums the loss, reads it every 10 steps, sets the learning rate",
     OURS_LISTENING: (
-        "the same with what `fulltilt train` has on: CSV, event log, progress bar on a terminal; rows are stored once "
-        "a second and the bar is drawn five times a second, so its blocks last two seconds"
+        "the same with what `fulltilt train` has on, CSV, event log, progress bar on a terminal, and with accuracy "
+        "over all training samples (training_metrics); rows are stored once a second and the bar is drawn five times a "
+        "second, so its blocks last two seconds"
     ),
     "lightning": "Trainer(barebones=True): https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.trainer.trainer.Trainer.html",
+    LIGHTNING_LISTENING: (
+        f"CSVLogger, TQDMProgressBar(refresh_rate={LIGHTNING_REFRESH_STEPS}), self.log of the batch's accuracy in "
+        "every step, log_every_n_steps at its 50, no checkpoints, no model summary: "
+        "https://lightning.ai/docs/pytorch/stable/extensions/logging.html, .../common/progress_bar.html"
+    ),
     "fabric": (
         "setup, setup_dataloaders(move_to_device=False on a CPU), backward: "
         "https://lightning.ai/docs/fabric/stable/fundamentals/convert.html"
@@ -302,7 +346,7 @@ def _silence_peers() -> Iterator[None]:
         yield
 
 
-def _build_lightning_module(model: nn.Module) -> Any:
+def _build_lightning_module(model: nn.Module, *, with_metric: bool = False) -> Any:
     import lightning
 
     class Module(lightning.LightningModule):
@@ -312,7 +356,10 @@ def _build_lightning_module(model: nn.Module) -> Any:
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             inputs, targets = batch
-            return functional.cross_entropy(self.model(inputs), targets)
+            logits = self.model(inputs)
+            if with_metric:
+                self.log("accuracy", is_right(logits.detach(), targets).mean())
+            return functional.cross_entropy(logits, targets)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return build_optimizer(self.model.parameters())

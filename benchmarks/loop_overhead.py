@@ -13,7 +13,18 @@ from collections.abc import Callable, Sequence
 import torch
 
 from benchmarks import _loops
-from benchmarks._loops import AGAIN, ARMS, NOTES, OURS, OURS_LISTENING, PEERS, REFERENCE, Block, Case
+from benchmarks._loops import (
+    AGAIN,
+    ARMS,
+    LIGHTNING_LISTENING,
+    NOTES,
+    OURS,
+    OURS_LISTENING,
+    PEERS,
+    REFERENCE,
+    Block,
+    Case,
+)
 from benchmarks._rounds import Round, compute_differences, compute_differences_pct, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, describe_interval, judge
@@ -33,6 +44,7 @@ JUDGED = (AGAIN, OURS)
 N_CORE_ROUNDS = 40  # the targets lie at 0.3 % of a step
 N_OTHER_ROUNDS = 12
 N_LISTENING_ROUNDS = 12
+N_LISTENING_PEER_ROUNDS = 6  # the fewest that bound a median; a round takes the 1 ms case 17 s
 LISTENING_BLOCK_MS = 2000  # twice the second that rows are held: a block has its true share of writes
 WIDTHS = {
     "cpu": {"step 1 ms": 128, "step 10 ms": 256},
@@ -58,14 +70,19 @@ def run(context: Context) -> Findings:
     for case in build_cases(context.device, quick=context.quick):
         core, others = measure_case(case, names, quick=context.quick)
         long = _lengthen(case, quick=context.quick)
-        listening = measure_listening(long, quick=context.quick)
+        listening = measure_listening(long, OURS_LISTENING, quick=context.quick)
         arms += describe_reference(core, case)
         arms += describe_differences(core, JUDGED, case)
         arms += describe_differences(listening, [OURS_LISTENING], long)
-        arms += describe_differences(others, [name for name in names if name in PEERS], case)
+        if LIGHTNING_LISTENING in names:
+            theirs = measure_listening(long, LIGHTNING_LISTENING, quick=context.quick)
+            arms += describe_differences(theirs, [LIGHTNING_LISTENING], long)
+        arms += describe_differences(others, list_short_peers(names), case)
         targets += [*judge_rounds(core, case), judge_listening(listening, long)]
         sizes = f"width {case.width}, batch {case.batch_size}"
-        lengths = f"{case.n_steps} timed steps a block after {case.n_warmup}, {long.n_steps} with CSV and progress"
+        lengths = (
+            f"{case.n_steps} timed steps a block after {case.n_warmup}, {long.n_steps} with metrics, CSV and progress"
+        )
         notes.append(f"{case.name}: {sizes}, {lengths}")
     missing = [name for name in ARMS if name not in names]
     if missing:
@@ -76,7 +93,7 @@ def run(context: Context) -> Findings:
 def measure_case(case: Case, names: Sequence[str], *, quick: bool) -> tuple[list[Round[Block]], list[Round[Block]]]:
     """Rounds of the arms that targets hang on, and fewer of all others; the reference is in both."""
     core = [REFERENCE, *JUDGED]
-    others = [name for name in names if name == REFERENCE or name in PEERS]
+    others = [REFERENCE, *list_short_peers(names)]
     n_core, n_others = (3, 3) if quick else (N_CORE_ROUNDS, N_OTHER_ROUNDS)
 
     def measure(arm: str) -> Block:
@@ -85,10 +102,17 @@ def measure_case(case: Case, names: Sequence[str], *, quick: bool) -> tuple[list
     return run_rounds(core, measure, n_rounds=n_core), run_rounds(others, measure, n_rounds=n_others)
 
 
-def measure_listening(case: Case, *, quick: bool) -> list[Round[Block]]:
-    """Rounds of the reference and the loop with listeners, in the long blocks that hold what is done once a second."""
-    n_rounds = 3 if quick else N_LISTENING_ROUNDS
-    return run_rounds([REFERENCE, OURS_LISTENING], lambda arm: _loops.measure_block(arm, case), n_rounds=n_rounds)
+def list_short_peers(names: Sequence[str]) -> list[str]:
+    """Peers without a log: nothing in them happens once a second, and a short block has its share of all they do."""
+    return [name for name in names if name in PEERS and name != LIGHTNING_LISTENING]
+
+
+def measure_listening(case: Case, arm: str, *, quick: bool) -> list[Round[Block]]:
+    """Rounds of the reference and a loop with a log, in the long blocks that hold what is done once a second."""
+    n_rounds = N_LISTENING_PEER_ROUNDS if arm in PEERS else N_LISTENING_ROUNDS
+    return run_rounds(
+        [REFERENCE, arm], lambda name: _loops.measure_block(name, case), n_rounds=3 if quick else n_rounds
+    )
 
 
 def build_cases(device: str, *, quick: bool) -> list[Case]:
@@ -149,7 +173,7 @@ def judge_rounds(rounds: Sequence[Round[Block]], case: Case) -> list[Target]:
 def judge_listening(rounds: Sequence[Round[Block]], case: Case) -> Target:
     read = READERS[JUDGED_BY[case.device]]
     us = _build(compute_differences(rounds, OURS_LISTENING, REFERENCE, read), case, OURS_LISTENING, "us")
-    name = f"{case.name}: overhead with CSV and progress, µs a step"
+    name = f"{case.name}: overhead with metrics, CSV and progress, µs a step"
     return judge(name, us.median, us.ci95, at_most=LISTENING_LIMIT_US)
 
 

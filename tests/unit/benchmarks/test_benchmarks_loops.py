@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
+import io
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from benchmarks import _loops, loop_overhead
 from benchmarks._loops import (
     AGAIN,
     ARMS,
+    LIGHTNING_LISTENING,
     N_CLASSES,
     N_FEATURES,
     NOTES,
     OURS,
+    OURS_LISTENING,
     PEERS,
     REFERENCE,
     Block,
@@ -26,6 +30,8 @@ from benchmarks._loops import (
     measure_block,
 )
 from torch.utils.data import DataLoader
+
+from fulltilt.records import EpochDone
 
 HERE = [arm for arm in ARMS if arm not in PEERS or importlib.util.find_spec(PEERS[arm])]
 
@@ -48,10 +54,37 @@ def test_every_arm_ends_with_the_weights_of_the_hand_written_loop(arm):
     other = copy.deepcopy(model)
     start = [parameter.detach().clone() for parameter in model.parameters()]
     ARMS[REFERENCE](model, build_rows(6))
-    ARMS[arm](other, build_rows(6))
+    with _loops._silence_peers():
+        ARMS[arm](other, build_rows(6))
     trained = list(model.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(start, trained, strict=True))
     torch.testing.assert_close(list(other.parameters()), trained, rtol=0, atol=0)
+
+
+def test_the_arm_with_metrics_logs_them(monkeypatch):
+    rows = []
+
+    def build_listeners(folder):
+        return (rows.append,)
+
+    monkeypatch.setattr(_loops, "build_listeners", build_listeners)
+    ARMS[OURS_LISTENING](build_model(16), build_rows(24))
+    (told,) = [event.metrics for event in rows if isinstance(event, EpochDone)]
+    assert 0 <= told["accuracy"] <= 1
+
+
+@pytest.mark.skipif(LIGHTNING_LISTENING not in HERE, reason="lightning is not installed here")
+def test_lightning_writes_the_metric_and_draws_its_bar(monkeypatch, tmp_path):
+    drawn = io.StringIO()
+    monkeypatch.setattr(_loops.io, "StringIO", lambda: drawn)
+    monkeypatch.setattr(_loops.tempfile, "TemporaryDirectory", lambda prefix: contextlib.nullcontext(str(tmp_path)))
+    with _loops._silence_peers():
+        ARMS[LIGHTNING_LISTENING](build_model(16), build_rows(120))
+    (written,) = tmp_path.rglob("metrics.csv")
+    lines = written.read_text().splitlines()
+    assert "accuracy" in lines[0]
+    assert len(lines) == 3, "every 50 steps of 120"
+    assert "120/120" in drawn.getvalue()
 
 
 @pytest.mark.parametrize("arm", HERE)

@@ -47,7 +47,7 @@ def build_model():
 
 def add_noise(batch, generator):
     inputs, targets = batch
-    return inputs + 0.1 * torch.randn(inputs.shape, generator=generator), targets
+    return inputs + 0.1 * torch.randn(inputs.shape, generator=generator, device=inputs.device), targets
 
 
 def is_right(outputs, targets):

@@ -78,6 +78,8 @@ class Witness(nn.Module):
         self.seen["dtype"] = logits_BK.dtype
         self.seen["batch"] = len(x_BCHW)
         self.seen["strides"] = h_BCHW.stride()
+        self.seen["matmul_precision"] = torch.get_float32_matmul_precision()
+        self.seen["cudnn_benchmark"] = torch.backends.cudnn.benchmark
         return logits_BK
 
 
@@ -205,15 +207,15 @@ def see_retain_freed_memory() -> None:
 
 
 def see_cudnn_benchmark() -> None:
-    setup = Setup(device=torch.device("cpu"))
-    before = torch.backends.cudnn.benchmark
-    try:
-        for value in (True, False):
-            CATALOGUE["cudnn_benchmark"].apply(setup, value)
-            assert torch.backends.cudnn.benchmark is value
-            assert observe_setup(setup, "cudnn_benchmark") is value
-    finally:
-        torch.backends.cudnn.benchmark = before
+    """The flag is the process': a run that does not ask for it has it off in its steps, whatever ran before."""
+    torch.backends.cudnn.benchmark = True
+    with build() as run:
+        assert train(run)["cudnn_benchmark"] is False
+        assert observe(run, "cudnn_benchmark") is False
+        CATALOGUE["cudnn_benchmark"].apply(run.setup, True)  # no plan for a CPU may ask for it
+        assert train(run)["cudnn_benchmark"] is True
+        assert observe(run, "cudnn_benchmark") is True
+    assert find_obstacles({"cudnn_benchmark": True}, Facts(device_type="cpu"))
 
 
 def see_deterministic() -> None:
@@ -286,15 +288,14 @@ def see_precision() -> None:
             assert run.setup.state["autocast_dtype"] is (None if value == "fp32" else dtype)
             assert (run.setup.scaler is not None) is (value == "fp16")
             assert observe(run, "precision") == value
-    setup = Setup(device=torch.device("cpu"))
-    try:
-        CATALOGUE["precision"].apply(setup, "tf32")
-        assert torch.get_float32_matmul_precision() == "high"
-        assert observe_setup(setup, "precision") == "tf32"
-    finally:
-        CATALOGUE["precision"].apply(setup, "fp32")
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert observe_setup(setup, "precision") == "fp32"
+    torch.set_float32_matmul_precision("high")
+    with build(precision="fp32") as run:
+        assert train(run)["matmul_precision"] == "highest", "an earlier plan's tf32 does not reach these steps"
+        assert observe(run, "precision") == "fp32"
+        CATALOGUE["precision"].apply(run.setup, "tf32")  # no plan for a CPU may ask for it
+        assert train(run)["matmul_precision"] == "high"
+        assert observe(run, "precision") == "tf32"
+    assert find_obstacles({"precision": "tf32"}, Facts(device_type="cpu"))
 
 
 def see_compile() -> None:
@@ -450,10 +451,13 @@ EFFECTS: dict[str, Callable[[], None]] = {
 
 
 @pytest.fixture(autouse=True)
-def _keep_threads():
-    before = torch.get_num_threads()
+def _keep_what_is_the_process_own():
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    benchmark = torch.backends.cudnn.benchmark
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.benchmark = benchmark
 
 
 # Inductor imports a part of torch that uses torch's own deprecated decorator.
@@ -479,15 +483,3 @@ def test_segments_expand_on_a_gpu(value: bool) -> None:
         train(run)
         assert observe(run, "expandable_segments") is value
         assert "3 calls took" in find_reports(run.plan, run.setup)[0]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("value", [False, True])
-def test_pinned_batches_arrive_on_a_gpu(value: bool) -> None:
-    workload = Workload(model=Witness, dataset=Images, loss=compute_loss)
-    plan = default_plan({"batch_size": 8, "pin_memory": value, "cudnn_benchmark": value})
-    with build_run(None, plan, device="cuda", workload=workload) as run:
-        train(run)
-        assert observe(run, "pin_memory") is value
-        assert observe(run, "cudnn_benchmark") is value
