@@ -55,6 +55,14 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="auto|cuda|cpu", help="device to use (run.device of the configuration)")
 
 
+def add_memory_limit_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--memory-limit",
+        metavar="12GiB",
+        help="what a process of the run may use of its device, more is out of memory: imitates a smaller one",
+    )
+
+
 def read_config(args: argparse.Namespace) -> Config:
     """Load the configuration that ``args`` names, with its ``key=value`` words and flags on top.
 

@@ -9,8 +9,10 @@ from fulltilt.cli._shared import (
     add_config_argument,
     add_data_path_argument,
     add_device_argument,
+    add_memory_limit_argument,
     build_console,
     read_config,
+    read_memory_limit_bytes,
     write_json,
 )
 
@@ -22,12 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
     add_data_path_argument(parser)
     add_device_argument(parser)
+    add_memory_limit_argument(parser)
     parser.add_argument("--out", metavar="DIR", default="runs", help="where the run would write (default runs)")
     parser.add_argument("--json", metavar="F", help="write the list as JSON (- for stdout)")
 
 
 def run(args: argparse.Namespace) -> int:
-    config = read_config(args)
+    config, memory_limit_bytes = read_config(args), read_memory_limit_bytes(args)
     from fulltilt.engine.build import check_device
     from fulltilt.engine.check import run_checks
     from fulltilt.engine.world import plan_devices
@@ -35,7 +38,13 @@ def run(args: argparse.Namespace) -> int:
 
     devices = [str(check_device(name)) for name in plan_devices(config)]
     rank_devices = devices if len(devices) > 1 else ()
-    items = run_checks(config, device=devices[0], out_dir=Path(args.out), rank_devices=rank_devices)
+    items = run_checks(
+        config,
+        device=devices[0],
+        out_dir=Path(args.out),
+        rank_devices=rank_devices,
+        memory_limit_bytes=memory_limit_bytes,
+    )
     n_problems = sum(item.verdict == "problem" for item in items)
     if args.json:
         document = {"version": VERSION, "config": config.source, "device": devices[0], "items": items}

@@ -10,6 +10,7 @@ from fulltilt.cli._shared import (
     add_config_argument,
     add_data_path_argument,
     add_device_argument,
+    add_memory_limit_argument,
     build_console,
     note_checkpoints,
     read_config,
@@ -28,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_path_argument(parser)
     add_device_argument(parser)
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the training set (run.epochs)")
-    parser.add_argument(
-        "--memory-limit", metavar="12GiB", help="what this process may use of the device: imitates a smaller one"
-    )
+    add_memory_limit_argument(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/train/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")

@@ -14,6 +14,7 @@ from fulltilt.cli._shared import (
     add_config_argument,
     add_data_path_argument,
     add_device_argument,
+    add_memory_limit_argument,
     build_console,
     read_config,
     write_json,
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="batch sizes to try")
     parser.add_argument("--num-workers", type=int, nargs="+", metavar="W", help="data worker counts to try")
     parser.add_argument("--steps", type=int, metavar="N", help="timed optimizer steps per trial, at least")
-    parser.add_argument("--memory-limit", metavar="12GiB", help="what a trial may use; more is out of memory")
+    add_memory_limit_argument(parser)
     parser.add_argument("--exhaustive", action="store_true", help="run the whole grid")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
     parser.add_argument(

@@ -17,10 +17,11 @@ from fulltilt.engine.assemble import build_workload
 from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.build import build_run
 from fulltilt.engine.cached_step import build_step
+from fulltilt.engine.check_memory_limit import forecast_memory
 from fulltilt.engine.division import describe_split, find_obstacles
 from fulltilt.engine.run import Run
 from fulltilt.engine.step import count_samples, slice_samples
-from fulltilt.errors import FulltiltError
+from fulltilt.errors import FakeRunError, FulltiltError
 from fulltilt.hardware import (
     Nvml,
     RealNvml,
@@ -46,7 +47,13 @@ class CheckItem:
 
 
 def run_checks(
-    config: Config, *, device: str, out_dir: Path, rank_devices: Sequence[str] = (), nvml: Nvml | None = None
+    config: Config,
+    *,
+    device: str,
+    out_dir: Path,
+    rank_devices: Sequence[str] = (),
+    memory_limit_bytes: int | None = None,
+    nvml: Nvml | None = None,
 ) -> list[CheckItem]:
     """Build everything, take one training step and one validation batch, then go through the checklist.
 
@@ -60,6 +67,8 @@ def run_checks(
         device: Resolved: "cpu", "cuda:0".
         out_dir: Where the run would write.
         rank_devices: Of a run over several processes, one each; empty: one process on ``device``.
+        memory_limit_bytes: What a process of the run may use of its device; a step that is estimated above it is a
+            problem, and is not taken.
         nvml: The driver's library; the machine's own when None.
     """
     n_ranks, nvml = max(1, len(rank_devices)), nvml or RealNvml()
@@ -73,7 +82,10 @@ def run_checks(
     with run:
         items.append(check_build(run))
         items += check_ranks(run, n_ranks)
-        items += check_one_step(run, n_ranks)
+        forecast = [] if memory_limit_bytes is None else [check_memory_limit(run, memory_limit_bytes, n_ranks)]
+        items += forecast
+        if not any(item.verdict == "problem" for item in forecast):
+            items += check_one_step(run, n_ranks)
         items.append(check_validation(run))
         items += [check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
         items += [check_data_path(config), check_checkpoints(config), check_disk(run, config, out_dir)]
@@ -164,6 +176,18 @@ def check_memory(run: Run, reserved_gib: float | None, rss_gib: float | None, n_
     if share_pct <= MEMORY_NOTE_PCT:
         return CheckItem(name="memory", verdict="ok", text=text)
     return CheckItem(name="memory", verdict="note", text=f"{text}: halve data.batch_size and set speed.accumulate 2")
+
+
+def check_memory_limit(run: Run, limit_bytes: int, n_ranks: int = 1) -> CheckItem:
+    """Would a step fit the limit, by an estimate."""
+    name = "memory limit"
+    try:
+        forecast = forecast_memory(run, limit_bytes, n_ranks=n_ranks)
+    except FakeRunError as error:
+        return CheckItem(name=name, verdict="note", text=f"not known: {error}")
+    except Exception as error:  # boundary to the user's own model and data
+        return CheckItem(name=name, verdict="problem", text=describe_error(error))
+    return CheckItem(name=name, verdict="ok" if forecast.fits else "problem", text=forecast.describe())
 
 
 def check_validation(run: Run) -> CheckItem:

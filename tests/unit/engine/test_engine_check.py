@@ -1,6 +1,7 @@
 """The dry run: a problem in the list instead of a traceback, and notes that come from what is really there."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -25,14 +26,20 @@ def build_data():
     return TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
 
 
-def run(monkeypatch, tmp_path, *, values=None, **parts):
+def run(monkeypatch, tmp_path, *, values=None, memory_limit_bytes=None, **parts):
     workload = Workload(
         **{"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()} | parts
     )
     monkeypatch.setattr(checks, "build_workload", lambda config: workload)
     config = config_from_values({"data": {"batch_size": 8}} | (values or {}), base_dir=str(tmp_path))
     ranks = ["cpu"] * (config.run.n_ranks or 0)
-    items = run_checks(config, device="cpu", out_dir=tmp_path / "runs", rank_devices=ranks)
+    items = run_checks(
+        config,
+        device="cpu",
+        out_dir=tmp_path / "runs",
+        rank_devices=ranks,
+        memory_limit_bytes=memory_limit_bytes,
+    )
     return {item.name: item for item in items}
 
 
@@ -169,3 +176,47 @@ def test_the_state_is_measured_as_a_checkpoint_would_hold_it(monkeypatch, tmp_pa
     with build_run(None, default_plan({"batch_size": 8}), device="cpu", workload=workload) as built:
         n_bytes = measure_state_bytes(built)
     assert 4 * 256 * 257 <= n_bytes < 6 * 256 * 257
+
+
+def test_a_step_within_the_memory_limit_is_told_as_an_estimate_and_taken(monkeypatch, tmp_path):
+    items = run(monkeypatch, tmp_path, memory_limit_bytes=GIB)
+    assert items["memory limit"].verdict == "ok"
+    assert "estimated for cpu" in items["memory limit"].text
+    assert "of the limit of 1.00 GiB" in items["memory limit"].text
+    assert "one step" in items
+
+
+def build_wide_model():
+    return nn.Sequential(nn.Linear(4, 4096), nn.ReLU(), nn.Linear(4096, 2))
+
+
+def test_a_step_above_the_memory_limit_is_a_problem_with_a_micro_batch_that_fits_and_is_not_taken(
+    monkeypatch, tmp_path
+):
+    values = {"data": {"batch_size": 64}}
+    large, small = 64 * 4096 * 4, 8 * 4096 * 4  # of one of the wide layer's tensors
+    items = run(monkeypatch, tmp_path, values=values, model=build_wide_model, memory_limit_bytes=large + small)
+    assert items["memory limit"].verdict == "problem"
+    found = re.search(r"data\.batch_size=(\d+) speed\.accumulate=(\d+)", items["memory limit"].text)
+    assert found is not None
+    assert int(found[1]) < 64
+    assert int(found[1]) * int(found[2]) == 64
+    assert "speed.activation_checkpointing=true" in items["memory limit"].text
+    assert "one step" not in items
+
+
+def test_a_loss_that_compares_samples_is_pointed_to_gradient_caching(monkeypatch, tmp_path):
+    parts = {"model": build_wide_model, "compares_samples": True}
+    items = run(monkeypatch, tmp_path, memory_limit_bytes=1000, **parts)
+    assert "exact_batch=true" in items["memory limit"].text
+    assert "accumulate=" not in items["memory limit"].text
+
+
+def test_a_step_that_needs_its_data_has_no_estimate_and_is_taken(monkeypatch, tmp_path):
+    def measure(outputs, targets):
+        return outputs.mean() * outputs.detach().sum().item()
+
+    items = run(monkeypatch, tmp_path, memory_limit_bytes=1000, loss=measure)
+    assert items["memory limit"].verdict == "note"
+    assert "real probes" in items["memory limit"].text
+    assert "one step" in items
