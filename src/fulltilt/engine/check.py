@@ -85,7 +85,7 @@ def run_checks(
         forecast = [] if memory_limit_bytes is None else [check_memory_limit(run, memory_limit_bytes, n_ranks)]
         items += forecast
         if not any(item.verdict == "problem" for item in forecast):
-            items += check_one_step(run, n_ranks)
+            items += check_one_step(run, n_ranks, memory_limit_bytes=memory_limit_bytes)
         items.append(check_validation(run))
         items += [check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
         items += [check_data_path(config), check_checkpoints(config), check_disk(run, config, out_dir)]
@@ -130,7 +130,7 @@ def check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:
     return [CheckItem(name="ranks", verdict="note" if len(notes) > 1 else "ok", text="; ".join(notes))]
 
 
-def check_one_step(run: Run, n_ranks: int = 1) -> list[CheckItem]:
+def check_one_step(run: Run, n_ranks: int = 1, *, memory_limit_bytes: int | None = None) -> list[CheckItem]:
     """One optimizer step on real batches: does it run, is the loss a number, how much memory does it take.
 
     Of several ranks the first one's, whose part of a batch is the largest.
@@ -151,7 +151,8 @@ def check_one_step(run: Run, n_ranks: int = 1) -> list[CheckItem]:
     whose = "" if n_ranks == 1 else f" (rank 0's part, of {n_ranks} ranks)"
     text = f"{outcome.n_samples} samples{whose} forward, backward and update; loss {loss:.4g}"
     items = [CheckItem(name="one step", verdict="ok" if finite else "problem", text=text)]
-    return [*items, check_memory(run, peaks.reserved_peak_gib, peaks.rss_peak_gib, n_ranks)]
+    used_gib = peaks.reserved_peak_gib if run.device.type == "cuda" else peaks.rss_peak_gib
+    return [*items, check_memory(run, used_gib, n_ranks, memory_limit_bytes=memory_limit_bytes)]
 
 
 def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
@@ -160,22 +161,31 @@ def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
         yield slice_samples(batch, n_samples, Share(0, n_ranks).cut(n_samples))
 
 
-def check_memory(run: Run, reserved_gib: float | None, rss_gib: float | None, n_ranks: int = 1) -> CheckItem:
-    """Does the batch fit, with room to spare. Ranks on a CPU share its memory; on GPUs each has its own."""
+def check_memory(
+    run: Run, used_gib: float | None, n_ranks: int = 1, *, memory_limit_bytes: int | None = None
+) -> CheckItem:
+    """Does the batch fit, with room to spare. Ranks on a CPU share its memory; on GPUs each has its own.
+
+    Args:
+        used_gib: Peak of the step, as it was measured.
+        memory_limit_bytes: What a process may use, where that is less; above it is a problem.
+    """
     whose = ""
     if run.device.type == "cuda":
-        used_gib, capacity_gib = reserved_gib, torch.cuda.get_device_properties(run.device).total_memory / GIB
+        capacity_gib = torch.cuda.get_device_properties(run.device).total_memory / GIB
     else:
-        used_gib = rss_gib
         capacity_gib = (read_memory_limit_bytes() or read_memory_bytes()[0]) / GIB / n_ranks
         whose = "" if n_ranks == 1 else f" a rank, of {n_ranks} ranks"
     if used_gib is None:
         return CheckItem(name="memory", verdict="note", text="the peak of one step could not be read")
+    if memory_limit_bytes is not None:
+        capacity_gib = min(capacity_gib, memory_limit_bytes / GIB)
     share_pct = 100 * used_gib / capacity_gib
     text = f"one step peaks at {format_gib(used_gib)} of {format_gib(capacity_gib)}{whose} ({share_pct:.0f} %)"
     if share_pct <= MEMORY_NOTE_PCT:
         return CheckItem(name="memory", verdict="ok", text=text)
-    return CheckItem(name="memory", verdict="note", text=f"{text}: halve data.batch_size and set speed.accumulate 2")
+    verdict: Verdict = "problem" if memory_limit_bytes is not None and share_pct > 100 else "note"
+    return CheckItem(name="memory", verdict=verdict, text=f"{text}: halve data.batch_size and set speed.accumulate 2")
 
 
 def check_memory_limit(run: Run, limit_bytes: int, n_ranks: int = 1) -> CheckItem:

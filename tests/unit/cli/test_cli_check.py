@@ -10,7 +10,7 @@ from fulltilt.cli import main
 DIGITS = Path(__file__).parents[3] / "configs" / "digits.yaml"
 
 
-@pytest.mark.parametrize(("limit", "verdict", "code"), [("4GiB", "ok", 0), ("100KiB", "problem", 3)])
+@pytest.mark.parametrize(("limit", "verdict", "code"), [("64GiB", "ok", 0), ("100KiB", "problem", 3)])
 def test_a_step_that_does_not_fit_the_memory_limit_ends_with_another_exit_code(tmp_path, limit, verdict, code):
     document = tmp_path / "check.json"
     words = ["check", str(DIGITS), "device=cpu", "--out", str(tmp_path / "runs"), "--json", str(document)]

@@ -186,6 +186,14 @@ def test_a_step_within_the_memory_limit_is_told_as_an_estimate_and_taken(monkeyp
     assert "one step" in items
 
 
+def test_a_process_above_the_limit_is_a_problem_whatever_the_estimate_says(monkeypatch, tmp_path):
+    """848 MiB were estimated and 1.58 GiB measured: ``ok`` under a limit of 1 GiB."""
+    items = run(monkeypatch, tmp_path, memory_limit_bytes=10 * 2**20)
+    assert items["memory limit"].verdict == "ok"
+    assert items["memory"].verdict == "problem"
+    assert " of 10 MiB " in items["memory"].text
+
+
 def build_wide_model():
     return nn.Sequential(nn.Linear(4, 4096), nn.ReLU(), nn.Linear(4096, 2))
 
