@@ -22,8 +22,9 @@ class Stop(Protocol):
 
 
 class StopRequest:
-    """What the loop asks between steps: true once a signal came. A second signal is not held back, but
-    for one that follows at once (``ECHO_S``).
+    """What the loop asks between steps: true once a signal came.
+
+    A second signal is not held back, but for one that follows at once (``ECHO_S``).
 
     ``deliver`` raises the signal again for the handler that was there before: KeyboardInterrupt for Ctrl-C, for
     SIGTERM whatever the program set up, else death by SIGTERM (a shell reads 143).

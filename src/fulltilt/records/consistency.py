@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def find_contradictions(document: Mapping[str, Any]) -> list[str]:
     rows = [*document["trials"], *(document.get("repeats") or ()), *(document.get("probes") or ())]
     by_id = {row["id"]: row for row in rows}
     problems = [problem for row in rows for problem in find_row_contradictions(row)]
-    problems += [f"two rows are called {id}" for id in by_id if sum(row["id"] == id for row in rows) > 1]
+    problems += [f"{n} rows are called {id}" for id, n in Counter(row["id"] for row in rows).items() if n > 1]
     if baseline and by_id.setdefault(baseline["id"], baseline) is baseline:
         problems += find_row_contradictions(baseline)
     elif baseline:

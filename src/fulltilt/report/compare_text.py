@@ -7,7 +7,7 @@ from typing import Any
 
 from fulltilt.report.table import format_value
 
-MOST_PCT = 9_900.0
+MOST_PCT = 9_900.0  # a factor of 100: larger bounds say nothing by their digits
 STYLES = {"better": "green", "worse": "red", "higher": "yellow", "lower": "yellow", "tie": "", "too_noisy": "dim"}
 VERDICTS = {"too_noisy": "too noisy to tell"}
 
@@ -154,7 +154,6 @@ def _format_interval(interval: list[float] | tuple[float, float] | None) -> str:
 
 
 def _format_pct(value: float) -> str:
-    """A bound of more than a factor of 100 says nothing by its digits."""
     if value > MOST_PCT:
         return f"more than +{MOST_PCT:,.0f}"
     return f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.1f}"
