@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from fulltilt.levers import Facts
 from fulltilt.records import Trial
 from fulltilt.tuner.advice import build_advice
+from fulltilt.tuner.picks import Pick
 from fulltilt.tuner.result import TuneResult
 from fulltilt.tuner.savings import build_savings
 
@@ -67,14 +68,21 @@ def _tie_with_baseline(result: TuneResult) -> TuneResult:
     Ties are found by the runs of all plans, which may tell the two apart where two pairs alone do not: ``0 plans left
     undecided`` then stood beside ``no gain that this search could prove``.
     """
-    pick, baseline = result.picks.recommended, result.baseline
+    picks, baseline = result.picks, result.baseline
     rows = [row.id for row in result.trials if baseline is not None and row.plan == baseline.plan]
-    if not rows or rows[0] in pick.tied_with:
+    if not rows or rows[0] in picks.recommended.tied_with:
         return result
+    recommended, throughput = _add_tie(picks.recommended, rows[0]), picks.throughput
+    if throughput.trial == recommended.trial and rows[0] not in throughput.tied_with:
+        throughput = _add_tie(throughput, rows[0])  # the same plan for its speed as well: one set of ties
+    search = dataclasses.replace(result.search, n_undecided=len(recommended.tied_with))
+    picks = dataclasses.replace(picks, recommended=recommended, throughput=throughput)
+    return dataclasses.replace(result, picks=picks, search=search)
+
+
+def _add_tie(pick: Pick, tied_id: str) -> Pick:
     rule = f"{pick.rule}; its pairs of runs do not prove the settings as they were slower: a tie too"
-    tied = dataclasses.replace(pick, tied_with=(*pick.tied_with, rows[0]), rule=rule)
-    search = dataclasses.replace(result.search, n_undecided=len(tied.tied_with))
-    return dataclasses.replace(result, picks=dataclasses.replace(result.picks, recommended=tied), search=search)
+    return dataclasses.replace(pick, tied_with=(*pick.tied_with, tied_id), rule=rule)
 
 
 def list_runs(result: TuneResult) -> list[Trial]:

@@ -15,8 +15,22 @@ from typing import Any, Literal
 from fulltilt.errors import NoPlanError
 from fulltilt.records import WHOLE_RUNS, Plan, Trial, format_gib, format_rate
 from fulltilt.tuner.failures import describe_failures, find_failure_remedy
-from fulltilt.tuner.picks import Pick, Picks, build_pick, describe_changes, keeps_recipe
-from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose, compute_simplicity, estimate_speeds, find_ties
+from fulltilt.tuner.pick_rules import (
+    BY_SPEED,
+    BY_SPEED_OF_THE_SMALL,
+    BY_SPEED_PER_GIB,
+    Question,
+    count_compared,
+    count_plans,
+    filter_beside,
+    name_mean,
+    say_earlier,
+    say_fastest,
+    say_kept_recipe,
+    say_tie,
+)
+from fulltilt.tuner.picks import Pick, Picks, build_pick, keeps_recipe
+from fulltilt.tuner.undecided import choose, compute_simplicity, estimate_speeds, find_ties
 
 LearningRateRule = Literal["sqrt", "linear", "none"]
 
@@ -28,11 +42,6 @@ MEMORY_TIE_PCT = 2.0
 FINALIST_TIE_PCT = 3.0  # of speed: of rows that close to the fastest, and not told from it, the simplest is a finalist
 FINALIST_GAP_PCT = 5.0  # twice what two processes of one plan usually differ by, and what drift adds
 RECIPE_WORTH_PCT = 3.0  # of speed: what keeping the recipe may cost in a tie, by the means
-BEST_PER_GIB, BEST_OF_SMALL = (
-    "the best in samples/s per GiB",
-    "the fastest of these",
-)  # what the ties of a pick tie with
-MAX_NAMED = 3  # rows that a rule names; of more it says how many
 MEMORY_SPEED_SHARE_PCT = 90.0  # of the best speed: what the pick with the least memory may cost
 
 
@@ -138,7 +147,7 @@ def pick(
 
 def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]) -> Pick:
     chosen, tied = _choose_by_speed(rows, again, history)
-    rule = f"highest {_name_mean(history)}samples/s of {_count_compared(chosen, rows, again)} that ran"
+    rule = f"highest {name_mean(history)}samples/s of {count_compared(chosen, rows, again)} that ran"
     return _build_compared(chosen, tied, rule, user_plan, again, history)
 
 
@@ -148,16 +157,11 @@ def _choose_by_speed(
     """The fastest row and its ties. Where it ran side by side with others, they are those that ``_pick_recommended``
     names: of one plan, two lists of what is as fast would contradict each other."""
     chosen, tied = choose(rows, again, history=history, prefers=_prefer_beside(again))
-    beside = _filter_beside(rows, again)
+    beside = filter_beside(rows, again)
     if chosen not in beside:
         return chosen, tied
     chosen, tied = choose(beside, again, history=history)
     return chosen, [*tied, *_find_earlier(chosen, tied, rows, again, history)]
-
-
-def _filter_beside(rows: Sequence[Trial], again: Sequence[Trial]) -> list[Trial]:
-    plans = {run.plan for run in again}
-    return [row for row in rows if row.plan in plans]
 
 
 def _find_earlier(
@@ -165,7 +169,7 @@ def _find_earlier(
 ) -> list[Trial]:
     """Of the rows that ran before those side by side, the ones that are not proven slower than the fastest of these."""
     fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again, history)[0].log_rate)
-    beside = _filter_beside(rows, again)
+    beside = filter_beside(rows, again)
     others = [row for row in rows if row not in beside]
     groups = [[run for run in history if run.plan == row.plan] for row in others]
     return [others[position] for position in find_ties(fastest, again, groups, history)]
@@ -184,9 +188,9 @@ def _pick_efficiency(
         per=[memory for _, memory in known],
         prefers=_prefer_beside(again),
     )
-    compared = _count_compared(chosen, [row for row, _ in known], again)
-    rule = f"highest {_name_mean(history)}samples/s per GiB of {compared} with a memory figure"
-    return _build_compared(chosen, tied, rule, user_plan, again, history, best=BEST_PER_GIB)
+    compared = count_compared(chosen, [row for row, _ in known], again)
+    rule = f"highest {name_mean(history)}samples/s per GiB of {compared} with a memory figure"
+    return _build_compared(chosen, tied, rule, user_plan, again, history, question=BY_SPEED_PER_GIB)
 
 
 def _pick_memory(
@@ -204,17 +208,14 @@ def _pick_memory(
     small = _filter_smallest(known)
     chosen, tied = _choose_by_speed(small, again, history)
     best_name = "best confirmed speed" if confirmed else "best speed"
-    is_alone = _filter_beside(small, again) == [chosen]
-    fastest = "the only one" if is_alone else f"the fastest of {_count_compared(chosen, small, again)}"
-    measured = f" measured side by side, of {len(small)}" if is_alone else ""
-    among = f", {fastest}{measured} within {MEMORY_TIE_PCT:g} % of it" if len(small) > 1 else ""
+    among = f", {say_fastest(chosen, small, again)} within {MEMORY_TIE_PCT:g} % of it"
     averaged = [run for run in again if run.plan == best.plan] or [run for run in history if run.plan == best.plan]
     mean = f", the geometric mean of {len(averaged)} runs" if len(averaged) > 1 else ""
     rule = (
-        f"least memory of {_count_plans(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
-        f"({format_rate(rates[id(best)])} samples/s{mean}, {best.id}){among}"
+        f"least memory of {count_plans(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
+        f"({format_rate(rates[id(best)])} samples/s{mean}, {best.id}){among if len(small) > 1 else ''}"
     )
-    return _build_compared(chosen, tied, rule, user_plan, again, history, best=BEST_OF_SMALL)
+    return _build_compared(chosen, tied, rule, user_plan, again, history, question=BY_SPEED_OF_THE_SMALL)
 
 
 def _filter_whole(runs: Sequence[Trial]) -> list[Trial]:
@@ -236,15 +237,14 @@ def _build_compared(
     again: Sequence[Trial],
     history: Sequence[Trial],
     *,
-    best: str = "the fastest",
+    question: Question = BY_SPEED,
 ) -> Pick:
     """The pick of a comparison between plans that ran side by side and plans that ran once, earlier."""
     plans = {run.plan for run in again}
     earlier = [row for row in tied if row.plan not in plans] if chosen.plan in plans else []
     beside = [row for row in tied if row not in earlier]
-    per_gib = best == BEST_PER_GIB
-    rule += _say_tie(beside, best)
-    rule += _say_earlier(earlier, _find_above(chosen, earlier, again, history, per_gib=per_gib), best)
+    above = _find_above(chosen, earlier, again, history, per_gib=question is BY_SPEED_PER_GIB)
+    rule += say_tie(beside, question) + say_earlier(earlier, above, question)
     made = build_pick(chosen, tied, rule, user_plan)
     return dataclasses.replace(made, runs_samples_per_s=_list_rates(again, chosen.plan))
 
@@ -262,11 +262,6 @@ def _find_above(
 
 def _list_rates(again: Sequence[Trial], plan: Plan) -> tuple[float, ...]:
     return tuple(_read_rate(run) for run in again if run.plan == plan)
-
-
-def _name_mean(history: Sequence[Trial]) -> str:
-    """Where a plan ran more than once, its mean is compared."""
-    return "mean " if len({run.plan for run in history}) < len(history) else ""
 
 
 def _pick_recommended(
@@ -306,12 +301,12 @@ def _pick_recommended(
     if confirmed:
         earlier = _find_earlier(chosen, tied, may_be, again, history)
         rates = _list_rates(again, chosen.plan)
-        among = f"highest mean samples/s of {_count_compared(chosen, rows, again)} that ran"
+        among = f"highest mean samples/s of {count_compared(chosen, rows, again)} that ran"
     else:
-        among = f"highest {_name_mean(history)}samples/s of {_count_plans(may_be)}"
-    rule = f"{prefix}{among} ({where}){_say_tie(tied)}"
-    rule += _say_kept_recipe(user_plan, chosen, passed_over)
-    rule += _say_earlier(earlier, _find_above(chosen, earlier, again, history))
+        among = f"highest {name_mean(history)}samples/s of {count_plans(may_be)}"
+    rule = f"{prefix}{among} ({where}){say_tie(tied)}"
+    rule += say_kept_recipe(user_plan, chosen, passed_over)
+    rule += say_earlier(earlier, _find_above(chosen, earlier, again, history))
     if not any(run.plan == user_plan for run in runs):
         rule += "; the settings as they were did not run: nothing is known of how it compares with them"
     return dataclasses.replace(build_pick(chosen, [*tied, *earlier], rule, user_plan), runs_samples_per_s=rates)
@@ -349,55 +344,6 @@ def _filter_smallest(rows: Sequence[Trial]) -> list[Trial]:
     known = [(row, memory) for row in rows if (memory := row.device_memory_peak_gib) is not None]
     least_gib = min((memory for _, memory in known), default=0.0)
     return [row for row, memory in known if memory <= least_gib * (1 + MEMORY_TIE_PCT / 100)]
-
-
-def _say_tie(tied: Sequence[Trial], best: str = "the fastest") -> str:
-    if not tied:
-        return ""
-    return (
-        f"; tied with {'1 other' if len(tied) == 1 else f'{len(tied)} others'}, which these runs cannot tell from "
-        f"{best}; of plans within {INDIFFERENCE_PCT:g} % of {best} the one with the smallest batch is taken, and of "
-        "those the simplest"
-    )
-
-
-def _say_kept_recipe(user_plan: Plan, chosen: Trial, passed_over: Trial) -> str:
-    """Why a tie did not end at the plan that the other picks would have taken, which then changes the recipe: of those
-    that keep it ``choose`` takes the same one, where it may."""
-    if chosen is passed_over:
-        return ""
-    changed = "; ".join(describe_changes(user_plan, passed_over.plan)["recipe"])
-    whose = "the settings as they were are" if chosen.plan == user_plan else "a plan that keeps the recipe is"
-    return (
-        f"; {passed_over.id} changes the recipe ({changed}) and is not proven faster: {whose} taken instead, by the "
-        "same rule among those that keep it"
-    )
-
-
-def _say_earlier(rows: Sequence[Trial], above: Sequence[Trial], best: str = "the fastest") -> str:
-    """Plans that were no finalists: what their runs leave open is a tie as well, those that showed more among them."""
-    if not rows:
-        return ""
-    figure = " per GiB" if best == BEST_PER_GIB else ""
-    plans = "1 plan that ran" if len(rows) == 1 else f"{len(rows)} plans that ran"
-    of_these = "of these, " if best == BEST_OF_SMALL else ""
-    said = f"; {of_these}{plans} earlier, not beside it, did not come out clearly slower{figure}: named as ties too"
-    if not above:
-        return said
-    named = ", ".join(row.id for row in above) if len(above) <= MAX_NAMED else str(len(above))
-    return f"{said}; of them {named} showed more, but plans measured side by side go first"
-
-
-def _count_compared(chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial]) -> str:
-    """``2 plans measured side by side, of 7`` where the pick is of these: a single run above it was not compared."""
-    beside = _filter_beside(rows, again)
-    if chosen not in beside:
-        return _count_plans(rows)
-    return f"{_count_plans(beside)} measured side by side, of {len(rows)}"
-
-
-def _count_plans(rows: Sequence[object]) -> str:
-    return "1 plan" if len(rows) == 1 else f"{len(rows)} plans"
 
 
 def plan_learning_rate(

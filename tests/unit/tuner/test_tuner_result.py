@@ -73,6 +73,8 @@ def test_a_gain_that_is_not_proven_is_a_tie_with_the_settings_as_they_were():
     unproven = build_finished(rates=(180.0, 100.0, 170.0, 182.0))
     assert unproven.savings.verdict == "no gain"
     assert unproven.baseline.id in unproven.picks.recommended.tied_with
+    assert unproven.picks.throughput.trial == unproven.picks.recommended.trial
+    assert unproven.picks.throughput.tied_with == unproven.picks.recommended.tied_with, "one plan, one set of ties"
     assert unproven.search.n_undecided == len(unproven.picks.recommended.tied_with)
     assert find_contradictions(json.loads(unproven.to_json_text())) == []
     assert build_finished().picks.recommended.tied_with == ()
@@ -202,7 +204,7 @@ def test_a_pick_of_a_row_that_failed_is_refused():
 def test_two_rows_of_one_name_are_refused():
     document = json.loads(build_finished().to_json_text())
     document["repeats"].append(document["trials"][0])
-    with pytest.raises(ValueError, match=f"two rows are called {document['trials'][0]['id']}"):
+    with pytest.raises(ValueError, match=f"2 rows are called {document['trials'][0]['id']}"):
         TuneResult.read(document)
 
 
