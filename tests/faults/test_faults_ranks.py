@@ -21,6 +21,11 @@ def wait_for(process, is_it, lines):
     raise AssertionError("\n".join([*lines, process.stderr.read()]))
 
 
+def start(out_dir, *flags):
+    command = [sys.executable, "-u", str(SCRIPT), str(out_dir), "--n-ranks", "2", "--n-quick", "16", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+
+
 def is_step_from(step):
     return lambda line: line.startswith("step ") and int(line.split()[1]) >= step
 
@@ -34,9 +39,7 @@ def test_a_killed_rank_restarts_all_and_sigterm_ends_all_with_one_checkpoint(tmp
     """each step is told once, and nobody is left; the workload is one of ``__main__`` and travels by value"""
     mark = mark_processes(monkeypatch)
     out_dir, lines = tmp_path / "run", []
-    command = [sys.executable, "-u", str(SCRIPT), str(out_dir), "--n-ranks", "2", "--max-restarts", "1"]
-    command += ["--n-quick", "16"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    process = start(out_dir, "--max-restarts", "1")
     wait_for(process, is_step_from(12), lines)
     os.kill(find_children(process.pid)[1], signal.SIGKILL)
     wait_for(process, lambda line: "(1 of 1 restarts)" in line, lines)
@@ -58,9 +61,7 @@ def test_sigterm_to_every_process_of_two_ranks_with_workers_ends_with_one_checkp
     """Slurm and systemd know all processes of a job; the ranks lead groups of their own"""
     mark = mark_processes(monkeypatch)
     out_dir, lines = tmp_path / "run", []
-    command = [sys.executable, "-u", str(SCRIPT), str(out_dir), "--n-ranks", "2", "--num-workers", "1"]
-    command += ["--n-quick", "16"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    process = start(out_dir, "--num-workers", "1")
     wait_for(process, is_step_from(8), lines)
     ranks = find_children(process.pid)
     workers = [worker for rank in ranks for worker in find_children(rank)]

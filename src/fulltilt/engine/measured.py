@@ -37,7 +37,7 @@ from fulltilt.measure import (
     measure_steps,
 )
 from fulltilt.measure.utilization import UtilizationMean, find_device_index
-from fulltilt.records import Measurement, is_busy_pressure
+from fulltilt.records import Measurement
 
 SHORT_EPOCH_STEPS = 8
 FLOPS_SAMPLES = 8
@@ -304,12 +304,6 @@ def _follow_blocks(
     return follow
 
 
-def _note_busy(result: StepsResult) -> list[str]:
-    if not is_busy_pressure(result.cpu_pressure_pct):
-        return []
-    return [f"some task waited for a core {result.cpu_pressure_pct:.0f} % of the time: this is a busy machine's figure"]
-
-
 def _join(
     result: StepsResult,
     spans: Mapping[str, MemoryPeaks],
@@ -349,6 +343,6 @@ def _join(
         first_loss=seen["first_loss"],
         last_loss=last_loss,
         null_reasons=reasons,
-        notes=(*result.notes, *_note_busy(result), *seen["notes"]),
+        notes=(*result.notes, *seen["notes"]),
         observed=seen["observed"],
     )

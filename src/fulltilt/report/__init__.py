@@ -1,24 +1,21 @@
 """Tables, pages and charts, computed from records and from the JSON documents alone."""
 
 from fulltilt.report.html import build_tune_html, describe_machine
+from fulltilt.report.outcome import describe_outcome
 from fulltilt.report.summary import (
     PICK_TITLES,
     describe_advice,
-    describe_epoch,
-    describe_gain,
     describe_hints,
     describe_marks,
-    describe_outcome,
     describe_pick,
     describe_plan,
-    describe_resolution,
     describe_same_pick,
-    describe_savings,
     describe_search,
     describe_verification,
     format_duration,
 )
 from fulltilt.report.table import (
+    BUSY_MARK,
     build_trials_table,
     describe_busy,
     explain_mark,
@@ -30,23 +27,20 @@ from fulltilt.report.table import (
 from fulltilt.report.trials_csv import build_trials_csv
 
 __all__ = [
+    "BUSY_MARK",
     "PICK_TITLES",
     "build_trials_csv",
     "build_trials_table",
     "build_tune_html",
     "describe_advice",
     "describe_busy",
-    "describe_epoch",
-    "describe_gain",
     "describe_hints",
     "describe_machine",
     "describe_marks",
     "describe_outcome",
     "describe_pick",
     "describe_plan",
-    "describe_resolution",
     "describe_same_pick",
-    "describe_savings",
     "describe_search",
     "describe_verification",
     "explain_mark",

@@ -12,13 +12,13 @@ from typing import Any
 
 from fulltilt.records import format_bytes, format_gib
 from fulltilt.report.charts import MAX_SERIES, Bar, Point, build_bar_chart, build_curve_chart, build_line_chart
+from fulltilt.report.outcome import describe_outcome
 from fulltilt.report.summary import (
     PICK_TITLES,
     Document,
     describe_advice,
     describe_hints,
     describe_marks,
-    describe_outcome,
     describe_pick,
     describe_plan,
     describe_same_pick,

@@ -117,15 +117,17 @@ def mark_busy(figure: str, row: Row) -> str:
     return f"{figure} {BUSY_MARK}" if figure and is_busy(row) else figure
 
 
-def describe_busy(rows: Iterable[Row], *, hidden: Iterable[Row] = ()) -> str | None:
+def describe_busy(rows: Iterable[Row], *, hidden: Iterable[Row] = (), probes: Iterable[Row] = ()) -> str | None:
     """The legend of the mark under a table of ``rows``; None where none has it, and none of those hidden either.
 
     Args:
         hidden: Runs that the table does not show, and of which a figure beside it was computed.
+        probes: Parts of the step that a sentence beside it rests on.
     """
-    n_rows, n_hidden = sum(map(is_busy, rows)), sum(map(is_busy, hidden))
+    n_rows, n_hidden, n_probes = (sum(map(is_busy, some)) for some in (rows, hidden, probes))
     counts = [f"{n_rows} row{'' if n_rows == 1 else 's'}"] if n_rows else []
     counts += [f"{n_hidden} compared run{'' if n_hidden == 1 else 's'} outside the table"] if n_hidden else []
+    counts += [f"{n_probes} probe{'' if n_probes == 1 else 's'}"] if n_probes else []
     if not counts:
         return None
     return (

@@ -1,8 +1,9 @@
-"""What every figure of advice says where it was measured while tasks waited for a core."""
+"""The mark of advice that rests on rows measured while tasks waited for a core."""
 
 from __future__ import annotations
 
 from fulltilt.records import Trial
+from fulltilt.report import BUSY_MARK
 
 
 def say_busy(*rows: Trial) -> str:
@@ -10,8 +11,4 @@ def say_busy(*rows: Trial) -> str:
 
     On a quiet machine the step may be bound by another part, and a lever may gain where it lost.
     """
-    busy = [row for row in rows if row.is_busy]
-    if not busy:
-        return ""
-    waits = ", ".join(f"{row.id} {row.cpu_pressure_pct:.0f} %" for row in busy)
-    return f"; a busy machine's figure (some task waited for a core: {waits} of the time)"
+    return f" {BUSY_MARK}" if any(row.is_busy for row in rows) else ""
