@@ -35,6 +35,7 @@ from fulltilt.data.sensor import sensor_hdf5
 from fulltilt.data.stl10 import stl10
 from fulltilt.data.text import text
 from fulltilt.data.transforms import TRANSFORMS
+from fulltilt.data.worker_signals import GuardedLoader
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
@@ -52,6 +53,7 @@ __all__ = [
     "BatchTransform",
     "BlockSampler",
     "EpochSampler",
+    "GuardedLoader",
     "Pipeline",
     "RawImages",
     "build_loader",

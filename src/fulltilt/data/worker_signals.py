@@ -1,8 +1,11 @@
-"""Data workers and SIGTERM: it reaches the whole group, and the step in progress still needs them.
+"""Data workers that are signalled, killed or stand still.
+
+SIGTERM reaches the whole group, and the step in progress still needs its workers.
 
 ``timeout``, Slurm, systemd and CI signal every process of a job. The main process finishes its step and saves; a worker
 that ends meanwhile breaks that step off. So workers hold SIGTERM back as long as the process that started them lives.
 torch ends a worker that hangs by SIGTERM as well, and multiprocessing does at exit: for these it is SIGKILL instead.
+A worker that stands still holds the others up, since batches come in their order, and torch waits for it for good.
 """
 
 from __future__ import annotations
@@ -12,22 +15,31 @@ import functools
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 LOCK_S = 1.0  # a worker that lives holds torch's lock for microseconds
+POLL_S = 5.0  # as torch looks whether its workers live
+LONG_WAIT_S = 30.0  # for one batch; the first of an epoch may take seconds, where workers start anew
 
 
 class GuardedLoader(DataLoader):
     """A DataLoader whose workers a signal to the process group leaves alone, and which outlives a worker's death.
 
     ``worker_init_fn`` has to call ``guard_worker``.
+
+    Attributes:
+        on_long_wait: Called once for each batch that does not come for ``LONG_WAIT_S``, with the seconds so far and the
+            ids of the workers.
     """
+
+    on_long_wait: Callable[[float, Sequence[int]], None] | None = None
 
     def _get_iterator(self) -> Any:
         if not self.num_workers:
@@ -36,11 +48,25 @@ class GuardedLoader(DataLoader):
         if context.get_start_method() != "fork":
             resource_tracker.ensure_running()  # it lets SIGTERM through when it starts; so before that is held back
         with _hold_sigterm():
-            iterator: Any = super()._get_iterator()
+            iterator = _Iterator(self)
         iterator._workers_done_event = _Done(iterator._workers_done_event)
         for worker in iterator._workers:
             worker._popen.terminate = functools.partial(_kill, id(iterator), worker._popen)
         return iterator
+
+
+class _Iterator(_MultiProcessingDataLoaderIter):
+    def __init__(self, loader: GuardedLoader):
+        self._on_long_wait, self._waited_s = loader.on_long_wait, 0.0
+        super().__init__(loader)
+
+    def _try_get_data(self, timeout: float | None = None) -> tuple[bool, Any]:
+        before_s = self._waited_s
+        has_come, data = super()._try_get_data(timeout or POLL_S)
+        self._waited_s = 0.0 if has_come else before_s + (timeout or POLL_S)
+        if before_s < LONG_WAIT_S <= self._waited_s and self._on_long_wait is not None:
+            self._on_long_wait(self._waited_s, [worker.pid for worker in self._workers])
+        return has_come, data
 
 
 class _Done:

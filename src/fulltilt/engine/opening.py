@@ -15,6 +15,7 @@ from fulltilt.engine.announce import Announcer, describe_resume
 from fulltilt.engine.build import build_run
 from fulltilt.engine.checkpoint_files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.engine.limits import Limits
+from fulltilt.engine.long_wait import watch_loaders
 from fulltilt.engine.promise import build_watch
 from fulltilt.engine.rank_process import find_link
 from fulltilt.engine.replan import Sizes, apply_sizes, is_out_of_memory, leave_out_tail
@@ -86,6 +87,7 @@ def open_session(
         if (link := find_link()) is not None:
             link.set_step(session.progress.step)
         session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
+        watch_loaders(session)
         session.promise, note = build_watch(run, session.data_waits)
         run.notes += [note] if note else []
         if after is not None:

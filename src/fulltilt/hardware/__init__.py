@@ -32,7 +32,7 @@ from fulltilt.hardware.filesystem import Filesystem, ShmSpace, read_filesystem, 
 from fulltilt.hardware.machine import compute_hostname_hash, is_wsl, read_machine
 from fulltilt.hardware.nvml import Nvml, NvmlDevice, NvmlProcess, NvmlStatus, RealNvml, Utilization
 from fulltilt.hardware.nvml_fake import FakeNvml, build_status
-from fulltilt.hardware.process_cpu import ProcessCpu, read_process_tree_cpu
+from fulltilt.hardware.process_cpu import ProcessCpu, describe_process_state, read_process_tree_cpu
 from fulltilt.hardware.process_memory import (
     ProcessMemory,
     read_process_tree,
@@ -64,6 +64,7 @@ __all__ = [
     "compute_steal_pct",
     "compute_usable_device_bytes",
     "count_usable_cores",
+    "describe_process_state",
     "find_data_sheet",
     "find_nvml_index",
     "has_c_compiler",

@@ -36,11 +36,30 @@ def read_process_tree_cpu(pid: int, root: Root = "/") -> ProcessCpu:
     members = read_process_tree(pid, root, search_session=False)
     ticks, stopped = 0, []
     for member in members:
-        # The name may hold blanks and brackets: fields count from the last bracket, the state is the first.
-        fields = re.sub(r"^.*\)", "", read_text(root, f"/proc/{member}/stat") or "", flags=re.DOTALL).split()
+        fields = _read_fields(member, root)
         if len(fields) < 15:
             continue
         ticks += sum(map(int, fields[11:15]))
         if member != pid and fields[0] in _STOPPED_STATES:
             stopped.append(member)
     return ProcessCpu(cpu_s=ticks / _TICKS_PER_S, n_children=max(0, len(members) - 1), stopped=tuple(stopped))
+
+
+def describe_process_state(pid: int, root: Root = "/") -> str:
+    """What a process is doing, in words: ``computes``, ``is stopped by a signal (kill -CONT 12 lets it go on)``."""
+    states = {
+        "R": "computes",
+        "S": "waits, for a lock, a pipe or the network",
+        "D": "waits for a disk or a network file system",
+        "T": f"is stopped by a signal (kill -CONT {pid} lets it go on)",
+        "t": "is stopped by a debugger",
+        "Z": "is dead",
+        "X": "is dead",
+    }
+    fields = _read_fields(pid, root)
+    return states.get(fields[0], f"is in state {fields[0]}") if fields else "is gone"
+
+
+def _read_fields(pid: int, root: Root) -> list[str]:
+    """Of /proc/PID/stat behind the name, which may hold blanks and brackets; the state is the first."""
+    return re.sub(r"^.*\)", "", read_text(root, f"/proc/{pid}/stat") or "", flags=re.DOTALL).split()

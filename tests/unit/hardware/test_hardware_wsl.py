@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fulltilt.hardware import FakeNvml, NvmlDevice, read_pressure, read_process_tree_cpu, read_wsl
+from fulltilt.hardware import (
+    FakeNvml,
+    NvmlDevice,
+    describe_process_state,
+    read_pressure,
+    read_process_tree_cpu,
+    read_wsl,
+)
 
 GIB = 2**30
 KERNEL_2 = "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@x)"
@@ -101,3 +108,17 @@ def test_times_of_a_tree_hold_the_children_that_ended(plant):
 
 def test_a_process_that_is_gone_has_no_times(plant):
     assert read_process_tree_cpu(100, plant({})).cpu_s == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("R", "computes"),
+        ("D", "waits for a disk or a network file system"),
+        ("T", "is stopped by a signal (kill -CONT 7 lets it go on)"),
+        ("I", "is in state I"),
+    ],
+)
+def test_what_a_process_does_is_said_in_words(plant, state, said):
+    assert describe_process_state(7, plant({"proc/7/stat": write_stat("a) b", state, 0, 0, 0, 0)})) == said
+    assert describe_process_state(8, plant({})) == "is gone"

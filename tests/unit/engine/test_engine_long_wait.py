@@ -1,0 +1,77 @@
+"""A run whose data worker stands still says so, and which one, while it waits."""
+
+import os
+import re
+import signal
+
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+from training_cases import Points, Recorder, build_config, build_workload, run_train
+
+from fulltilt.data import worker_signals
+from fulltilt.records import Noted
+
+
+class StopsOnce(Points):
+    """Its second worker stops itself at the sample ``at``, as ``kill -STOP`` does; once, whoever goes on."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.has_stopped = at, torch.zeros((), dtype=torch.bool).share_memory_()
+
+    def __getitem__(self, index):
+        worker = get_worker_info()
+        if worker is not None and worker.id == 1 and index >= self.at and not self.has_stopped:
+            self.has_stopped.fill_(True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().__getitem__(index)
+
+
+class GoesOn(Recorder):
+    """Lets the worker that is named as stopped go on, as a user would."""
+
+    def __call__(self, event):
+        super().__call__(event)
+        if isinstance(event, Noted) and (named := re.search(r"kill -CONT (\d+)", event.message)):
+            os.kill(int(named[1]), signal.SIGCONT)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(worker_signals, "POLL_S", 0.25)
+    monkeypatch.setattr(worker_signals, "LONG_WAIT_S", 0.75)
+
+
+@pytest.mark.parametrize(("split", "persistent"), [("training", False), ("training", True), ("validation", False)])
+def test_a_data_worker_that_stands_still_is_named_and_the_run_goes_on_with_it(tmp_path, split, persistent):
+    parts = {"training": "dataset", "validation": "validation"}
+    workload = build_workload(**{parts[split]: lambda: StopsOnce(at=20)})
+    config = build_config(data__num_workers=2, data__persistent_workers=persistent)
+    result, recorder = run_train(tmp_path, config, GoesOn(), workload=workload)
+    assert result.epoch == 2
+    # A machine that is busy enough takes its time to start workers, and then says so as well.
+    told = [event.message for event in recorder.of(Noted) if "is stopped by a signal" in event.message]
+    assert len(told) == 1
+    assert told[0].startswith(f"no {split} batch came for 1 s, and batches come in order: data worker 1 of 2 (pid ")
+    assert re.search(
+        r"data worker 2 of 2 \(pid (\d+)\) is stopped by a signal \(kill -CONT \1 lets it go on\)", told[0]
+    )
+
+
+def test_each_long_wait_is_told_once_and_short_ones_do_not_add_up(monkeypatch):
+    script = [False, False, True, False, False, True, False, False, False, False, True, False, False, False]
+    monkeypatch.setattr(
+        worker_signals._MultiProcessingDataLoaderIter, "_try_get_data", lambda self, timeout: (script.pop(0), None)
+    )
+    monkeypatch.setattr(worker_signals._Iterator, "__del__", lambda self: None, raising=False)  # it has no workers
+    told = []
+    iterator = object.__new__(worker_signals._Iterator)
+    iterator.__dict__ |= {
+        "_waited_s": 0.0,
+        "_workers": [],
+        "_on_long_wait": lambda seconds, pids: told.append(len(script)),
+    }
+    while script:
+        iterator._try_get_data()
+    assert told == [5, 0], "at the third look of each wait of three or more"
