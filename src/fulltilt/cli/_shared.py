@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 PLAIN_WIDTH = 200  # of output that goes to a file or a pipe, where nothing tells a width
+LINE_EVERY_S = 10.0  # of progress there
 
 
 class JsonDestination(str):
@@ -174,12 +176,30 @@ def _describe_saved(folders: Sequence[Path]) -> str:
 
 @contextlib.contextmanager
 def show_progress(title: str, *, total: int | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr that is gone at the end; takes (done, total)."""
+    """A bar on stderr that is gone at the end; a line now and then where that is no terminal. Takes (done, total)."""
     from rich.progress import Progress
 
-    with Progress(console=build_console(to_stderr=True), transient=True) as progress:
+    console = build_console(to_stderr=True)
+    if not console.is_terminal:
+        yield _tell_in_lines(console, title)
+        return
+    with Progress(console=console, transient=True) as progress:
         bar = progress.add_task(title, total=total)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+def _tell_in_lines(console: Console, title: str) -> Callable[[int, int], None]:
+    began_s = told_s = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if total and now_s - told_s >= LINE_EVERY_S:
+            told_s = now_s
+            line = f"{title}: {100 * done / total:.0f} % after {now_s - began_s:.0f} s"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    return tell
 
 
 def write_json(destination: str, text: str) -> None:

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, build_parser, parse_arguments, run_command
-from fulltilt.cli._shared import write_json
+from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, _shared, build_parser, parse_arguments, run_command
+from fulltilt.cli._shared import show_progress, write_json
 from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.tuner import SearchStarted, TrialDone
@@ -432,3 +432,16 @@ def test_an_unknown_flag_shows_how_its_own_command_is_used(words, capsys):
     command = " ".join(["fulltilt", *words[:2]])
     assert said.startswith(f"usage: {command} [-h]")
     assert f"{command}: error: unrecognized arguments: --dry" in said
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    """A file of 7 GiB was written for 99 s without a word into a log."""
+    now = [0.0]
+    monkeypatch.setattr(_shared.time, "monotonic", lambda: now[0])
+    with show_progress("writing events.h5", total=200) as progress:
+        for now[0], done in ((1.0, 10), (11.0, 50), (12.0, 60), (22.0, 100)):
+            progress(done, 200)
+    assert capsys.readouterr().err.splitlines() == [
+        "writing events.h5: 25 % after 11 s",
+        "writing events.h5: 50 % after 22 s",
+    ]
