@@ -186,8 +186,10 @@ def _charts(rows: Sequence[Row], document: Document) -> str:
             f"Peak memory by batch{dropped}",
             build_line_chart(memory, x_title="batch size", y_title="GiB", limit=limit),
         ),
-        ("Where a step's time goes", _phase_bars(measured, recommended)),
     ]
+    if len({row["plan"]["batch_size"] for row in measured}) == 1:
+        figures = []  # all points above one another
+    figures.append(("Where a step's time goes", _phase_bars(measured, recommended)))
     drawn = "".join(f"<figure><figcaption>{title}</figcaption>{chart}</figure>" for title, chart in figures)
     return f'<div class="charts">{drawn}</div>'
 

@@ -51,6 +51,15 @@ def test_the_page_fetches_nothing():
     assert "<script" not in html
 
 
+def test_figures_by_batch_are_drawn_where_more_than_one_was_measured():
+    """Six points stood above one another, twice."""
+    one_size = [row if row["status"] != "ok" else build_row(row["id"], samples_per_s=900.0) for row in ROWS]
+    for rows, is_drawn in ((ROWS, True), (one_size, False)):
+        text = " ".join(Page(build_tune_html(DOCUMENT | {"trials": rows})).text)
+        assert ("Throughput by batch" in text) == ("Peak memory by batch" in text) == is_drawn
+        assert "Where a step's time goes" in text
+
+
 def test_a_page_without_one_measured_row_still_says_why():
     document = copy.deepcopy(DOCUMENT) | {"trials": [ROWS[2]], "picks": {}}
     assert "the limit is" in build_tune_html(document)
