@@ -8,16 +8,13 @@ place (``LD_PRELOAD``), as torch's own launcher puts them there, where their lib
 from __future__ import annotations
 
 import ctypes.util
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 from benchmarks._rounds import Round, compute_means, run_rounds
-from benchmarks._runner import ROOT, Context, Findings
+from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm, judge
+from benchmarks._speed_probe import start_probe
 
 NAME = "retain_memory"
 CLAIM = "Keeping freed memory makes training on the CPU as fast at least as without it."
@@ -33,7 +30,6 @@ ALLOCATORS: Mapping[str, Mapping[str, str]] = {  # with what torch's launcher se
 }
 FASTER = "times_as_fast"
 N_ROUNDS = 6  # the fewest whose median has an interval
-TIMEOUT_S = 600
 LEAST_RATIO = 1.0
 
 CASES: Mapping[str, tuple[str, ...]] = {  # model, batch size, channels, side in pixels
@@ -49,7 +45,9 @@ def run(context: Context) -> Findings:
     arms, targets = [], []
     for case in list(CASES)[: 1 if context.quick else None]:
         rounds = run_rounds(
-            list(ways), lambda way, case=case: start(case, *ways[way]), n_rounds=1 if context.quick else N_ROUNDS
+            list(ways),
+            lambda way, case=case: start_probe(CASES[case], *ways[way], device="cpu"),
+            n_rounds=1 if context.quick else N_ROUNDS,
         )
         arms += build_arms(case, rounds)
         (ratio,) = (arm for arm in arms if (arm.case, arm.arm, arm.metric) == (case, OURS, FASTER))
@@ -71,16 +69,6 @@ def find_ways() -> tuple[dict[str, tuple[Mapping[str, object], Mapping[str, str]
     libraries = {name: ctypes.util.find_library(name) for name in ALLOCATORS}
     ways |= {name: ({}, {"LD_PRELOAD": library, **ALLOCATORS[name]}) for name, library in libraries.items() if library}
     return ways, [name for name, library in libraries.items() if not library]
-
-
-def start(case: str, values: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks._retain_memory_probe", json.dumps(values), *CASES[case]]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{case}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def build_arms(case: str, rounds: Sequence[Round[dict[str, float]]]) -> list[Arm]:

@@ -32,8 +32,8 @@ from fulltilt.records import loads
 
 DELIVERED = {
     "batch_finders", "bilm", "checkpoint_stall", "cifar10_recipe", "cli_start", "data_path", "ddp_efficiency",
-    "decisions", "hdf5_loader", "lever_memory", "loop_overhead", "memory_prediction", "plan_quality", "retain_memory",
-    "search_repeat", "search_replay", "simclr", "trial_startup",
+    "decisions", "hdf5_loader", "lever_memory", "loop_overhead", "memory_prediction", "mode_cost", "plan_quality",
+    "retain_memory", "search_repeat", "search_replay", "simclr", "trial_startup",
 }  # fmt: skip
 PEERS = ("lightning", "accelerate", "optuna", "timm")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from benchmarks import retain_memory
+from benchmarks._speed_probe import start_probe
 
 
 def test_the_arm_that_keeps_memory_takes_far_fewer_pages_anew():
     """With images of 8 px neither takes many, but by chance of the process."""
     ways, _ = retain_memory.find_ways()
     (case,) = (case for case in retain_memory.CASES if "96 px" in case)
-    plain, ours = (retain_memory.start(case, *ways[way]) for way in (retain_memory.PLAIN, retain_memory.OURS))
+    arms = (retain_memory.PLAIN, retain_memory.OURS)
+    plain, ours = (start_probe(retain_memory.CASES[case], *ways[arm], device="cpu") for arm in arms)
     assert ours["faults_per_step"] < plain["faults_per_step"] / 10
     assert min(plain["samples_per_s"], ours["samples_per_s"]) > 0
 
