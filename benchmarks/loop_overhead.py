@@ -31,7 +31,8 @@ from benchmarks._schema import Arm, Target, build_arm, describe_interval, judge
 
 NAME = "loop_overhead"
 CLAIM = (
-    "The training loop adds at most 1 % to a step of 10 ms, and at most 30 µs to any step, 50 µs with CSV and progress."
+    "The training loop adds at most 1 % to a step of 10 ms, and at most 30 µs to any step, 50 µs with metrics, CSV "
+    "and progress."
 )
 NEEDS_PEERS = True
 DEVICES = ("cpu", "cuda")
