@@ -21,6 +21,11 @@ T = TypeVar("T")
 
 def encode(value: Any) -> Any:
     """Turn a record into JSON-ready dicts and lists; a non-finite float becomes ``None``."""
+    kind = type(value)
+    if kind is float:  # plain values first: nearly all of an event's fields are, and it is written while training
+        return value if math.isfinite(value) else None
+    if value is None or kind in (int, str, bool):
+        return value
     if hasattr(value, "to_json"):
         return value.to_json()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
