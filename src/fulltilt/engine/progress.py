@@ -88,12 +88,13 @@ class LossMeter:
         self._losses.append(loss)
         self.n_samples += n_samples
         self.n_steps += 1
-        if self._metric_sums:
-            torch._foreach_copy_(self._kept, self._metric_sums)
+        for values in self._observed:
+            for total, value in zip(self._metric_sums, values, strict=True):
+                total.add_(value)
+        self._observed.clear()
 
     def observe(self, outputs: Any, targets: Any) -> None:
-        for total, metric in zip(self._metric_sums, self._metrics.values(), strict=True):
-            total.add_(metric(outputs, targets).sum())
+        self._observed.append([metric(outputs, targets).sum() for metric in self._metrics.values()])
 
     def take(self) -> Reading:
         """What was summed since the last ``take``; its values are on their way to the host."""
@@ -102,8 +103,7 @@ class LossMeter:
         return reading
 
     def bring_back(self) -> None:
-        if self._metric_sums:
-            torch._foreach_copy_(self._metric_sums, self._kept)
+        self._observed.clear()
 
     def state_dict(self) -> dict[str, Any]:
         sums = self._world.sum(torch.stack(self._sums)).cpu()
@@ -114,7 +114,6 @@ class LossMeter:
         n_known = len(self._sums) if len(state["sums"]) == len(self._sums) else 1
         for total, saved in zip(self._sums[:n_known], state["sums"], strict=False):
             total.copy_(saved if self._world.is_first else torch.zeros_like(saved))
-        self._kept = [total.clone() for total in self._metric_sums]
         self.n_samples, self.n_steps = state["n_samples"], state["n_steps"]
 
     def _start(self, sums: list[Tensor]) -> None:
@@ -123,7 +122,7 @@ class LossMeter:
         # epoch are added up on the host in double precision.
         self._sums = sums
         self._loss_sum, *self._metric_sums = sums
-        self._kept = [total.clone() for total in self._metric_sums]
+        self._observed: list[list[Tensor]] = []  # a micro-batch's sums each, of the window that is not whole yet
         self._losses: list[Tensor] = []  # references only: what a loss that is not finite is looked for in
         self.n_samples = self.n_steps = 0
 
