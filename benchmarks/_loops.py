@@ -268,7 +268,7 @@ NOTES = {
     OURS: "engine.train.train with no listener; counts, sums the loss, reads it every 10 steps, sets the learning rate",
     OURS_LISTENING: (
         "the same with what `fulltilt train` has on, CSV, event log, progress bar on a terminal, and with accuracy "
-        "over all training samples (training_metrics); rows are stored once a second and the bar is drawn five times a "
+        "over all training samples (training_metrics); rows are stored once a second and the bar is drawn twice a "
         "second, so its blocks last two seconds"
     ),
     "lightning": "Trainer(barebones=True): https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.trainer.trainer.Trainer.html",

@@ -11,13 +11,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fulltilt.records import CheckpointSaved, EpochDone, Evaluated, Event, Noted, RunEnded, RunStarted, StepsDone
 
-REDRAW_S = 0.2  # drawing takes 0.4 ms
+REDRAW_S = 0.5  # drawing takes 0.4 ms
 
 
 class ProgressBar:
     """A bar on a terminal and one line an epoch; elsewhere only the lines.
 
-    Redrawn when an event comes in, at most five times a second, never by a thread: a forked data worker must not
+    Redrawn when an event comes in, at most twice a second, never by a thread: a forked data worker must not
     inherit a held lock.
 
     Args:
