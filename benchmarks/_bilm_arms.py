@@ -23,7 +23,7 @@ from fulltilt.data.text import TokenWindows, text
 from fulltilt.data.tokens import TokenStream
 from fulltilt.engine.train import train
 from fulltilt.listeners import CsvLog, MetricsTracker
-from fulltilt.records import Event, RunStarted, StepsDone
+from fulltilt.records import Evaluated, Event, RunStarted, StepsDone
 from fulltilt.tasks import build_language_model
 from fulltilt.tasks.models.bilm import bilm
 
@@ -48,11 +48,20 @@ class Size:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One training: its speed, by wall clock and by CPU time, and where it came to."""
+    """What one training took to come where it is, evaluation left out."""
 
-    words_per_s: float
-    words_per_cpu_s: float
+    n_words: int
+    seconds: float
+    cpu_s: float
     perplexity: float
+
+    @property
+    def words_per_s(self) -> float:
+        return self.n_words / self.seconds
+
+    @property
+    def words_per_cpu_s(self) -> float:
+        return self.n_words / self.cpu_s
 
 
 def prepare(folder: Path) -> tuple[Path | None, str]:
@@ -78,13 +87,24 @@ def train_guide(tokens: Path | None, size: Size, device: str, folder: Path, seed
     batches = (held_out.get_batch(range(i, min(i + size.batch_size, len(held_out)))) for i in starts)
     n_words = size.n_steps * size.batch_size * size.seq_len
     perplexity = loop.compute_perplexity(batches)
-    return Trained(words_per_s=n_words / wall_s, words_per_cpu_s=n_words / cpu_s, perplexity=perplexity)
+    return Trained(n_words=n_words, seconds=wall_s, cpu_s=cpu_s, perplexity=perplexity)
 
 
 def train_ours(
-    tokens: Path | None, size: Size, device: str, folder: Path, seed: int, *, options: Mapping[str, Any]
-) -> Trained:
-    """One call of ``train``, with its CSV files and the guide's; evaluated at its last step."""
+    tokens: Path | None,
+    size: Size,
+    device: str,
+    folder: Path,
+    seed: int,
+    *,
+    options: Mapping[str, Any],
+    evaluate_every: int | None = None,
+) -> list[Trained]:
+    """One call of ``train``, with its CSV files and the guide's: where it is at every evaluation.
+
+    Args:
+        evaluate_every: Steps; None is once, after the last.
+    """
     windows, held_out = open_windows(tokens, size)
     workload = build_language_model(
         model=lambda: bilm(vocab_size=VOCAB_SIZE, dropout=DROPOUT, **MODEL),
@@ -93,50 +113,61 @@ def train_ours(
         optimizer=functools.partial(torch.optim.Adam, lr=LEARNING_RATE, fused=True),
         **options,
     )
-    every = f"{size.n_steps} steps"
-    log_every = math.gcd(10, size.n_steps)  # the last step is told: the CPU time ends there
-    run = {"epochs": 10_000, "device": device, "seed": seed, "checkpoint_every": None, "evaluate_every": every}
+    every = evaluate_every or size.n_steps
+    log_every = math.gcd(10, every)  # the last step before an evaluation is told: its CPU time is read there
+    run = {"epochs": 10_000, "device": device, "seed": seed, "checkpoint_every": None, "log_every_n_steps": log_every}
     config = config_from_values(
         {
             "data": {"batch_size": size.batch_size, "drop_last": True},
             "optim": {"clip_norm": CLIP_NORM},
             "speed": {"threads": 1 if device == "cpu" else None, "fused_optimizer": True},
-            "run": {**run, "log_every_n_steps": log_every},
+            "run": {**run, "evaluate_every": f"{every} steps"},
         },
         base_dir=str(ROOT),
     )
-    clocks = Clocks(device)
-    listeners = [CsvLog(folder), MetricsTracker(folder / "metrics"), clocks]
-    done = train(config, out_dir=folder, listeners=listeners, workload=workload, max_steps=size.n_steps)
-    n_words = size.n_steps * size.batch_size * size.seq_len
-    return Trained(
-        words_per_s=n_words / done.training_seconds,
-        words_per_cpu_s=n_words / clocks.cpu_s,
-        perplexity=done.metrics["perplexity"],
-    )
+    watch = _Evaluations(size.batch_size * size.seq_len)
+    listeners = [CsvLog(folder), MetricsTracker(folder / "metrics"), watch]
+    train(config, out_dir=folder, listeners=listeners, workload=workload, max_steps=size.n_steps)
+    return watch.found
+
+
+class _Evaluations:
+    """A listener: a ``Trained`` for each evaluation, whose own time counts for nothing."""
+
+    def __init__(self, n_words_per_step: int):
+        self.found: list[Trained] = []
+        self._n_words_per_step = n_words_per_step
+        self._cpu_s = self._mark = 0.0
+
+    def __call__(self, event: Event) -> None:
+        now = time.process_time()
+        if isinstance(event, StepsDone):
+            self._cpu_s += now - self._mark
+        elif isinstance(event, Evaluated):
+            n_words = event.step * self._n_words_per_step
+            self.found.append(
+                Trained(
+                    n_words=n_words,
+                    seconds=event.training_seconds,
+                    cpu_s=self._cpu_s,
+                    perplexity=event.metrics["perplexity"],
+                )
+            )
+        if isinstance(event, RunStarted | StepsDone | Evaluated):
+            self._mark = now
 
 
 class Clocks:
-    """Wall and CPU time since it was made; as a listener, CPU time from the start to the last step that was told."""
+    """Wall and CPU time since it was made."""
 
     def __init__(self, device: str):
         self._device = device
-        self._start()
-        self.cpu_s = 0.0
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self._start()
-        elif isinstance(event, StepsDone):
-            self.cpu_s = time.process_time() - self._cpu
+        self._synchronize()
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def read(self) -> tuple[float, float]:
         self._synchronize()
         return time.perf_counter() - self._wall, time.process_time() - self._cpu
-
-    def _start(self) -> None:
-        self._synchronize()
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def _synchronize(self) -> None:
         if self._device == "cuda":

@@ -7,12 +7,14 @@ purpose; asks the allocator to give memory back. The sequences are packed althou
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -78,7 +80,6 @@ COSTS: Mapping[str, Cost] = {
     "packed, a call a layer": Cost(_each(packs=False, splits_layers=False), "each batch, before and after"),
     "reads to the host": Cost(_each(reads_every_step=False), "each batch, before and after"),
 }
-ONLY_ON_CUDA = ("2 cuDNN deterministic", "5 empty_cache")
 
 
 class GuideModel(nn.Module):
@@ -104,6 +105,10 @@ class GuideModel(nn.Module):
         forwards = self._run_stack(0, self.dropout(self.embedding(inputs)), lengths)
         backwards = self._run_stack(1, self.dropout(self.embedding(targets.flip(1))), lengths).flip(1)
         return self.heads[0](self.dropout(forwards)), self.heads[1](self.dropout(backwards))
+
+    def run_layers(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(batch, length, embedding) → (batch, length, projection): both stacks over the same words, no heads."""
+        return self._run_stack(0, x, lengths) + self._run_stack(1, x, lengths)
 
     def _run_stack(self, index: int, x: Tensor, lengths: Tensor) -> Tensor:
         for number, layer in enumerate(self.stacks[index]):
@@ -157,13 +162,17 @@ class GuideTracker:
 
 
 class GuideLoop:
-    """The loop over batches; ``run`` goes on where the last call ended."""
+    """The loop over batches; ``run`` goes on where the last call ended.
+
+    ``spent_ms`` has the CPU time inside each of ``COSTS`` that is a place of its own in the loop, a figure a batch.
+    """
 
     def __init__(self, model: GuideModel, tracker: GuideTracker, folder: Path, *, device: torch.device):
         self.model, self.tracker, self.folder, self.device = model.to(device), tracker, folder, device
         self.habits = model.habits
         self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         self.sums = torch.zeros(5, device=device)
+        self.spent_ms: dict[str, list[float]] = defaultdict(list)
 
     def run(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         torch.backends.cudnn.deterministic = self.habits.cudnn_deterministic
@@ -186,16 +195,28 @@ class GuideLoop:
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
         self.optimizer.step()
-        self._read([loss, *losses])
+        with self._time("reads to the host"):
+            self._read([loss, *losses])
         if is_due(index, habits.metrics_every):
-            self._read(compute_accuracies(logits, wanted))
-        self.tracker.track(index, len(inputs), time.perf_counter() - began)
+            with self._time("3 metrics"):
+                self._read(compute_accuracies(logits, wanted))
+        seconds = time.perf_counter() - began
+        with self._time("1 DataFrame copied"):
+            self.tracker.track(index, len(inputs), seconds)
         if is_due(index, habits.analysis_every):
-            self.tracker.analyse(logits[0], targets)
+            with self._time("4 error analysis"):
+                self.tracker.analyse(logits[0], targets)
         if is_due(index, habits.empty_cache_every) and torch.cuda.is_available():
             torch.cuda.empty_cache()
         if habits.json_at == "batch":
-            self.tracker.write_json(self.folder / "metrics.json")
+            with self._time("6 JSON file"):
+                self.tracker.write_json(self.folder / "metrics.json")
+
+    @contextlib.contextmanager
+    def _time(self, name: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self.spent_ms[name].append(1e3 * (time.process_time() - began))
 
     def _read(self, values: Sequence[Tensor]) -> None:
         if self.habits.reads_every_step:

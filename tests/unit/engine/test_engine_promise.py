@@ -269,26 +269,55 @@ def wait_for_pressure(pct=25.0, limit_s=20.0):
     pytest.skip("needs a kernel that tells of tasks that wait for a core (/proc/pressure/cpu)")
 
 
+def find_what_a_run_says(folder, dataset, **promised):
+    """Train with a promise that can never be met until the run says why it is not."""
+    config = promise_for_this(**promised)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"epochs": 100_000})})
+    spoken = []
+
+    class Stop(Recorder):
+        def __call__(self, event):
+            if isinstance(event, Noted) and "tune measured" in event.message:
+                spoken.append(event.message)
+                signal.raise_signal(signal.SIGINT)
+
+    workload = build_workload(dataset=dataset, validation=None)
+    with pytest.raises(KeyboardInterrupt):
+        run_train(folder, config, Stop(), workload=workload)
+    return spoken[0]
+
+
 def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
     """The promise can never be met, so the run asks why; the answer has to be what burns its core."""
     monkeypatch.setattr(promise_module, "WINDOW_S", 0.8)  # the kernel adds up pressure every 2 s: three of them
     with busy_core():
         wait_for_pressure()
-        config = promise_for_this()
-        config = config.model_copy(update={"run": config.run.model_copy(update={"epochs": 100_000})})
-        spoken = []
-
-        class Stop(Recorder):
-            def __call__(self, event):
-                if isinstance(event, Noted) and "tune measured" in event.message:
-                    spoken.append(event.message)
-                    signal.raise_signal(signal.SIGINT)
-
-        workload = build_workload(dataset=lambda: Points(noise=0), validation=None)
-        with pytest.raises(KeyboardInterrupt):
-            run_train(tmp_path, config, Stop(), workload=workload)
+        said = find_what_a_run_says(tmp_path, lambda: Points(noise=0))
     # Where the host is short of cores itself, that is the reason and the neighbour is not.
-    assert re.search("CPU pressure: (other processes use|the host took)", spoken[0])
+    assert re.search("CPU pressure: (other processes use|the host took)", said)
+
+
+class SlowPoints(Points):
+    """A sample comes as late as from a disk that is asked for each alone."""
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+def test_data_that_became_slow_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(promise_module, "WINDOW_S", 0.3)
+    said = find_what_a_run_says(tmp_path, lambda: SlowPoints(noise=0), data_wait_pct=5.0)
+    found = re.search(r"the loop waited for data (\d+) % of the time, 5 % when tuned", said)
+    assert found, said
+    assert 20 < int(found[1]) <= 100
+
+
+def test_another_number_of_threads_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(promise_module, "WINDOW_S", 0.1)
+    n_threads = torch.get_num_threads()
+    said = find_what_a_run_says(tmp_path, lambda: Points(noise=0), threads=n_threads + 6)
+    assert f"torch uses {n_threads} threads, {n_threads + 6} when tuned" in said
 
 
 @pytest.mark.parametrize(("promised", "n_ranks"), [(1, 2), (2, 1)])

@@ -8,7 +8,7 @@ import torch
 from training_cases import Points, PointStream, build_config, build_workload, run_train
 
 from fulltilt.config import plan_of
-from fulltilt.engine import check
+from fulltilt.engine import check, startup
 from fulltilt.engine.budget import HostBudget, estimate_host_budget
 from fulltilt.engine.build import build_run
 from fulltilt.engine.startup import describe_start
@@ -33,6 +33,24 @@ def test_the_start_says_device_numerics_batch_and_data(tmp_path):
     assert "precision bf16 by autocast" in numerics
     assert batch == "batch: 8 × accumulate 4, 32 samples an update; 90 samples, 3 optimizer steps an epoch"
     assert data.startswith("data: 1 worker, 2 batches ahead each")
+
+
+@pytest.mark.parametrize(("share", "limited"), [(1.0, ""), (0.25, ", limited to 6.00 GiB")])
+def test_a_gpu_is_told_with_what_is_free_on_it_and_what_the_limit_leaves(monkeypatch, share, limited):
+    asked = {
+        "mem_get_info": (20 * 2**30, 24 * 2**30),
+        "get_per_process_memory_fraction": share,
+        "get_device_name": "NVIDIA RTX 3060",
+    }
+    for name, answer in asked.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(startup, "is_wsl", lambda: False)
+    assert startup.describe_gpu(torch.device("cuda:0")) == (
+        f"GPU: NVIDIA RTX 3060, 20.00 GiB of 24.00 GiB free{limited}, CUDA 13.0, cuDNN 91002 (benchmark on)"
+    )
 
 
 def test_numerics_are_those_set_up_not_those_asked_for():
