@@ -79,6 +79,7 @@ def run_ranks(
     on_start: Callable[[list[int]], None] = lambda pids: None,
     hang_limit_s: float = HANG_LIMIT_S,
     start_limit_s: float = START_LIMIT_S,
+    raised_by: tuple[str, str] = ("run.start_timeout_s", "run.hang_timeout_s"),
 ) -> Any:
     """Run ``function(**given)`` in one process a device; return what it returns in the first.
 
@@ -96,6 +97,7 @@ def run_ranks(
         on_start: Told the process ids, in the order of the ranks, at every start.
         hang_limit_s: How long a rank may stand still while another one is ahead. Counts from each rank's first step.
         start_limit_s: The same before it, where that is more.
+        raised_by: What a user sets to allow more at the start, and later.
 
     Raises:
         RankFailedError: one died or raised what is not fulltilt's own; names it and its reason.
@@ -110,7 +112,8 @@ def run_ranks(
     n_restarts = 0
     with catch_signals() as stop:
         while True:
-            attempt = _Attempt(function, given, devices, hang_limit_s, max(hang_limit_s, start_limit_s))
+            limits_s = (max(hang_limit_s, start_limit_s), hang_limit_s)
+            attempt = _Attempt(function, given, devices, limits_s, raised_by)
             try:
                 result = attempt.run(relay, stop, on_start)
             except BaseException as error:  # a second Ctrl-C, a bug in a listener: the ranks are ended, the files too
@@ -170,11 +173,11 @@ class _Attempt:
         function: Callable[..., Any],
         given: Mapping[str, Any],
         devices: Sequence[str],
-        limit_s: float,
-        start_limit_s: float,
+        limits_s: tuple[float, float],
+        raised_by: tuple[str, str],
     ):
         self._payload = _pickle(function, given)
-        self._devices, self._limit_s, self._start_limit_s = devices, limit_s, start_limit_s
+        self._devices, self._limits_s, self._raised_by = devices, limits_s, raised_by
         self._ranks: list[_Rank] = []
         self._result: Any = None
         self._causes: list[Cause] = []
@@ -280,14 +283,13 @@ class _Attempt:
         cells = [marks.read(rank.index) for rank in self._ranks]
         counts = [mine[COUNT] for mine in cells]
         is_alone, is_starting = any(mine[IS_ALONE] for mine in cells), min(counts) <= len(PHASES)
-        limit_s = self._start_limit_s if is_starting else self._limit_s
+        limit_s, setting = list(zip(self._limits_s, self._raised_by, strict=True))[0 if is_starting else 1]
         # Until the last one has taken its first step, the others may be waiting for that one only.
         enough = min(min(counts) + 1, max(counts)) if is_starting else max(counts)
         for rank, mine in zip(self._ranks, cells, strict=True):
             if is_alone or mine[COUNT] != rank.count or mine[COUNT] >= enough:
                 rank.count, rank.keeps_up_s = mine[COUNT], now_s
             elif rank.outcome == "runs" and now_s - rank.keeps_up_s > limit_s:
-                setting = "run.start_timeout_s" if is_starting else "run.hang_timeout_s"
                 text = describe_hung(rank, mine, now_s - rank.keeps_up_s, setting)
                 self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
 

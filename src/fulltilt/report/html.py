@@ -158,7 +158,8 @@ def _probes(document: Document) -> str:
     lines = "".join(f"<li>{escape(_describe_probe(probe))}</li>" for probe in probes)
     count = "1 probe" if len(probes) == 1 else f"{len(probes)} probes"
     summary = f"{count} of parts of the step: what whole runs were chosen by, never picked themselves"
-    return f"<details><summary>{escape(summary)}</summary><ul>{lines}</ul>{_legend(describe_busy(probes))}</details>"
+    legend = _legend(describe_busy((), probes=probes))
+    return f"<details><summary>{escape(summary)}</summary><ul>{lines}</ul>{legend}</details>"
 
 
 def _describe_probe(probe: Row) -> str:
@@ -253,7 +254,7 @@ def _table(rows: Sequence[Row], document: Document) -> str:
         tds = "".join(f"<td{mark}>{cell}</td>" for mark, cell in zip(marks, cells, strict=True))
         body.append(f'<tr class="{kind}">{tds}</tr>')
     drawn = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-    return _legend(describe_marks(document)) + drawn
+    return _legend(describe_marks(document, in_full=True)) + drawn
 
 
 def _legend(said: str | None) -> str:

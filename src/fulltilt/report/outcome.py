@@ -8,7 +8,7 @@ from typing import Any
 
 from fulltilt.records import format_rate
 from fulltilt.report.summary import Document, count, describe_plan, format_duration
-from fulltilt.report.table import BUSY_MARK, TELLING_PCT, is_busy, mark_busy
+from fulltilt.report.table import BUSY_MARK, TELLING_PCT, is_busy
 
 TIE_PCT = 2.0  # differences below it are none
 REPEAT_WHEN_QUIET = "search again on a quiet machine, with --out and a new folder"
@@ -205,7 +205,7 @@ def describe_epoch(document: Document) -> str | None:
         return None
     pick = document["picks"].get("recommended") or {}
     estimate = format_duration(epoch["estimate"])
-    text = f"one epoch takes about {mark_busy(estimate, pick) if pick else estimate}"
+    text = f"one epoch takes about {estimate}{f' {BUSY_MARK}' if _is_any_run_busy(document, pick) else ''}"
     n_runs = len(pick.get("runs_samples_per_s") or ())
     of_runs = f", by the geometric mean of its {n_runs} runs side by side" if n_runs > 1 else ""
     if not epoch.get("ci95"):
@@ -214,6 +214,14 @@ def describe_epoch(document: Document) -> str | None:
         return f"{text}{of_runs}, {'which' if of_runs else 'and its steps'} differ too much for an interval"
     low, high = map(format_duration, epoch["ci95"])
     return f"{text} ({low} to {high}){of_runs}"
+
+
+def _is_any_run_busy(document: Document, pick: Mapping[str, Any]) -> bool:
+    """Whether a busy machine measured the pick's row, or one of the runs beside others that its mean is of."""
+    rates = pick.get("runs_samples_per_s") or ()
+    rows = (*document["trials"], *document.get("repeats", ()))
+    runs = [row for row in rows if row["plan"] == pick.get("plan") and row.get("samples_per_s") in rates]
+    return any(map(is_busy, [pick, *runs] if pick else runs))
 
 
 def describe_learning_rate(document: Document) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from fulltilt.levers import load_catalogue
 from fulltilt.records import format_gib, format_rate
 from fulltilt.report.table import (
+    BUSY_MARK,
     describe_busy,
     format_throughput,
     format_value,
@@ -97,18 +98,23 @@ def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, 
     return f"{id} ({', '.join(other)})"
 
 
-def describe_marks(document: Document) -> str | None:
+def describe_marks(document: Document, *, in_full: bool = False) -> str | None:
     """The legend of the mark of a busy machine; None where no figure has it.
 
     A gain is marked for the runs that it was computed from, of which the table shows one a plan: the others are
     counted apart from its rows, as are the probes that advice rests on.
+
+    Args:
+        in_full: The advice is shown so.
     """
     baseline, ids = document.get("baseline"), (document.get("savings") or {}).get("compared_ids", ())
     compared = [row for row in document.get("repeats", ()) if row["id"] in ids]
     hidden = {row["id"]: row for row in (*compared, *([baseline] if baseline else []))}
     for row in document["trials"]:
         hidden.pop(row["id"], None)
-    return describe_busy(document["trials"], hidden=hidden.values(), probes=document.get("probes") or ())
+    advised = {id for part in _list_advice(document, in_full=in_full) for id in part.get("busy_ids", ())}
+    probes = [probe for probe in document.get("probes") or () if probe["id"] in advised]
+    return describe_busy(document["trials"], hidden=hidden.values(), probes=probes)
 
 
 def describe_search(document: Document) -> str:
@@ -140,19 +146,24 @@ def describe_hints(document: Document) -> list[str]:
 
 def describe_advice(document: Document, *, in_full: bool = False) -> list[str]:
     """What would make the recommended plan faster still; of levers those the search could not try, or all in full."""
+    parts = _list_advice(document, in_full=in_full)
+    return [f"{part['text']} {BUSY_MARK}" if part.get("busy_ids") else part["text"] for part in parts]
+
+
+def _list_advice(document: Document, *, in_full: bool) -> list[Mapping[str, Any]]:
+    """The parts of it that are shown, in their order; one that is not known says why."""
     advice, reasons = document.get("advice"), document.get("null_reasons") or {}
     if not advice:
         return []
-    lines = []
+    parts: list[Mapping[str, Any]] = []
     for part, name in (("bound", "what bounds the step"), ("roof", "MFU and roof")):
         if advice[part]:
-            lines.append(advice[part]["text"])
+            parts.append(advice[part])
         elif f"advice.{part}" in reasons:
-            lines.append(f"{name}: not known, {reasons[f'advice.{part}']}")
+            parts.append({"text": f"{name}: not known, {reasons[f'advice.{part}']}"})
         if part == "bound":
-            lines += [ceiling["text"] for ceiling in advice["ceilings"]]
-    levers = [lever["text"] for lever in advice["levers"] if in_full or lever["state"] in SAID_IN_SHORT]
-    return lines + levers
+            parts += advice["ceilings"]
+    return parts + [lever for lever in advice["levers"] if in_full or lever["state"] in SAID_IN_SHORT]
 
 
 def describe_verification(document: Document) -> str | None:

@@ -145,8 +145,8 @@ def decide_apart(
 def plan_looks(n_rounds: int, n_looks: int = MAX_LOOKS) -> tuple[Look, ...]:
     """Looks after a sixth, two fifths and all of the rounds; fewer looks where there are too few rounds.
 
-    The 5 % are split over the looks, a fifth for each early one, so that all together leave out the truth in 5 % at
-    most, whatever the correlation between looks and wherever the run ends.
+    The 5 % are split over the looks, a fifth for each early one (three tenths for the one of two), so that all together
+    leave out the truth in 5 % at most, whatever the correlation between looks and wherever the run ends.
 
     Raises:
         ValueError: fewer than 2 rounds, or looks outside 1…3.

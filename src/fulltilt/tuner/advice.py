@@ -10,7 +10,7 @@ from typing import Literal
 
 from fulltilt.levers import Facts, load_catalogue
 from fulltilt.records import PhasesMs, Plan, Roof, Trial, format_rate
-from fulltilt.tuner.busy import say_busy
+from fulltilt.tuner.busy import list_busy
 from fulltilt.tuner.lever_advice import LeverAdvice, build_lever_advice
 from fulltilt.tuner.savings import Interval
 
@@ -35,6 +35,7 @@ class Bound:
         phase: The longest single phase in it.
         share_pct: Of the step.
         ceiling_pct: How many more samples/s at most, were this part for nothing; None for compute.
+        busy_ids: Rows that it rests on and that a busy machine ran; so in all parts of ``Advice``.
     """
 
     kind: BoundKind
@@ -44,6 +45,7 @@ class Bound:
     share_pct: float
     ceiling_pct: float | None
     text: str
+    busy_ids: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +67,7 @@ class RoofShare:
     roof_fraction_pct: float | None
     flops_coverage_pct: float | None
     text: str
+    busy_ids: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +78,7 @@ class ProbeCeiling:
     trial_id: str
     samples_per_s: float
     text: str
+    busy_ids: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +148,7 @@ def compute_bound(row: Trial) -> tuple[Bound | None, str | None]:
         text += f", most of it {phase} ({format_rate(getattr(phases, phase) or 0.0)} ms)"
     made = Bound(
         kind=kind, phase=phase, part_ms=part_ms, step_ms=step_ms, share_pct=100 * share, ceiling_pct=ceiling_pct,
-        text=text + say_busy(row),
+        text=text, busy_ids=list_busy(row),
     )  # fmt: skip
     return made, None
 
@@ -182,7 +186,7 @@ def compute_roof_share(row: Trial, roofs: Sequence[Roof], *, n_roofs: int = 1) -
     share = _compute_share(row, roof, row.flops_per_sample / n_roofs, row.samples_per_s)
     if n_roofs > 1:
         share = dataclasses.replace(share, text=f"{share.text}; of each of {n_roofs} devices, on average")
-    share = dataclasses.replace(share, text=share.text + say_busy(row))
+    share = dataclasses.replace(share, busy_ids=list_busy(row))
     if max(share.mfu_pct, share.roof_fraction_pct or 0.0) <= 100:
         return share, None
     return None, (
@@ -261,8 +265,8 @@ def find_ceilings(row: Trial, probes: Sequence[Trial]) -> tuple[ProbeCeiling, ..
             counted = f", one rank's part counted {row.n_devices} times" if row.n_devices > 1 else ""
             together = format_rate(row.samples_per_s or 0.0)
             text = f"{part} reaches {format_rate(rate)} samples/s ({probe.id}{counted}), both together {together}"
-            text += say_busy(probe, row)
-            found.append(ProbeCeiling(kind=kind, trial_id=probe.id, samples_per_s=rate, text=text))
+            busy_ids = list_busy(probe, row)
+            found.append(ProbeCeiling(kind=kind, trial_id=probe.id, samples_per_s=rate, text=text, busy_ids=busy_ids))
     if len(found) == 2:
         slower = min(found, key=lambda ceiling: ceiling.samples_per_s)
         said = dataclasses.replace(slower, text=f"{slower.text}: the slower side, so gains are to be had there first")

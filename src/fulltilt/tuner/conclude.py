@@ -91,7 +91,8 @@ def _describe_failed(tried: Sequence[Trial], space: Space) -> str:
 
 def _describe_untried(session: Session) -> str:
     said = "no plan was run: the budget was gone before the first run ended"
-    done = f"{session.elapsed_s:.0f} s went into starting and {len(session.probes)} probes"
+    n_probes = sum(probe.kind != "memory" for probe in session.probes)
+    done = f"{session.elapsed_s:.0f} s went into starting and {n_probes} probe{'' if n_probes == 1 else 's'}"
     if session.cut is None:
         return f"{said} ({done}); give a larger --budget"
     return f"{said} ({done}); {session.cut.id} was ended: {session.cut.reason}"  # which ends with the remedy

@@ -8,7 +8,7 @@ from typing import Any
 from fulltilt.levers import find_obstacles
 from fulltilt.records import Plan, Trial
 from fulltilt.tuner.session import Ask, Skip, Strategy
-from fulltilt.tuner.space import COUPLED, Space
+from fulltilt.tuner.space import COUPLED, Space, find_nearest
 
 MAX_ROUNDS = 4  # the third rarely moves anything, the limit is for noise that never settles
 
@@ -91,16 +91,10 @@ def project(space: Space) -> Plan:
     plan = space.base
     for lever, values in space.axes.items():
         if plan[lever] not in values:
-            plan = space.with_value(plan, lever, _find_nearest(plan[lever], values))
+            plan = space.with_value(plan, lever, find_nearest(plan[lever], values))
         elif lever == COUPLED:
             plan = space.with_value(plan, lever, plan[lever])
     return plan
-
-
-def _find_nearest(value: Any, values: Sequence[Any]) -> Any:
-    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, *values)):
-        return min(values, key=lambda v: (abs(v - value), v))
-    return values[0]
 
 
 def without_batch(plan: Plan) -> Plan:

@@ -69,7 +69,7 @@ def _tie_with_baseline(result: TuneResult) -> TuneResult:
     undecided`` then stood beside ``no gain that this search could prove``.
     """
     picks, baseline = result.picks, result.baseline
-    rows = [row.id for row in result.trials if baseline is not None and row.plan == baseline.plan]
+    rows = [row.id for row in result.trials if baseline and row.plan == baseline.plan and row.status == "ok"]
     if not rows or rows[0] in picks.recommended.tied_with:
         return result
     recommended, throughput = _add_tie(picks.recommended, rows[0]), picks.throughput

@@ -88,15 +88,17 @@ def hint_phases(trial: Trial, memory_limit_gib: float | None) -> Hint | None:
 
 def hint_contention(trial: Trial, memory_limit_gib: float | None) -> Hint | None:
     """Other work on the machine, or data workers that take the step's cores."""
-    pressure_pct, steal_pct = trial.cpu_pressure_pct or 0.0, trial.steal_pct or 0.0
-    if pressure_pct <= PRESSURE_PCT and steal_pct <= STEAL_PCT:
+    pressure_pct, steal_pct = trial.cpu_pressure_pct, trial.steal_pct
+    if (pressure_pct or 0.0) <= PRESSURE_PCT and (steal_pct or 0.0) <= STEAL_PCT:
         return None
+    measured = [] if pressure_pct is None else [f"tasks waited for a core {pressure_pct:.0f} % of the time"]
+    measured += [] if steal_pct is None else [f"the host took {steal_pct:.0f} % of the cores' time for others"]
     return Hint(
         rule="contention",
         trial_id=trial.id,
         text=(
-            f"tasks waited for a core {pressure_pct:.0f} % of the time, {steal_pct:.0f} % of it was taken by the host: "
-            "data workers compete with the step, or other programs ran; figures vary more than usual"
+            f"{', '.join(measured)}: data workers compete with the step, or other programs ran; figures vary more "
+            "than usual"
         ),
         evidence={"cpu_pressure_pct": trial.cpu_pressure_pct, "steal_pct": trial.steal_pct},
     )

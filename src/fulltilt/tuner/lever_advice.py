@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fulltilt.levers import Facts, Lever, load_catalogue
 from fulltilt.records import Plan, Trial
-from fulltilt.tuner.busy import say_busy
+from fulltilt.tuner.busy import list_busy
 from fulltilt.tuner.recommend import CONFIRMING
 from fulltilt.tuner.savings import Interval
 
@@ -32,6 +32,7 @@ class LeverAdvice:
         effect_pct: samples/s of that row against the recommended one, or of a probe against the one without the value;
             negative is slower.
         effect_ci95_pct: From the intervals inside the two runs; it does not hold what differs between processes.
+        busy_ids: Of the rows that say so, those that a busy machine ran.
     """
 
     lever: str
@@ -41,6 +42,7 @@ class LeverAdvice:
     trial_id: str | None = None
     effect_pct: float | None = None
     effect_ci95_pct: Interval | None = None
+    busy_ids: tuple[str, ...] = ()
 
 
 def build_lever_advice(
@@ -120,10 +122,9 @@ def _describe_probed(lever: str, value: Any, without: Trial, probe: Trial) -> Le
     effect_pct, ci95 = compute_effect(without, probe)
     part = "the step alone" if probe.kind == "device" else "the loader alone"
     text = f"{_name(lever, value)}, {part} ({probe.id} against {without.id}), {_say_effect(effect_pct, ci95, 0.0)}"
-    text += say_busy(without, probe)
     return LeverAdvice(
         lever=lever, value=value, state="probed alone", text=text, trial_id=probe.id, effect_pct=effect_pct,
-        effect_ci95_pct=ci95,
+        effect_ci95_pct=ci95, busy_ids=list_busy(without, probe),
     )  # fmt: skip
 
 
@@ -170,7 +171,7 @@ def _describe_tried(lever: str, value: Any, recommended: Trial, row: Trial, nois
     effect_pct, ci95 = compute_effect(recommended, row)
     others = _list_differences(row, recommended, lever)
     where = f"in {row.id}, which differs in {', '.join(others)} too," if others else f"({row.id})"
-    text = f"{_name(lever, value)} {where} {_say_effect(effect_pct, ci95, noise_pct)}" + say_busy(recommended, row)
+    text = f"{_name(lever, value)} {where} {_say_effect(effect_pct, ci95, noise_pct)}"
     return LeverAdvice(
         lever=lever,
         value=value,
@@ -179,6 +180,7 @@ def _describe_tried(lever: str, value: Any, recommended: Trial, row: Trial, nois
         trial_id=row.id,
         effect_pct=effect_pct,
         effect_ci95_pct=ci95,
+        busy_ids=list_busy(recommended, row),
     )
 
 

@@ -86,7 +86,7 @@ def build_options(
         budget_s=90.0 if quick and budget_s is None else budget_s,
         free_batch=free_batch,
         lr_rule=lr_rule,
-        deadline_s=usual_s if budget_s is None else min(usual_s, budget_s),
+        deadline_s=usual_s,
         deadline_asked_s=asked_s,
         max_measure_s=2.0 if quick else 8.0,
         rank_devices=tuple(devices) if len(devices) > 1 else (),

@@ -15,9 +15,10 @@ class Pick:
     """A whole row of the table, and why it was picked.
 
     Attributes:
-        tied_with: Ids of rows that cannot be told from this one (``undecided``), the fastest first; of those within 1 %
-            of the fastest this is the smaller batch or the simpler plan. Of plans that ran once, earlier, some may
-            stand above it: their run is no mean.
+        tied_with: Ids of rows that cannot be told from this one (``undecided``), the fastest first: those that ran
+            beside it, then those that ran once, earlier, and last the settings as they were where only their pairs of
+            runs leave them undecided. Of those within 1 % of the fastest this is the smaller batch or the simpler plan.
+            Of the earlier ones some may stand above it: their run is no mean.
         changes: "recipe" and "numerics": what differs from the user's plan in a way that can change what is
             learned, one sentence each; empty lists when nothing does.
         runs_samples_per_s: Of the plan's runs side by side with others, in their order; their mean was compared.

@@ -64,8 +64,8 @@ def run_trial_process(
         TrainingError: no trial process can be started at all.
         StorageError: the log file cannot be written.
     """
-    start = time.monotonic()
     for attempt in (1, 2):
+        start = time.monotonic()  # what an attempt before it took is no part of what the trial takes
         zygote.start()
         watch = _Watch(request, zygote, log_path, kind, on_progress)
         try:

@@ -49,6 +49,7 @@ def run_rank_trial(request: TrialRequest, answer: Answer) -> None:
         on_start=lambda pids: answer({"progress": {"stage": "ranks", "pids": pids}}),
         hang_limit_s=min(hang_limit_s, limit_s),
         start_limit_s=limit_s,
+        raised_by=("--deadline", "--deadline" if limit_s < hang_limit_s else "run.hang_timeout_s"),
     )
     answer({"measurement": measurement})
 

@@ -301,7 +301,7 @@ def _pick_recommended(
     if confirmed:
         earlier = _find_earlier(chosen, tied, may_be, again, history)
         rates = _list_rates(again, chosen.plan)
-        among = f"highest mean samples/s of {count_compared(chosen, rows, again)} that ran"
+        among = f"highest mean samples/s of {count_compared(chosen, may_be, again)} that ran"
     else:
         among = f"highest {name_mean(history)}samples/s of {count_plans(may_be)}"
     rule = f"{prefix}{among} ({where}){say_tie(tied)}"

@@ -261,8 +261,15 @@ def _drop_impossible(
     base = user
     for name, values in axes.items():
         if base[name] not in values and name != COUPLED:
-            base = base.replace(**{name: values[0]})
+            base = base.replace(**{name: find_nearest(base[name], values)})
     return dataclasses.replace(draft, axes=axes, base=canonicalize(base, facts), skipped=tuple(skipped))
+
+
+def find_nearest(value: Any, values: Sequence[Any]) -> Any:
+    """Of numbers the nearest, of two equally near the smaller; of others the first."""
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, *values)):
+        return min(values, key=lambda v: (abs(v - value), v))
+    return values[0]
 
 
 def _find_reason(space: Space, name: str, value: Any) -> str | None:

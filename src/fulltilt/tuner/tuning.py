@@ -189,7 +189,8 @@ def _open_session(
     start_s: float,
     search_s: float | None,
 ) -> Session:
-    n_repeats = QUICK_REPEATS if options.is_quick else 4 * MAX_CONFIRM_ROUNDS  # finalists, the user's plan, in rounds
+    n_sides = search.count_finalists(options.strategy) + 2  # the user's plan, and one more where rows are noisy
+    n_repeats = QUICK_REPEATS if options.is_quick else n_sides * MAX_CONFIRM_ROUNDS
     planned = search.count_planned(space, options.strategy, is_limited=options.budget_s is not None)
     session = Session(
         target,
@@ -257,8 +258,17 @@ def _read_roofs(target: ProcessTarget, session: Session, folder: RunFolder) -> t
             return (), "the budget was spent before roofs could be measured; a larger --budget holds them too"
         roofs = target.read_roofs(default_plan({"batch_size": 1}))
         return roofs, f"no roof could be measured; see {folder.path / 'logs' / f'{ROOFS_ID}.log'}"
-    document = json.loads((folder.path / RESULT_FILE).read_text(encoding="utf-8"))
-    return tuple(decode(Roof, roof) for roof in document["machine"].get("roofs", ())), "none was, when these rows ran"
+    try:
+        document = json.loads((folder.path / RESULT_FILE).read_text(encoding="utf-8"))
+        roofs = tuple(decode(Roof, roof) for roof in document["machine"].get("roofs", ()))
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):  # cut short or edited: it is written anew from the rows
+        return (), f"the {RESULT_FILE} that held them could not be read"
+    return roofs, "none was, when these rows ran"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

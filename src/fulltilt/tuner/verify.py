@@ -20,8 +20,10 @@ from typing import Any
 
 from fulltilt.errors import NonFiniteLossError, TrainingError
 from fulltilt.records.run_folder import read_lines, write_atomic
+from fulltilt.report.training import drop_repeated
 from fulltilt.tuner.proctree import set_death_signal
 from fulltilt.tuner.quality import ARMS, Arm, Verification, judge
+from fulltilt.tuner.zygote_client import open_log
 
 VERIFY_FOLDER = "verify"
 N_PAIRS = 3
@@ -82,14 +84,13 @@ def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
 
     One that stopped itself because its loss diverged has come to its end too, and says so under ``diverged``.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     result, log = out.with_suffix(".json"), out.with_suffix(".log")
     document = _read_result(result)
     if document is not None:
         return document
-    result.unlink(missing_ok=True)  # why the last attempt ended: a refusal of this one would leave it there
     fixed = ["--out", str(out), "--json", str(result), "--quiet", "--resume"]
-    with log.open("w", encoding="utf-8") as stream:
+    with open_log(log) as stream:
+        result.unlink(missing_ok=True)  # why the last attempt ended: a refusal of this one would leave it there
         process = subprocess.Popen(
             [sys.executable, "-m", "fulltilt", "train", *command, *fixed],
             stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
@@ -117,12 +118,13 @@ def _read_result(path: Path) -> dict[str, Any] | None:
 
 def _read_divergence(out: Path) -> dict[str, Any] | None:
     """What a run that stopped over its loss got to, from the events in its folder; None: it ended otherwise."""
-    events = [json.loads(line) for line in read_lines(out / "events.jsonl")]
+    events = drop_repeated([json.loads(line) for line in read_lines(out / "events.jsonl")])
     reason = str(events[-1].get("reason", "")) if events else ""
     if NonFiniteLossError.__name__ not in reason:
         return None
     evaluations = [event for event in events if event["event"] == "Evaluated"]
     rates = [event["samples_per_s"] for event in events if event["event"] == "StepsDone"]
+    rates = [rate for rate in rates if rate is not None]  # what is not finite is written as null
     return {
         "evaluations": evaluations,
         "training_seconds": evaluations[-1]["training_seconds"] if evaluations else 0.0,

@@ -87,6 +87,7 @@ class Zygote:
                 self.receive, lambda: proctree.read_work(pid), limit_s=self.start_limit_s, still_limit_s=STILL_LIMIT_S
             )
         except ZygoteDiedError as error:
+            self.close()
             raise TrainingError(f"trial processes cannot start: {error}; see {self.log_path}") from None
         except TimeoutError as error:
             self._process.kill()  # it still imports and holds nothing yet: waiting for its end only takes longer

@@ -19,7 +19,7 @@ from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
 TWO = ("cpu", "cpu")
 
 
-OPTIONS = ("max_restarts", "restarted_with", "hang_limit_s", "start_limit_s")
+OPTIONS = ("max_restarts", "restarted_with", "hang_limit_s", "start_limit_s", "raised_by")
 
 
 def run(function, listeners=(), **given):
@@ -97,6 +97,12 @@ def test_one_that_hangs_before_its_first_step_is_found_too_after_longer(tmp_path
     with pytest.raises(RankHungError, match=r"rank 1 \(cpu, process .* run.start_timeout_s allows more"):
         run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5, start_limit_s=2.0)
     assert_none_left(tmp_path / "pids")
+
+
+def test_a_limit_of_somebody_else_is_raised_where_they_say(tmp_path):
+    with pytest.raises(RankHungError, match="--deadline allows more"):
+        run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5, start_limit_s=2.0,
+            raised_by=("--deadline", "run.hang_timeout_s"))  # fmt: skip
 
 
 def test_a_first_step_may_take_longer_than_others(tmp_path):

@@ -214,6 +214,14 @@ def test_an_epoch_names_the_runs_it_is_the_mean_of():
     assert said == "one epoch takes about 1.2 s (1.1 s to 1.3 s), by the geometric mean of its 2 runs side by side"
 
 
+def test_an_epoch_is_marked_for_any_of_the_runs_it_is_the_mean_of():
+    rates = [1500.0, 1600.0]
+    repeats = [ROWS[1] | BUSY | {"id": f"t{5 + i}", "samples_per_s": rate} for i, rate in enumerate((1600.0, 1700.0))]
+    document = DOCUMENT | {"picks": {"recommended": PICK | {"runs_samples_per_s": rates}}}
+    assert BUSY_MARK in describe_epoch(document | {"repeats": repeats})
+    assert BUSY_MARK not in describe_epoch(document | {"repeats": repeats[1:]}), "not of this mean"
+
+
 def test_a_gain_that_is_marked_for_a_repeat_has_its_legend():
     document = with_runs("t5")
     assert BUSY_MARK in describe_gain(document)

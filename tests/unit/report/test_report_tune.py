@@ -152,9 +152,16 @@ def test_the_legend_counts_the_rows_of_the_table_that_is_shown():
 
 def test_the_legend_counts_the_probes_that_advice_rests_on():
     """Advice was marked for a probe of a busy machine, and nothing on the page said what the mark means."""
-    legend = describe_marks(DOCUMENT | {"probes": [build_row("t9") | BUSY, build_row("t10")]})
-    assert legend is not None
-    assert legend.startswith("* a busy machine's figure (1 probe):")
+    probes = [build_row(f"t{number}") | BUSY | {"kind": "loader"} for number in (9, 10, 11)]  # no advice rests on t11
+    ceilings = [{"text": "the loader alone reaches 9,000 samples/s (t9)", "busy_ids": ["t9"]}]
+    levers = [{"state": "probed alone", "text": "compile yes gains", "busy_ids": ["t10"]}]
+    document = DOCUMENT | {"probes": probes, "advice": ADVICE | {"ceilings": ceilings, "levers": levers}}
+    assert describe_marks(DOCUMENT | {"probes": probes}) is None
+    assert describe_marks(document).startswith("* a busy machine's figure (1 probe):")
+    assert describe_advice(document)[-1] == "the loader alone reaches 9,000 samples/s (t9) *"
+    assert describe_marks(document, in_full=True).startswith("* a busy machine's figure (2 probes):")
+    assert describe_advice(document, in_full=True)[-1] == "compile yes gains *"
+    assert "* a busy machine's figure (3 probes)" in "".join(Page(build_tune_html(document)).text)
 
 
 def test_a_row_of_a_busy_machine_is_marked_with_a_legend_wherever_rows_are_shown():

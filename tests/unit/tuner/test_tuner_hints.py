@@ -43,6 +43,14 @@ def test_a_hint_says_its_numbers(row, limit_gib, rule, words):
     assert found[0].trial_id == "t1"
 
 
+def test_a_hint_names_no_figure_that_was_not_read():
+    """``tasks waited for a core 0 % of the time`` was a kernel that does not say."""
+    (stolen,) = find_hints(dataclasses.replace(QUIET, steal_pct=12.0), None)
+    (waited,) = find_hints(dataclasses.replace(QUIET, cpu_pressure_pct=40.0), None)
+    assert stolen.text.startswith("the host took 12 % of the cores' time for others: ")
+    assert waited.text.startswith("tasks waited for a core 40 % of the time: ")
+
+
 @pytest.mark.parametrize(
     ("row", "limit_gib"),
     [

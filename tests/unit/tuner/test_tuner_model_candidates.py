@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from fulltilt.levers import Facts, default_plan, find_obstacles
 from fulltilt.tuner.model.candidates import Candidates
 from fulltilt.tuner.space import Space
@@ -35,6 +37,13 @@ def test_ordered_axes_move_by_one_and_switches_to_every_value():
     changed = {(name, near[name]) for near in list_neighbours(plan) for name in AXES if near[name] != plan[name]}
     assert {("batch_size", 16), ("batch_size", 64), ("num_workers", 2), ("num_workers", 0)} <= changed
     assert {("persistent_workers", True), ("prefetch_factor", 4), ("fused_optimizer", True)} <= changed
+
+
+def test_the_next_number_of_workers_is_the_next_larger_one_in_whatever_order_they_were_named():
+    space = dataclasses.replace(SPACE, axes={**AXES, "num_workers": (8, 0, 4)})
+    plan = BASE.replace(num_workers=8)
+    found = Candidates(space, BASE).list_neighbours(plan, ["num_workers"])
+    assert [near["num_workers"] for near in found] == [4]
 
 
 def test_onward_is_one_more_step_the_same_way_and_never_off_the_axis():

@@ -55,8 +55,8 @@ def test_the_device_comes_from_the_configuration_unless_a_flag_says_otherwise():
 def test_quick_has_a_budget_and_no_deadline_beyond_it():
     assert (build(quick=True).strategy, build(quick=True).budget_s) == ("quick", 90.0)
     assert build(quick=True, budget="3m").budget_s == 180.0
-    assert build(budget=20.0).deadline_s == build(budget=20.0, deadline="5m").deadline_s == 20.0
-    assert build().deadline_s == 120.0
+    assert build(budget=20.0).deadline_s == build().deadline_s == 120.0, "a trial's is cut to what is left of it"
+    assert build(budget=20.0, deadline="5m").deadline_s == 300.0
 
 
 @pytest.mark.parametrize(

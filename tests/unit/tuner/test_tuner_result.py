@@ -15,7 +15,7 @@ from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Machine, Roof
 from fulltilt.records.consistency import find_contradictions
 from fulltilt.tuner import recommend
-from fulltilt.tuner.finish import finish_result
+from fulltilt.tuner.finish import _tie_with_baseline, finish_result
 from fulltilt.tuner.hints import find_hints
 from fulltilt.tuner.quality import judge
 from fulltilt.tuner.recommend import LearningRate
@@ -78,6 +78,19 @@ def test_a_gain_that_is_not_proven_is_a_tie_with_the_settings_as_they_were():
     assert unproven.search.n_undecided == len(unproven.picks.recommended.tied_with)
     assert find_contradictions(json.loads(unproven.to_json_text())) == []
     assert build_finished().picks.recommended.tied_with == ()
+
+
+def test_a_plan_of_which_a_run_failed_is_no_tie():
+    """The row of the settings as they were is the failed one then, and a tie with it stood beside its status."""
+    unproven = build_finished(rates=(180.0, 100.0, 170.0, 182.0))
+    failed = tuple(
+        dataclasses.replace(row, status="timeout", reason="no answer") if row.plan == USER else row
+        for row in unproven.trials
+    )
+    picks = recommend.pick([row for row in unproven.trials if row.plan != USER], user_plan=USER, memory_limit_gib=8.0)
+    before = dataclasses.replace(unproven, trials=failed, picks=picks)
+    assert _tie_with_baseline(before) == before
+    assert _tie_with_baseline(dataclasses.replace(before, trials=unproven.trials)) != before
 
 
 def build_verification():

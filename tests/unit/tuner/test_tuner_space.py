@@ -36,6 +36,12 @@ def test_the_configuration_wins_over_suggestions():
     assert (space.axes["batch_size"], space.axes["num_workers"]) == ((8,), (3,))
 
 
+def test_the_search_starts_at_the_value_nearest_to_the_users():
+    config = build_config(data={"num_workers": 3})
+    assert build_space(config, CPU, num_workers=[0, 4, 8]).base["num_workers"] == 4
+    assert build_space(config, CPU, num_workers=[8, 1, 5]).base["num_workers"] == 1, "of two as near the smaller"
+
+
 def test_named_batch_sizes_free_the_effective_batch():
     space = build_space(build_config(data={"batch_size": 64}), CPU, batch_sizes=[32, 128])
     assert space.effective_batch_size is None

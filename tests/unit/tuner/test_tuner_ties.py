@@ -42,6 +42,17 @@ def test_a_row_of_a_faster_minute_does_not_win_against_those_measured_again():
     assert "2 plans measured side by side, of 3 that ran" in recommended.rule
 
 
+def test_a_plan_above_the_memory_limit_is_not_counted_among_those_compared():
+    rows = [
+        make_row(1, 1900.0, kind="repeat", memory=7.0),  # as the settings were: beside the pick, faster, too large
+        make_row(2, 1200.0, kind="repeat", batch_size=16),
+        make_row(3, 1000.0, batch_size=8),
+    ]
+    recommended = pick(rows, user_plan=USER, memory_limit_gib=8.0).recommended
+    assert recommended.trial.id == "t2"
+    assert recommended.rule.startswith("highest mean samples/s of 1 plan measured side by side, of 2 that ran")
+
+
 def test_plans_that_ran_once_and_may_be_as_fast_are_ties_of_the_recommended_one():
     """Searches that ended at different plans named none of each other's: what was no finalist was never a tie."""
     once = [

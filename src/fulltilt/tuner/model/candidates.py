@@ -85,6 +85,7 @@ class Candidates:
             if lever not in levers:
                 continue
             if lever in (COUPLED, "num_workers") and plan[lever] in values:
+                values = sorted(values)  # those of workers are in the order that they were named in
                 at = values.index(plan[lever])
                 values = (*values[max(at - 1, 0) : at], *values[at + 1 : at + 2])
             for value in values:
