@@ -98,6 +98,7 @@ def _train(args: argparse.Namespace, config: Config, folders: list[Path]) -> int
     figures = [f"{name} {value:.4g}" for name, value in list_headlines(result.metrics)]
     if not figures and result.loss is not None:
         figures = [f"training loss {result.loss:.4g}"]
-    figures.append(f"{result.samples_per_s or 0.0:,.0f} samples/s")
+    is_resumed = result.training_seconds > result.seconds
+    figures.append(f"{result.samples_per_s or 0.0:,.0f} samples/s{' over the whole run' if is_resumed else ''}")
     console.print(f"{result.reason}: {', '.join(figures)}; files: {out_dir}", markup=False)
     return 0

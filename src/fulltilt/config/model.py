@@ -77,6 +77,7 @@ DeviceValue = Annotated[str | GpuIndex | Annotated[list[GpuIndex], Field(min_len
 PositiveFloat = Annotated[float, annotated_types.Gt(0)]
 PositiveInt = Annotated[int, annotated_types.Ge(1)]
 NaturalInt = Annotated[int, annotated_types.Ge(0)]
+Seed = Annotated[int, annotated_types.Ge(0), annotated_types.Lt(2**32)]  # what every generator takes
 LoggerName = Literal["csv", "tensorboard", "mlflow", "wandb"]
 Percentile = Literal["p50", "p90", "p95", "p99", "mean", "max"]
 Latency = Annotated[dict[Percentile, PositiveFloat], Field(min_length=1)]
@@ -210,7 +211,7 @@ class _RunSection(Section):
         description="Seconds that one training process may need for its start and its first step while the others wait "
         "for it.",
     )
-    seed: NaturalInt = Field(default=42, description="Seed of initialisation, order and augmentation.")
+    seed: Seed = Field(default=42, description="Seed of initialisation, order and augmentation.")
     checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     evaluate_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
     log_every_n_steps: PositiveInt = Field(default=10, description="Optimizer steps between two log lines.")
@@ -224,13 +225,15 @@ class _RunSection(Section):
         "several workers share or that drop their last batch always stop, and so do runs that torchrun started.",
     )
     on_full_disk: Literal["stop", "continue"] = Field(
-        default="stop", description="When a checkpoint cannot be written; the one before is kept either way."
+        default="stop",
+        description="When a checkpoint cannot be written; the one before is kept either way. The last one of a run has "
+        "to be written: without it the run ends as failed.",
     )
     async_checkpoint: bool = Field(
         default=False,
-        description="Write checkpoints beside training, from a copy in host memory. On a CPU this stalls training "
-        "longer than writing them between steps, also with a core free (benchmarks/results/checkpoint_stall-cpu.json "
-        "in the repository); it was not measured on a GPU.",
+        description="Write checkpoints beside training, from a copy in host memory. Where every core trains this "
+        "stalls training longer than writing them between steps, with a core left to the writer a third as long "
+        "(benchmarks/results/checkpoint_stall-cpu.json in the repository); it was not measured on a GPU.",
     )
     promise: Promise | None = Field(
         default=None,

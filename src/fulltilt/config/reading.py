@@ -135,11 +135,16 @@ def _compose(text: str, file: str) -> Node | None:
         raise ConfigError(f"is nested deeper than {MAX_DEPTH} levels", file=file) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ConfigError(_explain(error), file=file, line=mark.line + 1 if mark else None) from None
+        raise ConfigError(_explain(error), file=file, line=_number(mark, text)) from None
     except YAMLError as error:
         at = getattr(error, "position", None)
         line = text.count("\n", 0, at) + 1 if isinstance(at, int) else None
         raise ConfigError(f"is not YAML: {str(error).splitlines()[0]}", file=file, line=line) from None
+
+
+def _number(mark: Any, text: str) -> int | None:
+    """The line, from 1, of a place; the end of a file counts as its last line."""
+    return min(mark.line + 1, max(1, len(text.splitlines()))) if mark else None
 
 
 def _explain(error: MarkedYAMLError) -> str:

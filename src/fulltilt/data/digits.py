@@ -43,6 +43,9 @@ def digits(split: Split = "train", transform: Transform = None, path: str | None
     )
 
 
+REMEDY = "leave the path out to read scikit-learn's own digits.csv.gz, or reinstall scikit-learn"
+
+
 def _find_file() -> Path:
     # Located without importing scikit-learn: the import takes over a second, in every trial.
     spec = importlib.util.find_spec("sklearn")
@@ -56,7 +59,7 @@ def _read_digits(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with gzip.open(path, "rt") as lines:
             table = np.array([line.split(",") for line in lines], dtype=np.float32)
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as digits ({error}); reinstall scikit-learn") from error
+        raise DataError(f"{path} cannot be read as digits ({error}); {REMEDY}") from error
     if table.ndim != 2 or table.shape[1] != 65:
-        raise DataError(f"{path} has shape {table.shape}, not 64 pixels and a class per line; reinstall scikit-learn")
+        raise DataError(f"{path} has shape {table.shape}, not 64 pixels and a class per line; {REMEDY}")
     return table[:, :64], table[:, 64].astype(np.int64)

@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 LOCK_S = 1.0  # a worker that lives holds torch's lock for microseconds
 POLL_S = 5.0  # as torch looks whether its workers live
-LONG_WAIT_S = 30.0  # for one batch; the first of an epoch may take seconds, where workers start anew
+LONG_WAIT_S = 15.0  # for one batch: sooner than a rank is found to hang; workers may take seconds to start
 
 
 class GuardedLoader(DataLoader):
@@ -35,11 +35,11 @@ class GuardedLoader(DataLoader):
     ``worker_init_fn`` has to call ``guard_worker``.
 
     Attributes:
-        on_long_wait: Called once for each batch that does not come for ``LONG_WAIT_S``, with the seconds so far and the
-            ids of the workers.
+        on_long_wait: Called once for each batch that does not come for ``LONG_WAIT_S``, with the seconds so far, the
+            ids of the workers' processes, and the number of the one that the batch is due from, where torch knows it.
     """
 
-    on_long_wait: Callable[[float, Sequence[int]], None] | None = None
+    on_long_wait: Callable[[float, Sequence[int], int | None], None] | None = None
 
     def _get_iterator(self) -> Any:
         if not self.num_workers:
@@ -65,7 +65,8 @@ class _Iterator(_MultiProcessingDataLoaderIter):
         has_come, data = super()._try_get_data(timeout or POLL_S)
         self._waited_s = 0.0 if has_come else before_s + (timeout or POLL_S)
         if before_s < LONG_WAIT_S <= self._waited_s and self._on_long_wait is not None:
-            self._on_long_wait(self._waited_s, [worker.pid for worker in self._workers])
+            due_from = next(iter(self._task_info.get(self._rcvd_idx, ())), None)
+            self._on_long_wait(self._waited_s, [worker.pid for worker in self._workers], due_from)
         return has_come, data
 
 

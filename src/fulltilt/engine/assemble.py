@@ -179,14 +179,19 @@ def _plan_optimizer(config: Config) -> Callable[[Any], Optimizer]:
         if config.optim.weight_decay is not None:
             given["weight_decay"] = config.optim.weight_decay
         with _say_where(config):
-            return build_component(
-                config.optim.optimizer,
-                OPTIMIZERS,
-                kind="optimizer",
-                where="optim.optimizer",
-                base_dir=config.base_dir,
-                **given,
-            )
+            try:
+                return build_component(
+                    config.optim.optimizer,
+                    OPTIMIZERS,
+                    kind="optimizer",
+                    where="optim.optimizer",
+                    base_dir=config.base_dir,
+                    **given,
+                )
+            except ValueError as error:  # torch's own refusal of a value; of the user's code the place is needed
+                if name not in OPTIMIZERS:
+                    raise
+                raise ConfigError(f"{config.optim.optimizer}: {error}", key="optim.optimizer") from None
 
     return build_optimizer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from fulltilt.hardware import (
     count_usable_cores,
     read_filesystem,
     read_memory_limit_bytes,
+    read_rss_bytes,
 )
 from fulltilt.hardware.cpu import read_memory_bytes
 from fulltilt.measure import MemoryMeter, NullTimer
@@ -137,6 +139,7 @@ def check_one_step(run: Run, n_ranks: int = 1, *, memory_limit_bytes: int | None
     """
     meter = MemoryMeter(run.device)
     meter.start()
+    held_gib = 0.0 if run.device.type == "cuda" else (read_rss_bytes(os.getpid()) or 0) / GIB
     try:
         batches = run.start_epoch(0)
         outcome = build_step(run)(batches if n_ranks == 1 else _cut(batches, n_ranks), NullTimer())
@@ -152,7 +155,9 @@ def check_one_step(run: Run, n_ranks: int = 1, *, memory_limit_bytes: int | None
     text = f"{outcome.n_samples} samples{whose} forward, backward and update; loss {loss:.4g}"
     items = [CheckItem(name="one step", verdict="ok" if finite else "problem", text=text)]
     used_gib = peaks.reserved_peak_gib if run.device.type == "cuda" else peaks.rss_peak_gib
-    return [*items, check_memory(run, used_gib, n_ranks, memory_limit_bytes=memory_limit_bytes)]
+    if memory_limit_bytes is not None and run.device.type != "cuda":
+        used_gib = meter.own_peak_gib or used_gib  # the limit is of one process: data workers have their own
+    return [*items, check_memory(run, used_gib, n_ranks, memory_limit_bytes=memory_limit_bytes, held_gib=held_gib)]
 
 
 def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
@@ -162,13 +167,19 @@ def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
 
 
 def check_memory(
-    run: Run, used_gib: float | None, n_ranks: int = 1, *, memory_limit_bytes: int | None = None
+    run: Run,
+    used_gib: float | None,
+    n_ranks: int = 1,
+    *,
+    memory_limit_bytes: int | None = None,
+    held_gib: float = 0.0,
 ) -> CheckItem:
     """Does the batch fit, with room to spare. Ranks on a CPU share its memory; on GPUs each has its own.
 
     Args:
-        used_gib: Peak of the step, as it was measured.
-        memory_limit_bytes: What a process may use, where that is less; above it is a problem.
+        used_gib: Peak of the step, as it was measured: of the process where there is a limit, else with its workers.
+        memory_limit_bytes: What a process may use; above it is a problem.
+        held_gib: Of the peak, what the process held before the step: a smaller batch does not give it back.
     """
     whose = ""
     if run.device.type == "cuda":
@@ -184,8 +195,13 @@ def check_memory(
     text = f"one step peaks at {format_gib(used_gib)} of {format_gib(capacity_gib)}{whose} ({share_pct:.0f} %)"
     if share_pct <= MEMORY_NOTE_PCT:
         return CheckItem(name="memory", verdict="ok", text=text)
-    verdict: Verdict = "problem" if memory_limit_bytes is not None and share_pct > 100 else "note"
-    return CheckItem(name="memory", verdict=verdict, text=f"{text}: halve data.batch_size and set speed.accumulate 2")
+    is_above = memory_limit_bytes is not None and used_gib > memory_limit_bytes / GIB
+    verdict: Verdict = "problem" if is_above else "note"
+    remedy = "halve data.batch_size and set speed.accumulate 2"
+    if (used_gib + held_gib) / 2 > capacity_gib:
+        remedy = f"the process held {format_gib(held_gib)} before the step, so a smaller batch does not help: "
+        remedy += f"allow more than {format_gib(used_gib)}"
+    return CheckItem(name="memory", verdict=verdict, text=f"{text}: {remedy}")
 
 
 def check_memory_limit(run: Run, limit_bytes: int, n_ranks: int = 1) -> CheckItem:

@@ -21,11 +21,13 @@ import torch
 from torch import nn
 
 from fulltilt.engine.checkpoint_files import NEWEST, PREVIOUS
-from fulltilt.errors import NonFiniteLossError, RunFolderError, UsageError
+from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, RunFolderError, UsageError
+from fulltilt.records import Evidence, classify_outcome
 from fulltilt.records.run_folder import open_atomic
 
 FORMAT = 1
 DAMAGED = "checkpoint.damaged.pt"
+OUT_OF_MEMORY = "out_of_memory"
 N_NAMES_SHOWN = 4
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 READ_ERRORS = (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError)
@@ -65,6 +67,7 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint | None:
 
     Raises:
         RunFolderError: there are checkpoints and none can be read, or a newer release wrote them.
+        DeviceMemoryError: the host's memory ran out; nothing is renamed.
     """
     problems: list[str] = []
     for name in (NEWEST, PREVIOUS):
@@ -73,7 +76,12 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint | None:
             continue
         try:
             state = read_state(path)
-        except READ_ERRORS as error:
+        except (*READ_ERRORS, MemoryError) as error:
+            if classify_outcome(Evidence(exception_type=type(error).__name__, message=str(error)))[0] == OUT_OF_MEMORY:
+                raise DeviceMemoryError(
+                    f"{path} takes more host memory to be read than is left ({_first_line(error)}); it is as it was: "
+                    "free some memory, or allow more with --memory-limit, and run the same command again"
+                ) from error
             problems.append(f"{path} cannot be read ({_first_line(error)})")
             continue
         note = f"{problems[0]}; going on from {path.name}" if problems else None

@@ -26,6 +26,8 @@ class Progress:
         epoch_sums: Sums over the samples of the epoch that were read back: the loss and the training metrics.
         is_epoch_announced: The epoch's end was told to the listeners, its evaluation is still missing.
         evaluated_step: The step of the newest evaluation.
+        loss_only_epoch: The epoch that a run went on in with other training metrics: what has no sum of all its
+            samples has no mean.
     """
 
     epoch: int = 0
@@ -40,6 +42,7 @@ class Progress:
     is_epoch_announced: bool = False
     evaluated_step: int = -1
     last_loss: float | None = None
+    loss_only_epoch: int = -1
 
     def count(self, outcome: StepOutcome) -> None:
         _, n_samples, n_micro = outcome
@@ -61,7 +64,10 @@ class Progress:
         self.epoch_seconds += seconds
 
     def compute_epoch_means(self) -> dict[str, float]:
-        return {name: total / max(1, self.samples_in_epoch) for name, total in self.epoch_sums.items()}
+        names = ["loss"] if self.loss_only_epoch == self.epoch else self.epoch_sums
+        return {
+            name: self.epoch_sums[name] / max(1, self.samples_in_epoch) for name in names if name in self.epoch_sums
+        }
 
 
 class LossMeter:
@@ -107,11 +113,14 @@ class LossMeter:
 
     def state_dict(self) -> dict[str, Any]:
         sums = self._world.sum(torch.stack(self._sums)).cpu()
-        return {"sums": sums, "n_samples": self.n_samples, "n_steps": self.n_steps}
+        return {"sums": sums, "names": list(self._names), "n_samples": self.n_samples, "n_steps": self.n_steps}
+
+    def is_of(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state was saved with the same training metrics."""
+        return state.get("names", self._names[: len(state["sums"])]) == list(self._names)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        # Saved with or without training metrics and now the other way: only the loss has a sum.
-        n_known = len(self._sums) if len(state["sums"]) == len(self._sums) else 1
+        n_known = len(self._sums) if self.is_of(state) else 1  # with other training metrics only the loss is the same
         for total, saved in zip(self._sums[:n_known], state["sums"], strict=False):
             total.copy_(saved if self._world.is_first else torch.zeros_like(saved))
         self.n_samples, self.n_steps = state["n_samples"], state["n_steps"]

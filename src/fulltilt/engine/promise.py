@@ -100,7 +100,8 @@ class PromiseWatch:
     again.
 
     Args:
-        look: Reads the machine; called once a window.
+        look: Reads the machine; called after the warm-up and each window within the promise, and for the reasons of a
+            fall.
     """
 
     def __init__(self, promise: Promise, look: Callable[[], Look]):

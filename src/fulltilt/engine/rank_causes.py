@@ -91,12 +91,12 @@ def describe_died(rank: Described, code: int | None) -> str:
     if code is None or code >= 0:
         return f"{rank.describe()} ended with exit code {code} before its work was done{rank.read_tail()}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    why = ": the kernel does that when the machine has no memory left" if -code == signal.SIGKILL else ""
+    why = ": most often by the kernel, where the machine has no memory left" if -code == signal.SIGKILL else ""
     return f"{rank.describe()} was killed by {name}{why}{rank.read_tail()}"
 
 
-def describe_hung(rank: Described, cells: Sequence[int], seconds: float, setting: str) -> str:
+def describe_hung(rank: Described, cells: Sequence[int], seconds: float, remedy: str) -> str:
     return (
         f"{rank.describe()} hangs: for {seconds:.0f} s it has not come further than {PHASES[cells[PHASE]]}, after "
-        f"step {cells[STEP]}, while another rank waits for it; {setting} allows more{rank.read_tail()}"
+        f"step {cells[STEP]}, while another rank waits for it; {remedy}{rank.read_tail()}"
     )

@@ -26,8 +26,8 @@ from fulltilt.errors import FulltiltError
 from fulltilt.records import Event, StepsDone
 
 PHASES = ("start", "data_wait", "h2d", "forward", "backward", "optimizer", "evaluation")
-N_CELLS = 4
-COUNT, PHASE, STEP, IS_ALONE = range(N_CELLS)
+N_CELLS = 5
+COUNT, PHASE, STEP, IS_ALONE, IS_WAITING = range(N_CELLS)
 CODES = {phase: code for code, phase in enumerate(PHASES)}
 
 _links: list[Link] = []
@@ -51,7 +51,7 @@ class Failure:
 
 class Marks:
     """How far each rank is: for every rank a count that only grows, the phase it finished last, its optimizer steps,
-    and whether the others have to wait for it."""
+    whether the others have to wait for it, and whether it waits for them."""
 
     def __init__(self, descriptor: int, n_ranks: int):
         self._memory = mmap.mmap(descriptor, n_ranks * N_CELLS * 8)
@@ -96,6 +96,15 @@ class Link:
             yield
         finally:
             self._cells[self._base + IS_ALONE] = 0
+
+    @contextlib.contextmanager
+    def wait_for_others(self) -> Iterator[None]:
+        """This rank stands still until the others say something: one that does not, and does not wait itself, hangs."""
+        self._cells[self._base + IS_WAITING] = 1
+        try:
+            yield
+        finally:
+            self._cells[self._base + IS_WAITING] = 0
 
     def send_event(self, event: Event) -> None:
         """Hand an event to the parent's listeners. Waits until they took it, but for logging intervals: what a

@@ -26,9 +26,9 @@ import fulltilt
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.interrupt import catch_signals
 from fulltilt.engine.rank_causes import Cause, describe_died, describe_failed, describe_hung
-from fulltilt.engine.rank_process import COUNT, IS_ALONE, N_CELLS, PHASES, Marks
+from fulltilt.engine.rank_process import COUNT, IS_ALONE, IS_WAITING, N_CELLS, PHASES, Marks
 from fulltilt.errors import UsageError
-from fulltilt.hardware import count_usable_cores
+from fulltilt.hardware import count_usable_cores, describe_process_state, is_process_stopped
 from fulltilt.records import RunEnded, RunStarted, StepsDone
 
 POLL_S = 0.1
@@ -275,7 +275,8 @@ class _Attempt:
         self._causes.append(Cause(rank=rank.index, kind="died", text=describe_died(rank, code)))
 
     def _look_for_hanging(self, marks: Marks, now_s: float) -> None:
-        """A rank hangs that stands still while another one is ahead of it, and no one is waited for knowingly.
+        """A rank hangs that stands still while another one is ahead of it or waits for it, and none knowingly does so
+        for one that works alone. One that a signal stopped hangs wherever it is.
 
         A rank that is ready to join the others, or has built its model, sets a mark (``World.arrive``) and is ahead of
         those that are not.
@@ -286,11 +287,15 @@ class _Attempt:
         limit_s, setting = list(zip(self._limits_s, self._raised_by, strict=True))[0 if is_starting else 1]
         # Until the last one has taken its first step, the others may be waiting for that one only.
         enough = min(min(counts) + 1, max(counts)) if is_starting else max(counts)
+        n_waiting = sum(mine[IS_WAITING] for mine in cells)
         for rank, mine in zip(self._ranks, cells, strict=True):
-            if is_alone or mine[COUNT] != rank.count or mine[COUNT] >= enough:
+            is_late = mine[COUNT] < enough or (n_waiting > 0 and not mine[IS_WAITING])
+            is_stopped = rank.outcome == "runs" and is_process_stopped(rank.process.pid)
+            if mine[COUNT] != rank.count or not (is_stopped or (is_late and not is_alone)):
                 rank.count, rank.keeps_up_s = mine[COUNT], now_s
             elif rank.outcome == "runs" and now_s - rank.keeps_up_s > limit_s:
-                text = describe_hung(rank, mine, now_s - rank.keeps_up_s, setting)
+                state = f": it {describe_process_state(rank.process.pid)}" if is_stopped else ""
+                text = describe_hung(rank, mine, now_s - rank.keeps_up_s, f"{setting} allows more{state}")
                 self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
 
     def _forgive(self, now_s: float) -> None:

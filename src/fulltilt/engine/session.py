@@ -179,6 +179,8 @@ class Session:
         self.meter.load_state_dict(state["meter"])
         for name, value in state["progress"].items():
             setattr(self.progress, name, value)
+        if self.progress.samples_in_epoch and not self.meter.is_of(state["meter"]):
+            self.progress.loss_only_epoch = self.progress.epoch
         if self.sizes is not None and isinstance(self.run.dataset, IterableDataset):
             self.progress.micro_in_epoch = -(-self.progress.samples_in_epoch // self.sizes.batch_size)
         self.watch.restart(state.get("interval_s", 0.0))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ class World:
         if values.is_cuda:
             work.wait()  # makes the stream wait, not the host
             return _nothing
-        return work.wait
+        return functools.partial(_wait_for, work)
 
     def sum(self, values: Tensor) -> Tensor:
         if self.is_divided:
@@ -98,7 +99,8 @@ class World:
         if not self.is_divided:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        with _stand_still():
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
     def collect(self, value: Any) -> list[Any]:
@@ -106,7 +108,8 @@ class World:
         if not self.is_divided:
             return [value]
         values: list[Any] = [None] * self.n_ranks
-        dist.all_gather_object(values, value)
+        with _stand_still():
+            dist.all_gather_object(values, value)
         return values
 
     def arrive(self) -> None:
@@ -127,7 +130,8 @@ class World:
             by_type.setdefault(buffer.dtype, []).append(buffer)
         for buffers in by_type.values():
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-            dist.broadcast(flat.view(torch.uint8), src=0)  # as bytes: complex and bool buffers travel too
+            with _stand_still():
+                dist.broadcast(flat.view(torch.uint8), src=0)  # as bytes: complex and bool buffers travel too
             for buffer, values in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
                 buffer.copy_(values.view_as(buffer))
 
@@ -231,7 +235,7 @@ class AgreedStop:
         self._work = dist.all_reduce(self._values, op=dist.ReduceOp.MAX, async_op=True)
 
     def _read(self) -> None:
-        self._work.wait()
+        _wait_for(self._work)
         self._work = None
         is_wanted, seconds = self._values.tolist()
         self._is_agreed = is_wanted > 0
@@ -240,6 +244,16 @@ class AgreedStop:
 
 def _nothing() -> None:
     pass
+
+
+def _wait_for(work: Any) -> None:
+    with _stand_still():
+        work.wait()
+
+
+def _stand_still() -> contextlib.AbstractContextManager[None]:
+    link = find_link()
+    return contextlib.nullcontext() if link is None else link.wait_for_others()
 
 
 def choose_device(config: Config, device: str | None = None) -> str:

@@ -32,7 +32,7 @@ from fulltilt.hardware.filesystem import Filesystem, ShmSpace, read_filesystem, 
 from fulltilt.hardware.machine import compute_hostname_hash, is_wsl, read_machine
 from fulltilt.hardware.nvml import Nvml, NvmlDevice, NvmlProcess, NvmlStatus, RealNvml, Utilization
 from fulltilt.hardware.nvml_fake import FakeNvml, build_status
-from fulltilt.hardware.process_cpu import ProcessCpu, describe_process_state, read_process_tree_cpu
+from fulltilt.hardware.process_cpu import ProcessCpu, describe_process_state, is_process_stopped, read_process_tree_cpu
 from fulltilt.hardware.process_memory import (
     ProcessMemory,
     read_process_tree,
@@ -68,6 +68,7 @@ __all__ = [
     "find_data_sheet",
     "find_nvml_index",
     "has_c_compiler",
+    "is_process_stopped",
     "is_wsl",
     "list_rank_devices",
     "read_cpu_model",

@@ -45,6 +45,11 @@ def read_process_tree_cpu(pid: int, root: Root = "/") -> ProcessCpu:
     return ProcessCpu(cpu_s=ticks / _TICKS_PER_S, n_children=max(0, len(members) - 1), stopped=tuple(stopped))
 
 
+def is_process_stopped(pid: int, root: Root = "/") -> bool:
+    """Whether a signal or a debugger stopped it; false where that cannot be read."""
+    return _read_fields(pid, root)[:1] in (["T"], ["t"])
+
+
 def describe_process_state(pid: int, root: Root = "/") -> str:
     """What a process is doing, in words: ``computes``, ``is stopped by a signal (kill -CONT 12 lets it go on)``."""
     states = {

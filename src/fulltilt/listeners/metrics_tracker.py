@@ -105,16 +105,18 @@ class MetricsTracker:
             return
         self._held.take()
         rows, self._rows = self._rows, []
-        self._efficiency.append(rows)
-        self._store(event)
+        try:
+            self._efficiency.append(rows)
+        finally:  # rows that cannot be written leave the other files
+            self._store(event)
 
     def _store(self, event: Event) -> None:
         """What an event means beside the rows of logging intervals."""
         if isinstance(event, RunStarted):
             self._open(event)
-        elif isinstance(event, EpochDone):
+        elif isinstance(event, EpochDone) and self._is_mine:
             self._store_pass(event, "train", {"loss": event.loss, **event.metrics}, event.seconds)
-        elif isinstance(event, Evaluated):
+        elif isinstance(event, Evaluated) and self._is_mine:
             self._store_pass(event, event.split, event.metrics, event.seconds)
         elif isinstance(event, CheckpointStarted):
             for table in self._tables:

@@ -120,7 +120,9 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        self._print(f"{event.reason} after {event.step:,} steps, {format_seconds(event.seconds)}")
+        first = self._started.first_step if self._started else 0
+        here = f", {event.step - first:,} of them since the checkpoint it went on from" if first else ""
+        self._print(f"{event.reason} after {event.step:,} steps{here}, {format_seconds(event.seconds)}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

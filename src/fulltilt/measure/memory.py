@@ -78,6 +78,7 @@ class MemoryMeter:
         self._thread: threading.Thread | None = None
         self._peak_bytes = 0
         self._kernel_keeps_peak = False
+        self.own_peak_gib: float | None = None  # of this process by itself, once stopped; None where nobody keeps it
 
     def start(self) -> None:
         """Begin a new span.
@@ -107,6 +108,7 @@ class MemoryMeter:
         self._thread.join()
         self._thread = None
         own_peak_bytes = _read_own_peak_bytes() if self._kernel_keeps_peak else 0
+        self.own_peak_gib = own_peak_bytes / _GIB or None
         rss_peak_gib = max(self._peak_bytes, own_peak_bytes) / _GIB
         if self._device.type == "cuda":
             return MemoryPeaks(

@@ -119,7 +119,7 @@ def measure_steps(
     step_s = _compute_median_step_s(warm[1:][-3:])
     size = _plan_block_size(step_s, block_steps, min_block_steps, min_blocks, max_measure_s)
     if size < block_steps:
-        notes.append(f"blocks of {size} steps instead of {block_steps}: a step takes {step_s:.3g} s")
+        notes.append(f"blocks of {size} steps instead of {block_steps}: a step took {step_s:.3g} s in the warm-up")
     if epoch_steps is not None and 2 * epoch_steps * step_s <= max_measure_s:
         size = _round_up(size, epoch_steps)
     elif epoch_steps is not None:

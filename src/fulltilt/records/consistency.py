@@ -23,12 +23,15 @@ STEPPED = (*WHOLE_RUNS, "device")
 OF_A_PICK = ("rule", "tied_with", "changes", "runs_samples_per_s")
 """What a pick says beyond its row."""
 
+LEAST_GIB, MOST = 1e-9, 1e15
+
 TOLERANCE = 1e-6  # of a figure computed from others: they are written with all their digits
 
 
 def find_row_contradictions(row: Row) -> list[str]:
     """What a row says of itself that cannot be, with the values."""
-    return [f"{row['id']}: {problem}" for problem in (*_check_plan(row), *_check_rate(row), *_check_steps(row))]
+    checks = (_check_sizes, _check_observed, _check_plan, _check_rate, _check_steps)
+    return [f"{row['id']}: {problem}" for check in checks for problem in check(row)]
 
 
 def find_contradictions(document: Mapping[str, Any]) -> list[str]:
@@ -58,6 +61,24 @@ def describe_contradictions(problems: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"it contradicts its own rows: {problems[0]}{more}"
+
+
+def _check_sizes(row: Row) -> Iterator[str]:
+    """A model is fitted to these, which ends at a size that nothing has."""
+    for name, value in row.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        is_memory = name.startswith("memory_") and name.endswith("_gib")
+        least = 0.0 if not is_memory or name == "memory_allocated_peak_gib" else LEAST_GIB
+        if (is_memory or name in ("seconds", "samples_per_s")) and not least <= value <= MOST:
+            yield f"{name} is {value:g}, which nothing takes or reaches"
+
+
+def _check_observed(row: Row) -> Iterator[str]:
+    if row["status"] != "ok" or row.get("kind", WHOLE_RUNS[0]) not in WHOLE_RUNS:
+        return
+    if "observed" in row and not row["observed"]:
+        yield "observed is empty, and levers are read back inside a run before it counts"
 
 
 def _check_plan(row: Row) -> Iterator[str]:

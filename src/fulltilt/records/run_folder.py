@@ -251,6 +251,8 @@ def read_lines(path: Path) -> list[str]:
         text = path.read_text(errors="replace")
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read ({error.strerror}); give another folder with --out") from None
     return [line for line in text.split("\n")[:-1] if line.strip()]
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fulltilt.errors import UsageError
+from fulltilt.errors import UsageError, strip_control_codes
 from fulltilt.records import VERSION, WHOLE_RUNS
 from fulltilt.records.consistency import describe_contradictions, find_contradictions
 from fulltilt.records.run_folder import read_lines
@@ -35,6 +35,7 @@ _MARKS: Mapping[Kind, tuple[str, ...]] = {
     "benchmark": ("arms", "claim"),
 }
 _RECIPE = ("task", "model", "loss", "data", "optim")  # of a configuration: what decides how a run learns
+MOST = 1e15
 _SIZES = re.compile(r"(_per_s|_gib|^seconds|^training_seconds)$")
 _IDENTITY = ("hostname_hash", "cpu_model", "n_cores_usable", "memory_total_bytes", "memory_limit_bytes", "system")
 
@@ -146,11 +147,20 @@ def _find_reader(file: Path) -> tuple[Kind, Callable[[], Side]]:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return _strip(json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant))
     except FileNotFoundError:
         raise UsageError(f"there is no file or folder {path}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON ({error}); give a file that --json wrote") from None
+
+
+def _strip(value: Any) -> Any:
+    """Texts without what would steer a terminal: a file may come from somebody else."""
+    if isinstance(value, Mapping):
+        return {strip_control_codes(key): _strip(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_strip(inner) for inner in value]
+    return strip_control_codes(value) if isinstance(value, str) else value
 
 
 def _refuse_constant(name: str) -> Any:
@@ -168,13 +178,13 @@ def _check_version(path: Path, document: Mapping[str, Any]) -> None:
 
 def _check_sizes(path: Path, document: Any) -> None:
     for place, what, value in _iterate_values(document):
-        if not _SIZES.search(what) or (not isinstance(value, str) and value >= 0):
+        if not _SIZES.search(what) or (not isinstance(value, str) and (value == 0 or 1 / MOST <= value <= MOST)):
             continue
         named = place if place.endswith(what) else f"{place} ({what})"
         if isinstance(value, str):
             wrong = f"{value!r}, and a speed, a size or a time is a number"
         else:
-            wrong = f"{value:g}, and neither a speed nor a size nor a time lies below 0"
+            wrong = f"{value:g}, and neither a speed nor a size nor a time lies below 0, or is so small or so large"
         raise UsageError(f"{path}: {named} is {wrong}: the file was changed or damaged; make the result again")
 
 

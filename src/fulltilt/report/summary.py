@@ -125,9 +125,11 @@ def describe_search(document: Document) -> str:
     n_skipped, n_repeats = search.get("n_skipped") or 0, search.get("n_repeats") or 0
     skipped = f", {n_skipped} skipped" if n_skipped else ""
     again = f", {count(n_repeats, 'run')} again" if n_repeats else ""
-    ran = count(search["n_trials"] - n_skipped, "plan")
+    n_outside = search.get("n_off_grid") or 0
+    ran = count(search["n_trials"] - n_skipped - n_outside, "plan")
+    outside = f" and {n_outside} outside it" if n_outside else ""
     parts = [
-        f"{ran} run of a grid of {search['grid_size']}{skipped}{again}{probes}",
+        f"{ran} run of a grid of {search['grid_size']}{outside}{skipped}{again}{probes}",
         f"{search['n_out_of_memory']} out of memory",
         f"{format_duration(search['seconds'])}",
     ]

@@ -57,7 +57,10 @@ def read_loss(outputs: LanguageScores, targets: Tensor) -> Tensor:
 def _read(field: str, outputs: LanguageScores, targets: Tensor) -> Tensor:
     value = getattr(outputs, field)
     if value is None:
-        raise UsageError("this model ranks words in evaluation only; write task: language_model(training_metrics=true)")
+        raise UsageError(
+            "this model ranks words in evaluation only; leave training metrics out, or with softmax full or chunked "
+            "write task: language_model(training_metrics=true)"
+        )
     return value
 
 

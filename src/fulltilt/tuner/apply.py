@@ -66,7 +66,9 @@ def plan_changes(result: TuneResult, config: Config, *, searched: Config) -> Cha
     plan = plan.replace(**{name: measured[name] for name in varied if name not in BATCH})
     batch, notes = _plan_batch(result, current) if varied & set(BATCH) else (current, [])
     plan = plan.replace(**{name: batch[name] for name in BATCH})
-    values = {catalogue[name].key: plan[name] for name in varied if current[name] != plan[name]}
+    # What the search left as it was stays as it is spelled: use_amp true is not narrowed to what it came to here.
+    kept = {name for name in varied if measured[name] == result.user_plan[name] and current[name] == alike[name]}
+    values = {catalogue[name].key: plan[name] for name in varied - kept if current[name] != plan[name]}
     values |= {catalogue[name].key: plan[name] for name in BATCH if current[name] != plan[name]}
     rate, rate_notes = _plan_rate(result, config, searched, plan)
     notes += [*rate_notes, *_describe_kept(plan, measured)]

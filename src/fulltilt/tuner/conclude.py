@@ -245,6 +245,7 @@ def _summarize(
         noise_pct=max(spreads, default=None),
         detectable_pct=compute_detectable_pct(confirmed, whole),
         n_undecided=len(picks.recommended.tied_with),
+        n_off_grid=sum(row.status != "skipped" and not space.holds(row.plan) for row in table),
     )
 
 

@@ -91,7 +91,7 @@ class Journal:
                 row = json.loads(line)
                 trial = decode(Trial, row)
                 problems = find_row_contradictions(row)
-            except (ValueError, TypeError, AttributeError) as error:
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 self.notes.append(f"{place}: unreadable row left out ({error})")
                 continue
             problems += [f"{trial.id}: an earlier row is called so, too"] if trial.id in seen else []

@@ -47,6 +47,7 @@ class SearchSummary:
         detectable_pct: Of speed: what two plans measured side by side must differ by to be told apart in 80 of 100
             cases; None where none were.
         n_undecided: Plans that ran and cannot be told from the recommended one.
+        n_off_grid: Of the plans that ran, those that the grid does not hold: the settings as they were, mostly.
     """
 
     strategy: str
@@ -67,6 +68,7 @@ class SearchSummary:
     noise_pct: float | None = None  # how far repeats of one plan lay apart
     detectable_pct: float | None = None
     n_undecided: int = 0
+    n_off_grid: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,4 +78,5 @@ def _build_measurement(plan: Plan, answer: Answer) -> Measurement:
         n_warmup_steps=8,
         memory_rss_peak_gib=answer.memory_gib,
         null_reasons={},
+        observed={"batch_size": plan["batch_size"]},
     )

@@ -255,7 +255,10 @@ def _read_roofs(target: ProcessTarget, session: Session, folder: RunFolder) -> t
     """
     if session.n_run or not (folder.path / RESULT_FILE).exists():
         if target.end_s is not None and target.end_s - time.monotonic() < ROOFS_S:
-            return (), "the budget was spent before roofs could be measured; a larger --budget holds them too"
+            return (
+                (),
+                f"less than {ROOFS_S:g} s of the budget were left for roofs; a larger --budget holds them too",
+            )
         roofs = target.read_roofs(default_plan({"batch_size": 1}))
         return roofs, f"no roof could be measured; see {folder.path / 'logs' / f'{ROOFS_ID}.log'}"
     try:
@@ -266,6 +269,7 @@ def _read_roofs(target: ProcessTarget, session: Session, folder: RunFolder) -> t
         LookupError,
         TypeError,
         AttributeError,
+        RecursionError,
     ):  # cut short or edited: it is written anew from the rows
         return (), f"the {RESULT_FILE} that held them could not be read"
     return roofs, "none was, when these rows ran"

@@ -431,6 +431,8 @@ def test_single_values_are_called_that(tmp_path, capsys):
         (("trials", 0, "samples_per_s"), -5.0, "trials[0].samples_per_s is -5"),
         (("repeats", 1, "memory_rss_peak_gib"), -0.5, "repeats[1].memory_rss_peak_gib is -0.5"),
         (("picks", "recommended", "samples_per_s"), -1.0, "picks.recommended.samples_per_s is -1"),
+        (("repeats", 1, "memory_rss_peak_gib"), 1e300, "repeats[1].memory_rss_peak_gib is 1e+300"),
+        (("repeats", 1, "memory_rss_peak_gib"), 1e-320, "repeats[1].memory_rss_peak_gib is 9.99989e-321"),
     ],
 )
 def test_figures_that_cannot_be_are_refused(tmp_path, capsys, place, value, name):
@@ -457,6 +459,21 @@ def test_an_epoch_below_0_is_refused(tmp_path, capsys):
     b = write_training(tmp_path / "b", [1000.0, -1010.0])
     assert run_command(["compare", a, b]) == 2
     assert "events.jsonl: [3].seconds is -0.990099, and neither" in capsys.readouterr().err
+
+
+def test_json_that_is_nested_too_deep_is_refused(tmp_path, capsys):
+    (tmp_path / "a.json").write_text("[" * 100_000)
+    assert run_command(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")]) == 2
+    assert "a.json cannot be read as JSON (maximum recursion depth exceeded" in capsys.readouterr().err
+
+
+def test_a_name_out_of_a_file_does_not_steer_the_terminal(tmp_path, capsys):
+    a, b = build_search([1000.0, 1001.0]), build_search([1000.0, 1002.0])
+    for side in (a, b):
+        side["workload"]["name"] = "digits\x1b[31mred\x1b]0;owned\x07"
+    _, said = compare(tmp_path, a, b, capsys)
+    assert "digits" in said
+    assert "\x1b" not in said
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", None])

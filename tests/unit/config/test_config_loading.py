@@ -428,3 +428,9 @@ def test_an_entry_of_a_mapping_is_answered_with_the_override_that_works(write, w
 def test_an_override_of_a_lever_that_is_not_there_names_the_levers(write):
     with pytest.raises(ConfigError, match="no lever named compil; did you mean compile"):
         load_config(write("model: small_cnn\ndata: {dataset: digits}\n"), ["benchmark.levers.compil=[true]"])
+
+
+def test_a_seed_that_no_generator_takes_is_refused():
+    assert config_from_values({"run": {"seed": 2**32 - 1}}, base_dir=".").run.seed == 2**32 - 1
+    with pytest.raises(ConfigError, match=r"run\.seed"):
+        config_from_values({"run": {"seed": 2**32}}, base_dir=".")

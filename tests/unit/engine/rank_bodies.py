@@ -172,6 +172,19 @@ def hang_at_start(notes):
     hang()
 
 
+def stand_still(how, notes):
+    """Behind a step that both have done: rank 0 waits for what rank 1 has to say, as at the end of an epoch."""
+    link = find_link()
+    meet(notes)
+    take_steps(link, 3)
+    if link.rank == 1 and how == "elsewhere":
+        hang()
+    with link.work_alone() if how == "stopped beside one alone" and link.rank == 0 else link.wait_for_others():
+        if link.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        hang()
+
+
 def start_slowly(seconds, folder):
     """Rank 1 takes longer over its first step than a rank may hang; rank 0 waits for it."""
     link, is_through = find_link(), Path(folder) / "through"

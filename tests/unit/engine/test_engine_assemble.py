@@ -151,6 +151,13 @@ def test_mistakes_are_named_with_their_key(values, key, words, user_code):
     assert caught.value.key == key
 
 
+def test_a_value_that_torch_refuses_is_named_with_its_key(user_code):
+    workload = build_workload(configure(DIGITS | {"optim": {"optimizer": "sgd(momentum=-1)"}}, user_code))
+    with pytest.raises(ConfigError, match=r"sgd\(momentum=-1\): Invalid momentum value: -1.0") as caught:
+        workload.optimizer(workload.model().parameters())
+    assert caught.value.key == "optim.optimizer"
+
+
 @pytest.mark.parametrize(
     ("values", "field", "words"),
     [

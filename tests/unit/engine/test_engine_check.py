@@ -192,6 +192,8 @@ def test_a_process_above_the_limit_is_a_problem_whatever_the_estimate_says(monke
     assert items["memory limit"].verdict == "ok"
     assert items["memory"].verdict == "problem"
     assert " of 10 MiB " in items["memory"].text
+    assert "the process held " in items["memory"].text, "half a batch of a few KiB gives nothing of it back"
+    assert "before the step, so a smaller batch does not help: allow more than " in items["memory"].text
 
 
 def build_wide_model():

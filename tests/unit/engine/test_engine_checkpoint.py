@@ -22,7 +22,7 @@ from fulltilt.engine.checkpoint import (
     save_checkpoint,
 )
 from fulltilt.engine.checkpoint_files import NEWEST, PREVIOUS, find_checkpoint
-from fulltilt.errors import NonFiniteLossError, RunFolderError, StorageError, UsageError
+from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, RunFolderError, StorageError, UsageError
 
 
 def state_of(step):
@@ -83,6 +83,21 @@ def test_a_crash_between_the_two_renames_leaves_the_one_before(tmp_path):
     (tmp_path / NEWEST).rename(tmp_path / PREVIOUS)
     assert find_checkpoint(tmp_path)
     assert load_checkpoint(tmp_path).state["step"] == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError("no room")])
+def test_want_of_memory_is_no_damage(tmp_path, monkeypatch, error):
+    """A good checkpoint was renamed to a damaged one, and the run went back to the one before."""
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state_of(step))
+
+    def fail(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(DeviceMemoryError, match="takes more host memory to be read than is left"):
+        load_checkpoint(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [PREVIOUS, NEWEST]
 
 
 def test_a_damaged_newest_does_not_take_the_place_of_the_good_one(tmp_path):

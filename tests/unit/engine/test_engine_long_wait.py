@@ -1,15 +1,21 @@
 """A run whose data worker stands still says so, and which one, while it waits."""
 
+import gc
 import os
 import re
 import signal
+import types
+import weakref
 
 import pytest
 import torch
 from torch.utils.data import get_worker_info
 from training_cases import Points, Recorder, build_config, build_workload, run_train
 
-from fulltilt.data import worker_signals
+from fulltilt.data import build_loader, worker_signals
+from fulltilt.engine import long_wait
+from fulltilt.engine.announce import Announcer
+from fulltilt.engine.long_wait import watch_loaders
 from fulltilt.records import Noted
 
 
@@ -54,6 +60,7 @@ def test_a_data_worker_that_stands_still_is_named_and_the_run_goes_on_with_it(tm
     told = [event.message for event in recorder.of(Noted) if "is stopped by a signal" in event.message]
     assert len(told) == 1
     assert told[0].startswith(f"no {split} batch came for 1 s, and batches come in order: data worker 1 of 2 (pid ")
+    assert "; the next one is due from data worker 2; with data.num_workers 0 " in told[0]
     assert re.search(
         r"data worker 2 of 2 \(pid (\d+)\) is stopped by a signal \(kill -CONT \1 lets it go on\)", told[0]
     )
@@ -70,8 +77,42 @@ def test_each_long_wait_is_told_once_and_short_ones_do_not_add_up(monkeypatch):
     iterator.__dict__ |= {
         "_waited_s": 0.0,
         "_workers": [],
-        "_on_long_wait": lambda seconds, pids: told.append(len(script)),
+        "_task_info": {3: (1,), 4: (0, "a batch")},
+        "_rcvd_idx": 3,
+        "_on_long_wait": lambda seconds, pids, due_from: told.append((len(script), due_from)),
     }
     while script:
         iterator._try_get_data()
-    assert told == [5, 0], "at the third look of each wait of three or more"
+    assert told == [(5, 1), (0, 1)], "at the third look of each wait of three or more"
+
+
+def test_a_loader_does_not_keep_the_session_that_it_tells():
+    """A run that goes on with smaller batches built its new model beside the old one, which the loader still held."""
+
+    class Session(types.SimpleNamespace):
+        """One that a weak reference may be made to."""
+
+    session = Session(
+        run=types.SimpleNamespace(loader=build_loader(Points(), batch_size=4, shuffle=False, drop_last=False)),
+        validation=None,
+        announce=Announcer(()),
+    )
+    loader, kept = session.run.loader, weakref.ref(session)
+    watch_loaders(session)
+    assert loader.on_long_wait is not None
+    gc.disable()
+    try:
+        del session
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_a_rank_without_listeners_says_it_where_its_last_words_are_read(capfd):
+    announce = Announcer(())
+    long_wait._tell(announce, "training", 20.0, [os.getpid()], None)
+    said = capfd.readouterr().err
+    assert said.startswith(
+        f"no training batch came for 20 s, and batches come in order: data worker 1 of 1 (pid {os.getpid()}"
+    )
+    assert announce.notes == [said.strip()]

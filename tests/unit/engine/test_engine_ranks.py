@@ -93,6 +93,15 @@ def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(tmp_path):
     assert_none_left(tmp_path / "pids")
 
 
+@pytest.mark.parametrize("how", ["elsewhere", "stopped as it waits", "stopped beside one alone"])
+def test_one_that_stands_still_between_steps_is_named(tmp_path, how):
+    """Both were through the same step, so neither was ahead: a rank stopped by a signal there held the run for good."""
+    with pytest.raises(RankHungError, match=r"^rank 1 \(cpu, process \d+\) hangs: .* further than optimizer") as caught:
+        run(rank_bodies.stand_still, how=how, notes=str(tmp_path / "pids"), hang_limit_s=1.5)
+    assert ("is stopped by a signal (kill -CONT" in str(caught.value)) == (how != "elsewhere")
+    assert_none_left(tmp_path / "pids")
+
+
 def test_one_that_hangs_before_its_first_step_is_found_too_after_longer(tmp_path):
     with pytest.raises(RankHungError, match=r"rank 1 \(cpu, process .* run.start_timeout_s allows more"):
         run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5, start_limit_s=2.0)

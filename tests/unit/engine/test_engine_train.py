@@ -458,6 +458,17 @@ def test_training_metrics_come_when_asked_for(tmp_path):
     assert [e.loss for e in asked.of(StepsDone)] == [e.loss for e in silent.of(StepsDone)]
 
 
+def test_metrics_of_half_an_epoch_are_not_those_of_it(tmp_path):
+    """A run that went on with training metrics in the middle of an epoch showed half of its accuracy."""
+    run_train(tmp_path, max_steps=3)  # of 6
+    _, asked = run_train(tmp_path, resume=True, training_metrics=True)
+    first, second = asked.of(EpochDone)
+    assert first.metrics == {}
+    assert 0.3 < second.metrics["accuracy"] <= 1.0
+    _, whole = run_train(tmp_path / "whole")
+    assert [event.loss for event in asked.of(EpochDone)] == [event.loss for event in whole.of(EpochDone)]
+
+
 class CountReads(TorchDispatchMode):
     """Counts operators that make the host wait for the value of a float; whole numbers are the loader's own."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fulltilt.errors import UsageError
+from fulltilt.errors import StorageError, UsageError
 from fulltilt.listeners import MetricsTracker, list_headlines
 from fulltilt.listeners.metrics_tracker import Spread
 from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
@@ -209,6 +209,20 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     with pytest.raises(UsageError, match=r"metrics of the run in .*one/run; give another folder with --metrics"):
         build_tracker(tmp_path / "m")(start(tmp_path / "two"))
     build_tracker(tmp_path / "m")(start(tmp_path / "one"))
+
+
+def test_rows_that_cannot_be_written_leave_the_other_files(tmp_path, monkeypatch):
+    tracker = build_tracker(tmp_path / "m")
+    tracker(start(tmp_path))
+    tracker(steps(10, 2.0))
+
+    def fail(rows):
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(tracker._efficiency, "append", fail)
+    with pytest.raises(StorageError):
+        tracker(epoch(0, 3.0))
+    assert [row["split"] for row in read(tmp_path / "m" / "training_metrics.csv")] == ["train"]
 
 
 def test_a_run_that_is_refused_leaves_the_summaries_of_the_other_alone(tmp_path):

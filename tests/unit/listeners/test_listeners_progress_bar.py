@@ -58,6 +58,12 @@ def test_without_a_terminal_there_is_one_line_an_epoch_and_no_control_code():
     assert "\r" not in text
 
 
+def test_a_run_that_went_on_says_how_many_of_its_steps_are_new():
+    """``finished after 270 steps, 17.5 s`` were all its steps and the seconds of this process."""
+    text = run(io.StringIO(), [started(first_step=14), ENDED])
+    assert "finished after 20 steps, 6 of them since the checkpoint it went on from, 4.2 s" in text
+
+
 def test_an_epoch_without_evaluation_is_printed_too():
     assert "epoch 1/2  loss 0.5" in run(io.StringIO(), [started(), EPOCH, ENDED])
 
@@ -115,4 +121,4 @@ def test_a_run_that_starts_anew_with_smaller_batches_has_one_bar():
     again = started(steps_per_epoch=10, first_step=5)
     text = run(Terminal(), [started(), steps_done(5), again, steps_done(10), ENDED])
     assert text.count("files in runs/x") == 2
-    assert text.rstrip().endswith("finished after 20 steps, 4.2 s")
+    assert text.rstrip().endswith("finished after 20 steps, 15 of them since the checkpoint it went on from, 4.2 s")

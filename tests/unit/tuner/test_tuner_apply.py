@@ -195,6 +195,18 @@ def test_what_only_a_probe_left_out_is_not_varied(tmp_path):
     assert plan_changes(result, config, searched=config).values == {}
 
 
+def test_what_the_search_left_as_it_was_stays_as_it_is_spelled(tmp_path):
+    """``use_amp: true`` became ``bf16``, which nobody had chosen, where the only plan that ran was the user's own."""
+    (tmp_path / "a.yaml").write_text(TEXT + "speed: {precision: auto}\n")
+    config = load_config(tmp_path / "a.yaml")
+    assert plan_of(config)["precision"] == "auto"
+    ran = plan_of(config).replace(precision="bf16")
+    result = make_result(ran, SAME_RATE, user_plan=ran, tried=[ran.replace(precision="fp32")])
+    assert plan_changes(result, config, searched=config).values == {}
+    lost = make_result(ran.replace(precision="fp32"), SAME_RATE, user_plan=ran)
+    assert plan_changes(lost, config, searched=config).values == {"speed.precision": "fp32"}
+
+
 def test_a_value_that_was_tried_and_lost_is_taken_back(config, write):
     file = write("dataset: digits\nbatch_size: 32\ncompile: true\n")
     result = recommend(config, {}, tried=[plan_of(config).replace(compile=True)], **PROMISED)

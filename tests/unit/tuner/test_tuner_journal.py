@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fulltilt.errors import RunFolderError
 from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.journal import JOURNAL_FILE, Journal
@@ -46,11 +47,11 @@ def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(tmp_path):
         Journal(folder).append(make_row("t1"))
         wrong = json.loads((tmp_path / JOURNAL_FILE).read_text()) | {"status": "splendid"}
         with (tmp_path / JOURNAL_FILE).open("a") as stream:
-            stream.write('{"id": \n\x00\xff\n[]\n' + json.dumps(wrong) + "\n")
+            stream.write('{"id": \n\x00\xff\n[]\n' + json.dumps(wrong) + "\n" + "[" * 100_000 + "\n")
         Journal(folder).append(make_row("t2"))
         journal = Journal(folder)
     assert [trial.id for trial in journal.trials] == ["t1", "t2"]
-    assert len(journal.notes) == 4
+    assert len(journal.notes) == 5
     assert f"{JOURNAL_FILE}:2" in journal.notes[0]
 
 
@@ -64,6 +65,11 @@ def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(tmp_path):
         ({"status": "error"}, "status is error, and only a run that ended well has samples_per_s"),
         ({"samples_per_s": None}, "status is ok, and samples_per_s is None"),
         ({"observed": {"precision": "bf16"}}, "its plan has precision fp32, observed in the run was bf16"),
+        ({"observed": {}}, "observed is empty, and levers are read back inside a run before it counts"),
+        ({"memory_rss_peak_gib": -1.0}, "memory_rss_peak_gib is -1, which nothing takes or reaches"),
+        ({"memory_rss_peak_gib": 0.0}, "memory_rss_peak_gib is 0, which nothing takes or reaches"),
+        ({"memory_rss_peak_gib": 1e300}, "memory_rss_peak_gib is 1e+300, which nothing takes or reaches"),
+        ({"seconds": -1000.0}, "seconds is -1000, which nothing takes or reaches"),
         ({"id": "t1"}, "t1: an earlier row is called so, too"),
     ],
 )
@@ -77,6 +83,12 @@ def test_a_row_that_contradicts_itself_is_left_out_to_be_run_again(tmp_path, cha
     assert [trial.id for trial in journal.trials] == ["t1"]
     assert f"{JOURNAL_FILE}:2: the row was changed or damaged and is left out, to be run again" in journal.notes[0]
     assert said in journal.notes[0]
+
+
+def test_a_folder_in_the_place_of_the_rows_is_refused(tmp_path):
+    (tmp_path / JOURNAL_FILE).mkdir()
+    with pytest.raises(RunFolderError, match=f"{JOURNAL_FILE} cannot be read"), open_folder(tmp_path) as folder:
+        Journal(folder)
 
 
 def test_a_torn_last_line_is_no_row(tmp_path):

@@ -64,6 +64,7 @@ class Machine:
             block_samples_per_s=(rate,), n_steps=8, n_warmup_steps=2,
             memory_allocated_peak_gib=peak - 0.4 if kind == "memory" else peak,
             memory_reserved_peak_gib=None if kind == "memory" else peak,
+            observed={"batch_size": batch},
         )  # fmt: skip
         return build_row(plan, id=id, why=why, kind=kind, status="ok", reason=None, measurement=measured, seconds=1.0)
 

@@ -12,6 +12,7 @@ from fulltilt.hardware import read_machine
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import WorkloadSource
 from fulltilt.records.run_folder import RunFolder
+from fulltilt.report import describe_search
 from fulltilt.tuner import conclude, recommend, search, tuning
 from fulltilt.tuner.budget import compute_budget_s, compute_search_s
 from fulltilt.tuner.finals import run_finals
@@ -268,8 +269,10 @@ def test_the_search_is_counted_right():
     table, repeats = recommend.merge_repeats(session.rows)
     picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
     summary = conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0, picks)
-    counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats)
-    assert counted == (3, 2, 6, 3)  # the user's own plan is a row too
+    counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats, summary.n_off_grid)
+    assert counted == (3, 2, 6, 3, 1), "the user's own plan is a row too, and not of this grid"
+    said = describe_search({"search": dataclasses.asdict(summary)})
+    assert said.startswith("exhaustive: 2 plans run of a grid of 2 and 1 outside it, 3 runs again")
     assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}
 
 
