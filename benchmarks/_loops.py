@@ -1,13 +1,16 @@
 """One training run by each of the loops that ``loop_overhead`` compares: same model, data, loader and optimizer.
 
-Every block is one call of what a user would call, on a model built anew, so that no arm keeps a lucky or unlucky place
-in memory. Time is taken by the dataset, when it is asked for the batches at either end of the timed steps: the same
-two reads in every loop, whatever hooks it has. Loops that fetch a batch ahead do so at both ends.
+Every block is one call of what a user would call, on a model built anew. Its weights lie where those of the block
+before lay, and the process keeps the memory that a step frees: where a block happens to lie moves a step of 1 ms by
+more than the loops do, and is of no loop's making. Time is taken by the dataset, when it is asked for the batches at
+either end of the timed steps: the same two reads in every loop, whatever hooks it has. Loops that fetch a batch ahead
+do so at both ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import importlib
@@ -29,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 from fulltilt.config import config_from_values
 from fulltilt.data import build_loader
 from fulltilt.engine.train import train
+from fulltilt.levers.retain_freed_memory import RETAINING, find_obstacle
 from fulltilt.tasks import Workload
 
 N_FEATURES = 64
@@ -102,10 +106,38 @@ class MarkedRows(Dataset):
 
 
 def build_model(width: int) -> nn.Module:
+    """An MLP; of width 0 one layer: the smallest step there is."""
+    if not width:
+        return nn.Sequential(nn.Linear(N_FEATURES, N_CLASSES))
     layers: list[nn.Module] = [nn.Linear(N_FEATURES, width), nn.ReLU()]
     for _ in range(N_HIDDEN_LAYERS - 1):
         layers += [nn.Linear(width, width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(width, N_CLASSES))
+
+
+_HOMES: dict[tuple[int, int], Tensor] = {}
+"""(width, number of the parameter) → the memory that it lies in, in every block of this process."""
+
+
+def move_home(model: nn.Module, width: int) -> nn.Module:
+    """Put the weights where those of the models of this width before it lay."""
+    for number, parameter in enumerate(model.parameters()):
+        home = _HOMES.setdefault((width, number), torch.empty_like(parameter.data))
+        home.copy_(parameter.data)
+        parameter.data = home
+    return model
+
+
+def may_keep_memory(device: str) -> bool:
+    return device == "cpu" and find_obstacle() is None
+
+
+def keep_freed_memory(device: str) -> None:
+    """Have glibc keep what tensors free, for all arms alike, as ``speed.retain_freed_memory`` does it for a run."""
+    if may_keep_memory(device):
+        libc = ctypes.CDLL(None)
+        for parameter, value in RETAINING.items():
+            libc.mallopt(parameter, value)
 
 
 def is_right(logits: Tensor, targets: Tensor) -> Tensor:
@@ -144,7 +176,8 @@ def run_fulltilt(model: nn.Module, dataset: MarkedRows, *, with_listeners: bool 
     config = config_from_values(
         {
             "data": {"batch_size": dataset.batch_size},
-            "speed": {"threads": torch.get_num_threads()},
+            # False would turn it off, for the blocks after this one too.
+            "speed": {"threads": torch.get_num_threads(), "retain_freed_memory": may_keep_memory(dataset.device)},
             "run": {
                 "epochs": 1,
                 "device": dataset.device,
@@ -265,7 +298,7 @@ PEERS = {
 NOTES = {
     REFERENCE: "for inputs, targets in loader: forward, backward, step, zero_grad; the loss is never read",
     AGAIN: "the reference against itself: what the method calls a difference when there is none",
-    OURS: "engine.train.train with no listener; counts, sums the loss, reads it every 10 steps, sets the learning rate",
+    OURS: "engine.train.train with no listener; keeps the loss, reads it every 10 steps, sets the learning rate",
     OURS_LISTENING: (
         "the same with what `fulltilt train` has on, CSV, event log, progress bar on a terminal, and with accuracy "
         "over all training samples (training_metrics); rows are stored once a second and the bar is drawn twice a "
@@ -300,7 +333,7 @@ def measure_block(arm: str, case: Case) -> Block:
         device=case.device,
     )
     with _silence_peers():
-        ARMS[arm](build_model(case.width), dataset)
+        ARMS[arm](move_home(build_model(case.width), case.width), dataset)
     if len(dataset.marks) != 2:
         raise RuntimeError(f"{arm} asked for too few batches: {len(dataset.marks)} of 2 marks were passed")
     start, end = dataset.marks

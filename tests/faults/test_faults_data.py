@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fulltilt.data import DATASETS, build_loader, explain_loader_error, make_sensor_hdf5
+from fulltilt.engine.promise import DataWaits
 from fulltilt.errors import DataError, StorageError, UsageError, WorkerDiedError
 
 hdf5, cifar10 = DATASETS["hdf5"], DATASETS["cifar10"]
@@ -111,6 +112,20 @@ def test_a_worker_killed_from_outside_is_explained():
     pid = batches._workers[0].pid
     os.kill(pid, signal.SIGKILL)
     assert f"(pid {pid}) died: killed by SIGKILL" in str(explain(lambda: list(batches)))
+
+
+@leaves_torch_files
+@kills_workers
+def test_a_worker_that_dies_is_explained_whatever_hands_its_batches_on():
+    """a run that holds itself to a promise counts the time that it waits for batches"""
+    loader = build_loader(Ends(lambda: None), batch_size=1, shuffle=False, drop_last=False, options={"num_workers": 1})
+    batches = iter(loader)
+    counted = DataWaits().count(batches)
+    next(counted)
+    pid = batches._workers[0].pid
+    os.kill(pid, signal.SIGKILL)
+    assert f"(pid {pid}) died: killed by SIGKILL" in str(explain(lambda: list(counted)))
+    assert not batches._worker_pids_set
 
 
 def test_full_shared_memory_is_named_as_the_cause():

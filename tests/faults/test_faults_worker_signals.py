@@ -12,6 +12,7 @@ import pytest
 import torch
 from leftovers import find_processes, mark_processes
 from torch.utils.data import Dataset, IterableDataset, _utils
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fulltilt.data import build_loader
 
@@ -116,6 +117,22 @@ def test_a_worker_that_was_killed_with_torchs_lock_does_not_stop_the_end(monkeyp
     assert worker.exitcode == -signal.SIGKILL, "it waited for the lock too"
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_where_a_worker_is_killed_as_it_starts_the_others_end_too(monkeypatch):
+    """SIGTERM, by which Python ends them at its exit, is held back; and Python waits for them there"""
+    started = []
+
+    def fail(iterator, loader, first_iter):
+        started.extend(iterator._workers)
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_reset", fail)
+    with pytest.raises(RuntimeError, match="is killed by signal"):
+        iter(build(Numbers(), num_workers=2))
+    assert [worker.exitcode for worker in started] == [-signal.SIGKILL] * 2
+
+
 HANGING = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -140,13 +157,11 @@ def test_a_program_that_ends_while_its_worker_hangs_says_nothing_and_leaves_noth
     assert not find_processes(mark)
 
 
-def test_a_worker_that_hangs_and_lost_its_parent_is_ended_by_sigterm(monkeypatch):
-    process, worker, mark = start(monkeypatch, "import time; time.sleep(3600)")
+def test_a_worker_that_hangs_ends_with_its_parent(monkeypatch):
+    """torch's worker looks for its parent between batches only"""
+    process, _, mark = start(monkeypatch, "import time; time.sleep(3600)")
     try:
         process.kill()
-        process.wait()
-        assert find_processes(mark)  # torch's worker looks for its parent between batches only
-        os.kill(worker, signal.SIGTERM)
         assert process.communicate(timeout=PATIENCE_S) == ("", "")  # when nobody has the pipes open any more
         assert not find_processes(mark)
     finally:

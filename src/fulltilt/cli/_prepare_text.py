@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from fulltilt.cli._shared import build_console, check_at_least, show_progress
 from fulltilt.errors import UsageError
@@ -53,8 +54,14 @@ def run_prepare_text(args: argparse.Namespace) -> int:
         )
     build_console().print(
         f"{done.folder}: {done.n_train:,} tokens for training, {done.n_val:,} for validation, as {done.dtype}; "
-        f"{done.n_words:,} words of {done.n_distinct:,} in the training text, {done.unknown_pct:.2f} % of it is <unk>",
+        f"a vocabulary of {done.n_words:,} with <unk>, {done.n_distinct:,} distinct words in the training text, "
+        f"{done.unknown_pct:.2f} % of it is <unk>",
         markup=False,
         soft_wrap=True,
     )
+    if not done.n_val:
+        print(
+            "note: no word is left for validation: training from it needs a larger --val-share, or --val",
+            file=sys.stderr,
+        )
     return 0

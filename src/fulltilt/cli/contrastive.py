@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on where each phase was left; ended ones stay")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/contrastive/NAME)")
     parser.add_argument("--json", metavar="F", help="write the results as JSON (- for stdout)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="no progress; warnings only")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,12 +97,11 @@ def _run_phase(
     phase: str, config: Config, out_dir: Path, options: PhaseOptions, args: argparse.Namespace, console: Console
 ) -> TrainResult:
     from fulltilt.engine.phases import run_phase
-    from fulltilt.listeners import EventLog, ProgressBar, build_loggers
+    from fulltilt.listeners import EventLog, ProgressBar, build_loggers, tell_warnings
 
     folder = out_dir / phase
     listeners: list[Any] = [EventLog(folder), *build_loggers(config.run.loggers, folder)]
-    if not args.quiet:
-        listeners.append(ProgressBar(console))
+    listeners.append(tell_warnings if args.quiet else ProgressBar(console))
     return run_phase(
         phase,
         config,

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="put N steps under torch's profiler: costliest operators, a trace, a memory snapshot; train nothing",
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="no progress; warnings only")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +67,7 @@ def _train(args: argparse.Namespace, config: Config, folders: list[Path]) -> int
     from fulltilt.engine.assemble import name_run
     from fulltilt.engine.train import train
     from fulltilt.engine.world import is_first_rank
-    from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers, list_headlines
+    from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers, list_headlines, tell_warnings
 
     out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
     folders.append(out_dir)
@@ -75,8 +75,7 @@ def _train(args: argparse.Namespace, config: Config, folders: list[Path]) -> int
     listeners = [EventLog(out_dir), *build_loggers(loggers, out_dir)]
     if args.metrics:
         listeners.append(MetricsTracker(args.metrics))
-    if not args.quiet:
-        listeners.append(ProgressBar(build_console(to_stderr=args.json == "-")))
+    listeners.append(tell_warnings if args.quiet else ProgressBar(build_console(to_stderr=args.json == "-")))
     result = train(
         config,
         out_dir=out_dir,

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -208,16 +209,38 @@ def describe_invalid(
         if key in problems:
             continue
         said = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] != "value_error":
+        name, shown = key.rpartition(".")[2], _show_value(values.get(key))
+        inside = _find_inside(key, detail["loc"])
+        if inside is not None:
+            name, shown = f"{name}.{inside}", "" if detail["type"] == "missing" else _show_value(detail["input"])
+            said = _WORDS.get(detail["type"], said)
+        elif _list_sections(key):
+            said = f"expected the keys of {name}, as fulltilt tune --apply writes them, or null"
+        elif detail["type"] != "value_error":
             said = f"expected {describe_type(LEAVES[key].hint)}" if key in LEAVES else said
+            if detail["type"] == "finite_number":
+                said = said.replace("a number", "a finite number")
             said += _suggest_choice(key, detail)
-        name = key.rpartition(".")[2]
         alias = settings[key].spelled if key in settings else key
-        spelled = "" if alias.rpartition(".")[2] == name else f" (given as {alias})"
-        shown = _show_value(values.get(key))
-        value = "" if said.startswith(shown) else f" {shown}"
+        spelled = "" if inside or alias.rpartition(".")[2] == name else f" (given as {alias})"
+        value = "" if not shown or said.startswith(shown) else f" {shown}"
         problems[key] = _place(f"{name}{value}{spelled}: {said}", settings.get(key), key)
     return list(problems.values())
+
+
+_WORDS = {"missing": "is missing", "extra_forbidden": "is no key of it"}
+
+
+def _find_inside(key: str, location: tuple[int | str, ...]) -> str | None:
+    """The key inside a leaf that is a section of its own, ``run.promise``."""
+    names = {kind.__name__ for kind in _list_sections(key)}
+    inside = [str(part) for part in location[key.count(".") + 1 :] if part not in names]
+    return inside[0] if names and inside else None
+
+
+def _list_sections(key: str) -> list[Any]:
+    hints = typing.get_args(LEAVES[key].hint) if key in LEAVES else ()
+    return [hint for hint in hints if hasattr(hint, "model_fields")]
 
 
 def _find_leaf(location: tuple[int | str, ...]) -> str:

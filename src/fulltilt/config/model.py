@@ -124,8 +124,9 @@ class _Data(Section):
     on_bad_sample: Annotated[str, _check(parse_on_bad_sample)] = Field(
         default="stop",
         description=(
-            "A sample that cannot be read: `stop`, or `skip(limit=100)`: so many are left out, told by name. Batches "
-            "only: an error where all samples are read beforehand (placement ram, device) or encoded to features."
+            "A sample that cannot be read: `stop`, or `skip(limit=100)`: another one of its batch stands in for "
+            "each of so many, told by name. On one device, and batches only: an error where all samples are read "
+            "beforehand (placement ram, device) or encoded to features."
         ),
     )
     shuffle: bool = Field(default=True, description="Shuffle the training set anew every epoch.")

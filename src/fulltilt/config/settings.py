@@ -169,7 +169,7 @@ def collect_overrides(overrides: Sequence[str]) -> Collector:
 def merge(lower: Collector, upper: Collector | None = None) -> tuple[dict[str, Setting], list[Problem]]:
     """One setting a key. ``upper`` wins over ``lower``; within each, spellings must agree.
 
-    Overrides that name a key twice: the last one counts, as on every command line.
+    Overrides that give a key twice by one name: the last one counts, as on every command line.
     """
     problems = [*lower.problems, *(upper.problems if upper else [])]
     merged: dict[str, Setting] = {}
@@ -180,9 +180,16 @@ def merge(lower: Collector, upper: Collector | None = None) -> tuple[dict[str, S
                 problems.append(_describe_disagreement(settings[0], other))
             elif other.spelled == key:
                 merged[key] = other
-    for setting in upper.settings if upper else []:
-        merged[setting.key] = setting
+    for key, settings in _group(upper.settings if upper else []).items():
+        merged[key] = settings[-1]
+        for other in settings[:-1]:
+            if _last_word(other) != _last_word(settings[-1]) and not _agree(other.value, settings[-1].value):
+                problems.append(_describe_disagreement(other, settings[-1]))
     return merged, problems
+
+
+def _last_word(setting: Setting) -> str:
+    return setting.spelled.rpartition(".")[2]
 
 
 def _group(settings: Iterable[Setting]) -> dict[str, list[Setting]]:
@@ -199,8 +206,9 @@ def _agree(a: Any, b: Any) -> bool:
 
 
 def _describe_disagreement(a: Setting, b: Setting) -> Problem:
+    where = "" if a.line is None else f" in line {a.line}"
     return ConfigError(
-        f"{b.spelled} says {_show(b.said)}, {a.spelled} in line {a.line} says {_show(a.said)}; keep one",
+        f"{b.spelled} says {_show(b.said)}, {a.spelled}{where} says {_show(a.said)}; keep one",
         file=b.file,
         line=b.line,
         key=b.key,

@@ -90,16 +90,36 @@ def decode_image(source: str | Path | IO[bytes], *, mode: str = "RGB", name: str
         name: What to call it in an error.
 
     Raises:
-        DataError: The file is missing, is no image, is truncated, or Pillow is not installed.
+        DataError: The file is missing, is no image, is truncated, has no known range of values, or Pillow is not
+            installed.
     """
     image_module = import_pillow()
     try:
         with image_module.open(source) as image:
-            pixels = np.asarray(image.convert(mode))
+            kind = image.mode
+            pixels = _read_pixels(image, mode)
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, image_module.DecompressionBombError) as error:
         raise DataError(f"{name or source} cannot be decoded ({error}); remove the file or replace it") from error
+    if pixels is None:
+        raise DataError(
+            f"{name or source} holds numbers of Pillow's mode {kind}, whose black and white are not known; convert it "
+            "to 8 or 16 bits a channel"
+        )
     pixels_HWC = pixels[..., None] if pixels.ndim == 2 else pixels
     return torch.from_numpy(pixels_HWC.transpose(2, 0, 1).copy())
+
+
+def _read_pixels(image: Any, mode: str) -> np.ndarray | None:
+    """(H, W, C) or (H, W) uint8; None where the image does not say what its largest value is.
+
+    Pillow's own conversion cuts 16 bits off at 255: all but the darkest of such an image would be white.
+    """
+    is_of_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+    if not is_of_16_bits:
+        return None if image.mode in ("I", "F") else np.asarray(image.convert(mode))
+    values = np.asarray(image).astype(np.uint32)
+    gray = ((values + 128) // 257).astype(np.uint8)  # 65,535 is 255 × 257
+    return gray if mode == "L" else np.repeat(gray[..., None], len(mode), axis=-1)
 
 
 def import_pillow() -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +25,7 @@ from fulltilt.data.placement import place, plan_blocks
 from fulltilt.data.sampler import BatchOrder, EpochSampler, Share
 from fulltilt.data.seeds import compute_seed
 from fulltilt.data.worker_signals import GuardedLoader, guard_worker
-from fulltilt.errors import DataError, UsageError
+from fulltilt.errors import DataError, FulltiltError, UsageError
 
 
 def build_loader(
@@ -83,7 +85,9 @@ def build_loader(
         "batch_size": batch_size,
         "drop_last": drop_last,
         "generator": generator,
-        "worker_init_fn": _WorkerStart((worker_options or {}).get("threads")) if n_workers else None,
+        "worker_init_fn": _WorkerStart((worker_options or {}).get("threads"), options.get("multiprocessing_context"))
+        if n_workers
+        else None,
         **options,
     }
     if isinstance(dataset, IterableDataset):
@@ -205,6 +209,15 @@ class BatchFetcher(Dataset):
 
     def _read(self, indices: np.ndarray | list[int], first: int) -> Any:
         """One batch; ``first`` is the sample that its seed is made of."""
+        try:
+            return self._read_seeded(indices, first)
+        except StopIteration as error:  # it would end the epoch, without a word
+            raise DataError(
+                f"{type(self.source).__name__} raised StopIteration for a sample below its length "
+                f"{len(self.source):,}; __getitem__ has to return a sample"
+            ) from error
+
+    def _read_seeded(self, indices: np.ndarray | list[int], first: int) -> Any:
         if self._is_plain:  # no transform that could draw
             return self.source.get_batch(indices)
         seed = compute_seed(self._seed, int(self._epoch_cell.item()), first)
@@ -218,17 +231,28 @@ class BatchFetcher(Dataset):
             return self.source.get_batch(indices)
         if callable(getattr(self.source, "__getitems__", None)):
             return self.source.__getitems__(indices)
-        return [self.source[index] for index in indices]
+        return [self._read_sample(index) for index in indices]
+
+    def _read_sample(self, index: int) -> Any:
+        try:
+            return self.source[index]
+        except FulltiltError:  # says what it is about
+            raise
+        except Exception as error:
+            error.add_note(f"sample {index} of {type(self.source).__name__} was being read")
+            raise
 
 
 class _WorkerStart:
     """Runs once in each worker process."""
 
-    def __init__(self, threads: int | None):
+    def __init__(self, threads: int | None, context: Any):
         self.threads = threads
+        name = context if isinstance(context, str) else (context or multiprocessing).get_start_method()
+        self._parent = None if name == "forkserver" else os.getpid()
 
     def __call__(self, worker_id: int) -> None:
-        guard_worker()
+        guard_worker(self._parent)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 

@@ -9,6 +9,7 @@ import traceback
 from typing import Any
 
 from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fulltilt import errors
 from fulltilt.errors import DataError, FulltiltError, WorkerDiedError
@@ -63,7 +64,7 @@ def _find_iterator(error: BaseException) -> Any:
     """The loader's iterator in the frames that ``error`` passed; torch's messages say less than its workers do."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
-        if hasattr(owner, "_workers") and hasattr(owner, "_worker_pids_set"):
+        if isinstance(owner, _MultiProcessingDataLoaderIter):
             return owner
     return None
 

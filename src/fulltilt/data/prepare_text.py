@@ -34,7 +34,7 @@ _NO_ROOM = "a disk with room for two bytes a word"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What was written. ``unknown_pct``: share of the training tokens that are ``<unk>``."""
+    """What was written. ``n_words`` counts ``<unk>``; ``unknown_pct`` is its share of the training tokens."""
 
     folder: Path
     n_train: int
@@ -67,7 +67,8 @@ def prepare_text(
         progress: Called with the bytes read so far and those to read, in both passes together.
 
     Raises:
-        DataError: a file is missing or no UTF-8, the folder holds something else or was prepared before, no words.
+        DataError: a file is missing or no UTF-8, the folder holds something else or was prepared before, a text
+            holds no words.
         StorageError: no room.
     """
     sources = [Path(file) for file in files]
@@ -88,6 +89,8 @@ def prepare_text(
         split: _write_tokens(folder / f"{split}.bin", meter.watch(_read_parts(ranges)), vocabulary, tokenizer)
         for split, ranges in parts.items()
     }
+    if val_file is not None and not n_tokens["val"]:
+        raise DataError(f"{val_file} holds no word; give another text for validation, or a share of the training text")
     write_atomic(folder / WORDS, vocabulary.to_text())
     manifest = _build_manifest(vocabulary, n_tokens, tokenizer, parts)
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")

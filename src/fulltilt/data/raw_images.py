@@ -60,7 +60,7 @@ class RawImages(BatchedDataset):
         if len({image.shape for image in images}) > 1:
             raise DataError(
                 "images of this folder differ in size, and views are made of batches of one size; write them once in "
-                "one: fulltilt data make-stl10 SRC OUT --size 96"
+                "one: fulltilt data make-stl10 SRC OUT --size 96 --labelled N"
             )
         return fast_collate(images), source.targets[torch.from_numpy(rows)]
 

@@ -148,7 +148,7 @@ def find_folder(path: Path) -> Path:
             return folder
     raise DataError(
         f"no train_X.bin in {path} nor in {path / FOLDER}; unpack stl10_binary.tar.gz there, or write other images in "
-        f"that format: fulltilt data make-stl10 SRC {path}"
+        f"that format: fulltilt data make-stl10 SRC {path} --labelled N"
     )
 
 
@@ -164,7 +164,7 @@ def read_side(folder: Path) -> int:
     if not side or n_bytes != 3 * side * side * n_labels:
         raise DataError(
             f"{images} has {n_bytes:,} bytes and {labels} {n_labels:,} labels: square images of three channels do not "
-            f"come out (STL-10 has 138,240,000 and 5,000); one of them is truncated, unpack it again"
+            f"come out (STL-10 has 138,240,000 and 5,000); one of them is truncated or of other images: unpack both"
         )
     return side
 
@@ -175,7 +175,7 @@ def _open_table(folder: Path, name: str, side: int) -> Table:
     if not n_bytes or n_bytes % image_bytes:
         raise DataError(
             f"{path} has {n_bytes:,} bytes, which is no whole number of images of 3 × {side} × {side} "
-            f"({image_bytes:,} bytes); it is truncated, unpack it again"
+            f"({image_bytes:,} bytes, as in train_X.bin); it is truncated, or of another size: unpack all again"
         )
     shape = (n_bytes // image_bytes, 3, side, side)
     # Copy on write: torch wants memory it may write, and the file stays as it is.
@@ -196,7 +196,14 @@ def _read_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        raise DataError(f"{path} is not there; unpack stl10_binary.tar.gz whole") from None
+        unlabeled = path.name == "unlabeled_X.bin"
+        converted = (
+            ", or convert images of your own with fulltilt data make-stl10 --labelled N: those without a label are "
+            "written here; part=train takes the labelled ones alone"
+        )
+        raise DataError(
+            f"{path} is not there; unpack stl10_binary.tar.gz whole{converted if unlabeled else ''}"
+        ) from None
 
 
 def _read_classes(folder: Path) -> tuple[str, ...]:
@@ -209,9 +216,10 @@ def _check_labels(folder: Path, table: Table, n_classes: int) -> None:
         return
     low, high = int(table.targets.min()) + 1, int(table.targets.max()) + 1
     if low < 1 or high > n_classes:
+        names = ", the lines of class_names.txt" if (folder / "class_names.txt").is_file() else ""
         raise DataError(
-            f"{folder / table.name}_y.bin holds labels from {low} to {high}, expected 1 to {n_classes}; it is damaged, "
-            "unpack it again"
+            f"{folder / table.name}_y.bin holds labels from {low} to {high}, expected 1 to {n_classes}{names}; it is "
+            "damaged, unpack it again"
         )
 
 

@@ -92,7 +92,7 @@ class TokenWindows(BatchedDataset):
                 f"{stream.source} holds {len(stream.ids)} words of this split, a window takes {seq_len} and the one "
                 "behind it; lower seq_len, or give more text"
             )
-        self.name = "text"
+        self.name, self.source = "text", stream.source
         self.ids, self.vocabulary, self.seq_len = stream.ids, stream.vocabulary, seq_len
         self.vocab_size = len(stream.vocabulary)
         self.sample_shape = (seq_len,)
@@ -104,7 +104,13 @@ class TokenWindows(BatchedDataset):
     def get_batch(self, indices: Indices, **options: Any) -> tuple[Tensor, Tensor]:
         """(B, S) int64 words and (B, S) the words behind them."""
         at_BS = np.asarray(indices)[:, None] * self.seq_len + self._offsets
-        words_BS = torch.from_numpy(self.ids[at_BS].astype(np.int64))
+        ids_BS = self.ids[at_BS]
+        if ids_BS.max() >= self.vocab_size or ids_BS.min() < 0:
+            raise DataError(
+                f"{self.source} holds a word number {ids_BS.max():,}, its vocabulary has {self.vocab_size:,} words: "
+                "the file is damaged; prepare the text again"
+            )
+        words_BS = torch.from_numpy(ids_BS.astype(np.int64))
         return words_BS[:, :-1].contiguous(), words_BS[:, 1:].contiguous()
 
 
@@ -123,8 +129,10 @@ def _read_lines(path: Path | None) -> tuple[list[str], str]:
         )
     try:
         return path.read_text(encoding="utf-8").split("\n"), str(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as text ({error}); convert it to UTF-8") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start:,} is not UTF-8; convert the text first") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _encode(

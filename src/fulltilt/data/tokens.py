@@ -141,7 +141,10 @@ def open_tokens(folder: Path, split: str) -> TokenStream:
     vocabulary = _read_vocabulary(folder / WORDS, manifest)
     path, n_tokens = folder / f"{split}.bin", manifest["n_tokens"][split]
     if not n_tokens:
-        raise DataError(f"{folder} was prepared without a part for {split}; prepare it again with another --val-share")
+        raise DataError(
+            f"{folder} was prepared without a word for {split}; prepare it again with a larger --val-share, or with "
+            "--val and a text that has some"
+        )
     dtype = np.dtype(manifest["dtype"])
     n_bytes = path.stat().st_size if path.is_file() else -1
     if n_bytes != n_tokens * dtype.itemsize:

@@ -15,6 +15,8 @@ import functools
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from types import FrameType
@@ -26,6 +28,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 LOCK_S = 1.0  # a worker that lives holds torch's lock for microseconds
 POLL_S = 5.0  # as torch looks whether its workers live
+PARENT_POLL_S = 1.0
 LONG_WAIT_S = 15.0  # for one batch: sooner than a rank is found to hang; workers may take seconds to start
 
 
@@ -47,11 +50,11 @@ class GuardedLoader(DataLoader):
         context = self.multiprocessing_context or multiprocessing
         if context.get_start_method() != "fork":
             resource_tracker.ensure_running()  # it lets SIGTERM through when it starts; so before that is held back
-        with _hold_sigterm():
+        with _hold_sigterm(), _end_started_on_error():
             iterator = _Iterator(self)
-        iterator._workers_done_event = _Done(iterator._workers_done_event)
-        for worker in iterator._workers:
-            worker._popen.terminate = functools.partial(_kill, id(iterator), worker._popen)
+            iterator._workers_done_event = _Done(iterator._workers_done_event)
+            for worker in iterator._workers:
+                worker._popen.terminate = functools.partial(_kill, id(iterator), worker._popen)
         return iterator
 
 
@@ -68,6 +71,13 @@ class _Iterator(_MultiProcessingDataLoaderIter):
             due_from = next(iter(self._task_info.get(self._rcvd_idx, ())), None)
             self._on_long_wait(self._waited_s, [worker.pid for worker in self._workers], due_from)
         return has_come, data
+
+    def _shutdown_workers(self) -> None:
+        if not hasattr(self, "_workers_status"):  # it never became whole, and its workers were ended
+            with contextlib.suppress(ValueError):
+                signal_handling._remove_worker_pids(id(self))
+            return
+        super()._shutdown_workers()
 
 
 class _Done:
@@ -92,20 +102,31 @@ class _Done:
             self._event._cond.release()
 
 
-def guard_worker() -> None:
-    """Call it in a worker, at its start."""
+def guard_worker(parent: int | None = None) -> None:
+    """Call it in a worker, at its start.
+
+    Args:
+        parent: The process that started it, where it is a child of that one; of a fork server's children None.
+    """
     # Ctrl-C reaches the whole process group; the main process ends its workers itself, without their tracebacks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A handler and not SIG_IGN, which the programs that a dataset starts would inherit.
-    signal.signal(signal.SIGTERM, functools.partial(_end_without_parent, os.getppid()))
+    signal.signal(signal.SIGTERM, _hold_back)
     signal.siginterrupt(signal.SIGTERM, False)  # a library may not know how to go on with a read that broke off
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    watch = functools.partial(_end_after, os.getppid() if parent is None else parent)
+    threading.Thread(target=watch, name="fulltilt-parent", daemon=True).start()
 
 
-def _end_without_parent(parent: int, number: int, frame: FrameType | None) -> None:
-    if os.getppid() != parent:
-        signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
+def _end_after(parent: int) -> None:
+    """torch's workers look after their parent too, but one whose batches nobody takes any more then waits for good."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hold_back(number: int, frame: FrameType | None) -> None:
+    pass
 
 
 @contextlib.contextmanager
@@ -116,6 +137,23 @@ def _hold_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _end_started_on_error() -> Iterator[None]:
+    """Processes that were started in the block end where it fails: one of them was killed as it started, and torch
+    says so from wherever the main thread is. What SIGTERM does not end, Python waits for at its exit, for good."""
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        started = [child for child in multiprocessing.active_children() if child not in before]
+        while any(child.exitcode is None for child in started):
+            with contextlib.suppress(RuntimeError):  # torch's word for each of them that ends
+                for child in started:
+                    child.kill()
+                    child.join(LOCK_S)
+        raise
 
 
 def _kill(iterator_id: int, process: Any) -> None:

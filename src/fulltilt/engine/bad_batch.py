@@ -29,6 +29,13 @@ FILE = "nan_batch.pt"
 N_SHOWN = 5
 
 
+def suggest_stability(precision: object) -> str:
+    """What makes losses finite again, beside what is in force."""
+    if precision in ("fp16",):
+        return "Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
+    return "Lower optim.lr, or set optim.clip_norm"
+
+
 def find_bad_step(losses: Sequence[float], *, last_step: int) -> int | None:
     """The first step whose loss is not finite; None where only their sum is not.
 

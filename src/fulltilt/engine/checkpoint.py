@@ -25,7 +25,7 @@ from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, RunFolderErro
 from fulltilt.records import Evidence, classify_outcome
 from fulltilt.records.run_folder import open_atomic
 
-FORMAT = 1
+FORMAT = 2
 DAMAGED = "checkpoint.damaged.pt"
 OUT_OF_MEMORY = "out_of_memory"
 N_NAMES_SHOWN = 4
@@ -66,7 +66,7 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint | None:
     """The newest checkpoint that is whole; ``None`` when there is none at all. A damaged one is renamed.
 
     Raises:
-        RunFolderError: there are checkpoints and none can be read, or a newer release wrote them.
+        RunFolderError: there are checkpoints and none can be read, or another release wrote them.
         DeviceMemoryError: the host's memory ran out; nothing is renamed.
     """
     problems: list[str] = []
@@ -86,10 +86,10 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint | None:
             continue
         note = f"{problems[0]}; going on from {path.name}" if problems else None
         if problems:
-            _set_aside(folder)
+            set_aside(folder)
         return LoadedCheckpoint(state=state, path=path, note=note)
     if problems:
-        raise RunFolderError(f"{'; '.join(problems)}; remove them to start again, or give another folder with --out")
+        raise RunFolderError(f"{'; '.join(problems)}; there is no other, start again in another folder")
     return None
 
 
@@ -152,6 +152,16 @@ def restore_rng(state: Mapping[str, Any], generators: Mapping[str, torch.Generat
             generator.set_state(state["generators"][name])
 
 
+def load_previous(folder: Path) -> LoadedCheckpoint | None:
+    """The checkpoint before the newest, where there is one that can be read."""
+    path = folder / PREVIOUS
+    try:
+        state = read_state(path)
+    except (*READ_ERRORS, RunFolderError):
+        return None
+    return LoadedCheckpoint(state=state, path=path, note=None)
+
+
 def load_model_state(
     model: nn.Module, saved: Mapping[str, Any], path: Path, divide: Callable[[Any, Any], Any] | None = None
 ) -> None:
@@ -161,7 +171,7 @@ def load_model_state(
         divide: ``(saved, mine)`` → the part that belongs here, of a model whose weights are divided among ranks.
 
     Raises:
-        RunFolderError: the checkpoint is of another model; ``model`` is untouched then.
+        OtherModelError: the checkpoint is of another model.
     """
     mine = model.state_dict()
     differences = [
@@ -171,7 +181,7 @@ def load_model_state(
     ]
     found = [text for text in differences if text]
     if found:
-        raise RunFolderError(
+        raise OtherModelError(
             f"{path} is of another model than {type(model).__name__}: {'; '.join(found)}; "
             "restore the model it was written with, or start again in another folder with --out"
         )
@@ -213,7 +223,7 @@ def check_finite(model: nn.Module, *, step: int) -> None:
     if bad:
         raise NonFiniteLossError(
             f"after step {step} {len(bad)} of {len(named)} parameters hold NaN or infinity, first {bad[0]}; "
-            "no checkpoint was written of them. Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
+            "no checkpoint was written of them"
         )
 
 
@@ -226,6 +236,10 @@ def _write(state: Mapping[str, Any], stream: BinaryIO) -> None:
         if recorder.error is not None:
             raise recorder.error from None
         raise
+
+
+class OtherModelError(RunFolderError):
+    """A checkpoint is of another model; the model is untouched."""
 
 
 class _ErrorRecorder:
@@ -252,7 +266,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """What one file holds, on the CPU; for a rank that is told by the first one which file it is.
 
     Raises:
-        one of READ_ERRORS: it is damaged. RunFolderError: a newer release wrote it.
+        one of READ_ERRORS: it is damaged. RunFolderError: another release wrote it, in another format.
     """
     # torch.load checks no sums: a flipped byte in a weight would be read as it is.
     with zipfile.ZipFile(path) as archive:
@@ -266,11 +280,16 @@ def read_state(path: Path) -> dict[str, Any]:
         raise RunFolderError(
             f"{path} was written by a newer fulltilt (format {state['format']}, this one reads {FORMAT})"
         )
+    if state["format"] < FORMAT:
+        raise RunFolderError(
+            f"{path} was written by an older fulltilt (format {state['format']}, this one reads {FORMAT}); go on with "
+            "that release, or start again in another folder"
+        )
     return state
 
 
-def _set_aside(folder: Path) -> None:
-    """Keep a damaged newest from taking the place of the good one at the next save."""
+def set_aside(folder: Path) -> None:
+    """Keep a newest of no use from taking the place of the good one at the next save."""
     with contextlib.suppress(OSError):
         (folder / NEWEST).replace(folder / DAMAGED)
 

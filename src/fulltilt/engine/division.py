@@ -46,8 +46,8 @@ def find_obstacles_to_ranks(n_ranks: int, batch_size: int, config: Config | None
         )
     if config is not None and parse_on_bad_sample(config.data.on_bad_sample) is not None:
         found.append(
-            "data.on_bad_sample skip makes one rank's part of a batch smaller, unknown to the others; over several "
-            "devices use stop"
+            "data.on_bad_sample skip counts the samples of one process, and each of several devices reads a part of "
+            "every batch; over several devices use stop"
         )
     return found
 

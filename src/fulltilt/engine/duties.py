@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import math
 import os
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from fulltilt.data import explain_loader_error
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.bad_batch import find_bad_step, save_bad_batch
+from fulltilt.engine.bad_batch import find_bad_step, save_bad_batch, suggest_stability
 from fulltilt.engine.budget import estimate_host_budget
 from fulltilt.engine.evaluate import evaluate
 from fulltilt.engine.facts import count_dataset
@@ -23,7 +24,7 @@ from fulltilt.engine.replan import Replan, describe_hopeless, describe_replan, i
 from fulltilt.engine.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
 from fulltilt.engine.session import OpenInterval, Restart, Session
 from fulltilt.engine.startup import describe_start
-from fulltilt.errors import DeviceMemoryError, FulltiltError, NonFiniteLossError
+from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, NonFiniteLossError, UsageError
 from fulltilt.levers import find_reports
 from fulltilt.records import (
     EpochDone,
@@ -34,6 +35,9 @@ from fulltilt.records import (
     RunStarted,
     StepsDone,
 )
+
+_NOT_DETERMINISTIC = re.compile(r"(?P<operator>\S+) does not have a deterministic implementation")
+_NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +132,7 @@ def flush_log(s: Session) -> None:
     phases_ms = s.phase_sample.take_ms() if interval.has_phases else {}
     loss = sums["loss"] / reading.n_samples
     if not math.isfinite(loss):
-        raise _describe_non_finite(s, loss, interval, reading.read_losses())
+        raise _describe_non_finite(s, loss, interval, reading.losses)
     for name, total in sums.items():
         epoch_sums[name] = epoch_sums.get(name, 0.0) + total
     if s.promise is not None and (message := s.promise.observe(reading.n_samples, seconds)):
@@ -318,9 +322,19 @@ def explain_error(s: Session, error: Exception) -> FulltiltError | None:
     """
     if isinstance(error, FulltiltError):
         return None
-    if not is_out_of_memory(error):
-        return explain_loader_error(error)
-    return DeviceMemoryError(describe_hopeless(s, error))
+    if is_out_of_memory(error):
+        return DeviceMemoryError(describe_hopeless(s, error))
+    if found := _NOT_DETERMINISTIC.match(str(error)):
+        return UsageError(
+            f"{found['operator']} has no form on {s.run.device.type} that repeats bit for bit, and run.deterministic "
+            "asks for one; set run.deterministic to false, or leave that operator out of the model"
+        )
+    if isinstance(error, IndexError) and (found := _NO_SUCH_CLASS.match(str(error))):
+        return DataError(
+            f"a target is {found['target']}, and the model has fewer outputs; give the model as many as there are "
+            "classes, counted from 0, or mend the targets of the data set"
+        )
+    return explain_loader_error(error)
 
 
 def _describe_non_finite(s: Session, loss: float, interval: OpenInterval, losses: list[float]) -> NonFiniteLossError:
@@ -332,7 +346,7 @@ def _describe_non_finite(s: Session, loss: float, interval: OpenInterval, losses
     stored = "" if step is None else f"{save_bad_batch(s, step=step, loss=losses[step - interval.step - 1])}; "
     return NonFiniteLossError(
         f"the loss is {loss} in {where} (learning rate {interval.lr:.3g}, precision {s.run.plan['precision']}); "
-        f"{stored}{describe_saved(s)}. Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
+        f"{stored}{describe_saved(s)}. {suggest_stability(s.run.plan['precision'])}"
     )
 
 

@@ -119,9 +119,9 @@ def _compute_means(run: Run, loader: DataLoader, should_stop: Callable[[], objec
         meter.add(loss if n_local == n else loss * (n_local / n), n)
         if link is not None:
             link.lap("evaluation")
-    if meter.n_samples == 0:
-        raise DataError(f"the validation set of {run.workload.name} yielded no sample; give it some, or leave it out")
     n_samples = meter.n_samples
+    if n_samples == 0:
+        raise DataError(f"the validation set of {run.workload.name} yielded no sample; give it some, or leave it out")
     return {name: total / n_samples for name, total in meter.take().read_sums().items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def open_session(
         session = assemble_session(run, limits, out_dir, training_metrics=training_metrics)
         session.sizes = sizes
         if loaded is not None:
-            session.restore(loaded)
+            loaded = _restore(session, loaded, out_dir)
             session.first_step = session.progress.step
         if after is not None:
             session.attempt = max(session.attempt, after.attempt)
@@ -104,6 +105,28 @@ def open_session(
         elif resume and loaded is None and after is None:
             run.notes.append(f"there is no checkpoint in {out_dir} yet: starting at the first step")
         yield session
+
+
+def _restore(session: Session, loaded: checkpoint.LoadedCheckpoint, out_dir: Path) -> checkpoint.LoadedCheckpoint:
+    """Restore ``loaded``, or the checkpoint before it where that one is of another model and this one is not."""
+    try:
+        session.restore(loaded)
+    except checkpoint.OtherModelError as error:
+        if loaded.path.name != NEWEST:
+            raise
+        earlier = checkpoint.load_previous(out_dir)
+        if earlier is None or earlier.state.get("sizes") != loaded.state.get("sizes"):
+            raise
+        try:
+            session.restore(earlier)
+        except RunFolderError:
+            raise error from None
+        if session.run.world.is_first:
+            checkpoint.set_aside(out_dir)
+        return dataclasses.replace(
+            earlier, note=f"{error.args[0].partition(';')[0]}; going on from {earlier.path.name}"
+        )
+    return loaded
 
 
 def _build(

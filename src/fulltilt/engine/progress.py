@@ -1,8 +1,9 @@
-"""Where a run is, and the loss on its way there: counted on the host, summed on the device."""
+"""Where a run is, and the loss on its way there: counted on the host, read from the device an interval late."""
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -70,10 +71,36 @@ class Progress:
         }
 
 
+class Keeper:
+    """Hands back tensors that can be read some steps later.
+
+    A model with buffers of its own (a captured CUDA graph) returns its loss in the same memory at every step, and the
+    next step overwrites it: the first tensor is copied, and so are all once one lies where the one before it lay. That
+    one is held until then, or the allocator could have given its place away.
+    """
+
+    def __init__(self) -> None:
+        self._last: Tensor | None = None
+        self._must_copy = True
+
+    def keep(self, value: Tensor) -> Tensor:
+        last, self._last = self._last, value
+        if last is not None:
+            self._must_copy = value.untyped_storage()._cdata == last.untyped_storage()._cdata
+        return value.clone() if self._must_copy else value
+
+
+N_HELD = 16  # micro-batches; one value a sample each
+
+
 class LossMeter:
-    """Sums of the loss and of metrics over samples. ``add`` and ``observe`` never wait for the device.
+    """The loss of every step and sums of metrics over samples. ``add`` and ``observe`` never wait for the device.
 
     ``bring_back`` undoes what was observed since the last ``add``: of a window that is dropped.
+
+    Nothing is summed step by step: losses are summed on the host when they are read, in double precision, and the
+    values of metrics are held as they come and summed up to ``N_HELD`` at a time. The smallest operator takes a step
+    several microseconds, cold as it is by its turn.
 
     Of several ranks each adds its parts, and ``take`` joins them: all read the same figures.
     """
@@ -87,96 +114,121 @@ class LossMeter:
         self._device, self._world = device, world
         self._metrics = dict(metrics or {})
         self._names = ("loss", *self._metrics)
-        self._start([torch.zeros((), device=device) for _ in self._names])
+        self._loss_keeper, self._keepers = Keeper(), [Keeper() for _ in self._metrics]
+        self._start()
+
+    @property
+    def n_steps(self) -> int:
+        return len(self._losses)
+
+    @property
+    def n_samples(self) -> int:
+        return sum(self._counts)
 
     def add(self, loss: Tensor, n_samples: int) -> None:
-        self._loss_sum.add_(loss, alpha=n_samples)
-        self._losses.append(loss)
-        self.n_samples += n_samples
-        self.n_steps += 1
-        for values in self._observed:
-            for total, value in zip(self._metric_sums, values, strict=True):
-                total.add_(value)
-        self._observed.clear()
+        self._losses.append(self._loss_keeper.keep(loss))
+        self._counts.append(n_samples)
+        self._n_whole = len(self._observed)
+        if self._n_whole >= N_HELD:
+            self._sum_held()
 
     def observe(self, outputs: Any, targets: Any) -> None:
-        self._observed.append([metric(outputs, targets).sum() for metric in self._metrics.values()])
+        pairs = zip(self._keepers, self._metrics.values(), strict=True)
+        self._observed.append([keeper.keep(metric(outputs, targets)) for keeper, metric in pairs])
 
     def take(self) -> Reading:
-        """What was summed since the last ``take``; its values are on their way to the host."""
-        reading = Reading(self._names, self._sums, self.n_samples, self.n_steps, self._losses, self._world)
-        self._start([torch.zeros((), device=self._device) for _ in self._names])
+        """What came since the last ``take``; its values are on their way to the host."""
+        self._sum_held()
+        reading = Reading(self._names, self._losses, self._counts, self._metric_sums, self._world)
+        self._start()
         return reading
 
     def bring_back(self) -> None:
-        self._observed.clear()
+        del self._observed[self._n_whole :]
 
     def state_dict(self) -> dict[str, Any]:
-        sums = self._world.sum(torch.stack(self._sums)).cpu()
-        return {"sums": sums, "names": list(self._names), "n_samples": self.n_samples, "n_steps": self.n_steps}
+        self._sum_held()
+        # Before the first step of an interval there is nothing to stack.
+        losses = torch.stack(self._losses) if self._losses else torch.zeros(0, device=self._device)
+        sums = torch.stack(self._metric_sums) if self._metric_sums else torch.zeros(0, device=self._device)
+        return {
+            "losses": self._world.sum(losses).cpu(),
+            "n_samples": list(self._counts),
+            "names": list(self._names),
+            "metric_sums": self._world.sum(sums).cpu(),
+        }
 
     def is_of(self, state: Mapping[str, Any]) -> bool:
         """Whether a state was saved with the same training metrics."""
-        return state.get("names", self._names[: len(state["sums"])]) == list(self._names)
+        return state["names"] == list(self._names)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        n_known = len(self._sums) if self.is_of(state) else 1  # with other training metrics only the loss is the same
-        for total, saved in zip(self._sums[:n_known], state["sums"], strict=False):
-            total.copy_(saved if self._world.is_first else torch.zeros_like(saved))
-        self.n_samples, self.n_steps = state["n_samples"], state["n_steps"]
+        self._start()
+        losses, sums = (state[name] if self._world.is_first else torch.zeros_like(state[name]) for name in _SUMMED)
+        self._losses = list(losses.to(self._device).unbind())
+        self._counts = list(state["n_samples"])
+        if self.is_of(state):
+            self._metric_sums = list(sums.to(self._device).unbind())
 
-    def _start(self, sums: list[Tensor]) -> None:
-        # A tensor each: adding into a part of a shared one takes 1.6 µs, into one of its own 1.1. In float32 like the
-        # loss itself, else every add converts (6.6 µs): a sum lives for one logging interval, and the intervals of an
-        # epoch are added up on the host in double precision.
-        self._sums = sums
-        self._loss_sum, *self._metric_sums = sums
-        self._observed: list[list[Tensor]] = []  # a micro-batch's sums each, of the window that is not whole yet
-        self._losses: list[Tensor] = []  # references only: what a loss that is not finite is looked for in
-        self.n_samples = self.n_steps = 0
+    def _sum_held(self) -> None:
+        for total, *values in zip(self._metric_sums, *self._observed[: self._n_whole], strict=True):
+            if values:
+                flat = [value if value.dim() == 1 else value.flatten() for value in values]
+                total.add_(torch.cat(flat).sum(dtype=total.dtype))
+        del self._observed[: self._n_whole]
+        self._n_whole = 0
+
+    def _start(self) -> None:
+        self._losses: list[Tensor] = []
+        self._counts: list[int] = []  # samples of each step
+        # In float32: a sum lives for one logging interval, and those of an epoch are added up on the host in double
+        # precision.
+        self._metric_sums = [torch.zeros((), device=self._device) for _ in self._metrics]
+        self._observed: list[list[Tensor]] = []  # a micro-batch's values each, metric by metric
+        self._n_whole = 0  # of those; the others are of a window that is under way
+
+
+_SUMMED = ("losses", "metric_sums")
 
 
 class Reading:
-    """Sums of one value each, on their way to the host; nothing may be added to them any more.
+    """Losses and sums of metrics on their way to the host; nothing may be added to them any more.
 
     ``read_sums`` waits for the copy and not for what was queued after it.
+
+    Attributes:
+        losses: Of every step since the last ``take`` or a resume; known once ``read_sums`` returned.
     """
 
     def __init__(
         self,
         names: tuple[str, ...],
-        sums: list[Tensor],
-        n_samples: int,
-        n_steps: int,
         losses: list[Tensor],
+        counts: list[int],
+        metric_sums: list[Tensor],
         world: World = ALONE,
     ):
-        self._names, self.n_samples, self.n_steps = names, n_samples, n_steps
-        self._losses, self._world = losses, world
-        self._wait: Callable[[], None] | None = None
-        if world.is_divided:
-            joined = torch.stack(sums)
-            self._wait = world.start_sum(joined)
-            sums = list(joined.unbind())
-        self._sums = sums
+        self._names, self._counts = names, counts
+        self.n_samples, self.n_steps = sum(counts), len(counts)
+        self.losses: list[float] = []
+        self._values = torch.stack([*losses, *metric_sums])
+        self._wait = world.start_sum(self._values) if world.is_divided else None
         self._event: torch.cuda.Event | None = None
-        if sums[0].is_cuda:
-            host = torch.empty(len(sums), pin_memory=True)
-            host.copy_(torch.stack(sums), non_blocking=True)
+        if self._values.is_cuda:
+            on_device, self._values = self._values, torch.empty(len(self._values), pin_memory=True)
+            self._values.copy_(on_device, non_blocking=True)
             self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(sums[0].device))
-            self._sums = list(host.unbind())
+            self._event.record(torch.cuda.current_stream(on_device.device))
 
     def read_sums(self) -> dict[str, float]:
         if self._wait is not None:
             self._wait()
         if self._event is not None:
             self._event.synchronize()
-        return {name: total.tolist() for name, total in zip(self._names, self._sums, strict=True)}
-
-    def read_losses(self) -> list[float]:
-        """The loss of every step since the last ``take`` or a resume. Waits for the device, and for all ranks."""
-        return self._world.sum(torch.stack(self._losses)).tolist() if self._losses else []
+        values = self._values.tolist()
+        self.losses = values[: self.n_steps]
+        loss_sum = sum(map(operator.mul, self.losses, self._counts))
+        return dict(zip(self._names, [loss_sum, *values[self.n_steps :]], strict=True))
 
 
 class Stopwatch:

@@ -28,7 +28,7 @@ from fulltilt.engine.interrupt import catch_signals
 from fulltilt.engine.rank_causes import Cause, describe_died, describe_failed, describe_hung
 from fulltilt.engine.rank_process import COUNT, IS_ALONE, IS_WAITING, N_CELLS, PHASES, Marks
 from fulltilt.errors import UsageError
-from fulltilt.hardware import count_usable_cores, describe_process_state, is_process_stopped
+from fulltilt.hardware import count_usable_cores, is_process_stopped
 from fulltilt.records import RunEnded, RunStarted, StepsDone
 
 POLL_S = 0.1
@@ -294,7 +294,7 @@ class _Attempt:
             if mine[COUNT] != rank.count or not (is_stopped or (is_late and not is_alone)):
                 rank.count, rank.keeps_up_s = mine[COUNT], now_s
             elif rank.outcome == "runs" and now_s - rank.keeps_up_s > limit_s:
-                state = f": it {describe_process_state(rank.process.pid)}" if is_stopped else ""
+                state = ": it is stopped by a signal" if is_stopped else ""
                 text = describe_hung(rank, mine, now_s - rank.keeps_up_s, f"{setting} allows more{state}")
                 self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
 

@@ -154,15 +154,21 @@ def describe_hopeless(s: Session, error: BaseException) -> str:
             "it take fewer samples at a time, or set run.evaluate_every to null; --resume goes on from the last "
             "checkpoint"
         )
-    rest = "precision bf16, activation_checkpointing or a smaller model, and --resume from the last checkpoint"
+    rest = (
+        "activation_checkpointing, with which --resume goes on from the last checkpoint; or, as another run in another "
+        "folder, precision bf16 or a smaller model"
+    )
     sizes = plan_sizes_at(s, place)
     if sizes is None:
         return f"{message}; there is no smaller batch that would help: try {rest}"
+    smaller = f"batch_size {sizes.batch_size} × accumulate {sizes.accumulate}"
+    if s.limits.on_out_of_memory == "stop" and find_obstacle(s.run) is None:
+        return f"{message}; --resume with run.on_out_of_memory=replan goes on with {smaller}; or try {rest}"
     if obstacle := find_obstacle(s.run):
         message = f"{message}, and the run does not replan by itself: {obstacle}"
     elif s.n_replans >= MAX_REPLANS:
         message = f"{message}, after {s.n_replans} replans"
-    return f"{message}; try batch_size {sizes.batch_size} with accumulate {sizes.accumulate}, {rest}"
+    return f"{message}; try {rest}, or {smaller}"
 
 
 def read_first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from fulltilt.engine import checkpoint
 from fulltilt.engine.background import Written
-from fulltilt.engine.bad_batch import save_bad_batch
+from fulltilt.engine.bad_batch import save_bad_batch, suggest_stability
 from fulltilt.engine.checkpoint_files import NEWEST
 from fulltilt.engine.replan import is_out_of_memory
 from fulltilt.engine.session import Session
@@ -93,7 +93,10 @@ def _finish_checkpoint(s: Session, written: Written, *, is_last: bool) -> None:
     if isinstance(written.error, StorageError):
         message = f"no checkpoint of step {position.step}: {written.error}; {describe_saved(s)}"
         if is_last or s.limits.on_full_disk == "stop":
-            raise StorageError(message) from written.error
+            remedy = ", --resume goes on from there" if s.saved_position else ""
+            raise StorageError(f"{message}{remedy}") from written.error
+        if s.progress.epoch >= s.limits.n_epochs or s.progress.step >= s.limits.max_steps:
+            return  # nothing goes on: the last checkpoint, which follows, says it
         s.announce.note(f"{message}; training goes on (run.on_full_disk: continue)", level="warning")
         return
     if written.error is not None:
@@ -124,7 +127,7 @@ def _check_weights(s: Session) -> None:
         return
     if s.progress.step_in_epoch:
         problem = f"{problem}; {save_bad_batch(s, step=s.progress.step, loss=math.nan)}"
-    raise NonFiniteLossError(problem)
+    raise NonFiniteLossError(f"{problem}. {suggest_stability(s.run.plan['precision'])}")
 
 
 def describe_saved(s: Session) -> str:

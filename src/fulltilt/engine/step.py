@@ -76,7 +76,7 @@ class TrainStep:
         self._autocast = (
             None if setup.autocast_dtype is None else torch.autocast(setup.device.type, dtype=setup.autocast_dtype)
         )
-        self._observe = observe
+        self._observe, self._no_grad = observe, torch.no_grad()
         self._state = setup.state
         self._has_looked = False
 
@@ -150,7 +150,7 @@ class TrainStep:
                 if not self._has_looked:
                     self._look_at_loss(loss, inputs)
         if self._observe is not None and is_counted:
-            with torch.no_grad():
+            with self._no_grad:
                 self._observe(outputs, targets)
         return loss
 

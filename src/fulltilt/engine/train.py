@@ -4,7 +4,7 @@
         for each step       forward, backward, optimizer (step.py); count it; now and then log, evaluate, save
         evaluate, save      and tell the listeners (duties.py)
 
-Nothing in a step waits for the device. The loss is summed there and read once per logging interval, one interval late.
+Nothing in a step waits for the device. Losses stay there and are read once per logging interval, one interval late.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fulltilt.engine.replan import RankReplanError, Replan, build_rank_error, pl
 from fulltilt.engine.saving import settle_checkpoint
 from fulltilt.engine.session import Restart, Session
 from fulltilt.engine.world import join_world
+from fulltilt.errors import UsageError
 from fulltilt.measure import apply_memory_limit
 from fulltilt.records import Listener
 from fulltilt.tasks import Workload
@@ -136,6 +137,11 @@ def _run_session(s: Session, stop: Stop) -> TrainResult | Restart:
             return restart
         is_over = s.progress.epoch >= s.limits.n_epochs or s.progress.step >= s.limits.max_steps
         reason = "finished" if is_over else "interrupted"
+    except SystemExit as error:  # of the user's model or data: it would end the program, by 0 as if all were well
+        reason = f"failed: sys.exit({error.code!r}) was called"
+        raise UsageError(
+            f"code of the model or the data called sys.exit({error.code!r}) after step {s.progress.step}"
+        ) from error
     except RankReplanError:  # the process that started the ranks tells how it goes on
         reason = None
         settle_checkpoint(s)

@@ -23,6 +23,11 @@ def find_blocks(model: Any) -> list[Any]:
     ModuleList (residual blocks, transformer layers); where none are listed, the outermost repeated ones. A model
     without any is looked through for Sequentials, which are then run in segments.
     """
+    return find_repeated(model) or _find_chains(model)
+
+
+def find_repeated(model: Any) -> list[Any]:
+    """The repeated blocks of ``find_blocks``, none inside another."""
     counts = collections.Counter(type(m) for m in model.modules())
     listed = {
         id(child)
@@ -34,7 +39,7 @@ def find_blocks(model: Any) -> list[Any]:
     if blocks := _collect(model, listed, innermost=True):
         return blocks
     repeated = {id(m) for m in model.modules() if m is not model and counts[type(m)] > 1 and _is_block(m)}
-    return _collect(model, repeated, innermost=False) or _find_chains(model)
+    return _collect(model, repeated, innermost=False)
 
 
 def find_named(model: Any, text: str) -> dict[str, Any]:

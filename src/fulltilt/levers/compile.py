@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fulltilt.errors import PlanObstacleError
 from fulltilt.levers._spec import Facts, Lever, Setup
-from fulltilt.levers.activation_checkpointing import find_blocks
+from fulltilt.levers.activation_checkpointing import find_repeated
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 N_REASONS_SHOWN = 2
@@ -59,16 +59,18 @@ def find_cache_folder() -> Path:
 def keep_cache() -> None:
     """Let compiled code outlive the process and the next start of the machine, unless the user said where it goes.
 
-    Where the home folder cannot be written it goes where torch would put it.
+    Where the home folder cannot be written it goes where torch would put it. That place is nobody's wish where it is
+    named already: torch names it itself as soon as Inductor is imported, which other levers lead to.
     """
-    if os.environ.get(CACHE_VARIABLE):
+    torchs_own = str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
+    if os.environ.get(CACHE_VARIABLE, torchs_own) != torchs_own:
         return
     folder = find_cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        os.environ[CACHE_VARIABLE] = str(folder)
     except OSError:
-        folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    os.environ[CACHE_VARIABLE] = str(folder)
+        os.environ[CACHE_VARIABLE] = torchs_own
 
 
 @contextlib.contextmanager
@@ -105,7 +107,7 @@ def _apply(setup: Setup, value: bool | str) -> None:
     if value != "regional":
         setup.forward = torch.compile(setup.forward, dynamic=False, backend=graphs)
         return
-    blocks = find_blocks(setup.model)
+    blocks = find_repeated(setup.model)
     if not blocks:
         raise PlanObstacleError("compile=regional: the model has no repeated blocks to compile; use compile true")
     # All blocks share one list of compiled versions; by default Dynamo gives up after 8, a ResNet has as many shapes.

@@ -9,6 +9,8 @@ from annotated_types import Ge
 
 from fulltilt.levers._spec import Facts, Lever, Setup
 
+MAX_WORKERS = 8192
+
 
 def _candidates(facts: Facts) -> tuple[int, ...]:
     """0, then doubling up to the usable cores: past those, workers only take turns."""
@@ -23,6 +25,8 @@ def _candidates(facts: Facts) -> tuple[int, ...]:
 def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
     if facts.is_iterable and value > 1:
         return "an IterableDataset that does not split itself would deliver every sample once per worker"
+    if value > MAX_WORKERS:
+        return f"at most {MAX_WORKERS:,} processes: each takes memory of its own and ten file descriptors"
     return None
 
 

@@ -21,10 +21,19 @@ def _read_initial_threads() -> int:
     return torch.get_num_threads()
 
 
+MAX_THREADS = 4096
+
+
 def _candidates(facts: Facts) -> tuple[int | None, ...]:
     """The default, then half the cores (the rest is left to data workers), then one core less."""
     cores = facts.n_cores_usable
     return (None, *sorted({n for n in (cores // 2, cores - 1) if 1 <= n < cores}))
+
+
+def _guard(value: int | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+    if value is not None and value > MAX_THREADS:
+        return f"at most {MAX_THREADS:,} threads: OpenMP ends the process where it cannot start as many"
+    return None
 
 
 def _note(value: int | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
@@ -62,6 +71,7 @@ LEVER = Lever(
     stage="environment",
     restart=False,
     candidates=_candidates,
+    guard=_guard,
     note=_note,
     apply=_apply,
     observe=_observe,

@@ -88,7 +88,7 @@ class Table:
         new = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in self._columns]
         if new:
             self._widen(new)
-        self._file.append([_format_line(_list_values(row, self._columns)) for row in rows])
+        self._file.append(_format_lines([_list_values(row, self._columns) for row in rows]))
 
     def drop_rows_after(self, step: int) -> None:
         """Keep the whole rows up to ``step``. The file is replaced only when something has to go."""
@@ -119,7 +119,7 @@ class Table:
         if header:
             self._columns = header
         else:
-            self._file.append([_format_line(self._columns)])
+            self._file.append(_format_lines([self._columns]))
         self._is_started = True
 
     def _widen(self, new: list[str]) -> None:
@@ -148,18 +148,23 @@ def _parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def _format_table(header: list[str], rows: list[dict[str, str]]) -> str:
-    lines = [_format_line(header), *(_format_line(_list_values(row, header)) for row in rows)]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in _format_lines([header, *(_list_values(row, header) for row in rows)]))
 
 
 def _list_values(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any]:
     return [row.get(name, "") for name in columns]
 
 
-def _format_line(values: list[Any]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="").writerow(["" if v is None else v for v in values])
-    return stream.getvalue()
+def _format_lines(rows: Iterable[Sequence[Any]]) -> list[str]:
+    lines = _Lines()
+    csv.writer(lines, lineterminator="").writerows(rows)  # None becomes an empty field
+    return lines
+
+
+class _Lines(list[str]):
+    """What csv.writer needs of a file; a value may hold a line break, so lines cannot be split from a text."""
+
+    write = list.append
 
 
 def _step_of(row: Mapping[str, str]) -> float:

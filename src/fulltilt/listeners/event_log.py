@@ -37,5 +37,8 @@ class EventLog:
             self._file.close()
 
 
+_JSON = json.JSONEncoder(ensure_ascii=False)  # json.dumps builds one for every call that is not its default
+
+
 def _format_event(event: Event) -> str:
-    return json.dumps({"event": type(event).__name__, **encode(event)}, ensure_ascii=False)
+    return _JSON.encode({"event": type(event).__name__, **encode(event)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -122,10 +123,18 @@ class ProgressBar:
             self._bar = None
         first = self._started.first_step if self._started else 0
         here = f", {event.step - first:,} of them since the checkpoint it went on from" if first else ""
-        self._print(f"{event.reason} after {event.step:,} steps{here}, {format_seconds(event.seconds)}")
+        how, _, why = event.reason.partition(": ")
+        after = f"{how} after {event.step:,} steps{here}, {format_seconds(event.seconds)}"
+        self._print(f"{after}: {why}" if why else after)
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def tell_warnings(event: Event) -> None:
+    """What a run without progress still says, on standard error."""
+    if isinstance(event, Noted) and event.level == "warning":
+        print(f"warning: {event.message}", file=sys.stderr, flush=True)
 
 
 def list_headlines(metrics: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -29,7 +29,7 @@ def encode(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {name: encode(getattr(value, name)) for name in _list_fields(kind)}
     if isinstance(value, Mapping):
         return {str(k): encode(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -56,6 +56,11 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 def loads(cls: type[T], text: str | bytes) -> T:
     return decode(cls, json.loads(text))
+
+
+@functools.cache
+def _list_fields(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 @functools.cache

@@ -276,7 +276,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(f"no space left for {path}; free some and run the same command again") from error
+            raise StorageError(f"no space left for {path}; free some and try again") from error
         if error.errno in (
             errno.EROFS,
             errno.EACCES,

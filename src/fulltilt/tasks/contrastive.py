@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from fulltilt.errors import UsageError
+from fulltilt.errors import ConfigError, UsageError
 from fulltilt.tasks.encoder import ContrastiveModel, build_encoder
 from fulltilt.tasks.features import extract_features, find_labelled, spread
 from fulltilt.tasks.losses import Loss
@@ -141,6 +141,11 @@ def build_contrastive(
 def explain_negatives(batch_size: int, accumulate: int, *, exact: bool) -> str:
     """How many negatives an anchor has: what a batch means to this loss."""
     effective, own = batch_size * accumulate, count_negatives(batch_size)
+    if not count_negatives(effective if exact else batch_size):
+        raise ConfigError(
+            "one image at a time has no negatives, so its loss is 0 whatever the model does; take 2 or more",
+            key="data.batch_size",
+        )
     if accumulate == 1:
         return f"NT-Xent over batches of {batch_size}: {own:,} negatives per anchor"
     joint = count_negatives(effective)

@@ -95,6 +95,18 @@ def test_a_block_times_the_steps_between_its_marks(arm):
     assert block.waits >= 0
 
 
+def test_every_model_of_a_width_has_its_own_weights_in_the_same_place():
+    places = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = build_model(24)
+        values = [parameter.detach().clone() for parameter in model.parameters()]
+        _loops.move_home(model, 24)
+        torch.testing.assert_close(list(model.parameters()), values, rtol=0, atol=0)
+        places.append([parameter.data_ptr() for parameter in model.parameters()])
+    assert places[0] == places[1]
+
+
 def test_the_clocks_are_read_at_two_batches_only():
     rows = build_rows(5, first=1, last=3)
     seen = []

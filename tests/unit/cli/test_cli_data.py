@@ -100,7 +100,7 @@ def test_prepare_text_says_what_it_kept(tmp_path, capsys):
     assert run_command(words) == 0
     said = capsys.readouterr().out
     assert "90 tokens for training, 10 for validation, as uint16" in said
-    assert "3 words of 4 in the training text, 40.00 % of it is <unk>" in said
+    assert "a vocabulary of 3 with <unk>, 4 distinct words in the training text, 40.00 % of it is <unk>" in said
     assert run_command(words) == 2
     assert "--force to prepare it again" in capsys.readouterr().err
     assert run_command([*words, "--force", "--val", str(tmp_path / "t.txt")]) == 0

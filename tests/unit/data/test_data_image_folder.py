@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from fulltilt.data import DATASETS, build_loader
+from fulltilt.data.images import decode_image
 from fulltilt.errors import DataError
 
 image_folder = DATASETS["image_folder"]
@@ -63,6 +64,22 @@ def test_modes_and_palettes_become_what_was_asked_for(tmp_path):
         write_image(tmp_path / "b" / f"{i}.png", 1, mode=mode)
     assert all(image_folder(path=str(tmp_path))[i][0].shape == (3, 10, 12) for i in range(6))
     assert image_folder(path=str(tmp_path), mode="L").sample_shape == (1, 10, 12)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_sixteen_bits_keep_their_brightness(tmp_path, suffix):
+    """Pillow's own conversion cuts them off at 255: white"""
+    values = np.array([[0, 257 * 100, 257 * 200 + 128], [65_535, 128, 129]], dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / f"x.{suffix}")
+    gray = decode_image(tmp_path / f"x.{suffix}", mode="L")
+    assert gray.tolist() == [[[0, 100, 200], [255, 0, 1]]]
+    assert torch.equal(decode_image(tmp_path / f"x.{suffix}"), gray.expand(3, 2, 3))
+
+
+def test_numbers_without_a_known_white_are_refused_by_name(tmp_path):
+    Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "x.tif")
+    with pytest.raises(DataError, match=r"x.tif holds numbers of Pillow's mode F.*8 or 16 bits"):
+        decode_image(tmp_path / "x.tif")
 
 
 def test_images_of_different_sizes_load_with_a_resize_and_are_named_without(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import traceback
 
 import numpy as np
 import pytest
@@ -254,3 +255,34 @@ def test_fetcher_survives_pickling():
     assert torch.equal(copy.__getitems__([1, 2])[0], loader.dataset.__getitems__([1, 2])[0])
     assert len(loader.dataset) == 20
     assert isinstance(loader.dataset.source, Batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_raises_stopiteration_does_not_end_the_epoch_in_silence(workers):
+    class Ends(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            if index == 5:
+                raise StopIteration
+            return torch.zeros(2), index
+
+    loader = build_loader(Ends(), batch_size=2, shuffle=False, drop_last=False, options={"num_workers": workers})
+    with pytest.raises(DataError, match="Ends raised StopIteration for a sample below its length 8"):
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_dataset_names_the_sample(workers):
+    class Fails(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return {}["missing"] if index == 5 else (torch.zeros(2), index)
+
+    loader = build_loader(Fails(), batch_size=2, shuffle=False, drop_last=False, options={"num_workers": workers})
+    with pytest.raises(KeyError) as caught:
+        list(loader)
+    assert "sample 5 of Fails was being read" in "".join(traceback.format_exception(caught.value))

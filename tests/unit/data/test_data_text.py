@@ -255,3 +255,20 @@ def test_wikitext(tmp_path):
     n_lines = sum(bool(line.strip()) for line in source.read_text(encoding="utf-8").split("\n"))
     assert done.n_train + done.n_val == len(words) + n_lines
     assert open_tokens(done.folder, "train").vocabulary.words[:3] == ("<unk>", "the", ",")
+
+
+def test_a_word_number_beyond_the_vocabulary_is_named_before_the_model_sees_it(tmp_path):
+    source = write_text(tmp_path / "a.txt", ["a b c d"] * 40)
+    prepare_text([source], tmp_path / "out", val_share=0.1)
+    ids = np.memmap(tmp_path / "out" / "train.bin", dtype=np.uint16, mode="r+")
+    ids[20] = 60_000
+    ids.flush()
+    dataset = text(path=str(tmp_path / "out"), seq_len=5)
+    with pytest.raises(DataError, match=r"out holds a word number 60,000, its vocabulary has 6 words"):
+        dataset.get_batch(range(len(dataset)))
+
+
+def test_a_validation_text_without_words_is_refused(tmp_path):
+    source, empty = write_text(tmp_path / "a.txt", ["a b"] * 9), write_text(tmp_path / "v.txt", ["", " "])
+    with pytest.raises(DataError, match=r"v\.txt holds no word"):
+        prepare_text([source], tmp_path / "out", val_file=empty)

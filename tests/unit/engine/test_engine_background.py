@@ -222,6 +222,15 @@ def test_told_to_continue_it_goes_on_says_so_and_saves_again_later(tmp_path, mon
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] == 12
 
 
+def test_at_the_end_of_a_run_nothing_is_said_to_go_on(tmp_path, monkeypatch):
+    FullAt(monkeypatch, *range(2, 20))
+    recorder = Recorder()
+    config = build_config(run__checkpoint_every="1 epoch", run__on_full_disk="continue")
+    with pytest.raises(StorageError, match=r"no checkpoint of step 12: .* step 6 is kept, --resume goes on from there"):
+        run_train(tmp_path, config, recorder)
+    assert not [note for note in recorder.of(Noted) if note.level == "warning"]
+
+
 def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_in_any_case(tmp_path, monkeypatch):
     FullAt(monkeypatch, 1)
     config = build_config(run__checkpoint_every=None, run__on_full_disk="continue")

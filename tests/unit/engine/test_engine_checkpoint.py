@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fulltilt.engine.checkpoint import (
+    FORMAT,
     capture_rng,
     check_finite,
     load_checkpoint,
@@ -56,7 +57,7 @@ DAMAGES = {
     "no archive": lambda path: path.write_text("<html>404</html>"),
     "a flipped byte in a weight": lambda path: flip_byte(path, path.stat().st_size // 2),
     "of another program": lambda path: torch.save({"state_dict": {}}, path),
-    "a pickle that runs code": lambda path: torch.save({"format": 1, "x": Harmful()}, path),
+    "a pickle that runs code": lambda path: torch.save({"format": FORMAT, "x": Harmful()}, path),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
 
@@ -119,13 +120,14 @@ def test_when_none_can_be_read_both_are_named(tmp_path):
         load_checkpoint(tmp_path)
     assert NEWEST in str(caught.value)
     assert PREVIOUS in str(caught.value)
-    assert "--out" in str(caught.value)
+    assert "another folder" in str(caught.value)
 
 
-def test_a_newer_format_is_not_taken_for_damage(tmp_path):
+@pytest.mark.parametrize(("number", "release"), [(FORMAT - 1, "older"), (99, "newer")])
+def test_another_format_is_not_taken_for_damage(tmp_path, number, release):
     save_checkpoint(tmp_path, state_of(1))
-    torch.save({"format": 99, "step": 2}, tmp_path / NEWEST)
-    with pytest.raises(RunFolderError, match="newer fulltilt"):
+    torch.save({"format": number, "step": 2}, tmp_path / NEWEST)
+    with pytest.raises(RunFolderError, match=f"{release} fulltilt"):
         load_checkpoint(tmp_path)
 
 

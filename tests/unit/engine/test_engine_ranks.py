@@ -98,7 +98,7 @@ def test_one_that_stands_still_between_steps_is_named(tmp_path, how):
     """Both were through the same step, so neither was ahead: a rank stopped by a signal there held the run for good."""
     with pytest.raises(RankHungError, match=r"^rank 1 \(cpu, process \d+\) hangs: .* further than optimizer") as caught:
         run(rank_bodies.stand_still, how=how, notes=str(tmp_path / "pids"), hang_limit_s=1.5)
-    assert ("is stopped by a signal (kill -CONT" in str(caught.value)) == (how != "elsewhere")
+    assert ("it is stopped by a signal" in str(caught.value)) == (how != "elsewhere")
     assert_none_left(tmp_path / "pids")
 
 

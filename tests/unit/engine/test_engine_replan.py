@@ -222,7 +222,7 @@ def test_a_stream_goes_on_at_the_same_sample(tmp_path):
 def test_a_stream_that_drops_its_last_batch_is_not_cut_anew(tmp_path):
     config = build_config(optim__schedule="constant", optim__warmup=0, data__drop_last=True)
     workload = build_plain(model=lambda: build_model(Card(8)), dataset=lambda: PointStream(noise=0))
-    with pytest.raises(DeviceMemoryError, match=r"does not replan by itself: a stream .* try batch_size 8"):
+    with pytest.raises(DeviceMemoryError, match=r"does not replan by itself: a stream .* or batch_size 8"):
         run_train(tmp_path, config, workload=workload)
 
 

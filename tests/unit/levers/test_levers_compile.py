@@ -6,8 +6,10 @@ there are, and Inductor takes 10 s a graph.
 
 from __future__ import annotations
 
+import getpass
 import os
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from fulltilt.engine.evaluate import build_validation_loader, evaluate
 from fulltilt.engine.measured import check_observed, measure_flops
 from fulltilt.engine.run import Run
 from fulltilt.engine.step import TrainStep
+from fulltilt.errors import PlanObstacleError
 from fulltilt.hardware import has_c_compiler
 from fulltilt.levers import compile as lever
 from fulltilt.levers import default_plan, find_reports
@@ -189,6 +192,15 @@ def test_checkpointed_blocks_share_one_graph_too():
     assert run.setup.state["compiled_graphs"].n_graphs == 1
 
 
+def test_a_model_without_repeated_blocks_is_told_before_it_trains():
+    class Chain(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    with pytest.raises(PlanObstacleError, match="no repeated blocks to compile; use compile true"):
+        build("regional", Chain)
+
+
 def test_two_runs_never_share_their_counts():
     assert lever.CompiledGraphs() != lever.CompiledGraphs()
 
@@ -200,6 +212,10 @@ def test_compiled_code_goes_to_a_folder_that_stays(monkeypatch, tmp_path):
     monkeypatch.delenv(lever.CACHE_VARIABLE)
     lever.keep_cache()
     assert os.environ[lever.CACHE_VARIABLE] == str(tmp_path / "fulltilt" / "inductor")
+    monkeypatch.setenv(lever.CACHE_VARIABLE, f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+    lever.keep_cache()
+    said = "torch names its own place once Inductor is imported, which run.deterministic leads to"
+    assert os.environ[lever.CACHE_VARIABLE] == str(tmp_path / "fulltilt" / "inductor"), said
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.delenv(lever.CACHE_VARIABLE)

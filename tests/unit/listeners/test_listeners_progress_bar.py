@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from fulltilt.listeners import ProgressBar
+from fulltilt.listeners import ProgressBar, tell_warnings
 from fulltilt.listeners.progress_bar import format_seconds
 from fulltilt.records import EpochDone, Evaluated, Noted, RunEnded, RunStarted, StepsDone
 
@@ -106,6 +106,18 @@ def test_a_run_of_unknown_length_promises_no_end():
 def test_notes_are_printed_as_they_are():
     text = run(io.StringIO(), [started(), Noted(message="fp16 [needs] a GPU", level="warning")])
     assert text.splitlines()[-1] == "warning: fp16 [needs] a GPU"
+
+
+def test_a_failed_run_says_after_how_many_steps_before_it_says_why():
+    ended = RunEnded(reason="failed: StorageError: no space; 3 are kept", step=7, seconds=2.0, metrics={})
+    last = run(io.StringIO(), [started(), ended]).splitlines()[-1]
+    assert last == "failed after 7 steps, 2.0 s: StorageError: no space; 3 are kept"
+
+
+def test_without_progress_warnings_are_still_told_and_notes_are_not(capsys):
+    tell_warnings(Noted(message="slower than promised", level="warning"))
+    tell_warnings(Noted(message="of use to nobody"))
+    assert capsys.readouterr() == ("", "warning: slower than promised\n")
 
 
 def test_durations_are_written_for_people():

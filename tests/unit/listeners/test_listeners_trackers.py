@@ -201,6 +201,7 @@ def test_a_missing_package_is_named_with_its_extra(name, tmp_path, monkeypatch):
 
 
 def test_the_configuration_names_the_loggers_there_are(tmp_path):
+    pytest.importorskip("torch.utils.tensorboard")
     assert set(typing.get_args(LoggerName)) == set(LOGGERS)
     csv_log, board = build_loggers(["csv", "tensorboard", "csv"], tmp_path)
     assert isinstance(csv_log, CsvLog)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fulltilt.errors import UsageError
+from fulltilt.errors import ConfigError, UsageError
 from fulltilt.tasks import build_model
-from fulltilt.tasks.contrastive import NeighbourAssessment, TwoViews, build_contrastive
+from fulltilt.tasks.contrastive import NeighbourAssessment, TwoViews, build_contrastive, explain_negatives
 from fulltilt.tasks.encoder import build_encoder
 
 SHAPE = (3, 16, 16)
@@ -132,3 +132,10 @@ def test_exact_batch_is_what_couples_the_samples():
     assert plain.compares_samples, "its loss is not that of one device over several"
     assert "254 negatives" in plain.explain(128, 4)[0]
     assert build_contrastive(**given, projector=9, hidden=11).model().projector[0].out_features == 11
+
+
+@pytest.mark.parametrize(("accumulate", "exact"), [(1, True), (4, False)])
+def test_a_batch_without_negatives_is_refused(accumulate, exact):
+    with pytest.raises(ConfigError, match="no negatives"):
+        explain_negatives(1, accumulate, exact=exact)
+    assert "6 negatives" in explain_negatives(1, 4, exact=True)

@@ -1,0 +1,143 @@
+"""``LossMeter``: what was held is in the sums, once, however it is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fulltilt.engine.progress import N_HELD, LossMeter
+
+CPU = torch.device("cpu")
+
+
+def square(outputs, targets):
+    return (outputs - targets).square()
+
+
+def is_above(outputs, targets):
+    return outputs > targets
+
+
+def build_batches(n_batches, *, n_samples=3):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(2, n_samples, generator=generator) for _ in range(n_batches)]
+
+
+def build_meter():
+    return LossMeter(CPU, {"square": square, "above": is_above})
+
+
+def feed(meter, batches):
+    for outputs, targets in batches:
+        meter.observe(outputs, targets)
+        meter.add(square(outputs, targets).mean(), len(outputs))
+    return meter
+
+
+def expect(batches):
+    outputs, targets = torch.cat(batches, dim=1).double()
+    squares = square(outputs, targets).sum().item()
+    return {
+        "loss": pytest.approx(squares, rel=1e-6),
+        "square": pytest.approx(squares, rel=1e-6),
+        "above": is_above(outputs, targets).sum().item(),
+    }
+
+
+@pytest.mark.parametrize("n_batches", [1, N_HELD - 1, N_HELD, 2 * N_HELD + 3])
+def test_sums_are_those_of_all_samples(n_batches):
+    batches = [*build_batches(n_batches), *build_batches(1, n_samples=2)]
+    reading = feed(build_meter(), batches).take()
+    assert (reading.n_steps, reading.n_samples) == (n_batches + 1, 3 * n_batches + 2)
+    assert reading.read_sums() == expect(batches)
+    assert reading.losses == pytest.approx([square(*batch).mean().item() for batch in batches])
+
+
+def test_no_more_values_are_held_than_said():
+    meter = build_meter()
+    for batch in build_batches(5 * N_HELD):
+        feed(meter, [batch])
+        assert len(meter._observed) < N_HELD
+
+
+def test_after_take_nothing_is_left():
+    batches = build_batches(3)
+    meter = feed(build_meter(), batches)
+    first = meter.take()
+    second = feed(meter, batches[:1]).take()
+    assert (first.read_sums(), second.read_sums()) == (expect(batches), expect(batches[:1]))
+
+
+def test_a_window_that_is_dropped_is_in_no_sum():
+    batches = build_batches(4)
+    meter = feed(build_meter(), batches)
+    meter.observe(*build_batches(1)[0])
+    meter.bring_back()
+    assert meter.take().read_sums() == expect(batches)
+
+
+def test_a_window_of_several_micro_batches_is_one_step():
+    micro = build_batches(2)
+    meter = build_meter()
+    for batch in micro:
+        meter.observe(*batch)
+    outputs, targets = torch.cat(micro, dim=1)
+    meter.add(square(outputs, targets).mean(), 6)
+    reading = meter.take()
+    assert (reading.n_steps, reading.read_sums()) == (1, expect(micro))
+
+
+def test_a_metric_of_any_shape_is_summed():
+    meter = LossMeter(CPU, {"pixels": lambda outputs, targets: outputs})
+    for _ in range(2):
+        meter.observe(torch.ones(2, 3), None)
+        meter.observe(torch.ones(()), None)
+    meter.add(torch.zeros(()), 2)
+    assert meter.take().read_sums()["pixels"] == 14
+
+
+def test_figures_in_memory_that_the_next_step_overwrites_are_kept():
+    """As a captured CUDA graph returns them."""
+    buffer = torch.zeros(3)
+    meter = LossMeter(CPU, {"same": lambda outputs, targets: outputs})
+    for step in range(1, 6):
+        values = buffer.fill_(step)
+        meter.observe(values, None)
+        meter.add(values[0].detach(), 3)
+    reading = meter.take()
+    assert reading.read_sums() == {"loss": 45.0, "same": 45.0}
+    assert reading.losses == [1, 2, 3, 4, 5]
+
+
+def test_figures_in_memory_of_their_own_are_not_copied(monkeypatch):
+    meter = feed(build_meter(), build_batches(1))
+    monkeypatch.setattr(torch.Tensor, "clone", None)
+    feed(meter, build_batches(4))
+
+
+def test_sums_of_half_precision_keep_every_sample():
+    meter = LossMeter(CPU, {"ones": lambda outputs, targets: outputs})
+    meter.observe(torch.ones(1001, dtype=torch.bfloat16), None)
+    meter.add(torch.zeros(()), 1001)
+    assert meter.take().read_sums()["ones"] == 1001  # bfloat16 has no 1001
+
+
+@pytest.mark.parametrize("n_before", [0, 5, N_HELD + 2])
+def test_a_state_goes_on_where_it_was_saved(n_before):
+    batches = build_batches(N_HELD + 9)
+    meter = feed(build_meter(), batches[:n_before])
+    state = meter.state_dict()
+    resumed = build_meter()
+    resumed.load_state_dict(state)
+    readings = [feed(m, batches[n_before:]).take() for m in (meter, resumed)]
+    assert readings[0].read_sums() == readings[1].read_sums() == expect(batches)
+    assert readings[0].losses == readings[1].losses
+
+
+def test_a_state_with_other_metrics_keeps_the_loss():
+    batches = build_batches(2)
+    state = feed(build_meter(), batches).state_dict()
+    resumed = LossMeter(CPU, {"above": is_above})
+    assert not resumed.is_of(state)
+    resumed.load_state_dict(state)
+    assert resumed.take().read_sums() == {"loss": expect(batches)["loss"], "above": 0.0}
