@@ -185,9 +185,11 @@ class ImageFolder(Dataset):
         for index in range(n_tries):
             try:
                 self.decode(index)
-            except DataError:
+            except DataError as error:
                 if index + 1 == n_tries:
-                    raise
+                    raise DataError(
+                        f"none of the first {n_tries:,} images can be read; the last one: {error}"
+                    ) from error
             else:
                 return index
         raise DataError("the dataset holds 0 samples")

@@ -130,6 +130,8 @@ def build_language_model(
             f"softmax {softmax} scores a part of the words in training, accuracy needs all; drop training_metrics: "
             "every evaluation has it"
         )
+    if softmax != "adaptive" and cutoffs is not None:
+        raise UsageError(f"cutoffs are groups of the adaptive softmax, and softmax is {softmax}; drop one of them")
     options = {"n_sampled": n_sampled, "chunk_rows": chunk_rows}
     if softmax == "adaptive":
         options = {"cutoffs": cutoffs, "div_value": div_value, "chunk_rows": chunk_rows}
@@ -199,7 +201,8 @@ def _assign(dataset: Any, n_words: int) -> Tensor:
 def _explain(
     train: Callable[[], Dataset], softmax: Softmax, n_sampled: int, batch_size: int, accumulate: int
 ) -> list[str]:
-    seq_len = getattr(train(), "sample_shape", (0,))[0]
+    dataset = train()
+    seq_len = getattr(dataset, "sample_shape", (0,))[0]
     n_words = batch_size * accumulate * seq_len
     notes = [f"a step predicts {n_words:,} words, each from both sides ({batch_size} × {accumulate} windows)"]
     if softmax == "sampled":
@@ -207,4 +210,7 @@ def _explain(
             f"the training loss compares with {n_sampled:,} sampled words: it lies below that of all words and has no "
             "perplexity; validation is over all words"
         )
+        vocab_size = getattr(dataset, "vocab_size", None)
+        if vocab_size is not None and n_sampled >= vocab_size:
+            notes.append(f"n_sampled {n_sampled:,} is no less than the {vocab_size:,} words there are: full takes less")
     return notes if seq_len else notes[1:]

@@ -119,6 +119,15 @@ def test_a_damaged_image_is_named(tmp_path, content):
         dataset.get_batch(range(len(dataset)))
 
 
+def test_a_folder_whose_first_images_are_all_damaged_says_how_many(tmp_path):
+    make_flat(tmp_path / "train", 8)
+    make_flat(tmp_path / "val", 1)
+    for file in [*(tmp_path / "train" / "apples").iterdir(), *(tmp_path / "train" / "pears").glob("[01].png")]:
+        file.write_bytes(b"")
+    with pytest.raises(DataError, match=r"none of the first 10 images can be read; the last one: .*pears.* cannot be"):
+        image_folder(path=str(tmp_path))
+
+
 def test_bad_folders(tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
         image_folder(path=str(tmp_path / "no"))

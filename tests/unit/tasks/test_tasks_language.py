@@ -371,6 +371,7 @@ def test_windows_are_joined_for_both_directions():
         ({"loss": nn.CrossEntropyLoss()}, "remove loss"),
         ({"softmax": "adaptive", "tie_embedding": True}, "cannot be tied"),
         ({"softmax": "sampled", "training_metrics": True}, "drop training_metrics"),
+        ({"softmax": "chunked", "cutoffs": [4]}, "groups of the adaptive softmax, and softmax is chunked"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(options, said):
@@ -394,6 +395,11 @@ def test_what_the_model_cannot_do_is_told():
 def test_the_start_says_what_a_step_is():
     assert build().explain(32, 2)[0].startswith("a step predicts 640 words")
     assert "no perplexity" in build(softmax="sampled", n_sampled=9).explain(1, 1)[1]
+
+
+def test_drawing_as_many_words_as_there_are_is_told_to_be_pointless():
+    assert len(build(softmax="sampled", n_sampled=39).explain(1, 1)) == 2
+    assert build(softmax="sampled", n_sampled=40).explain(1, 1)[2].startswith("n_sampled 40 is no less than the 40")
 
 
 def test_a_model_without_heads_of_its_own_is_plain():
