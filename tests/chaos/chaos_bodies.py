@@ -60,7 +60,7 @@ class Child:
                     "n_warmup_steps": 4,
                     "memory_rss_peak_gib": 0.1,
                     "null_reasons": {},
-                    "observed": {},
+                    "observed": {"batch_size": plan["batch_size"]},  # a row is kept only where levers were read back
                 }
             }
         )
