@@ -231,16 +231,19 @@ class BatchFetcher(Dataset):
             return self.source.get_batch(indices)
         if callable(getattr(self.source, "__getitems__", None)):
             return self.source.__getitems__(indices)
-        return [self._read_sample(index) for index in indices]
+        return self._read_samples(indices)
 
-    def _read_sample(self, index: int) -> Any:
+    def _read_samples(self, indices: np.ndarray | list[int]) -> list[Any]:
+        samples: list[Any] = []
         try:
-            return self.source[index]
+            for index in indices:
+                samples.append(self.source[index])  # noqa: PERF401: the error below has to know how far it came
         except FulltiltError:  # says what it is about
             raise
-        except Exception as error:
-            error.add_note(f"sample {index} of {type(self.source).__name__} was being read")
+        except Exception as error:  # of the user's own code: raised again, with the sample's number
+            error.add_note(f"sample {indices[len(samples)]} of {type(self.source).__name__} was being read")
             raise
+        return samples
 
 
 class _WorkerStart:

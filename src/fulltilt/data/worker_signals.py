@@ -146,7 +146,7 @@ def _end_started_on_error() -> Iterator[None]:
     before = set(multiprocessing.active_children())
     try:
         yield
-    except BaseException:
+    except BaseException:  # whatever it is, a signal's too: raised again when the processes are gone
         started = [child for child in multiprocessing.active_children() if child not in before]
         while any(child.exitcode is None for child in started):
             with contextlib.suppress(RuntimeError):  # torch's word for each of them that ends

@@ -31,7 +31,7 @@ N_SHOWN = 5
 
 def suggest_stability(precision: object) -> str:
     """What makes losses finite again, beside what is in force."""
-    if precision in ("fp16",):
+    if precision in ("fp16", "auto"):
         return "Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
     return "Lower optim.lr, or set optim.clip_norm"
 

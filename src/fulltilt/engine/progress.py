@@ -75,19 +75,21 @@ class Keeper:
     """Hands back tensors that can be read some steps later.
 
     A model with buffers of its own (a captured CUDA graph) returns its loss in the same memory at every step, and the
-    next step overwrites it: the first tensor is copied, and so are all once one lies where the one before it lay. That
-    one is held until then, or the allocator could have given its place away.
+    next step overwrites it: the first tensor is copied, and so is each that lies where the one before it lay. That
+    memory is held until then, or the allocator could have given it away. A part of a larger tensor is copied too: it
+    would keep all of it.
     """
 
     def __init__(self) -> None:
-        self._last: Tensor | None = None
-        self._must_copy = True
+        self._last: torch.UntypedStorage | None = None
 
     def keep(self, value: Tensor) -> Tensor:
-        last, self._last = self._last, value
-        if last is not None:
-            self._must_copy = value.untyped_storage()._cdata == last.untyped_storage()._cdata
-        return value.clone() if self._must_copy else value
+        storage = value.untyped_storage()
+        if storage.nbytes() > value.nbytes:
+            self._last = None
+            return value.clone()
+        last, self._last = self._last, storage
+        return value.clone() if last is None or storage._cdata == last._cdata else value
 
 
 N_HELD = 16  # micro-batches; one value a sample each
@@ -98,9 +100,9 @@ class LossMeter:
 
     ``bring_back`` undoes what was observed since the last ``add``: of a window that is dropped.
 
-    Nothing is summed step by step: losses are summed on the host when they are read, in double precision, and the
-    values of metrics are held as they come and summed up to ``N_HELD`` at a time. The smallest operator takes a step
-    several microseconds, cold as it is by its turn.
+    Nothing is summed step by step, because each operator costs the host some microseconds: losses are summed on the
+    host when they are read, in double precision, and the values of metrics are held as they come and summed up to
+    ``N_HELD`` at a time.
 
     Of several ranks each adds its parts, and ``take`` joins them: all read the same figures.
     """

@@ -88,23 +88,21 @@ class Link:
         """Where the run goes on from: optimizer steps done before."""
         self._cells[self._base + STEP] = step
 
-    @contextlib.contextmanager
-    def work_alone(self) -> Iterator[None]:
+    def work_alone(self) -> contextlib.AbstractContextManager[None]:
         """The others wait for this rank, for as long as it takes: it writes a checkpoint, for instance."""
-        self._cells[self._base + IS_ALONE] = 1
-        try:
-            yield
-        finally:
-            self._cells[self._base + IS_ALONE] = 0
+        return self._mark(IS_ALONE)
+
+    def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
+        """This rank stands still until the others say something: one that does not, and does not wait itself, hangs."""
+        return self._mark(IS_WAITING)
 
     @contextlib.contextmanager
-    def wait_for_others(self) -> Iterator[None]:
-        """This rank stands still until the others say something: one that does not, and does not wait itself, hangs."""
-        self._cells[self._base + IS_WAITING] = 1
+    def _mark(self, cell: int) -> Iterator[None]:
+        self._cells[self._base + cell] = 1
         try:
             yield
         finally:
-            self._cells[self._base + IS_WAITING] = 0
+            self._cells[self._base + cell] = 0
 
     def send_event(self, event: Event) -> None:
         """Hand an event to the parent's listeners. Waits until they took it, but for logging intervals: what a

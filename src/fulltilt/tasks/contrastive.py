@@ -139,7 +139,11 @@ def build_contrastive(
 
 
 def explain_negatives(batch_size: int, accumulate: int, *, exact: bool) -> str:
-    """How many negatives an anchor has: what a batch means to this loss."""
+    """How many negatives an anchor has: what a batch means to this loss.
+
+    Raises:
+        ConfigError: none.
+    """
     effective, own = batch_size * accumulate, count_negatives(batch_size)
     if not count_negatives(effective if exact else batch_size):
         raise ConfigError(

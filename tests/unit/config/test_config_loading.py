@@ -434,3 +434,27 @@ def test_a_seed_that_no_generator_takes_is_refused():
     assert config_from_values({"run": {"seed": 2**32 - 1}}, base_dir=".").run.seed == 2**32 - 1
     with pytest.raises(ConfigError, match=r"run\.seed"):
         config_from_values({"run": {"seed": 2**32}}, base_dir=".")
+
+
+@pytest.mark.parametrize(
+    ("promise", "said"),
+    [
+        ("{samples_per_s: [0, 1], plan: a, machine: b}", "promise.samples_per_s 0: "),
+        ("{samples_per_s: [1, 2], machine: b}", "promise.plan: is missing"),
+        ("{samples_per_s: [1, 2], plan: a, machine: b, speed: 3}", "promise.speed 3: is no key of it"),
+        ("3", "expected the keys of promise, as fulltilt tune --apply writes them, or null"),
+    ],
+)
+def test_what_is_wrong_inside_a_promise_is_named(write, promise, said):
+    assert said in fail(write(f"run: {{promise: {promise}}}"))
+
+
+def test_two_names_of_one_key_on_the_command_line_must_agree(write):
+    file = write("lr: 1")
+    assert "learning_rate says 0.2, lr says 0.1; keep one" in fail(file, ["lr=0.1", "learning_rate=0.2"])
+    assert load_config(file, ["lr=0.1", "learning_rate=0.1"]).optim.lr == 0.1
+    assert load_config(file, ["lr=0.1", "lr=0.2"]).optim.lr == 0.2
+
+
+def test_an_infinite_number_is_told_to_be_one(write):
+    assert "lr inf: expected a finite number above 0" in fail(write("lr: 1e400"))

@@ -257,32 +257,31 @@ def test_fetcher_survives_pickling():
     assert isinstance(loader.dataset.source, Batches)
 
 
+class Fails(Dataset):
+    """At sample 5."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise self.error
+        return torch.zeros(2), index
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_dataset_that_raises_stopiteration_does_not_end_the_epoch_in_silence(workers):
-    class Ends(Dataset):
-        def __len__(self):
-            return 8
-
-        def __getitem__(self, index):
-            if index == 5:
-                raise StopIteration
-            return torch.zeros(2), index
-
-    loader = build_loader(Ends(), batch_size=2, shuffle=False, drop_last=False, options={"num_workers": workers})
-    with pytest.raises(DataError, match="Ends raised StopIteration for a sample below its length 8"):
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (StopIteration(), DataError, "Fails raised StopIteration for a sample below its length 8"),
+        (KeyError("missing"), KeyError, "sample 5 of Fails was being read"),
+    ],
+)
+def test_an_error_of_a_dataset_never_ends_the_epoch_in_silence_and_names_the_sample(workers, error, kind, said):
+    loader = build_loader(Fails(error), batch_size=2, shuffle=False, drop_last=False, options={"num_workers": workers})
+    with pytest.raises(kind) as caught:
         list(loader)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_of_a_dataset_names_the_sample(workers):
-    class Fails(Dataset):
-        def __len__(self):
-            return 8
-
-        def __getitem__(self, index):
-            return {}["missing"] if index == 5 else (torch.zeros(2), index)
-
-    loader = build_loader(Fails(), batch_size=2, shuffle=False, drop_last=False, options={"num_workers": workers})
-    with pytest.raises(KeyError) as caught:
-        list(loader)
-    assert "sample 5 of Fails was being read" in "".join(traceback.format_exception(caught.value))
+    assert said in "".join(traceback.format_exception(caught.value))

@@ -197,3 +197,10 @@ def test_images_of_several_sizes_are_no_batch_of_raw_images(tmp_path):
     dataset = DATASETS["image_folder"](path=str(source), transform="resize(4)")
     with pytest.raises(DataError, match="make-stl10"):
         RawImages(dataset).get_batch([0, 1])
+
+
+def test_without_unlabeled_images_both_ways_out_are_named(folder):
+    (folder / "unlabeled_X.bin").unlink()
+    with pytest.raises(DataError, match=r"unlabeled_X\.bin is not there.*make-stl10 --labelled N.*part=train takes"):
+        stl10(root=str(folder), part="train+unlabeled")
+    assert len(stl10(root=str(folder), part="train"))

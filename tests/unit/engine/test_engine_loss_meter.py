@@ -110,9 +110,21 @@ def test_figures_in_memory_that_the_next_step_overwrites_are_kept():
 
 
 def test_figures_in_memory_of_their_own_are_not_copied(monkeypatch):
+    clone, copied = torch.Tensor.clone, []
+    monkeypatch.setattr(torch.Tensor, "clone", lambda tensor: copied.append(tensor) or clone(tensor))
     meter = feed(build_meter(), build_batches(1))
-    monkeypatch.setattr(torch.Tensor, "clone", None)
+    assert len(copied) == 3  # the first of the loss and of each metric
     feed(meter, build_batches(4))
+    assert len(copied) == 3
+
+
+def test_a_part_of_a_large_output_does_not_keep_the_whole():
+    meter = LossMeter(CPU, {"first": lambda outputs, targets: outputs[:, 0]})
+    for _ in range(3):
+        meter.observe(torch.ones(4, 1000), None)
+        meter.add(torch.zeros(()), 4)
+        assert meter._observed[-1][0].untyped_storage().nbytes() == 16
+    assert meter.take().read_sums()["first"] == 12
 
 
 def test_sums_of_half_precision_keep_every_sample():

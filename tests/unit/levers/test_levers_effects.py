@@ -483,3 +483,9 @@ def test_segments_expand_on_a_gpu(value: bool) -> None:
         train(run)
         assert observe(run, "expandable_segments") is value
         assert "3 calls took" in find_reports(run.plan, run.setup)[0]
+
+
+@pytest.mark.parametrize(("name", "most"), [("threads", 4096), ("num_workers", 8192)])
+def test_numbers_that_end_the_process_are_refused_before(name, most):
+    assert not find_obstacles({name: most}, Facts(device_type="cpu"))
+    assert f"{name}={most + 1}: at most {most:,}" in find_obstacles({name: most + 1}, Facts(device_type="cpu"))[0]
