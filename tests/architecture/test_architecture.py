@@ -11,7 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fulltilt"
-TORCH_FREE = ["errors", "records", "stats", "levers", "config", "hardware", "listeners", "report", "tuner", "cli"]
+TORCH_FREE = [
+    *("errors", "records", "stats", "levers", "config", "hardware", "listeners", "report", "tuner", "cli"),
+    *("attach", "doctor", "infer", "lab"),
+]
 
 
 def read_imported_modules(statement: str) -> set[str]:

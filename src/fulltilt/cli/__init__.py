@@ -35,6 +35,9 @@ COMMANDS = {
     "machine": "what is there, with measured roofs",
     "levers": "the catalogue of performance levers",
     "schema": "the JSON Schema of the configuration",
+    "doctor": "why a training script is slow, line by line, and what a fix is worth",
+    "infer": "hold a model to targets of latency, memory, throughput and response",
+    "lab": "a grid of experiments over the devices of this machine",
     "data": "make, inspect and repack data files",
 }
 _NEGATIVE = re.compile(r"-\.?\d")

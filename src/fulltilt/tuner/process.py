@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fulltilt.hardware import proctree
 from fulltilt.records import Evidence, Measurement, TrialRequest, decode, encode
-from fulltilt.tuner import proctree
 from fulltilt.tuner.zygote_client import EXIT_PATIENCE_S, Zygote, ZygoteDiedError, open_log
 
 WATCH_INTERVAL_S = 0.25

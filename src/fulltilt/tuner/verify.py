@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import NonFiniteLossError, TrainingError
+from fulltilt.hardware.proctree import set_death_signal
 from fulltilt.records.run_folder import read_lines, write_atomic
 from fulltilt.report.training import drop_repeated
-from fulltilt.tuner.proctree import set_death_signal
 from fulltilt.tuner.quality import ARMS, Arm, Verification, judge
 from fulltilt.tuner.zygote_client import open_log
 

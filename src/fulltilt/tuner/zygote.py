@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fulltilt.tuner import proctree
+from fulltilt.hardware import proctree
 
 # The modules that a trial needs and that are not the user's.
 PRELOAD = (

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from fulltilt.errors import StorageError, TrainingError
+from fulltilt.hardware import proctree
 from fulltilt.records import format_bytes
-from fulltilt.tuner import proctree
 from fulltilt.tuner.trial import DEFAULT_BODY
 
 START_LIMIT_S = 600.0  # of a start that goes on: the first import of torch from a slow disk takes minutes

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from fulltilt.tuner import proctree
-from fulltilt.tuner.proctree import Work
+from fulltilt.hardware import proctree
+from fulltilt.hardware.proctree import Work
 from fulltilt.tuner.zygote_client import wait_for_start
 
 READY = {"say": "ready"}

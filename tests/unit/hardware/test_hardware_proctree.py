@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fulltilt.tuner import proctree
-from fulltilt.tuner.proctree import ProcessEntry
+from fulltilt.hardware import proctree
+from fulltilt.hardware.proctree import ProcessEntry
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

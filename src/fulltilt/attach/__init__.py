@@ -1,0 +1,1 @@
+"""The way into a training script that stays as it is. ``inside/`` runs there and imports nothing of fulltilt."""

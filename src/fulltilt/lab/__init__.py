@@ -1,0 +1,1 @@
+"""A queue of experiments over the devices of a machine: durable rows, one process an attempt, nothing lost."""
