@@ -1,0 +1,52 @@
+"""The half of ``attach`` that runs inside a foreign training script: it observes steps and writes what it saw.
+
+Standard library only, Python 3.9 and torch 2.1 or newer, no import of fulltilt: the script's Python need not have it.
+Whatever fails in here switches the observer off and leaves the script alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.abc
+import importlib.util
+import json
+import sys
+
+
+def start(session: str) -> None:
+    """Wait for ``import torch``; ``session`` is the JSON of where to write and what to do."""
+    sys.meta_path.insert(0, _TorchFinder(json.loads(session)))
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Attaches the observer as soon as the script has imported torch."""
+
+    def __init__(self, session):
+        self._session = session
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def run_and_attach(module):
+            run(module)
+            _attach(self._session)
+
+        spec.loader.exec_module = run_and_attach
+        return spec
+
+
+def _attach(session):
+    real_open = builtins.open
+    try:
+        from .observer import Observer
+
+        Observer(session).attach()
+    except Exception as error:  # the script must run as if nobody watched
+        builtins.open = real_open
+        sys.stderr.write(f"fulltilt doctor: this process is not watched: {type(error).__name__}: {error}\n")

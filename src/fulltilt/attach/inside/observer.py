@@ -1,0 +1,175 @@
+"""``Observer``: ties the parts together, step by step, and writes what was seen into the session's folder."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+from time import perf_counter_ns
+
+import torch
+
+from . import samples, torch_calls
+from .blocks import REMOVED, Blocks
+from .files import FileCalls
+from .sites import Sites
+from .spans import Spans
+from .user_code import find_user_frame
+
+FLUSH_EVERY_STEPS = 20
+N_CALIBRATION = 200
+
+
+class Observer:
+    """What one process of the script does, step by step.
+
+    Attributes:
+        thread: The thread whose calls are timed: the one that imported torch, then the one that takes steps.
+        step: Optimizer steps so far.
+        is_disturbed: Our own tracing took part in the current step; the step is not counted.
+    """
+
+    def __init__(self, session):
+        self.folder, self._proves = session["folder"], session["proves"]
+        self.pid, self.thread = os.getpid(), threading.get_ident()
+        self.spans, self.syncs, self.waits = Spans(), Sites("host_sync"), Sites("data_wait")
+        self.files = FileCalls(self, self.folder)
+        self._blocks = Blocks()
+        self.step = 0
+        self.is_disturbed = self._is_edge = False
+        self._began_ns = self._own_ns = 0
+        self._rows = []
+        self._modules = None
+
+    def attach(self):
+        torch_calls.wrap_optimizers(self)
+        torch_calls.wrap_loader(self)
+        torch_calls.wrap_backward(self)
+        torch_calls.wrap_synchronising(self)
+        samples.wrap_fetch(self)
+        self.files.wrap_open()
+        os.register_at_fork(after_in_child=self._leave_child_alone)
+        atexit.register(self._end)
+
+    def _leave_child_alone(self):
+        """A forked process, a data worker say, takes no steps of its own."""
+        self.thread = None
+
+    def note_wait(self, frame, took_ns):
+        frame = find_user_frame(2)
+        if frame is not None:
+            self.waits.find(frame, "next").add(took_ns, self.step)
+
+    def end_epoch(self):
+        """The loader is at its end or begins anew: such a step holds more than a step."""
+        self._is_edge = True
+        self.files.settle()
+
+    def end_step(self):
+        """Book the step that the optimizer's update has just ended, and plan the next."""
+        try:
+            self._end_step(perf_counter_ns())
+        except Exception as error:  # whatever it is, the script must go on as if nobody watched
+            self._give_up(error)
+
+    def _give_up(self, error):
+        self.thread = None
+        self.files.is_removed = False
+        self.files.settle()
+        self.emit({"kind": "failed", "error": f"{type(error).__name__}: {error}"})
+
+    def _end_step(self, now_ns):
+        totals_ns = self.spans.cut(now_ns)
+        if self.step:
+            self._book(now_ns - self._began_ns, totals_ns)
+        self.step += 1
+        if self.step == 1:
+            self._begin_steps()
+        elif self.step == 2:
+            self._modules.end()
+        self._plan_next()
+        if len(self._rows) >= FLUSH_EVERY_STEPS:
+            self._flush()
+        self._is_edge = self.is_disturbed = False
+        self._began_ns = perf_counter_ns()
+        self._own_ns += self._began_ns - now_ns
+        self.spans.go_on(self._began_ns)
+
+    def _begin_steps(self):
+        """The first step is over: what the script does before it is not its steps."""
+        for sites in (self.syncs, self.waits, self.files.sites):
+            sites.clear()
+        self.files.wrap_dumps()
+        self._modules = torch_calls.ModuleSearch(self)
+        self._modules.begin()
+        self.emit(
+            {
+                "kind": "start",
+                "pid": self.pid,
+                "argv": sys.argv,
+                "python": sys.version.split()[0],
+                "torch": torch.__version__,
+                "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
+                "span_ns": self._calibrate(),
+            }
+        )
+
+    def _calibrate(self):
+        """Host time that one timed call costs, over an empty one."""
+        spans = Spans()
+        began_ns = perf_counter_ns()
+        for _ in range(N_CALIBRATION):
+            spans.enter(0)
+            spans.leave()
+        return (perf_counter_ns() - began_ns) / N_CALIBRATION
+
+    def _book(self, wall_ns, totals_ns):
+        blocks = self._blocks
+        flags = 1 * self._is_edge + 2 * self.is_disturbed
+        place = [blocks.round, blocks.block, blocks.arm, int(blocks.is_timed)]
+        self._rows.append([wall_ns, *totals_ns, flags, *place])
+        if not self._is_edge and self._proves:
+            self.files.end_step(wall_ns)
+
+    def _plan_next(self):
+        blocks = self._blocks
+        if self.files.target is not None and not blocks.was_started:
+            blocks.start()
+        blocks.plan_step(self._is_edge)
+        self.files.is_removed = blocks.arm == REMOVED
+
+    def emit(self, record):
+        """Append one line to the file of this process."""
+        path = os.path.join(self.folder, f"seen-{os.getpid()}.jsonl")
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, json.dumps(record).encode() + b"\n")
+        finally:
+            os.close(handle)
+
+    def _flush(self):
+        self.emit({"kind": "steps", "rows": self._rows})
+        self._rows = []
+        self.emit(self._summarize())
+
+    def _summarize(self):
+        """What grew over the whole run; the last such line counts."""
+        sites = [site for some in (self.syncs, self.waits, self.files.sites) for site in some.list()]
+        return {
+            "kind": "summary",
+            "n_steps": self.step,
+            "n_spans": self.spans.n_entered,
+            "own_ns": self._own_ns,
+            "sites": sites,
+            "target": self.files.target,
+            "refused": self.files.refused,
+        }
+
+    def _end(self):
+        if os.getpid() != self.pid:
+            return
+        self.files.settle()
+        if self.step:
+            self._flush()

@@ -1,0 +1,60 @@
+"""``Sites``: what each line of user code cost, over all steps."""
+
+from __future__ import annotations
+
+import os
+
+
+class Site:
+    """One line and what it does there: a method's name, or the file that it writes."""
+
+    __slots__ = ("does", "file", "last_step", "line", "n_calls", "n_steps", "ns", "where")
+
+    def __init__(self, file, line, does, where):
+        self.file, self.line, self.does, self.where = file, line, does, where
+        self.n_calls = self.ns = self.n_steps = 0
+        self.last_step = -1
+
+    def add(self, ns, step):
+        self.n_calls += 1
+        self.ns += ns
+        if step != self.last_step:
+            self.n_steps += 1
+            self.last_step = step
+
+
+class Sites:
+    """Sites of one kind, by the code object and line that stand there."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self._found = {}
+
+    def find(self, frame, does, where=None):
+        """Return the site of what ``frame`` is at; ``where`` is the device, or the path of the file."""
+        key = (frame.f_code, frame.f_lineno, does, where)
+        site = self._found.get(key)
+        if site is None:
+            site = Site(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, does, where)
+            self._found[key] = site
+        return site
+
+    def list(self):
+        return [
+            {
+                "kind": self.kind,
+                "file": site.file,
+                "line": site.line,
+                "does": site.does,
+                "where": site.where,
+                "n_calls": site.n_calls,
+                "n_steps": site.n_steps,
+                "ns": site.ns,
+            }
+            for site in self._found.values()
+            if site.n_calls
+        ]
+
+    def clear(self):
+        """Forget what came before: the start of a script is not its steps."""
+        self._found = {}

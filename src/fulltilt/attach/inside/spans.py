@@ -1,0 +1,53 @@
+"""``Spans``: host time of one step, divided among kinds of work so that every nanosecond has one owner."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+
+KINDS = ("data_wait", "forward", "backward", "optimizer", "host_sync", "file_write")
+DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, HOST_SYNC, FILE_WRITE = range(len(KINDS))
+
+
+class Spans:
+    """Adds up stretches of time by kind. Of nested stretches the inner one owns its time."""
+
+    def __init__(self):
+        self.totals_ns = [0] * len(KINDS)
+        self.n_entered = 0
+        self._open = []  # [kind, start_ns, time of inner stretches that have ended]
+
+    def enter(self, kind):
+        self.n_entered += 1
+        self._open.append([kind, perf_counter_ns(), 0])
+
+    def leave(self):
+        """End the innermost stretch and return how long it took, inner ones included."""
+        kind, start_ns, inner_ns = self._open.pop()
+        took_ns = perf_counter_ns() - start_ns
+        self.totals_ns[kind] += took_ns - inner_ns
+        if self._open:
+            self._open[-1][2] += took_ns
+        return took_ns
+
+    def is_inside(self, kind):
+        return any(entry[0] == kind for entry in self._open)
+
+    def drop_unfinished(self, kind):
+        """Forget stretches at the inner end that an exception left open."""
+        while self._open and self._open[-1][0] == kind:
+            self._open.pop()
+
+    def cut(self, now_ns):
+        """Return the totals up to now and begin anew; stretches that are open go on in the next step."""
+        open_inside_ns = 0
+        for entry in reversed(self._open):
+            elapsed_ns = now_ns - entry[1]
+            self.totals_ns[entry[0]] += elapsed_ns - entry[2] - open_inside_ns
+            open_inside_ns = elapsed_ns
+        totals_ns, self.totals_ns = self.totals_ns, [0] * len(KINDS)
+        return totals_ns
+
+    def go_on(self, now_ns):
+        """Let the stretches that are open begin now: what lies between belongs to the observer."""
+        for entry in self._open:
+            entry[1], entry[2] = now_ns, 0

@@ -1,0 +1,86 @@
+"""``fulltilt doctor read | watch``: why a training script is slow, from its text or from its run."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fulltilt.cli._doctor_read import add_read, run_read
+from fulltilt.cli._shared import build_console, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_FOUND = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    add_read(actions)
+    _add_watch(actions)
+
+
+def run(args: argparse.Namespace) -> int:
+    return run_read(args) if args.action == "read" else _run_watch(args)
+
+
+def _add_watch(actions: argparse._SubParsersAction) -> None:
+    watch = actions.add_parser(
+        "watch",
+        help="run a training command as it is, and say where its steps spend their time",
+        description=(
+            "Run a training command as it is, and say where its steps spend their time. Ends with the command's own "
+            "exit code. A file that every step rewrites or appends to is held back for blocks of three steps, to "
+            "measure what it costs; it ends up the same, but is up to three steps behind meanwhile."
+        ),
+    )
+    watch.add_argument("words", nargs="+", metavar="-- CMD", help="the command, such as -- python train.py --epochs 1")
+    watch.add_argument("--gate", action="store_true", help="end with 3 where the command ends well and acts are found")
+    watch.add_argument("--no-prove", action="store_true", help="only watch: hold no file back")
+    watch.add_argument("--out", metavar="DIR", help="where to write report.json (default runs/doctor/SCRIPT)")
+    watch.add_argument("--json", metavar="F", help="write the report there too (- for stdout)")
+    watch.add_argument("--quiet", action="store_true", help="say the result only, in one sentence")
+
+
+def _run_watch(args: argparse.Namespace) -> int:
+    from fulltilt.attach.launch import run_watched
+    from fulltilt.doctor.observation import read_observation
+    from fulltilt.doctor.watch import build_document
+    from fulltilt.records import dumps
+    from fulltilt.records.run_folder import write_atomic
+
+    is_json = args.json == "-"
+    with tempfile.TemporaryDirectory(prefix="fulltilt-doctor-") as folder:
+        code = run_watched(args.words, folder=Path(folder), proves=not args.no_prove, stdout_to_stderr=is_json)
+        document = build_document(read_observation(Path(folder)))
+    document["command"], document["rc"] = args.words, code
+    text = dumps(document, indent=1)
+    out_dir = Path(args.out or Path("runs") / "doctor" / _name_command(args.words))
+    path = write_atomic(out_dir / "report.json", text + "\n")
+    if args.json:
+        write_json(args.json, text)
+    _print_report(build_console(to_stderr=is_json), document, path, is_quiet=args.quiet)
+    has_acts = any(finding["verdict"] == "act" for finding in document["findings"])
+    return EXIT_FOUND if args.gate and code == 0 and has_acts else code
+
+
+def _name_command(words: list[str]) -> str:
+    """The script's name, else the program's."""
+    script = next((word for word in words if word.endswith(".py")), words[0])
+    return Path(script).stem
+
+
+def _print_report(console: Console, document: dict[str, Any], path: Path, *, is_quiet: bool) -> None:
+    from fulltilt.report.diagnosis import describe_result, describe_steps, list_bars, list_findings
+
+    console.print(f"\n{describe_result(document)}", style="bold", markup=False)
+    if is_quiet:
+        return
+    if document["breakdown_pct"]:
+        lines = [describe_steps(document), *list_bars(document), *list_findings(document["findings"])]
+        lines += [f"note: {note}" for note in document["notes"]]
+        for line in lines:
+            console.print(line, markup=False, soft_wrap=True)
+    console.print(f"report: {path}", markup=False)

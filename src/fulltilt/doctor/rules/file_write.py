@@ -1,0 +1,120 @@
+"""file-write: a file is written at every step, while the step waits for it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from typing import Any
+
+from fulltilt.doctor.breakdown import compute_step_ms
+from fulltilt.doctor.finding import Finding
+from fulltilt.doctor.observation import EVERY_STEP_SHARE, Observation, Site
+from fulltilt.doctor.proof import compute_proof
+from fulltilt.doctor.source import Source, build_suspicion, get_dotted, get_full_name
+
+NAME = "file-write"
+MIN_SHARE_PCT = 1.0  # of a step
+FIX = "write it every N steps, under an `if`, or once after the loop"
+SAVES = re.compile(r"(torch|numpy)\.save\w*$|(json|pickle)\.dump$")
+METHODS = ("to_csv", "to_json", "to_parquet", "savefig", "write_text", "write_bytes")
+
+
+def read(source: Source) -> list[Finding]:
+    calls = [(seen, seen.node) for seen in source.each_step if isinstance(seen.node, ast.Call)]
+    bound = _list_bound(source)
+    opens = [(seen, call) for seen, call in calls if _opens_to_write(source, call)]
+    findings: list[Finding] = []
+    told: set[ast.AST] = set()
+    for seen, call in opens:
+        name = bound.get(call)
+        again = [other.lineno for _, other in opens if bound.get(other) == name and other.lineno > call.lineno]
+        end = min(again, default=len(source.lines) + 1)
+        uses = [use for _, use in calls if call.lineno <= use.lineno < end and _uses(use, name)]
+        told.update(uses)
+        first = min(uses, key=lambda use: use.lineno, default=call)  # the line that writes, where it can be told
+        findings.append(build_suspicion(source, NAME, first, seen.why, FIX))
+    for seen, call in calls:
+        if call not in told and is_save(source, call):
+            findings.append(build_suspicion(source, NAME, call, seen.why, FIX))
+    return findings
+
+
+def is_save(source: Source, call: ast.Call) -> bool:
+    """A call that writes a whole file by itself."""
+    if SAVES.match(get_full_name(source, get_dotted(call.func))):
+        return True
+    return isinstance(call.func, ast.Attribute) and call.func.attr in METHODS and bool(call.args)
+
+
+def _opens_to_write(source: Source, call: ast.Call) -> bool:
+    modes = [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
+    if get_full_name(source, get_dotted(call.func)) == "open":
+        modes += call.args[1:2]
+    elif isinstance(call.func, ast.Attribute) and call.func.attr == "open":
+        modes += call.args[:2]  # Path.open(mode), gzip.open(path, mode)
+    return any(
+        isinstance(mode, ast.Constant) and re.fullmatch(r"[wax][bt+]*|r[bt]*\+[bt]*", str(mode.value)) for mode in modes
+    )
+
+
+def _list_bound(source: Source) -> dict[ast.AST, str]:
+    """Call → the name that its result gets."""
+    return {value: name for (_, name), values in source.values.items() for value in values}
+
+
+def _uses(call: ast.Call, file: str | None) -> bool:
+    """Whether a call writes into ``file``: it is an argument, or the receiver of anything but close()."""
+    if file is None:
+        return False
+    if isinstance(call.func, ast.Attribute) and get_dotted(call.func.value) == file:
+        return call.func.attr != "close"
+    return file in map(get_dotted, [*call.args, *(keyword.value for keyword in call.keywords)])
+
+
+def judge(observation: Observation) -> list[Finding]:
+    """Find files that nearly every step writes; the one whose writes were held back in turn has its gain proved."""
+    n_steps, step_ms = observation.n_present, compute_step_ms(observation)
+    by_path: dict[str, list[Site]] = {}
+    for site in observation.sites:
+        if site.kind == "file_write" and site.where and site.n_steps >= EVERY_STEP_SHARE * n_steps:
+            by_path.setdefault(site.where, []).append(site)
+    findings = []
+    for path, sites in by_path.items():
+        write_ms = sum(site.ns for site in sites) / n_steps / 1e6
+        share_pct = 100 * write_ms / step_ms
+        if share_pct < MIN_SHARE_PCT:
+            continue
+        costliest = max(sites, key=lambda site: site.ns)
+        evidence: dict[str, Any] = {"path": path, "call": costliest.does, "write_ms_per_step": write_ms}
+        finding = Finding(
+            rule=NAME,
+            file=costliest.file,
+            line=costliest.line,
+            verdict="unconfirmed",
+            evidence=evidence,
+            ceiling_pct=share_pct,
+            numerics="equal",
+            fix=FIX,
+        )
+        findings.append(_add_proof(finding, observation, path))
+    return findings
+
+
+def _add_proof(finding: Finding, observation: Observation, path: str) -> Finding:
+    if path != observation.target:
+        why = observation.refused.get(path, "another file was compared in this run, or the run was too short")
+        return dataclasses.replace(finding, evidence={**finding.evidence, "not_proved": why})
+    proof = compute_proof(observation)
+    if proof is None:
+        return dataclasses.replace(finding, evidence={**finding.evidence, "not_proved": "the run was too short"})
+    evidence = {**finding.evidence, "n_rounds": proof.n_rounds, "n_a_a_rounds": proof.n_a_a_rounds}
+    if not proof.is_quiet:
+        evidence["not_proved"] = "too noisy to tell: the site differed from itself"
+    return dataclasses.replace(
+        finding,
+        verdict="act" if proof.is_act else "note" if proof.is_quiet else "unconfirmed",
+        evidence=evidence,
+        gain_pct=proof.gain_pct if proof.is_quiet else None,
+        gain_ci95_pct=proof.gain_ci95_pct if proof.is_quiet else None,
+    )

@@ -1,0 +1,68 @@
+"""Judges what a watched command did: the doctor's document, as its JSON has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fulltilt.doctor.breakdown import compute_breakdown_pct, compute_overhead_us
+from fulltilt.doctor.observation import N_WARM_UP, Observation
+from fulltilt.doctor.proof import compute_proof
+from fulltilt.doctor.rules import RULES
+from fulltilt.records import VERSION, encode
+
+MIN_STEPS = 20
+
+
+def build_document(observation: Observation) -> dict[str, Any]:
+    """The steps, where their time went, and what the rules found in it; no findings where too few steps were seen."""
+    plain = observation.plain
+    has_enough = len(plain.rows) >= MIN_STEPS
+    findings = [finding for rule in RULES for finding in rule.judge(observation)] if has_enough else []
+    findings.sort(key=lambda finding: (finding.verdict != "act", -(finding.gain_pct or finding.ceiling_pct or 0.0)))
+    proof = compute_proof(observation)
+    return encode(
+        {
+            "version": VERSION,
+            "steps": {
+                "n": observation.n_steps,
+                "n_counted": len(plain.rows),
+                "wall_ms_median": float(np.median(plain.get("wall"))) / 1e6 if has_enough else None,
+            },
+            "device": observation.device,
+            "torch": observation.torch,
+            "breakdown_pct": compute_breakdown_pct(observation) if has_enough else {},
+            "findings": findings,
+            "joint_gain_pct": None,
+            "a_a": {
+                "effect_pct": proof.a_a_pct if proof else None,
+                "ci95_pct": proof.a_a_ci95_pct if proof else None,
+            },
+            "checked": [rule.NAME for rule in RULES],
+            "overhead_us_per_step": compute_overhead_us(observation),
+            "n_processes": observation.n_processes,
+            "failure": observation.failure,
+            "notes": list(_list_notes(observation)),
+        }
+    )
+
+
+def _list_notes(observation: Observation) -> list[str]:
+    notes = []
+    if not observation.n_steps:
+        notes.append(
+            "no optimizer step was seen: the command trains nothing with torch.optim, or its Python ignores PYTHONPATH"
+        )
+    elif len(observation.plain.rows) < MIN_STEPS:
+        notes.append(
+            f"{len(observation.plain.rows)} steps could be counted after {N_WARM_UP} of warm-up, {MIN_STEPS} are "
+            "needed; let the command take more steps"
+        )
+    if observation.device != "cpu":
+        notes.append("times are the host's: on a GPU it waits for the device where it synchronises")
+    if observation.failure:
+        notes.append(f"the observer switched itself off ({observation.failure}); the figures are of the steps before")
+    if observation.n_processes > 1:
+        notes.append(f"{observation.n_processes} processes took steps; the figures are of the one with the most")
+    return notes

@@ -1,0 +1,112 @@
+"""Words for the doctor's document: one sentence, where the time goes, and the findings."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+LABELS = {
+    "data_wait": "data wait",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "host_sync": "host sync",
+    "file_write": "file writes",
+    "unknown": "unknown",
+}
+BAR_WIDTH = 40
+N_SHOWN = 4
+WIDTH = 100
+
+
+def describe_result(document: Mapping[str, Any]) -> str:
+    """The result in one sentence."""
+    findings = document["findings"]
+    acts = [finding for finding in findings if finding["verdict"] == "act"]
+    if not document["breakdown_pct"]:
+        return f"Nothing to judge: {document['notes'][0]}."
+    if acts:
+        low, high = acts[0]["gain_ci95_pct"]
+        return (
+            f"Without {_place(acts[0])} a step takes {acts[0]['gain_pct']:.0f} % less time "
+            f"({low:.0f} to {high:.0f} %), proved in this run."
+        )
+    if findings:
+        worst = findings[0]
+        cost = (
+            "costs time on a GPU" if worst["ceiling_pct"] is None else f"costs {worst['ceiling_pct']:.0f} % of a step"
+        )
+        return f"Nothing is proved; {_place(worst)} perhaps {cost} ({_count(len(findings))})."
+    return f"None of the {len(document['checked'])} rules found anything in {document['steps']['n_counted']} steps."
+
+
+def describe_steps(document: Mapping[str, Any]) -> str:
+    steps, overhead_us = document["steps"], document["overhead_us_per_step"]
+    return (
+        f"{steps['n']} steps of {steps['wall_ms_median']:.1f} ms (median of {steps['n_counted']}) on "
+        f"{document['device']}; watching took {overhead_us:.0f} µs of each"
+    )
+
+
+def list_bars(document: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each kind of work, as long as its share of the step."""
+    for kind, share_pct in document["breakdown_pct"].items():
+        bar = "█" * round(BAR_WIDTH * max(share_pct, 0) / 100)
+        yield f"{LABELS[kind]:<12}{share_pct:5.1f} % {bar}"
+
+
+def list_findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Three lines for each finding: where and what, what is known, what to do."""
+    for finding in findings[:N_SHOWN]:
+        code = linecache.getline(finding["file"], finding["line"]).strip()
+        yield f"{finding['verdict']:<12}{_place(finding)}  {code}"[:WIDTH]
+        yield f"{'':12}{finding['rule']}: {describe_evidence(finding)}"[:WIDTH]
+        yield f"{'':12}fix: {finding['fix']}"[:WIDTH]
+    if len(findings) > N_SHOWN:
+        yield f"and {len(findings) - N_SHOWN} more in the report"
+
+
+def describe_evidence(finding: Mapping[str, Any]) -> str:
+    """What is known of a finding, in figures."""
+    return _EVIDENCE[finding["rule"]](finding, finding["evidence"])
+
+
+def _describe_sync(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
+    called = f"{evidence['call']}() {evidence['calls_per_step']:.0f} × a step"
+    if "gpu_idle_ms_at_most" in evidence:
+        return (
+            f"{called}; free on a CPU, a GPU may idle {evidence['gpu_idle_ms_at_most']:.1f} ms "
+            f"({evidence['gpu_idle_pct_at_most']:.0f} % of this step) for it"
+        )
+    return f"{called}, {evidence['blocked_ms_per_step']:.2f} ms blocked ({finding['ceiling_pct']:.0f} % of a step)"
+
+
+def _describe_transform(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
+    return (
+        f"{evidence['function']}: {evidence['share_of_sample_pct']:.0f} % of loading, "
+        f"at most {finding['ceiling_pct']:.0f} % of a step"
+    )
+
+
+def _describe_write(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
+    if finding["gain_pct"] is None:
+        name = Path(evidence["path"]).name
+        return f"{name}, {finding['ceiling_pct']:.0f} % of a step; not proved: {evidence['not_proved']}"
+    low, high = finding["gain_ci95_pct"]
+    return (
+        f"{evidence['write_ms_per_step']:.1f} ms; without it {finding['gain_pct']:.1f} % less "
+        f"({low:.1f} to {high:.1f}) in {evidence['n_rounds']} rounds"
+    )
+
+
+_EVIDENCE = {"host-sync": _describe_sync, "slow-transform": _describe_transform, "file-write": _describe_write}
+
+
+def _place(finding: Mapping[str, Any]) -> str:
+    return f"{finding['file']}:{finding['line']}"
+
+
+def _count(n: int) -> str:
+    return f"{n} finding{'' if n == 1 else 's'}"

@@ -1,0 +1,243 @@
+"""The parts that run inside a watched script, each on its own."""
+
+import itertools
+import json
+import os
+import pickle
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from fulltilt.attach.inside import files as files_module
+from fulltilt.attach.inside import spans as spans_module
+from fulltilt.attach.inside.blocks import MAX_ROUNDS, N_SETTLING, N_TIMED, PRESENT, PRESENT_AGAIN, REMOVED, Blocks
+from fulltilt.attach.inside.files import N_REHEARSALS, WINDOW_STEPS, FileCalls
+from fulltilt.attach.inside.samples import LineTimes
+from fulltilt.attach.inside.spans import BACKWARD, FILE_WRITE, FORWARD, OPTIMIZER, Spans
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set."""
+    now = [0]
+    monkeypatch.setattr(spans_module, "perf_counter_ns", lambda: now[0])
+    return now
+
+
+def test_a_nested_stretch_owns_its_time(clock):
+    spans = Spans()
+    spans.enter(OPTIMIZER)
+    clock[0] = 10
+    spans.enter(FORWARD)
+    clock[0] = 25
+    assert spans.leave() == 15
+    clock[0] = 30
+    assert spans.leave() == 30
+    totals_ns = spans.cut(30)
+    assert (totals_ns[OPTIMIZER], totals_ns[FORWARD], sum(totals_ns)) == (15, 15, 30)
+
+
+def test_a_step_that_ends_inside_a_stretch_divides_it(clock):
+    """The update of a parameter inside the backward pass, say: the pass goes on in the next step."""
+    spans = Spans()
+    spans.enter(BACKWARD)
+    clock[0] = 10
+    spans.enter(OPTIMIZER)
+    clock[0] = 14
+    assert spans.cut(14)[BACKWARD] == 10
+    clock[0] = 20  # between: the observer's own work
+    spans.go_on(20)
+    clock[0] = 21
+    spans.leave()
+    clock[0] = 25
+    spans.leave()
+    totals_ns = spans.cut(25)
+    assert (totals_ns[OPTIMIZER], totals_ns[BACKWARD]) == (1, 4)
+
+
+def test_blocks_balance_their_arms_and_repeat_what_an_epoch_broke():
+    blocks = Blocks()
+    blocks.start()
+    rows, breaks = [], itertools.cycle([False] * 22 + [True])
+    while True:
+        is_broken = next(breaks)
+        blocks.plan_step(is_broken)
+        if not blocks.round:
+            break
+        rows.append((blocks.round, blocks.block, blocks.arm, blocks.is_timed))
+    whole = {}
+    for round_, block, arm, is_timed in rows:
+        if is_timed:
+            whole.setdefault(round_, {}).setdefault(block, []).append(arm)
+    assert len(whole) == MAX_ROUNDS
+    for round_, found in whole.items():
+        arms = [arms[0] for arms in found.values() if len(arms) == N_TIMED]
+        other = PRESENT_AGAIN if round_ % 3 == 0 else REMOVED
+        assert arms in ([PRESENT, other, other, PRESENT], [other, PRESENT, PRESENT, other])
+    firsts = [next(iter(found.values()))[0] for found in whole.values()]
+    assert 0 < firsts.count(PRESENT) < MAX_ROUNDS, "the order is drawn by lot"
+    first_steps = [row for before, row in itertools.pairwise(rows) if row[1] != before[1]]
+    assert not any(is_timed for *_, is_timed in first_steps), f"{N_SETTLING} step after each switch is not timed"
+
+
+class FakeObserver:
+    """What FileCalls needs of the observer: who asks, which step it is, and the stretches of time."""
+
+    def __init__(self):
+        self.thread, self.pid, self.step, self.spans = threading.get_ident(), os.getpid(), 0, Spans()
+
+
+@pytest.fixture
+def calls(tmp_path, monkeypatch):
+    monkeypatch.setattr(files_module, "MIN_TIME_SHARE", 0.0)
+    calls = FileCalls(FakeObserver(), str(tmp_path / "session"))
+    calls.wrap_open()
+    calls.wrap_dumps()
+    yield calls
+    real = calls._real
+    files_module.builtins.open = files_module.io.open = real.open
+    torch.save = real.save
+    json.dump, pickle.dump = json.dump.__wrapped__, pickle.dump.__wrapped__
+
+
+def rewrite_json(path, step):
+    with open(path, "w") as file:
+        json.dump({"step": step, "more": list(range(step))}, file, indent=1)
+
+
+def rewrite_pickle(path, step):
+    with open(path, "wb") as file:
+        pickle.dump({"step": step}, file)
+        file.write(bytearray(b"tail"))
+
+
+def rewrite_text(path, step):
+    Path(path).write_text(f"step {step}\n" * step, encoding="utf-8")
+
+
+def save_tensors(path, step):
+    torch.save({"weights": torch.full((10,), float(step))}, path)
+
+
+def append_line(path, step):
+    with open(path, "a", encoding="utf-8", newline="") as file:
+        file.write(f"{step},ß\r\n")
+
+
+def replace_whole(path, step):
+    with open(f"{path}.new", "w") as file:
+        file.write(str(step))
+    os.replace(f"{path}.new", path)
+
+
+def write_twice(path, step):
+    rewrite_text(path, step)
+    append_line(path, step)
+
+
+def read_it_too(path, step):
+    rewrite_json(path, step)
+    with open(path) as file:
+        assert json.load(file)["step"] == step
+
+
+def ask_for_its_size(path, step):
+    rewrite_text(path, step)
+    assert os.path.getsize(path) == len(f"step {step}\n") * step
+
+
+WRITERS = [rewrite_json, rewrite_pickle, rewrite_text, save_tensors, append_line, read_it_too, ask_for_its_size]
+
+
+def take_steps(calls, write, path, n_steps, *, held=()):
+    """Run ``write`` at every step; in the steps of ``held`` the file may be held back."""
+    stale = 0
+    for step in range(1, n_steps + 1):
+        calls._observer.step = step
+        calls.is_removed = step in held
+        write(str(path), step)
+        stale += bool(calls._held)
+        calls.end_step(wall_ns=1)
+    calls.settle()
+    return stale
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_a_file_that_was_held_back_ends_up_the_same(calls, tmp_path, write):
+    watched, plain = tmp_path / "watched" / "file.bin", tmp_path / "plain" / "file.bin"
+    watched.parent.mkdir()
+    plain.parent.mkdir()
+    n_before = WINDOW_STEPS + N_REHEARSALS
+    held = {n_before + n for n in (1, 2, 3, 6, 7, 8)}
+    stale = take_steps(calls, write, watched, n_before + 8, held=held)
+    assert calls.target == str(watched), calls.refused
+    assert stale == len(held) or write in (read_it_too, ask_for_its_size), "held back until somebody looks"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls._observer, "thread", None)  # as if nobody watched
+        for step in range(1, n_before + 9):
+            write(str(plain), step)
+    assert watched.read_bytes() == plain.read_bytes()
+
+
+@pytest.mark.parametrize(("write", "why"), [(replace_whole, "renamed"), (write_twice, "exactly once")])
+def test_a_file_that_cannot_be_held_back_is_refused_by_name(calls, tmp_path, write, why):
+    take_steps(calls, write, tmp_path / "file", 2 * WINDOW_STEPS)
+    assert calls.target is None
+    assert any(why in said for said in calls.refused.values())
+
+
+def test_a_write_that_python_does_not_see_is_refused(calls, tmp_path):
+    def write_behind_the_stream(path, step):
+        with open(path, "wb") as file:
+            os.write(file.fileno(), b"unseen")
+            file.write(b"seen")
+
+    take_steps(calls, write_behind_the_stream, tmp_path / "file", 2 * WINDOW_STEPS)
+    assert calls.target is None
+    assert "other bytes" in calls.refused[str(tmp_path / "file")]
+
+
+def test_time_of_a_write_is_booked_to_the_users_line(calls, tmp_path):
+    rewrite_json(str(tmp_path / "file"), 3)
+    does = {site["does"]: site for site in calls.sites.list()}
+    assert {"open", "json.dump", "close"} <= set(does)
+    assert does["json.dump"]["line"] == rewrite_json.__code__.co_firstlineno + 2
+    assert calls._observer.spans.totals_ns[FILE_WRITE] >= sum(site["ns"] for site in does.values()) > 0
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored")  # plain open says as much of a file that nobody closes
+def test_an_unclosed_file_is_written_when_it_is_dropped(calls, tmp_path):
+    open(tmp_path / "file", "w").write("all of it")  # noqa: SIM115
+    assert (tmp_path / "file").read_text() == "all of it"
+
+
+def slow_part(values):
+    total = 0.0
+    for value in values:
+        total += value * value
+    return total
+
+
+def quick_part(values):
+    return max(values)
+
+
+def test_tracing_finds_the_function_and_line_that_take_the_time():
+    times, before = LineTimes(), sys.gettrace()
+    times.start()
+    sys.settrace(times.trace)
+    try:
+        for _ in range(20):
+            slow_part(range(2000))
+            quick_part(range(10))
+    finally:
+        sys.settrace(before)
+        times.stop()
+    by_function = {}
+    for key, (ns, _) in times.lines.items():
+        if key is not None:
+            by_function[key[0].co_name] = by_function.get(key[0].co_name, 0) + ns
+    assert by_function["slow_part"] > 10 * by_function["quick_part"]
