@@ -273,10 +273,23 @@ class Benchmark(Section):
 
 
 class Targets(Section):
-    batch_latency_ms: Latency | None = Field(default=None, description="Largest time of a batch, `{p99: 100}`.")
+    batch_latency_ms: Latency | None = Field(
+        default=None, description="Largest time of the model's call for one batch under the load, `{p99: 100}`."
+    )
     memory_gib: PositiveFloat | None = Field(default=None, description="Most memory of the device used.")
-    samples_per_hour: PositiveFloat | None = Field(default=None, description="Smallest throughput.")
-    response_s: Latency | None = Field(default=None, description="Largest time of an answer under load, `{p95: 2}`.")
+    samples_per_hour: PositiveFloat | None = Field(default=None, description="Smallest throughput, batch after batch.")
+    response_s: Latency | None = Field(
+        default=None,
+        description="Largest time from a request's scheduled arrival to its answer under the load, `{p95: 2}`.",
+    )
+    requests_per_s: PositiveFloat | None = Field(
+        default=None,
+        description="The load: requests that arrive a second, at random times (Poisson). `batch_latency_ms` and "
+        "`response_s` need it.",
+    )
+    samples_per_request: PositiveInt | None = Field(
+        default=None, description="Samples of one request, which are one batch; null: `data.batch_size`."
+    )
 
 
 def _check_lever_value(lever: Lever, value: Any) -> Any:

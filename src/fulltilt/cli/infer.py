@@ -1,0 +1,194 @@
+"""``fulltilt infer check``: is the model fast, small and quick enough to answer, under the load that is stated?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fulltilt.cli import Terminated
+from fulltilt.cli._shared import (
+    add_config_argument,
+    add_data_path_argument,
+    add_device_argument,
+    build_console,
+    read_config,
+    resolve_config_argument,
+    show_progress,
+    write_json,
+)
+from fulltilt.records import dumps, format_rate
+from fulltilt.report.summary import count, format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fulltilt.infer.check import CheckResult
+    from fulltilt.infer.targets import Load
+
+EXIT_MISSED = 3
+WIDTH = 100
+STYLES = {"met": "green", "missed": "bold red", "not proven": "yellow"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check",
+        help="measure a model under a stated load and hold it to the targets of its configuration",
+        description=(
+            "Batch latency and response under Poisson arrivals, throughput and memory against targets: of the "
+            "configuration. A task by name is trained once and kept; one of your own is measured as it is built. "
+            "Exit code 0: all targets are met; 3: one is missed or not proven; 2: there is nothing to check."
+        ),
+    )
+    add_config_argument(check)
+    check.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
+    add_data_path_argument(check)
+    add_device_argument(check)
+    check.add_argument("--weights", metavar="RUN_DIR", help="measure the newest checkpoint of this training")
+    check.add_argument("--out", metavar="DIR", help="where to write (default runs/infer/NAME)")
+    check.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
+    check.add_argument("--verbose", action="store_true", help="also every percentile, the levers and the machine")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return _run_check(args)
+    except (KeyboardInterrupt, Terminated) as interruption:
+        interruption.add_note("nothing was measured; a training that had begun goes on with the same command")
+        raise
+
+
+def _run_check(args: argparse.Namespace) -> int:
+    from fulltilt.infer import check
+
+    args.config, args.config_flag = resolve_config_argument(args), None
+    plan = check.plan_check(read_config(args), weights=args.weights)
+    out_dir = Path(args.out or Path("runs") / "infer" / plan.name)
+    console, aside = build_console(to_stderr=args.json == "-"), build_console(to_stderr=True)
+    with check.open_check_folder(plan, out_dir) as folder:
+        if folder.set_aside:
+            aside.print(f"note: {folder.set_aside}", markup=False)
+        flags = {"--data-path": args.data_path, "--device": args.device}
+        given = [word for flag, value in flags.items() if value for word in (flag, value)]
+        weights, is_new = check.prepare_weights(plan, folder, [args.config, *args.overrides, *given])
+        aside.print(_describe_plan(plan.load), markup=False)
+        with show_progress("measuring") as progress:
+            result = check.run_check(plan, out_dir, weights, on_progress=progress)
+        previous = check.read_previous(folder, plan)
+        try:
+            if args.json:
+                write_json(args.json, dumps(result, indent=1))
+            _print_result(console, result, previous, is_new=is_new, is_verbose=args.verbose)
+        finally:  # a reader of stdout that is gone must not cost the line
+            check.append_history(folder, result)
+    return 0 if result.met else EXIT_MISSED
+
+
+def _describe_plan(load: Load) -> str:
+    if load.requests_per_s is None:
+        return "measuring: batches back to back; no target is about a load"
+    requests = f"{load.n_requests} requests at {format_rate(load.requests_per_s)}/s"
+    return (
+        f"measuring: batches back to back, then {requests} in {format_duration(load.expected_s)}, as percentiles need"
+    )
+
+
+def _print_result(
+    console: Console, result: CheckResult, previous: Mapping[str, float], *, is_new: bool, is_verbose: bool
+) -> None:
+    console.width = min(console.width, WIDTH)
+    console.print(_describe_result(result), style=STYLES["met" if result.met else "missed"], markup=False)
+    console.print(_build_table(result, previous))
+    lines = [*_describe_load(result), *_describe_model(result, is_new=is_new), *result.notes]
+    lines += _describe_details(result) if is_verbose else []
+    for line in [*lines, f"files: {result.out_dir} (history.jsonl, measuring.log)"]:
+        console.print(f"· {line}", markup=False)
+
+
+def _describe_result(result: CheckResult) -> str:
+    """The result in one sentence, with the figures that missed."""
+    n, load = len(result.targets), result.load
+    if result.met:
+        rate = load.requests_per_s and f" under {format_rate(load.requests_per_s)} requests/s"
+        return f"{'The target is' if n == 1 else f'All {n} targets are'} met{rate or ''}."
+    growing = [] if result.keeps_up == "met" else [t.name for t in result.targets if t.name.startswith("response")]
+    parts = []
+    for verdict in ("missed", "not proven"):
+        found = [
+            f"{target.name} is {format_rate(target.measured)}{' and grows' * (target.name in growing)} "
+            f"(limit {format_rate(target.limit)})"
+            for target in result.targets
+            if target.verdict == verdict
+        ]
+        if found:
+            verb = "is" if len(found) == 1 else "are"
+            share = f"{len(found)} of {count(n, 'target')}" if not parts else str(len(found))
+            parts.append(f"{share} {verb} {verdict}: {', '.join(found)}")
+    return "; ".join(parts) + "."
+
+
+def _build_table(result: CheckResult, previous: Mapping[str, float]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("target")
+    for name in ("limit", "measured", "95 % interval"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    table.add_column("last time", justify="right")
+    for target in result.targets:
+        bound = "≥" if target.name == "samples_per_hour" else "≤"
+        low, high = target.ci95
+        table.add_row(
+            target.name,
+            f"{bound} {format_rate(target.limit)}",
+            format_rate(target.measured),
+            f"{format_rate(low)} to {format_rate(high)}" if low != high else "the largest seen",
+            target.verdict,
+            format_rate(previous[target.name]) if target.name in previous else "–",
+            style=None if target.met else STYLES[target.verdict],
+        )
+    return table
+
+
+def _describe_load(result: CheckResult) -> list[str]:
+    load = result.load
+    capacity_per_s = result.samples_per_hour.measured / 3600 / load.samples_per_request
+    each = f"{count(load.samples_per_request, 'sample')} of the {result.inputs}"
+    if load.requests_per_s is None:
+        return [f"load: none; batches of {each}, back to back"]
+    lines = [
+        f"load: {load.n_requests} requests, Poisson arrivals at {format_rate(load.requests_per_s)}/s, of {each}; "
+        "a response counts from the scheduled arrival"
+    ]
+    if result.keeps_up != "met":
+        held = "overloaded" if result.keeps_up == "missed" else "perhaps overloaded"
+        lines.append(f"{held}: {format_rate(capacity_per_s)} requests/s are answered, so responses grow with the time")
+    return lines
+
+
+def _describe_model(result: CheckResult, *, is_new: bool) -> list[str]:
+    model = f"model: {result.workload} on {result.device}, {result.n_parameters:,} parameters"
+    if result.weights is None:
+        return [f"{model}, as its function builds it"]
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in result.weights["metrics"].items() if "/" not in name)
+    origin = "trained just now" if is_new else "trained earlier"
+    return [f"{model}, {origin} ({figures or 'not evaluated'})", f"weights: {result.weights['checkpoint']}"]
+
+
+def _describe_details(result: CheckResult) -> list[str]:
+    lines = [
+        f"{name}: {', '.join(f'{which} {format_rate(estimate.measured)}' for which, estimate in figures.items())}"
+        for name, figures in result.times.items()
+    ]
+    return [
+        *lines,
+        f"samples_per_hour: {format_rate(result.samples_per_hour.measured)}",
+        f"memory_gib: {format_rate(result.memory_gib)}, the peak of the measuring process",
+        f"levers in force: {', '.join(f'{name} {value}' for name, value in result.levers.items())}",
+        f"machine: {result.machine.cpu_model}, {count(result.machine.n_cores_usable, 'usable core')}",
+    ]

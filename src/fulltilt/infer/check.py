@@ -1,0 +1,202 @@
+"""One check from a configuration to its verdicts: train once, measure in a process of its own, judge, remember."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fulltilt.config import parse_call
+from fulltilt.engine.checkpoint_files import find_checkpoint
+from fulltilt.errors import ConfigError, UsageError
+from fulltilt.hardware import list_rank_devices, read_machine, resolve_device
+from fulltilt.infer.process import run_measuring
+from fulltilt.infer.targets import (
+    STATISTICS,
+    Estimate,
+    Figures,
+    Judged,
+    Load,
+    Target,
+    Verdict,
+    estimate_figure,
+    judge,
+    judge_load,
+    plan_load,
+    plan_targets,
+)
+from fulltilt.infer.training import RESULTS, describe_training, find_training, run_training
+from fulltilt.records import VERSION, Machine, decode, encode
+from fulltilt.records.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from fulltilt.config import Config
+
+HISTORY, LOG = "history.jsonl", "measuring.log"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckPlan:
+    """All that is decided before anything is started.
+
+    Attributes:
+        weights: The folder of a training whose newest checkpoint is measured; None: one of its own, or none.
+        must_train: Whether the check needs a training of its own.
+    """
+
+    config: Config
+    name: str
+    targets: tuple[Target, ...]
+    load: Load
+    device: str
+    weights: Path | None
+    must_train: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckResult:
+    """What ``--json`` writes, in this order.
+
+    Attributes:
+        times: Of the requests under the load, name → statistic → figure; empty without a load.
+        inputs: Where the samples of the requests come from.
+        weights: Their checkpoint, and what training measured of it; None: the model as its function built it.
+        keeps_up: Whether requests back to back are answered faster than they arrive under the load.
+        levers: Those that decide what is measured, read back from the process that measured.
+    """
+
+    version: int
+    targets: tuple[Judged, ...]
+    met: bool
+    keeps_up: Verdict
+    workload: str
+    device: str
+    load: Load
+    samples_per_hour: Estimate
+    memory_gib: float
+    times: dict[str, dict[str, Estimate]]
+    inputs: str
+    weights: dict[str, Any] | None
+    levers: dict[str, Any]
+    n_parameters: int
+    notes: tuple[str, ...]
+    utc: str
+    out_dir: str
+    machine: Machine
+
+
+def plan_check(config: Config, *, weights: str | None = None) -> CheckPlan:
+    """Refuse what cannot be checked, before anything is started.
+
+    Raises:
+        ConfigError: no target, a load that is missing, several devices.
+        UsageError: ``weights`` holds no checkpoint.
+        DeviceError: the device is not there.
+    """
+    targets = plan_targets(config)
+    load = plan_load(config, targets)
+    folder = None if weights is None else Path(weights)
+    if folder is not None and not find_checkpoint(folder):
+        raise UsageError(f"--weights {folder} holds no checkpoint; name the folder of a training")
+    task = parse_call(config.task).name
+    name = config.run.name or (Path(config.source).stem if config.source else task.replace(":", "_"))
+    return CheckPlan(
+        config=config,
+        name=name,
+        targets=tuple(targets),
+        load=load,
+        device=_choose_device(config),
+        weights=folder,
+        must_train=folder is None and ":" not in task,
+    )
+
+
+def open_check_folder(plan: CheckPlan, out_dir: Path) -> RunFolder:
+    """The folder of a check, owned until it is closed. A training of another configuration is set aside in it.
+
+    Raises:
+        RunFolderError: another process holds it, or it is the folder of another command.
+    """
+    parts = {"training": describe_training(plan.config)}
+    return RunFolder(out_dir, fingerprint_parts=parts, command="infer check", results=RESULTS, aging=("training",))
+
+
+def prepare_weights(plan: CheckPlan, folder: RunFolder, words: Sequence[str]) -> tuple[Path | None, bool]:
+    """The folder of the weights to measure, and whether they were trained just now; ``train`` is given ``words``."""
+    if not plan.must_train:
+        return plan.weights, False
+    found = find_training(folder.path)
+    return (found, False) if found else (run_training(words, folder.path), True)
+
+
+def run_check(
+    plan: CheckPlan, out_dir: Path, weights: Path | None, *, on_progress: Callable[[int, int], None]
+) -> CheckResult:
+    """Measure in a process of its own and judge every target.
+
+    Raises:
+        FulltiltError: nothing could be measured; see ``run_measuring``.
+    """
+    config = plan.config
+    request = {
+        "config": config.to_values(),
+        "base_dir": config.base_dir,
+        "provenance": config.provenance,
+        "device": plan.device,
+        "load": encode(plan.load),
+        "weights": None if weights is None else str(weights),
+    }
+    measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress)
+    figures = decode(Figures, measured["figures"])
+    judged = tuple(judge(target, figures, plan.load) for target in plan.targets)
+    timed = ("batch_latency_ms", "response_s") if figures.response_s else ()
+    return CheckResult(
+        version=VERSION,
+        targets=judged,
+        met=all(target.met for target in judged),
+        keeps_up=judge_load(figures, plan.load),
+        workload=plan.name,
+        device=plan.device,
+        load=plan.load,
+        samples_per_hour=estimate_figure("samples_per_hour", None, figures),
+        memory_gib=figures.memory_peak_gib,
+        times={name: {which: estimate_figure(name, which, figures) for which in STATISTICS} for name in timed},
+        inputs=measured["inputs"],
+        weights=measured["weights"],
+        levers=measured["levers"],
+        n_parameters=measured["n_parameters"],
+        notes=tuple(measured["notes"]),
+        utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        out_dir=str(out_dir),
+        machine=read_machine(),
+    )
+
+
+def append_history(folder: RunFolder, result: CheckResult) -> None:
+    line = encode(result)
+    line.pop("machine")
+    folder.append_line(HISTORY, json.dumps(line, ensure_ascii=False))
+
+
+def read_previous(folder: RunFolder, plan: CheckPlan) -> dict[str, float]:
+    """Target → what was measured the last time on the same device under the same load."""
+    found: dict[str, float] = {}
+    load = encode(plan.load)
+    for text in folder.read_lines(HISTORY):
+        line = json.loads(text)
+        if (line["device"], line["load"]) == (plan.device, load):
+            found |= {target["name"]: target["measured"] for target in line["targets"]}
+    return found
+
+
+def _choose_device(config: Config) -> str:
+    names = list_rank_devices(config.run.device, config.run.n_ranks, has_gpu=lambda: resolve_device("auto") != "cpu")
+    if len(names) > 1:
+        raise ConfigError(
+            f"names {len(names)} devices ({', '.join(names)}), a check measures one; give --device {names[0]}",
+            key="run.device",
+        )
+    return resolve_device(names[0])

@@ -1,0 +1,103 @@
+"""The measuring process, from both sides: started, listened to and ended here; ``main`` is its first line there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fulltilt.errors import DeviceMemoryError, FulltiltError, UsageError
+from fulltilt.hardware import read_oom_kills
+from fulltilt.hardware.proctree import kill_session, set_death_signal
+from fulltilt.records import Evidence, classify_outcome
+from fulltilt.tuner.trial import serve_request
+from fulltilt.tuner.zygote_client import open_log
+
+BODY = "fulltilt.infer.measuring:run"
+LOG_TAIL_CHARS = 65536  # the stacks of all threads stand behind the last words of a process that was aborted
+
+
+def run_measuring(
+    request: Mapping[str, Any], *, log_path: Path, on_progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Have a process of its own answer ``request`` → what it measured. Nothing of it is left when this returns.
+
+    Raises:
+        UsageError: the configuration cannot be measured.
+        DeviceMemoryError: memory ran out.
+        FulltiltError: the model failed, or the process died; says how, and where its log is.
+        StorageError: the log cannot be written.
+    """
+    reply: dict[str, Any] = {}
+    oom_kills = read_oom_kills() or 0
+    with tempfile.TemporaryDirectory(prefix="fulltilt-") as scratch, open_log(log_path) as log:
+        file = Path(scratch) / "request.json"
+        file.write_text(json.dumps({**request, "parent_pid": os.getpid()}))
+        answers, sender = os.pipe()
+        with os.fdopen(answers) as lines:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fulltilt.infer.process", str(file), str(sender), scratch],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(sender,),
+                start_new_session=True,  # Ctrl-C is for this process, which then ends that one
+            )
+            try:
+                os.close(sender)
+                for line in lines:
+                    message = json.loads(line)
+                    reply |= message
+                    if "progress" in message:
+                        on_progress(*message["progress"])
+                exit_code = process.wait()
+            finally:
+                kill_session(process.pid)
+                process.wait()
+    if "measured" in reply and exit_code == 0:
+        return reply["measured"]
+    raise build_error(reply.get("failure", {}), exit_code, log_path, (read_oom_kills() or 0) - oom_kills)
+
+
+def build_error(failure: Mapping[str, str], exit_code: int, log_path: Path, n_oom_kills: int) -> FulltiltError:
+    """One sentence on why nothing was measured, as an error with the right exit code."""
+    types = tuple(failure.get("exception_types", "").split())
+    message = failure.get("message", "")
+    if UsageError.__name__ in types:
+        return UsageError(message)
+    log = f"(log: {log_path})"
+    if FulltiltError.__name__ in types and DeviceMemoryError.__name__ not in types:
+        return FulltiltError(f"{message} {log}")
+    evidence = Evidence(
+        exit_code=exit_code,
+        exception_type=failure.get("exception_type"),
+        exception_types=types,
+        message=message.partition("\n")[0],
+        stderr_tail=log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:],
+        host_oom_kills=n_oom_kills,
+    )
+    status, reason = classify_outcome(evidence)
+    if status == "out_of_memory":
+        return DeviceMemoryError(
+            f"the model ran out of memory ({reason}); lower targets.samples_per_request, or use a smaller model {log}"
+        )
+    return FulltiltError(f"the model failed while it was measured ({reason}) {log}")
+
+
+def main() -> int:
+    """Answer the request in a file; the words are the file, the descriptor for answers and a scratch folder."""
+    set_death_signal(signal.SIGKILL)
+    file, answers, scratch = sys.argv[1:]
+    if os.getppid() != json.loads(Path(file).read_text())["parent_pid"]:  # it ended before it could take us along
+        return 1
+    return serve_request(os.open(file, os.O_RDONLY), int(answers), scratch=scratch, body=BODY)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Targets: which figures they are about, what load they need, and how a measurement decides them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fulltilt.errors import ConfigError
+from fulltilt.infer.load import MIN_REQUESTS, count_needed_requests
+from fulltilt.stats import compute_interval, compute_quantile_interval, compute_rate_interval
+
+if TYPE_CHECKING:
+    from fulltilt.config import Config
+
+Verdict = Literal["met", "missed", "not proven"]
+Figure = Literal["batch_latency_ms", "memory_gib", "samples_per_hour", "response_s"]
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+VERDICTS: tuple[Verdict, ...] = ("met", "not proven", "missed")
+STATISTICS = (*QUANTILES, "mean", "max")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """One limit of the configuration.
+
+    Attributes:
+        statistic: Of a time under the load: p50, p90, p95, p99, mean or max; None for the other two figures.
+    """
+
+    figure: Figure
+    statistic: str | None
+    limit: float
+
+    @property
+    def name(self) -> str:
+        return self.figure if self.statistic is None else f"{self.figure}_{self.statistic}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What the model is measured under.
+
+    Attributes:
+        requests_per_s: None where no target is about the load: then no request is sent.
+        n_requests: As many as the strictest percentile needs.
+    """
+
+    requests_per_s: float | None
+    samples_per_request: int
+    n_requests: int
+    seed: int
+
+    @property
+    def expected_s(self) -> float:
+        return self.n_requests / self.requests_per_s if self.requests_per_s else 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What the measuring process saw, raw.
+
+    Attributes:
+        call_s: The model's call, of every request under the load.
+        response_s: From the scheduled arrival to the answer, of the same requests.
+        block_samples: Of each block of batches back to back.
+        memory_peak_gib: Of the device used, from before the model is built to the last answer.
+    """
+
+    call_s: tuple[float, ...]
+    response_s: tuple[float, ...]
+    block_samples: tuple[int, ...]
+    block_s: tuple[float, ...]
+    memory_peak_gib: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    measured: float
+    ci95: tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A target with what was measured for it; the names are those of the JSON contract."""
+
+    name: str
+    limit: float
+    measured: float
+    ci95: tuple[float, float]
+    met: bool
+    verdict: Verdict
+
+
+def plan_targets(config: Config) -> list[Target]:
+    """The targets of a configuration, a percentile a target.
+
+    Raises:
+        ConfigError: it states none.
+    """
+    stated = config.targets
+    targets = [
+        *_list_targets("batch_latency_ms", stated.batch_latency_ms),
+        *_list_targets("memory_gib", {None: stated.memory_gib}),
+        *_list_targets("samples_per_hour", {None: stated.samples_per_hour}),
+        *_list_targets("response_s", stated.response_s),
+    ]
+    if not targets:
+        raise ConfigError(
+            "no target is stated; write some, such as targets: {response_s: {p95: 2}, requests_per_s: 20}",
+            key="targets",
+        )
+    return targets
+
+
+def plan_load(config: Config, targets: Sequence[Target]) -> Load:
+    """The load that ``targets`` are held under.
+
+    Raises:
+        ConfigError: a target is about the load, and no rate of arrivals is stated.
+    """
+    timed = [target for target in targets if target.statistic is not None]
+    requests_per_s = config.targets.requests_per_s
+    if timed and requests_per_s is None:
+        raise ConfigError(
+            f"{timed[0].name} needs a load; say how many requests arrive a second, such as targets.requests_per_s=20",
+            key="targets.requests_per_s",
+        )
+    needed = [count_needed_requests(QUANTILES[t.statistic]) for t in timed if t.statistic in QUANTILES]
+    return Load(
+        requests_per_s=requests_per_s if timed else None,
+        samples_per_request=config.targets.samples_per_request or config.data.batch_size,
+        n_requests=max([MIN_REQUESTS, *needed]) if timed else 0,
+        seed=config.run.seed,
+    )
+
+
+def judge(target: Target, figures: Figures, load: Load) -> Judged:
+    """Met where the whole interval is within the limit, missed where all of it is outside; else not proven.
+
+    A response is no better than the model keeps up: where requests come faster than they are answered it grows for as
+    long as the load lasts, and how long it is after so many requests says nothing.
+    """
+    estimate = estimate_figure(target.figure, target.statistic, figures)
+    verdicts: list[Verdict] = [decide(estimate.ci95, target.limit, is_floor=target.figure == "samples_per_hour")]
+    if target.figure == "response_s":
+        verdicts.append(judge_load(figures, load))
+    verdict: Verdict = max(verdicts, key=VERDICTS.index)
+    return Judged(
+        name=target.name,
+        limit=target.limit,
+        measured=estimate.measured,
+        ci95=estimate.ci95,
+        met=verdict == "met",
+        verdict=verdict,
+    )
+
+
+def judge_load(figures: Figures, load: Load) -> Verdict:
+    """Whether requests back to back are answered faster than they arrive under the load."""
+    arriving_per_hour = (load.requests_per_s or 0.0) * load.samples_per_request * 3600
+    return decide(estimate_figure("samples_per_hour", None, figures).ci95, arriving_per_hour, is_floor=True)
+
+
+def decide(interval: tuple[float, float], limit: float, *, is_floor: bool) -> Verdict:
+    low, high = interval
+    if is_floor:
+        return "met" if low >= limit else "missed" if high < limit else "not proven"
+    return "met" if high <= limit else "missed" if low > limit else "not proven"
+
+
+def estimate_figure(figure: Figure, statistic: str | None, figures: Figures) -> Estimate:
+    """A figure with its 95 % interval. A peak and a maximum are the largest seen, and their interval is that value."""
+    if figure == "memory_gib":
+        peak_gib = figures.memory_peak_gib
+        return Estimate(measured=peak_gib, ci95=(peak_gib, peak_gib))
+    if figure == "samples_per_hour":
+        low, high = compute_rate_interval(figures.block_samples, figures.block_s)
+        rate_per_s = sum(figures.block_samples) / sum(figures.block_s)
+        return Estimate(measured=rate_per_s * 3600, ci95=(low * 3600, high * 3600))
+    assert statistic is not None
+    values = figures.response_s if figure == "response_s" else [1000 * seconds for seconds in figures.call_s]
+    if statistic == "mean":
+        return Estimate(measured=float(np.mean(values)), ci95=compute_interval(values))
+    if statistic == "max":
+        return Estimate(measured=max(values), ci95=(max(values), max(values)))
+    quantile = QUANTILES[statistic]
+    measured = float(np.quantile(values, quantile, method="inverted_cdf"))
+    return Estimate(measured=measured, ci95=compute_quantile_interval(values, quantile))
+
+
+def _list_targets(figure: Figure, limits: Mapping[Any, float | None] | None) -> list[Target]:
+    stated = [(statistic, limit) for statistic, limit in (limits or {}).items() if limit is not None]
+    return [Target(figure=figure, statistic=statistic, limit=limit) for statistic, limit in stated]

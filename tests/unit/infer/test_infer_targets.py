@@ -1,0 +1,162 @@
+"""Targets of a configuration, the load they need, and verdicts from raw figures."""
+
+import numpy as np
+import pytest
+
+from fulltilt.config import config_from_values
+from fulltilt.errors import ConfigError, DeviceError, RunFolderError, UsageError
+from fulltilt.infer.check import open_check_folder, plan_check
+from fulltilt.infer.targets import Figures, Load, Target, decide, judge, judge_load, plan_load, plan_targets
+from fulltilt.infer.training import describe_training, find_training
+from fulltilt.records.run_folder import RunFolder
+
+GUIDE = {"batch_latency_ms": {"p99": 100}, "memory_gib": 16, "samples_per_hour": 10000, "response_s": {"p95": 2}}
+
+
+def build_config(*, run=None, speed=None, **targets):
+    values = {"data": {"dataset": "digits", "batch_size": 8}, "model": "mlp", "targets": targets}
+    return config_from_values({**values, "run": run or {"device": "cpu"}, "speed": speed or {}}, base_dir="")
+
+
+def build_figures(*, responses_s=(0.1,), calls_s=(0.05,), block_s=0.1, memory_peak_gib=1.0):
+    blocks = tuple(block_s * factor for factor in (0.98, 1.0, 1.02, 1.0, 1.0))
+    return Figures(
+        call_s=tuple(calls_s),
+        response_s=tuple(responses_s),
+        block_samples=(8,) * 5,
+        block_s=blocks,
+        memory_peak_gib=memory_peak_gib,
+    )
+
+
+LOAD = Load(requests_per_s=2.0, samples_per_request=8, n_requests=368, seed=0)
+
+
+def test_the_guides_four_targets_have_the_names_of_the_contract_and_368_requests():
+    config = build_config(**GUIDE, requests_per_s=20)
+    targets = plan_targets(config)
+    names = ["batch_latency_ms_p99", "memory_gib", "samples_per_hour", "response_s_p95"]
+    assert [target.name for target in targets] == names
+    load = plan_load(config, targets)
+    assert (load.n_requests, load.samples_per_request, load.expected_s) == (368, 8, 18.4)
+
+
+def test_without_a_target_about_the_load_no_request_is_sent():
+    config = build_config(memory_gib=1, requests_per_s=20)
+    load = plan_load(config, plan_targets(config))
+    assert (load.requests_per_s, load.n_requests) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ({}, "no target is stated; write some"),
+        ({"requests_per_s": 5}, "no target is stated"),
+        ({"response_s": {"p95": 2}}, "needs a load; say how many requests arrive a second"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_with_the_remedy(targets, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_check(build_config(**targets))
+
+
+def test_an_unknown_percentile_names_those_there_are():
+    with pytest.raises(ConfigError, match=r"(?s)p97.*p99"):
+        build_config(response_s={"p97": 2})
+
+
+def test_weights_without_a_checkpoint_and_devices_that_are_not_one_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no checkpoint; name the folder of a training"):
+        plan_check(build_config(memory_gib=1), weights=str(tmp_path))
+    with pytest.raises(ConfigError, match="names 2 devices"):
+        plan_check(build_config(memory_gib=1, run={"device": [0, 1]}))
+    with pytest.raises(DeviceError, match="cuda:77"):
+        plan_check(build_config(memory_gib=1, run={"device": "cuda:77"}))
+
+
+@pytest.mark.parametrize(
+    ("interval", "limit", "is_floor", "verdict"),
+    [
+        ((1, 2), 2, False, "met"),
+        ((1, 2), 1.5, False, "not proven"),
+        ((1, 2), 0.9, False, "missed"),
+        ((1, 2), 1, True, "met"),
+        ((1, 2), 1.5, True, "not proven"),
+        ((1, 2), 2.1, True, "missed"),
+    ],
+)
+def test_a_target_is_met_or_missed_by_its_whole_interval(interval, limit, is_floor, verdict):
+    assert decide(interval, limit, is_floor=is_floor) == verdict
+
+
+def test_figures_are_judged_in_the_unit_of_their_target():
+    figures = build_figures(responses_s=[0.2] * 368, calls_s=[0.05] * 368, memory_peak_gib=3.0)
+    limits = {"batch_latency_ms": ("p99", 51), "response_s": ("max", 0.2), "memory_gib": (None, 2.9)}
+    judged = [
+        judge(Target(figure=figure, statistic=which, limit=limit), figures, LOAD)
+        for figure, (which, limit) in {**limits, "samples_per_hour": (None, 200_000)}.items()
+    ]
+    assert [j.measured for j in judged] == pytest.approx([50, 0.2, 3.0, 80 * 3600])
+    assert [j.verdict for j in judged] == ["met", "met", "missed", "met"]
+    assert [j.met for j in judged] == [True, True, False, True]
+    assert judged[2].ci95 == (3.0, 3.0)
+
+
+def test_one_slow_request_among_368_leaves_the_99th_percentile_unproven():
+    responses_s = [0.1] * 367 + [9.0]
+    target = Target(figure="response_s", statistic="p99", limit=1.0)
+    judged = judge(target, build_figures(responses_s=responses_s), LOAD)
+    assert (judged.measured, judged.ci95[1], judged.verdict, judged.met) == (0.1, 9.0, "not proven", False)
+
+
+def test_a_mean_has_an_interval_around_it():
+    calls_s = np.random.default_rng(0).gamma(2, 0.01, 200)
+    judged = judge(Target(figure="batch_latency_ms", statistic="mean", limit=100), build_figures(calls_s=calls_s), LOAD)
+    low, high = judged.ci95
+    assert judged.measured == pytest.approx(1000 * calls_s.mean())
+    assert low < judged.measured < high < 100
+
+
+def test_a_load_that_outruns_the_model_is_missed_however_short_it_lasted():
+    figures = build_figures(responses_s=[0.5] * 368)  # 10 requests/s back to back
+    target = Target(figure="response_s", statistic="p95", limit=2.0)
+    verdicts = {}
+    for requests_per_s in (2.0, 10.0, 50.0):
+        load = Load(requests_per_s=requests_per_s, samples_per_request=8, n_requests=368, seed=0)
+        verdicts[requests_per_s] = judge_load(figures, load)
+        assert judge(target, figures, load).verdict == verdicts[requests_per_s]
+    assert verdicts == {2.0: "met", 10.0: "not proven", 50.0: "missed"}
+
+
+def test_another_configuration_sets_the_earlier_training_aside_and_the_same_one_finds_it(tmp_path):
+    def find(**sections):
+        with open_check_folder(plan_check(build_config(memory_gib=1, **sections)), tmp_path) as folder:
+            return find_training(tmp_path), folder.set_aside
+
+    def finish_training():
+        (tmp_path / "training").mkdir()
+        (tmp_path / "training" / "checkpoint.pt").touch()
+        (tmp_path / "training.json").write_text('{"reason": "finished"}')
+
+    assert find() == (None, None)
+    finish_training()
+    assert find() == (tmp_path / "training", None)
+    found, set_aside = find(speed={"precision": "bf16"})
+    assert found is None
+    assert "set aside as training-1, training-1.json (changed: training.speed.precision fp32 → bf16)" in set_aside
+    assert (tmp_path / "training-1" / "checkpoint.pt").exists()
+
+
+def test_the_folder_of_a_training_is_never_taken_over(tmp_path):
+    with RunFolder(tmp_path, fingerprint_parts={}, command="train", results=("checkpoint.pt",)):
+        (tmp_path / "checkpoint.pt").touch()
+    with pytest.raises(RunFolderError, match="holds the results of another run"):
+        open_check_folder(plan_check(build_config(memory_gib=1)), tmp_path)
+
+
+def test_a_training_is_another_one_with_other_epochs_and_the_same_with_other_targets():
+    base = describe_training(build_config(memory_gib=1))
+    assert describe_training(build_config(memory_gib=2, requests_per_s=5)) == base
+    assert describe_training(build_config(run={"epochs": 3, "device": "cpu"})) != base
+    assert describe_training(build_config(speed={"precision": "bf16"})) != base
+    assert describe_training(build_config(speed={"compile": True})) != base
