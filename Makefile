@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers check format bench bench-gpu test-gpu chaos docs clean
+.PHONY: help demo test test-slow test-peers check format bench bench-gpu test-gpu chaos docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,10 @@ demo: $(INSTALLED) ## tune the digits workload, apply the pick, train with both 
 	@$(BIN)/python scripts/demo.py
 
 test: $(INSTALLED) check ## the whole fast test set, offline
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(INSTALLED) ## the tests that take minutes: a lab of real trainings, killed twenty times
+	@$(BIN)/python -m pytest -m slow
 
 test-peers: $(INSTALLED) ## integrations and trackers against the real Lightning, transformers, MLflow and W&B, in the peers' environment
 	@$(BIN)/python -m benchmarks --peer-tests

@@ -8,6 +8,7 @@ import pytest
 
 from fulltilt.cli import build_parser
 from fulltilt.cli._shared import read_config
+from fulltilt.config import load_grid
 from fulltilt.levers import load_catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,10 @@ def test_a_documented_command_parses_and_its_files_exist(page, command, monkeypa
     for name in (getattr(args, "config", None), getattr(args, "config_flag", None), getattr(args, "apply", None)):
         if name and name.startswith(OURS):
             assert Path(name).exists()
-    if (getattr(args, "config", None) or getattr(args, "config_flag", None) or "").startswith(OURS):
+    config = getattr(args, "config", None) or getattr(args, "config_flag", None) or ""
+    if config.startswith(OURS) and command[0] == "lab":
+        assert len(load_grid(config, args.overrides)) > 1
+    elif config.startswith(OURS):
         read_config(args)  # with the words and flags on top of the file; no data is read
 
 

@@ -43,7 +43,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             f"is a grid of {n_points} points ({sizes}) and one configuration is asked for; choose: {choice}",
             file=str(path),
         )
-    return next(_expand(settings, axes, path))
+    return next(config for _, config in _expand(settings, axes, path))
 
 
 def load_grid(path: str | Path, overrides: Sequence[str] = ()) -> list[Config]:
@@ -51,6 +51,15 @@ def load_grid(path: str | Path, overrides: Sequence[str] = ()) -> list[Config]:
 
     Raises:
         ConfigError: as ``load_config``, or more than ``MAX_GRID_POINTS`` points.
+    """
+    return [config for _, config in load_points(path, overrides)]
+
+
+def load_points(path: str | Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str, Any], Config]]:
+    """Load every point of a grid with the values that set it apart, by dotted key; of a file without one, ``{}``.
+
+    Raises:
+        ConfigError: as ``load_grid``.
     """
     settings = _load_settings(path, overrides)
     axes = find_axes(settings)
@@ -176,10 +185,12 @@ def _check_each_value(settings: Mapping[str, Setting]) -> list[Problem]:
     return problems
 
 
-def _expand(settings: Mapping[str, Setting], axes: Axes, path: str | Path) -> Iterator[Config]:
+def _expand(settings: Mapping[str, Setting], axes: Axes, path: str | Path) -> Iterator[tuple[dict[str, Any], Config]]:
     base_dir = str(Path(path).resolve().parent)
     for chosen in itertools.product(*(grid.values for grid, _ in axes)):
-        yield build_config(_pick(settings, axes, chosen), base_dir=base_dir, source=str(path))
+        config = build_config(_pick(settings, axes, chosen), base_dir=base_dir, source=str(path))
+        values = flatten(config.to_values()) if axes else {}
+        yield {key: values[key] for _, keys in axes for key in keys}, config
 
 
 def _pick(settings: Mapping[str, Setting], axes: Axes, chosen: Sequence[Any]) -> dict[str, Setting]:

@@ -28,7 +28,8 @@ def is_on_host(source: Source, scope: ast.AST, node: ast.AST, seen: frozenset[st
         case ast.Name() | ast.Attribute() if get_dotted(node) in seen:
             return True  # what it is besides decides
         case ast.Name() | ast.Attribute() if values := find_values(source, scope, name := get_dotted(node) or ""):
-            return all(_is_batch(value) or is_on_host(source, scope, value, seen | {name}) for value in values)
+            is_host = all(_is_batch(value) or is_on_host(source, scope, value, seen | {name}) for value in values)
+            return is_host and not all(isinstance(value, ast.BinOp) for value in values)  # x = x / 2 says nothing of x
         case ast.Attribute() | ast.Subscript() | ast.Starred():
             return is_on_host(source, scope, node.value, seen)
     return False

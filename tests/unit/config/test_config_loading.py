@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fulltilt.config import config_from_values, load_config, load_grid
+from fulltilt.config import config_from_values, load_config, load_grid, load_points
 from fulltilt.errors import ConfigError
 
 
@@ -337,6 +337,15 @@ def test_the_grid_of_guide_000_is_six_points_on_four_devices(write):
     assert {tuple(p.run.device) for p in points} == {(0, 1, 2, 3)}
     assert [p.model for p in points[:2]] == ["net(width=64)", "net(width=128)"]
     assert len({p.digest for p in points}) == 6
+
+
+def test_a_point_is_the_values_of_its_axes_resolved(write):
+    file = write("lr: [1, 2]\ntransform: ['a(b=${batch_size})', c]\nbatch_size: 8\n")
+    values = [point for point, _ in load_points(file)]
+    assert values[1] == {"optim.lr": 1.0, "data.transform.train": "c", "data.transform.val": "c"}
+    assert values[2]["data.transform.train"] == "a(b=8)"
+    assert [config for _, config in load_points(file)] == load_grid(file)
+    assert load_points(file, ["lr=3", "transform=c"])[0][0] == {}
 
 
 def test_one_configuration_refuses_a_grid_with_its_size(write):

@@ -108,8 +108,8 @@ def test_a_file_is_told_once_at_the_line_that_writes(tmp_path):
 
 
 def test_loops_inside_a_slow_loop_are_part_of_it(tmp_path):
-    body = "for y in range(height):\n            for x in range(width):\n                image[y, x] = [v * 2 for v in row]\n"
-    assert _find(tmp_path, f"{DATASET}        {body}") == [("slow-transform", "for y in range(height):")]
+    body = "for y in range(h):\n            for x in range(w):\n                image[y, x] = [2 * v for v in z]\n"
+    assert _find(tmp_path, f"{DATASET}        {body}") == [("slow-transform", "for y in range(h):")]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,11 @@ def take_steps(workload: Workload, batch_size: int, n_steps: int) -> tuple[list[
 
 def test_every_configuration_is_tested_here_or_there():
     """a new file without a test fails here"""
-    there = {"stl10_config": "test_engine_phases.py", "elmo_depth-2_seed-42": "test_engine_language.py"}
+    there = {
+        "stl10_config": "unit/engine/test_engine_phases.py",
+        "elmo_depth-2_seed-42": "unit/engine/test_engine_language.py",
+        "targets": "integration/test_integration_infer.py",
+    }
     here = {"digits", "cifar10", "checking_gpu_optimization", "default"}
     snippets = {"distributed_experiment", "parallel_grid"}  # of guide 000: tested with its others
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == here | there.keys() | snippets
@@ -48,7 +52,7 @@ def test_every_configuration_is_tested_here_or_there():
     learning = "".join(inspect.getsource(test) for test in functions if "take_steps" in test.__code__.co_names)
     assert {name for name in here if not re.search(rf'"{name}(\.yaml)?"', learning)} == set()
     for name, file in there.items():
-        assert f"{name}.yaml" in (Path(__file__).parents[1] / "engine" / file).read_text()
+        assert f"{name}.yaml" in (Path(__file__).parents[2] / file).read_text()
     others = Path(__file__).with_name("test_tasks_guide_configs.py").read_text()
     assert all(f'"{name}"' in others for name in snippets)
 

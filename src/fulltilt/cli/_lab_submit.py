@@ -1,0 +1,114 @@
+"""``fulltilt lab submit --local``: make rows of a grid's points, run what is queued, say what it came to."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fulltilt.cli import Terminated
+from fulltilt.cli._lab_view import QueueView
+from fulltilt.cli._shared import build_console, is_import_path, resolve_config_argument, write_json
+from fulltilt.errors import UsageError
+from fulltilt.lab.dry_run import run_dry
+from fulltilt.lab.listing import build_document, build_table, describe_best, describe_counts
+from fulltilt.lab.local import LocalExecutor, Slot, build_slots
+from fulltilt.lab.points import Grid, read_grid
+from fulltilt.lab.records import Experiment
+from fulltilt.lab.running import recover, run_queue
+from fulltilt.lab.states import OVER
+from fulltilt.lab.stopping import catch_signals
+from fulltilt.lab.store import Store, open_store
+from fulltilt.records import dumps
+from fulltilt.records.run_folder import hold_folder
+from fulltilt.report import format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def run_submit(args: argparse.Namespace) -> int:
+    if not args.local:
+        raise UsageError("where the experiments run has to be said; there is --local: this machine, in the foreground")
+    source = resolve_config_argument(args)
+    if is_import_path(source):
+        raise UsageError(f"a grid is a YAML file, and {source} is none; fulltilt train {source} runs it")
+    lab, began_s = Path(args.lab), time.monotonic()
+    grid = read_grid(source, args.overrides)
+    slots = build_slots(grid.pool)
+    console = build_console(to_stderr=args.json == "-")
+    console.quiet = args.quiet
+    with hold_folder(lab), contextlib.closing(open_store(lab, create=True)) as store:
+        executor = LocalExecutor(lab, slots)
+        recover(lab, store, executor)
+        mine = _queue(args, store, grid, slots, console)
+        n_waiting = _announce(console, lab, store, mine, slots)
+        if n_waiting:
+            _run(console, lab, store, executor, mine)
+        shown = [found for found in store.read_experiments() if found.id in mine]
+    if args.json:
+        write_json(args.json, dumps(build_document(lab, shown), indent=1))
+    console.quiet = False
+    console.print(_describe_end(shown, n_waiting, time.monotonic() - began_s), markup=False)
+    if not args.quiet:
+        console.print(build_table(lab, shown))
+    return 0 if all(found.state == "succeeded" for found in shown) else 1
+
+
+def _queue(args: argparse.Namespace, store: Store, grid: Grid, slots: Sequence[Slot], console: Console) -> set[str]:
+    """Make rows of the points that are none yet, and return the ids of all that this command is about."""
+    digests = {point.digest for point in grid.points}
+    known = store.read_ids(grid.source, digests)
+    new = [point for point in grid.points if point.digest not in known]
+    if new:
+        run_dry(grid, new, args.overrides, slots[0], Path(args.lab), tell=console.print)
+    store.add(grid.source, grid.points, args.overrides)
+    mine = set(store.read_ids(grid.source, digests).values())
+    if args.retry:
+        for found in store.read_experiments(states=("failed", "cancelled")):
+            if found.id in mine:
+                store.advance("retry", found.newest)
+    if new and known:
+        console.print(f"{len(new)} of {len(grid.points)} points are new")
+    return mine | {found.id for found in store.read_experiments() if found.state not in OVER}
+
+
+def _announce(console: Console, lab: Path, store: Store, mine: set[str], slots: Sequence[Slot]) -> int:
+    """Say how many wait, and for what; return how many."""
+    n_waiting = len(store.read_experiments(states=("queued",)))
+    where = ", ".join(slot.name for slot in slots)
+    if slots[0].n_threads and len(slots) > 1:
+        where += f" (there is no GPU: these are slots on the CPU, threads for each: {slots[0].n_threads})"
+    said = f"{n_waiting} of {len(mine)} experiments wait in {lab}, at most {len(slots)} run at once on {where}"
+    if n_waiting:
+        console.print(said, markup=False, soft_wrap=True)
+    return n_waiting
+
+
+def _run(console: Console, lab: Path, store: Store, executor: LocalExecutor, mine: set[str]) -> None:
+    """Run what is queued; a signal that came takes its course when all is settled, with what is kept as its note."""
+    try:
+        with catch_signals() as stop, QueueView(console, lab, store, mine, stop).show() as tell:
+            run_queue(lab, store, executor, stop=stop, tell=tell)
+        stop.deliver()
+    except (KeyboardInterrupt, Terminated) as interruption:
+        left = [found for found in store.read_experiments() if found.id in mine]
+        interruption.add_note(f"{describe_counts(left)}, kept in {lab}; the same command goes on from there")
+        raise
+
+
+def _describe_end(shown: Sequence[Experiment], n_ran: int, seconds: float) -> str:
+    """The result in one sentence."""
+    n_succeeded = sum(found.state == "succeeded" for found in shown)
+    others = [found for found in shown if found.state != "succeeded"]
+    best = describe_best(shown)
+    if not others:
+        took = f" in {format_duration(seconds)}" if n_ran else " before; there was nothing to start"
+        return f"{n_succeeded} of {len(shown)} experiments succeeded{took}{best}"
+    failed = next((found for found in others if found.state == "failed"), None)
+    logs = f" ({failed.id}: {failed.reason}; see fulltilt lab logs {failed.id})" if failed else ""
+    left = f"{describe_counts(others)}{logs}; --retry tries again"
+    return f"{n_succeeded} of {len(shown)} experiments succeeded, {left}{best}"

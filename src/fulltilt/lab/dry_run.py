@@ -1,0 +1,58 @@
+"""A dry run before anything is queued: a model that does not exist is told now, not six times later."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fulltilt.errors import ConfigError
+from fulltilt.lab.local import Slot, build_death_wish
+from fulltilt.lab.points import Grid, list_dry_runs, write_words
+from fulltilt.lab.records import Point
+from fulltilt.lab.verdict import read_document
+
+CHECK = (sys.executable, "-m", "fulltilt", "check")
+
+
+def run_dry(
+    grid: Grid, new: Sequence[Point], overrides: Sequence[str], slot: Slot, lab: Path, *, tell: Callable[[str], None]
+) -> None:
+    """Check what has to be true before the ``new`` points are queued: one step of each component they name.
+
+    Raises:
+        ConfigError: what ``fulltilt check`` found, in its words.
+    """
+    points = list(list_dry_runs(new))
+    for index, point in enumerate(points):
+        tell(f"dry run {index + 1} of {len(points)}: everything is built, and one step taken")
+        words = [*overrides, *write_words(point.values)]
+        problems = _find_problems(
+            [*CHECK, str(grid.source), *words, f"run.device={slot.device}", "--out", str(lab)], slot
+        )
+        if problems:
+            said = " ".join(f"{key}={value}" for key, value in point.values.items())
+            where = f"; found by a dry run with {said}, and nothing was queued" if said else ""
+            raise ConfigError(f"{'; '.join(problems)}{where}")
+
+
+def _find_problems(command: Sequence[str], slot: Slot) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "check.json"
+        done = subprocess.run(
+            [*command, "--json", str(path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, **slot.environ},
+            preexec_fn=build_death_wish(os.getpid()),
+        )
+        found = read_document(path) or {}
+    if done.returncode == 0:
+        return []
+    problems = [item["text"] for item in found.get("items", ()) if item["verdict"] == "problem"]
+    return problems or [found.get("error") or done.stderr.strip() or f"fulltilt check ended with {done.returncode}"]

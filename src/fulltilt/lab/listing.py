@@ -1,0 +1,123 @@
+"""Experiments as a JSON document, as a sentence and as a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fulltilt.errors import strip_control_codes
+from fulltilt.lab.local import find_out_dir
+from fulltilt.lab.records import Experiment
+from fulltilt.records import VERSION
+from fulltilt.report import format_duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SHOWN = ("id", "sweep", "state", "attempt", "priority", "point", "overrides", "node", "devices", "n_threads", "reason")
+COUNTED = ("succeeded", "failed", "cancelled", "finalizing", "running", "leased", "cancelling", "queued")
+URGENCY = ("failed", "cancelling", "running", "leased", "finalizing", "queued", "succeeded", "cancelled")
+N_ROWS = 16  # of a table, so that it fits a screen with the lines around it
+TAIL_BYTES = 65_536  # of the event log: far more than lies between two evaluations' ends and the end of the file
+STYLES = {"succeeded": "green", "failed": "red", "running": "bold", "cancelling": "yellow", "cancelled": "dim"}
+
+
+def build_document(lab: Path, experiments: Sequence[Experiment]) -> dict[str, Any]:
+    return {"version": VERSION, "experiments": [_build_entry(lab, experiment) for experiment in experiments]}
+
+
+def _build_entry(lab: Path, experiment: Experiment) -> dict[str, Any]:
+    return {name: getattr(experiment, name) for name in SHOWN} | {
+        "metrics": read_metrics(lab, experiment),
+        "seconds": compute_seconds(experiment),
+        "out_dir": str(find_out_dir(lab, experiment.id).resolve()),
+    }
+
+
+def compute_seconds(experiment: Experiment) -> float | None:
+    """How long the newest attempt took, or takes so far."""
+    if experiment.started_s is None:
+        return None
+    ended_s = time.time() if experiment.state in ("leased", "running", "cancelling") else experiment.ended_s
+    return None if ended_s is None else max(0.0, ended_s - experiment.started_s)
+
+
+def read_metrics(lab: Path, experiment: Experiment) -> Mapping[str, float]:
+    """Those of the accepted result; of one without, those of the last evaluation that its training logged."""
+    if experiment.state == "succeeded" or experiment.attempt == 0:
+        return experiment.metrics
+    try:
+        with (find_out_dir(lab, experiment.id) / "events.jsonl").open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = stream.read().split(b"\n")
+    except OSError:
+        return {}
+    for line in reversed(lines[:-1]):  # the last one may be half written
+        if line.startswith(b'{"event": "Evaluated"'):
+            return json.loads(line)["metrics"]
+    return {}
+
+
+def describe_counts(experiments: Sequence[Experiment]) -> str:
+    """``4 succeeded, 1 running, 1 queued``"""
+    counts = Counter(experiment.state for experiment in experiments)
+    return ", ".join(f"{counts[state]} {state}" for state in COUNTED if counts[state])
+
+
+def describe_point(experiment: Experiment) -> str:
+    """``lr=0.001 batch_size=64``, and after it the words that were given beside the file."""
+    said = [f"{key.rpartition('.')[2]}={_show(value)}" for key, value in experiment.point.items()]
+    return " ".join([*said, *experiment.overrides]) or "–"
+
+
+def describe_metrics(metrics: Mapping[str, float]) -> str:
+    """A name with a slash is a part of a breakdown, for the files."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value is not None)
+
+
+def describe_best(experiments: Sequence[Experiment]) -> str:
+    """The result with the lowest validation loss; nothing where there is no choice."""
+    with_loss = [found for found in experiments if found.state == "succeeded" and found.metrics.get("loss") is not None]
+    if len(with_loss) < 2:
+        return ""
+    best = min(with_loss, key=lambda experiment: experiment.metrics["loss"])
+    return f"; lowest loss: {best.id} ({describe_point(best)}), {describe_metrics(best.metrics)}"
+
+
+def build_table(lab: Path, experiments: Sequence[Experiment], *, n_rows: int | None = N_ROWS) -> Table:
+    """The rows that matter most now, in order of age."""
+    from rich.table import Table
+    from rich.text import Text
+
+    urgent = sorted(experiments, key=lambda experiment: URGENCY.index(experiment.state))[:n_rows]
+    shown = {experiment.id for experiment in urgent}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("id", "state", "point", "metrics", "device", "seconds"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name == "seconds" else "left")
+    for experiment in experiments:
+        if experiment.id in shown:
+            cells = _list_cells(lab, experiment)
+            table.add_row(*map(Text, cells), style=STYLES.get(experiment.state, ""))
+    return table
+
+
+def _list_cells(lab: Path, experiment: Experiment) -> list[str]:
+    seconds = compute_seconds(experiment)
+    has_failed = experiment.state == "failed"
+    return [
+        experiment.id,
+        experiment.state + (f" ({experiment.attempt})" if experiment.attempt > 1 else ""),
+        describe_point(experiment),
+        strip_control_codes(experiment.reason or "") if has_failed else describe_metrics(read_metrics(lab, experiment)),
+        ", ".join(experiment.devices),
+        "" if seconds is None else format_duration(seconds),
+    ]
+
+
+def _show(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

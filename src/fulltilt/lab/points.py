@@ -1,0 +1,101 @@
+"""From a configuration file to the points of its grid, and from a row back to the words that train it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fulltilt.config import Config, load_points
+from fulltilt.config.loading import flatten
+from fulltilt.errors import ConfigError
+from fulltilt.lab.records import Point
+from fulltilt.records.run_folder import compute_fingerprint
+
+DEVICE, PROMISE = "run.device", "run.promise"
+NOT_TRAINING = ("benchmark.", "targets.")  # sections that a training does not read
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """All points of a file.
+
+    Attributes:
+        source: The file; relative paths in the values start from its folder.
+        points: Each different configuration once.
+        pool: ``run.device``: the devices that the experiments share, never an axis.
+    """
+
+    source: Path
+    points: tuple[Point, ...]
+    pool: str | int | list[int]
+
+
+def read_grid(path: str, overrides: Sequence[str]) -> Grid:
+    """Read the points of a file; ConfigError where it, a point, or what it says of devices cannot be used."""
+    found = load_points(path, overrides)
+    pools = {json.dumps(config.run.device) for _, config in found}
+    if len(pools) > 1:
+        raise ConfigError(
+            f"{' and '.join(sorted(pools))} as an axis: it is the pool that all experiments share; name it once",
+            file=path,
+            key=DEVICE,
+        )
+    first = found[0][1]
+    if first.run.n_ranks not in (None, 1):
+        raise ConfigError(
+            f"an experiment of the lab takes one device, and {first.run.n_ranks} ranks are asked for; leave it out",
+            file=path,
+            key="run.n_ranks",
+        )
+    if len(found) == 1 and isinstance(first.run.device, list) and len(first.run.device) > 1:
+        raise ConfigError(
+            f"{first.run.device} are the devices of one experiment here; fulltilt train runs it over them, and "
+            f"{DEVICE}={first.run.device[0]} on one",
+            file=path,
+            key=DEVICE,
+        )
+    points = {point.digest: point for point in (_build_point(values, config) for values, config in found)}
+    return Grid(source=Path(path).resolve(), points=tuple(points.values()), pool=first.run.device)
+
+
+def build_words(config: Mapping[str, Any]) -> list[str]:
+    """Every value as a word of the command line, so that what was submitted runs whatever the file says by now."""
+    return write_words(_list_deciding(config))
+
+
+def write_words(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+
+
+def list_dry_runs(points: Sequence[Point]) -> Iterator[Point]:
+    """The points to try before any is queued: the first, and one for each further component, file or other text.
+
+    A number that an axis changes is checked where the file is read.
+    """
+    seen: set[tuple[str, str]] = set()
+    for index, point in enumerate(points):
+        texts = {(key, value) for key, value in point.values.items() if isinstance(value, str)}
+        if index == 0 or texts - seen:
+            yield point
+        seen |= texts
+
+
+def _build_point(values: Mapping[str, Any], config: Config) -> Point:
+    """The digest leaves defaults out: a later version with more keys finds the same experiments."""
+    decided = _list_deciding(config.to_values())
+    said = {key: value for key, value in decided.items() if value != _list_defaults()[key] and key != PROMISE}
+    return Point(values=values, config=config.to_values(), digest=compute_fingerprint(said))
+
+
+def _list_deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a training depends on; its device is decided where it starts."""
+    return {k: v for k, v in flatten(config).items() if k != DEVICE and not k.startswith(NOT_TRAINING)}
+
+
+@functools.cache
+def _list_defaults() -> Mapping[str, Any]:
+    return flatten(Config().to_values())

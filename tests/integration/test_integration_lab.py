@@ -1,0 +1,276 @@
+"""The lab as a user runs it: a grid to its results; cancelled, interrupted, killed at random moments, resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fulltilt.lab.states import ARROWS, OVER
+from fulltilt.lab.store import open_store
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+STAND_IN = Path(__file__).parents[1] / "unit" / "lab" / "run_stand_in_lab.py"
+FULLTILT = (sys.executable, "-m", "fulltilt", "lab")
+PATIENCE_S = 600  # ends what hangs
+N_KILLS = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_gpu():
+    """Four slots on the CPU, also where there is a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
+
+
+def lab_command(*words: object, folder: Path) -> list[str]:
+    return [*FULLTILT, *map(str, words), "--lab", str(folder)]
+
+
+def run(*words: object, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(lab_command(*words, folder=folder), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def list_experiments(folder: Path) -> dict[str, dict]:
+    document = json.loads(run("list", "--json", "-", folder=folder).stdout)
+    assert document["version"] == 1
+    return {entry["id"]: entry for entry in document["experiments"]}
+
+
+def wait_for(look, process: subprocess.Popen | None = None):
+    """What ``look`` returns, as soon as it is something."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert process is None or process.poll() is None, "it ended before"
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
+def find_processes(folder: Path) -> list[int]:
+    """Living processes that carry the mark of an attempt of this lab."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if (
+                entry.name.isdigit()
+                and f"FULLTILT_ATTEMPT={folder.resolve()}/".encode() in (entry / "environ").read_bytes()
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+def read_events(folder: Path):
+    with contextlib.closing(open_store(folder)) as store:
+        return store.read_events()
+
+
+def read_training(out_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (out_dir / "events.jsonl").read_text().splitlines()]
+
+
+def assert_whole(folder: Path, n: int) -> None:
+    """Every experiment succeeded once, by legal arrows, and nothing is left running."""
+    states, accepted = {}, Counter()
+    for event in read_events(folder):
+        if event.arrow != "submit":
+            assert states[event.experiment] in ARROWS[event.arrow].sources
+        states[event.experiment] = event.state
+        accepted[event.experiment] += event.arrow == "commit"
+    assert list(states.values()) == ["succeeded"] * n
+    assert set(accepted.values()) == {1}
+    assert find_processes(folder) == []
+    with contextlib.closing(sqlite3.connect(folder / "lab.db")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory) -> Path:
+    """The guide's grid, run once."""
+    folder = tmp_path_factory.mktemp("grid") / "lab"
+    done = run("submit", "--local", CONFIGS / "parallel_grid.yaml", "epochs=2", folder=folder)
+    (folder / "said.txt").write_text(done.stdout)
+    return folder
+
+
+def test_the_guides_grid_succeeds_and_says_so(grid):
+    said = (grid / "said.txt").read_text().splitlines()
+    assert said[1].startswith(f"6 of 6 experiments wait in {grid}, at most 4 run at once on cpu:0, cpu:1, cpu:2, cpu:3")
+    sentence = next(line for line in said if line.startswith("6 of 6 experiments succeeded in"))
+    assert "lowest loss: e" in sentence
+    assert len(said[said.index(sentence) :]) == 8
+    assert_whole(grid, 6)
+
+
+def test_six_rows_are_there_before_anything_starts_and_four_run_while_two_wait(grid):
+    events = read_events(grid)
+    assert [event.arrow for event in events[:7]] == ["submit"] * 6 + ["lease"]
+    running, most, waiting = set(), 0, []
+    for event in events[6:]:
+        (running.add if event.state not in OVER else running.discard)(event.experiment)
+        if len(running) > most:
+            most = len(running)
+            waiting = {e.experiment for e in events} - running
+    assert most == 4
+    assert sorted(waiting) == ["e5", "e6"]
+    assert [event.time_s for event in events] == sorted(event.time_s for event in events)
+
+
+def test_the_document_has_the_contracts_keys(grid):
+    entries = list(list_experiments(grid).values())
+    expected = {"id", "sweep", "state", "attempt", "priority", "point", "metrics", "node", "devices", "out_dir"}
+    assert all(expected <= set(entry) for entry in entries)
+    assert [entry["point"] for entry in entries] == [
+        {"optim.lr": lr, "data.batch_size": size} for lr in (0.0001, 0.001, 0.01) for size in (64, 128)
+    ]
+    for entry in entries:
+        assert (entry["sweep"], entry["state"], entry["attempt"]) == ("parallel_grid", "succeeded", 1)
+        result = json.loads((Path(entry["out_dir"]) / "result-1.json").read_text())
+        assert entry["metrics"] == result["metrics"]
+        assert 0 < entry["metrics"]["accuracy"] <= 1
+        assert entry["devices"][0] in {"cpu:0", "cpu:1", "cpu:2", "cpu:3"}
+        assert entry["node"] == os.uname().nodename
+        assert entry["n_threads"] >= 1
+    by_lr = {entry["point"]["optim.lr"]: entry["metrics"]["loss"] for entry in entries}
+    assert by_lr[0.01] < by_lr[0.0001]
+
+
+def test_the_log_is_that_of_the_training(grid):
+    said = run("logs", "e3", folder=grid).stdout
+    assert said.startswith("== e3, attempt 1 on cpu:")
+    assert "optim.lr=0.001 data.batch_size=64" in said.splitlines()[0]
+    assert "epoch 2/2" in said
+
+
+def test_the_same_command_again_starts_nothing_and_more_points_only_themselves(grid, tmp_path):
+    before = read_events(grid)
+    config = CONFIGS / "parallel_grid.yaml"
+    again = run("submit", "--local", config, "epochs=2", "--json", tmp_path / "again.json", folder=grid)
+    assert "there was nothing to start" in again.stdout
+    assert len(json.loads((tmp_path / "again.json").read_text())["experiments"]) == 6
+    more = run("submit", "--local", config, "epochs=2", "lr=[0.01, 0.02]", "batch_size=128", folder=grid)
+    assert "1 of 2 points are new" in more.stdout
+    assert [event.arrow for event in read_events(grid)[len(before) :]] == [
+        "submit",
+        "lease",
+        "start",
+        "finish",
+        "commit",
+    ]
+
+
+def test_ids_that_are_none_and_experiments_that_are_over(grid):
+    assert "no experiment 'e77'" in run("logs", "e77", folder=grid, code=2).stderr
+    assert "did you mean" in run("cancel", "e77", folder=grid, code=2).stderr
+    assert "e2 is over already (succeeded)" in run("cancel", "2", folder=grid, code=2).stderr
+
+
+def test_cancel_reaches_the_process_and_after_ctrl_c_the_same_command_goes_on(tmp_path):
+    config, folder = tmp_path / "pair.yaml", tmp_path / "lab"
+    config.write_text(
+        "model: small_cnn\ndataset: digits\ntransform: normalize\nepochs: 30\nlr: [0.001, 0.002]\ndevice: [0, 1]\n"
+    )
+    submit = lab_command("submit", "--local", config, folder=folder)
+    first = subprocess.Popen(submit, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for((folder / "lab.db").exists, first)
+    both = wait_for(lambda: [e for e in list_experiments(folder).values() if e["metrics"]][1:], first)
+    assert len(both) == 1
+    with contextlib.closing(open_store(folder)) as store:
+        pids = {found.id: found.pid for found in store.read_experiments()}
+    assert run("cancel", "e1", folder=folder).stdout == "e1 (lr=0.001) is cancelled\n"
+    assert not Path(f"/proc/{pids['e1']}").exists()
+    assert Path(f"/proc/{pids['e2']}").exists()
+    first.send_signal(signal.SIGINT)
+    _, said = first.communicate(timeout=PATIENCE_S)
+    assert first.returncode == 130
+    assert f"interrupted: 1 cancelled, 1 queued, kept in {folder}; the same command goes on" in said
+    assert find_processes(folder) == []
+    step = max(event.get("step", 0) for event in read_training(folder / "e2"))
+    second = run("submit", "--local", config, folder=folder, code=1)
+    assert "1 of 2 experiments succeeded, 1 cancelled; --retry tries again" in second.stdout
+    entries = list_experiments(folder)
+    assert (entries["e1"]["state"], entries["e1"]["attempt"]) == ("cancelled", 1)
+    assert (entries["e2"]["state"], entries["e2"]["attempt"]) == ("succeeded", 2)
+    starts = [event for event in read_training(folder / "e2") if event["event"] == "RunStarted"]
+    assert [event["first_step"] for event in starts] == [0, step]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: small_cnn\ndataset: cifar10(root=nowhere)\nlr: [1, 2]\n", "nowhere does not exist; give the folder"),
+        ("model: [small_cnn, smal_cnn]\ndataset: digits\n", "did you mean small_cnn"),
+        ("model: small_cnn\ndataset: digits\nlr: [1, -2]\n", "grid.yaml:3: optim.lr: lr -2"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_a_row_is_written(tmp_path, text, said):
+    (tmp_path / "grid.yaml").write_text(text)
+    refused = run("submit", "--local", tmp_path / "grid.yaml", folder=tmp_path / "lab", code=2)
+    assert said in refused.stderr
+    if (tmp_path / "lab").exists():
+        with contextlib.closing(open_store(tmp_path / "lab")) as store:
+            assert store.read_experiments() == ()
+
+
+GRID = "lr: [0.1, 0.2, 0.3]\nbatch_size: [1, 2]\ndevice: [0, 1, 2, 3]\n"
+
+
+def kill_at_random_moments(command, new_folder, seed: int, *, longest_s: float) -> None:
+    """Kill the process group of the scheduler ``N_KILLS`` times; each lab then runs to its end, whole."""
+    random_s, folder, n_labs, n_running = random.Random(seed), new_folder(0), 1, 0
+    for n_kill in range(N_KILLS):
+        process = subprocess.Popen(command(folder), start_new_session=True, stdout=subprocess.DEVNULL)
+        if n_kill % 2:  # every other time not before trainings run, however slow the machine is
+            wait_for(lambda: find_processes(folder) or process.poll() is not None)  # noqa: B023
+        try:
+            code = process.wait(timeout=random_s.uniform(0, longest_s))
+        except subprocess.TimeoutExpired:
+            n_running += bool(find_processes(folder))
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        else:
+            assert (code, seed, n_kill) == (0, seed, n_kill)
+            assert_whole(folder, 6)
+            folder, n_labs = new_folder(n_labs), n_labs + 1
+    subprocess.run(command(folder), check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
+    assert_whole(folder, 6)
+    print(f"seed {seed}: {N_KILLS} kills or ends, {n_running} with trainings under way, {n_labs} labs")
+    assert n_running
+
+
+def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch):
+    (tmp_path / "grid.yaml").write_text(GRID)
+    monkeypatch.setenv("STAND_IN_STEPS", "100")
+    seed = random.SystemRandom().randrange(10_000)
+    print(f"seed {seed}")
+    kill_at_random_moments(
+        lambda folder: [sys.executable, str(STAND_IN), str(tmp_path / "grid.yaml"), str(folder)],
+        lambda n: tmp_path / f"lab{n}",
+        seed,
+        longest_s=2.0,
+    )
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_with_real_trainings(tmp_path):
+    seed = random.SystemRandom().randrange(10_000)
+    print(f"seed {seed}")
+    kill_at_random_moments(
+        lambda folder: lab_command("submit", "--local", CONFIGS / "parallel_grid.yaml", "epochs=2", folder=folder),
+        lambda n: tmp_path / f"lab{n}",
+        seed,
+        longest_s=15.0,
+    )

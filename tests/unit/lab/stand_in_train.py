@@ -1,0 +1,64 @@
+"""Stands in for ``fulltilt train`` where a test starts it a hundred times: a counter as checkpoint, no torch.
+
+It keeps what the lab relies on: one process a folder (a lock), --resume, an atomic result, a checkpoint on SIGINT and
+SIGTERM. Beside it a worker is left that ends only a while after its parent, as data workers do.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+N_STEPS = int(os.environ.get("STAND_IN_STEPS", "30"))
+STEP_S = 0.02
+
+
+def write_atomic(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def start_worker() -> None:
+    parent = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == parent:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        os._exit(0)
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    out, result = (Path(words[words.index(flag) + 1]) for flag in ("--out", "--json"))
+    lock = (out / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        write_atomic(result, json.dumps({"error": "the folder is in use", "rc": 2}))
+        return 2
+    stop: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: stop.append(number))
+    start_worker()
+    checkpoint = out / "counter"
+    step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    print(f"from step {step}: {' '.join(word for word in words if word.startswith('optim.lr='))}", flush=True)
+    if "optim.lr=0.666" in words:
+        write_atomic(result, json.dumps({"error": "diverged; use a smaller lr", "rc": 1}))
+        return 1
+    while step < N_STEPS:
+        time.sleep(STEP_S)
+        step += 1
+        write_atomic(checkpoint, str(step))
+        if stop:
+            write_atomic(result, json.dumps({"error": "interrupted", "rc": 128 + stop[0]}))
+            return 128 + stop[0]
+    write_atomic(result, json.dumps({"reason": "finished", "metrics": {"loss": 1.0 / step, "steps": step}}))
+    return 0
+
+
+sys.exit(main())
