@@ -29,7 +29,9 @@ def is_on_host(source: Source, scope: ast.AST, node: ast.AST, seen: frozenset[st
             return True  # what it is besides decides
         case ast.Name() | ast.Attribute() if values := find_values(source, scope, name := get_dotted(node) or ""):
             is_host = all(_is_batch(value) or is_on_host(source, scope, value, seen | {name}) for value in values)
-            return is_host and not all(isinstance(value, ast.BinOp) for value in values)  # x = x / 2 says nothing of x
+            return is_host and not all(
+                name in map(get_dotted, ast.walk(value)) for value in values
+            )  # x = x / 2: no news
         case ast.Attribute() | ast.Subscript() | ast.Starred():
             return is_on_host(source, scope, node.value, seen)
     return False

@@ -58,16 +58,18 @@ def test_a_step_that_ends_inside_a_stretch_divides_it(clock):
     assert (totals_ns[OPTIMIZER], totals_ns[BACKWARD]) == (1, 4)
 
 
-def test_blocks_balance_their_arms_and_repeat_what_an_epoch_broke():
-    blocks = Blocks()
+@pytest.mark.parametrize("knows_epoch", [True, False])
+def test_blocks_balance_their_arms_and_stay_inside_an_epoch(knows_epoch):
+    """Blocks that begin too late in an epoch of unknown length are broken off, and run again."""
+    blocks, epoch_steps, rows = Blocks(), 23, []
     blocks.start()
-    rows, breaks = [], itertools.cycle([False] * 22 + [True])
-    while True:
-        is_broken = next(breaks)
-        blocks.plan_step(is_broken)
-        if not blocks.round:
+    for step in itertools.count():
+        n_left = epoch_steps - 1 - step % epoch_steps
+        blocks.plan_step(step % epoch_steps == 0, n_left if knows_epoch else None)
+        if blocks.round == MAX_ROUNDS and not blocks.block:
             break
         rows.append((blocks.round, blocks.block, blocks.arm, blocks.is_timed))
+        assert not knows_epoch or n_left or blocks.arm != REMOVED, "the last step of an epoch has the site"
     whole = {}
     for round_, block, arm, is_timed in rows:
         if is_timed:
@@ -77,6 +79,7 @@ def test_blocks_balance_their_arms_and_repeat_what_an_epoch_broke():
         arms = [arms[0] for arms in found.values() if len(arms) == N_TIMED]
         other = PRESENT_AGAIN if round_ % 3 == 0 else REMOVED
         assert arms in ([PRESENT, other, other, PRESENT], [other, PRESENT, PRESENT, other])
+        assert not knows_epoch or len(found) == 4, "none is broken off"
     firsts = [next(iter(found.values()))[0] for found in whole.values()]
     assert 0 < firsts.count(PRESENT) < MAX_ROUNDS, "the order is drawn by lot"
     first_steps = [row for before, row in itertools.pairwise(rows) if row[1] != before[1]]
@@ -149,7 +152,28 @@ def ask_for_its_size(path, step):
     assert os.path.getsize(path) == len(f"step {step}\n") * step
 
 
-WRITERS = [rewrite_json, rewrite_pickle, rewrite_text, save_tensors, append_line, read_it_too, ask_for_its_size]
+def sync_it(path, step):
+    with open(path, "w") as file:
+        file.write("x" * step)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def change_what_was_written(path, step):
+    state = {"step": step}
+    with open(path, "w") as file:
+        json.dump(state, file)
+    state.clear()
+
+
+def ask_for_the_position_late(path, step):
+    with open(path, "a") as file:
+        file.write(f"{step}\n")
+        if step > WINDOW_STEPS + N_REHEARSALS:
+            file.write(f"at {file.tell()}\n")
+
+
+WRITERS = [ask_for_the_position_late, rewrite_json, rewrite_pickle, rewrite_text, save_tensors, append_line, read_it_too, ask_for_its_size]
 
 
 def take_steps(calls, write, path, n_steps, *, held=()):
@@ -160,6 +184,7 @@ def take_steps(calls, write, path, n_steps, *, held=()):
         calls.is_removed = step in held
         write(str(path), step)
         stale += bool(calls._held)
+        calls.rehearse()
         calls.end_step(wall_ns=1)
     calls.settle()
     return stale
@@ -174,7 +199,8 @@ def test_a_file_that_was_held_back_ends_up_the_same(calls, tmp_path, write):
     held = {n_before + n for n in (1, 2, 3, 6, 7, 8)}
     stale = take_steps(calls, write, watched, n_before + 8, held=held)
     assert calls.target == str(watched), calls.refused
-    assert stale == len(held) or write in (read_it_too, ask_for_its_size), "held back until somebody looks"
+    looks = (read_it_too, ask_for_its_size, ask_for_the_position_late)
+    assert stale == len(held) or write in looks, "held back until somebody looks"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls._observer, "thread", None)  # as if nobody watched
         for step in range(1, n_before + 9):
@@ -182,7 +208,15 @@ def test_a_file_that_was_held_back_ends_up_the_same(calls, tmp_path, write):
     assert watched.read_bytes() == plain.read_bytes()
 
 
-@pytest.mark.parametrize(("write", "why"), [(replace_whole, "renamed"), (write_twice, "exactly once")])
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [
+        (replace_whole, "renamed"),
+        (write_twice, "exactly once"),
+        (sync_it, "descriptor"),
+        (change_what_was_written, "other bytes"),
+    ],
+)
 def test_a_file_that_cannot_be_held_back_is_refused_by_name(calls, tmp_path, write, why):
     take_steps(calls, write, tmp_path / "file", 2 * WINDOW_STEPS)
     assert calls.target is None
@@ -192,7 +226,7 @@ def test_a_file_that_cannot_be_held_back_is_refused_by_name(calls, tmp_path, wri
 def test_a_write_that_python_does_not_see_is_refused(calls, tmp_path):
     def write_behind_the_stream(path, step):
         with open(path, "wb") as file:
-            os.write(file.fileno(), b"unseen")
+            file.raw.write(b"unseen")
             file.write(b"seen")
 
     take_steps(calls, write_behind_the_stream, tmp_path / "file", 2 * WINDOW_STEPS)

@@ -69,6 +69,7 @@ def test_what_costs_at_every_step_is_one_finding(tmp_path, line, rule):
         "mean = np.mean(window).item()",
         "window = np.zeros(9); shown = window.tolist()",
         "k = torch.randint(0, 9, (1,)).item()",
+        "bias = 5 * torch.randn(1); shown = bias.item()",
         "seen = np.zeros(9); seen = seen + 1; shown = seen.tolist()",
         "names = [classes[i] for i in y.tolist()]",
         "print(f'step {step}')",

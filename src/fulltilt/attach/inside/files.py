@@ -1,9 +1,9 @@
 """Times the files that user code writes, and holds writes back while their step is measured without them.
 
-A file is held back only if two things were seen before: every step writes it, and its writes, done again from what was
-kept of them, give the same bytes. What is held back is written when the file is opened, at any use of a file's name or
-of another process (GUARDED), at the end of the loop over the loader, and at exit; a file that is rewritten whole is
-superseded by the next write.
+A file is held back only if two things were seen before: every step writes it, and its write, done again from what was
+kept of it when the step was over, gives the same bytes. What is held back is written when the file is opened, at any use
+of a file's name or of another process (GUARDED), at the end of the loop over the loader, and at exit; a file that is
+rewritten whole is superseded by the next write.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ WINDOW_STEPS = 20  # in which a file has to be written at least MIN_HIT_SHARE of
 MIN_HIT_SHARE = 0.9
 MIN_TIME_SHARE = 0.02
 N_REHEARSALS = 2
+MAX_REHEARSED_BYTES = 64 << 20
 OPEN_ARGUMENTS = ("buffering", "encoding", "errors", "newline")
 GUARDED = (
     *("stat", "lstat", "replace", "rename", "remove", "unlink", "link", "truncate", "listdir", "scandir"),
@@ -49,8 +50,11 @@ class Write:
             return
         mode = args[0].replace("a", "w") if is_anew else args[0]
         with real.open(path, mode, **kwargs) as stream:
-            for operation in self.operations:
-                operation(stream) if callable(operation) else stream.write(operation)
+            self.write_into(stream)
+
+    def write_into(self, stream):
+        for operation in self.operations:
+            operation(stream) if callable(operation) else stream.write(operation)
 
     def note(self, data):
         """Take down what is written; a buffer may change after it was."""
@@ -79,8 +83,27 @@ class TimedStream:
             return
         self.calls.time(super().close, "close", self.path)
         if self.write_record is not None:
-            write, self.write_record = self.write_record, None
-            self.calls.rehearse(write)
+            self.calls.plan_rehearsal(self.write_record)
+            self.write_record = None
+
+    def fileno(self):
+        return self._look_behind(super().fileno)
+
+    def tell(self):
+        return self._look_behind(super().tell)
+
+    def seek(self, *args):
+        return self._look_behind(super().seek, *args)
+
+    def truncate(self, *args):
+        return self._look_behind(super().truncate, *args)
+
+    def _look_behind(self, method, *args):
+        """Refuse a write that goes past the stream: it cannot be done again from what was written."""
+        if self.write_record is not None:
+            self.write_record = None
+            self.calls.refuse(self.path, "the script asks for its descriptor or position")
+        return method(*args)
 
 
 class TimedText(TimedStream, io.TextIOWrapper):
@@ -92,25 +115,52 @@ class TimedBinary(TimedStream, io.BufferedWriter):
 
 
 class HeldStream:
-    """Mixed into what stands for a file whose write is held back: nothing reaches the disk."""
+    """Stands for a file whose write is held back: nothing reaches the disk.
 
-    write_record = None
+    Whatever else than writing is asked of it, the real file is opened and answers from then on.
+    """
+
+    def __init__(self, calls, write):
+        self._calls, self._write, self._real = calls, write, None
+        self.name, self.mode, self.closed = write.path, write.arguments[0][0], False
+
+    def take(self, operation):
+        """Keep what would be done with the file; False where it is open for real."""
+        if self._real is None:
+            self._write.operations.append(operation)
+        return self._real is None
 
     def write(self, data):
-        self.write_record.note(data)
+        if self._real is not None:
+            return self._real.write(data)
+        self._write.note(data)
         return len(data) if isinstance(data, str) else memoryview(data).nbytes
 
     def writelines(self, lines):
         for line in lines:
-            self.write_record.note(line)
+            self.write(line)
 
+    def flush(self):
+        if self._real is not None:
+            self._real.flush()
 
-class HeldText(HeldStream, io.TextIOWrapper):
-    pass
+    def close(self):
+        self.closed = True
+        if self._real is not None:
+            self._real.close()
 
+    def __enter__(self):
+        return self
 
-class HeldBinary(HeldStream, io.BytesIO):
-    pass
+    def __exit__(self, *error):
+        self.close()
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self._real is None:
+            self._real = self._calls.open_held(self._write)
+        return getattr(self._real, name)
 
 
 class Real:
@@ -136,6 +186,7 @@ class FileCalls:
         self._seen = {}  # path → Written, of the current window
         self._window_ns = self._window_steps = 0
         self._candidate = None
+        self._rehearsal = None  # the write that is to be done again when its step is over
         self._guarded = {}  # functions of os as they were, while something is held back
         self.sites = Sites("file_write")
         self.target = None
@@ -199,7 +250,7 @@ class FileCalls:
         kwargs = {name: value for name, value in given.items() if value is not None}
         write = Write(path, how, ((mode,), kwargs))
         if self._is_held_back(path):
-            return self._hold(write, mode, kwargs)
+            return self._hold(write)
         if path in self._held:
             self._release(path, is_superseded=how == "w")
         existed = os.path.exists(path)  # after the release, which a look at the file would call for
@@ -236,7 +287,7 @@ class FileCalls:
         result = self.time(self._real.save, "torch.save", path, obj, f, *args, **kwargs)
         self._seen[path].n_writes += 1
         if self._may_rehearse(path, existed):
-            self.rehearse(write)
+            self.plan_rehearsal(write)
         return result
 
     def _wrap_dump(self, dump, does):
@@ -250,10 +301,14 @@ class FileCalls:
 
     def _dump(self, dump, does, obj, file, args, kwargs):
         """Serialise into one of our streams: as one operation, at the speed of the plain stream."""
-        if file.write_record is not None:
-            file.write_record.operations.append(lambda stream: dump(obj, stream, *args, **kwargs))
+
+        def operation(stream):
+            dump(obj, stream, *args, **kwargs)
+
         if isinstance(file, HeldStream):
-            return None
+            return None if file.take(operation) else dump(obj, file, *args, **kwargs)
+        if file.write_record is not None:
+            file.write_record.operations.append(operation)
         return self.time(dump, does, file.path, obj, _PlainWriter(file), *args, **kwargs)
 
     def _is_writing_step(self):
@@ -267,13 +322,16 @@ class FileCalls:
     def _is_held_back(self, path):
         return self.is_removed and path == self.target
 
-    def _hold(self, write, mode, kwargs):
+    def _hold(self, write):
         self._keep(write)
-        if "b" in mode:
-            stream = HeldBinary()
-        else:
-            stream = HeldText(io.BytesIO(), **kwargs)
-        stream.write_record = write
+        return HeldStream(self, write)
+
+    def open_held(self, write):
+        """Open the real file of a write that was held back, with what was written of it so far."""
+        self._held[write.path].remove(write)
+        self._release(write.path)
+        stream = self._real.open(write.path, *write.arguments[0], **write.arguments[1])
+        write.write_into(stream)
         return stream
 
     def _keep(self, write):
@@ -311,30 +369,40 @@ class FileCalls:
 
     def _may_rehearse(self, path, existed):
         if path == self._candidate and not existed:
-            self._refuse(path, "it is not there yet when it is written, as a file that is renamed later")
+            self.refuse(path, "it is not there yet when it is written, as a file that is renamed later")
         return path == self._candidate
 
-    def rehearse(self, write):
-        """Do a write again, elsewhere, and compare: only what comes out equal may be held back."""
+    def plan_rehearsal(self, write):
+        self._rehearsal = write
+
+    def rehearse(self):
+        """Do a write again elsewhere, when its step is over: only what comes out equal may be held back."""
+        write, self._rehearsal = self._rehearsal, None
+        if write is None:
+            return
+        self._observer.is_disturbed = True
         copy = os.path.join(self._folder, str(self._observer.pid), os.path.basename(write.path))
         seen = self._seen.get(write.path)
         try:
+            if os.path.getsize(write.path) > MAX_REHEARSED_BYTES:
+                self.refuse(write.path, "it is larger than 64 MiB")
+                return
             os.makedirs(os.path.dirname(copy), exist_ok=True)
             write.do(self._real, copy, is_anew=True)
             compare = _ends_with if write.how == "a" else functools.partial(filecmp.cmp, shallow=False)
             is_equal = compare(write.path, copy)
             os.unlink(copy)
         except Exception as error:  # of whatever the user's objects do when they are written twice
-            self._refuse(write.path, f"its write cannot be repeated ({type(error).__name__})")
+            self.refuse(write.path, f"its write cannot be repeated ({type(error).__name__})")
             return
         if not is_equal or seen is None:
-            self._refuse(write.path, "its write, repeated, gives other bytes")
+            self.refuse(write.path, "its write, repeated, gives other bytes")
             return
         seen.n_equal += 1
         if seen.n_equal >= N_REHEARSALS:
             self.target, self._candidate = write.path, None
 
-    def _refuse(self, path, why):
+    def refuse(self, path, why):
         self.refused[path] = why
         self._candidate = None
 
@@ -354,7 +422,7 @@ class FileCalls:
             and seen.ns >= MIN_TIME_SHARE * self._window_ns
         }
         for path in [path for path in fits if self._seen[path].n_writes != self._seen[path].n_steps]:
-            self._refuse(path, "a step does not open it exactly once")
+            self.refuse(path, "a step does not open it exactly once")
             del fits[path]
         if fits:
             self._candidate = max(fits, key=fits.__getitem__)

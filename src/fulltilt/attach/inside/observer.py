@@ -42,6 +42,8 @@ class Observer:
         self._began_ns = self._own_ns = 0
         self._rows = []
         self._modules = None
+        self._n_batches = 0  # taken in the current step
+        self._batches_left = None  # in the epoch; None: unknown
 
     def attach(self):
         torch_calls.wrap_optimizers(self)
@@ -57,7 +59,13 @@ class Observer:
         """A forked process, a data worker say, takes no steps of its own."""
         self.thread = None
 
-    def note_wait(self, frame, took_ns):
+    def begin_batch(self, batches_left):
+        """The loader is asked for a batch, after which ``batches_left`` follow in this epoch."""
+        self._n_batches += 1
+        self._batches_left = batches_left
+        self.files.rehearse()
+
+    def note_wait(self, took_ns):
         frame = find_user_frame(2)
         if frame is not None:
             self.waits.find(frame, "next").add(took_ns, self.step)
@@ -93,6 +101,7 @@ class Observer:
         if len(self._rows) >= FLUSH_EVERY_STEPS:
             self._flush()
         self._is_edge = self.is_disturbed = False
+        self._n_batches = 0
         self._began_ns = perf_counter_ns()
         self._own_ns += self._began_ns - now_ns
         self.spans.go_on(self._began_ns)
@@ -135,9 +144,11 @@ class Observer:
 
     def _plan_next(self):
         blocks = self._blocks
+        self.files.rehearse()
         if self.files.target is not None and not blocks.was_started:
             blocks.start()
-        blocks.plan_step(self._is_edge)
+        left = None if self._batches_left is None else self._batches_left // max(1, self._n_batches)
+        blocks.plan_step(self._is_edge, left)
         self.files.is_removed = blocks.arm == REMOVED
 
     def emit(self, record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -49,11 +50,16 @@ def wrap_loader(observer):
     spans = observer.spans
     next_batch, begin_epoch = dataloader._BaseDataLoaderIter.__next__, torch.utils.data.DataLoader.__iter__
     ends = []  # the reference to the newest iterator, which has to live for its callback
+    lefts = weakref.WeakKeyDictionary()  # iterator → batches that it still has
 
     @functools.wraps(next_batch)
     def timed_next(iterator):
         if get_ident() != observer.thread:
             return next_batch(iterator)
+        left = lefts.get(iterator)
+        if left is not None:
+            left = lefts[iterator] = left - 1
+        observer.begin_batch(left)
         spans.enter(DATA_WAIT)
         try:
             return next_batch(iterator)
@@ -61,7 +67,7 @@ def wrap_loader(observer):
             observer.end_epoch()
             raise
         finally:
-            observer.note_wait(sys._getframe(1), spans.leave())
+            observer.note_wait(spans.leave())
 
     @functools.wraps(begin_epoch)
     def marked_iter(loader):
@@ -76,6 +82,8 @@ def wrap_loader(observer):
         # A loop that is left by break drops its iterator.
         ends.append(weakref.ref(iterator, lambda _: observer.end_epoch()))
         del ends[:-1]
+        with contextlib.suppress(TypeError):  # of a stream, which has no length
+            lefts[iterator] = len(loader)
         return iterator
 
     dataloader._BaseDataLoaderIter.__next__ = timed_next
