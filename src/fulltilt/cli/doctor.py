@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._doctor_read import add_read, run_read
 from fulltilt.cli._shared import build_console, write_json
+from fulltilt.errors import FulltiltError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +34,8 @@ def _add_watch(actions: argparse._SubParsersAction) -> None:
         help="run a training command as it is, and say where its steps spend their time",
         description=(
             "Run a training command as it is, and say where its steps spend their time. Ends with the command's own "
-            "exit code. A file that every step rewrites or appends to is held back for blocks of three steps, to "
-            "measure what it costs; it ends up the same, but is up to three steps behind meanwhile."
+            "exit code. A file that every step rewrites or appends to is held back for blocks of four steps, to "
+            "measure what it costs; it ends up the same, but another process may find it eight steps behind meanwhile."
         ),
     )
     watch.add_argument("words", nargs="+", metavar="-- CMD", help="the command, such as -- python train.py --epochs 1")
@@ -46,24 +48,36 @@ def _add_watch(actions: argparse._SubParsersAction) -> None:
 
 def _run_watch(args: argparse.Namespace) -> int:
     from fulltilt.attach.launch import run_watched
+
+    is_json = args.json == "-"
+    with tempfile.TemporaryDirectory(prefix="fulltilt-doctor-") as folder:
+        code = run_watched(args.words, folder=Path(folder), proves=not args.no_prove, stdout_to_stderr=is_json)
+        try:
+            has_acts = _report(args, Path(folder), code)
+        except (FulltiltError, OSError) as error:  # the command's own code is worth more than the report
+            print(f"fulltilt doctor: no report was written: {error}", file=sys.stderr)
+            return code
+    return EXIT_FOUND if args.gate and code == 0 and has_acts else code
+
+
+def _report(args: argparse.Namespace, folder: Path, code: int) -> bool:
+    """Write and print the report, and return whether it holds something to act on."""
     from fulltilt.doctor.observation import read_observation
     from fulltilt.doctor.watch import build_document
     from fulltilt.records import dumps
     from fulltilt.records.run_folder import write_atomic
 
-    is_json = args.json == "-"
-    with tempfile.TemporaryDirectory(prefix="fulltilt-doctor-") as folder:
-        code = run_watched(args.words, folder=Path(folder), proves=not args.no_prove, stdout_to_stderr=is_json)
-        document = build_document(read_observation(Path(folder)))
+    document = build_document(read_observation(folder))
     document["command"], document["rc"] = args.words, code
+    if code:
+        document["notes"].append(f"the command ended with exit code {code}")
     text = dumps(document, indent=1)
     out_dir = Path(args.out or Path("runs") / "doctor" / _name_command(args.words))
     path = write_atomic(out_dir / "report.json", text + "\n")
     if args.json:
         write_json(args.json, text)
-    _print_report(build_console(to_stderr=is_json), document, path, is_quiet=args.quiet)
-    has_acts = any(finding["verdict"] == "act" for finding in document["findings"])
-    return EXIT_FOUND if args.gate and code == 0 and has_acts else code
+    _print_report(build_console(to_stderr=args.json == "-"), document, path, is_quiet=args.quiet)
+    return any(finding["verdict"] == "act" for finding in document["findings"])
 
 
 def _name_command(words: list[str]) -> str:
@@ -78,9 +92,9 @@ def _print_report(console: Console, document: dict[str, Any], path: Path, *, is_
     console.print(f"\n{describe_result(document)}", style="bold", markup=False)
     if is_quiet:
         return
+    lines = [f"note: {note}" for note in document["notes"]]
     if document["breakdown_pct"]:
-        lines = [describe_steps(document), *list_bars(document), *list_findings(document["findings"])]
-        lines += [f"note: {note}" for note in document["notes"]]
-        for line in lines:
-            console.print(line, markup=False, soft_wrap=True)
+        lines = [describe_steps(document), *list_bars(document), *list_findings(document["findings"]), *lines]
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
     console.print(f"report: {path}", markup=False)

@@ -90,7 +90,8 @@ class Observation:
     @property
     def plain(self) -> Observation:
         """The steps that are as the script takes them: warm, inside an epoch, undisturbed, with nothing held back."""
-        keep = (self.get("flags") == 0) & (self.get("arm") != REMOVED)
+        is_settling = (self.get("block") > 0) & (self.get("is_timed") == 0)
+        keep = (self.get("flags") == 0) & (self.get("arm") != REMOVED) & ~is_settling
         keep[:N_WARM_UP] = False
         return dataclasses.replace(self, rows=self.rows[keep])
 

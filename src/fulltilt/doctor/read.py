@@ -57,7 +57,12 @@ def read_scripts(paths: Sequence[str]) -> Reading:
     for hot in hot_loops:
         reach_steps(files, hot)
     reach_samples(files)
-    found = [finding for source in sources for rule in RULES for finding in rule.read(source)]
+    found: list[Finding] = []
+    for source in sources:
+        try:
+            found += [finding for rule in RULES for finding in rule.read(source)]
+        except RecursionError:
+            unread.append(f"{source.path}: nested too deep to be judged")
     by_place = {(finding.file, finding.line, finding.rule): finding for finding in reversed(found)}
     return Reading(
         files=[source.path for source in sources],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 LABELS = {
@@ -26,7 +25,7 @@ def describe_result(document: Mapping[str, Any]) -> str:
     findings = document["findings"]
     acts = [finding for finding in findings if finding["verdict"] == "act"]
     if not document["breakdown_pct"]:
-        return f"Nothing to judge: {document['notes'][0]}."
+        return f"Nothing to judge: {document['steps']['n']} training steps were seen."
     if acts:
         low, high = acts[0]["gain_ci95_pct"]
         return (
@@ -54,16 +53,16 @@ def list_bars(document: Mapping[str, Any]) -> Iterator[str]:
     """One line for each kind of work, as long as its share of the step."""
     for kind, share_pct in document["breakdown_pct"].items():
         bar = "█" * round(BAR_WIDTH * max(share_pct, 0) / 100)
-        yield f"{LABELS[kind]:<12}{share_pct:5.1f} % {bar}"
+        yield f"{LABELS[kind]:<12}{share_pct:5.1f} % {bar}".rstrip()
 
 
 def list_findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Three lines for each finding: where and what, what is known, what to do."""
     for finding in findings[:N_SHOWN]:
         code = linecache.getline(finding["file"], finding["line"]).strip()
-        yield f"{finding['verdict']:<12}{_place(finding)}  {code}"[:WIDTH]
-        yield f"{'':12}{finding['rule']}: {describe_evidence(finding)}"[:WIDTH]
-        yield f"{'':12}fix: {finding['fix']}"[:WIDTH]
+        yield _fit(f"{finding['verdict']:<12}{_place(finding)}  {code}")
+        yield _fit(f"{'':12}{finding['rule']}: {describe_evidence(finding)}")
+        yield _fit(f"{'':12}fix: {finding['fix']}")
     if len(findings) > N_SHOWN:
         yield f"and {len(findings) - N_SHOWN} more in the report"
 
@@ -75,10 +74,9 @@ def describe_evidence(finding: Mapping[str, Any]) -> str:
 
 def _describe_sync(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
     called = f"{evidence['call']}() {evidence['calls_per_step']:.0f} × a step"
-    if "gpu_idle_ms_at_most" in evidence:
+    if "host_part_ms" in evidence:
         return (
-            f"{called}; free on a CPU, a GPU may idle {evidence['gpu_idle_ms_at_most']:.1f} ms "
-            f"({evidence['gpu_idle_pct_at_most']:.0f} % of this step) for it"
+            f"{called}; free on a CPU, a GPU may idle during the host's part ({evidence['host_part_ms']:.1f} ms here)"
         )
     return f"{called}, {evidence['blocked_ms_per_step']:.2f} ms blocked ({finding['ceiling_pct']:.0f} % of a step)"
 
@@ -92,9 +90,10 @@ def _describe_transform(finding: Mapping[str, Any], evidence: Mapping[str, Any])
 
 def _describe_write(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
     if finding["gain_pct"] is None:
-        name = Path(evidence["path"]).name
-        return f"{name}, {finding['ceiling_pct']:.0f} % of a step; not proved: {evidence['not_proved']}"
+        return f"{finding['ceiling_pct']:.0f} % of a step; not proved: {evidence['not_proved']}"
     low, high = finding["gain_ci95_pct"]
+    if low <= 0:
+        return f"{evidence['write_ms_per_step']:.1f} ms; no gain without it can be told ({low:.1f} to {high:.1f} %)"
     return (
         f"{evidence['write_ms_per_step']:.1f} ms; without it {finding['gain_pct']:.1f} % less "
         f"({low:.1f} to {high:.1f}) in {evidence['n_rounds']} rounds"
@@ -110,3 +109,7 @@ def _place(finding: Mapping[str, Any]) -> str:
 
 def _count(n: int) -> str:
     return f"{n} finding{'' if n == 1 else 's'}"
+
+
+def _fit(line: str) -> str:
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"

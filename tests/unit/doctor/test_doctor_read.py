@@ -268,4 +268,6 @@ def test_a_script_without_a_training_loop_is_told_in_one_sentence(tmp_path, caps
     )
     Path("train.py").write_text(LOOP)
     assert run_command(["doctor", "read", "train.py"]) == 0
-    assert capsys.readouterr().out.startswith("train.py: nothing to remark on the training loop at train.py:2; ")
+    assert capsys.readouterr().out.startswith(
+        "train.py: nothing that every step does outside of an `if` to remark on, in the loop at train.py:2; "
+    )

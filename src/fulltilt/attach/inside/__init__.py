@@ -6,7 +6,6 @@ Whatever fails in here switches the observer off and leaves the script alone.
 
 from __future__ import annotations
 
-import builtins
 import importlib.abc
 import importlib.util
 import json
@@ -42,11 +41,14 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
 
 def _attach(session):
-    real_open = builtins.open
     try:
         from .observer import Observer
 
-        Observer(session).attach()
+        observer = Observer(session)
+        try:
+            observer.attach()
+        except Exception:
+            observer.thread = None  # whatever is wrapped already passes everything on
+            raise
     except Exception as error:  # the script must run as if nobody watched
-        builtins.open = real_open
         sys.stderr.write(f"fulltilt doctor: this process is not watched: {type(error).__name__}: {error}\n")

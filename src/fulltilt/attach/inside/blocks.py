@@ -31,6 +31,10 @@ class Blocks:
     def start(self):
         self.was_started = self._is_running = True
 
+    def stop(self):
+        self._is_running = False
+        self.arm, self.is_timed, self.block = PRESENT, False, 0
+
     def plan_step(self, is_broken, n_steps_left=None):
         """Choose arm and place of the step that begins.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -32,7 +33,8 @@ class Observer:
     """
 
     def __init__(self, session):
-        self.folder, self._proves = session["folder"], session["proves"]
+        self.folder = session["folder"]
+        self._proves = session["proves"] and sys.version_info >= (3, 11)  # before, pathlib goes past what guards files
         self.pid, self.thread = os.getpid(), threading.get_ident()
         self.spans, self.syncs, self.waits = Spans(), Sites("host_sync"), Sites("data_wait")
         self.files = FileCalls(self, self.folder)
@@ -41,13 +43,14 @@ class Observer:
         self.is_disturbed = self._is_edge = False
         self._began_ns = self._own_ns = 0
         self._rows = []
-        self._modules = None
+        self.is_in_module = False
         self._n_batches = 0  # taken in the current step
         self._batches_left = None  # in the epoch; None: unknown
 
     def attach(self):
         torch_calls.wrap_optimizers(self)
         torch_calls.wrap_loader(self)
+        torch_calls.wrap_modules(self)
         torch_calls.wrap_backward(self)
         torch_calls.wrap_synchronising(self)
         samples.wrap_fetch(self)
@@ -63,16 +66,21 @@ class Observer:
         """The loader is asked for a batch, after which ``batches_left`` follow in this epoch."""
         self._n_batches += 1
         self._batches_left = batches_left
-        self.files.rehearse()
 
     def note_wait(self, took_ns):
         frame = find_user_frame(2)
         if frame is not None:
             self.waits.find(frame, "next").add(took_ns, self.step)
 
+    def leave_out(self, ns):
+        """Take ``ns`` of the observer's own work out of the current step."""
+        self._began_ns += ns
+        self.spans.leave_out(ns)
+
     def end_epoch(self):
         """The loader is at its end or begins anew: such a step holds more than a step."""
         self._is_edge = True
+        self.files.is_removed = False
         self.files.settle()
 
     def end_step(self):
@@ -86,7 +94,8 @@ class Observer:
         self.thread = None
         self.files.is_removed = False
         self.files.settle()
-        self.emit({"kind": "failed", "error": f"{type(error).__name__}: {error}"})
+        with contextlib.suppress(OSError):
+            self.emit({"kind": "failed", "error": f"{type(error).__name__}: {error}"})
 
     def _end_step(self, now_ns):
         totals_ns = self.spans.cut(now_ns)
@@ -95,8 +104,6 @@ class Observer:
         self.step += 1
         if self.step == 1:
             self._begin_steps()
-        elif self.step == 2:
-            self._modules.end()
         self._plan_next()
         if len(self._rows) >= FLUSH_EVERY_STEPS:
             self._flush()
@@ -111,8 +118,6 @@ class Observer:
         for sites in (self.syncs, self.waits, self.files.sites):
             sites.clear()
         self.files.wrap_dumps()
-        self._modules = torch_calls.ModuleSearch(self)
-        self._modules.begin()
         self.emit(
             {
                 "kind": "start",
@@ -120,18 +125,19 @@ class Observer:
                 "argv": sys.argv,
                 "python": sys.version.split()[0],
                 "torch": torch.__version__,
-                "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
+                "device": "cuda" if torch.cuda.is_initialized() else "cpu",
                 "span_ns": self._calibrate(),
             }
         )
 
     def _calibrate(self):
-        """Host time that one timed call costs, over an empty one."""
-        spans = Spans()
+        """Host time that one timed call costs, its line looked up and booked."""
+        spans, sites, frame = Spans(), Sites("calibration"), sys._getframe()
         began_ns = perf_counter_ns()
-        for _ in range(N_CALIBRATION):
+        for step in range(N_CALIBRATION):
+            find_user_frame(0)
             spans.enter(0)
-            spans.leave()
+            sites.find(frame, "call").add(spans.leave(), step)
         return (perf_counter_ns() - began_ns) / N_CALIBRATION
 
     def _book(self, wall_ns, totals_ns):
@@ -144,9 +150,10 @@ class Observer:
 
     def _plan_next(self):
         blocks = self._blocks
-        self.files.rehearse()
-        if self.files.target is not None and not blocks.was_started:
+        if self.files.is_comparable and not blocks.was_started:
             blocks.start()
+        elif not self.files.is_comparable:
+            blocks.stop()
         left = None if self._batches_left is None else self._batches_left // max(1, self._n_batches)
         blocks.plan_step(self._is_edge, left)
         self.files.is_removed = blocks.arm == REMOVED
@@ -181,6 +188,9 @@ class Observer:
     def _end(self):
         if os.getpid() != self.pid:
             return
+        self.thread = None  # what is still written is written at once
+        self.files.is_removed = False
         self.files.settle()
         if self.step:
-            self._flush()
+            with contextlib.suppress(OSError):
+                self._flush()

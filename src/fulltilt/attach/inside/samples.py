@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -82,8 +83,9 @@ def wrap_fetch(observer):
             sys.settrace(None)
             times.stop()
             if state["n"] == TRACED[-1]:
-                os.close(os.open(done, os.O_CREAT, 0o600))
-                observer.emit(_describe(times, state["plain_ns"]))
+                with contextlib.suppress(OSError):
+                    os.close(os.open(done, os.O_CREAT, 0o600))
+                    observer.emit(_describe(times, state["plain_ns"]))
 
     fetch._MapDatasetFetcher.fetch = traced
 

@@ -32,11 +32,13 @@ class Sites:
 
     def find(self, frame, does, where=None):
         """Return the site of what ``frame`` is at; ``where`` is the device, or the path of the file."""
-        key = (frame.f_code, frame.f_lineno, does, where)
+        key = (frame.f_code, frame.f_lineno, does)
         site = self._found.get(key)
         if site is None:
             site = Site(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, does, where)
             self._found[key] = site
+        elif site.where != where:
+            site.where = None  # one file after another
         return site
 
     def list(self):

@@ -32,10 +32,10 @@ class Spans:
     def is_inside(self, kind):
         return any(entry[0] == kind for entry in self._open)
 
-    def drop_unfinished(self, kind):
-        """Forget stretches at the inner end that an exception left open."""
-        while self._open and self._open[-1][0] == kind:
-            self._open.pop()
+    def leave_out(self, ns):
+        """Take ``ns`` out of the stretches that are open: it was the observer's."""
+        for entry in self._open:
+            entry[1] += ns
 
     def cut(self, now_ns):
         """Return the totals up to now and begin anew; stretches that are open go on in the next step."""

@@ -12,7 +12,7 @@ from threading import get_ident
 import torch
 import torch.utils.data
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import dataloader
+from torch.utils.data import IterableDataset, dataloader
 
 from .spans import BACKWARD, DATA_WAIT, FORWARD, HOST_SYNC, OPTIMIZER
 from .user_code import find_user_frame, is_user_file
@@ -23,19 +23,26 @@ SYNCHRONISING = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__", "_
 def wrap_optimizers(observer):
     """A step ends with the update of the first optimizer that is seen; those of others belong to the step."""
     spans = observer.spans
-    first = []
+    first, running = [], []
+
+    def unwind(optimizer):
+        """End the update of ``optimizer``, and of those inside it that an exception left open."""
+        while optimizer in running:
+            running.pop()
+            spans.leave()
 
     def begin(optimizer, args, kwargs):
         if not first and os.getpid() == observer.pid:
             observer.thread = get_ident()
         if get_ident() == observer.thread:
-            spans.drop_unfinished(OPTIMIZER)
+            unwind(optimizer)
+            running.append(optimizer)
             spans.enter(OPTIMIZER)
 
     def end(optimizer, args, kwargs):
-        if get_ident() != observer.thread:
+        if get_ident() != observer.thread or optimizer not in running:
             return
-        spans.leave()
+        unwind(optimizer)
         if not first:
             first.append(optimizer)
         if optimizer is first[0]:
@@ -82,8 +89,9 @@ def wrap_loader(observer):
         # A loop that is left by break drops its iterator.
         ends.append(weakref.ref(iterator, lambda _: observer.end_epoch()))
         del ends[:-1]
-        with contextlib.suppress(TypeError):  # of a stream, which has no length
-            lefts[iterator] = len(loader)
+        if not isinstance(loader.dataset, IterableDataset):  # whose length torch would remember that it was asked
+            with contextlib.suppress(Exception):  # of the user's dataset, of whatever kind
+                lefts[iterator] = len(loader)
         return iterator
 
     dataloader._BaseDataLoaderIter.__next__ = timed_next
@@ -137,31 +145,21 @@ def _time_synchronising(observer, name, method):
     return timed
 
 
-class ModuleSearch:
-    """Finds the classes of the modules that a script calls itself, in the course of one step.
+def wrap_modules(observer):
+    """Calls of modules by the script itself; those of modules inside them belong to them."""
+    spans, call = observer.spans, torch.nn.Module.__call__
+    is_compiling = getattr(torch.compiler, "is_compiling", bool)  # bool() is False: torch 2.1 and 2.2 cannot tell
 
-    Their ``__call__`` is timed from then on. Hooks on the modules would travel into pickles and copies of them.
-    """
+    @functools.wraps(call)
+    def timed(module, *args, **kwargs):
+        if is_compiling() or observer.is_in_module or get_ident() != observer.thread:
+            return call(module, *args, **kwargs)
+        observer.is_in_module = True
+        spans.enter(FORWARD)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            spans.leave()
+            observer.is_in_module = False
 
-    def __init__(self, observer):
-        self._observer, self._depth, self._classes = observer, 0, {}
-        self._call = torch.nn.Module.__call__
-
-    def begin(self):
-        def noted(module, *args, **kwargs):
-            if get_ident() != self._observer.thread:
-                return self._call(module, *args, **kwargs)
-            if not self._depth:
-                self._classes[type(module)] = type(module).__call__
-            self._depth += 1
-            try:
-                return self._call(module, *args, **kwargs)
-            finally:
-                self._depth -= 1
-
-        torch.nn.Module.__call__ = noted
-
-    def end(self):
-        noted, torch.nn.Module.__call__ = torch.nn.Module.__call__, self._call
-        for kind, call in self._classes.items():
-            kind.__call__ = _time_calls(self._observer, self._call if call is noted else call, FORWARD)
+    torch.nn.Module.__call__ = timed

@@ -73,48 +73,50 @@ def _uses(call: ast.Call, file: str | None) -> bool:
 
 
 def judge(observation: Observation) -> list[Finding]:
-    """Find files that nearly every step writes; the one whose writes were held back in turn has its gain proved."""
+    """Find lines that write a file in nearly every step; of one such file the gain without it is proved."""
     n_steps, step_ms = observation.n_present, compute_step_ms(observation)
-    by_path: dict[str, list[Site]] = {}
+    by_file: dict[tuple[Any, ...], list[Site]] = {}
     for site in observation.sites:
-        if site.kind == "file_write" and site.where and site.n_steps >= EVERY_STEP_SHARE * n_steps:
-            by_path.setdefault(site.where, []).append(site)
+        if site.kind == "file_write" and site.n_steps >= EVERY_STEP_SHARE * n_steps:
+            by_file.setdefault((site.where,) if site.where else (site.file, site.line), []).append(site)
     findings = []
-    for path, sites in by_path.items():
+    for sites in by_file.values():
         write_ms = sum(site.ns for site in sites) / n_steps / 1e6
-        share_pct = 100 * write_ms / step_ms
-        if share_pct < MIN_SHARE_PCT:
+        if 100 * write_ms / step_ms < MIN_SHARE_PCT:
             continue
-        costliest = max(sites, key=lambda site: site.ns)
-        evidence: dict[str, Any] = {"path": path, "call": costliest.does, "write_ms_per_step": write_ms}
+        costliest = max(sites, key=lambda site: (site.does != "open", site.ns))  # where it is written, if that is told
         finding = Finding(
             rule=NAME,
             file=costliest.file,
             line=costliest.line,
             verdict="unconfirmed",
-            evidence=evidence,
-            ceiling_pct=share_pct,
+            evidence={"path": costliest.where, "call": costliest.does, "write_ms_per_step": write_ms},
+            ceiling_pct=100 * write_ms / step_ms,
             numerics="equal",
             fix=FIX,
         )
-        findings.append(_add_proof(finding, observation, path))
+        findings.append(_add_proof(finding, observation))
     return findings
 
 
-def _add_proof(finding: Finding, observation: Observation, path: str) -> Finding:
-    if path != observation.target:
-        why = observation.refused.get(path, "another file was compared in this run, or the run was too short")
+def _add_proof(finding: Finding, observation: Observation) -> Finding:
+    path = finding.evidence["path"]
+    proof = compute_proof(observation) if path == observation.target else None
+    why = None
+    if path is None:
+        why = "it is another file each time"
+    elif path in observation.refused:
+        why = observation.refused[path]
+    elif proof is None:
+        why = "the run was too short, or another file was compared"
+    elif not proof.is_quiet:
+        why = "too noisy to tell: the step with it differed from itself"
+    if why is not None or proof is None:
         return dataclasses.replace(finding, evidence={**finding.evidence, "not_proved": why})
-    proof = compute_proof(observation)
-    if proof is None:
-        return dataclasses.replace(finding, evidence={**finding.evidence, "not_proved": "the run was too short"})
-    evidence = {**finding.evidence, "n_rounds": proof.n_rounds, "n_a_a_rounds": proof.n_a_a_rounds}
-    if not proof.is_quiet:
-        evidence["not_proved"] = "too noisy to tell: the site differed from itself"
     return dataclasses.replace(
         finding,
-        verdict="act" if proof.is_act else "note" if proof.is_quiet else "unconfirmed",
-        evidence=evidence,
-        gain_pct=proof.gain_pct if proof.is_quiet else None,
-        gain_ci95_pct=proof.gain_ci95_pct if proof.is_quiet else None,
+        verdict="act" if proof.is_act else "note",
+        evidence={**finding.evidence, "n_rounds": proof.n_rounds, "n_a_a_rounds": proof.n_a_a_rounds},
+        gain_pct=proof.gain_pct,
+        gain_ci95_pct=proof.gain_ci95_pct,
     )

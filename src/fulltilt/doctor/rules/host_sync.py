@@ -67,12 +67,12 @@ def _is_reduction(source: Source, scope: ast.AST, value: ast.expr) -> bool:
 def judge(observation: Observation) -> list[Finding]:
     """Find lines that make the host wait for the device in nearly every step.
 
-    Where a CPU stands in for the device they cost nothing. A GPU would then stand idle for the host's own part of the
-    step, at most: without them that part could run while the device computes.
+    Where a CPU stands in for the device they cost nothing. On a GPU the host's own part of the step (all but forward,
+    backward and optimizer) could otherwise run while the device computes; with them the device may stand idle then.
     """
     shares_pct = compute_breakdown_pct(observation)
     host_pct = 100 - sum(shares_pct[kind] for kind in ("forward", "backward", "optimizer"))
-    findings = []
+    by_line: dict[tuple[str, int], Finding] = {}  # of x.cpu().tolist() one call waits, the rest finds it done
     for site in observation.sites:
         if site.kind != "host_sync" or site.n_steps < EVERY_STEP_SHARE * observation.n_steps:
             continue
@@ -85,17 +85,16 @@ def judge(observation: Observation) -> list[Finding]:
         }
         if site.where == "cpu":
             idle_ms = compute_step_ms(observation) * host_pct / 100
-            evidence |= {"gpu_idle_ms_at_most": idle_ms, "gpu_idle_pct_at_most": host_pct}
-        findings.append(
-            Finding(
-                rule=NAME,
-                file=site.file,
-                line=site.line,
-                verdict="unconfirmed",
-                evidence=evidence,
-                ceiling_pct=None if site.where == "cpu" else 100 * blocked_ms / compute_step_ms(observation),
-                numerics="equal",
-                fix=FIX,
-            )
+            evidence |= {"host_part_ms": idle_ms, "host_part_pct": host_pct}
+        finding = Finding(
+            rule=NAME,
+            file=site.file,
+            line=site.line,
+            verdict="unconfirmed",
+            evidence=evidence,
+            ceiling_pct=None if site.where == "cpu" else 100 * blocked_ms / compute_step_ms(observation),
+            numerics="equal",
+            fix=FIX,
         )
-    return findings
+        by_line.setdefault((site.file, site.line), finding)
+    return list(by_line.values())

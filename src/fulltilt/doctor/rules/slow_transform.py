@@ -23,7 +23,8 @@ from fulltilt.doctor.source import (
 NAME = "slow-transform"
 MIN_WAIT_PCT = 5.0  # of a step, for which it waits for data
 MIN_SAMPLE_SHARE = 0.4  # of the time that loading a sample takes
-FIX_WATCHED = "do it once and keep it, or on whole arrays, or beside training (num_workers)"
+FIX_WATCHED = "do it once and keep the result, or on whole arrays"
+FIX_BESIDE = f"{FIX_WATCHED}, or beside training (num_workers)"
 FIX_LOOP = "replace the loop by array operations on the whole sample, or do it once before training"
 FIX_FILE = "read the file once, in __init__ or on first use, and keep it"
 FIX_CALLS = {
@@ -171,6 +172,6 @@ def judge(observation: Observation) -> list[Finding]:
                 "in_worker": samples.is_worker,
             },
             ceiling_pct=wait_pct * (1 if samples.is_worker else share),
-            fix=FIX_WATCHED,
+            fix=FIX_WATCHED if samples.is_worker else FIX_BESIDE,
         )
     ]
