@@ -89,7 +89,8 @@ def test_json_is_the_contract(checked):
         low, high = target["ci95"]
         assert low <= target["measured"] <= high
         assert (target["met"], target["verdict"]) == (True, "met")
-    assert document["load"] == {"requests_per_s": 30, "samples_per_request": 4, "n_requests": 100, "seed": 42}
+    load = {"requests_per_s": 30, "samples_per_request": 4, "n_requests": 100, "seed": 42, "n_independent": 72}
+    assert document["load"] == load
     assert document["weights"]["metrics"]["accuracy"] > 0.5
     assert document["weights"]["step"] == 23
     assert document["levers"]["threads"] == 1

@@ -110,8 +110,9 @@ def test_the_guides_grid_succeeds_and_says_so(grid):
     said = (grid / "said.txt").read_text().splitlines()
     assert said[1].startswith(f"6 of 6 experiments wait in {grid}, at most 4 run at once on cpu:0, cpu:1, cpu:2, cpu:3")
     sentence = next(line for line in said if line.startswith("6 of 6 experiments succeeded in"))
-    assert "lowest loss: e" in sentence
-    assert len(said[said.index(sentence) :]) == 8
+    assert said[said.index(sentence) + 1].startswith("lowest loss: e")
+    assert len(said[said.index(sentence) :]) == 9
+    assert len(sentence) <= 100
     assert_whole(grid, 6)
 
 

@@ -77,7 +77,8 @@ def _summarise(reading: Reading) -> str:
             f"{measure} sees steps as they run"
         )
     loops = ", ".join(f"{hot.source.path}:{hot.loop.lineno}" for hot in reading.hot_loops[:3])
-    return f"{where}: nothing that every step does outside of an `if` to remark on, in the loop at {loops}; nothing was run: {measure} measures it"
+    said = f"{where}: nothing that every step does outside of an `if` to remark on, in the loop at {loops}"
+    return f"{said}; nothing was run: {measure} measures it"
 
 
 def _describe(finding: Finding) -> str:

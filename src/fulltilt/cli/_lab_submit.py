@@ -49,11 +49,14 @@ def run_submit(args: argparse.Namespace) -> int:
         if n_waiting:
             _run(console, lab, store, executor, mine)
         shown = [found for found in store.read_experiments() if found.id in mine]
+        own = store.read_ids(grid.source, {point.digest for point in grid.points}).values()
     if args.json:
         write_json(args.json, dumps(build_document(lab, shown), indent=1))
     console.quiet = False
     console.print(_describe_end(shown, n_waiting, time.monotonic() - began_s), markup=False)
     if not args.quiet:
+        if best := describe_best([found for found in shown if found.id in own]):
+            console.print(best, markup=False)
         console.print(build_table(lab, shown))
     return 0 if all(found.state == "succeeded" for found in shown) else 1
 
@@ -104,11 +107,10 @@ def _describe_end(shown: Sequence[Experiment], n_ran: int, seconds: float) -> st
     """The result in one sentence."""
     n_succeeded = sum(found.state == "succeeded" for found in shown)
     others = [found for found in shown if found.state != "succeeded"]
-    best = describe_best(shown)
     if not others:
         took = f" in {format_duration(seconds)}" if n_ran else " before; there was nothing to start"
-        return f"{n_succeeded} of {len(shown)} experiments succeeded{took}{best}"
+        return f"{n_succeeded} of {len(shown)} experiments succeeded{took}"
     failed = next((found for found in others if found.state == "failed"), None)
-    logs = f" ({failed.id}: {failed.reason}; see fulltilt lab logs {failed.id})" if failed else ""
+    logs = f" (see fulltilt lab logs {failed.id})" if failed else ""
     left = f"{describe_counts(others)}{logs}; --retry tries again"
-    return f"{n_succeeded} of {len(shown)} experiments succeeded, {left}{best}"
+    return f"{n_succeeded} of {len(shown)} experiments succeeded, {left}"

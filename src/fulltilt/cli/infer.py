@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ def _run_check(args: argparse.Namespace) -> int:
         aside.print(_describe_plan(plan.load), markup=False)
         with show_progress("measuring") as progress:
             result = check.run_check(plan, out_dir, weights, on_progress=progress)
-        previous = check.read_previous(folder, plan)
+        previous = check.read_previous(folder, result)
         try:
             if args.json:
                 write_json(args.json, dumps(result, indent=1))
@@ -93,7 +94,8 @@ def _describe_plan(load: Load) -> str:
         return "measuring: batches back to back; no target is about a load"
     requests = f"{load.n_requests} requests at {format_rate(load.requests_per_s)}/s"
     return (
-        f"measuring: batches back to back, then {requests} in {format_duration(load.expected_s)}, as percentiles need"
+        f"measuring: batches back to back, then {requests} in {format_duration(load.expected_s)}, or more where "
+        "requests wait for each other"
     )
 
 
@@ -115,7 +117,9 @@ def _describe_result(result: CheckResult) -> str:
     if result.met:
         rate = load.requests_per_s and f" under {format_rate(load.requests_per_s)} requests/s"
         return f"{'The target is' if n == 1 else f'All {n} targets are'} met{rate or ''}."
-    growing = [] if result.keeps_up == "met" else [t.name for t in result.targets if t.name.startswith("response")]
+    growing = (
+        [] if result.keeps_up in (None, "met") else [t.name for t in result.targets if t.name.startswith("response")]
+    )
     parts = []
     for verdict in ("missed", "not proven"):
         found = [
@@ -124,6 +128,8 @@ def _describe_result(result: CheckResult) -> str:
             for target in result.targets
             if target.verdict == verdict
         ]
+        if len(found) > 2:  # one sentence; the figures are in the table
+            found = [target.name for target in result.targets if target.verdict == verdict]
         if found:
             verb = "is" if len(found) == 1 else "are"
             share = f"{len(found)} of {count(n, 'target')}" if not parts else str(len(found))
@@ -147,7 +153,9 @@ def _build_table(result: CheckResult, previous: Mapping[str, float]) -> Table:
             target.name,
             f"{bound} {format_rate(target.limit)}",
             format_rate(target.measured),
-            f"{format_rate(low)} to {format_rate(high)}" if low != high else "the largest seen",
+            "largest seen"
+            if low == high
+            else f"{format_rate(low)} to {'no bound' if high == inf else format_rate(high)}",
             target.verdict,
             format_rate(previous[target.name]) if target.name in previous else "–",
             style=None if target.met else STYLES[target.verdict],

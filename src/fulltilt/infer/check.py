@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,14 +64,14 @@ class CheckResult:
         times: Of the requests under the load, name → statistic → figure; empty without a load.
         inputs: Where the samples of the requests come from.
         weights: Their checkpoint, and what training measured of it; None: the model as its function built it.
-        keeps_up: Whether requests back to back are answered faster than they arrive under the load.
+        keeps_up: Whether requests back to back are answered faster than they arrive; None: there is no load.
         levers: Those that decide what is measured, read back from the process that measured.
     """
 
     version: int
     targets: tuple[Judged, ...]
     met: bool
-    keeps_up: Verdict
+    keeps_up: Verdict | None
     workload: str
     device: str
     load: Load
@@ -151,19 +151,20 @@ def run_check(
     }
     measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress)
     figures = decode(Figures, measured["figures"])
-    judged = tuple(judge(target, figures, plan.load) for target in plan.targets)
+    load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))
+    judged = tuple(judge(target, figures, load) for target in plan.targets)
     timed = ("batch_latency_ms", "response_s") if figures.response_s else ()
     return CheckResult(
         version=VERSION,
         targets=judged,
         met=all(target.met for target in judged),
-        keeps_up=judge_load(figures, plan.load),
+        keeps_up=judge_load(figures, load) if load.requests_per_s else None,
         workload=plan.name,
         device=plan.device,
-        load=plan.load,
-        samples_per_hour=estimate_figure("samples_per_hour", None, figures),
+        load=load,
+        samples_per_hour=estimate_figure("samples_per_hour", None, figures, load),
         memory_gib=figures.memory_peak_gib,
-        times={name: {which: estimate_figure(name, which, figures) for which in STATISTICS} for name in timed},
+        times={name: {which: estimate_figure(name, which, figures, load) for which in STATISTICS} for name in timed},
         inputs=measured["inputs"],
         weights=measured["weights"],
         levers=measured["levers"],
@@ -181,15 +182,20 @@ def append_history(folder: RunFolder, result: CheckResult) -> None:
     folder.append_line(HISTORY, json.dumps(line, ensure_ascii=False))
 
 
-def read_previous(folder: RunFolder, plan: CheckPlan) -> dict[str, float]:
-    """Target → what was measured the last time on the same device under the same load."""
+def read_previous(folder: RunFolder, result: CheckResult) -> dict[str, float]:
+    """Target → what was measured the last time of the same weights on the same device under the same load."""
     found: dict[str, float] = {}
-    load = encode(plan.load)
+    now = _name_measured(encode(result))
     for text in folder.read_lines(HISTORY):
         line = json.loads(text)
-        if (line["device"], line["load"]) == (plan.device, load):
+        if _name_measured(line) == now:
             found |= {target["name"]: target["measured"] for target in line["targets"]}
     return found
+
+
+def _name_measured(line: Mapping[str, Any]) -> list[Any]:
+    load, weights = line["load"], line["weights"] or {}
+    return [line["device"], load["requests_per_s"], load["samples_per_request"], weights.get("checkpoint")]
 
 
 def _choose_device(config: Config) -> str:

@@ -17,7 +17,7 @@ import torch
 from fulltilt.config import config_from_values
 from fulltilt.infer.load import draw_arrivals_s, serve
 from fulltilt.infer.served import ServedModel
-from fulltilt.infer.targets import Figures, Load
+from fulltilt.infer.targets import Figures, Load, plan_requests
 from fulltilt.measure import MemoryMeter
 from fulltilt.records import decode, encode
 from fulltilt.tuner.trial import Answer
@@ -55,21 +55,24 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
     load = decode(Load, message["load"])
     if message["device"] != "cpu":
         torch.cuda.init()  # a GPU knows no peak before
-    meter = MemoryMeter(message["device"])
-    meter.start()
     model = ServedModel(
         config_from_values(message["config"], base_dir=message["base_dir"], provenance=message["provenance"]),
         device=message["device"],
         samples_per_request=load.samples_per_request,
         weights=Path(message["weights"]) if message["weights"] else None,
     )
+    meter = MemoryMeter(message["device"])  # reading a checkpoint takes memory that serving does not
+    meter.start()
     batch_s = warm_up(model.answer)
     levers = model.read_levers()
     tell = tell_progress(send, BLOCK_S * N_BLOCKS + load.expected_s)
     blocks = measure_blocks(model.answer, load.samples_per_request, batch_s, tell=tell)
     answers = []
     if load.requests_per_s is not None:
-        arrivals_s = draw_arrivals_s(load.n_requests, load.requests_per_s, seed=load.seed)
+        each_s = sum(seconds for _, seconds in blocks) * load.samples_per_request / sum(n for n, _ in blocks)
+        n_requests = plan_requests(load, each_s)
+        arrivals_s = draw_arrivals_s(n_requests, load.requests_per_s, seed=load.seed)
+        tell = tell_progress(send, max(arrivals_s[-1], n_requests * each_s))
         answers = serve(arrivals_s, model.answer, tell=tell)
     figures = Figures(
         call_s=tuple(answer.call_s for answer in answers),

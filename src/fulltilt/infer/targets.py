@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fulltilt.errors import ConfigError
 from fulltilt.infer.load import MIN_REQUESTS, count_needed_requests
@@ -21,6 +23,8 @@ Figure = Literal["batch_latency_ms", "memory_gib", "samples_per_hour", "response
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 VERDICTS: tuple[Verdict, ...] = ("met", "not proven", "missed")
 STATISTICS = (*QUANTILES, "mean", "max")
+MAX_LOAD_S = 120.0  # for which requests that wait for each other are sent longer than their number alone calls for
+MAX_EXPECTED_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +50,15 @@ class Load:
 
     Attributes:
         requests_per_s: None where no target is about the load: then no request is sent.
-        n_requests: As many as the strictest percentile needs.
+        n_requests: As many as the strictest percentile needs, where requests do not wait for each other.
+        n_independent: As many as the strictest percentile of the response needs of those that do not.
     """
 
     requests_per_s: float | None
     samples_per_request: int
     n_requests: int
     seed: int
+    n_independent: int = 0
 
     @property
     def expected_s(self) -> float:
@@ -67,7 +73,7 @@ class Figures:
         call_s: The model's call, of every request under the load.
         response_s: From the scheduled arrival to the answer, of the same requests.
         block_samples: Of each block of batches back to back.
-        memory_peak_gib: Of the device used, from before the model is built to the last answer.
+        memory_peak_gib: Of the device used, from the built model to the last answer.
     """
 
     call_s: tuple[float, ...]
@@ -75,6 +81,10 @@ class Figures:
     block_samples: tuple[int, ...]
     block_s: tuple[float, ...]
     memory_peak_gib: float
+
+    def seconds_per_request(self, load: Load) -> float:
+        """Of requests back to back."""
+        return sum(self.block_s) * load.samples_per_request / sum(self.block_samples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,13 +139,22 @@ def plan_load(config: Config, targets: Sequence[Target]) -> Load:
             f"{timed[0].name} needs a load; say how many requests arrive a second, such as targets.requests_per_s=20",
             key="targets.requests_per_s",
         )
-    needed = [count_needed_requests(QUANTILES[t.statistic]) for t in timed if t.statistic in QUANTILES]
-    return Load(
+    needed = {t: count_needed_requests(QUANTILES[t.statistic]) for t in timed if t.statistic in QUANTILES}
+    load = Load(
         requests_per_s=requests_per_s if timed else None,
         samples_per_request=config.targets.samples_per_request or config.data.batch_size,
-        n_requests=max([MIN_REQUESTS, *needed]) if timed else 0,
+        n_requests=max([MIN_REQUESTS, *needed.values()]) if timed else 0,
+        n_independent=max([n for target, n in needed.items() if target.figure == "response_s"], default=0),
         seed=config.run.seed,
     )
+    if load.expected_s > MAX_EXPECTED_S:
+        lowest = load.n_requests / MAX_EXPECTED_S
+        raise ConfigError(
+            f"{load.n_requests} requests at {requests_per_s}/s take {load.expected_s / 3600:.0f} h; state "
+            f"{lowest:.2g} or more",
+            key="targets.requests_per_s",
+        )
+    return load
 
 
 def judge(target: Target, figures: Figures, load: Load) -> Judged:
@@ -144,7 +163,7 @@ def judge(target: Target, figures: Figures, load: Load) -> Judged:
     A response is no better than the model keeps up: where requests come faster than they are answered it grows for as
     long as the load lasts, and how long it is after so many requests says nothing.
     """
-    estimate = estimate_figure(target.figure, target.statistic, figures)
+    estimate = estimate_figure(target.figure, target.statistic, figures, load)
     verdicts: list[Verdict] = [decide(estimate.ci95, target.limit, is_floor=target.figure == "samples_per_hour")]
     if target.figure == "response_s":
         verdicts.append(judge_load(figures, load))
@@ -162,7 +181,31 @@ def judge(target: Target, figures: Figures, load: Load) -> Judged:
 def judge_load(figures: Figures, load: Load) -> Verdict:
     """Whether requests back to back are answered faster than they arrive under the load."""
     arriving_per_hour = (load.requests_per_s or 0.0) * load.samples_per_request * 3600
-    return decide(estimate_figure("samples_per_hour", None, figures).ci95, arriving_per_hour, is_floor=True)
+    return decide(estimate_figure("samples_per_hour", None, figures, load).ci95, arriving_per_hour, is_floor=True)
+
+
+def compute_dependence(load: Load, seconds_per_request: float) -> float:
+    """Compute how many responses in a row say as much of their distribution as one that is independent.
+
+    Requests that arrive while others are answered wait with them, so neighbours are alike: the busier the worker, the
+    longer. A test holds the intervals that follow against simulated queues.
+
+    Returns:
+        1 or more; infinite where requests come as fast as they are answered.
+
+    Source: the relaxation time of the M/M/1 queue, Cohen, The Single Server Queue (1982), II.2.
+    """
+    utilization = (load.requests_per_s or 0.0) * seconds_per_request
+    return 1 + utilization / (1 - math.sqrt(utilization)) ** 2 if utilization < 1 else math.inf
+
+
+def plan_requests(load: Load, seconds_per_request: float) -> int:
+    """Decide how many requests are sent, once it is known how fast they are answered: within MAX_LOAD_S."""
+    dependence = compute_dependence(load, seconds_per_request)
+    if not load.n_independent or math.isinf(dependence):
+        return load.n_requests
+    at_most = max(load.n_requests, math.ceil(MAX_LOAD_S * (load.requests_per_s or 0.0)))
+    return min(at_most, max(load.n_requests, math.ceil(load.n_independent * dependence)))
 
 
 def decide(interval: tuple[float, float], limit: float, *, is_floor: bool) -> Verdict:
@@ -172,8 +215,11 @@ def decide(interval: tuple[float, float], limit: float, *, is_floor: bool) -> Ve
     return "met" if high <= limit else "missed" if low > limit else "not proven"
 
 
-def estimate_figure(figure: Figure, statistic: str | None, figures: Figures) -> Estimate:
-    """A figure with its 95 % interval. A peak and a maximum are the largest seen, and their interval is that value."""
+def estimate_figure(figure: Figure, statistic: str | None, figures: Figures, load: Load) -> Estimate:
+    """Estimate a figure with its 95 % interval; the interval of a peak and of a maximum is the largest seen.
+
+    The interval of a percentile has an infinite upper bound where there are too few values for one.
+    """
     if figure == "memory_gib":
         peak_gib = figures.memory_peak_gib
         return Estimate(measured=peak_gib, ci95=(peak_gib, peak_gib))
@@ -182,14 +228,23 @@ def estimate_figure(figure: Figure, statistic: str | None, figures: Figures) -> 
         rate_per_s = sum(figures.block_samples) / sum(figures.block_s)
         return Estimate(measured=rate_per_s * 3600, ci95=(low * 3600, high * 3600))
     assert statistic is not None
-    values = figures.response_s if figure == "response_s" else [1000 * seconds for seconds in figures.call_s]
-    if statistic == "mean":
-        return Estimate(measured=float(np.mean(values)), ci95=compute_interval(values))
+    is_response = figure == "response_s"
+    values = np.sort(figures.response_s if is_response else [1000 * seconds for seconds in figures.call_s])
     if statistic == "max":
-        return Estimate(measured=max(values), ci95=(max(values), max(values)))
+        return Estimate(measured=float(values[-1]), ci95=(float(values[-1]), float(values[-1])))
+    independent = _thin(values, compute_dependence(load, figures.seconds_per_request(load)) if is_response else 1.0)
+    if statistic == "mean":
+        return Estimate(measured=float(np.mean(values)), ci95=compute_interval(independent))
     quantile = QUANTILES[statistic]
-    measured = float(np.quantile(values, quantile, method="inverted_cdf"))
-    return Estimate(measured=measured, ci95=compute_quantile_interval(values, quantile))
+    low, high = compute_quantile_interval(independent, quantile)
+    high = high if len(independent) >= count_needed_requests(quantile) else math.inf
+    return Estimate(measured=float(np.quantile(values, quantile, method="inverted_cdf")), ci95=(low, high))
+
+
+def _thin(ordered: NDArray[np.float64], dependence: float) -> NDArray[np.float64]:
+    """As many values as are independent, with the same distribution."""
+    n = max(1, int(len(ordered) / dependence))
+    return ordered if n == len(ordered) else np.quantile(ordered, (np.arange(n) + 0.5) / n, method="inverted_cdf")
 
 
 def _list_targets(figure: Figure, limits: Mapping[Any, float | None] | None) -> list[Target]:

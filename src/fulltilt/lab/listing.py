@@ -71,8 +71,9 @@ def describe_counts(experiments: Sequence[Experiment]) -> str:
 
 def describe_point(experiment: Experiment) -> str:
     """``lr=0.001 batch_size=64``, and after it the words that were given beside the file."""
-    said = [f"{key.rpartition('.')[2]}={_show(value)}" for key, value in experiment.point.items()]
-    return " ".join([*said, *experiment.overrides]) or "–"
+    said = {key.rpartition(".")[2]: _show(value) for key, value in experiment.point.items()}
+    words = [word for word in experiment.overrides if word.partition("=")[0].rpartition(".")[2] not in said]
+    return " ".join([*(f"{name}={value}" for name, value in said.items()), *words]) or "–"
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> str:
@@ -86,7 +87,7 @@ def describe_best(experiments: Sequence[Experiment]) -> str:
     if len(with_loss) < 2:
         return ""
     best = min(with_loss, key=lambda experiment: experiment.metrics["loss"])
-    return f"; lowest loss: {best.id} ({describe_point(best)}), {describe_metrics(best.metrics)}"
+    return f"lowest loss: {best.id} ({describe_point(best)}), {describe_metrics(best.metrics)}"
 
 
 def build_table(lab: Path, experiments: Sequence[Experiment], *, n_rows: int | None = N_ROWS) -> Table:
@@ -96,13 +97,19 @@ def build_table(lab: Path, experiments: Sequence[Experiment], *, n_rows: int | N
 
     urgent = sorted(experiments, key=lambda experiment: URGENCY.index(experiment.state))[:n_rows]
     shown = {experiment.id for experiment in urgent}
+    rows = [(found, _list_cells(lab, found)) for found in experiments if found.id in shown]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "state", "point", "metrics", "device", "seconds"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name == "seconds" else "left")
-    for experiment in experiments:
-        if experiment.id in shown:
-            cells = _list_cells(lab, experiment)
-            table.add_row(*map(Text, cells), style=STYLES.get(experiment.state, ""))
+    for place, name in enumerate(("id", "state", "point", "metrics", "device", "seconds")):
+        width = max(map(len, [name, *(cells[place] for _, cells in rows)]))
+        table.add_column(
+            name,
+            no_wrap=True,
+            overflow="ellipsis",
+            justify="right" if name == "seconds" else "left",
+            min_width=None if name in ("point", "metrics") else width,  # only these two may be cut
+        )
+    for experiment, cells in rows:
+        table.add_row(*map(Text, cells), style=STYLES.get(experiment.state, ""))
     return table
 
 

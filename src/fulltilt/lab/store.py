@@ -258,5 +258,6 @@ def _storage_errors(engine: sa.Engine) -> Iterator[None]:
                 f"{place} is no lab of fulltilt ({said}); move it away, or name another --lab"
             ) from error
         raise StorageError(
-            f"{place} cannot be used ({said}); see that its disk has room, or name another --lab"
+            f"{place} cannot be used ({said}); see that its folder can be written and its disk has room, or name "
+            "another --lab"
         ) from error

@@ -48,14 +48,16 @@ def judge_end(
         return Verdict(arrow="end", outcome="cancelled", reason="cancelled")
     if refusal is not None:
         return Verdict(arrow="fail", outcome="refused", reason=refusal)
-    if is_stopping:
-        return Verdict(arrow="requeue", outcome="preempted", reason="interrupted")
     if error is not None and own_code not in INTERRUPTED:
         return Verdict(arrow="fail", outcome="user_error", reason=str(error).strip().partition("\n")[0])
+    if is_stopping:
+        return Verdict(arrow="requeue", outcome="preempted", reason="interrupted")
     if code is None:
         return Verdict(arrow="requeue", outcome="lost", reason="its scheduler was gone")
     if code < 0 or own_code in INTERRUPTED:
-        return Verdict(arrow="fail", outcome="lost", reason=error or _describe_signal(-code))
+        return Verdict(
+            arrow="fail", outcome="lost", reason=error or _describe_signal(-code if code < 0 else code - 128)
+        )
     return Verdict(arrow="fail", outcome="user_error", reason=f"it ended with {code} and wrote no result")
 
 
@@ -69,5 +71,5 @@ def read_document(path: Path) -> Mapping[str, Any] | None:
 
 
 def _describe_signal(number: int) -> str:
-    name = signal.Signals(number).name
+    name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
     return f"it was ended by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
