@@ -270,7 +270,7 @@ def test_sigterm_ends_a_process_with_all_that_it_wrote(tmp_path):
     script = """
 import os, signal, sys, threading
 from fulltilt.attach.inside.held import Held
-held = Held(lambda: None)
+held = Held(lambda: None, lambda function: function())
 open(sys.argv[1], "w").write("old ")
 held.begin(sys.argv[1])
 held.keep(sys.argv[1], "a", b"new")

@@ -48,7 +48,7 @@ class FileCalls:
     def __init__(self, observer, folder):
         self._observer, self._folder = observer, folder
         self._open_real, self._save_real = builtins.open, torch.save
-        self._held = Held(self._note_look)
+        self._held = Held(self._note_look, self._off_the_clock)
         self._seen = {}  # path → Written, of the current window
         self._window_ns = self._window_steps = 0
         self.sites = Sites("file_write")

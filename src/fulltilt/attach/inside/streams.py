@@ -67,7 +67,7 @@ class HeldStream:
         if self._real is not None:
             self._real.close()
         else:
-            self._held.keep(self._path, self.mode[0], self._encode())
+            self._held.off_the_clock(self._hand_over)
 
     def __enter__(self):
         return self
@@ -91,11 +91,10 @@ class HeldStream:
             self._real.writelines(self._parts)
             self._real.flush()
 
-    def _encode(self):
-        if "b" in self.mode:
-            return b"".join(self._parts)
+    def _hand_over(self):
         plain = io.BytesIO()
-        text = io.TextIOWrapper(plain, **self._options)
-        text.writelines(self._parts)
-        text.flush()
-        return plain.getvalue()
+        stream = plain if "b" in self.mode else io.TextIOWrapper(plain, **self._options)
+        stream.writelines(self._parts)
+        stream.flush()
+        self._held.keep(self._path, self.mode[0], plain.getvalue())
+        self._parts = []
