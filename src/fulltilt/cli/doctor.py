@@ -54,6 +54,8 @@ def _run_watch(args: argparse.Namespace) -> int:
         code = run_watched(args.words, folder=Path(folder), proves=not args.no_prove, stdout_to_stderr=is_json)
         try:
             has_acts = _report(args, Path(folder), code)
+        except BrokenPipeError:  # who read the report has seen enough
+            raise
         except (FulltiltError, OSError) as error:  # the command's own code is worth more than the report
             print(f"fulltilt doctor: no report was written: {error}", file=sys.stderr)
             return code
