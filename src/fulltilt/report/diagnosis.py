@@ -75,9 +75,7 @@ def describe_evidence(finding: Mapping[str, Any]) -> str:
 def _describe_sync(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
     called = f"{evidence['call']}() {evidence['calls_per_step']:.0f} × a step"
     if "host_part_ms" in evidence:
-        return (
-            f"{called}; free on a CPU, a GPU may idle during the host's part ({evidence['host_part_ms']:.1f} ms here)"
-        )
+        return f"{called}; free on a CPU, a GPU may idle for the host's {evidence['host_part_ms']:.1f} ms"
     return f"{called}, {evidence['blocked_ms_per_step']:.2f} ms blocked ({finding['ceiling_pct']:.0f} % of a step)"
 
 

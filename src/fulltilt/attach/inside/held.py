@@ -1,7 +1,7 @@
 """``Held``: bytes that a script wrote to a file and that are not there yet, and everybody who could notice.
 
-They are written when the file is opened, looked at or moved, when a process is started or ended, and on SIGTERM. In a
-process of its own nobody can be guarded: another program may see the file as it was some steps ago.
+They are written when the file is opened, looked at or moved, when a process is started or ended, and on SIGTERM. A
+program that runs already cannot be guarded: it may see the file as it was some steps ago.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ ALWAYS = ("scandir", "system", "fork", "posix_spawn", "execv", "execve", "_exit"
 
 
 class Held:
+    """Keeps bytes back from one file, and writes them as soon as somebody could notice."""
+
     def __init__(self, note_look, off_the_clock):
         self._note_look = note_look  # called when somebody looks at what is held back
         self.off_the_clock = off_the_clock  # calls a function in no time of the step

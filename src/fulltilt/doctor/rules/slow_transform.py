@@ -23,7 +23,7 @@ from fulltilt.doctor.source import (
 NAME = "slow-transform"
 MIN_WAIT_PCT = 5.0  # of a step, for which it waits for data
 MIN_SAMPLE_SHARE = 0.4  # of the time that loading a sample takes
-FIX_WATCHED = "do it once and keep the result, or on whole arrays"
+FIX_WATCHED = "do it once and keep it, or on whole arrays"
 FIX_BESIDE = f"{FIX_WATCHED}, or beside training (num_workers)"
 FIX_LOOP = "replace the loop by array operations on the whole sample, or do it once before training"
 FIX_FILE = "read the file once, in __init__ or on first use, and keep it"
