@@ -167,3 +167,35 @@ def test_a_worker_that_hangs_ends_with_its_parent(monkeypatch):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+SLOW_TO_END = """
+import sys, threading, time
+from multiprocessing import resource_tracker
+from multiprocessing.queues import Queue
+sys.path.insert(0, sys.argv[1])
+from test_faults_worker_signals import Numbers, build
+
+feed, forget, has_unlinked = Queue._feed, resource_tracker.unregister, threading.Event()
+def feed_and_linger(*what):
+    feed(*what)
+    time.sleep(0.3)  # as long as a thread of a busy machine may wait for its turn
+def forget_slowly(*what):
+    if threading.current_thread() is not threading.main_thread():
+        has_unlinked.set()
+        time.sleep(0.3)
+    forget(*what)
+Queue._feed, resource_tracker.unregister = staticmethod(feed_and_linger), forget_slowly
+
+batches = iter(build(Numbers(), multiprocessing_context="forkserver"))
+next(batches)
+del batches
+has_unlinked.wait(1)
+"""
+
+
+def test_a_program_that_ends_with_its_loader_waits_for_the_threads_that_give_semaphores_back():
+    """one that Python's exit freezes has unlinked its semaphore and not said so, and a leak is warned of"""
+    command = [sys.executable, "-c", SLOW_TO_END, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")

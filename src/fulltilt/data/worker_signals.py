@@ -78,6 +78,11 @@ class _Iterator(_MultiProcessingDataLoaderIter):
                 signal_handling._remove_worker_pids(id(self))
             return
         super()._shutdown_workers()
+        for queue in self._index_queues:
+            # Its thread may hold the last reference to a semaphore: frozen at Python's exit after it unlinked that one
+            # and before it said so, it makes the resource tracker warn of a leak.
+            if queue._thread is not None:
+                queue._thread.join(LOCK_S)
 
 
 class _Done:
