@@ -1,5 +1,6 @@
 """Closing lines of every run: which contract suites met the real thing, and which could not and why."""
 
+import fcntl
 import os
 import signal
 import tempfile
@@ -24,6 +25,28 @@ FOREIGN = (
 for name in tuple(os.environ):
     if name in FOREIGN or name.startswith(tuple(prefix for prefix in FOREIGN if prefix.endswith("_"))):
         del os.environ[name]
+
+
+RUN, QUEUE = Path(__file__), Path(__file__).parents[1] / "pyproject.toml"
+"""What the processes of a test run lock, in place of files made for it: whether a test runs, and who is next."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Processes of one pytest-xdist run share the machine; a test marked ``alone`` has it to itself.
+
+    Who waits holds the queue's lock, so that a test that wants to be alone is not overtaken for ever.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with RUN.open() as run, QUEUE.open() as queue:
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        fcntl.flock(run, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(queue, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(run, fcntl.LOCK_UN)  # processes that the test forked hold the file open too
 
 
 @pytest.fixture
