@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check_device(parser: argparse.ArgumentParser, device: str) -> None:
     """Said before the first benchmark starts, and not by each of them."""
-    from fulltilt.engine.build import check_device
+    from fulltilt.engine.build.builder import check_device
 
     try:
         check_device(device)

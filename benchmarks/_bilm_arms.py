@@ -19,9 +19,9 @@ from benchmarks._bilm_guide import CLIP_NORM, GuideLoop, GuideModel, GuideTracke
 from benchmarks._runner import ROOT
 from fulltilt.config import config_from_values
 from fulltilt.data import build_loader, prepare_text
-from fulltilt.data.text import TokenWindows, text
-from fulltilt.data.tokens import TokenStream
-from fulltilt.engine.train import train
+from fulltilt.data.text.text import TokenWindows, text
+from fulltilt.data.text.tokens import TokenStream
+from fulltilt.engine.loop.train import train
 from fulltilt.listeners import CsvLog, MetricsTracker
 from fulltilt.records import Evaluated, Event, RunStarted, StepsDone
 from fulltilt.tasks import build_language_model

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fulltilt.data.tokens import Vocabulary
+from fulltilt.data.text.tokens import Vocabulary
 
 CLIP_NORM = 5.0
 ROWS_BEFORE = 2000  # of the DataFrame when a timed block begins: as in the middle of a run

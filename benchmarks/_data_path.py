@@ -19,9 +19,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fulltilt.data import DATASETS, BatchTransform, build_loader
-from fulltilt.data.cifar10 import MEAN, STD
-from fulltilt.data.cifar10_formats import CLASSES
-from fulltilt.data.images import MemoryImages
+from fulltilt.data.images.cifar10 import MEAN, STD
+from fulltilt.data.images.cifar10_formats import CLASSES
+from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.tasks.vision import import_torchvision
 
 BATCH_SIZE = 256

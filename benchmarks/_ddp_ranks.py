@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 
 from benchmarks._rounds import Round, run_rounds
 from fulltilt.config import config_from_values, plan_of
-from fulltilt.engine.build import build_run
-from fulltilt.engine.step import TrainStep
-from fulltilt.engine.world import ALONE, World, join_world
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.ranks.world import ALONE, World, join_world
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload, build_model
 

@@ -14,10 +14,10 @@ from benchmarks._noise import NoiseModel, Stream
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement, Trial
 from fulltilt.stats import Verdict, compare, compute_rate_interval, compute_t_quantile
-from fulltilt.tuner.confirm import confirm
-from fulltilt.tuner.rows import build_row
-from fulltilt.tuner.session import REPEAT, Ask
-from fulltilt.tuner.undecided import INDIFFERENCE_PCT, choose
+from fulltilt.tuner.picks.undecided import INDIFFERENCE_PCT, choose
+from fulltilt.tuner.search.confirm import confirm
+from fulltilt.tuner.search.session import REPEAT, Ask
+from fulltilt.tuner.trials.rows import build_row
 
 BLOCK_STEPS = 8
 N_ROUNDS = 36

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fulltilt.config import config_from_values
 from fulltilt.data import build_loader
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
 from fulltilt.levers.retain_freed_memory import RETAINING, find_obstacle
 from fulltilt.tasks import Workload
 

@@ -28,9 +28,9 @@ from benchmarks._machines_device import GIB
 from benchmarks._machines_truth import MachineTruth, Truth, read_arm
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Measurement, Plan, Trial
-from fulltilt.tuner.recommend import MEMORY_SAFETY_PCT
-from fulltilt.tuner.rows import build_row
-from fulltilt.tuner.space import Space
+from fulltilt.tuner.picks.recommend import MEMORY_SAFETY_PCT
+from fulltilt.tuner.question.space import Space
+from fulltilt.tuner.trials.rows import build_row
 
 BATCH_SIZES = tuple(2**i for i in range(14))
 NUM_WORKERS = (0, 2, 4, 8, 12, 16)

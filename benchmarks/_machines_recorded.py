@@ -21,9 +21,9 @@ import numpy as np
 from fulltilt.errors import DataError
 from fulltilt.levers import Facts, load_catalogue
 from fulltilt.records import WHOLE_RUNS, Machine, Plan, Trial, decode, encode
-from fulltilt.tuner.recommend import MEMORY_SAFETY_PCT
-from fulltilt.tuner.rows import build_row
-from fulltilt.tuner.space import COUPLED, Space
+from fulltilt.tuner.picks.recommend import MEMORY_SAFETY_PCT
+from fulltilt.tuner.question.space import COUPLED, Space
+from fulltilt.tuner.trials.rows import build_row
 
 VERSION = 1
 RECORDINGS = Path(__file__).parent / "recordings"

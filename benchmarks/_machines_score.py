@@ -16,11 +16,12 @@ from benchmarks import _tpe
 from benchmarks._machines import SimulatedMachine
 from benchmarks._machines_recorded import GridRecording, RecordedMachine
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
-from fulltilt.tuner import recommend, search
-from fulltilt.tuner.finals import run_finals
-from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.session import BASELINE, REPEAT, Ask, Session, Strategy
-from fulltilt.tuner.space import COUPLED, Space
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.question.space import COUPLED, Space
+from fulltilt.tuner.search import strategies as search
+from fulltilt.tuner.search.finals import run_finals
+from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.session import BASELINE, REPEAT, Ask, Session, Strategy
 
 LARGEST = "largest_that_fits"
 

@@ -25,12 +25,12 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks._memory_cases import Case, build_cases
 from benchmarks._memory_steps import measure_until_settled
 from fulltilt.engine import build_run
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer
 from fulltilt.measure.fake_memory import estimate_memory
-from fulltilt.tuner.model.memory import MemoryCurve
+from fulltilt.tuner.search.model.memory import MemoryCurve
 
 _GIB = 2**30
 

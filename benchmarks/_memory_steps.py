@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from fulltilt.tuner.model.memory import SETTLED_PCT, TELLING_SHARE, MemoryCurve
+from fulltilt.tuner.search.model.memory import SETTLED_PCT, TELLING_SHARE, MemoryCurve
 
 
 def measure_until_settled(

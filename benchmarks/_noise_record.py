@@ -44,10 +44,10 @@ def record_stretch(name: str, device: str, seconds: float, *, warmup_s: float = 
     import torch
 
     from fulltilt.config import plan_of
-    from fulltilt.engine.build import build_run
-    from fulltilt.engine.measured import EndlessSteps
+    from fulltilt.engine.build.builder import build_run
+    from fulltilt.engine.measured.measurement import EndlessSteps
     from fulltilt.measure import NullTimer
-    from fulltilt.tuner.source import resolve_target
+    from fulltilt.tuner.question.source import resolve_target
 
     target, settings = WORKLOADS[name]
     config = resolve_target(target, {**ALWAYS, **settings, "run.device": device}).config

@@ -29,14 +29,14 @@ from fulltilt.hardware import has_c_compiler, read_machine
 from fulltilt.levers import Facts, default_plan, find_obstacles
 from fulltilt.records import Machine, Plan, Trial
 from fulltilt.records.run_folder import RunFolder, write_atomic
-from fulltilt.tuner.journal import JOURNAL_FILE, Journal
-from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
-from fulltilt.tuner.progress import SearchEvent, TrialDone
-from fulltilt.tuner.search import exhaustive
-from fulltilt.tuner.session import BASELINE, END_TO_END, REPEAT, Ask, Session, Strategy
-from fulltilt.tuner.source import TuneTarget, resolve_target
-from fulltilt.tuner.space import Space, build_space
-from fulltilt.tuner.target import ProcessTarget, Target
+from fulltilt.tuner.question.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
+from fulltilt.tuner.question.source import TuneTarget, resolve_target
+from fulltilt.tuner.question.space import Space, build_space
+from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
+from fulltilt.tuner.search.progress import SearchEvent, TrialDone
+from fulltilt.tuner.search.session import BASELINE, END_TO_END, REPEAT, Ask, Session, Strategy
+from fulltilt.tuner.search.strategies import exhaustive
+from fulltilt.tuner.trials.target import ProcessTarget, Target
 
 
 def run_recording(

@@ -23,7 +23,7 @@ from benchmarks._runner import ROOT
 from fulltilt import Workload
 from fulltilt.config import config_from_values, plan_of
 from fulltilt.engine import build_run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import build_model
 

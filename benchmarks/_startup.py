@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.records import TrialRequest, dumps
-from fulltilt.tuner.process import Zygote, run_trial_process
-from fulltilt.tuner.zygote import PRELOAD
+from fulltilt.tuner.trials.process import Zygote, run_trial_process
+from fulltilt.tuner.trials.server import PRELOAD
 
 STAGES = ("configured", "built", "measuring")
 
@@ -47,13 +47,13 @@ def start_with_zygote(request: TrialRequest, zygote: Zygote, log_path: Path) -> 
 
 
 def start_fresh_python(request: TrialRequest, folder: Path) -> Startup:
-    """``python -m fulltilt.tuner.trial``: the same code in an interpreter of its own.
+    """``python -m fulltilt.tuner.trials.trial``: the same code in an interpreter of its own.
 
     Killed, it leaves its temporary files, so they go to ``folder``.
     """
     watch = _Stopwatch()
     process = subprocess.Popen(
-        [sys.executable, "-m", "fulltilt.tuner.trial"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "fulltilt.tuner.trials.trial"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
     )  # fmt: skip
     assert process.stdin is not None
@@ -86,7 +86,7 @@ def start_with_multiprocessing(request: TrialRequest, method: str) -> Startup:
 
 def serve(request: str, writer: Connection) -> None:
     """In the child of ``multiprocessing``: the body of a trial, answers into the pipe."""
-    from fulltilt.tuner.trial import run_request
+    from fulltilt.tuner.trials.trial import run_request
 
     run_request(json.loads(request), lambda message: writer.send_bytes(json.dumps(message).encode()))
 

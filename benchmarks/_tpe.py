@@ -13,8 +13,8 @@ import importlib.util
 from typing import Any
 
 from fulltilt.records import Plan
-from fulltilt.tuner.session import Ask, Strategy
-from fulltilt.tuner.space import COUPLED, Space, canonicalize
+from fulltilt.tuner.question.space import COUPLED, Space, canonicalize
+from fulltilt.tuner.search.session import Ask, Strategy
 
 
 def is_available() -> bool:

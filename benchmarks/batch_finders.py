@@ -24,7 +24,7 @@ from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.config import Config, plan_of
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
 from fulltilt.tuner import ProcessTarget, TuneResult, tune
-from fulltilt.tuner.source import TuneTarget, resolve_target
+from fulltilt.tuner.question.source import TuneTarget, resolve_target
 
 NAME = "batch_finders"
 CLAIM = (

@@ -27,7 +27,7 @@ from benchmarks._rounds import Round, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.config import config_from_values
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
 from fulltilt.hardware import count_usable_cores
 from fulltilt.records import CheckpointSaved, Event
 from fulltilt.tasks import MODELS, Workload

@@ -15,8 +15,8 @@ from benchmarks._runner import ROOT, Context, Findings
 from benchmarks._schema import build_arm, judge
 from benchmarks.simclr import find_images
 from fulltilt.config import Config, load_config
-from fulltilt.engine.duties import TrainResult
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.duties import TrainResult
+from fulltilt.engine.loop.train import train
 
 NAME = "cifar10_recipe"
 CLAIM = "recipes/cifar10-speed.yaml has 94 % of the test images of CIFAR-10 right after its epochs on one GPU."

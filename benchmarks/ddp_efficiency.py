@@ -20,7 +20,7 @@ from benchmarks._rounds import Round, compute_differences_pct, compute_means
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.ranks import run_ranks
+from fulltilt.engine.ranks.group import run_ranks
 
 NAME = "ddp_efficiency"
 CLAIM = (

@@ -25,7 +25,7 @@ from benchmarks._runner import RESULTS, ROOT, Context, Findings, write_result
 from benchmarks._schema import Arm, BenchmarkResult, Target, build_arm, compute_bounds, judge
 from fulltilt.errors import format_nearest
 from fulltilt.records import loads
-from fulltilt.tuner.model.memory import MemoryCurve
+from fulltilt.tuner.search.model.memory import MemoryCurve
 
 NAME = "memory_prediction"
 CLAIM = "Peak memory at four times the largest probed batch is predicted within 3 % (median) and 6 % (p95)."

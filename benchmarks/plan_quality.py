@@ -20,7 +20,7 @@ from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.data import make_sensor_hdf5
 from fulltilt.records import Plan, Trial
 from fulltilt.tuner import ProcessTarget, TuneResult, tune
-from fulltilt.tuner.source import resolve_target
+from fulltilt.tuner.question.source import resolve_target
 
 NAME = "plan_quality"
 CLAIM = "The recommended plan runs at 0.97 or more of the speed of the fastest plan of the whole grid."

@@ -26,12 +26,12 @@ from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from benchmarks._simclr_loop import build_plain_loader, build_v2_loader, run_plain_steps
 from fulltilt.config import Config, config_from_values, plan_of
 from fulltilt.data import make_stl10
-from fulltilt.engine.build import build_run
-from fulltilt.engine.cached_step import build_step
-from fulltilt.engine.evaluate import evaluate
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import TrainStep
-from fulltilt.engine.train import train
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.loop.evaluate import evaluate
+from fulltilt.engine.loop.train import train
+from fulltilt.engine.step.cached_step import build_step
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.measure import NullTimer
 from fulltilt.stats import compute_interval
 

@@ -12,8 +12,8 @@ from benchmarks._schema import Arm, build_arm, judge
 from benchmarks._startup import Startup, list_ways
 from fulltilt.config import load_config, plan_of
 from fulltilt.records import TrialRequest
-from fulltilt.tuner.process import Zygote
-from fulltilt.tuner.source import resolve_target
+from fulltilt.tuner.question.source import resolve_target
+from fulltilt.tuner.trials.process import Zygote
 
 NAME = "trial_startup"
 CLAIM = "A trial forked from the running zygote starts at least 10 times sooner than one in a fresh Python."

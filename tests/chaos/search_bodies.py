@@ -46,8 +46,8 @@ def do(request: Mapping[str, Any], answer: Answer) -> None:
 
 def main(folder: str) -> None:
     import fulltilt
-    from fulltilt.tuner import target
-    from fulltilt.tuner.process import Zygote
+    from fulltilt.tuner.trials import target
+    from fulltilt.tuner.trials.process import Zygote
 
     target.Zygote = functools.partial(Zygote, body="search_bodies:do", preload=("json",))
     settings = {"benchmark.test_mixed_precision": False, "benchmark.test_pin_memory": False}

@@ -28,11 +28,11 @@ from tests.faults.leftovers import (
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial, WorkloadSource
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner import recommend
-from fulltilt.tuner.journal import JOURNAL_FILE, Journal
-from fulltilt.tuner.process import Zygote
-from fulltilt.tuner.session import Ask, Session
-from fulltilt.tuner.target import ProcessTarget
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
+from fulltilt.tuner.search.session import Ask, Session
+from fulltilt.tuner.trials.process import Zygote
+from fulltilt.tuner.trials.target import ProcessTarget
 
 N_TRIALS = int(os.environ.get("FULLTILT_CHAOS_TRIALS", "1000"))
 SEED = int(os.environ.get("FULLTILT_CHAOS_SEED") or secrets.randbelow(10**6))

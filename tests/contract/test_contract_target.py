@@ -8,10 +8,10 @@ import pytest
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial, WorkloadSource, dumps, loads
-from fulltilt.tuner.process import Zygote
-from fulltilt.tuner.rows import NULLABLE
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
-from fulltilt.tuner.target import ProcessTarget
+from fulltilt.tuner.trials.process import Zygote
+from fulltilt.tuner.trials.rows import NULLABLE
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.trials.target import ProcessTarget
 
 BODIES = Path(__file__).parents[1] / "faults"
 PLANS = {

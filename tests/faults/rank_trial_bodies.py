@@ -5,14 +5,14 @@ import signal
 import time
 from pathlib import Path
 
-from fulltilt.engine.rank_process import find_link
+from fulltilt.engine.ranks.process import find_link
 
 N_BYTES = 400 * 2**20
 
 
 def run_request(message, answer):
     """The body of the trial's process."""
-    from fulltilt.tuner import rank_trial, trial
+    from fulltilt.tuner.trials import rank_trial, trial
 
     act = PLANTED.get(message["source"]["config"].get("act"))
     if act is not None:

@@ -115,7 +115,7 @@ def test_past_the_limit_is_a_real_out_of_memory(zygote, call):
 
 def test_placements_are_planned_with_what_the_limit_leaves(zygote):
     """Bug: rows were placed in memory by what the machine had free, and then ran out of what the limit gave."""
-    call = "__import__('fulltilt.data.placement', fromlist=['data']).read_free_ram_bytes() / MIB"
+    call = "__import__('fulltilt.data.loading.placement', fromlist=['data']).read_free_ram_bytes() / MIB"
     left_mib = 640 - zygote("None", 640)["used_mib"]
     assert 0 < zygote(call, 640)["result"] < left_mib
     assert zygote(call, None)["result"] > left_mib

@@ -12,9 +12,9 @@ from leftovers import find_files, find_processes, find_shared_names, mark_proces
 
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
-from fulltilt.tuner.process import Zygote, run_trial_process
-from fulltilt.tuner.rows import build_trial
-from fulltilt.tuner.source import resolve_target
+from fulltilt.tuner.question.source import resolve_target
+from fulltilt.tuner.trials.process import Zygote, run_trial_process
+from fulltilt.tuner.trials.rows import build_trial
 
 HERE = Path(__file__).parent
 TWO = ("cpu", "cpu")
@@ -27,7 +27,7 @@ class Trials:
 
     def __init__(self, folder: Path, tmp: Path, mark: str):
         self.folder, self.tmp, self.mark = folder, tmp, mark
-        preload = ("torch.distributed", "cloudpickle", "fulltilt.tuner.trial")
+        preload = ("torch.distributed", "cloudpickle", "fulltilt.tuner.trials.trial")
         self.zygote = Zygote(folder / "zygote.log", body="rank_trial_bodies:run_request", preload=preload)
 
     def run(self, source, **changes):

@@ -18,9 +18,9 @@ from tests.faults.leftovers import (
 )
 
 from fulltilt.levers import default_plan
-from fulltilt.tuner.process import Zygote
-from fulltilt.tuner.source import resolve_target
-from fulltilt.tuner.target import ProcessTarget
+from fulltilt.tuner.question.source import resolve_target
+from fulltilt.tuner.trials.process import Zygote
+from fulltilt.tuner.trials.target import ProcessTarget
 
 HERE = Path(__file__).parent
 LIMIT_BYTES = 768 * 2**20

@@ -19,14 +19,15 @@ from fulltilt.errors import NoPlanError, RunFolderError, StorageError, TrainingE
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource, classify_outcome
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner import process, zygote_client
-from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.process import Zygote, run_trial_process
-from fulltilt.tuner.rows import build_trial
-from fulltilt.tuner.search import exhaustive
-from fulltilt.tuner.session import Session
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
-from fulltilt.tuner.target import ProcessTarget
+from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.session import Session
+from fulltilt.tuner.search.strategies import exhaustive
+from fulltilt.tuner.trials import client as zygote_client
+from fulltilt.tuner.trials import process
+from fulltilt.tuner.trials.process import Zygote, run_trial_process
+from fulltilt.tuner.trials.rows import build_trial
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.trials.target import ProcessTarget
 
 HERE = Path(__file__).parent
 GIB = 2**30
@@ -325,7 +326,7 @@ from pathlib import Path
 Path({str(group / "cgroup.procs")!r}).write_text(str(os.getpid()))
 sys.path.insert(0, {str(HERE)!r})
 import test_faults_trials as t
-from fulltilt.tuner.process import Zygote
+from fulltilt.tuner.trials.process import Zygote
 path = Path({str(tmp_path)!r})
 with Zygote(path / "z.log", body="trial_bodies:do", preload=("json",)) as zygote:
     print(*t.classify_outcome(t._build_runner(zygote, path)("fill").evidence), sep=": ")
@@ -418,7 +419,7 @@ def test_the_zygote_has_one_thread_and_no_device_context(tmp_path):
         full.start()
         full.send({"do": "status"})
         status = full.receive(30)
-    assert {"torch", "fulltilt.engine.measured"} <= set(status["modules"])
+    assert {"torch", "fulltilt.engine.measured.measurement"} <= set(status["modules"])
     assert status["n_threads"] == 1
     assert not status["has_cuda_context"]
     assert status["n_device_files"] == 0
@@ -432,7 +433,7 @@ import sys
 from pathlib import Path
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
-from fulltilt.tuner.process import Zygote, run_trial_process
+from fulltilt.tuner.trials.process import Zygote, run_trial_process
 zygote = Zygote(Path({str(tmp_path / "z.log")!r}), body="trial_bodies:do", preload=("json",))
 source = WorkloadSource(config={{"act": "hang_with_family", "note": {str(note)!r}}}, base_dir=".",
                         import_paths=({str(HERE)!r},))
@@ -537,7 +538,7 @@ def test_a_second_search_in_the_same_folder_is_refused(tmp_path):
 def run_small_search(path: str) -> list[int]:
     """Six batch sizes on a simulated target; returns those that were run now."""
     from fulltilt.levers import Facts
-    from fulltilt.tuner.space import Space
+    from fulltilt.tuner.question.space import Space
 
     base = default_plan()
     space = Space(

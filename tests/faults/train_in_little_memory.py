@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
 from fulltilt.hardware import read_rss_bytes
 from fulltilt.records import Event, Noted, Replanned, StepsDone
 from fulltilt.tasks import Workload

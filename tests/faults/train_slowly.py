@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
 from fulltilt.errors import FulltiltError
 from fulltilt.listeners import CsvLog, EventLog
 from fulltilt.records import Event, Noted, StepsDone

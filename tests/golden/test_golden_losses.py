@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
 from fulltilt.records import Evaluated, StepsDone
 
 FILE = Path(__file__).with_name("losses_digits.json")

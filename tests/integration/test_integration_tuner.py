@@ -21,7 +21,7 @@ from fulltilt.errors import NoPlanError, RunFolderError, UsageError
 from fulltilt.records import Trial, dumps, loads
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import PickMade, SearchNoted, SearchStarted, TrialDone, TuneResult, read_schema
-from fulltilt.tuner.result import write_result
+from fulltilt.tuner.answer.result import write_result
 
 WORKLOADS = '''
 import os
@@ -368,7 +368,7 @@ def test_an_interrupted_search_ends_its_children_and_keeps_its_rows(project, scr
 def test_a_trial_runs_by_hand_from_its_request(project):
     from fulltilt.levers import default_plan
     from fulltilt.records import TrialRequest
-    from fulltilt.tuner.source import resolve_target
+    from fulltilt.tuner.question.source import resolve_target
 
     request = TrialRequest(
         id="t1",
@@ -379,7 +379,7 @@ def test_a_trial_runs_by_hand_from_its_request(project):
         max_measure_s=1.0,
     )
     ended = subprocess.run(
-        [sys.executable, "-m", "fulltilt.tuner.trial"], input=dumps(request), capture_output=True, text=True
+        [sys.executable, "-m", "fulltilt.tuner.trials.trial"], input=dumps(request), capture_output=True, text=True
     )
     answers = [json.loads(line) for line in ended.stdout.splitlines()]
     assert ended.returncode == 0, ended.stderr

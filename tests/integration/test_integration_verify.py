@@ -15,8 +15,8 @@ import pytest
 
 from fulltilt.errors import TrainingError
 from fulltilt.records import decode, encode
-from fulltilt.tuner.quality import Verification
-from fulltilt.tuner.verify import run_verification
+from fulltilt.tuner.answer.quality import Verification
+from fulltilt.tuner.answer.verify import run_verification
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 WORDS = [str(DIGITS), "model=small_cnn(width=4)", "optim.lr=0.01", "--device", "cpu"]
@@ -90,7 +90,7 @@ def test_a_training_that_was_broken_off_or_failed_is_trained_by_the_next_call(tm
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_search_that_is_ended_leaves_no_training_behind(tmp_path, number):
     code = (
-        "import sys; from pathlib import Path; from fulltilt.tuner.verify import run_verification\n"
+        "import sys; from pathlib import Path; from fulltilt.tuner.answer.verify import run_verification\n"
         f"run_verification({WORDS!r}, {{'data.batch_size': 128}}, folder=Path({str(tmp_path)!r}), seed=1, epochs=500)"
     )
     search = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=os.environ)

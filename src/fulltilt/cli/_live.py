@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fulltilt.records import PROBES, Trial, format_gib
 from fulltilt.report import describe_plan, explain_mark, format_duration, format_throughput, mark_busy
-from fulltilt.tuner.progress import OnEvent, SearchEvent, SearchNoted, SearchStarted, TrialCut, TrialDone
+from fulltilt.tuner.search.progress import OnEvent, SearchEvent, SearchNoted, SearchStarted, TrialCut, TrialDone
 
 if TYPE_CHECKING:
     from rich.console import Console

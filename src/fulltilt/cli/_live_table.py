@@ -25,7 +25,7 @@ from fulltilt.cli._live import (
 )
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, format_gib
 from fulltilt.report import describe_busy, describe_plan, format_duration
-from fulltilt.tuner.progress import (
+from fulltilt.tuner.search.progress import (
     SearchEvent,
     SearchNoted,
     SearchStarted,
@@ -213,7 +213,7 @@ def choose_picks(
 ) -> tuple[tuple[str, Trial], ...]:
     """(name, row) of the picks by the rules that decide at the end; nothing before a whole run ended well."""
     from fulltilt.errors import NoPlanError
-    from fulltilt.tuner import recommend
+    from fulltilt.tuner.picks import recommend
 
     table, _ = recommend.merge_repeats(trials)
     try:

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fulltilt.config import Config
-    from fulltilt.data.profile import DataProfile
+    from fulltilt.data.loading.profile import DataProfile
 
 
 def run_profile(config: Config, *, json_to: str | None) -> int:
     """Time the parts and print them; the exit code."""
-    from fulltilt.data.profile import measure_data_path
-    from fulltilt.engine.assemble import build_workload
-    from fulltilt.engine.build import check_device
-    from fulltilt.engine.world import choose_device
+    from fulltilt.data.loading.profile import measure_data_path
+    from fulltilt.engine.build.assemble import build_workload
+    from fulltilt.engine.build.builder import check_device
+    from fulltilt.engine.ranks.world import choose_device
     from fulltilt.records import VERSION, dumps
 
     device = check_device(choose_device(config))

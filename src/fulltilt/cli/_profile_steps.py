@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fulltilt.config import Config
-    from fulltilt.engine.step_profile import StepProfile
+    from fulltilt.engine.measured.step_profile import StepProfile
 
 N_ROWS = 20
 
 
 def run_profile(config: Config, *, n_steps: int, out: str | None, json_to: str | None) -> int:
     """Profile steps and print what they are made of; the exit code."""
-    from fulltilt.engine.assemble import name_run
-    from fulltilt.engine.build import check_device
-    from fulltilt.engine.step_profile import profile_steps
-    from fulltilt.engine.world import plan_devices
+    from fulltilt.engine.build.assemble import name_run
+    from fulltilt.engine.build.builder import check_device
+    from fulltilt.engine.measured.step_profile import profile_steps
+    from fulltilt.engine.ranks.world import plan_devices
     from fulltilt.records import VERSION, dumps
 
     devices = plan_devices(config)

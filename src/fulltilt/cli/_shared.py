@@ -164,7 +164,7 @@ def note_checkpoints() -> Iterator[list[Path]]:
 
 def _describe_saved(folders: Sequence[Path]) -> str:
     """Told by the names of files, without torch: a start that is interrupted ends at once."""
-    from fulltilt.engine.checkpoint_files import find_checkpoint
+    from fulltilt.engine.checkpoints.files import find_checkpoint
 
     if not folders:
         return "training had not begun"

@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config, memory_limit_bytes = read_config(args), read_memory_limit_bytes(args)
-    from fulltilt.engine.build import check_device
-    from fulltilt.engine.check import run_checks
-    from fulltilt.engine.world import plan_devices
+    from fulltilt.engine.build.builder import check_device
+    from fulltilt.engine.check.checklist import run_checks
+    from fulltilt.engine.ranks.world import plan_devices
     from fulltilt.records import VERSION, dumps
 
     devices = [str(check_device(name)) for name in plan_devices(config)]

@@ -16,7 +16,7 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
-from fulltilt.engine.phase_options import PHASES, PhaseOptions
+from fulltilt.engine.contrastive.options import PHASES, PhaseOptions
 from fulltilt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from fulltilt.config import Config
-    from fulltilt.engine.duties import TrainResult
+    from fulltilt.engine.loop.duties import TrainResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
     """The phases in their order; ``folders`` gets those that checkpoints are written into."""
-    from fulltilt.engine.assemble import name_run
+    from fulltilt.engine.build.assemble import name_run
 
     out_dir = Path(args.out or Path("runs") / "contrastive" / name_run(config))
     folders += [out_dir / phase for phase in PHASES]
@@ -96,7 +96,7 @@ def _check_options(args: argparse.Namespace) -> None:
 def _run_phase(
     phase: str, config: Config, out_dir: Path, options: PhaseOptions, args: argparse.Namespace, console: Console
 ) -> TrainResult:
-    from fulltilt.engine.phases import run_phase
+    from fulltilt.engine.contrastive.phases import run_phase
     from fulltilt.listeners import EventLog, ProgressBar, build_loggers, tell_warnings
 
     folder = out_dir / phase

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fulltilt.data.hdf5_inspect import DatasetReport, Inspection
-    from fulltilt.data.hdf5_repack import Repacked
+    from fulltilt.data.tables.hdf5_inspect import DatasetReport, Inspection
+    from fulltilt.data.tables.hdf5_repack import Repacked
 
 ACCESSES = {
     "random": "random batches",

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fulltilt.engine.export import export_weights
+    from fulltilt.engine.checkpoints.export import export_weights
     from fulltilt.records import dumps, format_bytes
 
     export = export_weights(args.folder, args.out, weights=args.weights)

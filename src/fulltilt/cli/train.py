@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
     """Train, and say what it came to; ``folders`` gets the one that checkpoints are written into."""
     from fulltilt.cli.report import write_training_report
-    from fulltilt.engine.assemble import name_run
-    from fulltilt.engine.train import train
-    from fulltilt.engine.world import is_first_rank
+    from fulltilt.engine.build.assemble import name_run
+    from fulltilt.engine.loop.train import train
+    from fulltilt.engine.ranks.world import is_first_rank
     from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers, list_headlines, tell_warnings
 
     out_dir = Path(args.out or Path("runs") / "train" / name_run(config))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fulltilt.cli._live import RowCount
     from fulltilt.config import Config
     from fulltilt.tuner import TuneResult
-    from fulltilt.tuner.progress import SearchEvent
+    from fulltilt.tuner.search.progress import SearchEvent
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.cli._live import RowCount
 
     if args.apply:  # a file that cannot be written into is said before the search, not after it
-        from fulltilt.tuner.apply import check_target
+        from fulltilt.tuner.answer.apply import check_target
 
         check_target(args.apply, searched=config)
     _check_verify(args)
@@ -87,7 +87,7 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     from fulltilt.cli._live import show_search
     from fulltilt.records.run_folder import hold_folder
     from fulltilt.tuner import tune
-    from fulltilt.tuner.result import RESULT_FILES, write_result
+    from fulltilt.tuner.answer.result import RESULT_FILES, write_result
 
     console = build_console(to_stderr=args.json == "-")
     with show_search(console) as view:
@@ -155,8 +155,8 @@ def _check_verify(args: argparse.Namespace) -> None:
 def _verify(args: argparse.Namespace, config: Config, result: TuneResult, console: Console) -> TuneResult:
     """Train both plans in turn, and put the verdict into the result; why there is none is said there too."""
     from fulltilt.report import format_duration
-    from fulltilt.tuner.apply import plan_changes
-    from fulltilt.tuner.verify import N_PAIRS, VERIFY_FOLDER, run_verification
+    from fulltilt.tuner.answer.apply import plan_changes
+    from fulltilt.tuner.answer.verify import N_PAIRS, VERIFY_FOLDER, run_verification
 
     settings = plan_changes(result, config, searched=config).values
     if not settings or result.picks.recommended.trial.plan == result.user_plan:
@@ -272,7 +272,7 @@ def _name_doubt(result: TuneResult) -> str:
 
 
 def print_applied(console: Console, result: TuneResult, path: str, searched: Config) -> None:
-    from fulltilt.tuner.apply import apply_result
+    from fulltilt.tuner.answer.apply import apply_result
 
     applied = apply_result(result, path, searched=searched)
     if applied.diff:

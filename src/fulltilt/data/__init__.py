@@ -12,30 +12,30 @@ from collections.abc import Callable, Mapping
 
 from torch.utils.data import Dataset
 
-from fulltilt.data.batch_transform import BatchTransform, find_transforms
-from fulltilt.data.block_sampler import BlockSampler
-from fulltilt.data.cifar10 import cifar10
 from fulltilt.data.collate import fast_collate
-from fulltilt.data.digits import digits
-from fulltilt.data.hdf5 import hdf5
-from fulltilt.data.hdf5_inspect import inspect_hdf5
-from fulltilt.data.hdf5_repack import repack_hdf5
-from fulltilt.data.image_folder import image_folder
-from fulltilt.data.loader import build_loader
-from fulltilt.data.loader_errors import explain_loader_error
-from fulltilt.data.make_sensor import make_sensor_hdf5
-from fulltilt.data.make_stl10 import make_stl10
-from fulltilt.data.mixing import build_mix
-from fulltilt.data.pipeline import Pipeline, build_pipeline
-from fulltilt.data.placement import count_held_bytes, find_placements, place
-from fulltilt.data.prepare_text import prepare_text
-from fulltilt.data.raw_images import RawImages
-from fulltilt.data.sampler import EpochSampler
-from fulltilt.data.sensor import sensor_hdf5
-from fulltilt.data.stl10 import stl10
-from fulltilt.data.text import text
-from fulltilt.data.transforms import TRANSFORMS
-from fulltilt.data.worker_signals import GuardedLoader
+from fulltilt.data.images.cifar10 import cifar10
+from fulltilt.data.images.digits import digits
+from fulltilt.data.images.image_folder import image_folder
+from fulltilt.data.images.make_stl10 import make_stl10
+from fulltilt.data.images.raw_images import RawImages
+from fulltilt.data.images.stl10 import stl10
+from fulltilt.data.loading.block_sampler import BlockSampler
+from fulltilt.data.loading.loader import build_loader
+from fulltilt.data.loading.loader_errors import explain_loader_error
+from fulltilt.data.loading.placement import count_held_bytes, find_placements, place
+from fulltilt.data.loading.sampler import EpochSampler
+from fulltilt.data.loading.worker_signals import GuardedLoader
+from fulltilt.data.sensors.make_sensor import make_sensor_hdf5
+from fulltilt.data.sensors.sensor import sensor_hdf5
+from fulltilt.data.tables.hdf5 import hdf5
+from fulltilt.data.tables.hdf5_inspect import inspect_hdf5
+from fulltilt.data.tables.hdf5_repack import repack_hdf5
+from fulltilt.data.text.prepare import prepare_text
+from fulltilt.data.text.text import text
+from fulltilt.data.transforms.batch_transform import BatchTransform, find_transforms
+from fulltilt.data.transforms.mixing import build_mix
+from fulltilt.data.transforms.pipeline import Pipeline, build_pipeline
+from fulltilt.data.transforms.registry import TRANSFORMS
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,

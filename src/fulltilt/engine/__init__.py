@@ -1,6 +1,6 @@
 """The training engine: a configuration and a plan become a run, a run takes steps, is measured or trained.
 
-Names load on first use. ``train`` is in ``fulltilt.engine.train``.
+Names load on first use. ``train`` is in ``fulltilt.engine.loop.train``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
-    from fulltilt.engine.assemble import build_workload
-    from fulltilt.engine.build import build_run
-    from fulltilt.engine.facts import read_facts, resolve_plan
-    from fulltilt.engine.measured import run_measured
-    from fulltilt.engine.optimizers import OPTIMIZERS
-    from fulltilt.engine.run import Run
-    from fulltilt.engine.step import StepOutcome, TrainStep
+    from fulltilt.engine.build.assemble import build_workload
+    from fulltilt.engine.build.builder import build_run
+    from fulltilt.engine.build.facts import read_facts, resolve_plan
+    from fulltilt.engine.build.optimizers import OPTIMIZERS
+    from fulltilt.engine.build.run import Run
+    from fulltilt.engine.measured.measurement import run_measured
+    from fulltilt.engine.step.train_step import StepOutcome, TrainStep
 
 __all__ = [
     "OPTIMIZERS",
@@ -31,13 +31,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "assemble": ("build_workload",),
-    "build": ("build_run",),
-    "facts": ("read_facts", "resolve_plan"),
-    "measured": ("run_measured",),
-    "optimizers": ("OPTIMIZERS",),
-    "run": ("Run",),
-    "step": ("StepOutcome", "TrainStep"),
+    "build.assemble": ("build_workload",),
+    "build.builder": ("build_run",),
+    "build.facts": ("read_facts", "resolve_plan"),
+    "measured.measurement": ("run_measured",),
+    "build.optimizers": ("OPTIMIZERS",),
+    "build.run": ("Run",),
+    "step.train_step": ("StepOutcome", "TrainStep"),
 }
 
 __getattr__, __dir__ = load_on_use(__name__, _HOMES)

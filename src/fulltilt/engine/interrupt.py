@@ -74,7 +74,7 @@ class StopRequest:
     def _handle_in_child(self, number: int) -> None:
         """A forked process inherits the handler; Ctrl-C reaches it too, but the step in progress may still need it.
 
-        Data workers exchange it for their own, see ``fulltilt.data.worker_signals``.
+        Data workers exchange it for their own, see ``fulltilt.data.loading.worker_signals``.
         """
         if number != signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.config import parse_call
-from fulltilt.engine.checkpoint_files import find_checkpoint
+from fulltilt.engine.checkpoints.files import find_checkpoint
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import list_rank_devices, read_machine, resolve_device
 from fulltilt.infer.process import run_measuring

@@ -16,8 +16,8 @@ from fulltilt.errors import DeviceMemoryError, FulltiltError, UsageError
 from fulltilt.hardware import read_oom_kills
 from fulltilt.hardware.proctree import kill_session, set_death_signal
 from fulltilt.records import Evidence, classify_outcome
-from fulltilt.tuner.trial import serve_request
-from fulltilt.tuner.zygote_client import open_log
+from fulltilt.tuner.trials.client import open_log
+from fulltilt.tuner.trials.trial import serve_request
 
 BODY = "fulltilt.infer.measuring:run"
 LOG_TAIL_CHARS = 65536  # the stacks of all threads stand behind the last words of a process that was aborted

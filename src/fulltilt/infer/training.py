@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.engine.checkpoint_files import NEWEST, PREVIOUS, find_checkpoint
+from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.errors import TrainingError, UsageError
 from fulltilt.hardware.proctree import kill_session, set_death_signal
 from fulltilt.levers import load_catalogue

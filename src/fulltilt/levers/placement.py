@@ -175,9 +175,9 @@ LEVER = Lever(
         "batches from memory, into page-locked memory where pin_memory is on and there are no workers. device holds "
         "all rows on the GPU and gathers them there: no copy per batch; images need transforms device for it. "
         "block_shuffled reads whole blocks in random order and shuffles within a window of them: for files that are "
-        "compressed or larger than memory; it changes the order of samples (fulltilt.data.block_sampler derives by how "
-        "much). In a configuration auto takes the first of device, ram, memory_map, block_shuffled and stream that can "
-        "apply when the run starts, and a run that is resumed keeps it. "
+        "compressed or larger than memory; it changes the order of samples (fulltilt.data.loading.block_sampler "
+        "derives by how much). In a configuration auto takes the first of device, ram, memory_map, block_shuffled and "
+        "stream that can apply when the run starts, and a run that is resumed keeps it. "
         "Every data worker keeps a window of its own. HDF5 figures: "
         "benchmarks/results/hdf5_loader-cpu.json; images are measured by benchmarks/data_path.py."
     ),

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
-    from fulltilt.tuner.hints import Hint
-    from fulltilt.tuner.picks import Pick, Picks
-    from fulltilt.tuner.progress import (
+    from fulltilt.tuner.answer.hints import Hint
+    from fulltilt.tuner.answer.result import EpochSeconds, SearchSummary, TuneResult, read_schema
+    from fulltilt.tuner.picks.picks import Pick, Picks
+    from fulltilt.tuner.picks.recommend import LearningRate
+    from fulltilt.tuner.question.space import Space, build_space
+    from fulltilt.tuner.search.progress import (
         PickMade,
         SearchEvent,
         SearchNoted,
@@ -19,15 +22,12 @@ if TYPE_CHECKING:
         TrialProgressed,
         TrialStarted,
     )
-    from fulltilt.tuner.recommend import LearningRate
-    from fulltilt.tuner.result import EpochSeconds, SearchSummary, TuneResult, read_schema
-    from fulltilt.tuner.space import Space, build_space
-    from fulltilt.tuner.target import ProcessTarget, Target
+    from fulltilt.tuner.trials.target import ProcessTarget, Target
     from fulltilt.tuner.tuning import tune
 
 _HOMES = {
-    "hints": ("Hint",),
-    "progress": (
+    "answer.hints": ("Hint",),
+    "search.progress": (
         "PickMade",
         "SearchEvent",
         "SearchNoted",
@@ -37,11 +37,11 @@ _HOMES = {
         "TrialProgressed",
         "TrialStarted",
     ),
-    "picks": ("Pick", "Picks"),
-    "recommend": ("LearningRate",),
-    "result": ("EpochSeconds", "SearchSummary", "TuneResult", "read_schema"),
-    "space": ("Space", "build_space"),
-    "target": ("ProcessTarget", "Target"),
+    "picks.picks": ("Pick", "Picks"),
+    "picks.recommend": ("LearningRate",),
+    "answer.result": ("EpochSeconds", "SearchSummary", "TuneResult", "read_schema"),
+    "question.space": ("Space", "build_space"),
+    "trials.target": ("ProcessTarget", "Target"),
     "tuning": ("tune",),
 }
 

@@ -18,23 +18,30 @@ from fulltilt.hardware import has_c_compiler, read_machine
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Machine, Roof, decode, format_bytes
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner import recommend, search
-from fulltilt.tuner.budget import ROOFS_S, compute_search_s
-from fulltilt.tuner.conclude import conclude
-from fulltilt.tuner.confirm import MAX_CONFIRM_ROUNDS
-from fulltilt.tuner.data_stamp import stamp_data
-from fulltilt.tuner.finals import run_finals
-from fulltilt.tuner.journal import JOURNAL_FILE, Journal
-from fulltilt.tuner.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib, note_ranks
-from fulltilt.tuner.progress import OnEvent, PickMade, SearchNoted, SearchStarted, TrialProgressed
-from fulltilt.tuner.recommend import LearningRateRule
-from fulltilt.tuner.result import RESULT_FILE, RESULT_FILES, TuneResult, write_result
-from fulltilt.tuner.session import END_TO_END, RESERVE_SHARE, Session
-from fulltilt.tuner.source import TuneTarget, resolve_target
-from fulltilt.tuner.space import Space, build_space
-from fulltilt.tuner.target import PROBE_ID, ROOFS_ID, ProcessTarget
-from fulltilt.tuner.trial import refuse_inside_trial
-from fulltilt.tuner.verify import VERIFY_FOLDER
+from fulltilt.tuner.answer.conclude import conclude
+from fulltilt.tuner.answer.result import RESULT_FILE, RESULT_FILES, TuneResult, write_result
+from fulltilt.tuner.answer.verify import VERIFY_FOLDER
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.picks.recommend import LearningRateRule
+from fulltilt.tuner.question.data_stamp import stamp_data
+from fulltilt.tuner.question.options import (
+    TuneOptions,
+    build_options,
+    choose_trial_limit_bytes,
+    find_memory_gib,
+    note_ranks,
+)
+from fulltilt.tuner.question.source import TuneTarget, resolve_target
+from fulltilt.tuner.question.space import Space, build_space
+from fulltilt.tuner.search import strategies as search
+from fulltilt.tuner.search.budget import ROOFS_S, compute_search_s
+from fulltilt.tuner.search.confirm import MAX_CONFIRM_ROUNDS
+from fulltilt.tuner.search.finals import run_finals
+from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
+from fulltilt.tuner.search.progress import OnEvent, PickMade, SearchNoted, SearchStarted, TrialProgressed
+from fulltilt.tuner.search.session import END_TO_END, RESERVE_SHARE, Session
+from fulltilt.tuner.trials.target import PROBE_ID, ROOFS_ID, ProcessTarget
+from fulltilt.tuner.trials.trial import refuse_inside_trial
 
 if TYPE_CHECKING:
     from fulltilt.tasks import Workload

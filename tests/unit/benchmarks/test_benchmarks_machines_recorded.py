@@ -25,9 +25,9 @@ from benchmarks.search_replay import score_recording
 from fulltilt.errors import DataError
 from fulltilt.hardware import read_machine
 from fulltilt.records import PROBES, WHOLE_RUNS
-from fulltilt.tuner import search
-from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.session import Session
+from fulltilt.tuner.search import strategies as search
+from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.session import Session
 
 N_REPEATS = 3
 

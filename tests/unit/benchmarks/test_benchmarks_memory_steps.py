@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks._memory_steps import choose_next, is_settled, measure_until_settled
 
-from fulltilt.tuner.model.memory import MemoryCurve
+from fulltilt.tuner.search.model.memory import MemoryCurve
 
 POWERS = tuple(2**k for k in range(11))
 

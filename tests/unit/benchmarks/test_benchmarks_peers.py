@@ -35,7 +35,7 @@ from fulltilt.config import plan_of
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Trial, encode
 from fulltilt.tuner import build_space
-from fulltilt.tuner.source import resolve_target
+from fulltilt.tuner.question.source import resolve_target
 
 FULL, QUICK = Context(device="cpu", quick=False), Context(device="cpu", quick=True)
 CASE = CASES["digits, small transformer"]

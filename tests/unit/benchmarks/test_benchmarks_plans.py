@@ -11,7 +11,7 @@ from benchmarks.plan_quality import describe_duel, find_fastest, list_workloads
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records import Trial, TrialRequest, dumps, loads
-from fulltilt.tuner.source import resolve_target
+from fulltilt.tuner.question.source import resolve_target
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from benchmarks._runner import Context
 from benchmarks._tpe import is_available
 
 from fulltilt.levers import Facts, default_plan
-from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.session import Ask, Session
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
-from fulltilt.tuner.space import Space
+from fulltilt.tuner.question.space import Space
+from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.session import Ask, Session
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 BASELINES = ["coordinate_descent_1", "coordinate_descent_2", "largest_that_fits", "random_24"]
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from fulltilt.cli._live import show_search
 from fulltilt.levers import default_plan
 from fulltilt.tuner import SearchNoted, SearchStarted, TrialDone
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 PLAN = default_plan({"batch_size": 64})
 

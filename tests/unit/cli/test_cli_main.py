@@ -10,7 +10,7 @@ from fulltilt.cli._shared import show_progress, write_json
 from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.tuner import SearchStarted, TrialDone
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 STARTED = SearchStarted(strategy="s", grid_size=4, n_planned=4, n_resumed=0, device="cpu", folder="runs/tune/a")
 TRIAL = SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))(default_plan(), id="t1", why="")
@@ -368,7 +368,10 @@ def _interrupt(*args, **options):
 
 @pytest.mark.parametrize(
     ("command", "folder", "place"),
-    [("train", "a", "fulltilt.engine.train.train"), ("contrastive", "a/probe", "fulltilt.engine.phases.run_phase")],
+    [
+        ("train", "a", "fulltilt.engine.loop.train.train"),
+        ("contrastive", "a/probe", "fulltilt.engine.contrastive.phases.run_phase"),
+    ],
 )
 def test_an_interrupted_training_promises_to_resume_from_what_is_there(
     command, folder, place, tmp_path, monkeypatch, capsys
@@ -391,7 +394,7 @@ def test_an_interrupted_training_promises_to_resume_from_what_is_there(
 
 def test_a_training_that_is_interrupted_before_its_folder_is_known_promises_nothing(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
-    monkeypatch.setattr("fulltilt.engine.assemble.name_run", _interrupt)
+    monkeypatch.setattr("fulltilt.engine.build.assemble.name_run", _interrupt)
     assert run_command(["train", str(tmp_path / "a.yaml"), "--quiet"]) == 130
     assert capsys.readouterr().err == "fulltilt train: interrupted: training had not begun\n"
 

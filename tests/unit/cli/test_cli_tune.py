@@ -17,7 +17,7 @@ from fulltilt.config import load_config, plan_of
 from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError
 from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder, hold_folder
-from fulltilt.tuner.recommend import LearningRate
+from fulltilt.tuner.picks.recommend import LearningRate
 
 
 def make_document(**changes):
@@ -176,7 +176,7 @@ def test_a_verdict_that_could_not_be_written_is_said_before_the_error(searched, 
         raise StorageError("runs/tune.json: no space left")
 
     monkeypatch.setattr(tune, "_verify", verify)
-    monkeypatch.setattr("fulltilt.tuner.result.write_result", fail)
+    monkeypatch.setattr("fulltilt.tuner.answer.result.write_result", fail)
     assert run_command([*searched, "--json", "elsewhere.json", "--apply", "a.yaml"]) == 1
     said = capsys.readouterr()
     assert "Recommended for training" in said.out
@@ -209,9 +209,9 @@ def test_a_training_that_could_not_be_kept_leaves_the_search_its_result(tmp_path
     def fail(*args, **options):
         raise StorageError("pair-1.json: no space left")
 
-    monkeypatch.setattr("fulltilt.tuner.verify.run_verification", fail)
+    monkeypatch.setattr("fulltilt.tuner.answer.verify.run_verification", fail)
     monkeypatch.setattr(
-        "fulltilt.tuner.apply.plan_changes", lambda *args, **options: types.SimpleNamespace(values={"a": 1})
+        "fulltilt.tuner.answer.apply.plan_changes", lambda *args, **options: types.SimpleNamespace(values={"a": 1})
     )
     own = plan_of(config)
     pick = types.SimpleNamespace(trial=types.SimpleNamespace(plan=own.replace(compile=True)))

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fulltilt.config import config_from_values, parse_on_bad_sample
 from fulltilt.data import DATASETS, build_loader
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
 from fulltilt.errors import ConfigError, DataError
 from fulltilt.tasks.facts import read_data_facts
 from fulltilt.tasks.features import extract_features

@@ -13,11 +13,11 @@ from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values, plan_of
 from fulltilt.data import DATASETS, BatchTransform, build_loader, build_pipeline, find_placements, find_transforms
-from fulltilt.data.batch_transform import detach_transform
-from fulltilt.data.images import MemoryImages
-from fulltilt.engine.build import build_run
-from fulltilt.engine.evaluate import build_validation_loader, evaluate
-from fulltilt.engine.step import TrainStep
+from fulltilt.data.images.image_sets import MemoryImages
+from fulltilt.data.transforms.batch_transform import detach_transform
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError, PlanObstacleError
 from fulltilt.hardware import has_c_compiler
 from fulltilt.levers import Facts, default_plan, find_obstacles, load_catalogue

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fulltilt.data import BlockSampler, EpochSampler
-from fulltilt.data.block_sampler import compute_batch_variance_ratio, compute_meeting_share
-from fulltilt.data.sampler import BatchOrder
+from fulltilt.data.loading.block_sampler import compute_batch_variance_ratio, compute_meeting_share
+from fulltilt.data.loading.sampler import BatchOrder
 from fulltilt.errors import DataError
 
 N, B, W, BATCH = 1200, 20, 6, 40  # samples, rows a block, blocks a window, rows a batch

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from fulltilt.data import DATASETS
-from fulltilt.data.cifar10_formats import CLASSES
-from fulltilt.data.decoded_cache import write_cached
+from fulltilt.data.images.cifar10_formats import CLASSES
+from fulltilt.data.images.decoded_cache import write_cached
 from fulltilt.errors import DataError
 
 cifar10 = DATASETS["cifar10"]

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fulltilt.data import DATASETS, build_loader
-from fulltilt.data.hdf5_mapped import MappedRows
-from fulltilt.data.hdf5_rows import LibraryRows, plan_runs
+from fulltilt.data.tables.hdf5_mapped import MappedRows
+from fulltilt.data.tables.hdf5_rows import LibraryRows, plan_runs
 from fulltilt.errors import ConfigError, DataError
 
 hdf5 = DATASETS["hdf5"]

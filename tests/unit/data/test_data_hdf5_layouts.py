@@ -12,12 +12,12 @@ import h5py
 import numpy as np
 import pytest
 
-from fulltilt.data import hdf5_rows
-from fulltilt.data.hdf5_file import find_layouts
-from fulltilt.data.hdf5_layout import find_pieces
-from fulltilt.data.hdf5_mapped import MappedRows, plan_ranges
-from fulltilt.data.hdf5_rates import drop_cache, read_cached_pct
-from fulltilt.data.hdf5_rows import DirectRows, LibraryRows, build_rows
+from fulltilt.data.tables import hdf5_rows
+from fulltilt.data.tables.hdf5_file import find_layouts
+from fulltilt.data.tables.hdf5_layout import find_pieces
+from fulltilt.data.tables.hdf5_mapped import MappedRows, plan_ranges
+from fulltilt.data.tables.hdf5_rates import drop_cache, read_cached_pct
+from fulltilt.data.tables.hdf5_rows import DirectRows, LibraryRows, build_rows
 from fulltilt.errors import DataError
 from fulltilt.hardware import Filesystem
 

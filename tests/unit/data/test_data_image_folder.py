@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fulltilt.data import DATASETS, build_loader
-from fulltilt.data.images import decode_image
+from fulltilt.data.images.image_sets import decode_image
 from fulltilt.errors import DataError
 
 image_folder = DATASETS["image_folder"]

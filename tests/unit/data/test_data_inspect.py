@@ -11,11 +11,12 @@ import h5py
 import numpy as np
 import pytest
 
-from fulltilt.data import hdf5_inspect, hdf5_layout, hdf5_rates, hdf5_rows, inspect_hdf5
-from fulltilt.data.hdf5_file import find_layouts
-from fulltilt.data.hdf5_mapped import STREAM_WINDOW_BYTES, MappedRows
-from fulltilt.data.hdf5_rates import drop_cache, read_cached_pct
-from fulltilt.data.hdf5_rows import LibraryRows
+from fulltilt.data import inspect_hdf5
+from fulltilt.data.tables import hdf5_inspect, hdf5_layout, hdf5_rates, hdf5_rows
+from fulltilt.data.tables.hdf5_file import find_layouts
+from fulltilt.data.tables.hdf5_mapped import STREAM_WINDOW_BYTES, MappedRows
+from fulltilt.data.tables.hdf5_rates import drop_cache, read_cached_pct
+from fulltilt.data.tables.hdf5_rows import LibraryRows
 from fulltilt.errors import DataError, UsageError
 from fulltilt.hardware import Filesystem
 

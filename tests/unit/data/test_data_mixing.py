@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fulltilt.data import build_mix
-from fulltilt.data.mixing import draw_beta
+from fulltilt.data.transforms.mixing import draw_beta
 from fulltilt.errors import ConfigError, DataError
 
 N, K = 64, 10

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from fulltilt.data import DATASETS, build_loader, count_held_bytes, find_placements, make_sensor_hdf5, place
-from fulltilt.data import placement as placement_module
-from fulltilt.data.hdf5_rows import LibraryRows
-from fulltilt.data.held_rows import find_held_type, hold_rows
-from fulltilt.data.placement import (
+from fulltilt.data.loading import placement as placement_module
+from fulltilt.data.loading.placement import (
     compute_free_device_bytes,
     count_mixed_blocks,
     plan_blocks,
     read_free_ram_bytes,
 )
-from fulltilt.data.windowed_rows import WindowedRows
+from fulltilt.data.tables.hdf5_rows import LibraryRows
+from fulltilt.data.tables.held_rows import find_held_type, hold_rows
+from fulltilt.data.tables.windowed_rows import WindowedRows
 from fulltilt.errors import DataError
 
 CPU = torch.device("cpu")
@@ -176,7 +176,7 @@ def test_rows_held_are_the_rows_of_the_file_in_the_smallest_type(tmp_path, dtype
 
 def test_holding_decompresses_every_chunk_once(packed, monkeypatch):
     reads = []
-    monkeypatch.setattr("fulltilt.data.held_rows._BLOCK_BYTES", 2000)
+    monkeypatch.setattr("fulltilt.data.tables.held_rows._BLOCK_BYTES", 2000)
     monkeypatch.setattr(LibraryRows, "read", count_reads(LibraryRows.read, reads))
     hold_rows(packed.sources[0], packed.rows, CPU)
     assert len({first // 16 for first in reads}) == len(reads) == 19

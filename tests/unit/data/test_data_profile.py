@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from fulltilt.data import DATASETS, build_pipeline
-from fulltilt.data.images import MemoryImages
-from fulltilt.data.pipeline import PerImage, Pipeline
-from fulltilt.data.profile import measure_data_path
+from fulltilt.data.images.image_sets import MemoryImages
+from fulltilt.data.loading.profile import measure_data_path
+from fulltilt.data.transforms.pipeline import PerImage, Pipeline
 from fulltilt.errors import DataError
 
 CPU = torch.device("cpu")

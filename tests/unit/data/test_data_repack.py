@@ -10,7 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-from fulltilt.data import hdf5_repack, repack_hdf5
+from fulltilt.data import repack_hdf5
+from fulltilt.data.tables import hdf5_repack
 from fulltilt.errors import DataError, StorageError, UsageError
 
 N = 150

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fulltilt.data import EpochSampler
-from fulltilt.data.sampler import BatchOrder, Share
+from fulltilt.data.loading.sampler import BatchOrder, Share
 from fulltilt.data.seeds import compute_seed
 from fulltilt.errors import DataError
 

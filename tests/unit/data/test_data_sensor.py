@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from fulltilt.data import DATASETS, build_loader, make_sensor_hdf5
-from fulltilt.data.make_sensor import INFO, LABELS, build_geometry, compute_directions, compute_events, estimate_bytes
+from fulltilt.data.sensors.make_sensor import (
+    INFO,
+    LABELS,
+    build_geometry,
+    compute_directions,
+    compute_events,
+    estimate_bytes,
+)
 from fulltilt.errors import DataError, UsageError
 
 sensor_hdf5 = DATASETS["sensor_hdf5"]

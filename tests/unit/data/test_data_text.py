@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fulltilt.data import prepare_text
-from fulltilt.data.text import text
-from fulltilt.data.tokens import build_vocabulary, open_tokens, split_line
+from fulltilt.data.text.text import text
+from fulltilt.data.text.tokens import build_vocabulary, open_tokens, split_line
 from fulltilt.errors import DataError, StorageError
 
 LINES = ["b a a", "", "a b c d", "<unk> e a", "c f a"]
@@ -185,7 +185,7 @@ def test_no_room_for_a_new_preparation_leaves_the_old_one(tmp_path, monkeypatch)
     def refuse(*args, **options):
         raise StorageError("full")
 
-    monkeypatch.setattr(importlib.import_module("fulltilt.data.prepare_text"), "check_room", refuse)
+    monkeypatch.setattr(importlib.import_module("fulltilt.data.text.prepare"), "check_room", refuse)
     with pytest.raises(StorageError):
         prepare_text([source], folder, force=True)
     assert len(text("train", path=str(folder), seq_len=8))

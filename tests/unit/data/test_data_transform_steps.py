@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from fulltilt.data import TRANSFORMS, build_pipeline, transform_steps
-from fulltilt.data.rand_augment import OPERATIONS, apply_operations
-from fulltilt.data.transform_colors import shift_hue
-from fulltilt.data.transforms import (
+from fulltilt.data import TRANSFORMS, build_pipeline
+from fulltilt.data.transforms import steps as transform_steps
+from fulltilt.data.transforms.colors import shift_hue
+from fulltilt.data.transforms.rand_augment import OPERATIONS, apply_operations
+from fulltilt.data.transforms.registry import (
     color_jitter,
     gaussian_blur,
     rand_augment,
@@ -19,7 +20,7 @@ from fulltilt.data.transforms import (
     random_resized_crop,
     solarize,
 )
-from fulltilt.data.windows import WINDOW_DRAWS, Windows, draw_windows
+from fulltilt.data.transforms.windows import WINDOW_DRAWS, Windows, draw_windows
 from fulltilt.errors import DataError
 from fulltilt.tasks.vision import import_torchvision
 

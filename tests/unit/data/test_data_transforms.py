@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from fulltilt.data import TRANSFORMS, build_pipeline
-from fulltilt.data.transforms import (
+from fulltilt.data.transforms.registry import (
     center_crop,
     color_jitter,
     cutout,

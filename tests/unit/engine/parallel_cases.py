@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from training_cases import N_CLASSES, N_FEATURES, Points, Recorder, build_config, build_workload, run_train
 
-from fulltilt.engine.world import is_first_rank, is_rank
+from fulltilt.engine.ranks.world import is_first_rank, is_rank
 from fulltilt.records import StepsDone
 
 N_SAMPLES = 91  # in batches of 15: the last one has a single sample, and the second of two ranks none of it

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from fulltilt.engine.rank_process import find_link
+from fulltilt.engine.ranks.process import find_link
 from fulltilt.errors import ConfigError
 from fulltilt.records import CheckpointStarted, RunEnded, RunStarted, StepsDone
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.build import build_run
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import StepOutcome, TrainStep
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.step.train_step import StepOutcome, TrainStep
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload

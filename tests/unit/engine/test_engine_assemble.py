@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from fulltilt.config import config_from_values, load_config, plan_of
-from fulltilt.engine.assemble import build_workload, name_run
-from fulltilt.engine.build import build_run
-from fulltilt.engine.optimizers import OPTIMIZERS
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.build.assemble import build_workload, name_run
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.optimizers import OPTIMIZERS
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import ConfigError
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer

@@ -9,11 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training_cases import Points, build_config, build_workload, read_weights, run_train
 
 from fulltilt.config import config_from_values, plan_of
-from fulltilt.engine.average import WeightAverage, compute_decay
-from fulltilt.engine.build import build_run
-from fulltilt.engine.evaluate import build_validation_loader, evaluate
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
+from fulltilt.engine.step.average import WeightAverage, compute_decay
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import ConfigError
 from fulltilt.measure import NullTimer
 from fulltilt.measure.fake_memory import ALLOCATION_BYTES, estimate_memory

@@ -7,8 +7,8 @@ import pytest
 import torch
 from training_cases import Recorder, build_config, build_workload, read_weights, run_train
 
-from fulltilt.engine import background, checkpoint
-from fulltilt.engine.background import BackgroundWriter, HostCopies, mark_arrivals
+from fulltilt.engine.checkpoints import background, checkpoint
+from fulltilt.engine.checkpoints.background import BackgroundWriter, HostCopies, mark_arrivals
 from fulltilt.errors import StorageError
 from fulltilt.records import CheckpointSaved, CheckpointStarted, Noted, StepsDone
 

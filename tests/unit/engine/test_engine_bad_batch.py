@@ -4,7 +4,7 @@ import pytest
 import torch
 from training_cases import N_FEATURES, N_SAMPLES, Points, PointStream, build_config, build_workload, run_train
 
-from fulltilt.engine.bad_batch import describe_batch, find_bad_step
+from fulltilt.engine.loop.bad_batch import describe_batch, find_bad_step
 from fulltilt.errors import NonFiniteLossError
 
 NAN = float("nan")

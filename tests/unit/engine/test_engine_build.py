@@ -13,10 +13,10 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fulltilt.config import config_from_values
 from fulltilt.data import digits
-from fulltilt.engine.build import build_run, check_device
-from fulltilt.engine.facts import describe_data, read_facts
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.build.builder import build_run, check_device
+from fulltilt.engine.build.facts import describe_data, read_facts
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer

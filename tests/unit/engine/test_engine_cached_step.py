@@ -13,12 +13,12 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.build import build_run
-from fulltilt.engine.cached_step import CachedStep, build_step
-from fulltilt.engine.measured import run_measured
-from fulltilt.engine.probes import run_memory_probe
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import StepOutcome, TrainStep
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.measured.measurement import run_measured
+from fulltilt.engine.measured.probes import run_memory_probe
+from fulltilt.engine.step.cached_step import CachedStep, build_step
+from fulltilt.engine.step.train_step import StepOutcome, TrainStep
 from fulltilt.errors import UsageError
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer

@@ -10,8 +10,8 @@ from torch.utils.data import TensorDataset
 
 from fulltilt import Workload
 from fulltilt.config import config_from_values
-from fulltilt.engine import check as checks
-from fulltilt.engine.check import describe_error, measure_state_bytes, run_checks
+from fulltilt.engine.check import checklist as checks
+from fulltilt.engine.check.checklist import describe_error, measure_state_bytes, run_checks
 from fulltilt.hardware import FakeNvml, NvmlDevice, NvmlProcess, build_status
 
 GIB = 2**30
@@ -169,7 +169,7 @@ def test_an_error_is_told_in_the_users_terms(error, said):
 
 
 def test_the_state_is_measured_as_a_checkpoint_would_hold_it(monkeypatch, tmp_path):
-    from fulltilt.engine.build import build_run
+    from fulltilt.engine.build.builder import build_run
     from fulltilt.levers import default_plan
 
     workload = Workload(model=lambda: nn.Linear(256, 256), dataset=build_data, loss=nn.CrossEntropyLoss())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fulltilt.engine.checkpoint import (
+from fulltilt.engine.checkpoints.checkpoint import (
     FORMAT,
     capture_rng,
     check_finite,
@@ -22,7 +22,7 @@ from fulltilt.engine.checkpoint import (
     restore_rng,
     save_checkpoint,
 )
-from fulltilt.engine.checkpoint_files import NEWEST, PREVIOUS, find_checkpoint
+from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, RunFolderError, StorageError, UsageError
 
 
@@ -146,7 +146,7 @@ def test_a_failed_save_leaves_both_generations_and_no_rest(tmp_path):
 
 SAVE_WITH_LITTLE_ROOM = """
 import pathlib, resource, signal, sys, torch
-from fulltilt.engine.checkpoint import save_checkpoint
+from fulltilt.engine.checkpoints.checkpoint import save_checkpoint
 from fulltilt.errors import StorageError
 
 sys.dont_write_bytecode = True  # Python 3.11 keeps a file of its own that the limit cut short

@@ -9,8 +9,8 @@ from torch.utils.data import IterableDataset
 from training_cases import Points, build_config, build_workload, run_train
 
 from fulltilt.config import plan_of
-from fulltilt.engine.build import build_run
-from fulltilt.engine.evaluate import build_validation_loader, evaluate
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
 from fulltilt.errors import DataError
 from fulltilt.records import EpochDone, StepsDone
 

@@ -8,8 +8,8 @@ from torch import nn
 from training_cases import build_config, build_model, build_workload, read_weights, run_train
 
 from fulltilt.cli import run_command
-from fulltilt.engine.checkpoint import load_checkpoint, save_checkpoint
-from fulltilt.engine.export import export_weights
+from fulltilt.engine.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from fulltilt.engine.checkpoints.export import export_weights
 from fulltilt.errors import RunFolderError, UsageError
 
 safetensors = pytest.importorskip("safetensors")

@@ -9,9 +9,9 @@ import torch
 from torch import nn, optim
 from training_cases import build_config, build_workload, run_train
 
-from fulltilt.engine.joint_optimizer import JointOptimizer
-from fulltilt.engine.optimizers import OPTIMIZERS
-from fulltilt.engine.schedule import LearningRate
+from fulltilt.engine.build.joint_optimizer import JointOptimizer
+from fulltilt.engine.build.optimizers import OPTIMIZERS
+from fulltilt.engine.step.schedule import LearningRate
 from fulltilt.errors import UsageError
 
 

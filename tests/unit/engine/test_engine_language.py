@@ -10,7 +10,7 @@ import pytest
 from fulltilt.config import config_from_values, load_config
 from fulltilt.data import prepare_text
 from fulltilt.engine import build_workload
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
 from fulltilt.listeners import MetricsTracker
 from fulltilt.records import Event, StepsDone
 

@@ -12,10 +12,11 @@ import torch
 from torch.utils.data import get_worker_info
 from training_cases import Points, Recorder, build_config, build_workload, run_train
 
-from fulltilt.data import build_loader, worker_signals
-from fulltilt.engine import long_wait
+from fulltilt.data import build_loader
+from fulltilt.data.loading import worker_signals
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.long_wait import watch_loaders
+from fulltilt.engine.loop import long_wait
+from fulltilt.engine.loop.long_wait import watch_loaders
 from fulltilt.records import Noted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fulltilt.engine.progress import N_HELD, LossMeter
+from fulltilt.engine.loop.progress import N_HELD, LossMeter
 
 CPU = torch.device("cpu")
 

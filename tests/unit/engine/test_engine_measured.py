@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from fulltilt.data.batch_transform import BatchTransform
-from fulltilt.engine.build import build_run
-from fulltilt.engine.measured import EndlessSteps, check_observed, measure_flops, run_measured
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import TrainStep, slice_samples
+from fulltilt.data.transforms.batch_transform import BatchTransform
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.measured.measurement import EndlessSteps, check_observed, measure_flops, run_measured
+from fulltilt.engine.step.train_step import TrainStep, slice_samples
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.measure import NullTimer
@@ -112,7 +112,7 @@ def test_a_model_that_changes_the_threads_is_caught():
 
 
 def test_a_model_that_cannot_be_compiled_is_caught(monkeypatch):
-    monkeypatch.setattr("fulltilt.engine.facts.has_c_compiler", lambda: True)  # nothing comes to be compiled
+    monkeypatch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)  # nothing comes to be compiled
 
     class Eager(nn.Linear):
         @torch._dynamo.disable
@@ -200,7 +200,7 @@ def test_counting_flops_does_not_compile_the_transforms_for_its_small_batch():
     run.transform._apply = fail
     batch = torch.zeros(16, 12), torch.zeros(16, dtype=torch.long)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fulltilt.data.batch_transform.check_images", lambda images: None)
+        patch.setattr("fulltilt.data.transforms.batch_transform.check_images", lambda images: None)
         assert measure_flops(run, batch)[2] is None
 
 

@@ -14,11 +14,11 @@ from training_cases import build_config, build_workload, run_train
 from fulltilt.config import config_from_values, plan_of
 from fulltilt.data import prepare_text
 from fulltilt.engine import build_workload as build_configured
-from fulltilt.engine.build import build_run
-from fulltilt.engine.cached_step import CachedStep
-from fulltilt.engine.cached_step import build_step as build_train_step
-from fulltilt.engine.progress import LossMeter
-from fulltilt.engine.replan import LastStep
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.loop.progress import LossMeter
+from fulltilt.engine.loop.replan import LastStep
+from fulltilt.engine.step.cached_step import CachedStep
+from fulltilt.engine.step.cached_step import build_step as build_train_step
 from fulltilt.errors import FakeRunError
 from fulltilt.levers import default_plan
 from fulltilt.measure.fake_memory import estimate_memory

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 from training_cases import N_FEATURES, Points, read_weights
 
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.parallel import replicate
-from fulltilt.engine.ranks import run_ranks
+from fulltilt.engine.ranks.group import run_ranks
+from fulltilt.engine.ranks.parallel import replicate
 
 ROUNDING = {"bf16": 0.05}
 

@@ -9,9 +9,9 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine import phase_sample
-from fulltilt.engine.phase_sample import PhaseSample
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
+from fulltilt.engine.step import phase_sample
+from fulltilt.engine.step.phase_sample import PhaseSample
 from fulltilt.measure import FakeClock
 from fulltilt.records import PHASES, Event, StepsDone
 from fulltilt.tasks import Workload

@@ -11,13 +11,13 @@ from PIL import Image
 
 from fulltilt.cli import run_command
 from fulltilt.config import config_from_values, load_config, plan_of
-from fulltilt.engine.assemble import build_workload
-from fulltilt.engine.build import build_run
-from fulltilt.engine.cached_step import CachedStep, build_step
-from fulltilt.engine.checkpoint import LoadedCheckpoint
-from fulltilt.engine.export import find_evaluated, read_weights
-from fulltilt.engine.phase_options import PhaseOptions
-from fulltilt.engine.phases import run_phase
+from fulltilt.engine.build.assemble import build_workload
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.checkpoints.checkpoint import LoadedCheckpoint
+from fulltilt.engine.checkpoints.export import find_evaluated, read_weights
+from fulltilt.engine.contrastive.options import PhaseOptions
+from fulltilt.engine.contrastive.phases import run_phase
+from fulltilt.engine.step.cached_step import CachedStep, build_step
 from fulltilt.errors import RunFolderError, UsageError
 from fulltilt.measure import NullTimer
 
@@ -173,7 +173,7 @@ def test_a_phase_that_was_left_ends_as_if_it_had_not_been(folder, tmp_path, phas
 
 
 def leave_after(monkeypatch, n_steps):
-    from fulltilt.engine import phases
+    from fulltilt.engine.contrastive import phases
 
     def train(config, **options):
         return original(config, max_steps=n_steps, **options)
@@ -191,7 +191,7 @@ def test_features_are_read_from_the_disk_the_second_time(folder, tmp_path, monke
         assert len(rows) == 36, "only the unlabelled images are new"
         return original(encode, dataset, rows, *args, **options)
 
-    from fulltilt.engine import phases
+    from fulltilt.engine.contrastive import phases
 
     original = phases.extract_features
     monkeypatch.setattr(phases, "extract_features", refuse)
@@ -223,12 +223,13 @@ def test_a_tied_weight_of_the_encoder_is_the_average_under_both_names(folder, tm
     name = "backbone.blocks.0.0.weight"
     state["model"]["again"] = state["model"][name]
     monkeypatch.setattr(
-        "fulltilt.engine.phases.checkpoint.load_checkpoint",
+        "fulltilt.engine.contrastive.phases.checkpoint.load_checkpoint",
         lambda _: LoadedCheckpoint(state=state, path=path, note=None),
     )
     seen = {}
     monkeypatch.setattr(
-        "fulltilt.engine.phases.checkpoint.load_model_state", lambda model, weights, path: seen.update(weights)
+        "fulltilt.engine.contrastive.phases.checkpoint.load_model_state",
+        lambda model, weights, path: seen.update(weights),
     )
     run("probe", folder, tmp_path)
     assert torch.equal(seen["again"], state["average"]["weights"][name])

@@ -11,9 +11,9 @@ from training_cases import build_config, run_train
 
 from fulltilt.config import plan_of
 from fulltilt.data import DATASETS
-from fulltilt.engine import facts as facts_room
-from fulltilt.engine.build import build_run
-from fulltilt.engine.world import World
+from fulltilt.engine.build import facts as facts_room
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.ranks.world import World
 from fulltilt.errors import RunFolderError
 from fulltilt.records import RunStarted
 from fulltilt.tasks import Workload

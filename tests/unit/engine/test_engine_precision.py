@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fulltilt.engine.build import build_run
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fulltilt.data.images import MemoryImages
-from fulltilt.engine.build import build_run
-from fulltilt.engine.prefetch import CudaLane, Prefetcher
-from fulltilt.engine.step import TrainStep
+from fulltilt.data.images.image_sets import MemoryImages
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.step.prefetch import CudaLane, Prefetcher
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.levers import Facts, default_plan, find_obstacles, load_catalogue
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload

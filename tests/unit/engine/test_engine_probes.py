@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from fulltilt.engine.build import build_run
-from fulltilt.engine.probes import N_RESIDENT, run_device_probe, run_loader_probe, run_memory_probe
-from fulltilt.engine.run import Run
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.measured.probes import N_RESIDENT, run_device_probe, run_loader_probe, run_memory_probe
 from fulltilt.errors import DataError, FakeRunError
 from fulltilt.levers import default_plan
 from fulltilt.tasks import Workload

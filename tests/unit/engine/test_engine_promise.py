@@ -17,9 +17,9 @@ from training_cases import Points, Recorder, build_config, build_workload, run_t
 
 from fulltilt.config import config_from_values, plan_of
 from fulltilt.config.model import Promise
-from fulltilt.engine import promise as promise_module
-from fulltilt.engine.build import build_run
-from fulltilt.engine.promise import (
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.loop import promise as promise_module
+from fulltilt.engine.loop.promise import (
     N_SLOW_WINDOWS,
     WINDOW_S,
     DataWaits,
@@ -28,7 +28,7 @@ from fulltilt.engine.promise import (
     PromiseWatch,
     find_reasons,
 )
-from fulltilt.engine.world import ALONE, World
+from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.hardware import (
     CpuTimes,
     FakeNvml,
@@ -41,8 +41,8 @@ from fulltilt.hardware import (
 )
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted, TrialRequest, WorkloadSource
-from fulltilt.tuner.apply import MEASURED_ON
-from fulltilt.tuner.trial import run_facts
+from fulltilt.tuner.answer.apply import MEASURED_ON
+from fulltilt.tuner.trials.trial import run_facts
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PROMISE = Promise(samples_per_s=[900.0, 1100.0], plan="p", machine="m", threads=4, data_wait_pct=5.0)

@@ -12,7 +12,7 @@ import pytest
 import rank_bodies
 
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.ranks import run_ranks
+from fulltilt.engine.ranks.group import run_ranks
 from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, RankHungError, UsageError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
 
@@ -176,7 +176,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 import rank_bodies
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.ranks import run_ranks
+from fulltilt.engine.ranks.group import run_ranks
 print(run_ranks(rank_bodies.wait_for_stop, {"pids": sys.argv[1]}, devices=("cpu", "cpu"), announcer=Announcer(())))
 """
 

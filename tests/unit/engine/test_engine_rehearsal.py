@@ -13,11 +13,11 @@ from training_cases import N_FEATURES, Points, PointStream, build_config, build_
 
 from fulltilt.config import plan_of
 from fulltilt.data import build_loader
-from fulltilt.engine import rehearsal
-from fulltilt.engine.build import build_run
-from fulltilt.engine.measured import run_measured
-from fulltilt.engine.probes import run_device_probe, run_memory_probe
-from fulltilt.engine.rehearsal import MAX_LOOKS, RepeatedBatch, find_largest_samples
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.measured import rehearsal
+from fulltilt.engine.measured.measurement import run_measured
+from fulltilt.engine.measured.probes import run_device_probe, run_memory_probe
+from fulltilt.engine.measured.rehearsal import MAX_LOOKS, RepeatedBatch, find_largest_samples
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError
 
 

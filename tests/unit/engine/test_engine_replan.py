@@ -18,7 +18,7 @@ from training_cases import (
     run_train,
 )
 
-from fulltilt.engine.replan import MAX_REPLANS, LastStep
+from fulltilt.engine.loop.replan import MAX_REPLANS, LastStep
 from fulltilt.errors import DeviceMemoryError
 from fulltilt.records import EpochDone, Evaluated, Noted, Replanned, RunEnded, RunStarted, StepsDone
 

@@ -8,12 +8,12 @@ from training_cases import build_config, build_workload, run_train
 
 from fulltilt.config import plan_of
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.build import build_run
-from fulltilt.engine.launch import plan_again
-from fulltilt.engine.rank_causes import Cause
-from fulltilt.engine.rank_process import describe_failure
-from fulltilt.engine.replan import RankReplanError, Replan, Sizes, find_obstacle, plan_sizes
-from fulltilt.engine.world import World
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.loop.launch import plan_again
+from fulltilt.engine.loop.replan import RankReplanError, Replan, Sizes, find_obstacle, plan_sizes
+from fulltilt.engine.ranks.causes import Cause
+from fulltilt.engine.ranks.process import describe_failure
+from fulltilt.engine.ranks.world import World
 from fulltilt.errors import ConfigError
 from fulltilt.records import Noted, Replanned, RunEnded, RunStarted, StepsDone
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fulltilt.engine.schedule import SCHEDULES, LearningRate, build_schedule, count_warmup_steps
+from fulltilt.engine.step.schedule import SCHEDULES, LearningRate, build_schedule, count_warmup_steps
 from fulltilt.errors import ConfigError
 
 

@@ -8,11 +8,12 @@ import torch
 from training_cases import Points, PointStream, build_config, build_workload, run_train
 
 from fulltilt.config import plan_of
-from fulltilt.engine import check, startup
-from fulltilt.engine.budget import HostBudget, estimate_host_budget
-from fulltilt.engine.build import build_run
-from fulltilt.engine.startup import describe_start
-from fulltilt.engine.world import ALONE, World
+from fulltilt.engine.build import startup
+from fulltilt.engine.build.budget import HostBudget, estimate_host_budget
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.startup import describe_start
+from fulltilt.engine.check import checklist as check
+from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.records import RunStarted
 
 

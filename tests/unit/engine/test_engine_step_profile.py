@@ -9,7 +9,7 @@ import torch
 import training_cases
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.step_profile import profile_steps
+from fulltilt.engine.measured.step_profile import profile_steps
 from fulltilt.errors import StorageError, UsageError
 
 HERE = Path(__file__).parent

@@ -357,7 +357,7 @@ class FullDisk:
 
 
 def test_a_listener_without_space_is_named_once_and_training_goes_on(tmp_path):
-    from fulltilt.engine.train import train
+    from fulltilt.engine.loop.train import train
 
     full, recorder = FullDisk(), Recorder()
     result = train(build_config(), out_dir=tmp_path, listeners=[full, recorder], workload=build_workload())
@@ -386,7 +386,7 @@ def test_a_checkpoint_is_told_before_it_is_written(tmp_path):
 
 
 def test_a_bug_in_a_listener_ends_the_run_and_the_others_hear_why(tmp_path):
-    from fulltilt.engine.train import train
+    from fulltilt.engine.loop.train import train
 
     def broken(event):
         if isinstance(event, EpochDone):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from training_cases import Points, Recorder, build_config, build_workload, run_train
 
-from fulltilt.engine.bad_batch import suggest_stability
-from fulltilt.engine.checkpoint_files import NEWEST, PREVIOUS
+from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS
+from fulltilt.engine.loop.bad_batch import suggest_stability
 from fulltilt.errors import DataError, RunFolderError, UsageError
 from fulltilt.records import Noted, RunEnded, RunStarted
 

@@ -8,10 +8,10 @@ from torch import nn
 from training_cases import build_config, build_workload
 
 from fulltilt.config import plan_of
-from fulltilt.engine.build import build_run
-from fulltilt.engine.division import find_obstacles_to_ranks
-from fulltilt.engine.parallel import DealtBatches, GradientSync, choose_shard, list_sizes
-from fulltilt.engine.world import World, is_rank, join_world, plan_devices
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.ranks.division import find_obstacles_to_ranks
+from fulltilt.engine.ranks.parallel import DealtBatches, GradientSync, choose_shard, list_sizes
+from fulltilt.engine.ranks.world import World, is_rank, join_world, plan_devices
 from fulltilt.errors import ConfigError, PlanObstacleError, UsageError
 
 

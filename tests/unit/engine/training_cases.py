@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
 from fulltilt.records import EpochDone, Evaluated, StepsDone
 from fulltilt.tasks import Workload
 

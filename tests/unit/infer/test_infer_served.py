@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
-from fulltilt.engine.train import train
+from fulltilt.engine.loop.train import train
 from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, PlanObstacleError, RunFolderError, UsageError
 from fulltilt.infer.measuring import BLOCK_S, MIN_BLOCKS, N_BLOCKS, measure_blocks, warm_up
 from fulltilt.infer.process import build_error
@@ -149,7 +149,7 @@ def test_blocks_are_of_the_length_that_suits_the_model_and_hold_its_rate(batch_s
 def test_the_end_of_the_measuring_process_is_told_in_a_sentence_that_names_its_log(
     failure, exit_code, kind, words, tmp_path
 ):
-    from fulltilt.tuner.trial import describe_failure
+    from fulltilt.tuner.trials.trial import describe_failure
 
     log = tmp_path / "measuring.log"
     log.write_text("these were its last words\n")

@@ -13,8 +13,8 @@ import json, resource, sys
 import torch
 from torch.utils.data import TensorDataset
 from fulltilt import Workload
-from fulltilt.engine.build import build_run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.measure import NullTimer
 

@@ -19,11 +19,11 @@ import torch._inductor.config
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fulltilt.engine.build import build_run
-from fulltilt.engine.evaluate import build_validation_loader, evaluate
-from fulltilt.engine.measured import check_observed, measure_flops
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
+from fulltilt.engine.measured.measurement import check_observed, measure_flops
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import PlanObstacleError
 from fulltilt.hardware import has_c_compiler
 from fulltilt.levers import compile as lever
@@ -105,7 +105,7 @@ def dynamo_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph.forward
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", pass_on)
-    monkeypatch.setattr("fulltilt.engine.facts.has_c_compiler", lambda: True)  # none is needed so far
+    monkeypatch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)  # none is needed so far
 
 
 @pytest.mark.usefixtures("dynamo_only")

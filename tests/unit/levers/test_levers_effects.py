@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
 from fulltilt.data import DATASETS, build_pipeline
-from fulltilt.data.images import MemoryImages
-from fulltilt.engine.build import build_run
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import TrainStep
+from fulltilt.data.images.image_sets import MemoryImages
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError
 from fulltilt.levers import Facts, Setup, default_plan, find_obstacles, find_reports, load_catalogue
 from fulltilt.levers.expandable_segments import is_expandable
@@ -306,7 +306,7 @@ def see_compile() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch._inductor.compile_fx.compile_fx", pass_on)
-        patch.setattr("fulltilt.engine.facts.has_c_compiler", lambda: True)
+        patch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)
         for value in (False, True):
             _see_compile(value)
 

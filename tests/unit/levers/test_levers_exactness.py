@@ -20,9 +20,9 @@ from torch import nn
 
 from fulltilt.data import DATASETS, build_pipeline
 from fulltilt.data.batched import BatchedDataset
-from fulltilt.data.images import MemoryImages
-from fulltilt.engine.build import build_run
-from fulltilt.engine.step import TrainStep
+from fulltilt.data.images.image_sets import MemoryImages
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.levers import Facts, default_plan, find_obstacles, load_catalogue
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload

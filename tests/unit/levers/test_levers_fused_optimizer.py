@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from fulltilt.engine.facts import name_optimizer
+from fulltilt.engine.build.facts import name_optimizer
 from fulltilt.errors import PlanObstacleError
 from fulltilt.levers import Setup, load_catalogue
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fulltilt.engine.build import build_run
-from fulltilt.engine.run import Run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload

@@ -11,7 +11,7 @@ from fulltilt.config import Interval, config_from_values, parse_interval
 from fulltilt.errors import ConfigError
 from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, load_catalogue, read_interval
 from fulltilt.levers.precision import resolve
-from fulltilt.tuner.space import build_space
+from fulltilt.tuner.question.space import build_space
 
 CPU = Facts(device_type="cpu", n_cores_usable=4)
 TURING = Facts(device_type="cuda", compute_capability=(7, 5), n_cores_usable=8)

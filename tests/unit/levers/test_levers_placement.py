@@ -10,13 +10,13 @@ from torch import nn
 
 from fulltilt.config import config_from_values
 from fulltilt.data import DATASETS
-from fulltilt.engine.build import build_run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, load_catalogue
 from fulltilt.levers.placement import choose_placement, resolve
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload
-from fulltilt.tuner.space import build_space
+from fulltilt.tuner.question.space import build_space
 
 LEVER = load_catalogue()["placement"]
 GIB = 2**30

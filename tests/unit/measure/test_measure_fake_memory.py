@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from fulltilt import Workload
 from fulltilt.engine import build_run
-from fulltilt.engine.step import TrainStep
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError, FakeRunError
 from fulltilt.hardware import read_rss_bytes
 from fulltilt.levers import default_plan

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fulltilt.config import load_config, load_grid
-from fulltilt.engine.check import run_checks
+from fulltilt.engine.check.checklist import run_checks
 from fulltilt.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -55,7 +55,7 @@ def test_its_dry_run_finds_no_problem(path, data, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "torch._inductor.compile_fx.compile_fx", lambda graph, inputs, config_patches=None: graph.forward
     )
-    monkeypatch.setattr("fulltilt.engine.facts.has_c_compiler", lambda: True)  # none is needed so far
+    monkeypatch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)  # none is needed so far
     where = () if path.stem == "parallel_grid" else (f"data.path={data}",)  # its digits come with scikit-learn
     config = load(path, *where, "data.batch_size=2", "data.num_workers=0", *SMALL.get(path.stem, ()))
     items = run_checks(config, device="cpu", out_dir=tmp_path)

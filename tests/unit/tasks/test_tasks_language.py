@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fulltilt.data.text import text
+from fulltilt.data.text.text import text
 from fulltilt.errors import UsageError
 from fulltilt.tasks import build_language_model
 from fulltilt.tasks.language import LanguageModel, join_window

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from fulltilt.levers import default_plan
-from fulltilt.tuner import recommend
-from fulltilt.tuner.recommend import pick
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.picks.recommend import pick
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 USER = default_plan({"batch_size": 32})
 

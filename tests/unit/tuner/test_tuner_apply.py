@@ -11,8 +11,8 @@ from fulltilt.config import load_config, plan_of
 from fulltilt.errors import NoPlanError, StorageError, UsageError
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
-from fulltilt.tuner.apply import apply_result, check_target, find_varied_levers, plan_changes
-from fulltilt.tuner.recommend import LearningRate
+from fulltilt.tuner.answer.apply import apply_result, check_target, find_varied_levers, plan_changes
+from fulltilt.tuner.picks.recommend import LearningRate
 
 TEXT = "model: small_cnn  # mine\ndata: {dataset: digits, batch_size: 32}\noptim: {lr: 0.1}  # tuned by hand\n"
 

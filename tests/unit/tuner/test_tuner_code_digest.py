@@ -9,7 +9,7 @@ import types
 import pytest
 
 from fulltilt.config import config_from_values
-from fulltilt.tuner.code_digest import digest_modules, digest_workload
+from fulltilt.tuner.question.code_digest import digest_modules, digest_workload
 
 
 @pytest.mark.parametrize(

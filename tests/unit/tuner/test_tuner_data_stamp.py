@@ -13,9 +13,9 @@ from PIL import Image
 
 from fulltilt.config import config_from_values
 from fulltilt.data import DATASETS
-from fulltilt.data.cifar10_formats import CLASSES
-from fulltilt.tuner import data_stamp
-from fulltilt.tuner.data_stamp import DEFAULT_ROOT, READS, stamp_data
+from fulltilt.data.images.cifar10_formats import CLASSES
+from fulltilt.tuner.question import data_stamp
+from fulltilt.tuner.question.data_stamp import DEFAULT_ROOT, READS, stamp_data
 
 OLD_NS, NEW_NS = 1_600_000_000_000_000_000, 1_600_000_000_000_000_001
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fulltilt.config import config_from_values
 from fulltilt.levers import Facts, default_plan
-from fulltilt.tuner.space import COUNTABLE, Space, build_space
+from fulltilt.tuner.question.space import COUNTABLE, Space, build_space
 
 GPU = Facts(
     device_type="cuda", compute_capability=(8, 0), n_cores_usable=4, n_samples=10_000, is_iterable=False,

@@ -9,9 +9,9 @@ import pytest
 from fulltilt.errors import RunFolderError
 from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner.journal import JOURNAL_FILE, Journal
-from fulltilt.tuner.session import END_TO_END, REPEAT
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
+from fulltilt.tuner.search.session import END_TO_END, REPEAT
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 PLAN = default_plan()
 

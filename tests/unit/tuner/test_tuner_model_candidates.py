@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from fulltilt.levers import Facts, default_plan, find_obstacles
-from fulltilt.tuner.model.candidates import Candidates
-from fulltilt.tuner.space import Space
+from fulltilt.tuner.question.space import Space
+from fulltilt.tuner.search.model.candidates import Candidates
 
 BASE = default_plan({"batch_size": 32})
 AXES = {

@@ -9,12 +9,12 @@ import pytest
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PROBES, Measurement, Plan
-from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.model_first import FULL, QUICK, model_first
-from fulltilt.tuner.rows import build_row
-from fulltilt.tuner.search import count_finalists
-from fulltilt.tuner.session import Session
-from fulltilt.tuner.space import Space
+from fulltilt.tuner.question.space import Space
+from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.model_first import FULL, QUICK, model_first
+from fulltilt.tuner.search.session import Session
+from fulltilt.tuner.search.strategies import count_finalists
+from fulltilt.tuner.trials.rows import build_row
 
 BATCHES = tuple(2**i for i in range(14))
 WORKERS = (0, 2, 4, 8, 12, 16)

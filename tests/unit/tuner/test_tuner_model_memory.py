@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulltilt.tuner.model.memory import Correction, MemoryCurve
+from fulltilt.tuner.search.model.memory import Correction, MemoryCurve
 
 POWERS = tuple(2**k for k in range(11))
 

@@ -9,9 +9,9 @@ import pytest
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement
-from fulltilt.tuner.model.arms import device_arm
-from fulltilt.tuner.model.plan_memory import PlanMemory
-from fulltilt.tuner.rows import build_row
+from fulltilt.tuner.search.model.arms import device_arm
+from fulltilt.tuner.search.model.plan_memory import PlanMemory
+from fulltilt.tuner.trials.rows import build_row
 
 BASE = default_plan({"batch_size": 1})
 BATCHES = tuple(2**i for i in range(12))

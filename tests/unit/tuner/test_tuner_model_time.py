@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement, PhasesMs
-from fulltilt.tuner.model.arms import ArmTimes, Point, device_arm, feed_arm
-from fulltilt.tuner.model.curve import Curve
-from fulltilt.tuner.model.loader_time import LoaderPoint, LoaderTime
-from fulltilt.tuner.model.step_time import StepTime
-from fulltilt.tuner.rows import build_row
+from fulltilt.tuner.search.model.arms import ArmTimes, Point, device_arm, feed_arm
+from fulltilt.tuner.search.model.curve import Curve
+from fulltilt.tuner.search.model.loader_time import LoaderPoint, LoaderTime
+from fulltilt.tuner.search.model.step_time import StepTime
+from fulltilt.tuner.trials.rows import build_row
 
 PLAN = default_plan({"batch_size": 64})
 FP32, BF16 = device_arm(PLAN), device_arm(PLAN.replace(precision="bf16"))

@@ -9,7 +9,7 @@ import pytest
 from fulltilt.config import config_from_values
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.records import Device, Machine
-from fulltilt.tuner.options import (
+from fulltilt.tuner.question.options import (
     RANK_START_S,
     build_options,
     choose_trial_limit_bytes,

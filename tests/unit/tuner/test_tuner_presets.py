@@ -9,9 +9,9 @@ import pytest
 
 from fulltilt.config import load_config, parse_bytes, parse_call, plan_of
 from fulltilt.data import make_sensor_hdf5
-from fulltilt.engine.check import run_checks
+from fulltilt.engine.check.checklist import run_checks
 from fulltilt.levers import Facts
-from fulltilt.tuner.space import build_space
+from fulltilt.tuner.question.space import build_space
 
 PRESETS = Path(__file__).parents[3] / "configs" / "presets"
 MODELS = {"small": (3, 16), "medium": (6, 64), "large": (12, 128)}

@@ -9,7 +9,7 @@ import pytest
 from fulltilt.errors import find_remedy
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
-from fulltilt.tuner import process
+from fulltilt.tuner.trials import process
 
 
 def end(folder, kind="trial", *, elapsed_s=61.0, part=None, silent_s=None, patience_s=60.0):

@@ -8,7 +8,7 @@ import pytest
 
 from fulltilt.errors import TrainingError
 from fulltilt.records import decode, dumps
-from fulltilt.tuner.quality import Verification, judge
+from fulltilt.tuner.answer.quality import Verification, judge
 
 SETTINGS = {"speed.precision": "bf16"}
 

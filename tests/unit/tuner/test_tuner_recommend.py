@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.unit.tuner.simulated_rows import USER, make_row, pick_from, run_beside
 
 from fulltilt.errors import NoPlanError
-from fulltilt.tuner import recommend
-from fulltilt.tuner.picks import Pick, describe_changes
-from fulltilt.tuner.recommend import pick
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.picks.picks import Pick, describe_changes
+from fulltilt.tuner.picks.recommend import pick
 
 
 def test_each_pick_follows_its_own_rule():

@@ -14,13 +14,13 @@ import pytest
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Machine, Roof
 from fulltilt.records.consistency import find_contradictions
-from fulltilt.tuner import recommend
-from fulltilt.tuner.finish import _tie_with_baseline, finish_result
-from fulltilt.tuner.hints import find_hints
-from fulltilt.tuner.quality import judge
-from fulltilt.tuner.recommend import LearningRate
-from fulltilt.tuner.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds, read_schema
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.answer.finish import _tie_with_baseline, finish_result
+from fulltilt.tuner.answer.hints import find_hints
+from fulltilt.tuner.answer.quality import judge
+from fulltilt.tuner.answer.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds, read_schema
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.picks.recommend import LearningRate
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 USER = default_plan({"batch_size": 32})
 MACHINE = Machine(

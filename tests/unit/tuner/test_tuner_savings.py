@@ -8,8 +8,8 @@ import math
 import pytest
 
 from fulltilt.levers import default_plan
-from fulltilt.tuner.savings import build_savings, compute_speedup_ci95
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.answer.savings import build_savings, compute_speedup_ci95
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 USER = default_plan({"batch_size": 32})
 FAST = USER.replace(num_workers=4)

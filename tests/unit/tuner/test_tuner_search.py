@@ -7,15 +7,15 @@ import dataclasses
 from fulltilt.levers import Facts, default_plan, find_obstacles
 from fulltilt.records import PROBES
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner import search
-from fulltilt.tuner.confirm import confirm
-from fulltilt.tuner.finals import run_finals
-from fulltilt.tuner.journal import Journal
-from fulltilt.tuner.progress import TrialDone, TrialStarted
-from fulltilt.tuner.recommend import find_confirmed, merge_repeats, pick
-from fulltilt.tuner.session import END_TO_END, REPEAT, Ask, Session, Skip
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
-from fulltilt.tuner.space import Space
+from fulltilt.tuner.picks.recommend import find_confirmed, merge_repeats, pick
+from fulltilt.tuner.question.space import Space
+from fulltilt.tuner.search import strategies as search
+from fulltilt.tuner.search.confirm import confirm
+from fulltilt.tuner.search.finals import run_finals
+from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.progress import TrialDone, TrialStarted
+from fulltilt.tuner.search.session import END_TO_END, REPEAT, Ask, Session, Skip
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 BASE = default_plan({"batch_size": 32})
 SIZES = (16, 32, 64, 128, 256)

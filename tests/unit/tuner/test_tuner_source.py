@@ -12,8 +12,8 @@ import pytest
 
 from fulltilt.config import config_from_values
 from fulltilt.errors import ConfigError, UsageError
-from fulltilt.tuner.code_digest import find_module_files
-from fulltilt.tuner.source import find_import_paths, resolve_target
+from fulltilt.tuner.question.code_digest import find_module_files
+from fulltilt.tuner.question.source import find_import_paths, resolve_target
 
 
 def make_workload(**changes):
@@ -96,7 +96,7 @@ def test_a_workload_in_main_keeps_its_digest_from_process_to_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import types\n"
-        "from fulltilt.tuner.source import resolve_target\n"
+        "from fulltilt.tuner.question.source import resolve_target\n"
         "def build(): return 1\n"
         "w = types.SimpleNamespace(model=build, dataset=build, loss=build, name='w')\n"
         "print(resolve_target(w).code)\n"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fulltilt.config import config_from_values
 from fulltilt.errors import ConfigError
 from fulltilt.levers import Facts, find_obstacles
-from fulltilt.tuner.space import build_space, canonicalize, suggest_divisors
+from fulltilt.tuner.question.space import build_space, canonicalize, suggest_divisors
 
 CPU = Facts(device_type="cpu", n_cores_usable=4, n_samples=10_000, is_iterable=False, has_native_bf16=False)
 GPU = Facts(

@@ -6,9 +6,9 @@ import pytest
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Evidence, Measurement, PhasesMs, WorkloadSource
-from fulltilt.tuner.process import ProcessOutcome
-from fulltilt.tuner.rows import build_trial
-from fulltilt.tuner.target import ProcessTarget
+from fulltilt.tuner.trials.process import ProcessOutcome
+from fulltilt.tuner.trials.rows import build_trial
+from fulltilt.tuner.trials.target import ProcessTarget
 
 PHASES = PhasesMs(data_wait=0.0, h2d=None, forward=1.0, backward=2.0, optimizer=0.5, other=0.0, step=3.5)
 GIB = 2**30

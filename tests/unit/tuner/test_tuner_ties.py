@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from tests.unit.tuner.simulated_rows import USER, make_row, pick_from, run_beside
 
-from fulltilt.tuner import recommend
-from fulltilt.tuner.picks import keeps_recipe
-from fulltilt.tuner.recommend import pick
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.picks.picks import keeps_recipe
+from fulltilt.tuner.picks.recommend import pick
 
 
 def test_a_tie_goes_to_the_smaller_batch_and_names_the_others():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fulltilt.errors import WorkerDiedError
-from fulltilt.tuner import trial
+from fulltilt.tuner.trials import trial
 
 
 def test_a_dead_data_worker_is_explained_wherever_torch_tells_of_it():

@@ -13,17 +13,20 @@ from fulltilt.levers import Facts, default_plan
 from fulltilt.records import WorkloadSource
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.report import describe_search
-from fulltilt.tuner import conclude, recommend, search, tuning
-from fulltilt.tuner.budget import compute_budget_s, compute_search_s
-from fulltilt.tuner.finals import run_finals
-from fulltilt.tuner.journal import JOURNAL_FILE, Journal
-from fulltilt.tuner.options import TuneOptions
-from fulltilt.tuner.progress import SearchNoted
-from fulltilt.tuner.session import Session, Skip
-from fulltilt.tuner.simulated import Answer, SimulatedTarget
-from fulltilt.tuner.source import TuneTarget
-from fulltilt.tuner.space import Space
-from fulltilt.tuner.target import ProbeResult
+from fulltilt.tuner import tuning
+from fulltilt.tuner.answer import conclude
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.question.options import TuneOptions
+from fulltilt.tuner.question.source import TuneTarget
+from fulltilt.tuner.question.space import Space
+from fulltilt.tuner.search import strategies as search
+from fulltilt.tuner.search.budget import compute_budget_s, compute_search_s
+from fulltilt.tuner.search.finals import run_finals
+from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
+from fulltilt.tuner.search.progress import SearchNoted
+from fulltilt.tuner.search.session import Session, Skip
+from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
+from fulltilt.tuner.trials.target import ProbeResult
 
 USER = default_plan({"batch_size": 32})
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)

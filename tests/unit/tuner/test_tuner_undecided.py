@@ -5,8 +5,14 @@ import pytest
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement
-from fulltilt.tuner.rows import build_row
-from fulltilt.tuner.undecided import PRIOR_SPREAD, choose, compute_detectable_pct, compute_doubt, compute_run_error
+from fulltilt.tuner.picks.undecided import (
+    PRIOR_SPREAD,
+    choose,
+    compute_detectable_pct,
+    compute_doubt,
+    compute_run_error,
+)
+from fulltilt.tuner.trials.rows import build_row
 
 PLANS = [default_plan({"batch_size": 16, "threads": threads}) for threads in (1, 2)]
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from fulltilt.errors import StorageError
-from fulltilt.tuner import verify
-from fulltilt.tuner.verify import run_verification
+from fulltilt.tuner.answer import verify
+from fulltilt.tuner.answer.verify import run_verification
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from fulltilt.hardware import proctree
 from fulltilt.hardware.proctree import Work
-from fulltilt.tuner.zygote_client import wait_for_start
+from fulltilt.tuner.trials.client import wait_for_start
 
 READY = {"say": "ready"}
 

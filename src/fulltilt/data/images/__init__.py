@@ -1,0 +1,1 @@
+"""Datasets of images, in memory and in files."""

@@ -1,0 +1,250 @@
+"""Any folder of images, one folder per class."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fulltilt.data.images.image_sets import IMAGE_SUFFIXES, MemoryImages, decode_image, import_pillow, read_sample_shape
+from fulltilt.data.paths import resolve_path
+from fulltilt.data.splits import Split, check_split, split_stratified
+from fulltilt.data.transforms.pipeline import (
+    PerImage,
+    Pipeline,
+    Raw,
+    Transform,
+    join_images,
+    resolve_transform,
+)
+from fulltilt.errors import DataError
+from fulltilt.hardware import count_usable_cores
+
+_VAL_FOLDERS = ("val", "valid", "validation", "test")
+_N_TRIES = 10  # files that may be damaged before the first whole one
+
+
+def image_folder(
+    split: Split = "train",
+    transform: Transform = None,
+    path: str | None = None,
+    root: str = "data",
+    mode: Literal["RGB", "L"] = "RGB",
+    val_fraction: float = 0.2,
+    seed: int = 0,
+    base_dir: str | None = None,
+) -> ImageFolder:
+    """Images under ``path/train/<class>`` and ``path/val/<class>`` (or valid, validation, test).
+
+    Without those folders, ``path/<class>`` is split: ``val_fraction`` of every class, drawn with ``seed``.
+
+    Args:
+        split: ``train`` or ``val``.
+        transform: Text of a pipeline, or a callable on one image. Images that differ in size need one that resizes.
+        path: The folder; stands in for ``root``.
+        root: The folder when no ``path`` is given.
+        mode: ``RGB``, or ``L`` for one channel.
+        val_fraction: Share for validation where no folder says it.
+        seed: Of that split.
+        base_dir: Where relative paths start; the working directory when None.
+
+    Raises:
+        DataError: No such folder, no classes, a class without images.
+    """
+    check_split(split)
+    import_pillow()
+    folder = resolve_path(path or root, base_dir)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; give the one that holds train/<class>/ or <class>/")
+    own = _find_split_folder(folder, split)
+    files, targets, classes = _list_images(own or folder)
+    if own is None:
+        rows = split_stratified(targets, split, val_fraction=val_fraction, seed=seed, what=str(folder))
+        files, targets = files[rows], targets[rows]
+    elif split == "val":
+        targets, classes = _match_classes(folder / "train", own, targets, classes)
+    return ImageFolder(
+        files, targets, classes=classes, mode=mode, transform=resolve_transform(transform, base_dir=base_dir)
+    )
+
+
+class ImageFolder(Dataset):
+    """Images decoded when asked for, or once and for all (``hold``).
+
+    Attributes:
+        name: ``image_folder``.
+        files: (N,) paths, one array of text: a list would be copied page by page into every worker.
+        targets: (N,) int64.
+        classes: Names of the classes, by target.
+        n_classes: Number of classes.
+        sample_shape: (C, H, W) of the first sample after the transform.
+    """
+
+    name = "image_folder"
+    yields_pixels = sizes_images = True
+
+    def __init__(
+        self,
+        files: np.ndarray,
+        targets: np.ndarray,
+        *,
+        classes: Sequence[str],
+        mode: str,
+        transform: Callable | Raw | None,
+    ):
+        self.files, self.targets = files, torch.from_numpy(targets)
+        self.classes, self.n_classes = tuple(classes), len(classes)
+        self.mode, self.transform = mode, transform
+        self.sample_shape = read_sample_shape(lambda: self._read_first()[0])
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.get_batch([index])
+        return inputs[0], targets[0]
+
+    def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """A whole batch: (B, C, H, W) float32, uint8 where the transform comes later, and (B,) int64.
+
+        Raises:
+            DataError: A file is damaged (names it), or the images differ in size after the transform.
+        """
+        images = [self.decode(index) for index in indices]
+        return join_images(self.transform, images, generator), self.targets[torch.as_tensor(indices)]
+
+    def decode(self, index: int) -> Tensor:
+        """(C, H, W) uint8, as the file holds it."""
+        return decode_image(str(self.files[index]), mode=self.mode)
+
+    def name_sample(self, index: int) -> str:
+        return str(self.files[index])
+
+    @property
+    def held_bytes(self) -> int:
+        """What all images take once they are held."""
+        shape = self._hold_image(self._find_first()).shape
+        return len(self) * (math.prod(shape) + self.targets.element_size())
+
+    def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
+        """Every image decoded once and held on ``device``; steps that resize all alike are done once too.
+
+        Raises:
+            DataError: A file is damaged, or has another size than the first: names it.
+
+        Cost: reads and decodes all files, on up to 4 threads.
+        """
+        first_CHW = self._hold_image(self._find_first())
+        images_NCHW = torch.empty((len(self), *first_CHW.shape), dtype=torch.uint8)
+
+        def fill(index: int) -> None:
+            image_CHW = self._hold_image(index)
+            if image_CHW.shape != first_CHW.shape:
+                raise DataError(
+                    f"{self.files[index]} is {_describe_size(image_CHW)} and the first image "
+                    f"{_describe_size(first_CHW)}: images of different size cannot be held as one table; begin "
+                    "data.transform with resize(…), or use placement stream"
+                )
+            images_NCHW[index] = image_CHW
+
+        with ThreadPoolExecutor(min(4, count_usable_cores())) as pool:
+            for _ in pool.map(fill, range(len(self))):
+                pass
+        sizing, rest = self._split_sizing()
+        transform = rest if sizing.steps else self.transform
+        whole = MemoryImages(self.name, images_NCHW, self.targets, classes=self.classes, transform=transform)
+        return whole.hold(device, is_pinned=is_pinned)
+
+    def _hold_image(self, index: int) -> Tensor:
+        sizing, _ = self._split_sizing()
+        return sizing.join([self.decode(index)], None)[0]
+
+    def _split_sizing(self) -> tuple[Pipeline, Pipeline]:
+        """Steps at the front that give every image one size, the same at each reading; and the rest."""
+        if isinstance(self.transform, Pipeline):
+            sizing, rest = self.transform.split_at_size()
+            if not any(step.n_draws or isinstance(step, PerImage) for step in sizing.steps):
+                return sizing, rest
+        return Pipeline(()), Pipeline(())
+
+    def _find_first(self) -> int:
+        """The first sample that can be decoded: a damaged one is a matter of ``data.on_bad_sample``, later.
+
+        Raises:
+            DataError: None of the first ones can.
+        """
+        n_tries = min(_N_TRIES, len(self))
+        for index in range(n_tries):
+            try:
+                self.decode(index)
+            except DataError as error:
+                if index + 1 == n_tries:
+                    raise DataError(
+                        f"none of the first {n_tries:,} images can be read; the last one: {error}"
+                    ) from error
+            else:
+                return index
+        raise DataError("the dataset holds 0 samples")
+
+    def _read_first(self) -> tuple[Tensor, Tensor]:
+        return self[self._find_first()]
+
+
+def _find_split_folder(folder: Path, split: str) -> Path | None:
+    """None when the folder is not divided into splits at all."""
+    val = next((folder / name for name in _VAL_FOLDERS if (folder / name).is_dir()), None)
+    train = folder / "train"
+    if not train.is_dir():
+        return None
+    if val is None:
+        raise DataError(
+            f"{folder} has train/ and no {', '.join(_VAL_FOLDERS)}/; add one, or give {train} as the path to split it"
+        )
+    return train if split == "train" else val
+
+
+def _list_images(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        raise DataError(f"{folder} holds no class folders; put images into {folder}/<class>/")
+    files: list[str] = []
+    targets: list[int] = []
+    for target, name in enumerate(classes):
+        found = sorted(_walk_images(folder / name))
+        if not found:
+            raise DataError(
+                f"{folder / name} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}); remove it or fill it"
+            )
+        files += found
+        targets += [target] * len(found)
+    return np.array(files), np.array(targets, dtype=np.int64), classes
+
+
+def _walk_images(folder: Path) -> list[str]:
+    return [
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+    ]
+
+
+def _match_classes(train: Path, val: Path, targets: np.ndarray, classes: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Number the validation classes as training does, which may have more of them."""
+    known = sorted(entry.name for entry in train.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    unknown = sorted(set(classes) - set(known))
+    if unknown:
+        raise DataError(f"{val} has classes that {train} lacks: {', '.join(unknown[:5])}; both need the same names")
+    return np.array([known.index(name) for name in classes], dtype=np.int64)[targets], known
+
+
+def _describe_size(image_CHW: Tensor) -> str:
+    return f"{image_CHW.shape[2]} × {image_CHW.shape[1]} pixels"

@@ -1,0 +1,136 @@
+"""Images in memory, and images decoded from files."""
+
+from __future__ import annotations
+
+import copy
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fulltilt.data.batched import BatchedDataset, Indices
+from fulltilt.data.tables.held_rows import gather_rows
+from fulltilt.data.transforms.pipeline import Raw, apply_transform
+from fulltilt.errors import DataError
+
+IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
+
+
+class MemoryImages(BatchedDataset):
+    """Classified images held as one uint8 tensor, in host memory or on a device.
+
+    Attributes:
+        name: Of the dataset.
+        classes: Names of the classes, by target.
+        n_classes: Number of classes.
+        sample_shape: (C, H, W) of a sample after the transform.
+        images: (N, C, H, W) uint8.
+        targets: (N,) int64.
+        transform: On a batch (Pipeline) or on one image; without one a sample is float32 in [0, 1].
+        placement: ``ram`` and ``device`` once ``hold`` has put them there.
+    """
+
+    yields_pixels = is_held = True
+    placement = "stream"
+    _is_pinned = False
+
+    def __init__(
+        self,
+        name: str,
+        images: Tensor,
+        targets: Tensor,
+        *,
+        classes: Sequence[str],
+        transform: Callable | Raw | None,
+    ):
+        self.name, self.images, self.targets, self.transform = name, images, targets, transform
+        self.classes, self.n_classes = tuple(classes), len(classes)
+        self.sample_shape = read_sample_shape(lambda: self[0][0])
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """A whole batch: (B, C, H, W) float32, uint8 where the transform comes later, and (B,) int64."""
+        rows = np.asarray(indices) % len(self)  # -1 is the last one
+        if isinstance(self.transform, Raw) or self.placement == "device":
+            images, targets = self.gather(rows)
+        else:
+            images, targets = self.images.index_select(0, torch.from_numpy(rows)), self.targets[rows]
+        return apply_transform(self.transform, images, generator), targets
+
+    def gather(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Images as they are held and their targets, for a batch that leaves as it is."""
+        images, targets = (gather_rows(table, rows, is_pinned=self._is_pinned) for table in (self.images, self.targets))
+        return images, targets
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(table.numel() * table.element_size() for table in (self.images, self.targets))
+
+    def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
+        """The same samples with their rows on ``device``; ``self`` stays as it is."""
+        other = copy.copy(self)
+        other.images, other.targets = self.images.to(device), self.targets.to(device)
+        other.placement = "ram" if device.type == "cpu" else "device"
+        other._is_pinned = is_pinned
+        return other
+
+
+def decode_image(source: str | Path | IO[bytes], *, mode: str = "RGB", name: str | None = None) -> Tensor:
+    """Decode one image file to (C, H, W) uint8.
+
+    Args:
+        source: A path or an open binary file.
+        mode: ``RGB`` or ``L`` (one channel); the image is converted.
+        name: What to call it in an error.
+
+    Raises:
+        DataError: The file is missing, is no image, is truncated, has no known range of values, or Pillow is not
+            installed.
+    """
+    image_module = import_pillow()
+    try:
+        with image_module.open(source) as image:
+            kind = image.mode
+            pixels = _read_pixels(image, mode)
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, image_module.DecompressionBombError) as error:
+        raise DataError(f"{name or source} cannot be decoded ({error}); remove the file or replace it") from error
+    if pixels is None:
+        raise DataError(
+            f"{name or source} holds numbers of Pillow's mode {kind}, whose black and white are not known; convert it "
+            "to 8 or 16 bits a channel"
+        )
+    pixels_HWC = pixels[..., None] if pixels.ndim == 2 else pixels
+    return torch.from_numpy(pixels_HWC.transpose(2, 0, 1).copy())
+
+
+def _read_pixels(image: Any, mode: str) -> np.ndarray | None:
+    """(H, W, C) or (H, W) uint8; None where the image does not say what its largest value is.
+
+    Pillow's own conversion cuts 16 bits off at 255: all but the darkest of such an image would be white.
+    """
+    is_of_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+    if not is_of_16_bits:
+        return None if image.mode in ("I", "F") else np.asarray(image.convert(mode))
+    values = np.asarray(image).astype(np.uint32)
+    gray = ((values + 128) // 257).astype(np.uint8)  # 65,535 is 255 × 257
+    return gray if mode == "L" else np.repeat(gray[..., None], len(mode), axis=-1)
+
+
+def import_pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("image files need Pillow, which is not installed; run: pip install pillow") from None
+    return Image
+
+
+def read_sample_shape(read_sample: Callable[[], Tensor]) -> tuple[int, ...]:
+    """Of one transformed sample, without a draw from the global generator that the caller's run would notice."""
+    with torch.random.fork_rng(devices=[]):
+        return tuple(read_sample().shape)

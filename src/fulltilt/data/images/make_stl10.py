@@ -1,0 +1,178 @@
+"""Write other images in STL-10's binary format: CIFAR-10 in any of its forms, or a folder of images."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional
+
+from fulltilt.data.images import cifar10_formats
+from fulltilt.data.images.cifar10 import cifar10
+from fulltilt.data.images.image_folder import ImageFolder, image_folder
+from fulltilt.data.images.image_sets import MemoryImages, decode_image
+from fulltilt.data.images.stl10 import MAX_CLASSES
+from fulltilt.data.new_file import check_name, check_room, new_file
+from fulltilt.errors import DataError
+
+REMEDY = "write fewer images (--limit) or smaller ones (--size)"
+
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MadeStl10:
+    """What was written: images by file."""
+
+    n_train: int
+    n_test: int
+    n_unlabeled: int
+    side: int
+    classes: tuple[str, ...]
+
+
+def make_stl10(
+    source: str | Path,
+    target: str | Path,
+    *,
+    size: int = 96,
+    n_labelled: int | None = None,
+    limit: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> MadeStl10:
+    """Write ``source`` into the folder ``target`` as train, test and, where labels are to be left out, unlabeled.
+
+    Args:
+        source: CIFAR-10 (pickles, binary, class folders or a tar of them), or a folder that ``image_folder`` reads.
+        size: Pixels along an edge of what is written: the shorter side is resized to it, the middle is cut out.
+        n_labelled: Training images that keep their label, evenly over the classes; the others go to
+            ``unlabeled_X.bin``. None: all keep it, and there is no such file.
+        limit: Training images at most, and a fifth of that test images, evenly spread.
+        force: Replace files that are there.
+        progress: Told images written and their number.
+
+    Raises:
+        DataError: Nothing to read there, a damaged image (names it), files there already, or a number out of range.
+        StorageError: The disk has no room; no file is left half written.
+    """
+    if size < 1:
+        raise DataError(f"size {size} must be 1 or more")
+    train, test = _open_source(Path(source))
+    classes = tuple(train.classes)
+    if len(classes) > MAX_CLASSES:
+        raise DataError(f"{source} has {len(classes)} classes and the format has room for {MAX_CLASSES}")
+    train_rows = _spread(len(train), limit)
+    test_rows = _spread(len(test), None if limit is None else max(1, limit // 5))
+    labelled, unlabelled = _part_labelled(np.asarray(train.targets)[train_rows], n_labelled)
+    parts = {
+        "train": (train, train_rows[labelled]),
+        "test": (test, test_rows),
+        "unlabeled": (train, train_rows[unlabelled]),
+    }
+    folder = Path(target)
+    _check_folder(folder, parts, size, force=force)
+    report = _Counter(sum(len(rows) for _, rows in parts.values()), progress)
+    for name, (dataset, rows) in parts.items():
+        if len(rows):
+            _write_images(folder / f"{name}_X.bin", dataset, rows, size, report)
+        if len(rows) and name != "unlabeled":
+            labels = (np.asarray(dataset.targets)[rows] + 1).astype(np.uint8)
+            _write_bytes(folder / f"{name}_y.bin", [labels.tobytes()])
+    _write_bytes(folder / "class_names.txt", ["".join(f"{_to_word(name)}\n" for name in classes).encode()])
+    return MadeStl10(
+        n_train=len(labelled), n_test=len(test_rows), n_unlabeled=len(unlabelled), side=size, classes=classes
+    )
+
+
+def _open_source(path: Path) -> tuple[Any, Any]:
+    """Training and test images, by what lies there; class folders of any name and size are folders of images."""
+    try:
+        form = cifar10_formats.find_source(path).form
+    except DataError:
+        form = "folders"
+    if form != "folders":
+        return cifar10("train", path=str(path)), cifar10("val", path=str(path))
+    return image_folder("train", path=str(path)), image_folder("val", path=str(path))
+
+
+def _spread(n_rows: int, limit: int | None) -> np.ndarray:
+    if limit is not None and limit < 1:
+        raise DataError(f"limit {limit} must be 1 or more")
+    if limit is None or limit >= n_rows:
+        return np.arange(n_rows)
+    return np.linspace(0, n_rows, limit, endpoint=False).astype(np.int64)
+
+
+def _part_labelled(targets: np.ndarray, n_labelled: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Positions with and without a label; those with one hold every class in the same share."""
+    if n_labelled is None:
+        return np.arange(len(targets)), np.arange(0)
+    if not 1 <= n_labelled < len(targets):
+        raise DataError(f"labelled {n_labelled} is not between 1 and the {len(targets)} training images")
+    by_class = np.argsort(targets, kind="stable")
+    keep = np.zeros(len(targets), dtype=bool)
+    keep[by_class[np.linspace(0, len(targets), n_labelled, endpoint=False).astype(np.int64)]] = True
+    return np.flatnonzero(keep), np.flatnonzero(~keep)
+
+
+def _check_folder(folder: Path, parts: dict[str, Any], size: int, *, force: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin", "class_names.txt"):
+        check_name(folder / name, force=force)
+    n_images = sum(len(rows) for _, rows in parts.values())
+    check_room(folder / "train_X.bin", n_images * (3 * size * size + 1), remedy=REMEDY)
+    (folder / "unlabeled_X.bin").unlink(missing_ok=True)  # of what is being replaced; there may be none now
+
+
+class _Counter:
+    def __init__(self, total: int, progress: Progress | None):
+        self._total, self._progress, self._done = total, progress, 0
+
+    def count(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _write_images(path: Path, dataset: Any, rows: np.ndarray, size: int, report: _Counter) -> None:
+    def encode() -> Iterator[bytes]:
+        for row in rows.tolist():
+            image_CHW = _bring_to_size(_read_image(dataset, row), size)
+            yield np.ascontiguousarray(image_CHW.numpy().swapaxes(1, 2)).tobytes()  # column by column
+            report.count()
+
+    _write_bytes(path, encode())
+
+
+def _write_bytes(path: Path, chunks: Iterable[bytes]) -> None:
+    with new_file(path, remedy=REMEDY) as temporary, temporary.open("wb") as stream:
+        for chunk in chunks:
+            stream.write(chunk)
+
+
+def _read_image(dataset: Any, row: int) -> Tensor:
+    if isinstance(dataset, MemoryImages):
+        return dataset.images[row]
+    assert isinstance(dataset, ImageFolder)
+    return decode_image(str(dataset.files[row]))
+
+
+def _bring_to_size(image_CHW: Tensor, size: int) -> Tensor:
+    height, width = image_CHW.shape[1:]
+    if (height, width) == (size, size):
+        return image_CHW
+    scale = size / min(height, width)
+    shape = (max(size, round(height * scale)), max(size, round(width * scale)))
+    resized_CHW = functional.interpolate(image_CHW[None], size=shape, mode="bilinear", antialias=True)[0]
+    top, left = (shape[0] - size) // 2, (shape[1] - size) // 2
+    return resized_CHW[:, top : top + size, left : left + size]
+
+
+def _to_word(name: str) -> str:
+    """A line of class_names.txt is one word."""
+    return "_".join(name.split())

@@ -1,0 +1,1 @@
+"""Sensor data as the guides have it."""

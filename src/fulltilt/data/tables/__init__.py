@@ -1,0 +1,1 @@
+"""Datasets of rows, above all HDF5 of any layout."""

@@ -1,0 +1,112 @@
+"""Samples from any HDF5 file, by the names of its datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fulltilt.data.batched import Indices
+from fulltilt.data.images.image_sets import read_sample_shape
+from fulltilt.data.paths import resolve_path
+from fulltilt.data.splits import Split, check_split, split_rows
+from fulltilt.data.tables.hdf5_file import find_layouts
+from fulltilt.data.tables.hdf5_rows import build_rows
+from fulltilt.data.tables.rows_dataset import RowsDataset
+from fulltilt.data.transforms.pipeline import Transform, apply_transform, resolve_transform
+from fulltilt.errors import DataError
+
+
+def hdf5(
+    split: Split = "train",
+    transform: Transform = None,
+    path: str | None = None,
+    inputs: str = "input",
+    targets: str = "label",
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    base_dir: str | None = None,
+) -> Hdf5Dataset:
+    """Rows of two datasets of one file. Nothing but the rows asked for is held in memory.
+
+    Args:
+        split: ``train`` or ``val``.
+        transform: Text of a pipeline, or a callable on one input; for inputs of shape (C, H, W).
+        path: The file.
+        inputs: Name of the dataset of inputs; ``group/name`` works. Floats become float32; uint8 is taken for pixels.
+        targets: Name of the dataset of targets. Floats become float32, whole numbers int64.
+        val_fraction: Share of rows for validation, drawn with ``seed``; 0 gives all rows to training.
+        seed: Of that split.
+        base_dir: Where a relative path starts; the working directory when None.
+
+    Raises:
+        DataError: The file or a dataset of it cannot be used; says what is there.
+    """
+    file = require_path(path, base_dir)
+    rows = pick_rows(file, [inputs, targets], split, val_fraction=val_fraction, seed=seed)
+    return Hdf5Dataset(file, inputs, targets, rows=rows, transform=resolve_transform(transform, base_dir=base_dir))
+
+
+class Hdf5Dataset(RowsDataset):
+    """Chosen rows of an HDF5 file; safe to fork and to pickle.
+
+    Attributes:
+        name: ``hdf5``.
+        rows: (N,) row numbers in the file, rising.
+        sample_shape: Of one input after the transform.
+        target_shape: Of one target, () for a class.
+        n_classes: 1 + the largest target when targets are single whole numbers, else None.
+    """
+
+    name = "hdf5"
+
+    def __init__(self, path: Path, inputs: str, targets: str, *, rows: np.ndarray, transform: Callable | None = None):
+        inputs_layout, targets_layout = find_layouts(path, [inputs, targets])
+        self.path, self.rows, self.transform = path, rows, transform
+        self.sources = build_rows(inputs_layout), build_rows(targets_layout)
+        self.yields_pixels = transform is not None or inputs_layout.dtype == np.uint8
+        self.target_shape = targets_layout.row_shape
+        self.n_classes = self._count_classes()
+        self.sample_shape = read_sample_shape(lambda: self[0][0])
+
+    def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """A whole batch, read in rising order of rows whatever the order asked for.
+
+        Raises:
+            DataError: The file was cut, damaged or taken away since it was opened.
+        """
+        inputs, targets = self.read_rows(indices)
+        return apply_transform(self.transform, inputs, generator), _widen(targets)
+
+    def _count_classes(self) -> int | None:
+        targets = self.sources[1]
+        layout = targets.layout
+        if layout.row_shape not in ((), (1,)) or layout.dtype.kind not in "iub":
+            return None
+        step = 1 << 20
+        return 1 + max(
+            int(targets.read(range(first, min(first + step, layout.n_rows))).max())
+            for first in range(0, layout.n_rows, step)
+        )
+
+
+def require_path(path: str | None, base_dir: str | None) -> Path:
+    if not path:
+        raise DataError("an HDF5 dataset needs its file; set data.path or give --data-path")
+    return resolve_path(path, base_dir)
+
+
+def pick_rows(path: Path, names: list[str], split: str, *, val_fraction: float, seed: int) -> np.ndarray:
+    """Row numbers of one split, after the file was checked."""
+    check_split(split)
+    n_rows = find_layouts(path, names)[0].n_rows
+    if val_fraction == 0 and split == "train":
+        return np.arange(n_rows)
+    return split_rows(n_rows, split, val_fraction=val_fraction, seed=seed, what=str(path))
+
+
+def _widen(targets: Tensor) -> Tensor:
+    return targets.long() if targets.dtype == torch.uint8 else targets

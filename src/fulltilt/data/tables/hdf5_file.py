@@ -1,0 +1,151 @@
+"""Opening an HDF5 file that may be anything: missing, a folder, text, cut short, without the datasets asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fulltilt.data.tables.hdf5_layout import Layout, describe_layout
+from fulltilt.errors import DataError, format_nearest
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+
+@contextlib.contextmanager
+def open_hdf5(path: Path) -> Iterator[Any]:
+    """An ``h5py.File`` open for reading.
+
+    Raises:
+        DataError: It cannot be opened; says which of the ways it is.
+    """
+    import h5py
+
+    _check_file(path)
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise DataError(_describe_open_error(path, str(error))) from error
+    with file:
+        yield file
+
+
+def find_layouts(path: Path, names: list[str]) -> list[Layout]:
+    """The layouts of the named datasets, one sample per row of each.
+
+    Raises:
+        DataError: The file cannot be opened, a name is not in it, it has no rows, or row counts differ.
+    """
+    with open_hdf5(path) as file:
+        found = [find_dataset(path, file, name) for name in names]
+        layouts = [describe_layout(Path(item.file.filename), item) for item in found]  # a link may lead out of this one
+    for layout, name in zip(layouts, names, strict=True):
+        if not layout.shape or layout.n_rows == 0:
+            raise DataError(f"{path}: {name} has shape {layout.shape}; at least one row (first dimension) is needed")
+        if layout.dtype.kind not in "iufb":
+            raise DataError(f"{path}: {name} holds {layout.dtype}; only whole numbers and floats become tensors")
+    if len({layout.n_rows for layout in layouts}) > 1:
+        lengths = ", ".join(f"{name} {layout.n_rows}" for name, layout in zip(names, layouts, strict=True))
+        raise DataError(f"{path}: numbers of rows differ: {lengths}; every sample needs one row in each")
+    return layouts
+
+
+def find_dataset(path: Path, file: Any, name: str) -> Any:
+    """The dataset ``name`` (``group/name`` works).
+
+    Raises:
+        DataError: It is not there; lists what is, with shapes.
+    """
+    import h5py
+
+    try:
+        found = file.get(name)
+    except (KeyError, OSError, RuntimeError) as error:
+        raise DataError(
+            f"{path}: {name} cannot be read ({error}): the file is damaged; copy or make it again"
+        ) from error
+    if isinstance(found, h5py.Dataset):
+        if found.shape is None:
+            raise DataError(f"{path}: {name} is empty (it has a type and no shape); name another dataset")
+        return found
+    links, place = list_links(file), name.strip("/")
+    if found is None and place in links:
+        raise DataError(f"{path}: {links[place]}; put that there, or name another dataset")
+    there = _list_datasets(file)
+    if isinstance(found, h5py.Group) and place in links:  # what a link leads to is none of the file's
+        there |= {f"{place}/{key}": shape for key, shape in _list_datasets(found).items()}
+    if not there and found is None:
+        raise DataError(f"{path} holds no datasets at all, so no {name}")
+    kind = "is a group" if found is not None else "is not in it"
+    nearest = format_nearest(name, there).split("valid:")[0].strip()
+    listing = ", ".join(f"{known} {shape}" for known, shape in sorted(there.items())[:20]) or "no datasets"
+    raise DataError(f"{path}: {name} {kind}; {nearest + ' ' if nearest else ''}it holds: {listing}")
+
+
+def list_links(file: Any) -> dict[str, str]:
+    """Name → where it leads, in words: links into other files, and those that lead to nothing."""
+    import h5py
+
+    groups = [("", file)]
+    file.visititems(lambda name, item: groups.append((f"{name}/", item)) if isinstance(item, h5py.Group) else None)
+    links = {}
+    for prefix, group in groups:
+        for key in group:
+            link = group.get(key, getlink=True)
+            is_external = isinstance(link, h5py.ExternalLink)
+            leads = f"{prefix}{key} links to {link.path}" if not isinstance(link, h5py.HardLink) else ""
+            leads += f" in {link.filename}" if is_external else ""
+            if leads and not _can_open(group, key):
+                links[f"{prefix}{key}"] = f"{leads}, which cannot be opened"
+            elif is_external:
+                links[f"{prefix}{key}"] = leads
+    return links
+
+
+def _can_open(group: Any, key: str) -> bool:
+    try:
+        group[key]
+    except (KeyError, OSError, RuntimeError):
+        return False
+    return True
+
+
+def _list_datasets(file: Any) -> dict[str, tuple[int, ...]]:
+    import h5py
+
+    found: dict[str, tuple[int, ...]] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[name] = item.shape
+
+    file.visititems(visit)
+    return found
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the HDF5 file in it")
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(len(_SIGNATURE))
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} does not exist; check data.path or --data-path, or make a file: fulltilt data make"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+    if not head:
+        raise DataError(f"{path} is empty (0 bytes); make or copy it again")
+
+
+def _describe_open_error(path: Path, message: str) -> str:
+    size = path.stat().st_size
+    if "truncated" in message.lower():
+        return f"{path} is truncated: {size:,} bytes are there and more were written ({message}); copy or make it again"
+    if "signature" in message.lower():
+        return f"{path} is not an HDF5 file ({size:,} bytes, no HDF5 signature); give an .h5 file"
+    if "lock" in message.lower():
+        return f"{path} is open for writing elsewhere ({message}); wait for that program to close it"
+    return f"{path} cannot be opened as HDF5 ({message}); copy or make it again"

@@ -1,0 +1,1 @@
+"""Text as tokens: preparing a folder of them, and reading it."""

@@ -1,0 +1,1 @@
+"""What happens to images between the file and the model."""

@@ -1,0 +1,210 @@
+"""Image transforms that change colours and sharpness, each image by numbers of its own.
+
+Legend of shape suffixes: B batch, C channels, H height, W width, D draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fulltilt.data.transforms.steps import Step, apply_to_chosen, mirror_edges
+from fulltilt.errors import DataError
+
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what "grayscale" means in every image library
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize(Step):
+    """(x − mean) / std per channel, with x in [0, 1]."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        n_channels = x_BCHW.shape[-3]
+        if len(self.mean) not in (1, n_channels):
+            raise DataError(
+                f"normalize has {len(self.mean)} means and the images have {n_channels} channels; give one value or "
+                f"{n_channels}"
+            )
+        unit = 255.0 if x_BCHW.dtype == torch.uint8 else 1.0
+        mean_C11 = _build_constants([value * unit for value in self.mean], x_BCHW.device)[:, None, None]
+        scale_C11 = _build_constants([1 / (value * unit) for value in self.std], x_BCHW.device)[:, None, None]
+        return x_BCHW.to(torch.float32, copy=True).sub_(mean_C11).mul_(scale_C11)
+
+
+@dataclasses.dataclass(frozen=True)
+class ToFloat(Step):
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        return to_unit_float(x_BCHW)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grayscale(Step):
+    n_channels: int
+
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        gray_B1HW = to_gray(to_unit_float(x_BCHW))
+        return like(gray_B1HW, x_BCHW).expand(-1, self.n_channels, -1, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomGrayscale(Step):
+    """Some of the images without their colours; the number of channels stays."""
+
+    probability: float
+    n_draws = 1
+
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        chosen_B = u_BD[:, 0] < self.probability
+        return apply_to_chosen(x_BCHW, chosen_B, lambda x: like(to_gray(to_unit_float(x)), x).expand_as(x).contiguous())
+
+
+@dataclasses.dataclass(frozen=True)
+class ColorJitter(Step):
+    """Random brightness, contrast, saturation and hue, in this order, on a random share of the images.
+
+    The first three are factors from [1 − amount, 1 + amount], hue is a shift from [−amount, amount] of a full turn.
+    """
+
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    probability: float
+    n_draws = 5
+
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        return apply_to_chosen(x_BCHW, u_BD[:, 0] < self.probability, self._jitter, u_BD)
+
+    def _jitter(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        x = to_unit_float(x_BCHW)
+        swings = (2 * u_BD - 1)[..., None, None, None]
+        if self.brightness:
+            x = (x * (1 + self.brightness * swings[:, 1])).clamp(0, 1)
+        if self.contrast:
+            x = blend(to_gray(x).mean(dim=(-3, -2, -1), keepdim=True), x, 1 + self.contrast * swings[:, 2])
+        if self.saturation and x.shape[1] == 3:
+            x = blend(to_gray(x), x, 1 + self.saturation * swings[:, 3])
+        if self.hue and x.shape[1] == 3:
+            x = shift_hue(x, self.hue * swings[:, 4, 0])
+        return like(x, x_BCHW)
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianBlur(Step):
+    """Blurred by a Gaussian of random width, on a random share of the images; the border is mirrored.
+
+    ``kernel_size`` None is the odd number next to a tenth of the image's height.
+    """
+
+    kernel_size: int | None
+    sigma: Sequence[float]
+    probability: float
+    n_draws = 2
+
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        size = self.kernel_size or max(3, int(0.1 * x_BCHW.shape[-2]) // 2 * 2 + 1)
+        if size // 2 >= min(x_BCHW.shape[-2:]):
+            raise DataError(
+                f"gaussian_blur: kernel_size {size} does not fit images of {x_BCHW.shape[-2]} × {x_BCHW.shape[-1]}; "
+                f"use {2 * min(x_BCHW.shape[-2:]) - 1} or less"
+            )
+        sigmas_B1 = self.sigma[0] + u_BD[:, 1:2] * (self.sigma[1] - self.sigma[0])
+        steps_K = torch.arange(size, device=x_BCHW.device) - size // 2
+        weights_BK = torch.exp(-0.5 * (steps_K / sigmas_B1).square())
+        weights_BK = weights_BK / weights_BK.sum(1, keepdim=True)
+        return apply_to_chosen(x_BCHW, u_BD[:, 0] < self.probability, _blur, weights_BK)
+
+
+@dataclasses.dataclass(frozen=True)
+class Solarize(Step):
+    """What is as bright as the threshold (in [0, 1]) is inverted, on a random share of the images."""
+
+    threshold: float
+    probability: float
+    n_draws = 1
+
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        return apply_to_chosen(x_BCHW, u_BD[:, 0] < self.probability, self._invert)
+
+    def _invert(self, x_BCHW: Tensor) -> Tensor:
+        top = 255 if x_BCHW.dtype == torch.uint8 else 1
+        return torch.where(x_BCHW >= self.threshold * top, top - x_BCHW, x_BCHW)
+
+
+def to_unit_float(images: Tensor) -> Tensor:
+    """uint8 in [0, 255] to float32 in [0, 1]; floats pass."""
+    return images.to(torch.float32).div_(255.0) if images.dtype == torch.uint8 else images
+
+
+def like(unit_float: Tensor, original: Tensor) -> Tensor:
+    """Back to the dtype of ``original``."""
+    return unit_float.mul(255).round_().clamp_(0, 255).to(torch.uint8) if original.dtype == torch.uint8 else unit_float
+
+
+def to_gray(x_BCHW: Tensor) -> Tensor:
+    """(B, 1, H, W) of images in [0, 1]."""
+    if x_BCHW.shape[1] == 1:
+        return x_BCHW
+    if x_BCHW.shape[1] != 3:
+        raise DataError(f"images with {x_BCHW.shape[1]} channels have no grayscale; 1 or 3 are known")
+    red, green, blue = x_BCHW.split(1, dim=1)
+    return red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2]
+
+
+def blend(other: Tensor, x_BCHW: Tensor, factor_B111: Tensor) -> Tensor:
+    """``other`` at factor 0, the image itself at 1, beyond it above; in [0, 1]."""
+    return torch.lerp(other.expand_as(x_BCHW), x_BCHW, factor_B111).clamp(0, 1)
+
+
+def shift_hue(x_B3HW: Tensor, turns_B11: Tensor) -> Tensor:
+    """Hue moved by a share of a full turn each image; value and saturation stay.
+
+    Source: Smith, Color Gamut Transform Pairs, 1978; the way back in the closed form of k(n) = (n + 6h) mod 6.
+    """
+    red, green, blue = x_B3HW.unbind(1)
+    value, low = x_B3HW.amax(1), x_B3HW.amin(1)
+    spread = value - low
+    safe = torch.where(spread == 0, torch.ones_like(spread), spread)
+    hue = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
+    )
+    sixths = hue + 6 * turns_B11
+    channels = []
+    for start in (5, 3, 1):
+        k = (sixths + start).remainder(6)
+        channels.append(value - spread * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, dim=1)
+
+
+def _blur(x_BCHW: Tensor, weights_BK: Tensor) -> Tensor:
+    """Rows, then columns, as sums of shifted images: 0.19 ms an image of 3 × 96 × 96 with 9 weights on one core,
+    against 0.36 ms as a convolution with a group for every channel of every image."""
+    height, width = x_BCHW.shape[-2:]
+    n_weights = weights_BK.shape[1]
+    reach = n_weights // 2
+    padded = mirror_edges(to_unit_float(x_BCHW), reach, reach)
+    weights = weights_BK[..., None, None, None].unbind(1)
+    rows = sum_shifted([padded[:, :, i : i + height] for i in range(n_weights)], weights)
+    return like(sum_shifted([rows[..., i : i + width] for i in range(n_weights)], weights), x_BCHW)
+
+
+def sum_shifted(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    total = parts[0] * weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total = total.addcmul_(part, weight)
+    return total
+
+
+def _build_constants(values: Sequence[float], device: torch.device) -> Tensor:
+    """On a device by fills: a copy from the host's pageable memory would wait for it."""
+    if device.type == "cpu":
+        return torch.tensor(values)
+    return torch.stack([torch.full((), value, device=device) for value in values])

@@ -1,0 +1,156 @@
+"""Mixup and CutMix: each image of a batch mixed with another one, and its class with the other's.
+
+Both are one rule: ``image × w + partner × (1 − w)`` with weights per pixel, the share of an image in its target being
+the mean of its weights. Mixup has one weight for the whole image, CutMix 0 inside a box and 1 outside of it.
+
+Legend of shape suffixes: B batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fulltilt.config import build_component, parse_pipeline
+from fulltilt.data.transforms.erasing import mark_boxes
+from fulltilt.errors import DataError
+
+SMALLEST_ALPHA = 0.01
+"""Below it both Gamma variates behind a share may be 0 even in double precision."""
+
+
+class MixWeights(Protocol):
+    def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+        """(B, 1, H, W) or (B, 1, 1, 1): the share of each image itself."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixup:
+    """Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2017; the weight is drawn for every image."""
+
+    alpha: float
+
+    def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+        return draw_beta(self.alpha, len(x_BCHW), generator)[:, None, None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class CutMix:
+    """Source: Yun et al., CutMix: Regularization Strategy to Train Strong Classifiers, 2019; a box for every image."""
+
+    alpha: float
+
+    def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+        n, _, height, width = x_BCHW.shape
+        side_B = (1 - draw_beta(self.alpha, n, generator)).sqrt()
+        heights_B, widths_B = (side_B * height).long(), (side_B * width).long()
+        centers_BD = torch.rand(n, 2, generator=generator, device=x_BCHW.device)
+        tops_B = (centers_BD[:, 0] * height).long() - heights_B // 2
+        lefts_B = (centers_BD[:, 1] * width).long() - widths_B // 2
+        return 1 - mark_boxes(x_BCHW, tops_B, lefts_B, heights_B, widths_B).float()
+
+
+@dataclasses.dataclass(frozen=True)
+class Mix:
+    """Mixes a batch. Of several ways each image takes one at random.
+
+    Args:
+        ways: What ``data.mix`` names.
+        n_classes: K, of the soft targets.
+    """
+
+    ways: tuple[MixWeights, ...]
+    n_classes: int
+
+    def __call__(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs (B, C, H, W) floats and classes (B,) to inputs of the same shape and shares (B, K) of the classes.
+
+        Raises:
+            DataError: The batch is no pair of images and classes.
+
+        Device: draws, gathers and blends there; does not synchronise.
+        """
+        x_BCHW, targets_B = _read_batch(batch)
+        weights = self._draw_weights(x_BCHW, generator)
+        partners_B = torch.randperm(len(x_BCHW), generator=generator, device=x_BCHW.device)
+        shares_BK = functional.one_hot(targets_B, self.n_classes).to(x_BCHW.dtype)
+        own_B1 = weights.mean((1, 2, 3))[:, None]
+        return (
+            torch.lerp(x_BCHW[partners_B], x_BCHW, weights.expand_as(x_BCHW)),
+            torch.lerp(shares_BK[partners_B], shares_BK, own_B1.expand_as(shares_BK)),
+        )
+
+    def _draw_weights(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = [way.draw(x_BCHW, generator) for way in self.ways]
+        weights = drawn[0]
+        if len(drawn) > 1:
+            ways_B = torch.randint(len(drawn), (len(x_BCHW),), generator=generator, device=x_BCHW.device)
+            for place, other in enumerate(drawn[1:], start=1):
+                weights = torch.where((ways_B == place)[:, None, None, None], other, weights)
+        return weights
+
+
+def mixup(alpha: float = 0.2) -> Mixup:
+    """The share of each image in its mixture is drawn from Beta(alpha, alpha): near 0 or 1 for a small alpha."""
+    return Mixup(_check_alpha("mixup", alpha))
+
+
+def cutmix(alpha: float = 1.0) -> CutMix:
+    """A box out of another image; the share of the area left is drawn from Beta(alpha, alpha)."""
+    return CutMix(_check_alpha("cutmix", alpha))
+
+
+MIXES: Mapping[str, Callable[..., MixWeights]] = {"cutmix": cutmix, "mixup": mixup}
+
+
+def build_mix(spec: str | None, dataset: Any, *, where: str = "data.mix") -> Mix | None:
+    """What ``spec`` describes (``mixup(alpha=0.2) | cutmix``), for the classes of ``dataset``; None for no text.
+
+    Raises:
+        ConfigError: An unknown name or argument.
+        DataError: An argument out of range, or targets that are no classes.
+    """
+    if spec is None:
+        return None
+    ways = tuple(build_component(call, MIXES, kind="mix", where=where) for call in parse_pipeline(spec))
+    n_classes = getattr(dataset, "n_classes", None)
+    if n_classes is None:
+        raise DataError(
+            f"{where} mixes the classes of images, and {type(dataset).__name__} tells no n_classes; leave {where} out, "
+            "or give the dataset that attribute"
+        )
+    return Mix(ways, int(n_classes))
+
+
+def draw_beta(alpha: float, n: int, generator: torch.Generator) -> Tensor:
+    """(n,) from Beta(alpha, alpha), beside the generator: the first of two Gamma variates over their sum."""
+    # In double precision: in single a variate of a small shape is often 0, and two of them have no ratio.
+    shapes_2N = torch.full((2, n), alpha, device=generator.device, dtype=torch.float64)
+    # torch.distributions takes no generator; this is what it calls.
+    gammas_2N = torch._standard_gamma(shapes_2N, generator=generator)
+    return (gammas_2N[0] / gammas_2N.sum(0)).float()
+
+
+def _check_alpha(name: str, alpha: float) -> float:
+    if alpha < SMALLEST_ALPHA:
+        raise DataError(f"{name}: alpha {alpha} must be {SMALLEST_ALPHA} or more; leave {name} out to mix nothing")
+    return alpha
+
+
+def _read_batch(batch: Any) -> tuple[Tensor, Tensor]:
+    pair = batch if isinstance(batch, tuple | list) and len(batch) == 2 else (None, None)
+    x, targets = pair
+    is_fit = isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point()
+    if is_fit and isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point():
+        assert isinstance(x, Tensor)
+        return x, targets
+    shapes = ", ".join(f"{tuple(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__ for v in pair)
+    raise DataError(
+        f"data.mix takes float images (B, C, H, W) and classes (B,), and a batch holds {shapes}; leave data.mix out"
+    )

@@ -1,0 +1,1 @@
+"""How a configuration and a plan become a run that is ready to take steps."""

@@ -1,0 +1,203 @@
+"""From a configuration to a Workload: model, data, loss, optimizer and task found by name and joined."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from fulltilt.config import Config, build_component, parse_call
+from fulltilt.config.binding import find_target
+from fulltilt.data import DATASETS, build_pipeline
+from fulltilt.engine.build.optimizers import OPTIMIZERS
+from fulltilt.engine.build.views import plan_view_data
+from fulltilt.errors import ConfigError
+from fulltilt.tasks import LOSSES, TASKS, Workload, build_model, read_data_facts
+
+
+def build_workload(config: Config) -> Workload:
+    """Build what ``config`` names. Model and data themselves are built when the Workload's functions are called.
+
+    ``task: module:object`` is a Workload in the user's code, or a function that returns one (its parameters ``path``
+    and ``lr`` receive ``data.path`` and ``optim.lr``); the configuration then adds the optimizer when the Workload has
+    none. A task by name needs ``model`` and ``data.dataset``.
+
+    Raises:
+        ConfigError: an unknown name or argument, something missing, or an object of the wrong kind; names the key.
+    """
+    with _say_where(config):
+        return _import_workload(config) if ":" in parse_call(config.task).name else _build_named(config)
+
+
+def name_run(config: Config) -> str:
+    """The configured name, else the file's, else the task's."""
+    if config.run.name:
+        return config.run.name
+    return Path(config.source).stem if config.source else parse_call(config.task).name.replace(":", "_")
+
+
+@contextlib.contextmanager
+def _say_where(config: Config) -> Iterator[None]:
+    """A value that cannot be built is told with the file and line it came from, as one that cannot be read is."""
+    try:
+        yield
+    except ConfigError as error:
+        place = config.provenance.get(error.key or "", "default")
+        if error.file is not None or place == "default":
+            raise
+        raise ConfigError(error.message, file=place, key=error.key) from error
+
+
+def _build_named(config: Config) -> Workload:
+    task = find_target(parse_call(config.task).name, TASKS, kind="task", where="task")
+    if config.model is None:
+        raise ConfigError(
+            "a model is needed; write model: small_cnn, torchvision:resnet50 or module:function", key="model"
+        )
+    if config.data.dataset is None:
+        raise ConfigError(f"a dataset is needed; write one of {', '.join(DATASETS)}", key="data.dataset")
+    train, validation = _plan_datasets(config)
+    data: dict[str, Any] = {"train": train, "validation": validation}
+    if "views" in _read_parameters(task):
+        data = plan_view_data(train, validation, has_transform=config.data.transform.train is not None)
+    return build_component(
+        config.task,
+        TASKS,
+        kind="task",
+        where="task",
+        model=functools.partial(_build_model, config, train),
+        **data,
+        loss=_build_loss(config) if config.loss is not None else None,
+        optimizer=_plan_optimizer(config),
+        name=name_run(config),
+    )
+
+
+def _import_workload(config: Config) -> Workload:
+    found = build_component(
+        config.task, {}, kind="task", where="task", base_dir=config.base_dir, path=config.data.path, lr=config.optim.lr
+    )
+    if not isinstance(found, Workload):
+        raise ConfigError(
+            f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one",
+            key="task",
+        )
+    return found if found.optimizer else dataclasses.replace(found, optimizer=_plan_optimizer(config))
+
+
+def _build_model(config: Config, train: Callable[[], Dataset]) -> Any:
+    assert config.model is not None
+    with _say_where(config):
+        return build_model(config.model, where="model", base_dir=config.base_dir, **read_data_facts(train()))
+
+
+def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], Dataset] | None]:
+    """Functions that build the training and validation set; each builds once, a dataset holds no state of a run."""
+    text = config.data.dataset
+    assert text is not None
+    train = functools.cache(functools.partial(_build_dataset, config, text, "train", "data.dataset"))
+    if config.data.val_dataset is not None:
+        other = functools.partial(_build_dataset, config, config.data.val_dataset, "val", "data.val_dataset")
+        return train, functools.cache(other)
+    if "split" not in _read_parameters(_find_dataset(config, text, "data.dataset")):
+        return train, None
+    return train, functools.cache(functools.partial(_build_dataset, config, text, "val", "data.dataset"))
+
+
+def _build_dataset(config: Config, text: str, split: str, where: str) -> Dataset:
+    with _say_where(config):
+        return _build_dataset_at(config, text, split, where)
+
+
+def _build_dataset_at(config: Config, text: str, split: str, where: str) -> Dataset:
+    target = _find_dataset(config, text, where)
+    transform: Any = config.data.transform.train if split == "train" else config.data.transform.val
+    name = parse_call(text).name
+    given: dict[str, Any] = {"split": split}
+    if config.data.path is not None:
+        given["path"] = config.data.path
+    if transform is not None:
+        if "transform" not in _read_parameters(target):
+            raise ConfigError(
+                f"{name} takes no transform; remove it, or transform inside the dataset", key="data.transform"
+            )
+        given["transform"] = transform if name in DATASETS else build_pipeline(transform)
+    dataset = build_component(
+        text, _find_datasets(config), kind="dataset", where=where, base_dir=config.base_dir, **given
+    )
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
+        raise ConfigError(f"{name} returned {type(dataset).__name__}, expected a Dataset", key=where)
+    return dataset
+
+
+def _find_datasets(config: Config) -> Mapping[str, Callable[..., Dataset]]:
+    return {
+        name: functools.partial(builder, base_dir=config.base_dir)
+        if "base_dir" in _read_parameters(builder)
+        else builder
+        for name, builder in DATASETS.items()
+    }
+
+
+def _find_dataset(config: Config, text: str, where: str) -> Any:
+    return find_target(
+        parse_call(text).name, _find_datasets(config), kind="dataset", where=where, base_dir=config.base_dir
+    )
+
+
+def _build_loss(config: Config) -> Callable[[Any, Any], Any]:
+    """A name with arguments builds the loss; a user's function of (outputs, targets) is the loss."""
+    assert config.loss is not None
+    call = parse_call(config.loss)
+    if ":" in call.name and not call.args and not call.kwargs:
+        target = find_target(call.name, LOSSES, kind="loss", where="loss", base_dir=config.base_dir)
+        needed = [p for p in _read_parameters(target).values() if p.default is p.empty]
+        if inspect.isfunction(target) and len(needed) >= 2:
+            return target
+    loss = build_component(config.loss, LOSSES, kind="loss", where="loss", base_dir=config.base_dir)
+    if not callable(loss):
+        raise ConfigError(
+            f"{config.loss} returned {type(loss).__name__}, expected (outputs, targets) -> scalar", key="loss"
+        )
+    return loss
+
+
+def _plan_optimizer(config: Config) -> Callable[[Any], Optimizer]:
+    """A function (parameters) -> Optimizer; a misspelt name or argument is told now and not when it is called."""
+    name = parse_call(config.optim.optimizer).name
+    find_target(name, OPTIMIZERS, kind="optimizer", where="optim.optimizer", base_dir=config.base_dir)
+
+    def build_optimizer(parameters: Any) -> Optimizer:
+        given = {"parameters": parameters, "params": parameters, "lr": config.optim.lr}
+        if config.optim.weight_decay is not None:
+            given["weight_decay"] = config.optim.weight_decay
+        with _say_where(config):
+            try:
+                return build_component(
+                    config.optim.optimizer,
+                    OPTIMIZERS,
+                    kind="optimizer",
+                    where="optim.optimizer",
+                    base_dir=config.base_dir,
+                    **given,
+                )
+            except ValueError as error:  # torch's own refusal of a value; of the user's code the place is needed
+                if name not in OPTIMIZERS:
+                    raise
+                raise ConfigError(f"{config.optim.optimizer}: {error}", key="optim.optimizer") from None
+
+    return build_optimizer
+
+
+def _read_parameters(target: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return {}

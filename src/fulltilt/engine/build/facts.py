@@ -1,0 +1,160 @@
+"""What the levers' guards may know of a workload on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn, optim
+from torch.utils.data import IterableDataset
+
+from fulltilt.data.loading.placement import (
+    count_held_bytes,
+    count_mixed_blocks,
+    find_placements,
+    read_free_device_bytes,
+    read_free_ram_bytes,
+)
+from fulltilt.data.transforms.batch_transform import find_transforms
+from fulltilt.engine.ranks.world import ALONE, World
+from fulltilt.hardware import count_usable_cores, has_c_compiler, is_wsl
+from fulltilt.levers import Facts
+from fulltilt.levers import placement as placement_lever
+from fulltilt.levers import precision as precision_lever
+from fulltilt.levers.activation_checkpointing import count_blocks
+from fulltilt.records import Machine, Plan
+from fulltilt.tasks import Workload
+
+if TYPE_CHECKING:
+    from fulltilt.engine.build.run import Run
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def read_facts(source: Run | Workload, device: str | torch.device, machine: Machine | None = None) -> Facts:
+    """Facts of a run, or of a workload that is built on the CPU for the purpose.
+
+    Cost: for a workload, one model, one dataset and one optimizer.
+    """
+    if not isinstance(source, Workload):
+        return source.facts
+    dataset, model = source.dataset(), source.model()
+    optimizer = (source.optimizer or optim.AdamW)([p for p in model.parameters() if p.requires_grad])
+    known = source.collate is None
+    facts = describe(model, dataset, torch.device(device), machine, is_batch_known=known)
+    return dataclasses.replace(facts, optimizer=name_optimizer(optimizer))
+
+
+def describe(
+    model: nn.Module,
+    dataset: Any,
+    device: torch.device,
+    machine: Machine | None = None,
+    *,
+    is_batch_known: bool = True,
+    n_ranks: int = 1,
+) -> Facts:
+    """Facts of what is built already; the optimizer is left open.
+
+    Args:
+        is_batch_known: False where a collate function of the user's own decides what a batch is.
+        n_ranks: That share the machine's memory.
+    """
+    capability = _read_capability(device, machine)
+    has_conv2d = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules())
+    return Facts(
+        device_type=device.type,
+        compute_capability=capability,
+        n_cores_usable=machine.n_cores_usable if machine else count_usable_cores(),
+        is_wsl=machine.is_wsl if machine else is_wsl(),
+        has_c_compiler=has_c_compiler(),
+        has_conv=has_conv2d or any(p.dim() == 4 for p in model.parameters()),
+        has_any_conv=any(isinstance(m, CONVS) for m in model.modules()),
+        n_checkpointable=count_blocks(model),
+        n_samples=count_dataset(dataset),
+        is_iterable=isinstance(dataset, IterableDataset),
+        has_native_bf16=_has_native_bf16(device, capability),
+        placements=find_placements(dataset),
+        data_bytes=count_held_bytes(dataset),
+        free_ram_bytes=read_free_ram_bytes(n_processes=n_ranks),
+        free_device_bytes=read_free_device_bytes(device),
+        n_blocks_mixed=count_mixed_blocks(dataset),
+        transforms=find_transforms(dataset) if is_batch_known else "own",
+        is_held=getattr(dataset, "is_held", None),
+    )
+
+
+def resolve_plan(
+    plan: Plan, facts: Facts, *, may_hold: bool = True, started_with: str | None = None, world: World = ALONE
+) -> tuple[Plan, list[str]]:
+    """Replace a precision and a placement of ``auto`` by those that suit this machine now; the notes say which, and
+    why.
+
+    Args:
+        may_hold: False where samples that cannot be read are left out.
+        started_with: The placement of a run that goes on.
+        world: Ranks take the placement that the first of them chose.
+    """
+    precision, note = precision_lever.resolve(plan["precision"], facts)
+    notes = [f"precision: {note}"] if note else []
+    plan = plan.replace(precision=precision)
+    if plan["placement"] != "auto":
+        return plan, notes
+    chosen = placement_lever.resolve("auto", plan, facts, may_hold=may_hold, started_with=started_with)
+    placement, note = world.hand_out(chosen)
+    return plan.replace(placement=placement), [*notes, f"placement: {note}"]
+
+
+def count_dataset(dataset: Any) -> int | None:
+    """Length of a map-style dataset; None for one that streams, whose length is a promise at most."""
+    return None if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") else len(dataset)
+
+
+def describe_data(dataset: Any, facts: Facts) -> str:
+    """Which training set this is, in a few words: its class, its file where it has one, and how much of it there is."""
+    file = getattr(dataset, "path", None)
+    name = type(dataset).__name__ if file is None else f"{type(dataset).__name__} of {Path(str(file)).name}"
+    size = "a stream" if facts.n_samples is None else f"{facts.n_samples} samples"
+    return f"{name}, {size}" + ("" if facts.data_bytes is None else f", {facts.data_bytes} bytes in all")
+
+
+def name_model(model: nn.Module) -> str:
+    """Its class; of one whose weights are divided over ranks, which torch renames, the one it was written as."""
+    return type(model).__name__.removeprefix("FSDP")
+
+
+def name_device(device: torch.device) -> str:
+    """ "cpu", or what the driver calls the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def name_optimizer(optimizer: optim.Optimizer) -> str:
+    """The class of torch.optim whose step it runs: for a subclass with the inherited step, that of its base."""
+    step = inspect.unwrap(type(optimizer).step)
+    for base in type(optimizer).__mro__:
+        if base.__module__.startswith("torch.optim") and inspect.unwrap(base.step) is step:
+            return base.__name__
+    return type(optimizer).__name__
+
+
+def _read_capability(device: torch.device, machine: Machine | None) -> tuple[int, int] | None:
+    if device.type != "cuda":
+        return None
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_capability(device)
+    index = device.index or 0
+    return next((d.compute_capability for d in machine.devices if d.index == index), None) if machine else None
+
+
+def _has_native_bf16(device: torch.device, capability: tuple[int, int] | None) -> bool | None:
+    if device.type == "cuda":
+        return None if capability is None else capability >= (8, 0)
+    if device.type != "cpu":
+        return None
+    if not hasattr(torch.cpu, "get_capabilities"):  # not in every release
+        return None
+    features = torch.cpu.get_capabilities()
+    return any(bool(features.get(name)) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))

@@ -1,0 +1,1 @@
+"""The dry run and the checklist of `fulltilt check`."""

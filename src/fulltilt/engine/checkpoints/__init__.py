@@ -1,0 +1,1 @@
+"""How the state of a training is written, read again and exported."""

@@ -1,0 +1,1 @@
+"""The phases of a contrastive training, each a run of its own."""

@@ -1,0 +1,144 @@
+"""The batch whose loss was not finite, read once more and stored for whoever looks into it.
+
+The loss is read an interval late, when its batch is long gone. Its samples are known by their place in the epoch, so
+the loader is asked for them again: what data workers draw at random comes out the same, what a dataset draws from the
+global generators of the training process does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from fulltilt.data.loading.sampler import EpochSampler
+from fulltilt.engine.checkpoints.background import HostCopies
+from fulltilt.engine.checkpoints.checkpoint import make_plain
+from fulltilt.engine.step.train_step import count_samples
+from fulltilt.errors import FulltiltError
+from fulltilt.records.run_folder import open_atomic
+
+if TYPE_CHECKING:
+    from fulltilt.engine.loop.session import Session
+
+FILE = "nan_batch.pt"
+N_SHOWN = 5
+
+
+def suggest_stability(precision: object) -> str:
+    """What makes losses finite again, beside what is in force."""
+    if precision in ("fp16", "auto"):
+        return "Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
+    return "Lower optim.lr, or set optim.clip_norm"
+
+
+def find_bad_step(losses: Sequence[float], *, last_step: int) -> int | None:
+    """The first step whose loss is not finite; None where only their sum is not.
+
+    Args:
+        losses: Of consecutive steps, the newest last.
+        last_step: The step of that one.
+    """
+    bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    return None if bad is None else last_step - len(losses) + 1 + bad
+
+
+def save_bad_batch(s: Session, *, step: int, loss: float) -> str:
+    """Store the window of ``step``, one of the epoch under way, and say in a sentence where it is and what it shows.
+
+    ``nan_batch.pt`` holds tensors and plain values only, for ``torch.load(path, weights_only=True)``: ``step``,
+    ``epoch``, ``loss``, ``first_sample`` (place in the epoch's order), ``indices`` (of the samples in the dataset, None
+    for a stream) and ``batches``, one entry a micro-batch as the loader gave it. Of several ranks the first one stores
+    the whole batches, and all call this.
+    """
+    world = s.run.world
+    if not world.is_divided:
+        return _save_batch(s, step, loss)
+    text = ""
+    if world.is_first:
+        with world.work_alone(), s.run.undivided():
+            text = _save_batch(s, step, loss)
+    return world.hand_out(text)
+
+
+def _save_batch(s: Session, step: int, loss: float) -> str:
+    path = s.folder / FILE
+    step_in_epoch = s.progress.step_in_epoch - (s.progress.step - step)
+    first_sample = (step_in_epoch - 1) * s.run.batch_size * s.run.setup.accumulate
+    try:
+        batches = list(_read_window(s, first_sample))
+        indices = _find_indices(s, first_sample, sum(map(count_samples, batches)))
+        content = {
+            "step": step,
+            "epoch": s.progress.epoch,
+            "loss": loss,
+            "first_sample": first_sample,
+            "indices": indices,
+            "batches": [make_plain(batch, "batch") for batch in batches],
+        }
+        content = HostCopies().copy(content)
+        if s.run.device.type == "cuda":
+            torch.cuda.synchronize(s.run.device)
+        with open_atomic(path) as stream:
+            torch.save(content, stream)
+    except (FulltiltError, OSError, RuntimeError, ValueError, TypeError) as error:  # the loss is the news, not this
+        return f"the batch of step {step} could not be stored ({str(error).strip().splitlines()[0]})"
+    return f"the batch of step {step} is in {path}: {describe_batch(batches, indices)}"
+
+
+def describe_batch(batches: Sequence[Any], indices: Sequence[int] | None) -> str:
+    """Whether the data itself holds the NaN."""
+    bad: list[int] = []
+    start = 0
+    for batch in batches:
+        bad += [start + i for i in _find_bad_samples(batch)]
+        start += count_samples(batch)
+    if not bad:
+        return "all its values are finite, so the model or the learning rate made it"
+    named = [indices[i] for i in bad] if indices is not None else bad
+    more = f" and {len(named) - N_SHOWN} more" if len(named) > N_SHOWN else ""
+    what = "of the training set" if indices is not None else "of the batch"
+    return f"it holds NaN or infinity in sample {', '.join(map(str, named[:N_SHOWN]))}{more} {what}"
+
+
+def _read_window(s: Session, first_sample: int) -> Iterator[Any]:
+    run = s.run
+    if s.loader_state is not None:
+        run.loader_generator.set_state(s.loader_state)
+    streams = isinstance(run.dataset, IterableDataset)
+    batches = run.start_epoch(s.progress.epoch, 0 if streams else first_sample)
+    for _ in range(first_sample // run.batch_size if streams else 0):
+        next(batches, None)
+    for _ in range(run.setup.accumulate):
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def _find_indices(s: Session, first_sample: int, n_samples: int) -> list[int] | None:
+    sampler = s.run.loader.sampler
+    if not isinstance(sampler, EpochSampler):
+        return None
+    return sampler.compute_order()[first_sample : first_sample + n_samples].tolist()
+
+
+def _find_bad_samples(batch: Any) -> list[int]:
+    """Positions along the batch dimension where any tensor holds a value that is not finite."""
+    bad: set[int] = set()
+    for tensor in _list_tensors(batch):
+        if tensor.is_floating_point() and tensor.dim() and tensor.numel():
+            is_bad = ~torch.isfinite(tensor.float()).flatten(1).all(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)
+            bad.update(is_bad.nonzero().flatten().tolist())
+    return sorted(bad)
+
+
+def _list_tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in _list_tensors(part)]

@@ -1,0 +1,137 @@
+"""Evaluation: the exact mean of loss and metrics over every sample of the validation set."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fulltilt.config import parse_on_bad_sample
+from fulltilt.data.loading.loader import build_loader
+from fulltilt.data.seeds import compute_seed
+from fulltilt.engine.build.builder import build_transform
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.loop.progress import LossMeter
+from fulltilt.engine.ranks.process import find_link
+from fulltilt.engine.step.train_step import TrainStep, count_samples, fetch_batches
+from fulltilt.errors import DataError
+from fulltilt.levers.compile import without_compiling
+
+
+def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataLoader | None:
+    """The loader over the workload's validation set, in its own order; ``None`` when there is none.
+
+    Its workers end after each pass: between two of them the cores and the memory belong to training.
+
+    Raises:
+        DataError: the validation set is empty.
+    """
+    if run.workload.validation is None:
+        return None
+    options = {name: value for name, value in run.setup.loader_options.items() if name != "batch_size"}
+    if options.get("num_workers"):
+        options["persistent_workers"] = False
+    return build_loader(
+        run.workload.validation(),
+        batch_size=batch_size or run.batch_size,
+        shuffle=False,
+        drop_last=False,
+        generator=torch.Generator().manual_seed(run.seed),
+        options=options,
+        worker_options=run.setup.worker_options,
+        collate=run.workload.collate,
+        seed=run.seed,
+        share=run.world.share,
+        skip_limit=None if run.config is None else parse_on_bad_sample(run.config.data.on_bad_sample),
+    )
+
+
+def evaluate(
+    run: Run, loader: DataLoader | None, *, should_stop: Callable[[], object] | None = None
+) -> dict[str, float] | None:
+    """Mean loss and metrics per sample over ``loader``; the short last batch counts by its samples.
+
+    What the workload derives from those means, and what it assesses by itself, joins them. Several ranks divide the
+    samples and get the same figures, of rank 0's model with its buffers; the workload assesses on rank 0.
+
+    Runs the model itself in evaluation mode, not its compiled form: that would be compiled once more for this mode
+    and once more for the last batch. Precision is that of training; the weights are their running average where
+    ``optim.ema`` keeps one. ``workload.prepare`` draws from a generator
+    of its own, seeded anew each time: evaluations are comparable, and training goes on as if there had been none.
+
+    Args:
+        loader: None: the workload has no validation set, and only assesses.
+        should_stop: Asked before each batch; true ends the evaluation without a result.
+
+    Returns:
+        ``{"loss": …, metric: …}``, ``None`` when stopped.
+
+    Raises:
+        DataError: no batch came.
+
+    Device: synchronises once, at the end.
+    """
+    average = contextlib.nullcontext() if run.average is None else run.average.in_force()
+    with average, _evaluation_mode(run.setup.model), without_compiling(run.setup), torch.no_grad():
+        run.world.copy_buffers(run.setup.model)
+        means = {} if loader is None else _compute_means(run, loader, should_stop)
+        if means is None:
+            return None
+        if means and run.workload.derive is not None:
+            means |= run.workload.derive(means)
+        if run.workload.assess is not None:
+            means |= run_assessment(run)
+    return means
+
+
+def run_assessment(run: Run) -> Mapping[str, float]:
+    """On rank 0, which the others wait for. A divided model is refused when it is built."""
+    assess, world = run.workload.assess, run.world
+    assert assess is not None
+    if not world.is_first:
+        return world.hand_out(None)
+    with world.work_alone():
+        found = assess(run.setup.model, run.device)
+    return world.hand_out(found)
+
+
+def _compute_means(run: Run, loader: DataLoader, should_stop: Callable[[], object] | None) -> dict[str, float] | None:
+    world = run.world
+    seed = compute_seed(run.seed, world.rank) if world.rank else run.seed
+    generator = torch.Generator(run.device).manual_seed(seed)
+    meter = LossMeter(run.device, run.workload.metrics, world)
+    own = dataclasses.replace(run, generator=generator, transform=build_transform(loader, run.setup))
+    step = TrainStep(own, observe=meter.observe, forward=run.setup.model)
+    link = find_link()
+    batches: Any = run.deal(loader)
+    for batch in fetch_batches(batches):
+        if should_stop is not None and should_stop():
+            return None
+        n = n_local = count_samples(batch)
+        if world.is_divided:
+            n, n_local = batches.n_global, batches.n_local
+        loss = step.compute_loss(batch, is_counted=n_local > 0)
+        meter.add(loss if n_local == n else loss * (n_local / n), n)
+        if link is not None:
+            link.lap("evaluation")
+    n_samples = meter.n_samples
+    if n_samples == 0:
+        raise DataError(f"the validation set of {run.workload.name} yielded no sample; give it some, or leave it out")
+    return {name: total / n_samples for name, total in meter.take().read_sums().items()}
+
+
+@contextlib.contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module gets its own mode back: a layer that was frozen in evaluation mode stays so."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training

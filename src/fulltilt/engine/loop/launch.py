@@ -1,0 +1,122 @@
+"""``train`` over several devices: whether to start processes of its own, and how they come back to ``train``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fulltilt.config import Config
+from fulltilt.engine.announce import Announcer
+from fulltilt.engine.build.builder import check_device
+from fulltilt.engine.loop.limits import read_limits
+from fulltilt.engine.loop.replan import RankReplanError
+from fulltilt.engine.loop.session import Restart
+from fulltilt.engine.ranks.causes import Cause
+from fulltilt.engine.ranks.process import find_link
+from fulltilt.engine.ranks.world import is_rank, plan_devices
+from fulltilt.records import CheckpointSaved, Event, Listener, Replanned, RunStarted
+
+if TYPE_CHECKING:
+    from fulltilt.engine.loop.duties import TrainResult
+
+COMPILE_HANG_LIMIT_S = 600.0  # a rank may compile alone, for a batch of another size
+
+
+def must_launch(config: Config, device: str | None = None) -> bool:
+    """Whether a run needs processes of its own: it has several devices, or is to be started again when it dies."""
+    return not is_rank() and (len(plan_devices(config, device)) > 1 or config.run.max_restarts > 0)
+
+
+def choose_hang_limit_s(wanted_s: float | None, *, compiles: bool) -> float:
+    """How long one rank may stand still while the others wait for it, where ``run.hang_timeout_s`` is ``wanted_s``."""
+    from fulltilt.engine.ranks.group import HANG_LIMIT_S
+
+    return wanted_s or (COMPILE_HANG_LIMIT_S if compiles else HANG_LIMIT_S)
+
+
+def train_in_ranks(
+    config: Config, *, out_dir: str | Path, listeners: Sequence[Listener], device: str | None, **given: Any
+) -> TrainResult:
+    """``train`` in one process a device; ``listeners`` stay in this one.
+
+    Raises:
+        DeviceError: a device is not there. RankFailedError and others: see ``ranks.run_ranks``.
+    """
+    from fulltilt.engine.ranks.group import run_ranks
+
+    devices = [str(check_device(name)) for name in plan_devices(config, device)]
+    saved = _SavedStep()
+    announcer = Announcer([saved, *listeners])
+    result = run_ranks(
+        train_as_rank,
+        {"config": config, "out_dir": str(out_dir), "device": device, **given},
+        devices=devices,
+        announcer=announcer,
+        max_restarts=config.run.max_restarts,
+        restarted_with={"resume": True},
+        plan_again=lambda cause: plan_again(cause, saved.step, announcer),
+        hang_limit_s=choose_hang_limit_s(config.run.hang_timeout_s, compiles=config.speed.compile),
+        start_limit_s=config.run.start_timeout_s,
+    )
+    return dataclasses.replace(result, notes=(*announcer.notes, *result.notes))
+
+
+def train_as_rank(
+    config: Config, *, out_dir: str, epochs: int | None, max_steps: int | None, **given: Any
+) -> TrainResult:
+    """What each of the processes runs."""
+    from fulltilt.engine.loop.train import train_here
+
+    link = find_link()
+    assert link is not None
+    listeners = [link.send_event] if link.rank == 0 else ()
+    limits = read_limits(config, epochs, max_steps)
+    return train_here(config, limits=limits, out_dir=Path(out_dir), listeners=listeners, **given)
+
+
+def plan_again(cause: Cause, saved_step: int, announcer: Announcer) -> Mapping[str, Any] | None:
+    """With what all ranks start again after one ran out of memory, told to the listeners; None after anything else.
+
+    Args:
+        saved_step: Of the newest checkpoint; 0 where there is none.
+    """
+    error = cause.failure.error if cause.failure is not None else None
+    if not isinstance(error, RankReplanError) or error.replan is None:
+        return None
+    saved_step = max(saved_step, error.first_step)  # rank 0 may not have told yet where it started
+    replan, n_steps_lost = error.replan, max(0, error.step - saved_step)
+    where = f"the checkpoint of step {saved_step}" if saved_step else "the first step, there being no checkpoint"
+    again = f", {n_steps_lost} steps are trained again" if n_steps_lost else ""
+    announcer(
+        Replanned,
+        step=saved_step,
+        n_steps_lost=n_steps_lost,
+        reason=f"rank {cause.rank}: {replan.reason}",
+        **dataclasses.asdict(replan.sizes),
+    )
+    announcer.note(f"rank {cause.rank}: {error}; all ranks start again from {where}{again}", level="warning")
+    restart = Restart(
+        sizes=replan.sizes,
+        n_replans=error.n_replans,
+        attempt=error.attempt,
+        started_s=error.started_s,
+        notes=(),  # they are this process' own
+        step=saved_step,
+        metrics={},
+    )
+    return {"after": restart}
+
+
+class _SavedStep:
+    """A listener that knows the step of the newest checkpoint."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self.step = event.first_step
+        elif isinstance(event, CheckpointSaved):
+            self.step = event.step

@@ -1,0 +1,273 @@
+"""Where a run is, and the loss on its way there: counted on the host, read from the device an interval late."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulltilt.engine.ranks.world import ALONE, World
+from fulltilt.engine.step.train_step import StepOutcome
+
+
+@dataclasses.dataclass(kw_only=True)
+class Progress:
+    """The position of a run. Whole numbers and floats only: it is saved as it stands.
+
+    Attributes:
+        epoch: The epoch under way, from 0; its end counts to it until ``next_epoch``.
+        step: Optimizer steps since the start of the run.
+        samples_in_epoch: Samples consumed: the index in the epoch's order where a resumed run goes on.
+        micro_in_epoch: Micro-batches consumed, for data that streams and cannot jump.
+        epoch_sums: Sums over the samples of the epoch that were read back: the loss and the training metrics.
+        is_epoch_announced: The epoch's end was told to the listeners, its evaluation is still missing.
+        evaluated_step: The step of the newest evaluation.
+        loss_only_epoch: The epoch that a run went on in with other training metrics: what has no sum of all its
+            samples has no mean.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    step_in_epoch: int = 0
+    samples_in_epoch: int = 0
+    micro_in_epoch: int = 0
+    n_samples: int = 0
+    training_seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    epoch_sums: dict[str, float] = dataclasses.field(default_factory=dict)
+    is_epoch_announced: bool = False
+    evaluated_step: int = -1
+    last_loss: float | None = None
+    loss_only_epoch: int = -1
+
+    def count(self, outcome: StepOutcome) -> None:
+        _, n_samples, n_micro = outcome
+        self.step += 1
+        self.step_in_epoch += 1
+        self.samples_in_epoch += n_samples
+        self.micro_in_epoch += n_micro
+        self.n_samples += n_samples
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.step_in_epoch = self.samples_in_epoch = self.micro_in_epoch = 0
+        self.epoch_seconds = 0.0
+        self.epoch_sums = {}
+        self.is_epoch_announced = False
+
+    def add_seconds(self, seconds: float) -> None:
+        self.training_seconds += seconds
+        self.epoch_seconds += seconds
+
+    def compute_epoch_means(self) -> dict[str, float]:
+        names = ["loss"] if self.loss_only_epoch == self.epoch else self.epoch_sums
+        return {
+            name: self.epoch_sums[name] / max(1, self.samples_in_epoch) for name in names if name in self.epoch_sums
+        }
+
+
+class Keeper:
+    """Hands back tensors that can be read some steps later.
+
+    A model with buffers of its own (a captured CUDA graph) returns its loss in the same memory at every step, and the
+    next step overwrites it: the first tensor is copied, and so is each that lies where the one before it lay. That
+    memory is held until then, or the allocator could have given it away. A part of a larger tensor is copied too: it
+    would keep all of it.
+    """
+
+    def __init__(self) -> None:
+        self._last: torch.UntypedStorage | None = None
+
+    def keep(self, value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.nbytes() > value.nbytes:
+            self._last = None
+            return value.clone()
+        last, self._last = self._last, storage
+        return value.clone() if last is None or storage._cdata == last._cdata else value
+
+
+N_HELD = 16  # micro-batches; one value a sample each
+
+
+class LossMeter:
+    """The loss of every step and sums of metrics over samples. ``add`` and ``observe`` never wait for the device.
+
+    ``bring_back`` undoes what was observed since the last ``add``: of a window that is dropped.
+
+    Nothing is summed step by step, because each operator costs the host some microseconds: losses are summed on the
+    host when they are read, in double precision, and the values of metrics are held as they come and summed up to
+    ``N_HELD`` at a time.
+
+    Of several ranks each adds its parts, and ``take`` joins them: all read the same figures.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None,
+        world: World = ALONE,
+    ):
+        self._device, self._world = device, world
+        self._metrics = dict(metrics or {})
+        self._names = ("loss", *self._metrics)
+        self._loss_keeper, self._keepers = Keeper(), [Keeper() for _ in self._metrics]
+        self._start()
+
+    @property
+    def n_steps(self) -> int:
+        return len(self._losses)
+
+    @property
+    def n_samples(self) -> int:
+        return sum(self._counts)
+
+    def add(self, loss: Tensor, n_samples: int) -> None:
+        self._losses.append(self._loss_keeper.keep(loss))
+        self._counts.append(n_samples)
+        self._n_whole = len(self._observed)
+        if self._n_whole >= N_HELD:
+            self._sum_held()
+
+    def observe(self, outputs: Any, targets: Any) -> None:
+        pairs = zip(self._keepers, self._metrics.values(), strict=True)
+        self._observed.append([keeper.keep(metric(outputs, targets)) for keeper, metric in pairs])
+
+    def take(self) -> Reading:
+        """What came since the last ``take``; its values are on their way to the host."""
+        self._sum_held()
+        reading = Reading(self._names, self._losses, self._counts, self._metric_sums, self._world)
+        self._start()
+        return reading
+
+    def bring_back(self) -> None:
+        del self._observed[self._n_whole :]
+
+    def state_dict(self) -> dict[str, Any]:
+        self._sum_held()
+        # Before the first step of an interval there is nothing to stack.
+        losses = torch.stack(self._losses) if self._losses else torch.zeros(0, device=self._device)
+        sums = torch.stack(self._metric_sums) if self._metric_sums else torch.zeros(0, device=self._device)
+        return {
+            "losses": self._world.sum(losses).cpu(),
+            "n_samples": list(self._counts),
+            "names": list(self._names),
+            "metric_sums": self._world.sum(sums).cpu(),
+        }
+
+    def is_of(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state was saved with the same training metrics."""
+        return state["names"] == list(self._names)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start()
+        losses, sums = (state[name] if self._world.is_first else torch.zeros_like(state[name]) for name in _SUMMED)
+        self._losses = list(losses.to(self._device).unbind())
+        self._counts = list(state["n_samples"])
+        if self.is_of(state):
+            self._metric_sums = list(sums.to(self._device).unbind())
+
+    def _sum_held(self) -> None:
+        for total, *values in zip(self._metric_sums, *self._observed[: self._n_whole], strict=True):
+            if values:
+                flat = [value if value.dim() == 1 else value.flatten() for value in values]
+                total.add_(torch.cat(flat).sum(dtype=total.dtype))
+        del self._observed[: self._n_whole]
+        self._n_whole = 0
+
+    def _start(self) -> None:
+        self._losses: list[Tensor] = []
+        self._counts: list[int] = []  # samples of each step
+        # In float32: a sum lives for one logging interval, and those of an epoch are added up on the host in double
+        # precision.
+        self._metric_sums = [torch.zeros((), device=self._device) for _ in self._metrics]
+        self._observed: list[list[Tensor]] = []  # a micro-batch's values each, metric by metric
+        self._n_whole = 0  # of those; the others are of a window that is under way
+
+
+_SUMMED = ("losses", "metric_sums")
+
+
+class Reading:
+    """Losses and sums of metrics on their way to the host; nothing may be added to them any more.
+
+    ``read_sums`` waits for the copy and not for what was queued after it.
+
+    Attributes:
+        losses: Of every step since the last ``take`` or a resume; known once ``read_sums`` returned.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        losses: list[Tensor],
+        counts: list[int],
+        metric_sums: list[Tensor],
+        world: World = ALONE,
+    ):
+        self._names, self._counts = names, counts
+        self.n_samples, self.n_steps = sum(counts), len(counts)
+        self.losses: list[float] = []
+        self._values = torch.stack([*losses, *metric_sums])
+        self._wait = world.start_sum(self._values) if world.is_divided else None
+        self._event: torch.cuda.Event | None = None
+        if self._values.is_cuda:
+            on_device, self._values = self._values, torch.empty(len(self._values), pin_memory=True)
+            self._values.copy_(on_device, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(on_device.device))
+
+    def read_sums(self) -> dict[str, float]:
+        if self._wait is not None:
+            self._wait()
+        if self._event is not None:
+            self._event.synchronize()
+        values = self._values.tolist()
+        self.losses = values[: self.n_steps]
+        loss_sum = sum(map(operator.mul, self.losses, self._counts))
+        return dict(zip(self._names, [loss_sum, *values[self.n_steps :]], strict=True))
+
+
+class Stopwatch:
+    """Seconds of training, without evaluation, checkpoints and the time before the first step."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._since: float | None = None
+        self._mark = 0.0
+
+    def start(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def read(self) -> float:
+        """Bill the time so far and go on; seconds of training since the start of the run."""
+        if self._since is not None:
+            now = time.perf_counter()
+            self._progress.add_seconds(now - self._since)
+            self._since = now
+        return self._progress.training_seconds
+
+    def stop(self) -> None:
+        self.read()
+        self._since = None
+
+    def take_interval(self) -> float:
+        """Seconds of training since the last call."""
+        seconds = self.read() - self._mark
+        self._mark += seconds
+        return seconds
+
+    @property
+    def interval_s(self) -> float:
+        """Billed seconds of the interval under way."""
+        return self._progress.training_seconds - self._mark
+
+    def restart(self, interval_s: float = 0.0) -> None:
+        """After a resume: the interval under way has taken ``interval_s`` already, as its samples are counted."""
+        self._mark = self._progress.training_seconds - interval_s

@@ -1,0 +1,348 @@
+"""Measure a built run: its throughput, phases, memory, FLOPs, and every lever read back from what ran."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.measured.rehearsal import Part, Rehearsal
+from fulltilt.engine.ranks.process import find_link
+from fulltilt.engine.step.cached_step import build_step
+from fulltilt.engine.step.phase_sample import join_timers
+from fulltilt.engine.step.train_step import StepOutcome, Timer, TrainStep, count_samples, slice_samples
+from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
+from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
+from fulltilt.levers import Lever, find_reports, load_catalogue
+from fulltilt.levers.activation_checkpointing import without_checkpointing
+from fulltilt.levers.compile import without_compiling
+from fulltilt.measure import (
+    Block,
+    CudaClock,
+    HostClock,
+    MemoryMeter,
+    MemoryPeaks,
+    NullTimer,
+    PhaseTimer,
+    StepsResult,
+    UtilizationSampler,
+    count_flops,
+    join_peaks,
+    measure_steps,
+)
+from fulltilt.measure.utilization import UtilizationMean, find_device_index
+from fulltilt.records import Measurement
+
+SHORT_EPOCH_STEPS = 8
+FLOPS_SAMPLES = 8
+
+
+class EndlessSteps:
+    """Optimizer steps over as many epochs as asked for: ends of epochs, short windows and worker starts included.
+
+    Attributes:
+        n_done: Optimizer steps taken.
+        first_loss, last_loss: On the device.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        timer: Timer,
+        on_first: Callable[[StepOutcome], None] | None = None,
+        batches: Iterator[Any] | None = None,
+    ):
+        self._run, self._timer, self._on_first = run, timer, on_first
+        self._step = build_step(run)
+        self._batches = batches
+        self._epoch = 0
+        self.n_done = 0
+        self.last_loss: Tensor | None = None
+
+    def __call__(self) -> int:
+        """Take one step → samples it consumed."""
+        outcome = self._step(self._batches, self._timer) if self._batches is not None else None
+        if outcome is None:
+            self._batches = None  # the old workers end before new ones start
+            self._batches = self._run.start_epoch(self._epoch)
+            self._epoch += 1
+            outcome = self._step(self._batches, self._timer)
+            if outcome is None:
+                raise DataError(
+                    f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}"
+                )
+        self.n_done += 1
+        self.last_loss = outcome.loss
+        if self.n_done == 1 and self._on_first is not None:
+            self._on_first(outcome)
+        return outcome.n_samples
+
+    def step_on(self, batches: Iterator[Any]) -> None:
+        """A step on other batches, which no phase is billed for."""
+        self._step(batches, NullTimer())
+
+    def leave_epoch(self) -> None:
+        """End the epoch in progress as its last step would: workers that do not persist are gone then."""
+        self._batches = None
+        if not self._run.loader.persistent_workers:
+            self._run.close()
+
+    def take_batch(self) -> Any:
+        """One more batch, from a new epoch when this one is over."""
+        for _ in range(2):
+            if self._batches is not None and (batch := next(self._batches, None)) is not None:
+                return batch
+            self._batches = self._run.start_epoch(self._epoch)
+            self._epoch += 1
+        raise DataError(f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}")
+
+
+def run_measured(
+    run: Run,
+    *,
+    n_steps: int,
+    max_measure_s: float | None = None,
+    max_warmup_s: float = 30.0,
+    on_progress: Callable[[int], None] | None = None,
+    on_part: Callable[[Part], None] | None = None,
+    batches: Iterator[Any] | None = None,
+) -> Measurement:
+    """Train ``run`` for as long as the measurement takes, then rehearse what else a run needs memory for.
+
+    An epoch of at most 8 steps, or 32 with data workers, is timed as a whole, so that what happens once an epoch
+    (workers that start anew, a short last batch) is in the figure with its true share.
+
+    Of several ranks all call it and get the same: samples of all of them over the time from when all begin a block to
+    when all have ended it, and the memory of the rank that took the most. The first one decides how long that takes.
+
+    Args:
+        n_steps: Timed optimizer steps at least.
+        max_measure_s: Stop adding blocks after this long.
+        on_progress: Told the optimizer steps taken so far, after every block; of several ranks on the first.
+        on_part: Told each part that is rehearsed, as it begins (``rehearsal.py``).
+        batches: Taken instead of the run's own epochs; they must not end.
+
+    Raises:
+        NonFiniteLossError: the first or the last loss is not a number or infinite.
+        TrainingError: a value of the plan is not in force in the run.
+        DeviceMemoryError: memory ran out in a part that was rehearsed.
+    """
+    device, world = run.device, run.world
+    rehearsal = Rehearsal(run, saves=batches is None)  # a probe of the step is asked for its batch, not for the disk
+    timer = PhaseTimer(CudaClock(device) if device.type == "cuda" else HostClock())
+    seen: dict[str, Any] = {}
+
+    def check_first(outcome: StepOutcome) -> None:
+        seen["first_loss"] = _read_loss(world.sum(outcome.loss.clone()), 1)
+        seen["observed"] = check_observed(run)
+
+    steps = EndlessSteps(run, join_timers(timer, find_link()), check_first, batches)
+    memory = MemoryMeter(device)
+    utilization = _build_utilization(device)
+    memory.start()
+    utilization.start()
+    result: StepsResult | None = None
+    try:
+        if world.is_first:
+            follow = _follow_blocks(on_progress, steps, utilization)
+            limits = {"n_steps": n_steps, "max_measure_s": max_measure_s, "max_warmup_s": max_warmup_s}
+            result = _lead_steps(run, steps, timer, follow, has_epochs=batches is None, **limits)
+        else:
+            _follow_steps(run, steps)
+    finally:
+        peaks: dict[Part, MemoryPeaks] = {"steps": memory.stop()}
+        mean = utilization.stop()
+    assert steps.last_loss is not None
+    last_loss = _read_loss(world.sum(steps.last_loss.clone()), steps.n_done)
+    flops = measure_flops(run, steps.take_batch())
+    peaks |= rehearsal.play(steps, memory, on_part)
+    seen["notes"] = (*rehearsal.notes, *find_reports(run.plan, run.setup))
+    peaks = find_fullest(world.collect(peaks))
+    return world.hand_out(None if result is None else _join(result, peaks, mean, flops, seen, last_loss))
+
+
+def _lead_steps(
+    run: Run,
+    steps: EndlessSteps,
+    timer: PhaseTimer,
+    on_block: Callable[[Block], None],
+    *,
+    has_epochs: bool,
+    **limits: Any,
+) -> StepsResult:
+    """Measure; the other ranks, which wait in ``_follow_steps``, take the same steps."""
+    result = measure_steps(
+        steps,
+        min_block_steps=_count_block_steps(run) if has_epochs else 1,
+        # Workers start, or refill, at each epoch's begin: only whole epochs hold that with its true share.
+        epoch_steps=run.steps_per_epoch if run.loader.num_workers and has_epochs else None,
+        timer=timer,
+        synchronize=functools.partial(_synchronize, run),
+        read_pressure=read_pressure,
+        read_cpu_times=read_cpu_times,
+        on_block=on_block,
+        begin_block=run.world.hand_out,
+        **limits,
+    )
+    run.world.hand_out(0)
+    return result
+
+
+def _follow_steps(run: Run, steps: EndlessSteps) -> None:
+    while n_steps := run.world.hand_out(None):
+        _synchronize(run)
+        for _ in range(n_steps):
+            steps()
+        _synchronize(run)
+
+
+def _synchronize(run: Run) -> None:
+    """An edge of a block: the device is done, and so are those of all ranks."""
+    if run.device.type == "cuda":
+        torch.cuda.synchronize(run.device)
+    run.world.meet()
+
+
+def find_fullest(ranks: Sequence[Mapping[Part, MemoryPeaks]]) -> dict[Part, MemoryPeaks]:
+    """By part, of the peaks of all ranks each figure's largest; one that a rank does not have is no figure."""
+    return {part: _join_ranks([peaks[part] for peaks in ranks if part in peaks]) for part in ranks[0]}
+
+
+def _join_ranks(peaks: Sequence[MemoryPeaks]) -> MemoryPeaks:
+    names = ("allocated_peak_gib", "reserved_peak_gib", "rss_peak_gib")
+    known = {name: [getattr(peak, name) for peak in peaks] for name in names}
+    figures = {name: None if None in values else max(values) for name, values in known.items()}
+    return dataclasses.replace(peaks[0], **figures)
+
+
+def check_observed(run: Run, is_seen: Callable[[Lever], bool] = lambda lever: True) -> dict[str, Any]:
+    """Every lever as found in force, after a step.
+
+    A plan's ``None`` leaves the value to PyTorch, so whatever is found fits it.
+
+    Args:
+        is_seen: Which levers can be found where there was no step.
+
+    Raises:
+        TrainingError: a value found is not the plan's.
+    """
+    levers = [lever for lever in load_catalogue().values() if lever.name in run.plan and is_seen(lever)]
+    observed = {lever.name: lever.observe(run.setup) for lever in levers}
+    wrong = [
+        f"{name}: plan says {run.plan[name]}, in force {value}"
+        for name, value in observed.items()
+        if run.plan[name] is not None and value != run.plan[name]
+    ]
+    if wrong:
+        raise TrainingError(
+            f"{', '.join(wrong)}; leave these settings alone in the workload's own code, or name in the configuration "
+            "what is in force"
+        )
+    return observed
+
+
+def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str | None]:
+    """FLOPs per sample of forward and backward, their coverage, and why there is none.
+
+    Counted on the model itself with at most 8 samples, recomputation of activations left out. It leaves gradients at
+    zero and running statistics changed.
+    """
+    small = slice_samples(batch, count_samples(batch), slice(FLOPS_SAMPLES))
+    step = TrainStep(run, forward=run.setup.model)
+    transform, step.transform = step.transform, None  # its products of matrices are no work of the model
+    try:
+        small = step.place(small)
+        if transform is not None:
+            small = transform.uncompiled()(small, run.generator)
+        with without_checkpointing(run.setup.model), without_compiling(run.setup):
+            flops = count_flops(lambda: step.compute_gradients(small))
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        # Optional figure: a model that does not take a smaller batch, or an operator that cannot be traced.
+        return None, None, f"the step could not be counted with {count_samples(small)} samples: {error}"
+    finally:
+        run.setup.optimizer.zero_grad(set_to_none=True)
+    if not flops.total:
+        return None, flops.coverage_pct, "no operator with known FLOPs ran"
+    return flops.total / count_samples(small), flops.coverage_pct, None
+
+
+def _read_loss(loss: Tensor, step: int) -> float:
+    value = float(loss)
+    if not math.isfinite(value):
+        raise NonFiniteLossError(
+            f"the loss is {value} at step {step}; use a smaller learning rate, clip_norm, or precision bf16 or fp32"
+        )
+    return value
+
+
+def _count_block_steps(run: Run) -> int:
+    steps = run.steps_per_epoch
+    return steps if steps is not None and 0 < steps <= SHORT_EPOCH_STEPS else 1
+
+
+def _build_utilization(device: torch.device) -> UtilizationSampler:
+    nvml = RealNvml()
+    return UtilizationSampler(nvml, find_device_index(device, nvml) if device.type == "cuda" else None)
+
+
+def _follow_blocks(
+    on_progress: Callable[[int], None] | None, steps: EndlessSteps, utilization: UtilizationSampler
+) -> Callable[[Block], None]:
+    def follow(block: Block) -> None:
+        if block.stage == "warmup":  # compiling and warming up are no part of the mean
+            utilization.stop()
+            utilization.start()
+        if on_progress is not None:
+            on_progress(steps.n_done)
+
+    return follow
+
+
+def _join(
+    result: StepsResult,
+    spans: Mapping[str, MemoryPeaks],
+    mean: UtilizationMean,
+    flops: tuple[float | None, float | None, str | None],
+    seen: dict[str, Any],
+    last_loss: float,
+) -> Measurement:
+    peaks, fullest = join_peaks(spans)
+    reasons = {**result.null_reasons, **peaks.null_reasons, "receive_ms": "only probes of the loader measure it"}
+    if result.phases_ms.h2d is None and "phases_ms" not in reasons:
+        reasons["phases_ms.h2d"] = "on a CPU nothing is copied to a device"
+    if mean.mean_pct is None:
+        reasons["gpu_utilization_pct"] = mean.reason or "not read"
+    flops_per_sample, coverage_pct, flops_reason = flops
+    if flops_reason:
+        reasons["flops_per_sample"] = flops_reason
+    if coverage_pct is None:
+        reasons["flops_coverage_pct"] = flops_reason or "no operator that computes was seen"
+    return Measurement(
+        phases_ms=result.phases_ms,
+        samples_per_s=result.samples_per_s,
+        samples_per_s_ci95=result.samples_per_s_ci95,
+        block_samples_per_s=result.block_samples_per_s,
+        n_steps=result.n_steps,
+        n_warmup_steps=result.n_warmup_steps,
+        first_step_s=result.first_step_s,
+        gpu_utilization_pct=mean.mean_pct,
+        memory_allocated_peak_gib=peaks.allocated_peak_gib,
+        memory_reserved_peak_gib=peaks.reserved_peak_gib,
+        memory_rss_peak_gib=peaks.rss_peak_gib,
+        memory_peak_part=fullest,
+        flops_per_sample=flops_per_sample,
+        flops_coverage_pct=coverage_pct,
+        cpu_pressure_pct=result.cpu_pressure_pct,
+        steal_pct=result.steal_pct,
+        first_loss=seen["first_loss"],
+        last_loss=last_loss,
+        null_reasons=reasons,
+        notes=(*result.notes, *seen["notes"]),
+        observed=seen["observed"],
+    )

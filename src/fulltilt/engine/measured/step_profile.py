@@ -1,0 +1,140 @@
+"""Where the steps of a run spend their time and their memory, by operator: some steps under torch's profiler.
+
+Phases of a step (data wait, forward, …) every run tells by itself; this is the look into them. It is no measurement of
+the run's speed: the profiler slows down what it watches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from fulltilt.config import Config, plan_of
+from fulltilt.engine.build.assemble import build_workload
+from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.run import Run
+from fulltilt.engine.measured.measurement import EndlessSteps
+from fulltilt.errors import StorageError, UsageError
+from fulltilt.measure import NullTimer
+
+N_WARMUP_STEPS = 3  # allocations, workers and algorithms are chosen by then
+TRACE, SNAPSHOT = "trace.json", "memory_snapshot.pickle"
+SNAPSHOT_ENTRIES = 200_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorTime:
+    """One operator, without those that it calls.
+
+    Attributes:
+        device_ms_per_step: Of the kernels that it queued; None without a GPU.
+        share_pct: Of all operators together; of their device time on a GPU.
+    """
+
+    name: str
+    calls_per_step: float
+    cpu_ms_per_step: float
+    device_ms_per_step: float | None
+    share_pct: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepProfile:
+    """Operators, the costliest first.
+
+    Attributes:
+        trace_path: For chrome://tracing or ui.perfetto.dev.
+        snapshot_path: Allocations of the steps, for pytorch.org/memory_viz; None without a GPU.
+    """
+
+    device: str
+    n_steps: int
+    operators: tuple[OperatorTime, ...]
+    trace_path: str
+    snapshot_path: str | None
+
+
+def profile_steps(config: Config, *, device: torch.device, n_steps: int, out_dir: Path) -> StepProfile:
+    """Take ``n_steps`` optimizer steps as the run would, after some for warm-up, under torch's profiler.
+
+    Raises:
+        UsageError: ``n_steps`` is below 1.
+        StorageError: the files cannot be written.
+
+    Device: waits for it before and behind the steps. **Cost**: a trace of 0.1 to 5 MB a step.
+    """
+    if n_steps < 1:
+        raise UsageError(f"{n_steps} steps cannot be profiled; at least 1 is needed")
+    with build_run(config, plan_of(config), device=str(device), workload=build_workload(config), strict=False) as run:
+        with _telling_where(out_dir):
+            out_dir.mkdir(parents=True, exist_ok=True)
+        return _profile(run, n_steps, out_dir)
+
+
+@contextlib.contextmanager
+def _telling_where(out_dir: Path) -> Iterator[None]:
+    """Around writing alone: an OSError of a step is that of the data, and comes through as it is."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the profile cannot be written to {out_dir} ({error}); give another --out") from error
+
+
+def _profile(run: Run, n_steps: int, out_dir: Path) -> StepProfile:
+    steps, is_gpu = EndlessSteps(run, NullTimer()), run.device.type == "cuda"
+    for _ in range(N_WARMUP_STEPS):
+        steps()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
+    snapshot = out_dir / SNAPSHOT
+    if is_gpu:
+        torch.cuda.synchronize(run.device)
+        torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
+    try:
+        with profile(activities=activities) as profiled:
+            for _ in range(n_steps):
+                steps()
+            if is_gpu:
+                torch.cuda.synchronize(run.device)
+        if is_gpu:
+            with _telling_where(out_dir):
+                torch.cuda.memory._dump_snapshot(str(snapshot))
+    finally:
+        if is_gpu:
+            torch.cuda.memory._record_memory_history(enabled=None)
+    trace = out_dir / TRACE
+    with _telling_where(out_dir):
+        profiled.export_chrome_trace(str(trace))
+    return StepProfile(
+        device=str(run.device),
+        n_steps=n_steps,
+        operators=_list_operators(profiled.key_averages(), n_steps, is_gpu=is_gpu),
+        trace_path=str(trace),
+        snapshot_path=str(snapshot) if is_gpu else None,
+    )
+
+
+def _list_operators(averages: Any, n_steps: int, *, is_gpu: bool) -> tuple[OperatorTime, ...]:
+    def read_us(event: Any) -> float:
+        return event.self_device_time_total if is_gpu else event.self_cpu_time_total
+
+    # Kernels stand in the list once more by themselves: their time is that of the operator that queued them.
+    by_operator = [event for event in averages if event.device_type == DeviceType.CPU]
+    events = sorted(by_operator, key=read_us, reverse=True)
+    total_us = sum(read_us(event) for event in events)
+    return tuple(
+        OperatorTime(
+            name=event.key,
+            calls_per_step=event.count / n_steps,
+            cpu_ms_per_step=event.self_cpu_time_total / 1e3 / n_steps,
+            device_ms_per_step=event.self_device_time_total / 1e3 / n_steps if is_gpu else None,
+            share_pct=100 * read_us(event) / total_us if total_us else 0.0,
+        )
+        for event in events
+    )

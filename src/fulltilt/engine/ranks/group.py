@@ -1,0 +1,362 @@
+"""Start several processes that train one model, watch them, and end all of them when one is gone.
+
+What ``torchrun`` does, without being asked, and two things more: a rank that hangs is found by its marks (the others
+went further and wait for it, ``rank_process.Marks``), and what ended the run is told by its cause (``rank_causes``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import cloudpickle
+
+import fulltilt
+from fulltilt.engine.announce import Announcer
+from fulltilt.engine.interrupt import catch_signals
+from fulltilt.engine.ranks.causes import Cause, describe_died, describe_failed, describe_hung
+from fulltilt.engine.ranks.process import COUNT, IS_ALONE, IS_WAITING, N_CELLS, PHASES, Marks
+from fulltilt.errors import UsageError
+from fulltilt.hardware import count_usable_cores, is_process_stopped
+from fulltilt.records import RunEnded, RunStarted, StepsDone
+
+POLL_S = 0.1
+CAUSE_GRACE_S = 2.0  # after the first rank failed: the cause may be told later than what followed from it
+END_GRACE_S = 20.0  # after the last result: a process that does not end by then is ended
+HANG_LIMIT_S = 20.0
+START_LIMIT_S = 600.0  # of the first step, which compiles and fills the data workers, at its own pace in each process
+PAUSE_S = 2.0  # a longer gap between two looks: this process was stopped itself, or a listener took its time
+TAIL_BYTES = 2000
+PACKAGES = str(Path(fulltilt.__file__).parents[1])
+# The parent may have found this package in a way of its own; the child finds it there at the latest.
+COMMAND = "import sys; sys.path.append(sys.argv[5]); from fulltilt.engine.ranks.process import main; main()"
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Rank:
+    index: int
+    device: str
+    process: subprocess.Popen[bytes]
+    link: Connection
+    output: IO[bytes] | None  # of all but the first, which writes where this process does
+    outcome: Literal["runs", "done", "failed", "gone"] = "runs"
+    count: int = 0  # of its marks, when they were looked at last
+    keeps_up_s: float = 0.0  # when it last moved, or no other was ahead
+
+    def describe(self) -> str:
+        return f"rank {self.index} ({self.device}, process {self.process.pid})"
+
+    def read_tail(self) -> str:
+        """The last lines that it printed, for a message."""
+        if self.output is None:
+            return ""
+        end = self.output.seek(0, os.SEEK_END)
+        self.output.seek(max(0, end - TAIL_BYTES))
+        lines = self.output.read().decode(errors="replace").strip().splitlines()[-5:]
+        return f"; its last words: {' | '.join(lines)}" if lines else ""
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    *,
+    devices: Sequence[str],
+    announcer: Announcer,
+    max_restarts: int = 0,
+    restarted_with: Mapping[str, Any] | None = None,
+    plan_again: Callable[[Cause], Mapping[str, Any] | None] = lambda cause: None,
+    on_start: Callable[[list[int]], None] = lambda pids: None,
+    hang_limit_s: float = HANG_LIMIT_S,
+    start_limit_s: float = START_LIMIT_S,
+    raised_by: tuple[str, str] = ("run.start_timeout_s", "run.hang_timeout_s"),
+) -> Any:
+    """Run ``function(**given)`` in one process a device; return what it returns in the first.
+
+    The processes get ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT`` as under torchrun.
+    Ctrl-C and SIGTERM are handed to all as one wish to stop, and take their course here once they have ended; a second
+    signal ends them at once. When one fails, dies or hangs, all are ended.
+
+    Args:
+        function: Pickled, by value where it cannot be imported (a notebook).
+        announcer: Gets the events that rank 0 sends by ``Link.send_event``, in this process, and notes of restarts.
+        max_restarts: Start all ranks anew so often after a death that may pass.
+        restarted_with: Arguments that a restart has instead (``{"resume": True}``).
+        plan_again: Asked first what to go on with after a failure: arguments that the next start has instead, as often
+            as it gives any.
+        on_start: Told the process ids, in the order of the ranks, at every start.
+        hang_limit_s: How long a rank may stand still while another one is ahead. Counts from each rank's first step.
+        start_limit_s: The same before it, where that is more.
+        raised_by: What a user sets to allow more at the start, and later.
+
+    Raises:
+        RankFailedError: one died or raised what is not fulltilt's own; names it and its reason.
+        RankHungError: one hung.
+        DeviceMemoryError: one ran out of memory.
+        FulltiltError: one raised it.
+        UsageError: ``given`` cannot be sent to another process.
+
+    **Cost**: a start of Python and torch for each, about 3 s of a core.
+    """
+    relay = _Relay(announcer)
+    n_restarts = 0
+    with catch_signals() as stop:
+        while True:
+            limits_s = (max(hang_limit_s, start_limit_s), hang_limit_s)
+            attempt = _Attempt(function, given, devices, limits_s, raised_by)
+            try:
+                result = attempt.run(relay, stop, on_start)
+            except BaseException as error:  # a second Ctrl-C, a bug in a listener: the ranks are ended, the files too
+                relay.tell_end(f"failed: {type(error).__name__}")
+                raise
+            cause = attempt.cause
+            if cause is None:
+                break
+            if not stop and (changed := plan_again(cause)) is not None:
+                given = {**given, **changed}
+                continue
+            if attempt.ended is not None and cause.rank == 0:
+                relay(attempt.ended)
+            relay.tell_end(f"failed: {cause.text}")
+            if n_restarts >= max_restarts or not cause.may_pass or stop:
+                raise cause.build_error()
+            n_restarts += 1
+            given = {**given, **(restarted_with or {})}
+            again = f"all ranks start again from the newest checkpoint ({n_restarts} of {max_restarts} restarts)"
+            announcer.note(f"{cause.text}; {again}", level="warning")
+    stop.deliver()
+    return result
+
+
+class _Relay:
+    """Rank 0's events, to the listeners of this process."""
+
+    def __init__(self, announcer: Announcer):
+        self._announcer = announcer
+        self._started: RunStarted | None = None
+        self._step = 0
+        self._began_s = time.monotonic()
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, RunStarted):
+            self._started, self._step, self._began_s = event, event.first_step, time.monotonic()
+        elif isinstance(event, StepsDone):
+            self._step = event.step
+        elif isinstance(event, RunEnded):
+            self._started = None
+        self._announcer.hand_on(event)
+
+    def tell_end(self, reason: str) -> None:
+        """End the run for the listeners where rank 0 could not any more: files are closed, a bar is taken down."""
+        if self._started is None:
+            return
+        seconds = time.monotonic() - self._began_s
+        fields = {"attempt": self._started.attempt, "time_s": time.time(), "metrics": {}}
+        self(RunEnded(reason=reason, step=self._step, seconds=seconds, **fields))
+
+
+class _Attempt:
+    """One start of all ranks, to their end."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        given: Mapping[str, Any],
+        devices: Sequence[str],
+        limits_s: tuple[float, float],
+        raised_by: tuple[str, str],
+    ):
+        self._payload = _pickle(function, given)
+        self._devices, self._limits_s, self._raised_by = devices, limits_s, raised_by
+        self._ranks: list[_Rank] = []
+        self._result: Any = None
+        self._causes: list[Cause] = []
+        self.cause: Cause | None = None
+        self.ended: RunEnded | None = None
+
+    def run(self, relay: Callable[[Any], None], stop: Any, on_start: Callable[[list[int]], None]) -> Any:
+        """Start, watch, end. ``cause`` says why there is no result."""
+        with tempfile.TemporaryFile(prefix="fulltilt-marks-") as memory:
+            memory.truncate(len(self._devices) * N_CELLS * 8)
+            marks = Marks(memory.fileno(), len(self._devices))
+            store = _open_store()
+            try:
+                for index, device in enumerate(self._devices):
+                    self._ranks.append(self._start(index, device, memory.fileno(), store.port))
+                on_start([rank.process.pid for rank in self._ranks])
+                self._watch(marks, relay, stop)
+            finally:
+                self._end_all()
+        return self._result
+
+    def _start(self, index: int, device: str, marks: int, port: int) -> _Rank:
+        mine, theirs = Pipe()
+        n_ranks = len(self._devices)
+        # Open until all have ended: its tail goes into a message.
+        output = tempfile.TemporaryFile(prefix="fulltilt-rank-") if index else None  # noqa: SIM115
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, str(theirs.fileno()), str(marks), str(index), str(n_ranks), PACKAGES],
+            env=_build_environment(index, n_ranks, port),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(theirs.fileno(), marks),
+            start_new_session=True,  # Ctrl-C on the terminal is this process' business
+        )
+        theirs.close()
+        with contextlib.suppress(OSError):  # one that died at once is found by its exit
+            mine.send_bytes(self._payload)
+        now_s = time.monotonic()
+        return _Rank(index=index, device=device, process=process, link=mine, output=output, keeps_up_s=now_s)
+
+    def _watch(self, marks: Marks, relay: Callable[[Any], None], stop: Any) -> None:
+        """Until all have ended well, or one has not and its cause is known."""
+        is_stop_sent = False
+        looked_s = time.monotonic()
+        give_up_s: float | None = None
+        while any(rank.outcome == "runs" for rank in self._ranks):
+            for link in wait([rank.link for rank in self._ranks if rank.outcome == "runs"], timeout=POLL_S):
+                self._receive(next(rank for rank in self._ranks if rank.link is link), relay)
+            if stop and not is_stop_sent:
+                is_stop_sent = True
+                self._tell("stop")
+            self._look_for_dead()
+            now_s = time.monotonic()
+            if now_s - looked_s > PAUSE_S:
+                self._forgive(now_s)
+            looked_s = now_s
+            self._look_for_hanging(marks, now_s)
+            if self._causes:
+                give_up_s = give_up_s or now_s + CAUSE_GRACE_S
+                if now_s >= give_up_s or not all(cause.is_consequence for cause in self._causes):
+                    break
+        self.cause = next((c for c in self._causes if not c.is_consequence), None) or next(iter(self._causes), None)
+
+    def _receive(self, rank: _Rank, relay: Callable[[Any], None]) -> None:
+        try:
+            kind, value = rank.link.recv()
+        except (EOFError, OSError):  # it ends, or has closed what it must not close
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.process.wait(CAUSE_GRACE_S)
+            self._note_exit(rank, rank.process.poll())
+            return
+        if kind == "event":
+            if isinstance(value, RunEnded) and value.reason.startswith("failed"):
+                self.ended = value  # told when it is known whether all go on
+            else:
+                relay(value)
+            if not isinstance(value, StepsDone):
+                self._tell("taken", rank)
+        elif kind == "done":
+            rank.outcome = "done"
+            self._result = value if rank.index == 0 else self._result
+        elif kind == "failed":
+            rank.outcome = "failed"
+            self._causes.append(Cause(rank=rank.index, kind="failed", text=describe_failed(rank, value), failure=value))
+
+    def _look_for_dead(self) -> None:
+        for rank in self._ranks:
+            # What it said before it ended is read first.
+            if rank.outcome == "runs" and rank.process.poll() is not None and not rank.link.poll():
+                self._note_exit(rank, rank.process.returncode)
+
+    def _note_exit(self, rank: _Rank, code: int | None) -> None:
+        rank.outcome = "gone"
+        self._causes.append(Cause(rank=rank.index, kind="died", text=describe_died(rank, code)))
+
+    def _look_for_hanging(self, marks: Marks, now_s: float) -> None:
+        """A rank hangs that stands still while another one is ahead of it or waits for it, and none knowingly does so
+        for one that works alone. One that a signal stopped hangs wherever it is.
+
+        A rank that is ready to join the others, or has built its model, sets a mark (``World.arrive``) and is ahead of
+        those that are not.
+        """
+        cells = [marks.read(rank.index) for rank in self._ranks]
+        counts = [mine[COUNT] for mine in cells]
+        is_alone, is_starting = any(mine[IS_ALONE] for mine in cells), min(counts) <= len(PHASES)
+        limit_s, setting = list(zip(self._limits_s, self._raised_by, strict=True))[0 if is_starting else 1]
+        # Until the last one has taken its first step, the others may be waiting for that one only.
+        enough = min(min(counts) + 1, max(counts)) if is_starting else max(counts)
+        n_waiting = sum(mine[IS_WAITING] for mine in cells)
+        for rank, mine in zip(self._ranks, cells, strict=True):
+            is_late = mine[COUNT] < enough or (n_waiting > 0 and not mine[IS_WAITING])
+            is_stopped = rank.outcome == "runs" and is_process_stopped(rank.process.pid)
+            if mine[COUNT] != rank.count or not (is_stopped or (is_late and not is_alone)):
+                rank.count, rank.keeps_up_s = mine[COUNT], now_s
+            elif rank.outcome == "runs" and now_s - rank.keeps_up_s > limit_s:
+                state = ": it is stopped by a signal" if is_stopped else ""
+                text = describe_hung(rank, mine, now_s - rank.keeps_up_s, f"{setting} allows more{state}")
+                self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
+
+    def _forgive(self, now_s: float) -> None:
+        for rank in self._ranks:
+            rank.keeps_up_s = now_s
+
+    def _tell(self, message: str, only: _Rank | None = None) -> None:
+        for rank in self._ranks if only is None else [only]:
+            with contextlib.suppress(OSError):  # one that is gone already
+                rank.link.send(message)
+
+    def _end_all(self) -> None:
+        """Nothing of the ranks is left when this returns: neither they nor their data workers."""
+        is_well = self.cause is None and all(rank.outcome == "done" for rank in self._ranks)
+        until_s = time.monotonic() + (END_GRACE_S if is_well else 0.0)
+        for rank in self._ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if is_well:
+                    rank.process.wait(max(0.0, until_s - time.monotonic()))
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.process.pid, signal.SIGKILL)
+            rank.process.wait()
+            rank.link.close()
+            if rank.output is not None:
+                rank.output.close()
+
+
+def _pickle(function: Callable[..., Any], given: Mapping[str, Any]) -> bytes:
+    try:
+        pickled = cloudpickle.dumps((function, dict(given)))
+    except Exception as error:  # whatever the objects of a user do when they are pickled
+        raise UsageError(
+            f"the workload cannot be sent to other processes ({type(error).__name__}: {error}); a run over several "
+            "devices needs functions in a module, or a workload that holds no open file, lock or generator"
+        ) from error
+    return pickle.dumps((list(_list_import_paths()), pickled))
+
+
+def _list_import_paths() -> Iterator[str]:
+    for path in sys.path:
+        yield path or str(Path.cwd())
+
+
+def _open_store() -> Any:
+    """Where the ranks find each other. Held by this process: no port is chosen that another one could take."""
+    from torch.distributed import TCPStore
+
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _build_environment(index: int, n_ranks: int, port: int) -> dict[str, str]:
+    given = {
+        "RANK": index,
+        "LOCAL_RANK": index,
+        "WORLD_SIZE": n_ranks,
+        "LOCAL_WORLD_SIZE": n_ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # torch's word for: the store is the parent's
+    }
+    defaults = {"OMP_NUM_THREADS": str(max(1, count_usable_cores() // n_ranks))}
+    if Path("/sys/class/net/lo").exists():
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would look up the machine's name, which some networks do not know
+    return {**defaults, **os.environ, **{name: str(value) for name, value in given.items()}}

@@ -1,0 +1,1 @@
+"""One optimizer step: forward, backward, update, and what feeds it batches."""

@@ -1,0 +1,274 @@
+"""One optimizer step: the micro-batches of an accumulation window forward and backward, then the update.
+
+Nothing in a step waits for the device: the loss stays a tensor there, and who wants its value reads it later. The one
+exception is not ours: an fp16 scaler with an optimizer that is not fused reads ``found_inf`` on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fulltilt.data import explain_loader_error
+from fulltilt.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from fulltilt.engine.build.run import Run
+
+_END = object()
+SEQUENCES = (tuple, list)  # made once: `tuple | list` builds a new object each time it is evaluated
+
+
+class StepOutcome(NamedTuple):
+    """What one optimizer step did."""
+
+    loss: Tensor  # mean over the window's samples, on the device, detached; of several ranks the part that is added up
+    n_samples: int
+    n_micro: int
+
+
+class Timer(Protocol):
+    def lap(self, phase: str) -> None: ...
+
+
+class TrainStep:
+    """Call it with an iterator of batches and a timer; it takes what it needs for one optimizer step.
+
+    The window's gradient is the gradient of the mean loss over its samples, as if they had been one batch: each
+    micro-batch weighs by its share of samples, and a window that the epoch's end cuts short is scaled back up before
+    clipping. Over several ranks, which average their gradients, each weighs its part of the micro-batch likewise
+    (``parallel.py``); ``batches`` then says how large the whole is.
+
+    Args:
+        run: What ``build_run`` built.
+        observe: ``(outputs, targets)`` of every micro-batch, without gradients: for training metrics that stay on
+            the device.
+        forward: What computes the outputs; the run's own (the model or its compiled form) when None.
+
+    Device: enqueues work, does not synchronise.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        observe: Callable[[Any, Any], None] | None = None,
+        forward: Callable[..., Any] | None = None,
+    ):
+        setup, workload = run.setup, run.workload
+        self._forward, self._loss = forward or setup.forward, workload.loss
+        self._prepare, self._generator = workload.prepare, run.generator
+        self.transform = run.transform
+        self._optimizer, self._scaler = setup.optimizer, setup.scaler
+        self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
+        self._accumulate, self._clip_norm = setup.accumulate, run.clip_norm
+        self._n_nominal = run.batch_size * setup.accumulate
+        self._n_ranks, self._sync = run.world.n_ranks, run.sync
+        self._must_weigh = setup.accumulate > 1 or run.world.is_divided
+        self._device = setup.device
+        self._on_gpu = setup.device.type != "cpu"
+        self._non_blocking = self._on_gpu and bool(setup.loader_options.get("pin_memory"))
+        self._memory_format = setup.input_memory_format if run.transform is None else None  # else it sees to it
+        self._must_place = self._on_gpu or self._memory_format is not None
+        self._autocast = (
+            None if setup.autocast_dtype is None else torch.autocast(setup.device.type, dtype=setup.autocast_dtype)
+        )
+        self._observe, self._no_grad = observe, torch.no_grad()
+        self._state = setup.state
+        self._has_looked = False
+
+    def __call__(self, batches: Iterator[Any], timer: Timer) -> StepOutcome | None:
+        """Run one step; ``None`` when ``batches`` was at its end already.
+
+        Raises:
+            WorkerDiedError: a data worker died.
+            DataError: a batch is not (inputs, targets).
+        """
+        lap = timer.lap
+        scaler, accumulate, must_weigh, sync = self._scaler, self._accumulate, self._must_weigh, self._sync
+        n_samples = n_micro = 0
+        total: Tensor | None = None
+        while n_micro < accumulate:
+            batch = _fetch(batches)
+            lap("data_wait")
+            if batch is _END:
+                break
+            n = n_local = count_samples(batch)
+            if sync is not None:
+                n, n_local = batches.n_global, batches.n_local
+                sync(n_micro + 1 == accumulate or batches.is_last)
+            if not self._has_looked:
+                self._look_at_batch(batch, n)
+            if self._must_place:
+                batch = self.place(batch)
+                if self._on_gpu:
+                    lap("h2d")
+            loss = self._compute_loss(batch, is_counted=n_local > 0)
+            if must_weigh:
+                loss = loss * (self._n_ranks * n_local / self._n_nominal)
+            lap("forward")
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+            n_samples += n
+            n_micro += 1
+            lap("backward")
+        if total is None:
+            return None
+        factor = self._n_nominal / n_samples if must_weigh else 1.0
+        if accumulate > 1:
+            self._state.setdefault("n_micro", n_micro)
+        if factor != self._n_ranks:
+            total = total * (factor / self._n_ranks)
+        self._update(factor)
+        lap("optimizer")
+        return StepOutcome(total, n_samples, n_micro)
+
+    def compute_gradients(self, batch: Any) -> Tensor:
+        """Forward and backward of one batch by itself, unscaled; gradients are added to what is there."""
+        loss = self.compute_loss(batch)
+        loss.backward()
+        return loss.detach()
+
+    def compute_loss(self, batch: Any, *, is_counted: bool = True) -> Tensor:
+        """Forward and loss of one batch by itself: for evaluation, under ``torch.no_grad()``."""
+        return self._compute_loss(self.place(batch) if self._must_place else batch, is_counted)
+
+    def _compute_loss(self, batch: Any, is_counted: bool = True) -> Tensor:
+        inputs, targets = self._prepare_batch(batch)
+        if self._autocast is None:
+            outputs = self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
+            loss = self._loss(outputs, targets)
+            if not self._has_looked:
+                self._look_at_loss(loss, inputs)
+        else:
+            with self._autocast:
+                outputs = self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
+                loss = self._loss(outputs, targets)
+                if not self._has_looked:
+                    self._look_at_loss(loss, inputs)
+        if self._observe is not None and is_counted:
+            with self._no_grad:
+                self._observe(outputs, targets)
+        return loss
+
+    def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
+        """From a batch on the device to (inputs, targets)."""
+        if self.transform is not None:
+            batch = self.transform(batch, self._generator)
+        if self._prepare is not None:
+            batch = self._prepare(batch, self._generator)
+        try:
+            inputs, targets = batch
+        except (TypeError, ValueError):
+            raise DataError(_describe_bad_batch(batch)) from None
+        return inputs, targets
+
+    def _update(self, factor: float) -> None:
+        """Unscale, undo the short window, clip, step: in that order, since clipping is about the true gradient."""
+        optimizer, scaler = self._optimizer, self._scaler
+        if scaler is not None and (factor != 1.0 or self._clip_norm is not None):
+            scaler.unscale_(optimizer)
+        if factor != 1.0:
+            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    def place(self, value: Any) -> Any:
+        """Tensors of a nested batch onto the device, 4-d ones in the run's memory format."""
+        if isinstance(value, Tensor):
+            if self._on_gpu:
+                value = value.to(self._device, non_blocking=self._non_blocking)
+            if self._memory_format is not None and value.dim() == 4:
+                value = value.contiguous(memory_format=self._memory_format)
+            return value
+        if isinstance(value, Mapping):
+            return {key: self.place(item) for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(self.place, value))
+        if isinstance(value, tuple | list):
+            return type(value)(map(self.place, value))
+        return value
+
+    def _look_at_batch(self, batch: Any, n: int) -> None:
+        """What levers read back of the first batch: ``Lever.observe``."""
+        if self._prepare is None and isinstance(batch, Mapping):
+            raise DataError(_describe_bad_batch(batch))
+        self._state["batch_size"] = n
+        first = find_tensor(batch)
+        if self._on_gpu and first is not None and first.device.type == "cpu":  # else it was copied ahead
+            self._state["pinned"] = first.is_pinned()
+
+    def _look_at_loss(self, loss: Any, inputs: Any) -> None:
+        self._has_looked = True
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise UsageError(f"the loss returned {what}; it must return a scalar tensor, the mean over the batch")
+        device = self._device.type
+        is_on = torch.is_autocast_enabled(device)
+        self._state["autocast_dtype"] = torch.get_autocast_dtype(device) if is_on else None
+        first = find_tensor(inputs)
+        if first is not None and first.dim() == 4:
+            self._state["input_channels_last"] = first.is_contiguous(memory_format=torch.channels_last)
+
+
+def _fetch(batches: Iterator[Any]) -> Any:
+    try:
+        return next(batches, _END)
+    except Exception as error:  # the boundary to the data workers' processes: say what happened there
+        explained = explain_loader_error(error)
+        if explained is None or explained is error:
+            raise
+        raise explained from error
+
+
+def fetch_batches(batches: Iterator[Any]) -> Iterator[Any]:
+    """The rest of ``batches``; a data worker that dies is a WorkerDiedError here too."""
+    while (batch := _fetch(batches)) is not _END:
+        yield batch
+
+
+def find_tensor(value: Any) -> Tensor | None:
+    """The first tensor with a batch dimension in a nested batch."""
+    if isinstance(value, Tensor):
+        return value if value.dim() else None
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return next((found for part in parts if (found := find_tensor(part)) is not None), None)
+
+
+def slice_samples(value: Any, n_samples: int, cut: slice) -> Any:
+    """The samples of ``cut`` in a nested batch; tensors with another first dimension stay whole."""
+    if isinstance(value, Tensor):
+        return value[cut] if value.dim() and value.shape[0] == n_samples else value
+    if isinstance(value, Mapping):
+        return {key: slice_samples(item, n_samples, cut) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(slice_samples(item, n_samples, cut) for item in value))
+    if isinstance(value, SEQUENCES):
+        return type(value)(slice_samples(item, n_samples, cut) for item in value)
+    return value
+
+
+def count_samples(batch: Any) -> int:
+    """First dimension of the first tensor of a batch."""
+    first = batch
+    while isinstance(first, SEQUENCES) and first:
+        first = first[0]
+    if not isinstance(first, Tensor) or not first.dim():
+        first = find_tensor(batch)
+    if first is None:
+        raise DataError(f"a batch holds no tensor ({type(batch).__name__}); the dataset must yield tensors or numbers")
+    return first.shape[0]
+
+
+def _describe_bad_batch(batch: Any) -> str:
+    what = f"{len(batch)} parts" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
+    return f"a batch is {what}, expected (inputs, targets); change the dataset, its collate, or the workload's prepare"

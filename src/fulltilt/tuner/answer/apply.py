@@ -1,0 +1,285 @@
+"""Write a pick into a YAML file of the user's: comments kept, and only what the search varied and what differs touched.
+
+The file need not be the one that was searched with, so everything follows the file: the learning rate is scaled from
+its own, the effective batch stays its own unless the search was free to change it, and what the search never varied
+stays as it is there. A file that then holds another plan than the one that was measured gets no promise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from fulltilt.config import ComponentCall, Config, check_writable, load_config, parse_call, plan_of, write_settings
+from fulltilt.errors import NoPlanError, UsageError
+from fulltilt.levers import compute_plan_digest, load_catalogue
+from fulltilt.records import WHOLE_RUNS, Plan, format_rate
+from fulltilt.tuner.answer.result import TuneResult
+from fulltilt.tuner.picks.recommend import plan_learning_rate
+from fulltilt.tuner.question.data_stamp import PATH_NAMES
+from fulltilt.tuner.question.options import count_ranks
+
+BATCH = ("batch_size", "accumulate")
+MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
+"""Key of a promise → what the probe of the workload calls it."""
+OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s(?:, on a busy machine)?)?"
+OWN_MARK = "changed by fulltilt tune"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What a configuration needs to hold a recommended plan.
+
+    Attributes:
+        values: Dotted key → value.
+        plan: What the configuration then holds.
+        notes: What stays otherwise than it was measured, and why.
+    """
+
+    values: dict[str, Any]
+    plan: Plan
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Applied:
+    """What became of the file: a unified diff, empty when nothing differs, and what the user should know."""
+
+    diff: str
+    notes: tuple[str, ...] = ()
+
+
+def plan_changes(result: TuneResult, config: Config, *, searched: Config) -> Changes:
+    """Where ``config`` differs from the recommended plan, and its learning rate if that follows.
+
+    Args:
+        searched: The configuration that the search was about; it may be ``config`` itself.
+    """
+    measured, catalogue = result.picks.recommended.trial.plan, load_catalogue()
+    current, alike = plan_of(config), plan_of(searched)
+    # A value that both configurations spell alike is the measured one, though a search resolves it (precision auto).
+    plan = current.replace(**{name: measured[name] for name in measured if current[name] == alike[name]})
+    varied = find_varied_levers(result)
+    plan = plan.replace(**{name: measured[name] for name in varied if name not in BATCH})
+    batch, notes = _plan_batch(result, current) if varied & set(BATCH) else (current, [])
+    plan = plan.replace(**{name: batch[name] for name in BATCH})
+    # What the search left as it was stays as it is spelled: use_amp true is not narrowed to what it came to here.
+    kept = {name for name in varied if measured[name] == result.user_plan[name] and current[name] == alike[name]}
+    values = {catalogue[name].key: plan[name] for name in varied - kept if current[name] != plan[name]}
+    values |= {catalogue[name].key: plan[name] for name in BATCH if current[name] != plan[name]}
+    rate, rate_notes = _plan_rate(result, config, searched, plan)
+    notes += [*rate_notes, *_describe_kept(plan, measured)]
+    order = [lever.key for lever in catalogue.values()]
+    ordered = {key: values[key] for key in sorted(values, key=order.index)}
+    return Changes(values=ordered | rate, plan=plan, notes=tuple(notes))
+
+
+def find_varied_levers(result: TuneResult) -> set[str]:
+    """Levers of which the search ran more than one value, the user's own included."""
+    plans: dict[str, list[Plan]] = {"whole": [result.user_plan]}
+    for row in (*result.trials, *result.repeats, *result.probes):
+        if row.status != "skipped":  # a probe runs without the loader's levers: only others of its kind compare
+            plans.setdefault("whole" if row.kind in WHOLE_RUNS else row.kind, []).append(row.plan)
+    return {name for found in plans.values() for name in result.user_plan if len({p[name] for p in found}) > 1}
+
+
+def _plan_batch(result: TuneResult, current: Plan) -> tuple[Plan, list[str]]:
+    """The recommended batch; while the effective batch was to stay, that of ``current`` stays."""
+    measured = result.picks.recommended.trial.plan
+    if is_batch_free(result):
+        return measured, []
+    batch_size, effective = measured["batch_size"], current.effective_batch_size
+    if effective % batch_size == 0:
+        return current.replace(batch_size=batch_size, accumulate=effective // batch_size), []
+    return current, [
+        f"its effective batch of {effective} is no multiple of the recommended batch_size {batch_size}: batch_size "
+        f"and accumulate stay as they are (--free-batch lets a search change the effective batch)"
+    ]
+
+
+def is_batch_free(result: TuneResult) -> bool:
+    """Whether the search could change the effective batch: by --free-batch, or by batch sizes that were named."""
+    own = result.user_plan.effective_batch_size
+    return result.learning_rate.rule != "none" or any(row.plan.effective_batch_size != own for row in result.trials)
+
+
+def _plan_rate(result: TuneResult, config: Config, searched: Config, plan: Plan) -> tuple[dict[str, Any], list[str]]:
+    """The key that the rate stands at with its value for ``plan``, scaled from the configuration's own pair of rate
+    and batch: a file that holds the plan already keeps its rate."""
+    key, rate = _find_rate(config)
+    scaled = plan_learning_rate(
+        rate, user_plan=plan_of(config), plan=plan, rule=result.learning_rate.rule, is_batch_free=is_batch_free(result)
+    )
+    if scaled.to is None or scaled.to == rate:
+        return {}, []
+    started = result.learning_rate.start
+    if started is None or not math.isclose(started, _find_rate(searched)[1], rel_tol=1e-6):
+        return {}, [
+            f"the learning rate is set by code, not by the file: scale it × {scaled.to / rate:.4g} there "
+            f"({scaled.rule} rule, effective batch {plan_of(config).effective_batch_size} → "
+            f"{plan.effective_batch_size})"
+        ]
+    to = float(f"{scaled.to:.9g}")
+    if key == "optim.lr":
+        return {key: to}, []
+    call = parse_call(config.optim.optimizer if key == "optim.optimizer" else config.task)
+    return {key: str(ComponentCall(call.name, call.args, {**call.kwargs, "lr": to}))}, []
+
+
+def _find_rate(config: Config) -> tuple[str, float]:
+    """The key under which the rate in force stands: an argument of the task or the optimizer wins over ``optim.lr``."""
+    for key, text in (("task", config.task), ("optim.optimizer", config.optim.optimizer)):
+        rate = parse_call(text).kwargs.get("lr")
+        if isinstance(rate, int | float):
+            return key, float(rate)
+    return "optim.lr", config.optim.lr
+
+
+def _describe_kept(plan: Plan, measured: Plan) -> list[str]:
+    kept = [
+        f"{name} {plan[name]} (measured with {measured[name]})" for name in measured if plan[name] != measured[name]
+    ]
+    return [f"it holds another plan than the one measured, and so no run.promise: {', '.join(kept)}"] if kept else []
+
+
+def build_promise(result: TuneResult) -> dict[str, Any] | None:
+    """What ``train`` holds a run of the recommended plan against: the row's interval, widened to its runs side by side.
+
+    None where the row has no interval, or the plan ran once: one run says nothing of how much the next differs.
+    """
+    pick = result.picks.recommended
+    trial = pick.trial
+    if trial.samples_per_s_ci95 is None or len(pick.runs_samples_per_s) < 2:
+        return None
+    rates = [*trial.samples_per_s_ci95, *pick.runs_samples_per_s]
+    promise: dict[str, Any] = {
+        "samples_per_s": [float(f"{min(rates):.5g}"), float(f"{max(rates):.5g}")],
+        "plan": compute_plan_digest(trial.plan),
+        "machine": result.machine.hostname_hash,
+    }
+    measured_on = {name: result.workload.get(key) for name, key in MEASURED_ON.items()}
+    promise |= {name: value for name, value in measured_on.items() if value is not None}
+    if trial.n_devices > 1:
+        promise["n_ranks"] = trial.n_devices
+    if isinstance(trial.observed.get("threads"), int):
+        promise["threads"] = trial.observed["threads"]
+    if (pressure_pct := find_busy_pressure_pct(result)) is not None:
+        promise["cpu_pressure_pct"] = round(pressure_pct, 1)
+    phases = trial.phases_ms
+    if phases is not None and phases.data_wait is not None and phases.step:
+        promise["data_wait_pct"] = round(100 * phases.data_wait / phases.step, 1)
+    return promise
+
+
+def find_busy_pressure_pct(result: TuneResult) -> float | None:
+    """How long tasks waited for a core in the recommended row or a run that its promise is widened to, the highest.
+
+    None where none of them is a busy machine's.
+    """
+    pick = result.picks.recommended
+    runs = [
+        row
+        for row in (*result.trials, *result.repeats)
+        if row.plan == pick.trial.plan and row.samples_per_s in pick.runs_samples_per_s
+    ]
+    return max((row.cpu_pressure_pct or 0.0 for row in (pick.trial, *runs) if row.is_busy), default=None)
+
+
+def check_target(path: str | Path, *, searched: Config) -> Config:
+    """The configuration of a file that a search of ``searched`` may be written into.
+
+    What a configuration leaves at its default is not compared, nor is where the data lie: a search on a copy of them
+    is as good.
+
+    Raises:
+        UsageError: it trains another model, other data or another task. ConfigError: it cannot be read as a
+            configuration. StorageError: it cannot be written.
+    """
+    config = load_config(path)
+    pairs = {name: (_read_own(config, name), _read_own(searched, name)) for name in ("task", "model", "data.dataset")}
+    others = [
+        f"{name} {mine} (searched: {theirs})"
+        for name, (mine, theirs) in pairs.items()
+        if mine is not None and theirs is not None and mine != theirs
+    ]
+    if others:
+        raise UsageError(
+            f"{path} is of another workload than the one searched: {', '.join(others)}; search it by itself: "
+            f"fulltilt tune {path} --apply {path}"
+        )
+    check_writable(path)
+    return config
+
+
+def _read_own(config: Config, name: str) -> str | None:
+    """What the configuration itself says of a part of the workload, as far as that tells it from another one."""
+    text = {"task": config.task, "model": config.model, "data.dataset": config.data.dataset}[name]
+    if text is None or config.provenance.get(name, "default") == "default":
+        return None
+    call = parse_call(text)
+    if name == "task":  # its arguments hold rates and schedules, which a file has of its own
+        return call.name
+    args, kwargs = call.args, dict(sorted(call.kwargs.items()))
+    if name == "data.dataset":
+        args = tuple(value for value in args if not _is_place(value, config.base_dir))
+        kwargs = {
+            k: value for k, value in kwargs.items() if k not in PATH_NAMES and not _is_place(value, config.base_dir)
+        }
+    return str(ComponentCall(call.name, args, kwargs))
+
+
+def _is_place(value: object, base_dir: str) -> bool:
+    """Whether an argument says where data lie, and not which of them: ``raw/input`` is a name inside a file."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(_is_place(part, base_dir) for part in value)
+    if not isinstance(value, str):
+        return False
+    if value.startswith(("/", "./", "../", "~")) or any(map(str.isalpha, Path(value).suffix)):
+        return True
+    with contextlib.suppress(OSError, ValueError):  # a text too long to be a path, or with a zero in it
+        return (Path(base_dir) / value).exists()
+    return False
+
+
+def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> Applied:
+    """Write the recommended plan into the file ``path``.
+
+    A file that trains in another number of processes than the search measured gets no promise. A promise of an earlier
+    search that is of another plan than the file's goes.
+
+    Args:
+        searched: The configuration that the search was about.
+
+    Raises:
+        ConfigError: the file cannot be read as a configuration. StorageError: it cannot be written.
+        UsageError: it is of another workload.
+        NoPlanError: the settings as they were did not run, so that nothing says that these are better.
+    """
+    config = check_target(path, searched=searched)
+    planned = plan_changes(result, config, searched=searched)
+    if result.baseline is None and planned.values:
+        raise NoPlanError(
+            f"{path} was left as it was: the settings as they were did not run in this search, so nothing is known of "
+            f"how {result.picks.recommended.trial.id} compares with them; run the same command again, or with a "
+            "larger --budget: its rows are kept"
+        )
+    changes, trial, old = dict(planned.values), result.picks.recommended.trial, config.run.promise
+    is_measured = planned.plan == trial.plan and count_ranks(config) == trial.n_devices
+    promise = build_promise(result) if is_measured else None
+    if promise is not None or (old is not None and old.plan != compute_plan_digest(planned.plan)):
+        changes["run.promise"] = promise
+    notes = planned.notes
+    if is_measured and promise is None:
+        n_runs = len(result.picks.recommended.runs_samples_per_s)
+        notes = (*notes, f"no run.promise was written: the plan ran {n_runs} times side by side, 2 are needed")
+    if not changes:
+        return Applied(diff="", notes=notes)
+    note = "fulltilt tune"
+    if is_measured and trial.samples_per_s is not None:
+        note += f": {format_rate(trial.samples_per_s)} samples/s"
+        note += ", on a busy machine" if find_busy_pressure_pct(result) is not None else ""
+    diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT, mark=OWN_MARK)
+    return Applied(diff=diff, notes=notes)

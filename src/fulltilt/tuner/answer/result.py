@@ -1,0 +1,170 @@
+"""The result of a search, and its JSON contract (``tune.schema.json`` beside this file)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fulltilt.records import VERSION, Machine, Plan, Trial, decode, encode
+from fulltilt.records.consistency import describe_contradictions, find_contradictions
+from fulltilt.records.run_folder import write_atomic
+from fulltilt.report import build_trials_csv, build_tune_html
+from fulltilt.report.compare_sides import RESULT_FILE
+from fulltilt.stats import compute_interval
+from fulltilt.tuner.answer.advice import Advice
+from fulltilt.tuner.answer.hints import Hint
+from fulltilt.tuner.answer.quality import Verification
+from fulltilt.tuner.answer.savings import Savings
+from fulltilt.tuner.picks.picks import Picks
+from fulltilt.tuner.picks.recommend import LearningRate, find_confirmed
+
+CSV_FILE, PAGE_FILE = "trials.csv", "report.html"
+RESULT_FILES = (RESULT_FILE, CSV_FILE, PAGE_FILE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SearchSummary:
+    """How the rows came about.
+
+    Attributes:
+        grid_size: Rows that the full grid has, plans that come to the same counted once.
+        n_trials: Rows in ``trials``.
+        n_end_to_end: Trials that ran, repeats and earlier runs in the same folder included.
+        n_repeats: Runs of a plan beyond its first.
+        n_resumed: Rows taken from the run folder instead of being run.
+        n_probes: Trials that ran a part of the step; those on fake tensors, which run nothing, left out.
+        n_collapsed: Combinations of the axes that came to the same plan as another one.
+        seconds: Wall time of this run of the command.
+        earlier_s: What the rows took that earlier runs left in the folder; on top of ``seconds``.
+        memory_limit_gib: What rows were held against; the recommended one keeps below ``memory_safety_pct`` of it.
+        stopped_by_budget: True when the strategy had more to try.
+        detectable_pct: Of speed: what two plans measured side by side must differ by to be told apart in 80 of 100
+            cases; None where none were.
+        n_undecided: Plans that ran and cannot be told from the recommended one.
+        n_off_grid: Of the plans that ran, those that the grid does not hold: the settings as they were, mostly.
+    """
+
+    strategy: str
+    grid_size: int
+    n_trials: int
+    n_end_to_end: int
+    n_out_of_memory: int
+    seconds: float
+    earlier_s: float = 0.0
+    n_skipped: int = 0
+    n_repeats: int = 0
+    n_resumed: int = 0
+    n_probes: int = 0
+    n_collapsed: int = 0
+    memory_limit_gib: float | None = None
+    memory_safety_pct: float = 80.0
+    stopped_by_budget: bool = False
+    noise_pct: float | None = None  # how far repeats of one plan lay apart
+    detectable_pct: float | None = None
+    n_undecided: int = 0
+    n_off_grid: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EpochSeconds:
+    """Time of one pass over the training set with the recommended plan, from its measured throughput.
+
+    Training alone: evaluation and checkpoints come on top.
+    """
+
+    estimate: float | None
+    ci95: tuple[float, float] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TuneResult:
+    """What ``fulltilt tune`` found. ``to_json_text`` is the stable document; ``read`` takes one back."""
+
+    machine: Machine
+    workload: dict[str, Any]
+    trials: tuple[Trial, ...]
+    picks: Picks
+    search: SearchSummary
+    learning_rate: LearningRate
+    epoch_seconds: EpochSeconds
+    user_plan: Plan
+    baseline: Trial | None = None  # the user's plan as measured
+    repeats: tuple[Trial, ...] = ()  # further runs of plans in ``trials``
+    probes: tuple[Trial, ...] = ()  # of parts of the step: kinds device, loader, memory
+    savings: Savings | None = None
+    advice: Advice | None = None
+    verification: Verification | None = None
+    hints: tuple[Hint, ...] = ()
+    notes: tuple[str, ...] = ()
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    folder: str | None = None
+    version: int = VERSION
+
+    def to_document(self) -> dict[str, Any]:
+        """The JSON contract as plain values."""
+        document = encode(self)
+        return {"version": document.pop("version"), **document}
+
+    def to_json_text(self) -> str:
+        return json.dumps(self.to_document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> TuneResult:
+        """Build a result from its document.
+
+        Raises:
+            ValueError: a key is missing or has another type, names it; or a figure is not what the rows give.
+        """
+        result = decode(cls, document)
+        if problems := find_contradictions(document):
+            raise ValueError(f"{describe_contradictions(problems)}; run the search again")
+        return result
+
+
+def write_result(result: TuneResult, folder: Path) -> list[Path]:
+    """The result, all its rows for a spreadsheet, and the page. For who holds the folder's lock.
+
+    Raises:
+        StorageError: no space left.
+    """
+    document = result.to_document()
+    return [
+        write_atomic(folder / RESULT_FILE, result.to_json_text()),
+        write_atomic(folder / CSV_FILE, build_trials_csv(document)),
+        write_atomic(folder / PAGE_FILE, build_tune_html(document)),
+    ]
+
+
+def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[Trial] = ()) -> EpochSeconds:
+    """Samples over samples per second: the geometric mean of the plan's runs side by side, as for what is saved.
+
+    The interval is that of the row's throughput, turned round. Where the plan ran in several processes it is widened to
+    the interval over those: the next run is another process, and steps inside one say nothing of how these differ.
+
+    Args:
+        runs: Every whole run; those of the plan in the newest comparison count, as they do for the pick.
+    """
+    if not n_samples or not trial.samples_per_s:
+        return EpochSeconds(estimate=None, ci95=None)
+    rates = [run.samples_per_s for run in find_confirmed(runs) if run.plan == trial.plan and run.samples_per_s]
+    intervals = [trial.samples_per_s_ci95] if trial.samples_per_s_ci95 is not None else []
+    if len(rates) > 1:
+        low, high = compute_interval([math.log(rate) for rate in rates])
+        intervals.append((math.exp(low), math.exp(high)))
+    known = [interval for interval in intervals if min(interval) > 0]
+    estimate = n_samples / (statistics.geometric_mean(rates) if len(rates) > 1 else trial.samples_per_s)
+    if not known:
+        return EpochSeconds(estimate=estimate, ci95=None)
+    low, high = min(interval[0] for interval in known), max(interval[1] for interval in known)
+    return EpochSeconds(estimate=estimate, ci95=(min(n_samples / high, estimate), max(n_samples / low, estimate)))
+
+
+def read_schema() -> dict[str, Any]:
+    """The JSON Schema of the document."""
+    return json.loads((resources.files("fulltilt.tuner") / "tune.schema.json").read_text(encoding="utf-8"))

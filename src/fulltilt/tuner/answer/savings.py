@@ -1,0 +1,213 @@
+"""What the recommended plan saves of the user's own run, and when the search has paid for itself.
+
+The two plans ran in the same rounds, so each pair of runs had the same minute of the machine. The process is the unit
+of replication: the interval is over runs, not over the steps inside one, and every plan of the rounds tells how much
+runs differ here.
+
+Two pairs that happen to agree do not make it narrow: it is never narrower than the errors that the runs' own blocks
+show, and where a compared run is a busy machine's, than what all runs of the two plans in the search differ by. Pairing
+cancels drift that a whole round shares, which is why quiet runs of before the rounds do not count; contention comes and
+goes within a round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from fulltilt.records import WHOLE_RUNS, Plan, Trial
+from fulltilt.stats import compute_contrast_interval
+from fulltilt.tuner.picks.recommend import find_confirmed
+from fulltilt.tuner.picks.undecided import CLEAR, compute_spread, estimate_error
+
+SavingsVerdict = Literal["faster", "slower", "no gain", "same plan"]
+Interval = tuple[float, float]
+
+MIN_PAIRS = 2  # one pair says nothing about its own spread
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Savings:
+    """The configured run with the user's plan (before) and with the recommended one (after).
+
+    Times are of training alone, evaluation and checkpoints left out. Intervals are 95 %.
+
+    Attributes:
+        verdict: "no gain" when the interval of the gain holds 0; "same plan" when there is nothing to compare.
+        gain_pct: Share of the training time saved, by the means over the ``n_pairs`` rounds that both plans ran in.
+        search_s: What the search took, rows of earlier runs in the folder included.
+        compared_ids: Of the runs that the means are over, in the order they ran: ``n_pairs`` of each plan.
+        payback_s: Training time with the recommended plan after which it has saved what the search took.
+            None where a compared run is a busy machine's: what it showed is no promise for a quiet one.
+    """
+
+    verdict: SavingsVerdict
+    baseline_id: str
+    recommended_id: str
+    search_s: float
+    n_pairs: int = 0
+    compared_ids: tuple[str, ...] = ()
+    n_samples: int | None = None
+    n_epochs: int | None = None
+    before_s: float | None = None
+    after_s: float | None = None
+    saved_s: float | None = None
+    saved_s_ci95: Interval | None = None
+    gain_pct: float | None = None
+    gain_ci95_pct: Interval | None = None
+    payback_s: float | None = None
+    payback_s_ci95: Interval | None = None
+
+
+def build_savings(
+    runs: Sequence[Trial],
+    *,
+    baseline: Trial | None,
+    recommended: Trial,
+    n_samples: int | None,
+    n_epochs: int | None,
+    search_s: float,
+) -> tuple[Savings | None, dict[str, str]]:
+    """Savings, and why figures of it are missing, by dotted name.
+
+    Args:
+        runs: Every whole run of the search, repeats included.
+        baseline: The row of the user's own plan.
+    """
+    if baseline is None:
+        return None, {"savings": "the user's own plan was not run"}
+    if baseline.plan == recommended.plan and not any(run.status == "ok" and run.plan != baseline.plan for run in runs):
+        return None, {"savings": "only one plan ran to its end, the settings as they were"}
+    if baseline.plan == recommended.plan:
+        same = Savings(verdict="same plan", baseline_id=baseline.id, recommended_id=recommended.id, search_s=search_s)
+        return same, _explain_nulls(same, "the settings as they were are the recommended ones")
+    if baseline.status != "ok":
+        return None, {"savings": f"the user's own plan ended with {baseline.status}: {baseline.reason}"}
+    before, after = find_rates(runs, baseline.plan), find_rates(runs, recommended.plan)
+    n_pairs = min(len(before), len(after))
+    if n_pairs < MIN_PAIRS:
+        rounds = "1 round" if n_pairs == 1 else f"{n_pairs} rounds"
+        missing = f"the recommended plan and the user's own ran side by side in {rounds}, {MIN_PAIRS} are needed"
+        return None, {"savings": missing}
+    compared = [run for plan in (baseline.plan, recommended.plan) for run in _find_beside(runs, plan)[:n_pairs]]
+    rates = _average(before[:n_pairs]), _average(after[:n_pairs])
+    speedup = rates[1] / rates[0]
+    reach = _compute_reach(runs, compared, n_pairs)
+    speedup_ci95 = _widen(
+        compute_speedup_ci95(before, after, _find_others(runs, baseline, recommended)), speedup, reach
+    )
+    savings = Savings(
+        verdict=_decide(speedup_ci95),
+        baseline_id=baseline.id,
+        recommended_id=recommended.id,
+        search_s=search_s,
+        n_pairs=n_pairs,
+        compared_ids=tuple(run.id for run in sorted(compared, key=_read_order)),
+        gain_pct=_compute_gain_pct(speedup),
+        gain_ci95_pct=(_compute_gain_pct(speedup_ci95[0]), _compute_gain_pct(speedup_ci95[1])),
+        n_samples=n_samples,
+        n_epochs=n_epochs,
+    )
+    unpaid = f"{savings.verdict}: nothing pays the search back"
+    if savings.verdict == "faster" and any(run.is_busy for run in compared):
+        unpaid = "runs of a busy machine were compared: what they show is no claim for a quiet one"
+    elif savings.verdict == "faster":
+        savings = _add_payback(savings, speedup, speedup_ci95)
+    if n_samples is not None and n_epochs is not None:
+        savings = _add_run(savings, n_samples * n_epochs, *rates)
+    missing = "the dataset has no length" if n_samples is None else "the length of the run is not known"
+    reasons = _explain_nulls(savings, missing)
+    return savings, reasons | {name: unpaid for name in reasons if "payback" in name}
+
+
+def _explain_nulls(savings: Savings, reason: str) -> dict[str, str]:
+    names = [field.name for field in dataclasses.fields(savings) if getattr(savings, field.name) is None]
+    return {f"savings.{name}": reason for name in names}
+
+
+def find_rates(runs: Sequence[Trial], plan: Plan) -> list[float]:
+    """Samples/s of the runs of a plan that were made beside others, in the order they ran."""
+    return [run.samples_per_s or 0.0 for run in _find_beside(runs, plan)]
+
+
+def _find_beside(runs: Sequence[Trial], plan: Plan) -> list[Trial]:
+    found = {run.id: run for run in find_confirmed(runs) if run.plan == plan}
+    return sorted(found.values(), key=_read_order)
+
+
+def _read_order(run: Trial) -> tuple[int, str]:
+    """Rows are numbered in the order they ran."""
+    return len(run.id), run.id
+
+
+def _compute_reach(runs: Sequence[Trial], compared: Sequence[Trial], n_pairs: int) -> float:
+    """How far the logarithm of the speedup is uncertain by the runs themselves, whatever the pairs say."""
+    reach = CLEAR * math.hypot(*map(estimate_error, compared)) / n_pairs
+    if not any(run.is_busy for run in compared):
+        return reach
+    fine = list({run.id: run for run in runs if run.status == "ok" and run.kind in WHOLE_RUNS}.values())
+    plans = dict.fromkeys(run.plan for run in compared)
+    spread = compute_spread([[run for run in fine if run.plan == plan] for plan in plans])
+    return max(reach, CLEAR * spread * math.sqrt(2 / n_pairs))
+
+
+def _widen(ci95: Interval, middle: float, reach: float) -> Interval:
+    """At least ``reach`` of the logarithm to either side."""
+    return min(ci95[0], middle * math.exp(-reach)), max(ci95[1], middle * math.exp(reach))
+
+
+def compute_speedup_ci95(
+    before: Sequence[float], after: Sequence[float], others: Sequence[Sequence[float]] = ()
+) -> Interval:
+    """Interval of after over before. The i-th rates of all plans ran in the same round.
+
+    Args:
+        others: Rates of further plans of those rounds: they say how much runs differ, too.
+    """
+    n_rounds = min(len(before), len(after))
+    arms = [before, after, *(rates for rates in others if len(rates) >= n_rounds)]
+    logs = [[math.log(rate) for rate in rates[:n_rounds]] for rates in arms]
+    low, high = compute_contrast_interval(logs, 0, 1)
+    return math.exp(low), math.exp(high)
+
+
+def _find_others(runs: Sequence[Trial], baseline: Trial, recommended: Trial) -> list[list[float]]:
+    plans = {run.plan for run in runs} - {baseline.plan, recommended.plan}
+    return [rates for plan in plans if (rates := find_rates(runs, plan))]
+
+
+def _average(rates: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, rates)) / len(rates))
+
+
+def _decide(speedup_ci95: Interval) -> SavingsVerdict:
+    if speedup_ci95[0] <= 1 <= speedup_ci95[1]:
+        return "no gain"
+    return "faster" if speedup_ci95[0] > 1 else "slower"
+
+
+def _compute_gain_pct(speedup: float) -> float:
+    return 100 * (1 - 1 / speedup)
+
+
+def _add_payback(savings: Savings, speedup: float, speedup_ci95: Interval) -> Savings:
+    """Each second of training with the faster plan saves ``speedup − 1`` seconds of the slower one."""
+    search_s = savings.search_s
+    ci95 = (search_s / (speedup_ci95[1] - 1), search_s / (speedup_ci95[0] - 1))
+    return dataclasses.replace(savings, payback_s=search_s / (speedup - 1), payback_s_ci95=ci95)
+
+
+def _add_run(savings: Savings, n_total: int, before: float, after: float) -> Savings:
+    """Seconds of the whole run: samples over samples per second."""
+    before_s, after_s = n_total / before, n_total / after
+    assert savings.gain_ci95_pct is not None  # set with the gain
+    return dataclasses.replace(
+        savings,
+        before_s=before_s,
+        after_s=after_s,
+        saved_s=before_s - after_s,
+        saved_s_ci95=(before_s * savings.gain_ci95_pct[0] / 100, before_s * savings.gain_ci95_pct[1] / 100),
+    )

@@ -1,0 +1,145 @@
+"""``tune --verify``: does the recommended plan learn as well as the user's own, and how long until the same quality?
+
+Both are trained by ``fulltilt train`` in processes of their own, in turn and with the same seeds, as the user would
+train them. Quality is that of the validation set; time is training time, evaluation and checkpoints left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fulltilt.errors import NonFiniteLossError, TrainingError
+from fulltilt.hardware.proctree import set_death_signal
+from fulltilt.records.run_folder import read_lines, write_atomic
+from fulltilt.report.training import drop_repeated
+from fulltilt.tuner.answer.quality import ARMS, Arm, Verification, judge
+from fulltilt.tuner.trials.client import open_log
+
+VERIFY_FOLDER = "verify"
+N_PAIRS = 3
+STOP_S = 30.0  # a run that is told to end saves a checkpoint first
+
+
+def run_verification(
+    words: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    folder: Path,
+    seed: int,
+    n_pairs: int = N_PAIRS,
+    epochs: int | None = None,
+    on_run: Callable[[Arm, int, int, int], None] | None = None,
+) -> Verification:
+    """Train both plans ``n_pairs`` times each. Started again in the same folder, it goes on where it was.
+
+    Args:
+        words: What the user would give ``fulltilt train``: the configuration, then ``key=value`` words.
+        settings: Dotted key → value of the recommended plan, on top of ``words``.
+        seed: Of the first pair; the others follow.
+        epochs: Instead of ``run.epochs``.
+        on_run: Told the arm, its seed, how many runs are done and how many there will be, before each run.
+
+    Raises:
+        ValueError: fewer than 2 pairs, or settings that change nothing.
+        TrainingError: a run failed, or evaluated nothing; says where its log is.
+    """
+    if n_pairs < 2:
+        raise ValueError(f"n_pairs is {n_pairs}; an interval over pairs needs at least 2")
+    if not settings:
+        raise ValueError("the recommended plan is the user's own: there is nothing to compare")
+    runs: list[dict[str, Any]] = []
+    for pair in range(n_pairs):
+        for arm in ARMS if pair % 2 == 0 else reversed(ARMS):
+            if on_run is not None:
+                on_run(arm, seed + pair, len(runs), 2 * n_pairs)
+            command = _build_command(arm, words, settings, epochs)
+            out = folder / f"{_name_arm(arm, command)}-seed{seed + pair}"
+            document = _train([*command, f"run.seed={seed + pair}"], out)
+            runs.append({**document, "arm": arm, "seed": seed + pair, "folder": str(out)})
+    return judge(runs, settings)
+
+
+def _build_command(arm: Arm, words: Sequence[str], settings: Mapping[str, Any], epochs: int | None) -> list[str]:
+    extra = [f"{key}={json.dumps(value)}" for key, value in settings.items()] if arm == "recommended" else []
+    return [*words, *extra, *([] if epochs is None else ["--epochs", str(epochs)])]
+
+
+def _name_arm(arm: Arm, command: Sequence[str]) -> str:
+    """A folder name that changes with what is trained, so that no run goes on from another plan's checkpoint."""
+    return f"{arm.replace(' ', '-')}-{hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()[:8]}"
+
+
+def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
+    """One ``fulltilt train`` to its end; a finished one is read back, a broken-off one goes on.
+
+    One that stopped itself because its loss diverged has come to its end too, and says so under ``diverged``.
+    """
+    result, log = out.with_suffix(".json"), out.with_suffix(".log")
+    document = _read_result(result)
+    if document is not None:
+        return document
+    fixed = ["--out", str(out), "--json", str(result), "--quiet", "--resume"]
+    with open_log(log) as stream:
+        result.unlink(missing_ok=True)  # why the last attempt ended: a refusal of this one would leave it there
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fulltilt", "train", *command, *fixed],
+            stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=functools.partial(set_death_signal, signal.SIGTERM),  # it would hold the GPU and its folder
+        )  # fmt: skip
+        try:
+            code = process.wait()
+        finally:
+            _end(process)
+    if code != 0 and (diverged := _read_divergence(out)) is not None:
+        write_atomic(result, json.dumps(diverged))
+    elif code != 0:
+        said = log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
+        raise TrainingError(f"training for --verify ended with exit code {code}: {said[-1]} (log: {log})")
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
+def _read_result(path: Path) -> dict[str, Any] | None:
+    """What a training wrote at its very end, all at once; None: it did not come to its end, or wrote why not."""
+    if not path.exists():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return None if "error" in document else document
+
+
+def _read_divergence(out: Path) -> dict[str, Any] | None:
+    """What a run that stopped over its loss got to, from the events in its folder; None: it ended otherwise."""
+    events = drop_repeated([json.loads(line) for line in read_lines(out / "events.jsonl")])
+    reason = str(events[-1].get("reason", "")) if events else ""
+    if NonFiniteLossError.__name__ not in reason:
+        return None
+    evaluations = [event for event in events if event["event"] == "Evaluated"]
+    rates = [event["samples_per_s"] for event in events if event["event"] == "StepsDone"]
+    rates = [rate for rate in rates if rate is not None]  # what is not finite is written as null
+    return {
+        "evaluations": evaluations,
+        "training_seconds": evaluations[-1]["training_seconds"] if evaluations else 0.0,
+        "samples_per_s": statistics.median(rates) if rates else 0.0,
+        "diverged": reason,
+    }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Leave no training behind when this process is interrupted: it has a session of its own."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its data workers too
+        process.wait()

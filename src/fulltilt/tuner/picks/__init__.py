@@ -1,0 +1,1 @@
+"""Which measured plans are chosen, and what decides between them."""

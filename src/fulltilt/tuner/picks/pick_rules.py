@@ -1,0 +1,100 @@
+"""The rules of picks in words: which plans were compared, which tie, and what was passed over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from fulltilt.records import Plan, Trial
+from fulltilt.tuner.picks.picks import describe_changes
+from fulltilt.tuner.picks.undecided import INDIFFERENCE_PCT
+
+MAX_NAMED = 3  # rows that a rule names; of more it says how many
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What a pick is the answer to, in the words of its ties.
+
+    Attributes:
+        best: What the ties cannot be told from.
+        figure: Of what a plan may be slower, where it is not samples/s.
+        of_these: Where only a part of the plans was asked about.
+    """
+
+    best: str
+    figure: str = ""
+    of_these: str = ""
+
+
+BY_SPEED = Question(best="the fastest")
+BY_SPEED_PER_GIB = Question(best="the best in samples/s per GiB", figure=" per GiB")
+BY_SPEED_OF_THE_SMALL = Question(best="the fastest of these", of_these="of these, ")
+
+
+def say_tie(tied: Sequence[Trial], question: Question = BY_SPEED) -> str:
+    if not tied:
+        return ""
+    best = question.best
+    return (
+        f"; tied with {'1 other' if len(tied) == 1 else f'{len(tied)} others'}, which these runs cannot tell from "
+        f"{best}; of plans within {INDIFFERENCE_PCT:g} % of {best} the one with the smallest batch is taken, and of "
+        "those the simplest"
+    )
+
+
+def say_kept_recipe(user_plan: Plan, chosen: Trial, passed_over: Trial) -> str:
+    """Why a tie did not end at the plan that the other picks would have taken, which then changes the recipe: of those
+    that keep it ``choose`` takes the same one, where it may."""
+    if chosen is passed_over:
+        return ""
+    changed = "; ".join(describe_changes(user_plan, passed_over.plan)["recipe"])
+    whose = "the settings as they were are" if chosen.plan == user_plan else "a plan that keeps the recipe is"
+    return (
+        f"; {passed_over.id} changes the recipe ({changed}) and is not proven faster: {whose} taken instead, by the "
+        "same rule among those that keep it"
+    )
+
+
+def say_earlier(rows: Sequence[Trial], above: Sequence[Trial], question: Question = BY_SPEED) -> str:
+    """Plans that were no finalists: what their runs leave open is a tie as well, those that showed more among them."""
+    if not rows:
+        return ""
+    plans = "1 plan that ran" if len(rows) == 1 else f"{len(rows)} plans that ran"
+    said = (
+        f"; {question.of_these}{plans} earlier, not beside it, did not come out clearly slower{question.figure}: named "
+        "as ties too"
+    )
+    if not above:
+        return said
+    named = ", ".join(row.id for row in above) if len(above) <= MAX_NAMED else str(len(above))
+    return f"{said}; of them {named} showed more, but plans measured side by side go first"
+
+
+def count_compared(chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial]) -> str:
+    """``2 plans measured side by side, of 7`` where the pick is of these: a single run above it was not compared."""
+    beside = filter_beside(rows, again)
+    if chosen not in beside:
+        return count_plans(rows)
+    return f"{count_plans(beside)} measured side by side, of {len(rows)}"
+
+
+def say_fastest(chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial]) -> str:
+    """``the fastest of 2 plans measured side by side, of 7``"""
+    if filter_beside(rows, again) == [chosen]:
+        return f"the only one measured side by side, of {len(rows)}"
+    return f"the fastest of {count_compared(chosen, rows, again)}"
+
+
+def count_plans(rows: Sequence[object]) -> str:
+    return "1 plan" if len(rows) == 1 else f"{len(rows)} plans"
+
+
+def name_mean(history: Sequence[Trial]) -> str:
+    """Where a plan ran more than once, its mean is compared."""
+    return "mean " if len({run.plan for run in history}) < len(history) else ""
+
+
+def filter_beside(rows: Sequence[Trial], again: Sequence[Trial]) -> list[Trial]:
+    plans = {run.plan for run in again}
+    return [row for row in rows if row.plan in plans]

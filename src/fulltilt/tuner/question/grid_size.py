@@ -1,0 +1,85 @@
+"""How many plans a grid holds, without making them: a grid of a GPU has tens of thousands, at 18 µs each.
+
+Plans come to the same where a guard resets a value. A guard is a function of the levers that it reads, so levers of
+which none reads another are counted apart, and the counts multiplied.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fulltilt.levers import Lever, load_catalogue
+from fulltilt.tuner.question.space import COUPLED, Space
+
+
+def count_plans(space: Space) -> int:
+    """Distinct plans of ``space.grid()``, exactly. 0 without axes."""
+    if not space.axes:
+        return 0
+    return math.prod(_count_part(space, part) for part in _part_levers(space))
+
+
+def _count_part(space: Space, part: frozenset[str]) -> int:
+    """Distinct values of these levers over their part of the grid; the others, which they do not see, stay put."""
+    axes = {name: space.axes[name] for name in space.axes if name in part}
+    found = set()
+    for values in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        batch_size = chosen.pop(COUPLED, space.base[COUPLED])
+        plan = space.with_value(space.base.replace(**chosen), COUPLED, batch_size)
+        found.add(tuple(plan[name] for name in sorted(part)))
+    return len(found)
+
+
+def _part_levers(space: Space) -> list[frozenset[str]]:
+    """The levers of the plan in parts: two are in one when a guard of the one reads the other, or moves it."""
+    catalogue = load_catalogue()
+    values = {
+        name: tuple(dict.fromkeys((*space.axes.get(name, ()), space.base[name], catalogue[name].default)))
+        for name in space.base
+    }
+    parts = {name: frozenset((name,)) for name in space.base}
+    links = [(COUPLED, "accumulate")]
+    links += [(COUPLED, n) for value in values[COUPLED] for n in catalogue[COUPLED].needs(value, space.facts)]
+    links += [(name, other) for name in space.base for other in _find_reads(catalogue[name], space, values)]
+    for name, other in links:
+        joined = parts[name] | parts[other]
+        parts.update(dict.fromkeys(joined, joined))
+    return list(dict.fromkeys(parts.values()))
+
+
+def _find_reads(lever: Lever, space: Space, values: Mapping[str, tuple[Any, ...]]) -> set[str]:
+    """Levers that the guard looks at, whatever these say: what it reads next may depend on what it read before."""
+    known: set[str] = set()
+    while True:
+        names = sorted(known)
+        reads: set[str] = set()
+        for own in values[lever.name]:
+            for others in itertools.product(*(values[name] for name in names)):
+                plan = _ReadPlan({**space.base, **dict(zip(names, others, strict=True)), lever.name: own}, reads)
+                lever.guard(own, plan, space.facts)
+        if reads <= known:
+            return known
+        known |= reads
+
+
+class _ReadPlan(Mapping[str, Any]):
+    """A plan that notes which of its levers were read."""
+
+    def __init__(self, values: Mapping[str, Any], reads: set[str]):
+        self._values, self._reads = values, reads
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        self._reads.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        self._reads.update(self._values)
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)

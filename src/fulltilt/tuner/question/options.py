@@ -1,0 +1,182 @@
+"""The flags of a search: parsed, checked, and what follows from them on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fulltilt.config import Config, parse_bytes, parse_duration_s
+from fulltilt.errors import ConfigError, UsageError
+from fulltilt.hardware import compute_usable_device_bytes, list_rank_devices, resolve_device
+from fulltilt.records import Machine
+from fulltilt.tuner.picks.recommend import LearningRateRule
+
+CPU_LIMIT_SHARE = 0.9  # of the memory that is available at the start, where no limit was asked for
+MIN_LIMIT_BYTES = 2**20  # a number without a unit was meant otherwise
+RANK_START_S = 60.0  # more for a trial over ranks, each of which loads torch for itself
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TuneOptions:
+    """The flags of a search, parsed and checked."""
+
+    batch_sizes: tuple[int, ...] | None
+    num_workers: tuple[int, ...] | None
+    n_steps: int
+    device: str
+    memory_limit_bytes: int | None  # of each rank
+    strategy: str
+    budget_s: float | None
+    free_batch: bool
+    lr_rule: LearningRateRule
+    deadline_s: float
+    deadline_asked_s: float | None  # what --deadline said; None: nothing
+    max_measure_s: float
+    rank_devices: tuple[str, ...] = ()  # of the processes that train together; empty: one, on ``device``
+
+    @property
+    def n_ranks(self) -> int:
+        return max(1, len(self.rank_devices))
+
+    @property
+    def is_quick(self) -> bool:
+        return self.strategy == "quick"
+
+
+def build_options(
+    config: Config,
+    *,
+    batch_sizes: Sequence[int] | None,
+    num_workers: Sequence[int] | None,
+    steps: int | None,
+    device: str | None,
+    memory_limit: str | int | None,
+    exhaustive: bool,
+    quick: bool,
+    budget: str | float | None,
+    free_batch: bool,
+    lr_rule: LearningRateRule,
+    deadline: str | float | None,
+) -> TuneOptions:
+    if exhaustive and quick:
+        raise UsageError("--exhaustive and --quick contradict each other; give one of them")
+    if lr_rule not in ("sqrt", "linear", "none"):
+        raise UsageError(f"--lr-rule {lr_rule} is unknown; valid: sqrt, linear, none")
+    _check_values("--batch-sizes", batch_sizes, smallest=1)
+    _check_values("--num-workers", num_workers, smallest=0)
+    n_steps = config.benchmark.steps_per_test if steps is None else steps
+    _check_values("--steps", [n_steps], smallest=1)
+    budget_s = _parse("--budget", budget, parse_duration_s)
+    if budget_s is not None and budget_s <= 0:
+        raise UsageError(f"--budget {budget} leaves no time; give for instance --budget 6m")
+    devices = _list_devices(config, device)
+    asked_s = _parse("--deadline", deadline, parse_duration_s)
+    if asked_s is not None and asked_s <= 0:
+        raise UsageError(f"--deadline {deadline} leaves a trial no time; give for instance --deadline 10m")
+    usual_s = asked_s or (60.0 if quick else 120.0) + (RANK_START_S if len(devices) > 1 else 0.0)
+    return TuneOptions(
+        batch_sizes=tuple(batch_sizes) if batch_sizes else None,
+        num_workers=tuple(num_workers) if num_workers else None,
+        n_steps=n_steps,
+        device=devices[0],
+        memory_limit_bytes=_parse_memory_limit(memory_limit),
+        strategy="exhaustive" if exhaustive else "quick" if quick else "model_first",
+        budget_s=90.0 if quick and budget_s is None else budget_s,
+        free_batch=free_batch,
+        lr_rule=lr_rule,
+        deadline_s=usual_s,
+        deadline_asked_s=asked_s,
+        max_measure_s=2.0 if quick else 8.0,
+        rank_devices=tuple(devices) if len(devices) > 1 else (),
+    )
+
+
+def _check_values(flag: str, values: Sequence[int] | None, *, smallest: int) -> None:
+    for value in values or ():
+        if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+            raise UsageError(f"{flag} {value!r} cannot be tried; give whole numbers of at least {smallest}")
+
+
+def _parse_memory_limit(value: str | int | None) -> int | None:
+    limit_bytes = _parse("--memory-limit", value, parse_bytes)
+    if limit_bytes is not None and limit_bytes < MIN_LIMIT_BYTES:
+        raise UsageError(f"--memory-limit {value} is {limit_bytes} bytes, in which nothing runs; write a unit: 12GiB")
+    return limit_bytes
+
+
+def _parse(flag: str, value: Any, parse: Callable[[str], Any]) -> Any:
+    """A quantity that was given as text, read; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse(value)
+    except ConfigError as error:
+        raise UsageError(f"{flag} {error}") from None
+
+
+def _list_devices(config: Config, device: str | None) -> list[str]:
+    """One a rank, as ``train`` would take them; each is there."""
+    wanted = config.run.device if device is None else device
+    names = list_rank_devices(wanted, config.run.n_ranks, has_gpu=lambda: resolve_device("auto") != "cpu")
+    return [resolve_device(name) for name in names]
+
+
+def count_ranks(config: Config) -> int:
+    """Training processes of a run with ``config``, one a device."""
+    named = config.run.device
+    return max(config.run.n_ranks or 1, len(named) if isinstance(named, list) else 1)
+
+
+def note_ranks(options: TuneOptions) -> tuple[str, ...]:
+    """What the figures of a search for a run over several devices are of."""
+    if not options.rank_devices:
+        return ()
+    return (
+        f"whole runs are measured in {options.n_ranks} processes ({', '.join(options.rank_devices)}), as train starts "
+        "them: batch_size and samples/s are those of all together, num_workers, threads and memory those of one; "
+        "probes measure one rank's part on one device",
+    )
+
+
+def choose_trial_limit_bytes(options: TuneOptions, machine: Machine) -> int | None:
+    """The limit that each process of a trial runs under. Without one asked for: what keeps the machine itself alive."""
+    if options.memory_limit_bytes is not None:
+        return _cut_asked_limit(options, machine)
+    if options.device == "cpu":
+        free_bytes = min(machine.memory_available_bytes, machine.memory_limit_bytes or sys.maxsize)
+        return int(CPU_LIMIT_SHARE * free_bytes / options.n_ranks)
+    return _find_device_memory_bytes(options, machine) if machine.is_wsl else None
+
+
+def find_memory_gib(options: TuneOptions, machine: Machine) -> float | None:
+    """What the picks are held against: the limit asked for, else the memory of the device, or a rank's part of it."""
+    if options.memory_limit_bytes is not None:
+        return _cut_asked_limit(options, machine) / 2**30
+    if options.device == "cpu":
+        return min(machine.memory_total_bytes, machine.memory_limit_bytes or sys.maxsize) / options.n_ranks / 2**30
+    total_bytes = _find_device_memory_bytes(options, machine)
+    return total_bytes / 2**30 if total_bytes else None
+
+
+def _cut_asked_limit(options: TuneOptions, machine: Machine) -> int:
+    """The limit asked for; under WSL no more than the GPU has before the driver spills."""
+    assert options.memory_limit_bytes is not None
+    usable_bytes = _find_device_memory_bytes(options, machine) if machine.is_wsl and options.device != "cpu" else None
+    return min(options.memory_limit_bytes, usable_bytes or sys.maxsize)
+
+
+def _find_device_memory_bytes(options: TuneOptions, machine: Machine) -> int | None:
+    """What the smallest of the GPUs that are used has, under WSL what it has before the driver spills.
+
+    None: one of them is not known.
+    """
+    smallest: int | None = None
+    for name in options.rank_devices or (options.device,):
+        index = int(name.partition(":")[2] or 0)
+        total_bytes = machine.devices[index].memory_total_bytes if index < len(machine.devices) else None
+        if total_bytes is None:
+            return None
+        smallest = total_bytes if smallest is None else min(smallest, total_bytes)
+    return None if smallest is None else compute_usable_device_bytes(smallest, is_wsl=machine.is_wsl)

@@ -1,0 +1,137 @@
+"""From what a user hands to ``tune`` to what a trial process can build: a configuration and where its code lies."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fulltilt.config import Config, config_from_values, load_config
+from fulltilt.errors import UsageError
+from fulltilt.records import WorkloadSource
+from fulltilt.tuner.question.code_digest import digest_modules, digest_workload
+
+if TYPE_CHECKING:
+    from fulltilt.tasks import Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TuneTarget:
+    """What is tuned.
+
+    Attributes:
+        code: Digests of the user's own code as far as it can be found, by file; a change of it makes old rows stale.
+    """
+
+    config: Config
+    source: WorkloadSource
+    name: str
+    code: Mapping[str, str]
+
+
+def resolve_target(
+    target: Config | Workload | str | os.PathLike[str], settings: Mapping[str, Any] | None = None
+) -> TuneTarget:
+    """Accept a configuration, its file, ``module:object``, or a Workload.
+
+    Args:
+        settings: Dotted keys that win over the configuration: ``{"data.batch_size": 64}``.
+
+    Raises:
+        UsageError: it is none of these. ConfigError: the configuration cannot be used.
+    """
+    config, name, pickled, own = _read_target(target)
+    if settings:
+        config = _apply_settings(config, settings)
+    source = WorkloadSource(
+        config=config.to_values(),
+        base_dir=config.base_dir,
+        provenance=config.provenance,
+        import_paths=find_import_paths(config.base_dir),
+        pickled=pickled,
+    )
+    code = digest_modules(config, source.import_paths) | (own or {})
+    return TuneTarget(config=config, source=source, name=config.run.name or name, code=code)
+
+
+def _read_target(target: Any) -> tuple[Config, str, str | None, dict[str, str] | None]:
+    """Configuration, name, pickled workload, digests of the pickled workload's code."""
+    if isinstance(target, Config):
+        name = Path(target.source).stem if target.source else target.task.replace(":", ".")
+        return target, name, None, None
+    if isinstance(target, str | os.PathLike):
+        text = os.fspath(target)
+        if ":" in text and not Path(text).exists():
+            return _build_config(text), text.replace(":", "."), None, None
+        return load_config(text), Path(text).stem, None, None
+    if all(hasattr(target, name) for name in ("model", "dataset", "loss")):
+        path = find_import_path(target)
+        name = getattr(target, "name", "workload")
+        if path is not None:
+            return _build_config(path), name, None, None
+        return _build_config(None), name, pickle_workload(target), digest_workload(target)
+    raise UsageError(
+        f"tune takes a Config, a Workload, a configuration file or 'module:object', not {type(target).__name__}"
+    )
+
+
+def _build_config(task: str | None) -> Config:
+    values = {} if task is None else {"task": task}
+    return config_from_values(values, base_dir=str(Path.cwd()))
+
+
+def _apply_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    values = config.to_values()
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        branch = values
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[name] = value
+    provenance = config.provenance | dict.fromkeys(settings, "settings")
+    return config_from_values(values, base_dir=config.base_dir, provenance=provenance)
+
+
+def find_import_path(workload: Any) -> str | None:
+    """``module:name`` under which a trial process can import this very object; None when there is no such name."""
+    for module_name, module in list(sys.modules.items()):
+        names = {module_name, getattr(module, "__name__", None)}  # __mp_main__ is __main__ under another key
+        if "__main__" in names or getattr(module, "__file__", None) is None:
+            continue
+        # Lazy modules run code on attribute access; their own dictionary does not.
+        for name, value in list(vars(module).items()):
+            if value is workload:
+                return f"{module_name}:{name}"
+    return None
+
+
+def pickle_workload(workload: Any) -> str:
+    """Base64 cloudpickle: functions of a notebook or of ``__main__`` travel by value.
+
+    Raises:
+        UsageError: it holds something that cannot be pickled.
+    """
+    import cloudpickle
+
+    try:
+        return base64.b64encode(cloudpickle.dumps(workload)).decode()
+    except Exception as error:  # process boundary: reducers of user objects may raise anything
+        raise UsageError(
+            f"the workload cannot be sent to a trial process ({type(error).__name__}: {error}); put it into a module "
+            "and give 'module:object', and build what cannot be pickled inside its functions"
+        ) from error
+
+
+def find_import_paths(base_dir: str) -> tuple[str, ...]:
+    """Folders of this process' search path that a trial needs: what is not the interpreter's own, and the base."""
+    own = (sys.prefix, sys.base_prefix, sys.exec_prefix)
+    paths = [base_dir, str(Path.cwd())]
+    for entry in sys.path:
+        path = str(Path(entry or ".").resolve())
+        if Path(path).is_dir() and not any(path == p or path.startswith(p + os.sep) for p in own):
+            paths.append(path)
+    return tuple(dict.fromkeys(paths))

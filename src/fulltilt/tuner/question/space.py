@@ -1,0 +1,314 @@
+"""What a search may try: values for some levers around the user's own plan.
+
+The effective batch (``batch_size × accumulate``) stays the user's unless batch sizes are named, in the configuration or
+by a flag, or freed. While it stays, a batch size brings its ``accumulate`` with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fulltilt.config import Config, parse_on_bad_sample, plan_of
+from fulltilt.errors import ConfigError, format_nearest
+from fulltilt.levers import Facts, load_catalogue
+from fulltilt.levers.placement import resolve as resolve_placement
+from fulltilt.levers.precision import resolve as resolve_precision
+from fulltilt.records import Plan
+
+SMALLEST_SHARE = 16  # of the effective batch: micro-batches below it pay the cost of a step too often
+N_DIVISORS = 6  # batch sizes tried while the effective batch stays
+N_DOUBLINGS = 6  # batch sizes above the user's when the effective batch is free
+COUNTABLE = 5_000  # combinations up to which every plan of a grid is made
+COUPLED = "batch_size"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """Levers and their values, the plan they vary, and what cannot apply.
+
+    Attributes:
+        axes: Lever → values, in the order given; batch sizes ascend.
+        base: The user's plan, moved onto the axes where it lies off them; batch size aside.
+        user_plan: The user's plan, made applicable.
+        effective_batch_size: Held by every plan; None when it is free.
+        memory_gib: What a plan may use of the device's memory; None: not known.
+        skipped: Values that apply in no plan of the grid, as (plan, reason).
+        notes: What was changed about the user's own plan, in words.
+    """
+
+    axes: Mapping[str, tuple[Any, ...]]
+    base: Plan
+    user_plan: Plan
+    facts: Facts
+    effective_batch_size: int | None = None
+    memory_gib: float | None = None
+    skipped: tuple[tuple[Plan, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def with_value(self, plan: Plan, lever: str, value: Any) -> Plan:
+        """The plan with one lever moved, made canonical."""
+        changes = _list_changes(self, lever, value)
+        return canonicalize(plan.replace(**changes), self.facts, keep=(lever,))
+
+    def grid(self) -> list[Plan]:
+        """Every plan once: combinations of the other levers in their order, batch sizes ascending within each."""
+        others = [name for name in self.axes if name != COUPLED]
+        plans: dict[Plan, None] = {}
+        for values in itertools.product(*(self.axes[name] for name in others)):
+            plan = self.base.replace(**dict(zip(others, values, strict=True)))
+            for batch_size in self.axes.get(COUPLED, (plan["batch_size"],)):
+                plans[self.with_value(plan, COUPLED, batch_size)] = None
+        return list(plans)
+
+    def holds(self, plan: Plan) -> bool:
+        """Whether it is one of ``grid()``, where a value that its guard refuses stands at the default."""
+        catalogue = load_catalogue()
+        chosen = {}
+        for name, values in self.axes.items():
+            refused = (value for value in values if catalogue[name].guard(value, plan, self.facts))
+            fitting = [plan[name]] if plan[name] in values else [*refused]
+            if not fitting:
+                return False
+            chosen[name] = fitting[0]
+        made = self.base.replace(**chosen)
+        return self.with_value(made, COUPLED, made[COUPLED]) == plan
+
+    @property
+    def size(self) -> int:
+        """Plans of the grid, those that come to the same counted once."""
+        from fulltilt.tuner.question.grid_size import count_plans  # which counts in terms of a Space
+
+        return count_plans(self)
+
+    @property
+    def n_combinations(self) -> int:
+        """Size of the product of the axes, before plans that come to the same were folded together."""
+        size = 1
+        for values in self.axes.values():
+            size *= len(values)
+        return size
+
+
+def build_space(
+    config: Config,
+    facts: Facts,
+    *,
+    batch_sizes: Sequence[int] | None = None,
+    num_workers: Sequence[int] | None = None,
+    free_batch: bool = False,
+    all_levers: bool = False,
+) -> Space:
+    """Axes by flag, then by the ``benchmark`` section, then by what the levers suggest for this machine.
+
+    Args:
+        all_levers: Where ``benchmark.levers`` is null, try every lever that leaves the recipe alone: for searches
+            whose cost does not grow with the grid.
+
+    Raises:
+        ConfigError: ``benchmark.levers`` names an unknown lever or a lever that has its own key.
+    """
+    user, notes = _resolve_base(config, facts)
+    benchmark = config.benchmark
+    named = batch_sizes or benchmark.batch_sizes
+    is_free = bool(named) or free_batch
+    effective = None if is_free else user.effective_batch_size
+    axes: dict[str, tuple[Any, ...]] = {
+        COUPLED: tuple(sorted(set(named))) if named else _suggest_batch_sizes(user, facts, is_free=is_free)
+    }
+    workers = num_workers if num_workers is not None else benchmark.num_workers_options
+    axes["num_workers"] = _unique(workers) if workers else _suggest("num_workers", user, facts)
+    axes |= _build_switch_axes(config, user, facts)
+    if benchmark.levers is not None:
+        axes |= _read_further_axes(benchmark.levers)
+    elif all_levers:
+        axes |= _suggest_further_axes(user, facts, axes)
+    return _drop_impossible(axes, user, facts, effective, tuple(notes))
+
+
+def canonicalize(plan: Plan, facts: Facts, *, keep: Sequence[str] = ()) -> Plan:
+    """Reset values that cannot apply to their lever's default, so that plans that come to the same are equal.
+
+    Batch size and accumulate are never reset (that would change what is trained), nor are the levers in ``keep``
+    while another lever's value is the cause.
+    """
+    catalogue = load_catalogue()
+    fixed = {COUPLED, "accumulate", *keep}
+    for name, value in plan.items():
+        lever = catalogue[name]
+        if name not in fixed and value != lever.default and lever.guard(value, plan, facts):
+            plan = plan.replace(**{name: lever.default})
+    return plan
+
+
+def _resolve_base(config: Config, facts: Facts) -> tuple[Plan, list[str]]:
+    plan, notes = plan_of(config), []
+    value, note = resolve_precision(plan["precision"], facts)
+    plan = plan.replace(precision=value)
+    if note:
+        notes.append(note)
+    may_hold = parse_on_bad_sample(config.data.on_bad_sample) is None
+    value, note = resolve_placement(plan["placement"], plan, facts, may_hold=may_hold)
+    plan = plan.replace(placement=value)
+    if note:
+        notes.append(f"placement: {note}")
+    made = canonicalize(plan, facts)
+    catalogue = load_catalogue()
+    for name in made:
+        if made[name] != plan[name]:
+            reason = catalogue[name].guard(plan[name], plan, facts)
+            notes.append(f"{name}={plan[name]} of the configuration cannot apply ({reason}); taken as {made[name]}")
+    return made, notes
+
+
+def _build_switch_axes(config: Config, user: Plan, facts: Facts) -> dict[str, tuple[Any, ...]]:
+    """Axes of ``test_mixed_precision`` and ``test_pin_memory``; where they are null, what suits the machine."""
+    axes: dict[str, tuple[Any, ...]] = {}
+    asked = config.benchmark.test_mixed_precision
+    if asked is not False:
+        axes["precision"] = _suggest("precision", user, facts)
+        if asked and len(axes["precision"]) == 1 and facts.device_type == "cpu":
+            axes["precision"] = _unique((*axes["precision"], "bf16"))  # asked for, though it may be emulated
+    pin = config.benchmark.test_pin_memory
+    if pin is not False:
+        axes["pin_memory"] = (False, True) if pin else _suggest("pin_memory", user, facts)
+    return {name: values for name, values in axes.items() if len(values) > 1}
+
+
+def _read_further_axes(levers: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    catalogue = load_catalogue()
+    axes = {}
+    for name, values in levers.items():
+        if name not in catalogue:
+            raise ConfigError(
+                f"no lever named {name}; {format_nearest(name, catalogue)}", key=f"benchmark.levers.{name}"
+            )
+        if name in (COUPLED, "num_workers", "accumulate"):
+            own = {"num_workers": "num_workers_options"}.get(name, "batch_sizes")
+            raise ConfigError(f"{name} has its own key; use benchmark.{own}", key=f"benchmark.levers.{name}")
+        axes[name] = _unique(values)
+    return axes
+
+
+def _suggest_further_axes(user: Plan, facts: Facts, taken: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Levers with more than one value that may help here; what the configuration switched off stays as it is."""
+    asked = {COUPLED, "num_workers", "precision", "pin_memory"}
+    found = {}
+    for name, lever in load_catalogue().items():
+        if name in asked or name in taken or lever.changes_recipe(user[name]) or not lever.is_offered:
+            continue
+        values = _suggest(name, user, facts)
+        if len(values) > 1:
+            found[name] = values
+    return found
+
+
+def _suggest(name: str, user: Plan, facts: Facts) -> tuple[Any, ...]:
+    """The lever's candidates for this machine, the user's own value among them."""
+    values = tuple(load_catalogue()[name].candidates(facts))
+    if user[name] in values:
+        return values
+    both = (*values, user[name])
+    return tuple(sorted(both)) if all(isinstance(v, int) for v in both) else both
+
+
+def _suggest_batch_sizes(user: Plan, facts: Facts, *, is_free: bool) -> tuple[int, ...]:
+    if not is_free:
+        return suggest_divisors(user.effective_batch_size, user["batch_size"])
+    first = user["batch_size"]
+    values = [max(1, first // 2)] + [first * 2**i for i in range(N_DOUBLINGS + 1)]
+    fitting = [v for v in values if facts.n_samples is None or v <= facts.n_samples or v == first]
+    return tuple(sorted(set(fitting)))
+
+
+def suggest_divisors(effective: int, own: int | None = None) -> tuple[int, ...]:
+    """Up to six divisors of the effective batch from itself down to its sixteenth, spaced by ⅔ or more.
+
+    ``own`` joins them, and where it is the smallest so does the next one below it, so that both sides of it are tried.
+    """
+    kept: list[int] = []
+    for value in range(effective, max(1, effective // SMALLEST_SHARE) - 1, -1):
+        if effective % value == 0 and (not kept or value <= kept[-1] / 1.5):
+            kept.append(value)
+        if len(kept) == N_DIVISORS:
+            break
+    if own and own <= kept[-1]:
+        kept += [value for value in range(own // 2, 0, -1) if effective % value == 0][:1]
+    return tuple(sorted({*kept, own} if own else kept))
+
+
+def _drop_impossible(
+    axes: Mapping[str, tuple[Any, ...]], user: Plan, facts: Facts, effective: int | None, notes: tuple[str, ...]
+) -> Space:
+    """Take out values that no plan can have; each is kept once, as a row that says why."""
+    draft = Space(axes=axes, base=user, user_plan=user, facts=facts, effective_batch_size=effective, notes=notes)
+    possible: dict[str, tuple[Any, ...]] = {}
+    skipped: list[tuple[Plan, str]] = []
+    for name, values in axes.items():
+        fine = []
+        for value in values:
+            reason = _find_reason(draft, name, value)
+            if reason is None:
+                fine.append(value)
+            else:
+                skipped.append((_force(draft, name, value), f"{name}={value}: {reason}"))
+        possible[name] = tuple(fine)
+    if not possible[COUPLED]:
+        return dataclasses.replace(draft, axes={}, skipped=tuple(skipped))
+    axes = {name: values for name, values in possible.items() if values}
+    base = user
+    for name, values in axes.items():
+        if base[name] not in values and name != COUPLED:
+            base = base.replace(**{name: find_nearest(base[name], values)})
+    return dataclasses.replace(draft, axes=axes, base=canonicalize(base, facts), skipped=tuple(skipped))
+
+
+def find_nearest(value: Any, values: Sequence[Any]) -> Any:
+    """Of numbers the nearest, of two equally near the smaller; of others the first."""
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, *values)):
+        return min(values, key=lambda v: (abs(v - value), v))
+    return values[0]
+
+
+def _find_reason(space: Space, name: str, value: Any) -> str | None:
+    """Why no plan can have this value: its guard refuses it whatever the levers it may depend on say."""
+    lever = load_catalogue()[name]
+    reason = None
+    for plan in _vary_others(space, name):
+        made = _force(dataclasses.replace(space, base=plan), name, value)
+        reason = lever.guard(value, made, space.facts)
+        if reason is None and name == COUPLED:
+            reason = load_catalogue()["accumulate"].guard(made["accumulate"], made, space.facts)
+        if reason is None:
+            return None
+    return reason
+
+
+def _vary_others(space: Space, name: str) -> Iterator[Plan]:
+    """The base plan with each other axis moved by itself: guards look at one other lever at most."""
+    yield space.base
+    for other, values in space.axes.items():
+        if other != name:
+            for value in values:
+                yield space.base.replace(**{other: value})
+
+
+def _force(space: Space, name: str, value: Any) -> Plan:
+    return space.base.replace(**_list_changes(space, name, value))
+
+
+def _list_changes(space: Space, name: str, value: Any) -> dict[str, Any]:
+    """The lever, and those that have to move with it; the latter only to values that the search may try."""
+    changes = {name: value}
+    if name == COUPLED and space.effective_batch_size is not None:
+        changes["accumulate"] = space.effective_batch_size // value
+    for other, needed in load_catalogue()[name].needs(value, space.facts).items():
+        if needed in space.axes.get(other, ()):
+            changes[other] = needed
+    return changes
+
+
+def _unique(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))

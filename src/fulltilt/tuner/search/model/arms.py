@@ -1,0 +1,112 @@
+"""An arm: one choice of a group of levers. What an arm that was not measured takes follows from those that were."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fulltilt.levers import load_catalogue
+from fulltilt.records import Plan
+from fulltilt.tuner.search.model.curve import Curve
+
+Arm = tuple[tuple[str, Any], ...]
+
+_REMEMBERED = 16_384  # plans: a large grid is asked for its arms at every whole run
+_COUNTED_APART = ("batch_size", "num_workers", "accumulate")
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def device_arm(plan: Plan) -> Arm:
+    """The levers that change what the device computes."""
+    return _select(plan, of_loader=False)
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def feed_arm(plan: Plan) -> Arm:
+    """The levers that change how batches are fetched and copied, without the batch size and the number of workers."""
+    return _select(plan, of_loader=True)
+
+
+def _select(plan: Plan, *, of_loader: bool) -> Arm:
+    catalogue = load_catalogue()
+    return tuple(
+        (name, value)
+        for name, value in plan.items()
+        if name not in _COUNTED_APART and (catalogue[name].stage == "loader") == of_loader
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    arm: Arm
+    batch: int
+    seconds: float
+
+
+class ArmTimes:
+    """Seconds over batch size for any arm, from measured points of some.
+
+    The arm with most points is the reference and has a curve of its own. Another arm is the reference times a ratio
+    that may change with the batch. An arm without points is the measured one that shares most with it, times the
+    ratios of the levers that differ, each as measured alone: gains multiply. That is a guess, good enough to rank.
+    """
+
+    def __init__(self, points: Iterable[Point]):
+        self._points: dict[Arm, dict[int, float]] = {}
+        for point in points:
+            self._points.setdefault(point.arm, {})[point.batch] = point.seconds
+        if not self._points:
+            raise ValueError("no point was measured")
+        reference = max(self._points.values(), key=len)
+        self._curve = Curve(reference)
+        self._ratios = {arm: self._compute_ratios(points) for arm, points in self._points.items()}
+        self._singles = self._find_singles()
+        self._bases: dict[Arm, tuple[Arm, frozenset[tuple[str, Any]]]] = {}
+
+    def __call__(self, arm: Arm, batch: int) -> float:
+        base, missing = self._bases.get(arm) or self._bases.setdefault(arm, self._find_base(arm))
+        seconds = self._curve(batch) * _read_ratio(self._ratios[base], batch)
+        for change in missing:
+            seconds *= _read_ratio(self._singles.get(change, {}), batch)
+        return seconds
+
+    def _compute_ratios(self, points: Mapping[int, float]) -> dict[int, float]:
+        return {batch: seconds / self._curve(batch) for batch, seconds in points.items()}
+
+    def _find_singles(self) -> dict[tuple[str, Any], dict[int, float]]:
+        """(lever, value) → ratios of an arm with it over the same arm with another value, where both were measured."""
+        singles: dict[tuple[str, Any], dict[int, float]] = {}
+        for arm, ratios in self._ratios.items():
+            for other, base in self._ratios.items():
+                changed = set(arm) - set(other)
+                if len(changed) != 1:
+                    continue
+                shared = {b: ratios[b] / base[b] for b in ratios.keys() & base.keys()}
+                found = shared or {b: ratios[b] / _read_ratio(base, b) for b in ratios}
+                singles.setdefault(changed.pop(), {}).update(found)
+        return singles
+
+    def _find_base(self, arm: Arm) -> tuple[Arm, frozenset[tuple[str, Any]]]:
+        """The measured arm that shares most with ``arm``, and what has to change from it."""
+        wanted = frozenset(arm)
+
+        def count_unknown(base: Arm) -> tuple[int, int, int]:
+            missing = wanted - frozenset(base)
+            unknown = sum(change not in self._singles for change in missing)
+            return unknown, len(missing), -len(self._points[base])
+
+        base = min(self._points, key=count_unknown)
+        return base, wanted - frozenset(base)
+
+
+def _read_ratio(ratios: Mapping[int, float], batch: int) -> float:
+    """The ratio at a batch: between two points by the logarithm of the batch, beyond them the nearest, else 1."""
+    if not ratios:
+        return 1.0
+    if len(ratios) == 1 or batch <= min(ratios):
+        return ratios[min(ratios)]
+    if batch >= max(ratios):
+        return ratios[max(ratios)]
+    return Curve(ratios)(batch)

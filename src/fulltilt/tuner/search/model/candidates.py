@@ -1,0 +1,119 @@
+"""Which plans and parts of plans a search may ask for: the grid seen from one plan, lever by lever."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from fulltilt.levers import load_catalogue
+from fulltilt.records import Plan
+from fulltilt.tuner.question.space import COUNTABLE, COUPLED, Space
+
+
+class Candidates:
+    """Plans of a space.
+
+    Args:
+        base: The user's plan, moved onto the axes.
+    """
+
+    def __init__(self, space: Space, base: Plan):
+        self._space = space
+        self.batches: tuple[int, ...] = tuple(space.axes.get(COUPLED, (base[COUPLED],)))
+        self.counts: list[int] = sorted(space.axes.get("num_workers", (base["num_workers"],)))
+
+    def list_levers(self, *, of_loader: bool) -> list[str]:
+        """Batch and workers left out. Precision first: what the others gain depends on it more than it on them."""
+        catalogue = load_catalogue()
+        names = [
+            name
+            for name in self._space.axes
+            if name not in (COUPLED, "num_workers") and (catalogue[name].stage == "loader") == of_loader
+        ]
+        return sorted(names, key=lambda name: name != "precision")
+
+    def flip(self, plan: Plan, lever: str) -> list[Plan]:
+        """The plan with each other value of one lever; values that cannot apply beside the rest are left out."""
+        flipped = [self._space.with_value(plan, lever, v) for v in self._space.axes[lever] if v != plan[lever]]
+        guard = load_catalogue()[lever].guard
+        return [p for p in flipped if not guard(p[lever], p, self._space.facts)]
+
+    def find_nearest_batch(self, wanted: float) -> int:
+        return min(self.batches, key=lambda b: abs(math.log(b / wanted)))
+
+    def choose_counts(self) -> list[int]:
+        """Numbers of workers to begin with: none or the fewest, next to half the cores, and next to all of them."""
+        least, *above = self.counts
+        n_cores = self._space.facts.n_cores_usable
+        wanted = [min(above, key=lambda n: abs(n - target)) for target in (n_cores / 2, n_cores)] if above else []
+        return list(dict.fromkeys([least, *wanted]))
+
+    def list_plans(self, fast: Plan, feed: Plan | None) -> list[Plan]:
+        """The grid; of a large one the fastest settings so far, each lever moved from them, over batches and workers.
+
+        What is left out differs in two levers at least from what probes found to be fastest.
+
+        Args:
+            fast: With the fastest settings of the device.
+            feed: With those of the loader; None where it was not probed.
+        """
+        if self._space.n_combinations <= COUNTABLE:
+            return self._space.grid()
+        levers_of_loader = self.list_levers(of_loader=True)
+        if feed is not None:
+            for lever in levers_of_loader:
+                fast = self._space.with_value(fast, lever, feed[lever])
+        moved = [fast]
+        for lever in [*self.list_levers(of_loader=False), *levers_of_loader]:
+            moved += self.flip(fast, lever)
+        plans: dict[Plan, None] = {}
+        for plan in moved:
+            for count in self.counts:
+                placed = self._space.with_value(plan, "num_workers", count)
+                for batch in self.batches:
+                    plans[self._space.with_value(placed, COUPLED, batch)] = None
+        return list(plans)
+
+    def list_neighbours(self, plan: Plan, levers: Collection[str]) -> list[Plan]:
+        """The plan with one of the levers moved: to the next value on an ordered axis, to any on the others.
+
+        A value that cannot apply beside the rest is left out: with no workers there is nothing to keep alive.
+        """
+        catalogue, plans = load_catalogue(), dict[Plan, None]()
+        for lever, values in self._space.axes.items():
+            if lever not in levers:
+                continue
+            if lever in (COUPLED, "num_workers") and plan[lever] in values:
+                values = sorted(values)  # those of workers are in the order that they were named in
+                at = values.index(plan[lever])
+                values = (*values[max(at - 1, 0) : at], *values[at + 1 : at + 2])
+            for value in values:
+                moved = self._space.with_value(plan, lever, value)
+                if not catalogue[lever].guard(moved[lever], moved, self._space.facts):
+                    plans[moved] = None
+        return list(plans)
+
+    def list_onward(self, before: Plan, plan: Plan) -> list[Plan]:
+        """One more step the way that led from one plan to the other; none where that was no single ordered step."""
+        changed = [lever for lever in self._space.axes if before[lever] != plan[lever]]
+        if len(changed) != 1 or changed[0] not in (COUPLED, "num_workers"):
+            return []
+        values = self.batches if changed == [COUPLED] else self.counts
+        start, at = (values.index(found[changed[0]]) for found in (before, plan))
+        onward = at + (1 if at > start else -1)
+        return [self._space.with_value(plan, changed[0], values[onward])] if 0 <= onward < len(values) else []
+
+
+def strip_loader(plan: Plan) -> Plan:
+    """With every lever of the loader at its default: a probe of the device uses none of them."""
+    catalogue = load_catalogue()
+    names = [name for name in plan if catalogue[name].stage == "loader" and name != COUPLED]
+    return plan.replace(**{name: catalogue[name].default for name in names})
+
+
+def spread(values: Sequence[Any], n: int) -> list[Any]:
+    """``n`` of the values or fewer, both ends among them, evenly by position."""
+    if len(values) <= n:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (n - 1))] for i in range(n)]

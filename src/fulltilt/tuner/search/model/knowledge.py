@@ -1,0 +1,166 @@
+"""What the rows of a search say so far: what fits, what bounds the step, and which plan hopes for most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from fulltilt.records import Plan, Trial
+from fulltilt.tuner.picks.undecided import is_noisy, measure_noise
+from fulltilt.tuner.question.space import COUPLED, Space
+from fulltilt.tuner.search.model.arms import device_arm
+from fulltilt.tuner.search.model.plan_memory import PlanMemory
+from fulltilt.tuner.search.model.step_time import StepTime
+
+KAPPA = 0.5  # standard deviations of hope: how much an uncertain plan is preferred
+BALANCED = 0.8  # of the device's seconds: from here on loading is looked at more closely than the device
+OFF_BY = 0.35  # of the logarithm: a model that errs by as much, always, is not used
+
+
+class Knowledge:
+    """Rows by what ran, in the order they came.
+
+    Args:
+        base: The user's plan, moved onto the axes of the space.
+        batches: Batch sizes that may be asked for, ascending.
+    """
+
+    def __init__(self, space: Space, base: Plan, batches: Sequence[int]):
+        self._space, self._batches = space, tuple(batches)
+        limit_gib = math.inf if space.memory_gib is None else space.memory_gib
+        self.memory = PlanMemory(device_arm(base), self._batches, limit_gib)
+        self.device: list[Trial] = []
+        self.loader: list[Trial] = []
+        self.whole: list[Trial] = []
+        self.failed: list[Trial] = []  # of any kind but "memory"
+
+    def learn(self, trial: Trial) -> None:
+        """Take in a row; one that was asked twice comes back as the same row and counts once."""
+        self.memory.learn(trial)
+        rows = {"device": self.device, "loader": self.loader, "end_to_end": self.whole}.get(trial.kind)
+        if rows is None:
+            return
+        found = rows if trial.status == "ok" else self.failed
+        if trial not in found:
+            found.append(trial)
+
+    @property
+    def can_predict(self) -> bool:
+        return bool(self.device)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether every whole run came out far from what was predicted before any of them, or none ran well."""
+        if not self.whole:
+            return True
+        plain = self._build_model(learn=False)
+        means, _ = plain.predict_log_rate([row.plan for row in self.whole])
+        errors = [math.log(row.samples_per_s or math.nan) - mean for row, mean in zip(self.whole, means, strict=True)]
+        spread = max(errors) - min(errors)  # an error that all share does not disturb the ranking
+        return min(map(abs, errors)) > OFF_BY and spread > OFF_BY
+
+    @property
+    def noise(self) -> float | None:
+        """Standard error of a whole run as its blocks tell it, where that is unusually large; None where it is not."""
+        return measure_noise(self.whole) if is_noisy(self.whole) else None
+
+    @property
+    def is_loader_bound(self) -> bool:
+        """Whether the fastest feed seen is about as slow as the fastest arm, or slower."""
+        return bool(self.loader) and self.compute_loading_share(self.find_fastest_feed()) > BALANCED
+
+    def compute_loading_share(self, row: Trial) -> float:
+        """Seconds of loading a sample over the seconds of computing on it, at the fast arm."""
+        fastest = max(r.samples_per_s or 0.0 for r in self.device)
+        return fastest / (row.samples_per_s or math.inf)
+
+    def find_fastest_feed(self) -> Trial:
+        return max(self.loader, key=_read_rate)
+
+    def find_best(self) -> Trial | None:
+        """The fastest whole run; None before the first."""
+        return max(self.whole, key=_read_rate, default=None)
+
+    def choose_whole(self, plans: Sequence[Plan]) -> tuple[Plan, float, float] | None:
+        """Plan, predicted samples/s, and how far above the best measured its logarithm may lie."""
+        tried = {row.plan for row in (*self.whole, *self.failed)}
+        refused = self._find_refused_count()
+        left = [p for p in plans if p not in tried and p["num_workers"] < refused and self.memory.fits(p)]
+        if not left:
+            return None
+        means, sds = self._build_model().predict_log_rate(left)
+        hopes = means + KAPPA * sds
+        at, best = int(hopes.argmax()), self.find_best()
+        hope = float(hopes[at] - math.log(_read_rate(best))) if best else math.inf
+        return left[at], math.exp(means[at]), hope
+
+    def choose_without_workers(self, plans: Sequence[Plan]) -> tuple[Plan, float] | None:
+        """The plan without workers that would be the fastest if loading and computing overlapped, and by how much then.
+
+        None where one was run already, or on a CPU, where they share cores.
+        """
+        best = self.find_best()
+        tried = [row.plan for row in (*self.whole, *self.failed)]
+        left = [p for p in plans if p["num_workers"] == 0 and self.memory.fits(p)]
+        is_seen = any(plan["num_workers"] == 0 for plan in tried)
+        if best is None or is_seen or not left or not self.loader or self._space.facts.device_type == "cpu":
+            return None
+        model = self._build_model(learn=False)
+        rates = [model.predict_overlap_log_rate(plan) for plan in left]
+        at = max(range(len(left)), key=rates.__getitem__)
+        return left[at], rates[at] - math.log(_read_rate(best))
+
+    def _find_refused_count(self) -> float:
+        """The smallest number of workers above 0 whose loader failed by itself: a whole run with as many would too."""
+        counts = [row.plan["num_workers"] for row in self.failed if row.kind == "loader"]
+        return min((count for count in counts if count), default=math.inf)
+
+    def choose_first(self, base: Plan, wanted: int) -> int:
+        """Of the first device probe: ``choose_middle``'s where fake points say what fits, which saves a probe."""
+        if not self.memory.is_known:
+            return wanted
+        fitting = self.list_fitting_batches(base)
+        return _choose_roomy(fitting, wanted) if fitting else self._batches[0]
+
+    def choose_middle(self, base: Plan) -> int:
+        """A batch large enough to show what levers do, and small enough to fit with every one of them."""
+        fitting, known = self.list_fitting_batches(base), self.device[0].plan[COUPLED]
+        return _choose_roomy(fitting, known) if fitting else known
+
+    def choose_gap(self, fast: Plan, middle: int, known: Collection[int]) -> int | None:
+        """The largest batch that surely fits, then the smallest of use, then the middle of the widest gap."""
+        left = [b for b in self.list_fitting_batches(fast) if b not in known]
+        if left and left[-1] > max(known, default=0):
+            return left[-1]
+        edge = self.memory.find_edge(fast, known)
+        if edge is not None or not left:
+            return edge
+        useful = [b for b in left if b >= middle / 32]
+
+        def compute_distance(batch: int) -> float:
+            return min(abs(math.log(batch / other)) for other in known)
+
+        best = max(useful, key=compute_distance, default=None)
+        return best if best is not None and compute_distance(best) >= math.log(1.9) else None
+
+    def list_fitting_batches(self, plan: Plan) -> list[int]:
+        return [b for b in self._batches if self.memory.fits(self._space.with_value(plan, COUPLED, b))]
+
+    def _build_model(self, *, learn: bool = True) -> StepTime:
+        return StepTime(
+            device=self.device,
+            loader=self.loader,
+            whole=self.whole if learn else [],
+            noise=self.noise,
+            n_cores=self._space.facts.n_cores_usable,
+            on_cpu=self._space.facts.device_type == "cpu",
+        )
+
+
+def _choose_roomy(fitting: Sequence[int], known: int) -> int:
+    roomy = [b for b in fitting if b <= fitting[-1] / 3] or fitting[:1]
+    return max(known, roomy[-1]) if known in fitting else roomy[-1]
+
+
+def _read_rate(row: Trial) -> float:
+    return row.samples_per_s or 0.0

@@ -1,0 +1,294 @@
+"""Drives a strategy: asks the target, keeps the journal, counts, and stops at the budget.
+
+A strategy is a generator. It yields ``Ask`` (run this plan; the trial comes back from ``yield``) or ``Skip`` (a row for
+a plan that need not run), and decides from what it gets. It does no I/O of its own, so a new strategy is one function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Collection, Generator, Mapping
+
+from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
+from fulltilt.tuner.search.budget import Refusal
+from fulltilt.tuner.search.common_error import find_common_error
+from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.progress import OnEvent, SearchEvent, TrialCut, TrialDone, TrialStarted
+from fulltilt.tuner.trials.rows import build_row
+from fulltilt.tuner.trials.target import Target
+
+END_TO_END = "end_to_end"
+REPEAT = "repeat"
+RESERVE_SHARE = 0.3  # of the budget at most is kept back for repeats: plans that were never tried come first
+BASELINE = "baseline"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """Run ``plan``, or a part of it: ``kind`` is one of ``records.WHOLE_RUNS`` and ``records.PROBES``.
+
+    Asked twice, the same is run once; of kind "repeat" or "baseline" it is always a fresh process. The runs of a round
+    say nothing without each other: it is begun only with time for all, and one that was broken off is begun anew.
+    """
+
+    plan: Plan
+    why: str
+    kind: str = END_TO_END
+    comparison: str | None = None  # of repeats: which plans run side by side; rows of another one are no answer
+    together: tuple[tuple[Plan, str], ...] = ()  # plan and kind of all runs of the round that this one begins
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Skip:
+    plan: Plan
+    reason: str
+    why: str = "part of the grid"
+
+
+Strategy = Generator[Ask | Skip, Trial, None]
+
+
+class Session:
+    """One search in progress.
+
+    Args:
+        budget_s: Wall time of this search; rows of earlier ones in the same folder cost none of it. None: no limit.
+        reserve_trials: Trials whose time is kept back for measuring the finalists again.
+        reserve_share: Of the budget at most is kept back for them.
+        planned: Kind → trials at most, for progress only.
+        start_s: When the search began, on ``clock``: now, or earlier when it had to be prepared.
+        n_devices: That a trial runs on; for the rows of plans that are skipped.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        journal: Journal,
+        *,
+        budget_s: float | None = None,
+        reserve_trials: int = 4,
+        reserve_share: float = RESERVE_SHARE,
+        planned: Mapping[str, int] | None = None,
+        on_event: OnEvent | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        start_s: float | None = None,
+        n_devices: int = 1,
+    ):
+        self._target, self._journal = target, journal
+        self.budget_s = budget_s
+        self._reserve_trials, self._reserve_share = reserve_trials, reserve_share
+        self._ahead = dict(planned or {})  # kind → trials that may still come
+        self._on_event, self._n_devices = on_event, n_devices
+        self._clock = clock
+        self._start_s = clock() if start_s is None else start_s
+        self.earlier_s = journal.spent_s  # what the rows took that earlier runs left in the folder
+        self._known: dict[tuple[Plan, str], Trial] = {}
+        self.rows: list[Trial] = []  # whole runs, and plans that were skipped
+        self.probes: list[Trial] = []
+        self.n_run = 0  # processes started by this session
+        self.n_resumed = 0
+        self.is_budget_spent = False
+        self.cut: Trial | None = None  # what the end of the budget broke off; no row, for it says nothing of its plan
+        self._refusals: list[Refusal] = []
+        self._round: int | None = None  # of the comparison that runs
+        self._ready_s = 0.0  # into the search, when its first process was begun
+
+    @property
+    def left_s(self) -> float:
+        """Of the budget; infinite without one."""
+        return math.inf if self.budget_s is None else self.budget_s - self.elapsed_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall time of this search."""
+        return self._clock() - self._start_s
+
+    @property
+    def n_done(self) -> int:
+        return len(self.rows) + len(self.probes)
+
+    @property
+    def common_error(self) -> list[Trial]:
+        """Rows of one error that every plan meets (``find_common_error``): nothing further is begun but on request."""
+        return find_common_error([*self.rows, *self.probes])
+
+    def find_shortfall(self) -> Refusal | None:
+        """Why a search with the same budget would begin nothing that ends; None where it goes on from these rows."""
+        least = min(self._refusals, key=lambda refusal: refusal.search_s, default=None)
+        if least is None or self.budget_s is None or least.search_s <= self.budget_s:
+            return None
+        return least
+
+    def run(self, strategy: Strategy, *, may_use_reserve: bool = False, despite_errors: bool = False) -> bool:
+        """Run a strategy to its end; False when the budget, or an error that every plan meets, ended it first."""
+        answer: Trial | None = None
+        try:
+            while True:
+                wish = next(strategy) if answer is None else strategy.send(answer)
+                if isinstance(wish, Ask) and wish.together:
+                    self._round = self._journal.enter_round(wish.comparison, wish.together)
+                if isinstance(wish, Ask) and not self._is_free(wish):
+                    if not despite_errors and self.common_error:
+                        strategy.close()
+                        return False
+                    if self._must_stop(wish, may_use_reserve=may_use_reserve):
+                        return self._end(strategy)
+                answer = self._skip(wish) if isinstance(wish, Skip) else self._ask(wish)
+                if answer is None:
+                    return self._end(strategy)
+        except StopIteration:
+            return True
+
+    def _end(self, strategy: Strategy) -> bool:
+        self.is_budget_spent = True
+        strategy.close()
+        return False
+
+    def _must_stop(self, wish: Ask, *, may_use_reserve: bool) -> bool:
+        """Whether the next trial would not fit. The first whole run begins while any time is left: without it there is
+        nothing to say, and the probes before it leave time for one."""
+        if self.budget_s is None:
+            return False
+        refusal = self._weigh(wish, self.budget_s, may_use_reserve=may_use_reserve)
+        is_first = wish.kind not in PROBES and not self._has_run
+        must_stop = refusal.left_s <= 0 or (not is_first and refusal.next_s + refusal.kept_s > refusal.left_s)
+        if must_stop and self.cut is None:  # what comes after a run that was broken off would not be begun before it
+            self._refusals.append(refusal)
+        return must_stop
+
+    @property
+    def _has_run(self) -> bool:
+        return any(row.status != "skipped" for row in self.rows)
+
+    def _weigh(self, wish: Ask, budget_s: float, *, may_use_reserve: bool) -> Refusal:
+        """What a trial would take of the time left, with what is kept back for those after it."""
+        whole_s = self._estimate_s(END_TO_END)
+        n_runs = len(wish.together) or 1
+        next_s = n_runs * self._estimate_s(wish.kind, wish.plan)
+        kept_s = 0.0 if self._has_run or wish.kind not in PROBES else whole_s
+        search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
+        if not may_use_reserve:
+            reserve_s = self._reserve_trials * whole_s
+            kept_s += min(reserve_s, self._reserve_share * budget_s)
+            search_s = min(search_s + reserve_s, search_s / (1 - self._reserve_share))
+        return Refusal(next_s=next_s, n_runs=n_runs, kept_s=kept_s, left_s=self.left_s, search_s=search_s)
+
+    def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
+        """What a trial will take: what the plan took before, else the median of its like. 0 before the first."""
+        ran = [row for row in (*self.rows, *self.probes) if row.seconds > 0]
+        alike = [row for row in ran if row.kind == kind or (row.kind in WHOLE_RUNS and kind in WHOLE_RUNS)]
+        own = [row.seconds for row in alike if row.plan == plan]
+        if own:
+            return own[-1]
+        others = alike or [row for row in ran if row.kind != "memory"] or ran  # estimates of memory run no step
+        return statistics.median([row.seconds for row in others]) if others else 0.0
+
+    def _is_free(self, wish: Ask) -> bool:
+        return self._is_known(wish) or self._journal.holds(wish.plan, wish.kind, wish.comparison, self._get_round(wish))
+
+    def _get_round(self, wish: Ask) -> int | None:
+        return None if wish.comparison is None else self._round
+
+    def _is_known(self, wish: Ask) -> bool:
+        return (wish.plan, wish.kind) in self._known
+
+    def _list_seconds(self) -> list[float]:
+        return [row.seconds for row in (*self.rows, *self.probes) if row.seconds > 0]
+
+    def adopt_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> None:
+        """Take in the rows of earlier sessions that nobody asked for: a resumed search never reports less."""
+        for trial in self._journal.take_rest(kinds):
+            self.n_resumed += 1
+            self._keep(trial, is_resumed=True)
+
+    def _ask(self, wish: Ask) -> Trial | None:
+        """The row, run or known; None where the end of the budget broke the trial off."""
+        if self._is_known(wish):
+            return self._known[wish.plan, wish.kind]
+        found = self._journal.take(wish.plan, wish.kind, wish.comparison, self._get_round(wish))
+        if found is not None:
+            self.n_resumed += 1
+            return self._keep(found, is_resumed=True)
+        id = self._journal.next_id()
+        self._enter_stage(wish.kind)
+        self._tell(
+            TrialStarted(
+                id=id, plan=wish.plan, why=wish.why, kind=wish.kind, n_done=self.n_done, n_planned=self._count_planned()
+            )
+        )
+        if not self.n_run:
+            self._ready_s = self.elapsed_s
+        left_s = self.left_s
+        trial = self._target(wish.plan, id=id, why=wish.why, kind=wish.kind)
+        if wish.comparison is not None:
+            trial = dataclasses.replace(trial, comparison=wish.comparison, round=self._round)
+        self.n_run += 1
+        if trial.status == "timeout" and self.left_s <= 0:
+            self.cut = trial
+            search_s = self._ready_s + trial.seconds
+            self._refusals.append(Refusal(next_s=trial.seconds, left_s=left_s, search_s=search_s, is_cut=True))
+            self._tell(TrialCut(id=id, seconds=trial.seconds))
+            return None
+        self._journal.append(trial)
+        return self._keep(trial)
+
+    def _skip(self, wish: Skip) -> Trial:
+        if (wish.plan, END_TO_END) in self._known:
+            return self._known[wish.plan, END_TO_END]
+        found = self._journal.take(wish.plan, END_TO_END)
+        if found is not None:
+            self.n_resumed += 1
+            return self._keep(found, is_resumed=True)
+        id = self._journal.next_id()
+        trial = build_row(
+            wish.plan, id=id, why=wish.why, status="skipped", reason=wish.reason, n_devices=self._n_devices
+        )
+        self._journal.append(trial)
+        return self._keep(trial)
+
+    def _keep(self, trial: Trial, *, is_resumed: bool = False) -> Trial:
+        if trial.kind in (END_TO_END, *PROBES):
+            self._known[trial.plan, trial.kind] = trial
+        (self.probes if trial.kind in PROBES else self.rows).append(trial)
+        stage = REPEAT if trial.kind == BASELINE else trial.kind
+        self._ahead[stage] = max(0, self._ahead.get(stage, 0) - 1)
+        self._tell(
+            TrialDone(
+                trial=trial,
+                n_done=self.n_done,
+                n_planned=self._count_planned(),
+                seconds_left=self._estimate_left_s(),
+                is_resumed=is_resumed,
+            )
+        )
+        return trial
+
+    def _estimate_left_s(self) -> float | None:
+        """What may still come at most, each kind as long as its like took; the rest of the budget bounds it."""
+        if not self._list_seconds():
+            return None if self.budget_s is None else max(0.0, self.left_s)
+        ahead_s = sum(n_left * self._estimate_s(kind) for kind, n_left in self._ahead.items())
+        return min(ahead_s, max(0.0, self.left_s))
+
+    def _enter_stage(self, kind: str) -> None:
+        """A search probes, runs whole, measures again: what an earlier stage did not need never comes.
+
+        Whole runs before any probe are the user's own plan.
+        """
+        if kind not in PROBES and (self.probes or kind != END_TO_END):
+            is_over = (*PROBES, END_TO_END) if kind != END_TO_END else PROBES
+            self._ahead |= dict.fromkeys(is_over, 0)
+
+    def _count_planned(self) -> int:
+        """What was done, and what may still come: no more than the budget holds at the pace so far."""
+        n_left, seconds = sum(self._ahead.values()), self._list_seconds()
+        if self.budget_s is not None and seconds:
+            n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(seconds))))
+        return self.n_done + n_left
+
+    def _tell(self, event: SearchEvent) -> None:
+        if self._on_event is not None:
+            self._on_event(event)

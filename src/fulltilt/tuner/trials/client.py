@@ -1,0 +1,224 @@
+"""The parent's handle on the zygote: start it, talk to it, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from fulltilt.errors import StorageError, TrainingError
+from fulltilt.hardware import proctree
+from fulltilt.records import format_bytes
+from fulltilt.tuner.trials.trial import DEFAULT_BODY
+
+START_LIMIT_S = 600.0  # of a start that goes on: the first import of torch from a slow disk takes minutes
+STILL_LIMIT_S = 120.0  # of a start in which nothing is computed or read any more
+START_LOOK_S = 1.0  # between two looks at what it does
+ANSWER_LIMIT_S = 120.0  # of a fork
+EXIT_PATIENCE_S = 15.0
+MARK_VARIABLE = "FULLTILT_ZYGOTE"  # tells what came from one zygote, also when it is gone
+
+
+class ZygoteDiedError(TrainingError):
+    """The process that trials are forked from is gone; what ran in it is lost."""
+
+
+class Zygote:
+    """A handle on the process that trials are forked from; started at the first trial, one trial at a time.
+
+    Args:
+        log_path: Where its own stderr goes.
+        body: ``module:function`` that a trial process calls with (request, answer).
+        preload: Modules it imports; its own list when None.
+    """
+
+    def __init__(self, log_path: Path, *, body: str = DEFAULT_BODY, preload: tuple[str, ...] | None = None):
+        self.log_path = log_path
+        self.body = body
+        self.start_limit_s = START_LIMIT_S  # how long its start may take while it is at work
+        self.answer_limit_s = ANSWER_LIMIT_S  # how long each fork may take
+        self._preload = preload
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._mark = secrets.token_hex(8)
+        self._scratch_home = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start it and wait until it is ready. Cost: the import of torch, once.
+
+        Raises:
+            TrainingError: it cannot start, with its own words.
+        """
+        if self._process is not None:
+            return
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, open_log(self.log_path) as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _bootstrap(), str(theirs.fileno()), *self._arguments()],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, MARK_VARIABLE: self._mark},
+            )
+        pid = self._process.pid
+        try:
+            ready = wait_for_start(
+                self.receive, lambda: proctree.read_work(pid), limit_s=self.start_limit_s, still_limit_s=STILL_LIMIT_S
+            )
+        except ZygoteDiedError as error:
+            self.close()
+            raise TrainingError(f"trial processes cannot start: {error}; see {self.log_path}") from None
+        except TimeoutError as error:
+            self._process.kill()  # it still imports and holds nothing yet: waiting for its end only takes longer
+            self.close()
+            raise TrainingError(f"trial processes cannot start: {error} (log: {self.log_path})") from None
+        if ready.get("say") != "ready":
+            self.close()
+            said = f"{ready['exception_type']}: {ready['message']}"
+            raise TrainingError(f"trial processes cannot start: {said}; see {self.log_path}")
+        self._scratch_home = ready["scratch_home"]
+
+    def name_scratch(self) -> str:
+        """A folder for the temporary files of one trial, that is not there yet; it has to be started."""
+        return os.path.join(self._scratch_home, f"fulltilt-{secrets.token_hex(4)}")
+
+    def _arguments(self) -> list[str]:
+        return [",".join(self._preload)] if self._preload is not None else []
+
+    def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        if self._control is None:
+            raise ZygoteDiedError("it is not running")
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+        except (BrokenPipeError, ConnectionError):
+            raise ZygoteDiedError(self._describe_end()) from None
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next message; None when there was none in time."""
+        if self._control is None:
+            raise ZygoteDiedError("it is not running")
+        if not select.select([self._control], [], [], timeout_s)[0]:
+            return None
+        try:
+            data = self._control.recv(65536)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise ZygoteDiedError(self._describe_end())
+        return json.loads(data)
+
+    def fileno(self) -> int:
+        if self._control is None:
+            raise ZygoteDiedError("it is not running")
+        return self._control.fileno()
+
+    def close(self) -> None:
+        """End it and every process below it."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            try:
+                self._process.wait(EXIT_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            if self._process.returncode != 0:  # ended before it could end what left its trial's session
+                proctree.kill_marked(f"{MARK_VARIABLE}={self._mark}")
+            self._process = None
+
+    def _describe_end(self) -> str:
+        if self._process is None:
+            return "it is not running"
+        try:
+            code = self._process.wait(EXIT_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its socket"
+        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"the process that trials start from {how}"
+
+
+def wait_for_start(
+    receive: Callable[[float], dict[str, Any] | None],
+    read_work: Callable[[], proctree.Work | None],
+    *,
+    limit_s: float,
+    still_limit_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """The first message of a process that starts. One that is slow but at work is waited for, one that hangs is not.
+
+    Args:
+        receive: The message that came within so many seconds, or None.
+        read_work: What the process has done so far; None where that cannot be seen, and it then counts as at work.
+        limit_s: How long it may take at all.
+        still_limit_s: How long it may go without any work.
+
+    Raises:
+        TimeoutError: it took too long; says what was seen of it.
+    """
+    start_s = moved_s = clock()
+    work = read_work()
+    while True:
+        now_s = clock()
+        left_s = min(start_s + limit_s, moved_s + still_limit_s) - now_s
+        if left_s <= 0:
+            raise TimeoutError(_describe_late_start(now_s - start_s, now_s - moved_s, work, still_limit_s))
+        message = receive(min(START_LOOK_S, left_s))
+        if message is not None:
+            return message
+        seen = read_work()
+        if seen is None or seen != work:
+            work, moved_s = seen, clock()
+
+
+def _describe_late_start(waited_s: float, still_s: float, work: proctree.Work | None, still_limit_s: float) -> str:
+    said = f"no answer in {waited_s:.0f} s"
+    if work is None:
+        return f"{said}, and what the process does cannot be read from /proc"
+    done = f"{work.cpu_s:.1f} s of CPU time, {format_bytes(max(work.called_bytes, work.disk_bytes))} read"
+    if still_s >= still_limit_s:
+        return f"{said}, and it hangs: nothing computed or read for {still_s:.0f} s, after {done}"
+    return f"{said}, though it is at work ({done}): a slow disk is faster the second time, run the same command again"
+
+
+def _bootstrap() -> str:
+    """Code for ``python -c``: ``-m`` would need the package on the path and would put the working folder in front."""
+    home = str(Path(__file__).resolve().parents[3])
+    return (
+        f"import sys; home = {home!r}; home in sys.path or sys.path.append(home); "
+        "from fulltilt.tuner.trials.server import main; main()"
+    )
+
+
+@contextlib.contextmanager
+def open_log(path: Path) -> Iterator[BinaryIO]:
+    """A fresh log: lines of an earlier attempt must not pass for this one's last words."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("wb")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror}); give another place with --out") from error
+    with stream:
+        yield stream

@@ -1,0 +1,132 @@
+"""From what a process measured and how it ended to the row of the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fulltilt.records import Measurement, PhasesMs, Plan, Status, Trial, classify_outcome, format_gib
+from fulltilt.tuner.trials.process import ProcessOutcome
+
+NULLABLE = (
+    "phases_ms",
+    "samples_per_s",
+    "samples_per_s_ci95",
+    "receive_ms",
+    "gpu_utilization_pct",
+    "memory_allocated_peak_gib",
+    "memory_reserved_peak_gib",
+    "memory_rss_peak_gib",
+    "memory_peak_part",
+    "first_step_s",
+    "flops_per_sample",
+    "flops_coverage_pct",
+    "cpu_pressure_pct",
+    "steal_pct",
+)
+"""Figures of a trial that may be null; each null then has an entry in ``null_reasons``."""
+
+
+def build_trial(
+    plan: Plan,
+    outcome: ProcessOutcome,
+    *,
+    id: str,
+    why: str,
+    kind: str = "end_to_end",
+    n_devices: int = 1,
+    memory_limit_bytes: int | None = None,
+) -> Trial:
+    """The row that a process' end becomes.
+
+    A trial that ended well though its peak lay above the limit is out of memory: between two looks of the watchdog,
+    and in the room that the limit leaves for stacks, a run can pass unseen.
+    """
+    status, reason = classify_outcome(outcome.evidence)
+    measurement = outcome.measurement
+    if status == "ok" and measurement is None:
+        status, reason = "error", "the trial ended well but sent no measurement"
+    if status == "ok" and measurement is not None and kind != "memory" and not _is_rate(measurement.samples_per_s):
+        status, reason = "error", f"the trial measured {measurement.samples_per_s} samples/s, which is no rate"
+    if status == "ok" and measurement is not None and memory_limit_bytes is not None:
+        status, reason = _hold_against_limit(measurement, memory_limit_bytes)
+    if status != "ok":
+        first_line = (reason or status).strip().splitlines()[0]
+        reason = f"{first_line} (log: {outcome.log_path})"
+    return build_row(
+        plan, id=id, why=why, kind=kind, status=status, reason=reason, measurement=measurement,
+        seconds=outcome.seconds, n_devices=n_devices,
+    )  # fmt: skip
+
+
+def build_row(
+    plan: Plan,
+    *,
+    id: str,
+    why: str,
+    status: Any,
+    reason: str | None,
+    kind: str = "end_to_end",
+    measurement: Measurement | None = None,
+    seconds: float = 0.0,
+    n_devices: int = 1,
+) -> Trial:
+    """A trial with its null reasons complete; the figures of ``measurement`` join when the status is ok."""
+    figures: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    if status == "ok" and measurement is not None:
+        names = {f.name for f in dataclasses.fields(Trial)} & {f.name for f in dataclasses.fields(Measurement)}
+        figures = {name: getattr(measurement, name) for name in names if name != "null_reasons"}
+        figures["samples_per_s_ci95"] = _clean_interval(measurement.samples_per_s_ci95)
+        reasons = dict(measurement.null_reasons)
+    reasons |= _complete_reasons(figures, reasons, default=_say_why_null(status))
+    return Trial(
+        id=id,
+        plan=plan,
+        status=status,
+        reason=reason,
+        why=why,
+        kind=kind,
+        n_devices=n_devices,
+        batch_size_per_device=-(-plan["batch_size"] // n_devices),
+        effective_batch_size=plan.effective_batch_size,
+        seconds=seconds,
+        null_reasons=reasons,
+        **figures,
+    )
+
+
+def _complete_reasons(figures: Mapping[str, Any], given: Mapping[str, str], *, default: str) -> dict[str, str]:
+    missing = [name for name in NULLABLE if figures.get(name) is None and name not in given]
+    phases = figures.get("phases_ms")
+    if isinstance(phases, PhasesMs):
+        names = [f"phases_ms.{f.name}" for f in dataclasses.fields(PhasesMs) if getattr(phases, f.name) is None]
+        void = given.get("phases_ms", default)  # phases that do not close to the wall time keep the step only
+        return dict.fromkeys(missing, default) | {name: void for name in names if name not in given}
+    return dict.fromkeys(missing, default)
+
+
+def _hold_against_limit(measurement: Measurement, limit_bytes: int) -> tuple[Status, str | None]:
+    used_gib = measurement.device_memory_peak_gib
+    limit_gib = limit_bytes / 2**30
+    if used_gib is None or used_gib <= limit_gib:
+        return "ok", None
+    part = measurement.memory_peak_part
+    where = f" in the part '{part}'" if part not in (None, "steps") else ""
+    return "out_of_memory", f"the run peaked at {format_gib(used_gib)}{where}, the limit is {format_gib(limit_gib)}"
+
+
+def _say_why_null(status: str) -> str:
+    if status == "ok":
+        return "the trial did not report it"
+    return "not run" if status == "skipped" else f"the trial ended with {status}"
+
+
+def _clean_interval(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    return interval if interval is not None and all(map(math.isfinite, interval)) else None
+
+
+def _is_rate(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value > 0

@@ -1,0 +1,224 @@
+"""What a search optimises: something that turns a plan into a trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fulltilt import errors
+from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
+from fulltilt.levers import Facts
+from fulltilt.records import (
+    PROBES,
+    Measurement,
+    Plan,
+    Roof,
+    Trial,
+    TrialRequest,
+    WorkloadSource,
+    classify_outcome,
+    decode,
+)
+from fulltilt.tuner.trials.client import ANSWER_LIMIT_S, START_LIMIT_S
+from fulltilt.tuner.trials.process import OnProgress, ProcessOutcome, Zygote, run_trial_process
+from fulltilt.tuner.trials.rows import build_row, build_trial
+
+BUDGET_GONE = "the budget was gone before the first run: {}; give a larger --budget"
+MIN_ANSWER_S = 0.1  # a deadline that has passed already is still one
+PROBE_ID = "facts"
+ROOFS_ID = "roofs"
+
+
+class Target(Protocol):
+    """Plan → Trial. Never raises for what goes wrong inside a trial: that is a status and a reason.
+
+    A trial has the plan, id, kind and why it was asked for, a figure exactly when its status is ok (``samples_per_s``;
+    of kind "memory" the estimated ``memory_allocated_peak_gib``), a reason exactly when it is not, and a null reason
+    for every null figure.
+    """
+
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeResult:
+    """What the facts probe found: for guards, and for the report."""
+
+    facts: Facts
+    workload: dict[str, Any]
+
+
+class ProcessTarget:
+    """The real target: each plan in a process of its own, forked from a zygote that has torch loaded.
+
+    Args:
+        source: The workload.
+        device: Resolved: "cpu", "cuda:0".
+        folder: Where the logs of the trials go, one file each.
+        n_steps: Timed optimizer steps per trial, at least.
+        memory_limit_bytes: Of each rank.
+        rank_devices: Where whole runs train, one process a device; empty: in one, on ``device``. A probe takes one
+            rank's part of the batch there, and its rate counts for all of them.
+
+    Attributes:
+        end_s: When the budget ends, on ``time.monotonic``: no start and no trial is waited for beyond it. None: never.
+    """
+
+    def __init__(
+        self,
+        source: WorkloadSource,
+        *,
+        device: str,
+        folder: Path,
+        n_steps: int = 20,
+        seed: int = 0,
+        memory_limit_bytes: int | None = None,
+        deadline_s: float = 120.0,
+        max_measure_s: float | None = None,
+        rank_devices: Sequence[str] = (),
+        zygote: Zygote | None = None,
+        on_progress: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ):
+        self._source, self._device, self._folder = source, device, folder
+        self._n_steps, self._seed, self.memory_limit_bytes = n_steps, seed, memory_limit_bytes
+        self._deadline_s, self._max_measure_s = deadline_s, max_measure_s
+        self._rank_devices, self._n_ranks = tuple(rank_devices), max(1, len(rank_devices))
+        self._zygote = zygote or Zygote(folder / "zygote.log")
+        self.end_s: float | None = None
+        self._on_progress = on_progress
+
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
+        limit_bytes = None if kind == "memory" else self.memory_limit_bytes  # nothing of the step is allocated there
+        request = dataclasses.replace(self._build_request(plan, id), memory_limit_bytes=limit_bytes)
+        is_part = kind in PROBES and self._n_ranks > 1
+        if is_part:
+            request = take_part(request, self._n_ranks)
+        try:
+            outcome = self._run(request, kind if kind in PROBES else "trial")
+        except TrainingError as error:
+            if not self._is_over:
+                raise
+            return build_row(
+                plan, id=id, why=why, kind=kind, status="timeout", reason=str(error), n_devices=self._n_ranks
+            )
+        if is_part and outcome.measurement is not None:
+            n_parts = plan["batch_size"] / request.plan["batch_size"]  # all wait for the rank with the largest
+            outcome = dataclasses.replace(outcome, measurement=count_for_ranks(outcome.measurement, n_parts))
+        return build_trial(
+            plan, outcome, id=id, why=why, kind=kind, n_devices=self._n_ranks, memory_limit_bytes=limit_bytes
+        )
+
+    def close(self) -> None:
+        """End the zygote and whatever still runs below it."""
+        self._zygote.close()
+
+    def read_facts(self, plan: Plan) -> ProbeResult:
+        """Build the workload once, in a process of its own, and read what guards need to know.
+
+        Raises:
+            NoPlanError: the budget ended first. FulltiltError: the workload cannot be built; of the class raised there.
+        """
+        try:
+            outcome = self._run(self._build_request(plan, PROBE_ID), "facts")
+        except TrainingError as error:
+            if self._is_over:
+                raise NoPlanError(BUDGET_GONE.format(error)) from None
+            raise
+        if outcome.evidence.deadline and self._is_over:
+            raise NoPlanError(BUDGET_GONE.format("building the workload took longer") + f" (log: {outcome.log_path})")
+        if "facts" in outcome.reply and outcome.evidence.exit_code == 0:
+            return ProbeResult(facts=decode(Facts, outcome.reply["facts"]), workload=outcome.reply["workload"])
+        raise _build_error(outcome)
+
+    def read_roofs(self, plan: Plan) -> tuple[Roof, ...]:
+        """Measure the roofs of the device in a process of its own; empty when that failed (its log says why)."""
+        try:
+            outcome = self._run(self._build_request(plan, ROOFS_ID), "roofs")
+        except TrainingError:
+            if not self._is_over:
+                raise
+            return ()  # the budget ended while a zygote that had died was started again
+        return tuple(decode(Roof, roof) for roof in outcome.reply.get("roofs", ()))
+
+    @property
+    def _is_over(self) -> bool:
+        return self.end_s is not None and time.monotonic() >= self.end_s
+
+    def _compute_limit_s(self, usual_s: float) -> float:
+        """A time limit, cut to what is left of the budget."""
+        return usual_s if self.end_s is None else min(usual_s, max(MIN_ANSWER_S, self.end_s - time.monotonic()))
+
+    def _build_request(self, plan: Plan, id: str) -> TrialRequest:
+        return TrialRequest(
+            id=id,
+            source=self._source,
+            plan=plan,
+            device=self._device,
+            n_steps=self._n_steps,
+            seed=self._seed,
+            memory_limit_bytes=self.memory_limit_bytes,
+            deadline_s=self._deadline_s,
+            patience_s=self._deadline_s,
+            max_measure_s=self._max_measure_s,
+            rank_devices=self._rank_devices,
+        )
+
+    def _run(self, request: TrialRequest, kind: str) -> ProcessOutcome:
+        report = self._on_progress
+        on_progress: OnProgress | None = None if report is None else lambda values: report(request.id, values)
+        log_path = self._folder / "logs" / f"{request.id}.log"
+        self._zygote.start_limit_s = self._compute_limit_s(START_LIMIT_S)
+        self._zygote.answer_limit_s = self._compute_limit_s(ANSWER_LIMIT_S)
+        self._zygote.start()  # before the trial's own time begins
+        request = dataclasses.replace(request, deadline_s=self._compute_limit_s(request.deadline_s))
+        return run_trial_process(request, zygote=self._zygote, log_path=log_path, kind=kind, on_progress=on_progress)
+
+
+def take_part(request: TrialRequest, n_ranks: int) -> TrialRequest:
+    """The largest part of a batch that one of ``n_ranks`` gets, in training and in evaluation."""
+
+    def divide(batch_size: int) -> int:
+        return -(-batch_size // n_ranks)
+
+    config: dict[str, Any] = dict(request.source.config)
+    data = config.get("data") or {}
+    if data.get("val_batch_size"):
+        config["data"] = {**data, "val_batch_size": divide(data["val_batch_size"])}
+    return dataclasses.replace(
+        request,
+        plan=request.plan.replace(batch_size=divide(request.plan["batch_size"])),
+        source=dataclasses.replace(request.source, config=config),
+    )
+
+
+def count_for_ranks(part: Measurement, n_parts: float) -> Measurement:
+    """What one rank's part of a batch measured alone would be of all ranks, were they not in each other's way."""
+
+    def scale(rate: float | None) -> float | None:
+        return None if rate is None else rate * n_parts
+
+    interval = part.samples_per_s_ci95
+    return dataclasses.replace(
+        part,
+        samples_per_s=scale(part.samples_per_s),
+        samples_per_s_ci95=None if interval is None else (interval[0] * n_parts, interval[1] * n_parts),
+        block_samples_per_s=tuple(rate * n_parts for rate in part.block_samples_per_s),
+        notes=(*part.notes, f"one rank's part of the batch on one device; its rate counts {n_parts:g} times"),
+    )
+
+
+def _build_error(outcome: ProcessOutcome) -> FulltiltError:
+    """The error of a workload that cannot be built, of the class it had in its process."""
+    status, reason = classify_outcome(outcome.evidence)
+    cls = getattr(errors, outcome.evidence.exception_type or "", None)
+    said = outcome.evidence.message
+    if isinstance(cls, type) and issubclass(cls, errors.UsageError) and said:
+        return errors.UsageError(said) if cls is errors.ConfigError else cls(said)
+    if status == "ok":
+        reason = "it sent no facts"
+    elif status == "out_of_memory":
+        reason = f"{reason}; give a larger --memory-limit"
+    return NoPlanError(f"the workload cannot be built: {reason} (log: {outcome.log_path})")
