@@ -86,7 +86,7 @@ def start_with_multiprocessing(request: TrialRequest, method: str) -> Startup:
 
 def serve(request: str, writer: Connection) -> None:
     """In the child of ``multiprocessing``: the body of a trial, answers into the pipe."""
-    from fulltilt.tuner.trials.trial import run_request
+    from fulltilt.tuner.trials.kinds import run_request
 
     run_request(json.loads(request), lambda message: writer.send_bytes(json.dumps(message).encode()))
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fulltilt._version import __version__
+
 if TYPE_CHECKING:
     from fulltilt.tasks import Workload
     from fulltilt.tuner import tune
 
-__version__ = "0.1.0"
 __all__ = ["Workload", "__version__", "tune"]
 
 _HOMES = {"Workload": "fulltilt.tasks", "tune": "fulltilt.tuner"}

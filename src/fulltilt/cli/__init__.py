@@ -12,13 +12,13 @@ import itertools
 import json
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fulltilt import __version__
+from fulltilt._version import __version__
+from fulltilt.cli._signals import Terminated, unwind_on_signals
 from fulltilt.errors import FulltiltError, StorageError, UsageError, find_remedy, strip_control_codes
 
 if TYPE_CHECKING:
@@ -42,10 +42,6 @@ COMMANDS = {
 }
 _NEGATIVE = re.compile(r"-\.?\d")
 EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE = 130, 143, 141
-
-
-class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived: unwinds like KeyboardInterrupt, so that every ``finally`` runs."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -127,9 +123,7 @@ def run_command(argv: Sequence[str]) -> int:
         from fulltilt.cli._shared import JsonDestination
 
         args.json = JsonDestination(args.json)
-    signal.signal(signal.SIGTERM, _raise_terminated)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; nohup ignores it
-        signal.signal(signal.SIGHUP, _raise_terminated)
+    unwind_on_signals()
     try:
         _check_json(args)
         code = args.run(args)
@@ -235,7 +229,3 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     return parser
-
-
-def _raise_terminated(number: int, frame: object) -> NoReturn:
-    raise Terminated

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fulltilt.cli import Terminated
 from fulltilt.cli._lab_view import QueueView
 from fulltilt.cli._shared import build_console, is_import_path, resolve_config_argument, write_json
+from fulltilt.cli._signals import Terminated
 from fulltilt.errors import UsageError
 from fulltilt.lab.dry_run import run_dry
 from fulltilt.lab.listing import build_document, build_table, describe_best, describe_counts

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from fulltilt.cli._live import (
+from fulltilt.cli._live_words import (
     KINDS,
     PROBE_NAMES,
     STATUS_STYLES,

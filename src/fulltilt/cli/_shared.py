@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fulltilt.cli import Terminated
+from fulltilt.cli._signals import Terminated
 from fulltilt.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:

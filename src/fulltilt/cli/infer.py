@@ -8,7 +8,6 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fulltilt.cli import Terminated
 from fulltilt.cli._shared import (
     add_config_argument,
     add_data_path_argument,
@@ -19,6 +18,7 @@ from fulltilt.cli._shared import (
     show_progress,
     write_json,
 )
+from fulltilt.cli._signals import Terminated
 from fulltilt.records import dumps, format_rate
 from fulltilt.report.summary import count, format_duration
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli import Terminated
 from fulltilt.cli._shared import (
     add_config_argument,
     add_data_path_argument,
@@ -19,6 +18,7 @@ from fulltilt.cli._shared import (
     read_config,
     write_json,
 )
+from fulltilt.cli._signals import Terminated
 from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError, TrainingError, UsageError
 
 if TYPE_CHECKING:

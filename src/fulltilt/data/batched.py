@@ -33,3 +33,9 @@ class BatchedDataset(Dataset, abc.ABC):
     def __getitems__(self, indices: Indices) -> list[tuple[Tensor, Tensor]]:
         inputs, targets = self.get_batch(indices)
         return list(zip(inputs, targets, strict=True))
+
+
+def name_sample(dataset: Any, index: int) -> str:
+    """Name one sample: by the dataset's own ``name_sample`` where it has one, else by its number."""
+    name = getattr(dataset, "name_sample", None)
+    return name(index) if callable(name) else f"sample {index} of {type(dataset).__name__}"

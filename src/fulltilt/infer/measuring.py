@@ -20,7 +20,7 @@ from fulltilt.infer.served import ServedModel
 from fulltilt.infer.targets import Figures, Load, plan_requests
 from fulltilt.measure import MemoryMeter
 from fulltilt.records import decode, encode
-from fulltilt.tuner.trials.trial import Answer
+from fulltilt.tuner.trials.measuring import Answer
 
 WARM_UP_S = 1.0
 MIN_WARM_UP = 3

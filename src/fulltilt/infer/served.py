@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader
 from fulltilt.config import Config, parse_on_bad_sample, plan_of
 from fulltilt.data import build_loader
 from fulltilt.engine.build.assemble import build_workload
-from fulltilt.engine.build.builder import build_transform, check_device, seed_everything
+from fulltilt.engine.build.builder import build_transform, check_device
 from fulltilt.engine.build.facts import describe, resolve_plan
 from fulltilt.engine.checkpoints.checkpoint import load_checkpoint, load_model_state
 from fulltilt.engine.checkpoints.export import find_evaluated, read_weights
+from fulltilt.engine.step.rng import seed_everything
 from fulltilt.engine.step.train_step import SEQUENCES, find_tensor
 from fulltilt.errors import DataError, FulltiltError, PlanObstacleError, UsageError
 from fulltilt.levers import Facts, Lever, Setup, find_notes, find_obstacles, load_catalogue, settle_plan

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fulltilt
+from fulltilt._version import __version__
 from fulltilt.config import Config
 from fulltilt.errors import ResultUnwrittenError, StorageError, UsageError
 from fulltilt.hardware import has_c_compiler, read_machine
@@ -22,9 +22,10 @@ from fulltilt.tuner.answer.conclude import conclude
 from fulltilt.tuner.answer.result import RESULT_FILE, RESULT_FILES, TuneResult, write_result
 from fulltilt.tuner.answer.verify import VERIFY_FOLDER
 from fulltilt.tuner.picks import recommend
-from fulltilt.tuner.picks.recommend import LearningRateRule
 from fulltilt.tuner.question.data_stamp import stamp_data
+from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.options import (
+    LearningRateRule,
     TuneOptions,
     build_options,
     choose_trial_limit_bytes,
@@ -213,7 +214,7 @@ def _open_session(
     tell(
         SearchStarted(
             strategy=search.name_strategy(options.strategy),
-            grid_size=space.size + len(space.skipped),
+            grid_size=count_grid(space) + len(space.skipped),
             n_planned=sum(planned.values()),
             n_resumed=journal.n_found,
             device=options.device,
@@ -336,7 +337,7 @@ def _list_fingerprint_parts(aim: TuneTarget, options: TuneOptions, machine: Mach
     values["run"].pop("promise")  # a search must not lose its rows to what it promised itself
     return {
         **values,
-        "version of fulltilt": fulltilt.__version__,
+        "version of fulltilt": __version__,
         CODE: aim.code,
         DATA: stamp_data(aim.config),
         **{flag: "not given" if value is None or value is False else value for flag, value in flags.items()},

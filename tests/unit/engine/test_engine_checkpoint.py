@@ -13,16 +13,15 @@ from torch import nn
 
 from fulltilt.engine.checkpoints.checkpoint import (
     FORMAT,
-    capture_rng,
     check_finite,
     load_checkpoint,
     load_model_state,
     load_part_state,
     make_plain,
-    restore_rng,
     save_checkpoint,
 )
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
+from fulltilt.engine.step.rng import capture_rng, restore_rng
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, RunFolderError, StorageError, UsageError
 
 

@@ -42,7 +42,7 @@ from fulltilt.hardware import (
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted, TrialRequest, WorkloadSource
 from fulltilt.tuner.answer.apply import MEASURED_ON
-from fulltilt.tuner.trials.trial import run_facts
+from fulltilt.tuner.trials.kinds import run_facts
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PROMISE = Promise(samples_per_s=[900.0, 1100.0], plan="p", machine="m", threads=4, data_wait_pct=5.0)

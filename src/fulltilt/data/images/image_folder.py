@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fulltilt.data.images.image_sets import IMAGE_SUFFIXES, MemoryImages, decode_image, import_pillow, read_sample_shape
+from fulltilt.data.images.image_sets import IMAGE_SUFFIXES, MemoryImages, decode_image, import_pillow
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.splits import Split, check_split, split_stratified
 from fulltilt.data.transforms.pipeline import (
@@ -23,6 +23,7 @@ from fulltilt.data.transforms.pipeline import (
     Raw,
     Transform,
     join_images,
+    read_sample_shape,
     resolve_transform,
 )
 from fulltilt.errors import DataError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.tables.held_rows import gather_rows
-from fulltilt.data.transforms.pipeline import Raw, apply_transform
+from fulltilt.data.transforms.pipeline import Raw, apply_transform, read_sample_shape
 from fulltilt.errors import DataError
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
@@ -128,9 +128,3 @@ def import_pillow() -> Any:
     except ImportError:
         raise DataError("image files need Pillow, which is not installed; run: pip install pillow") from None
     return Image
-
-
-def read_sample_shape(read_sample: Callable[[], Tensor]) -> tuple[int, ...]:
-    """Of one transformed sample, without a draw from the global generator that the caller's run would notice."""
-    with torch.random.fork_rng(devices=[]):
-        return tuple(read_sample().shape)

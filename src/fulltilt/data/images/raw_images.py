@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fulltilt.data.batched import BatchedDataset, Indices
+from fulltilt.data.batched import BatchedDataset, Indices, name_sample
 from fulltilt.data.collate import fast_collate
 from fulltilt.data.images.image_folder import ImageFolder
 from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.data.images.stl10 import Stl10
-from fulltilt.data.loading.bad_samples import name_sample
 from fulltilt.errors import DataError
 
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from fulltilt.data.batched import BatchedDataset, Indices
-from fulltilt.data.images.image_sets import MemoryImages, read_sample_shape
+from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.splits import Split, check_split
-from fulltilt.data.transforms.pipeline import Transform, apply_transform, resolve_transform
+from fulltilt.data.transforms.pipeline import Transform, apply_transform, read_sample_shape, resolve_transform
 from fulltilt.errors import DataError
 
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fulltilt.data.batched import name_sample
 from fulltilt.errors import DataError
 
 _N_NAMED = 5
@@ -84,8 +85,3 @@ class BadSamples:
         indices = self.indices
         names = [name_sample(self._dataset, index) for index in indices[:_N_NAMED]]
         return ", ".join(names) + (f", and {len(indices) - _N_NAMED} more" if len(indices) > _N_NAMED else "")
-
-
-def name_sample(dataset: Any, index: int) -> str:
-    name = getattr(dataset, "name_sample", None)
-    return name(index) if callable(name) else f"sample {index} of {type(dataset).__name__}"

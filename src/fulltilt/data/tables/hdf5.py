@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from fulltilt.data.batched import Indices
-from fulltilt.data.images.image_sets import read_sample_shape
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.splits import Split, check_split, split_rows
 from fulltilt.data.tables.hdf5_file import find_layouts
 from fulltilt.data.tables.hdf5_rows import build_rows
 from fulltilt.data.tables.rows_dataset import RowsDataset
-from fulltilt.data.transforms.pipeline import Transform, apply_transform, resolve_transform
+from fulltilt.data.transforms.pipeline import Transform, apply_transform, read_sample_shape, resolve_transform
 from fulltilt.errors import DataError
 
 

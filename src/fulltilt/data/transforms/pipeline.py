@@ -180,3 +180,9 @@ def name_step(step: Step) -> str:
         function = step.function
         return getattr(function, "__qualname__", type(function).__name__)
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in type(step).__name__).lstrip("_")
+
+
+def read_sample_shape(read_sample: Callable[[], Tensor]) -> tuple[int, ...]:
+    """Of one transformed sample, without a draw from the global generator that the caller's run would notice."""
+    with torch.random.fork_rng(devices=[]):
+        return tuple(read_sample().shape)

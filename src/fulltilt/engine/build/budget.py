@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from fulltilt.data.loading.placement import read_free_ram_bytes
-from fulltilt.engine.checkpoints.checkpoint import capture_rng, restore_rng
+from fulltilt.engine.step.rng import capture_rng, restore_rng
 from fulltilt.hardware import read_shm
 from fulltilt.records import format_bytes
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.parameter import is_lazy
@@ -23,6 +21,7 @@ from fulltilt.engine.ranks.division import describe_split, find_obstacles_to_ran
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.average import WeightAverage
 from fulltilt.engine.step.prefetch import CudaLane
+from fulltilt.engine.step.rng import seed_everything
 from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError, format_nearest
 from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
@@ -155,13 +154,6 @@ def _average_weights(config: Config | None, setup: Setup) -> WeightAverage | Non
     setup.optimizer.register_step_post_hook(average.update)
     setup.notes.append(f"optim.ema={config.optim.ema}: evaluation takes the running average of the weights")
     return average
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global generators of torch (all devices), numpy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
 
 
 def check_device(device: str | torch.device) -> torch.device:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from fulltilt import __version__
+from fulltilt._version import __version__
 from fulltilt.engine.checkpoints.checkpoint import load_checkpoint
 from fulltilt.errors import RunFolderError, UsageError
 from fulltilt.records.run_folder import write_atomic

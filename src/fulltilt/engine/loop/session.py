@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from fulltilt.config import Config
 from fulltilt.data.seeds import compute_seed
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.build.builder import seed_everything
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.checkpoints import checkpoint
 from fulltilt.engine.checkpoints.background import BackgroundWriter
@@ -27,6 +26,7 @@ from fulltilt.engine.loop.replan import LastStep, Sizes, find_obstacle
 from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.step.cached_step import build_step
 from fulltilt.engine.step.phase_sample import PhaseSample
+from fulltilt.engine.step.rng import capture_rng, restore_rng, seed_everything
 from fulltilt.engine.step.schedule import LearningRate, build_schedule
 from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import ConfigError, RunFolderError
@@ -111,7 +111,7 @@ class Session:
             for _ in range(at.micro_in_epoch):
                 next(batches, None)
         if self.restored_rng is not None:
-            checkpoint.restore_rng(self.restored_rng, {"prepare": run.generator})
+            restore_rng(self.restored_rng, {"prepare": run.generator})
             self.restored_rng = None
         return self.data_waits.count(batches) if self.promise is not None else batches
 
@@ -122,7 +122,7 @@ class Session:
         """
         setup, world = self.run.setup, self.run.world
         loader_state = self.loader_state if self.progress.step_in_epoch else self.run.loader_generator.get_state()
-        rng, *rng_of_ranks = world.collect(checkpoint.capture_rng({"prepare": self.run.generator}))
+        rng, *rng_of_ranks = world.collect(capture_rng({"prepare": self.run.generator}))
         state = {
             "attempt": self.attempt,
             "config_digest": self.run.config.digest if self.run.config is not None else None,

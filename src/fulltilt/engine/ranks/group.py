@@ -22,7 +22,7 @@ from typing import IO, Any, Literal
 
 import cloudpickle
 
-import fulltilt
+from fulltilt import _version
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.interrupt import catch_signals
 from fulltilt.engine.ranks.causes import Cause, describe_died, describe_failed, describe_hung
@@ -38,7 +38,7 @@ HANG_LIMIT_S = 20.0
 START_LIMIT_S = 600.0  # of the first step, which compiles and fills the data workers, at its own pace in each process
 PAUSE_S = 2.0  # a longer gap between two looks: this process was stopped itself, or a listener took its time
 TAIL_BYTES = 2000
-PACKAGES = str(Path(fulltilt.__file__).parents[1])
+PACKAGES = str(Path(_version.__file__).parents[1])
 # The parent may have found this package in a way of its own; the child finds it there at the latest.
 COMMAND = "import sys; sys.path.append(sys.argv[5]); from fulltilt.engine.ranks.process import main; main()"
 

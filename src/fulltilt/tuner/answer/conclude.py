@@ -15,6 +15,7 @@ from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.picks.failures import find_failure_remedy
 from fulltilt.tuner.picks.picks import Picks
 from fulltilt.tuner.picks.undecided import INDIFFERENCE_PCT, compute_detectable_pct
+from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.options import TuneOptions
 from fulltilt.tuner.question.source import TuneTarget
 from fulltilt.tuner.question.space import Space
@@ -79,7 +80,7 @@ def _check_ran(session: Session, space: Space) -> None:
 
 def _describe_failed(tried: Sequence[Trial], space: Space) -> str:
     plans = {row.plan for row in tried}
-    n_grid = space.size + len(space.skipped)
+    n_grid = count_grid(space) + len(space.skipped)
     counted = "1 plan" if len(plans) == 1 else f"{len(plans)} plans"
     were, they = ("was", "it") if len(plans) == 1 else ("were", "all")
     reasons = {row.status: row for row in reversed(tried)}
@@ -167,7 +168,7 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
     if session.is_budget_spent:
         ran = {row.plan for row in session.rows if row.kind == END_TO_END and row.status != "skipped"}
         ran = {plan for plan in ran if space.holds(plan)}
-        left = f"{max(0, space.size - len(ran)):,} plans of the grid were not run"
+        left = f"{max(0, count_grid(space) - len(ran)):,} plans of the grid were not run"
         if summary.strategy != "exhaustive":
             left += ", of which it would have chosen a few, or runs that were to be repeated"
         notes.append(f"the budget ended the search: {left}; {_describe_next(session)}")
@@ -229,7 +230,7 @@ def _summarize(
     ]
     return SearchSummary(
         strategy=search.name_strategy(options.strategy),
-        grid_size=space.size + len(space.skipped),
+        grid_size=count_grid(space) + len(space.skipped),
         n_trials=len(table),
         n_end_to_end=sum(row.status != "skipped" for row in session.rows),
         n_out_of_memory=sum(row.status == "out_of_memory" for row in table),
@@ -239,7 +240,7 @@ def _summarize(
         n_repeats=len(repeats),
         n_resumed=session.n_resumed,
         n_probes=sum(row.kind != "memory" for row in session.probes),
-        n_collapsed=space.n_combinations - space.size if space.axes else 0,
+        n_collapsed=space.n_combinations - count_grid(space) if space.axes else 0,
         memory_limit_gib=memory_gib,
         memory_safety_pct=recommend.MEMORY_SAFETY_PCT,
         stopped_by_budget=session.is_budget_spent,

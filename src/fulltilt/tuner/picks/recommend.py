@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from fulltilt.errors import NoPlanError
 from fulltilt.records import WHOLE_RUNS, Plan, Trial, format_gib, format_rate
@@ -31,8 +31,7 @@ from fulltilt.tuner.picks.pick_rules import (
 )
 from fulltilt.tuner.picks.picks import Pick, Picks, build_pick, keeps_recipe
 from fulltilt.tuner.picks.undecided import choose, compute_simplicity, estimate_speeds, find_ties
-
-LearningRateRule = Literal["sqrt", "linear", "none"]
+from fulltilt.tuner.question.options import LearningRateRule
 
 CONFIRMING = ("repeat", "baseline")
 """Kinds of run that were made beside each other, for the comparison that decides."""

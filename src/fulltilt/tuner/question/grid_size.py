@@ -15,8 +15,8 @@ from fulltilt.levers import Lever, load_catalogue
 from fulltilt.tuner.question.space import COUPLED, Space
 
 
-def count_plans(space: Space) -> int:
-    """Distinct plans of ``space.grid()``, exactly. 0 without axes."""
+def count_grid(space: Space) -> int:
+    """Count the distinct plans of ``space.grid()``, exactly; 0 without axes."""
     if not space.axes:
         return 0
     return math.prod(_count_part(space, part) for part in _part_levers(space))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fulltilt.config import Config, parse_bytes, parse_duration_s
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import compute_usable_device_bytes, list_rank_devices, resolve_device
 from fulltilt.records import Machine
-from fulltilt.tuner.picks.recommend import LearningRateRule
+
+LearningRateRule = Literal["sqrt", "linear", "none"]
 
 CPU_LIMIT_SHARE = 0.9  # of the memory that is available at the start, where no limit was asked for
 MIN_LIMIT_BYTES = 2**20  # a number without a unit was meant otherwise

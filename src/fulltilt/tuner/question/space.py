@@ -77,13 +77,6 @@ class Space:
         return self.with_value(made, COUPLED, made[COUPLED]) == plan
 
     @property
-    def size(self) -> int:
-        """Plans of the grid, those that come to the same counted once."""
-        from fulltilt.tuner.question.grid_size import count_plans  # which counts in terms of a Space
-
-        return count_plans(self)
-
-    @property
     def n_combinations(self) -> int:
         """Size of the product of the axes, before plans that come to the same were folded together."""
         size = 1

@@ -13,6 +13,7 @@ from collections.abc import Generator
 
 from fulltilt.levers import Lever, load_catalogue
 from fulltilt.records import PROBES, Plan, Trial, format_rate
+from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.space import COUPLED, Space
 from fulltilt.tuner.search.coordinate_descent import coordinate_descent, project
 from fulltilt.tuner.search.model.arms import device_arm
@@ -87,7 +88,7 @@ def count_trials(space: Space, effort: Effort = FULL) -> dict[str, int]:
         "memory": min(n_batches, N_FAKE + N_DOUBT) + 2 * n_fake_flips,
         "device": min(n_batches * n_arms, 2 + n_flips[False] + effort.n_curve),
         "loader": min(n_batches * n_feeds, n_counts + n_flips[True] + 3),
-        "end_to_end": min(space.size, effort.n_whole + 1 + effort.count_polish(space)),
+        "end_to_end": min(count_grid(space), effort.n_whole + 1 + effort.count_polish(space)),
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fulltilt.levers import find_obstacles
 from fulltilt.records import Plan, Trial
 from fulltilt.tuner.picks.undecided import is_noisy
+from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.space import COUPLED, Space
 from fulltilt.tuner.search.confirm import MAX_CONFIRM_ROUNDS
 from fulltilt.tuner.search.coordinate_descent import coordinate_descent, project, without_batch
@@ -93,9 +94,9 @@ def count_planned(space: Space, strategy: str, *, is_limited: bool) -> dict[str,
     if strategy in ("model_first", "quick"):
         counts = count_trials(space, QUICK if strategy == "quick" else FULL)
     elif strategy == "exhaustive":
-        counts = {END_TO_END: space.size}
+        counts = {END_TO_END: count_grid(space)}
     else:
-        counts = {END_TO_END: min(space.size, 2 * (1 + sum(len(values) - 1 for values in space.axes.values())))}
+        counts = {END_TO_END: min(count_grid(space), 2 * (1 + sum(len(values) - 1 for values in space.axes.values())))}
     counts[END_TO_END] += len(space.skipped) + is_limited
-    counts[REPEAT] = MAX_CONFIRM_ROUNDS * (1 + min(space.size, count_finalists(strategy)))
+    counts[REPEAT] = MAX_CONFIRM_ROUNDS * (1 + min(count_grid(space), count_finalists(strategy)))
     return counts

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.records import Event, TrialRequest, decode, encode
-from fulltilt.tuner.trials.trial import Answer, build_request, measure_built, report_parts
+from fulltilt.tuner.trials.measuring import Answer, build_request, measure_built, report_parts
 
 DEADLINE_SHARE = 0.75  # of the trial's usual deadline: a rank that hangs is named before the trial is ended as a whole
 

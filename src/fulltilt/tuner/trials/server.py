@@ -45,6 +45,7 @@ PRELOAD = (
     "fulltilt.engine.build.builder",
     "fulltilt.engine.measured.measurement",
     "fulltilt.engine.build.optimizers",
+    "fulltilt.tuner.trials.kinds",
     "fulltilt.tuner.trials.trial",
 )
 MESSAGE_LIMIT_BYTES = 65536

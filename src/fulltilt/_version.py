@@ -1,0 +1,3 @@
+"""The version of the package; below every room, since results name it."""
+
+__version__ = "0.1.0"

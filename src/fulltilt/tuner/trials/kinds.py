@@ -1,0 +1,115 @@
+"""What a trial process can be asked for, one function a kind; ``run_request`` chooses by the table at the end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fulltilt.errors import UsageError
+from fulltilt.records import Measurement, TrialRequest, decode, encode
+from fulltilt.tuner.trials.measuring import Answer, build_request, measure_built, report_parts
+from fulltilt.tuner.trials.rank_trial import run_rank_trial
+
+
+def run_request(message: Mapping[str, Any], answer: Answer) -> None:
+    """Do what one request asks for, by its kind."""
+    request, kind = decode(TrialRequest, message), message.get("kind", "trial")
+    KINDS[kind](request, answer)
+
+
+def run_trial(request: TrialRequest, answer: Answer) -> None:
+    """Measure one plan, in this process or in one process a device.
+
+    Raises:
+        FulltiltError: the workload cannot be built or measured; and whatever the user's code raises.
+    """
+    from fulltilt.engine.measured.measurement import run_measured
+
+    if request.rank_devices:
+        run_rank_trial(request, answer)
+    else:
+        _run_here(request, answer, functools.partial(run_measured, on_part=report_parts(answer)))
+
+
+def run_device_probe(request: TrialRequest, answer: Answer) -> None:
+    """Measure steps on batches that lie on the device already."""
+    from fulltilt.engine.measured import probes
+
+    _run_here(request, answer, functools.partial(probes.run_device_probe, on_part=report_parts(answer)))
+
+
+def run_loader_probe(request: TrialRequest, answer: Answer) -> None:
+    """Measure the loader without a step."""
+    from fulltilt.engine.measured import probes
+
+    _run_here(request, answer, probes.run_loader_probe)
+
+
+def _run_here(request: TrialRequest, answer: Answer, measure: Callable[..., Measurement]) -> None:
+    from fulltilt.engine.measured.probes import use_share_of_cores
+
+    if request.rank_devices:
+        use_share_of_cores(len(request.rank_devices))
+    with build_request(request, answer) as run:
+        answer({"measurement": encode(measure_built(measure, run, request, answer))})
+
+
+def run_memory_probe(request: TrialRequest, answer: Answer) -> None:
+    """Estimate the memory of one plan without a step and answer with a Measurement of that figure."""
+    from fulltilt.engine.measured import probes
+
+    with build_request(request, answer) as run:
+        answer({"measurement": encode(probes.run_memory_probe(run))})
+
+
+def run_roofs(request: TrialRequest, answer: Answer) -> None:
+    """Measure what this device reaches at matmul and copy, in a process like a trial's."""
+    from fulltilt.measure import measure_roofs
+
+    answer({"roofs": encode(measure_roofs(request.device))})
+
+
+def run_facts(request: TrialRequest, answer: Answer) -> None:
+    """Build the run without a step and answer with what guards, the report and a promise need to know of it."""
+    from fulltilt.engine.build.facts import describe_data, name_device, name_model
+
+    with build_request(request, answer) as run:
+        refuse_ranks(request, run)
+        model = run.setup.model
+        optimizer = run.setup.optimizer
+        workload = {
+            "name": run.workload.name,
+            "model": name_model(model),
+            "n_parameters": sum(p.numel() for p in model.parameters()),
+            "n_samples": run.n_samples,
+            "data": describe_data(run.dataset, run.facts),
+            "device_name": name_device(run.device),
+            "optimizer": type(optimizer).__name__,
+            "learning_rate": float(optimizer.param_groups[0]["lr"]),
+            "notes": list(run.notes),
+        }
+        answer({"facts": encode(run.facts), "workload": workload})
+
+
+def refuse_ranks(request: TrialRequest, run: Any) -> None:
+    """Before the first of many trials that would all say so.
+
+    Raises:
+        UsageError: the run cannot be divided over the ranks of the request, whatever the plan.
+    """
+    from fulltilt.engine.ranks.division import find_obstacles
+
+    n_ranks = max(1, len(request.rank_devices))
+    if obstacles := find_obstacles(run, n_ranks, batch_size=n_ranks):
+        raise UsageError("; ".join(obstacles))
+
+
+KINDS: Mapping[str, Callable[[TrialRequest, Answer], None]] = {
+    "trial": run_trial,
+    "device": run_device_probe,
+    "loader": run_loader_probe,
+    "memory": run_memory_probe,
+    "roofs": run_roofs,
+    "facts": run_facts,
+}
