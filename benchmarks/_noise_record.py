@@ -45,7 +45,7 @@ def record_stretch(name: str, device: str, seconds: float, *, warmup_s: float = 
 
     from fulltilt.config import plan_of
     from fulltilt.engine.build.builder import build_run
-    from fulltilt.engine.measured.measurement import EndlessSteps
+    from fulltilt.engine.measured.endless_steps import EndlessSteps
     from fulltilt.measure import NullTimer
     from fulltilt.tuner.question.source import resolve_target
 

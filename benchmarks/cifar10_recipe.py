@@ -15,7 +15,7 @@ from benchmarks._runner import ROOT, Context, Findings
 from benchmarks._schema import build_arm, judge
 from benchmarks.simclr import find_images
 from fulltilt.config import Config, load_config
-from fulltilt.engine.loop.duties import TrainResult
+from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.train import train
 
 NAME = "cifar10_recipe"

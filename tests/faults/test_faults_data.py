@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fulltilt.data import DATASETS, build_loader, explain_loader_error, make_sensor_hdf5
-from fulltilt.engine.loop.promise import DataWaits
+from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.errors import DataError, StorageError, UsageError, WorkerDiedError
 
 hdf5, cifar10 = DATASETS["hdf5"], DATASETS["cifar10"]

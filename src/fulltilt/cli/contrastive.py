@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from fulltilt.config import Config
-    from fulltilt.engine.loop.duties import TrainResult
+    from fulltilt.engine.loop.endings import TrainResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,8 @@ from fulltilt.errors import FulltiltError
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
+    from fulltilt.engine.loop.endings import TrainResult
+    from fulltilt.records import Listener
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,31 +60,37 @@ def run(args: argparse.Namespace) -> int:
 
         return run_profile(config, n_steps=args.profile_steps, out=args.out, json_to=args.json)
     with note_checkpoints() as folders:
-        return _train(args, config, folders)
+        from fulltilt.engine.build.assemble import name_run
+        from fulltilt.engine.loop.train import train
+
+        out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
+        folders.append(out_dir)
+        result = train(
+            config,
+            out_dir=out_dir,
+            listeners=_build_listeners(args, config, out_dir),
+            resume=args.resume,
+            memory_limit_bytes=read_memory_limit_bytes(args),
+        )
+        return _tell(args, result, out_dir)
 
 
-def _train(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
-    """Train, and say what it came to; ``folders`` gets the one that checkpoints are written into."""
-    from fulltilt.cli.report import write_training_report
-    from fulltilt.engine.build.assemble import name_run
-    from fulltilt.engine.loop.train import train
-    from fulltilt.engine.ranks.world import is_first_rank
-    from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers, list_headlines, tell_warnings
+def _build_listeners(args: argparse.Namespace, config: Config, out_dir: Path) -> list[Listener]:
+    from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers, tell_warnings
 
-    out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
-    folders.append(out_dir)
     loggers = [*config.run.loggers, *(["tensorboard"] if args.tensorboard else [])]
     listeners = [EventLog(out_dir), *build_loggers(loggers, out_dir)]
     if args.metrics:
         listeners.append(MetricsTracker(args.metrics))
-    listeners.append(tell_warnings if args.quiet else ProgressBar(build_console(to_stderr=args.json == "-")))
-    result = train(
-        config,
-        out_dir=out_dir,
-        listeners=listeners,
-        resume=args.resume,
-        memory_limit_bytes=read_memory_limit_bytes(args),
-    )
+    return [*listeners, tell_warnings if args.quiet else ProgressBar(build_console(to_stderr=args.json == "-"))]
+
+
+def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
+    """Say what training came to, and where its files are."""
+    from fulltilt.cli.report import write_training_report
+    from fulltilt.engine.ranks.world import is_first_rank
+    from fulltilt.listeners import list_headlines
+
     if not is_first_rank():  # started by torchrun, beside the one that tells
         return 0
     if args.json:

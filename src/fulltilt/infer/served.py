@@ -20,9 +20,9 @@ from fulltilt.engine.build.facts import describe, resolve_plan
 from fulltilt.engine.checkpoints.checkpoint import load_checkpoint, load_model_state
 from fulltilt.engine.checkpoints.export import find_evaluated, read_weights
 from fulltilt.engine.step.rng import seed_everything
-from fulltilt.engine.step.train_step import SEQUENCES, find_tensor
 from fulltilt.errors import DataError, FulltiltError, PlanObstacleError, UsageError
 from fulltilt.levers import Facts, Lever, Setup, find_notes, find_obstacles, load_catalogue, settle_plan
+from fulltilt.measure.nested import SEQUENCES, find_tensor
 from fulltilt.records import Plan
 
 HELD = ("channels_last", "compile", "precision", "threads")

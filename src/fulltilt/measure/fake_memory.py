@@ -38,6 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fulltilt.errors import DataError, FakeRunError
+from fulltilt.measure.nested import find_tensor, map_tensors
 from fulltilt.measure.phase_timer import NullTimer
 
 ALLOCATION_BYTES: Mapping[str, int] = {"cuda": 512, "cpu": 64}
@@ -332,37 +333,23 @@ def _find_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _yield_batches(batch: Any, batch_size: int, n: int, ledger: _StorageLedger) -> Iterator[Any]:
     """Fresh fake batches; the one who takes them holds the only reference, as with a loader."""
-    n_rows = _find_n_rows(batch)
-    if n_rows is None:
+    first = find_tensor(batch)
+    if first is None:
         raise DataError(f"the batch ({type(batch).__name__}) holds no tensor with rows; its memory cannot be estimated")
     for _ in range(n):
-        yield _stretch(batch, n_rows, batch_size, ledger)
+        yield _stretch(batch, first.shape[0], batch_size, ledger)
 
 
-def _stretch(value: Any, n_rows: int, batch_size: int, ledger: _StorageLedger) -> Any:
-    """A nested batch as fake tensors with ``batch_size`` rows; tensors with another first dimension keep theirs."""
-    if isinstance(value, Tensor):
-        shape = value.shape
-        if value.dim() and shape[0] == n_rows:
-            shape = (batch_size, *shape[1:])
-        stretched = torch.empty(shape, dtype=value.dtype, device=value.device)
-        ledger.mark([stretched], "batch")
-        return stretched
-    if isinstance(value, Mapping):
-        return {key: _stretch(item, n_rows, batch_size, ledger) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_stretch(item, n_rows, batch_size, ledger) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_stretch(item, n_rows, batch_size, ledger) for item in value)
-    return value
+def _stretch(batch: Any, n_rows: int, batch_size: int, ledger: _StorageLedger) -> Any:
+    """Make a nested batch of fake tensors with ``batch_size`` rows; other first dimensions stay."""
 
+    def stretch(tensor: Tensor) -> Tensor:
+        rows = (batch_size,) if tensor.dim() and tensor.shape[0] == n_rows else tensor.shape[:1]
+        made = torch.empty((*rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
+        ledger.mark([made], "batch")
+        return made
 
-def _find_n_rows(value: Any) -> int | None:
-    """First dimension of the first tensor that has one."""
-    if isinstance(value, Tensor):
-        return value.shape[0] if value.dim() else None
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return next((n_rows for part in parts if (n_rows := _find_n_rows(part)) is not None), None)
+    return map_tensors(stretch, batch)
 
 
 def _read_operator(error: BaseException) -> str | None:

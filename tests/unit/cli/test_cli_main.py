@@ -403,10 +403,11 @@ def test_an_interrupted_start_loads_no_torch_to_say_what_is_saved(tmp_path):
     (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
     code = (
         "import signal, sys, pathlib, fulltilt.cli as cli, fulltilt.cli.train as train\n"
-        "def stop(args, config, folders):\n"
-        "    folders.append(pathlib.Path('none'))\n"
-        "    signal.raise_signal(signal.SIGTERM)\n"
-        "train._train = stop\n"
+        "def stop(args):\n"
+        "    with train.note_checkpoints() as folders:\n"
+        "        folders.append(pathlib.Path('none'))\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "train.run = stop\n"
         f"ended = cli.run_command(['train', {str(tmp_path / 'a.yaml')!r}])\n"
         "print(ended, 'torch' in sys.modules)"
     )

@@ -14,10 +14,11 @@ from fulltilt.data.transforms.batch_transform import BatchTransform
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.measured.measurement import EndlessSteps, check_observed, measure_flops, run_measured
-from fulltilt.engine.step.train_step import TrainStep, slice_samples
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.measure import NullTimer
+from fulltilt.measure.nested import slice_samples
 from fulltilt.records import Measurement, decode, encode
 from fulltilt.tasks import Workload
 

@@ -16,7 +16,7 @@ from fulltilt.data import prepare_text
 from fulltilt.engine import build_workload as build_configured
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop.progress import LossMeter
-from fulltilt.engine.loop.replan import LastStep
+from fulltilt.engine.loop.sizes import LastStep
 from fulltilt.engine.step.cached_step import CachedStep
 from fulltilt.engine.step.cached_step import build_step as build_train_step
 from fulltilt.errors import FakeRunError

@@ -22,13 +22,13 @@ from fulltilt.engine.loop import promise as promise_module
 from fulltilt.engine.loop.promise import (
     N_SLOW_WINDOWS,
     WINDOW_S,
-    DataWaits,
     Look,
     MachineLook,
     PromiseWatch,
     find_reasons,
 )
 from fulltilt.engine.ranks.world import ALONE, World
+from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.hardware import (
     CpuTimes,
     FakeNvml,
@@ -228,7 +228,7 @@ def test_a_run_is_held_to_a_promise_that_was_made_of_the_same_things(is_busy):
     promise |= measured | ({"cpu_pressure_pct": 98.0} if is_busy else {})
     promised = config_from_values({**values, "run": {"promise": promise}}, base_dir=config.base_dir)
     with build_run(promised, plan, device="cpu") as run:
-        watch, note = promise_module.build_watch(run, DataWaits())
+        watch, note = promise_module.build_watch(run)
     assert type(watch) is PromiseWatch
     assert (note or "").startswith("run.promise (1 to 2 samples/s) was measured on a busy machine" if is_busy else "")
     assert (note is not None) == is_busy
@@ -324,12 +324,12 @@ def test_another_number_of_threads_is_named(tmp_path, monkeypatch):
 def test_a_promise_is_held_against_as_many_processes_as_it_was_measured_with(promised, n_ranks):
     config = promise_for_this(n_ranks=promised)
     run = SimpleNamespace(config=config, world=World(n_ranks=n_ranks))
-    watch, note = promise_module.build_watch(run, DataWaits())
+    watch, note = promise_module.build_watch(run)
     assert watch is None
     assert f"measured with run.n_ranks {promised}, and this run has {n_ranks}" in note
     with build_run(config, plan_of(config), device="cpu", workload=build_workload()) as same:
         same.world = World(n_ranks=promised)
-        assert isinstance(promise_module.build_watch(same, DataWaits())[0], PromiseWatch)
+        assert isinstance(promise_module.build_watch(same)[0], PromiseWatch)
         same.world = ALONE
 
 

@@ -18,7 +18,8 @@ from training_cases import (
     run_train,
 )
 
-from fulltilt.engine.loop.replan import MAX_REPLANS, LastStep
+from fulltilt.engine.loop.replan import MAX_REPLANS
+from fulltilt.engine.loop.sizes import LastStep
 from fulltilt.errors import DeviceMemoryError
 from fulltilt.records import EpochDone, Evaluated, Noted, Replanned, RunEnded, RunStarted, StepsDone
 

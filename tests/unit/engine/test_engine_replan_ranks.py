@@ -10,7 +10,8 @@ from fulltilt.config import plan_of
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop.launch import plan_again
-from fulltilt.engine.loop.replan import RankReplanError, Replan, Sizes, find_obstacle, plan_sizes
+from fulltilt.engine.loop.replan import RankReplanError, Replan
+from fulltilt.engine.loop.sizes import Sizes, find_obstacle, plan_sizes
 from fulltilt.engine.ranks.causes import Cause
 from fulltilt.engine.ranks.process import describe_failure
 from fulltilt.engine.ranks.world import World

@@ -16,10 +16,11 @@ from torch.utils.data import Dataset, TensorDataset
 from fulltilt.config import config_from_values
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
-from fulltilt.engine.step.train_step import TrainStep, count_samples, find_tensor
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError, UsageError, WorkerDiedError
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer
+from fulltilt.measure.nested import count_samples, find_tensor
 from fulltilt.tasks import Workload
 
 

@@ -12,17 +12,19 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.data import BatchTransform
+from fulltilt.engine.ranks.parallel import DealtBatches, GradientSync, list_sizes
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.average import WeightAverage
+from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.engine.step.prefetch import CopyLane, Prefetcher
-from fulltilt.engine.step.train_step import find_tensor
+from fulltilt.engine.step.train_step import Doing
 from fulltilt.levers import Facts, Setup
+from fulltilt.measure.nested import find_tensor
 from fulltilt.records import Plan
 from fulltilt.tasks import Workload
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
-    from fulltilt.engine.ranks.parallel import GradientSync
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -41,6 +43,8 @@ class Run:
         sync: Told before each micro-step whether gradients are joined in it; None with one rank.
         transform: What the step does to a batch before ``workload.prepare``; None: nothing.
         lane: Where batches are copied ahead of the step; None: the step copies them itself.
+        data_waits: Counts how long batches are waited for; None: nobody asks.
+        doing: What runs now, for whoever handles an error of it.
     """
 
     config: Config | None
@@ -64,6 +68,8 @@ class Run:
     average: WeightAverage | None = None
     world: World = ALONE
     sync: GradientSync | None = None
+    data_waits: DataWaits | None = None
+    doing: Doing = "elsewhere"
     _iterators: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
 
     @property
@@ -86,17 +92,16 @@ class Run:
         return self.deal(self.loader, self.lane)
 
     def deal(self, loader: DataLoader, lane: CopyLane | None = None) -> Iterator[Any]:
-        """One pass over ``loader``, copied ahead on ``lane``; of several ranks the parts of this one, see
-        ``DealtBatches``."""
+        """Make one pass over ``loader``, copied ahead on ``lane``; a rank gets its parts (``DealtBatches``)."""
         batches: Iterator[Any] = iter(loader)
         self._iterators.add(batches)
+        if self.data_waits is not None and loader is self.loader:
+            batches = self.data_waits.count(batches)
         if lane is not None:
             batches = Prefetcher(batches, lane, self._look_at_host_batch)
         return batches if not self.world.is_divided else self._deal_parts(loader, batches)
 
     def _deal_parts(self, loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:
-        from fulltilt.engine.ranks.parallel import DealtBatches, list_sizes
-
         if isinstance(loader.dataset, IterableDataset):
             return DealtBatches(batches, self.world, None)
         assert loader.batch_size is not None

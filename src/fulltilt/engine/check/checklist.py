@@ -21,7 +21,6 @@ from fulltilt.engine.build.run import Run
 from fulltilt.engine.check.memory_limit import forecast_memory
 from fulltilt.engine.ranks.division import describe_split, find_obstacles
 from fulltilt.engine.step.cached_step import build_step
-from fulltilt.engine.step.train_step import count_samples, slice_samples
 from fulltilt.errors import FakeRunError, FulltiltError
 from fulltilt.hardware import (
     Nvml,
@@ -33,6 +32,7 @@ from fulltilt.hardware import (
 )
 from fulltilt.hardware.cpu import read_memory_bytes
 from fulltilt.measure import MemoryMeter, NullTimer
+from fulltilt.measure.nested import count_samples, slice_samples
 from fulltilt.measure.utilization import find_device_index
 from fulltilt.records import Evidence, classify_outcome, format_bytes, format_gib
 
@@ -125,7 +125,7 @@ def check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:
     """What ``train`` refuses to divide; nothing for one process."""
     if n_ranks == 1:
         return []
-    obstacles = find_obstacles(run, n_ranks, batch_size=run.batch_size)
+    obstacles = find_obstacles(n_ranks, run.batch_size, run.config, run.workload, run.setup.model)
     if obstacles:
         return [CheckItem(name="ranks", verdict="problem", text=text) for text in obstacles]
     notes = describe_split(run.setup.model, run.loader, n_ranks)

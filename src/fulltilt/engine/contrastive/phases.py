@@ -26,7 +26,7 @@ from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.checkpoints import checkpoint
 from fulltilt.engine.checkpoints.export import find_evaluated, read_weights
 from fulltilt.engine.contrastive.options import PhaseOptions
-from fulltilt.engine.loop.duties import TrainResult
+from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.train import train
 from fulltilt.engine.ranks.world import choose_device
 from fulltilt.errors import StorageError, UsageError

@@ -8,18 +8,17 @@ global generators of the training process does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from fulltilt.data.loading.sampler import EpochSampler
 from fulltilt.engine.checkpoints.background import HostCopies
 from fulltilt.engine.checkpoints.checkpoint import make_plain
-from fulltilt.engine.step.train_step import count_samples
 from fulltilt.errors import FulltiltError
+from fulltilt.measure.nested import count_samples, list_tensors
 from fulltilt.records.run_folder import open_atomic
 
 if TYPE_CHECKING:
@@ -130,15 +129,8 @@ def _find_indices(s: Session, first_sample: int, n_samples: int) -> list[int] | 
 def _find_bad_samples(batch: Any) -> list[int]:
     """Positions along the batch dimension where any tensor holds a value that is not finite."""
     bad: set[int] = set()
-    for tensor in _list_tensors(batch):
+    for tensor in list_tensors(batch):
         if tensor.is_floating_point() and tensor.dim() and tensor.numel():
             is_bad = ~torch.isfinite(tensor.float()).flatten(1).all(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)
             bad.update(is_bad.nonzero().flatten().tolist())
     return sorted(bad)
-
-
-def _list_tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in parts for tensor in _list_tensors(part)]

@@ -2,72 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gc
 import math
 import os
-import re
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fulltilt.data import explain_loader_error
-from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.budget import estimate_host_budget
-from fulltilt.engine.build.facts import count_dataset
 from fulltilt.engine.build.startup import describe_start
 from fulltilt.engine.interrupt import Stop
 from fulltilt.engine.loop.bad_batch import find_bad_step, save_bad_batch, suggest_stability
 from fulltilt.engine.loop.evaluate import evaluate
-from fulltilt.engine.loop.replan import Replan, describe_hopeless, describe_replan, is_out_of_memory
 from fulltilt.engine.loop.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
-from fulltilt.engine.loop.session import OpenInterval, Restart, Session
-from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, NonFiniteLossError, UsageError
-from fulltilt.levers import find_reports
+from fulltilt.engine.loop.session import OpenInterval, Session
+from fulltilt.errors import NonFiniteLossError
 from fulltilt.records import (
     EpochDone,
     Evaluated,
-    Listener,
-    Replanned,
-    RunEnded,
     RunStarted,
     StepsDone,
 )
-
-_NOT_DETERMINISTIC = re.compile(r"(?P<operator>\S+) does not have a deterministic implementation")
-_NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TrainResult:
-    """What training came to.
-
-    Attributes:
-        metrics: Of the newest evaluation; empty when there was none.
-        loss: Mean training loss of the newest whole epoch.
-        epoch: Whole epochs.
-        seconds: Of this process, from build to end.
-        training_seconds: Of the whole run, evaluation and checkpoints left out.
-        samples_per_s: Over those.
-        reason: "finished" or "interrupted".
-        evaluations: All of the run, in order: the way to a time to accuracy.
-        n_validation_samples: Of the set that they are made on; None without one, and where its length is not known.
-    """
-
-    metrics: dict[str, float]
-    loss: float | None
-    epoch: int
-    step: int
-    seconds: float
-    training_seconds: float
-    samples_per_s: float
-    out_dir: str
-    reason: str
-    evaluations: tuple[Evaluated, ...] = ()
-    n_validation_samples: int | None = None
-    notes: tuple[str, ...] = ()
 
 
 def announce_start(s: Session) -> None:
@@ -225,6 +180,30 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
     return True
 
 
+def may_step(s: Session, stop: Stop) -> bool:
+    """Do what falls due by a number of steps; false when the run has to be left before another one."""
+    progress, limits = s.progress, s.limits
+    if limits.has_step_duties:
+        if limits.is_evaluation_due(steps=progress.step) and not evaluate_once(s, stop):
+            return False
+        if limits.is_checkpoint_due(steps=progress.step):
+            save(s)
+    return not stop and (progress.step < limits.max_steps or progress.step_in_epoch == s.run.steps_per_epoch)
+
+
+def finish_epoch(s: Session, stop: Stop) -> bool:
+    """Tell, evaluate, save; false when the run has to be left."""
+    progress, limits = s.progress, s.limits
+    n_done = progress.epoch + 1
+    announce_epoch(s)
+    if limits.is_evaluation_due(epochs=n_done) and not evaluate_once(s, stop):
+        return False
+    progress.next_epoch()
+    if limits.is_checkpoint_due(epochs=n_done):
+        save(s)
+    return not stop and progress.step < limits.max_steps
+
+
 def save(s: Session, *, is_last: bool = False) -> None:
     """Write a checkpoint, unless this position is saved already; with ``run.async_checkpoint`` beside training.
 
@@ -240,103 +219,6 @@ def save(s: Session, *, is_last: bool = False) -> None:
     save_session(s, is_last=is_last)
 
 
-def prepare_restart(s: Session, replan: Replan) -> Restart:
-    """Drop the window in progress, save the state after the last whole step, and tell what changes.
-
-    Call it when the error is gone: what its frames held of the device has to be free.
-
-    Raises:
-        StorageError: the state cannot be saved.
-    """
-    gc.collect()
-    s.run.setup.optimizer.zero_grad(set_to_none=True)
-    if s.run.device.type == "cuda":
-        torch.cuda.empty_cache()  # blocks of the old sizes are of no use to the new ones
-    collect_checkpoint(s)
-    saved_step = s.saved_position.step if s.saved_position is not None else 0
-    n_steps_lost = 0 if replan.keeps_step else s.progress.step - saved_step
-    message = describe_replan(s, replan, n_steps_lost=n_steps_lost)
-    if replan.keeps_step:
-        s.last_step.bring_back()
-        s.meter.bring_back()
-        s.sizes, s.saved_position = replan.sizes, None
-        save(s, is_last=True)
-    fields = dataclasses.asdict(replan.sizes)
-    s.announce(
-        Replanned, step=s.progress.step - n_steps_lost, n_steps_lost=n_steps_lost, reason=replan.reason, **fields
-    )
-    s.announce.note(message, level="warning")
-    return Restart(
-        sizes=replan.sizes,
-        n_replans=s.n_replans + 1,
-        attempt=s.attempt + 1,
-        started_s=s.started_s,
-        notes=tuple(s.announce.notes),
-        step=s.progress.step - n_steps_lost,
-        metrics=_last_metrics(s),
-    )
-
-
-def announce_lost(restart: Restart, listeners: Sequence[Listener], error: Exception) -> None:
-    """The run ended between two attempts: the next one could not be opened."""
-    Announcer(listeners, attempt=restart.attempt)(
-        RunEnded,
-        reason=f"failed: {type(error).__name__}: {error}",
-        step=restart.step,
-        seconds=time.perf_counter() - restart.started_s,
-        metrics=dict(restart.metrics),
-    )
-
-
-def announce_end(s: Session, reason: str) -> None:
-    s.watch.stop()
-    for report in find_reports(s.run.plan, s.run.setup):
-        s.announce.note(report)
-    settle_checkpoint(s)
-    s.announce(RunEnded, reason=reason, step=s.progress.step, seconds=_compute_seconds(s), metrics=_last_metrics(s))
-
-
-def summarize(s: Session, reason: str) -> TrainResult:
-    progress = s.progress
-    seconds = progress.training_seconds
-    return TrainResult(
-        metrics=_last_metrics(s),
-        loss=progress.last_loss,
-        epoch=progress.epoch,
-        step=progress.step,
-        seconds=_compute_seconds(s),
-        training_seconds=seconds,
-        samples_per_s=progress.n_samples / seconds if seconds > 0 else 0.0,
-        out_dir=str(s.folder),
-        reason=reason,
-        evaluations=tuple(s.evaluations),
-        n_validation_samples=None if s.validation is None else count_dataset(s.validation.dataset),
-        notes=tuple(s.announce.notes),
-    )
-
-
-def explain_error(s: Session, error: Exception) -> FulltiltError | None:
-    """An error of torch in the user's terms: no memory left, a data worker that died; None for any other.
-
-    A dead worker can be reported from anywhere in the main thread: torch raises it from its signal handler.
-    """
-    if isinstance(error, FulltiltError):
-        return None
-    if is_out_of_memory(error):
-        return DeviceMemoryError(describe_hopeless(s, error))
-    if found := _NOT_DETERMINISTIC.match(str(error)):
-        return UsageError(
-            f"{found['operator']} has no form on {s.run.device.type} that repeats bit for bit, and run.deterministic "
-            "asks for one; set run.deterministic to false, or leave that operator out of the model"
-        )
-    if isinstance(error, IndexError) and (found := _NO_SUCH_CLASS.match(str(error))):
-        return DataError(
-            f"a target is {found['target']}, and the model has fewer outputs; give the model as many as there are "
-            "classes, counted from 0, or mend the targets of the data set"
-        )
-    return explain_loader_error(error)
-
-
 def _describe_non_finite(s: Session, loss: float, interval: OpenInterval, losses: list[float]) -> NonFiniteLossError:
     """Also stores the batch it happened on."""
     settle_checkpoint(s)
@@ -348,11 +230,3 @@ def _describe_non_finite(s: Session, loss: float, interval: OpenInterval, losses
         f"the loss is {loss} in {where} (learning rate {interval.lr:.3g}, precision {s.run.plan['precision']}); "
         f"{stored}{describe_saved(s)}. {suggest_stability(s.run.plan['precision'])}"
     )
-
-
-def _last_metrics(s: Session) -> dict[str, float]:
-    return dict(s.evaluations[-1].metrics) if s.evaluations else {}
-
-
-def _compute_seconds(s: Session) -> float:
-    return time.perf_counter() - s.started_s

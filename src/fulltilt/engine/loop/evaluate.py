@@ -18,9 +18,10 @@ from fulltilt.engine.build.builder import build_transform
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.progress import LossMeter
 from fulltilt.engine.ranks.process import find_link
-from fulltilt.engine.step.train_step import TrainStep, count_samples, fetch_batches
+from fulltilt.engine.step.train_step import TrainStep, fetch_batches
 from fulltilt.errors import DataError
 from fulltilt.levers.compile import without_compiling
+from fulltilt.measure.nested import count_samples
 
 
 def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataLoader | None:
@@ -76,23 +77,22 @@ def evaluate(
 
     Device: synchronises once, at the end.
     """
+    run.doing = "evaluation"
     average = contextlib.nullcontext() if run.average is None else run.average.in_force()
     with average, _evaluation_mode(run.setup.model), without_compiling(run.setup), torch.no_grad():
         run.world.copy_buffers(run.setup.model)
         means = {} if loader is None else _compute_means(run, loader, should_stop)
-        if means is None:
-            return None
         if means and run.workload.derive is not None:
             means |= run.workload.derive(means)
-        if run.workload.assess is not None:
-            means |= run_assessment(run)
+        if means is not None and run.workload.assess is not None:
+            means |= _run_assessment(run, run.workload.assess)
+    run.doing = "elsewhere"
     return means
 
 
-def run_assessment(run: Run) -> Mapping[str, float]:
-    """On rank 0, which the others wait for. A divided model is refused when it is built."""
-    assess, world = run.workload.assess, run.world
-    assert assess is not None
+def _run_assessment(run: Run, assess: Callable[[nn.Module, torch.device], Mapping[str, float]]) -> Mapping[str, float]:
+    """Assess on rank 0, which the others wait for. A divided model is refused when it is built."""
+    world, run.doing = run.world, "assessment"
     if not world.is_first:
         return world.hand_out(None)
     with world.work_alone():

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.config import Config
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import check_device
-from fulltilt.engine.loop.limits import read_limits
 from fulltilt.engine.loop.replan import RankReplanError
 from fulltilt.engine.loop.session import Restart
 from fulltilt.engine.ranks.causes import Cause
-from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.ranks.world import is_rank, plan_devices
 from fulltilt.records import CheckpointSaved, Event, Listener, Replanned, RunStarted
 
 if TYPE_CHECKING:
-    from fulltilt.engine.loop.duties import TrainResult
+    from fulltilt.engine.loop.endings import TrainResult
 
 COMPILE_HANG_LIMIT_S = 600.0  # a rank may compile alone, for a batch of another size
 
@@ -37,9 +35,18 @@ def choose_hang_limit_s(wanted_s: float | None, *, compiles: bool) -> float:
 
 
 def train_in_ranks(
-    config: Config, *, out_dir: str | Path, listeners: Sequence[Listener], device: str | None, **given: Any
+    body: Callable[..., TrainResult],
+    config: Config,
+    *,
+    out_dir: str | Path,
+    listeners: Sequence[Listener],
+    device: str | None,
+    **given: Any,
 ) -> TrainResult:
-    """``train`` in one process a device; ``listeners`` stay in this one.
+    """Run ``body`` in one process a device; ``listeners`` stay in this one.
+
+    Args:
+        given: What ``body`` takes besides; what is in here goes to every process.
 
     Raises:
         DeviceError: a device is not there. RankFailedError and others: see ``ranks.run_ranks``.
@@ -50,7 +57,7 @@ def train_in_ranks(
     saved = _SavedStep()
     announcer = Announcer([saved, *listeners])
     result = run_ranks(
-        train_as_rank,
+        body,
         {"config": config, "out_dir": str(out_dir), "device": device, **given},
         devices=devices,
         announcer=announcer,
@@ -61,19 +68,6 @@ def train_in_ranks(
         start_limit_s=config.run.start_timeout_s,
     )
     return dataclasses.replace(result, notes=(*announcer.notes, *result.notes))
-
-
-def train_as_rank(
-    config: Config, *, out_dir: str, epochs: int | None, max_steps: int | None, **given: Any
-) -> TrainResult:
-    """What each of the processes runs."""
-    from fulltilt.engine.loop.train import train_here
-
-    link = find_link()
-    assert link is not None
-    listeners = [link.send_event] if link.rank == 0 else ()
-    limits = read_limits(config, epochs, max_steps)
-    return train_here(config, limits=limits, out_dir=Path(out_dir), listeners=listeners, **given)
 
 
 def plan_again(cause: Cause, saved_step: int, announcer: Announcer) -> Mapping[str, Any] | None:

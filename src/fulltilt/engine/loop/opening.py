@@ -16,11 +16,13 @@ from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.checkpoints import checkpoint
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
+from fulltilt.engine.loop.endings import announce_lost
 from fulltilt.engine.loop.limits import Limits
 from fulltilt.engine.loop.long_wait import watch_loaders
 from fulltilt.engine.loop.promise import build_watch
-from fulltilt.engine.loop.replan import Sizes, apply_sizes, is_out_of_memory, leave_out_tail
+from fulltilt.engine.loop.replan import is_out_of_memory
 from fulltilt.engine.loop.session import Restart, Session, assemble_session
+from fulltilt.engine.loop.sizes import Sizes, apply_sizes, leave_out_tail
 from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError
@@ -67,44 +69,54 @@ def open_session(
     """Build the run, and restore its checkpoint when resuming.
 
     Args:
-        after: The attempt before this one, which ran out of memory.
+        after: The attempt before this one, which ran out of memory. Listeners are told when no other can follow it.
     """
-    loaded = _find_start(out_dir, resume or after is not None, world)
-    sizes = after.sizes if after is not None else None
-    if sizes is None and loaded is not None and loaded.state.get("sizes"):
-        sizes = Sizes(**loaded.state["sizes"])
-    started_with = None if loaded is None else loaded.state.get("placement", "stream")
-    run = _build(apply_sizes(config, sizes), device, workload, world, started_with)
-    with run:
-        leave_out_tail(config, run, sizes)
-        session = assemble_session(run, limits, out_dir, training_metrics=training_metrics)
-        session.sizes = sizes
-        if loaded is not None:
-            loaded = _restore(session, loaded, out_dir)
-            session.first_step = session.progress.step
-        if after is not None:
-            session.attempt = max(session.attempt, after.attempt)
-            session.started_s, session.n_replans = after.started_s, after.n_replans
-        if (link := find_link()) is not None:
-            link.set_step(session.progress.step)
-        session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
-        watch_loaders(session)
-        session.promise, note = build_watch(run, session.data_waits)
-        run.notes += [note] if note else []
-        if after is not None:
-            session.announce.notes += after.notes
-        elif sizes is not None:
-            run.notes.append(
-                f"going on with batch_size {sizes.batch_size} × accumulate {sizes.accumulate}: memory ran out earlier"
-            )
-        if loaded is not None and after is None:
-            at = session.progress
-            run.notes.append(describe_resume(at.step, at.epoch, limits.n_epochs, limits.max_steps))
-        if loaded is not None and loaded.note:
-            run.notes.append(loaded.note)
-        elif resume and loaded is None and after is None:
-            run.notes.append(f"there is no checkpoint in {out_dir} yet: starting at the first step")
+    with contextlib.ExitStack() as stack:
+        try:
+            loaded = _find_start(out_dir, resume or after is not None, world)
+            sizes = after.sizes if after is not None else None
+            if sizes is None and loaded is not None and loaded.state.get("sizes"):
+                sizes = Sizes(**loaded.state["sizes"])
+            started_with = None if loaded is None else loaded.state.get("placement", "stream")
+            run = stack.enter_context(_build(apply_sizes(config, sizes), device, workload, world, started_with))
+            leave_out_tail(config, run, sizes)
+            session = assemble_session(run, limits, out_dir, training_metrics=training_metrics)
+            session.sizes = sizes
+            if loaded is not None:
+                loaded = _restore(session, loaded, out_dir)
+                session.first_step = session.progress.step
+            if after is not None:
+                session.attempt = max(session.attempt, after.attempt)
+                session.started_s, session.n_replans = after.started_s, after.n_replans
+            if (link := find_link()) is not None:
+                link.set_step(session.progress.step)
+            session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
+            watch_loaders(session)
+            session.promise, note = build_watch(run)
+            run.notes += [note] if note else []
+            if after is not None:
+                session.announce.notes += after.notes
+            else:
+                run.notes += _describe_start(session, loaded, resume)
+            if loaded is not None and loaded.note:
+                run.notes.append(loaded.note)
+        except Exception as error:  # told to the listeners, and raised again
+            if after is not None and world.is_first:
+                announce_lost(after, listeners, error)
+            raise
         yield session
+
+
+def _describe_start(s: Session, loaded: checkpoint.LoadedCheckpoint | None, resume: bool) -> Iterator[str]:
+    """Say where a run starts, of its first attempt."""
+    if s.sizes is not None:
+        yield (
+            f"going on with batch_size {s.sizes.batch_size} × accumulate {s.sizes.accumulate}: memory ran out earlier"
+        )
+    if loaded is not None:
+        yield describe_resume(s.progress.step, s.progress.epoch, s.limits.n_epochs, s.limits.max_steps)
+    elif resume:
+        yield f"there is no checkpoint in {s.folder} yet: starting at the first step"
 
 
 def _restore(session: Session, loaded: checkpoint.LoadedCheckpoint, out_dir: Path) -> checkpoint.LoadedCheckpoint:

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,7 @@ from fulltilt.measure.utilization import find_device_index
 if TYPE_CHECKING:
     from fulltilt.config.model import Promise
     from fulltilt.engine.build.run import Run
+from fulltilt.engine.step.data_waits import DataWaits
 
 WINDOW_S = 2.0  # of training; single intervals of a few milliseconds say nothing
 N_SLOW_WINDOWS = 3
@@ -63,34 +64,6 @@ class Look:
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
     n_gpu_neighbours: int = 0
-
-
-class DataWaits:
-    """Seconds that the loop stood in ``next(batches)``."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def count(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return _Counted(batches, self)
-
-
-class _Counted:
-    def __init__(self, batches: Iterator[Any], waits: DataWaits):
-        self._batches, self._waits = batches, waits
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __getattr__(self, name: str) -> Any:  # what the batches of several ranks say of their sizes
-        return getattr(self._batches, name)
-
-    def __next__(self) -> Any:
-        began_s = time.perf_counter()
-        try:
-            return next(self._batches)
-        finally:
-            self._waits.seconds += time.perf_counter() - began_s
 
 
 class PromiseWatch:
@@ -291,8 +264,8 @@ def _find_other(promise: Promise, run: Run) -> str | None:
     return None
 
 
-def build_watch(run: Run, waits: DataWaits) -> tuple[PromiseWatch | None, str | None]:
-    """What holds the run to its promise, and why nothing does although there is one, or why it holds to little."""
+def build_watch(run: Run) -> tuple[PromiseWatch | None, str | None]:
+    """Build what holds the run to its promise; or say why nothing does, or why it holds to little."""
     promise = run.config.run.promise if run.config is not None else None
     if promise is None:
         return None, None
@@ -304,7 +277,8 @@ def build_watch(run: Run, waits: DataWaits) -> tuple[PromiseWatch | None, str | 
         )
     if other := _find_other(promise, run):
         return None, f"{other}: it is not held against this run; fulltilt tune --apply writes a new one"
-    return PromiseWatch(promise, MachineLook(run.device, waits, n_ranks=n_ranks)), _note_busy(promise)
+    run.data_waits = DataWaits()
+    return PromiseWatch(promise, MachineLook(run.device, run.data_waits, n_ranks=n_ranks)), _note_busy(promise)
 
 
 def _note_busy(promise: Promise) -> str | None:

@@ -21,8 +21,8 @@ from fulltilt.engine.checkpoints.background import BackgroundWriter
 from fulltilt.engine.loop.evaluate import build_validation_loader
 from fulltilt.engine.loop.limits import Limits
 from fulltilt.engine.loop.progress import LossMeter, Progress, Reading, Stopwatch
-from fulltilt.engine.loop.promise import DataWaits, PromiseWatch
-from fulltilt.engine.loop.replan import LastStep, Sizes, find_obstacle
+from fulltilt.engine.loop.promise import PromiseWatch
+from fulltilt.engine.loop.sizes import LastStep, Sizes, find_obstacle
 from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.step.cached_step import build_step
 from fulltilt.engine.step.phase_sample import PhaseSample
@@ -94,8 +94,16 @@ class Session:
     saved_position: Position | None = None
     writer: BackgroundWriter | None = None  # with run.async_checkpoint
     writing_position: Position | None = None
-    data_waits: DataWaits = dataclasses.field(default_factory=DataWaits)
     promise: PromiseWatch | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of this process, from the start of its first attempt."""
+        return time.perf_counter() - self.started_s
+
+    @property
+    def last_metrics(self) -> dict[str, float]:
+        return dict(self.evaluations[-1].metrics) if self.evaluations else {}
 
     @property
     def position(self) -> Position:
@@ -113,7 +121,7 @@ class Session:
         if self.restored_rng is not None:
             restore_rng(self.restored_rng, {"prepare": run.generator})
             self.restored_rng = None
-        return self.data_waits.count(batches) if self.promise is not None else batches
+        return batches
 
     def capture(self) -> dict[str, Any]:
         """Everything that a run in another process needs to go on from here; plain values and tensors.

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fulltilt.engine.build.run import Run
+from fulltilt.engine.measured.endless_steps import EndlessSteps
 from fulltilt.engine.measured.rehearsal import Part, Rehearsal
 from fulltilt.engine.ranks.process import find_link
-from fulltilt.engine.step.cached_step import build_step
 from fulltilt.engine.step.phase_sample import join_timers
-from fulltilt.engine.step.train_step import StepOutcome, Timer, TrainStep, count_samples, slice_samples
-from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
+from fulltilt.engine.step.train_step import StepOutcome, TrainStep
+from fulltilt.errors import NonFiniteLossError, TrainingError
 from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
 from fulltilt.levers import Lever, find_reports, load_catalogue
 from fulltilt.levers.activation_checkpointing import without_checkpointing
@@ -28,7 +28,6 @@ from fulltilt.measure import (
     HostClock,
     MemoryMeter,
     MemoryPeaks,
-    NullTimer,
     PhaseTimer,
     StepsResult,
     UtilizationSampler,
@@ -36,71 +35,12 @@ from fulltilt.measure import (
     join_peaks,
     measure_steps,
 )
+from fulltilt.measure.nested import count_samples, slice_samples
 from fulltilt.measure.utilization import UtilizationMean, find_device_index
 from fulltilt.records import Measurement
 
 SHORT_EPOCH_STEPS = 8
 FLOPS_SAMPLES = 8
-
-
-class EndlessSteps:
-    """Optimizer steps over as many epochs as asked for: ends of epochs, short windows and worker starts included.
-
-    Attributes:
-        n_done: Optimizer steps taken.
-        first_loss, last_loss: On the device.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        timer: Timer,
-        on_first: Callable[[StepOutcome], None] | None = None,
-        batches: Iterator[Any] | None = None,
-    ):
-        self._run, self._timer, self._on_first = run, timer, on_first
-        self._step = build_step(run)
-        self._batches = batches
-        self._epoch = 0
-        self.n_done = 0
-        self.last_loss: Tensor | None = None
-
-    def __call__(self) -> int:
-        """Take one step → samples it consumed."""
-        outcome = self._step(self._batches, self._timer) if self._batches is not None else None
-        if outcome is None:
-            self._batches = None  # the old workers end before new ones start
-            self._batches = self._run.start_epoch(self._epoch)
-            self._epoch += 1
-            outcome = self._step(self._batches, self._timer)
-            if outcome is None:
-                raise DataError(
-                    f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}"
-                )
-        self.n_done += 1
-        self.last_loss = outcome.loss
-        if self.n_done == 1 and self._on_first is not None:
-            self._on_first(outcome)
-        return outcome.n_samples
-
-    def step_on(self, batches: Iterator[Any]) -> None:
-        """A step on other batches, which no phase is billed for."""
-        self._step(batches, NullTimer())
-
-    def leave_epoch(self) -> None:
-        """End the epoch in progress as its last step would: workers that do not persist are gone then."""
-        self._batches = None
-        if not self._run.loader.persistent_workers:
-            self._run.close()
-
-    def take_batch(self) -> Any:
-        """One more batch, from a new epoch when this one is over."""
-        for _ in range(2):
-            if self._batches is not None and (batch := next(self._batches, None)) is not None:
-                return batch
-            self._batches = self._run.start_epoch(self._epoch)
-            self._epoch += 1
-        raise DataError(f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}")
 
 
 def run_measured(

@@ -20,11 +20,12 @@ from fulltilt.engine.build.run import Run
 from fulltilt.engine.measured.measurement import check_observed, run_measured
 from fulltilt.engine.measured.rehearsal import Part, find_largest_samples, read_batch
 from fulltilt.engine.step.cached_step import build_step
-from fulltilt.engine.step.train_step import TrainStep, count_samples, fetch_batches
+from fulltilt.engine.step.train_step import TrainStep, fetch_batches
 from fulltilt.errors import DataError
 from fulltilt.hardware import count_usable_cores, read_cpu_times, read_pressure
 from fulltilt.levers import Lever
 from fulltilt.measure import estimate_memory, measure_steps
+from fulltilt.measure.nested import count_samples
 from fulltilt.measure.steps import StepsResult
 from fulltilt.records import Measurement
 

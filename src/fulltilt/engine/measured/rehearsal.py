@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -31,12 +31,10 @@ from fulltilt.engine.loop.limits import read_limits
 from fulltilt.engine.loop.replan import is_out_of_memory, read_first_line
 from fulltilt.engine.loop.saving import collect_checkpoint, save_session
 from fulltilt.engine.loop.session import Session, assemble_session
+from fulltilt.engine.measured.endless_steps import EndlessSteps
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, StorageError, WorkerDiedError
 from fulltilt.measure import MemoryMeter, MemoryPeaks
 from fulltilt.records import format_bytes
-
-if TYPE_CHECKING:
-    from fulltilt.engine.measured.measurement import EndlessSteps
 
 Part = Literal["steps", "largest samples", "evaluation", "checkpoint"]
 

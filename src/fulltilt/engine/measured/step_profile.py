@@ -20,7 +20,7 @@ from fulltilt.config import Config, plan_of
 from fulltilt.engine.build.assemble import build_workload
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
-from fulltilt.engine.measured.measurement import EndlessSteps
+from fulltilt.engine.measured.endless_steps import EndlessSteps
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.measure import NullTimer
 

@@ -13,14 +13,15 @@ from fulltilt.tasks import Workload
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
-    from fulltilt.engine.build.run import Run
 
 
-def find_obstacles(run: Run, n_ranks: int, *, batch_size: int) -> list[str]:
+def find_obstacles(
+    n_ranks: int, batch_size: int, config: Config | None, workload: Workload, model: nn.Module
+) -> list[str]:
     """Why what one process built could not be trained by ``n_ranks``, with micro-batches of ``batch_size`` over all."""
-    found = find_obstacles_to_ranks(n_ranks, batch_size, run.config, run.workload)
-    if n_ranks > 1 and run.config is not None and run.config.speed.shard == "full":
-        found += find_obstacles_to_shards(run.setup.model, run.config, run.workload)
+    found = find_obstacles_to_ranks(n_ranks, batch_size, config, workload)
+    if n_ranks > 1 and config is not None and config.speed.shard == "full":
+        found += find_obstacles_to_shards(model, config, workload)
     return found
 
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fulltilt.engine.ranks.world import World
-from fulltilt.engine.step.train_step import SEQUENCES, count_samples, slice_samples
 from fulltilt.levers.activation_checkpointing import find_blocks
+from fulltilt.measure.nested import count_samples, map_tensors, slice_samples
 from fulltilt.records import format_bytes
 
 STATE_COPIES = 4  # weight, gradient and Adam's two moments
@@ -182,22 +182,21 @@ def list_sizes(n_samples: int, batch_size: int, *, drop_last: bool) -> Iterator[
             yield size
 
 
-def gather_state(value: Any, *, keep: bool) -> Any:
-    """A state with divided tensors put together again, on the CPU; all ranks have to call it.
+def gather_state(state: Any, *, keep: bool) -> Any:
+    """Put divided tensors of a state together again, on the CPU; all ranks have to call it.
 
     Args:
         keep: False on ranks that do not save: they only give their parts.
     """
     from torch.distributed.tensor import DTensor
 
-    if isinstance(value, DTensor):
-        whole = value.full_tensor()
+    def gather(tensor: Tensor) -> Tensor | None:
+        if not isinstance(tensor, DTensor):
+            return tensor
+        whole = tensor.full_tensor()
         return whole.cpu() if keep else None
-    if isinstance(value, dict):
-        return {key: gather_state(item, keep=keep) for key, item in value.items()}
-    if isinstance(value, SEQUENCES):
-        return type(value)(gather_state(item, keep=keep) for item in value)
-    return value
+
+    return map_tensors(gather, state)
 
 
 def divide_like(whole: Tensor, like: Any) -> Tensor:

@@ -15,10 +15,9 @@ Source: Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memo
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,17 +25,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from fulltilt.engine.step.train_step import SEQUENCES, StepOutcome, Timer, TrainStep, count_samples, fetch_batches
+from fulltilt.engine.step.train_step import StepOutcome, StepParts, Timer, TrainStep
 from fulltilt.errors import UsageError
-
-if TYPE_CHECKING:
-    from fulltilt.engine.build.run import Run
 
 REPLAY_TOLERANCE = 0.05  # rounding of half precision stays below it, another dropout mask does not
 
 
 def build_step(
-    run: Run,
+    run: StepParts,
     *,
     observe: Callable[[Any, Any], None] | None = None,
     forward: Callable[..., Any] | None = None,
@@ -59,7 +55,7 @@ class CachedStep(TrainStep):
 
     def __init__(
         self,
-        run: Run,
+        run: StepParts,
         *,
         observe: Callable[[Any, Any], None] | None = None,
         forward: Callable[..., Any] | None = None,
@@ -78,16 +74,19 @@ class CachedStep(TrainStep):
                 second time.
         """
         lap = timer.lap
+        self._run.doing = "step"
         buffers = _copy_buffers(self._model)
         micros, n_samples = self._run_first_pass(batches, lap)
         if not micros:
+            self._run.doing = "elsewhere"
             return None
         _restore_buffers(self._model, buffers)
         loss, gradients = self._compute_output_gradients(micros, lap)
         after = _read_draws(self._device)
         for micro, gradient in zip(micros, gradients, strict=True):
             _rewind_draws(micro.draws, self._device)
-            outputs = self._run_forward(micro.inputs)
+            with self._autocast:
+                outputs = self._run_model(micro.inputs)
             if not self._has_replayed:
                 self._has_replayed = True
                 _check_replay(micro.outputs, outputs)
@@ -96,33 +95,24 @@ class CachedStep(TrainStep):
             torch.autograd.backward(*_select_pairs(leaves, gradient))
             lap("backward")
         _rewind_draws(after, self._device)
-        self._state.setdefault("n_micro", len(micros))
-        self._update(1.0)
+        self._update(1.0, len(micros))
         lap("optimizer")
+        self._run.doing = "elsewhere"
         return StepOutcome(loss, n_samples, len(micros))
 
     def _run_first_pass(self, batches: Iterator[Any], lap: Callable[[str], None]) -> tuple[list[_Micro], int]:
         micros: list[_Micro] = []
         n_samples = 0
-        incoming = fetch_batches(batches)
         while len(micros) < self._accumulate:
-            batch = next(incoming, None)
-            lap("data_wait")
-            if batch is None:
+            micro = self._next_micro(batches, lap, is_last=len(micros) + 1 == self._accumulate)
+            if micro is None:
                 break
-            n = count_samples(batch)
-            if not self._has_looked:
-                self._look_at_batch(batch, n)
-            if self._must_place:
-                batch = self.place(batch)
-                if self._on_gpu:
-                    lap("h2d")
-            inputs, targets = self._prepare_batch(batch)
+            inputs, targets = self._prepare_batch(micro.batch)
             draws = _read_draws(self._device)
-            with torch.no_grad():
-                outputs = self._run_forward(inputs)
+            with torch.no_grad(), self._autocast:
+                outputs = self._run_model(inputs)
             micros.append(_Micro(inputs, targets, outputs, draws))
-            n_samples += n
+            n_samples += micro.n_samples
             lap("forward")
         return micros, n_samples
 
@@ -133,7 +123,7 @@ class CachedStep(TrainStep):
         cached = [pytree.tree_map(_make_leaf, micro.outputs) for micro in micros]
         outputs = _join(cached, "outputs")
         targets = _join([micro.targets for micro in micros], "targets")
-        with self._autocast or contextlib.nullcontext():
+        with self._autocast:
             loss = self._loss(outputs, targets)
             if not self._has_looked:
                 self._look_at_loss(loss, micros[0].inputs)
@@ -145,10 +135,6 @@ class CachedStep(TrainStep):
         gradients = [[leaf.grad for leaf in _list_leaves(part)] for part in cached]
         lap("backward")
         return loss.detach(), gradients
-
-    def _run_forward(self, inputs: Any) -> Any:
-        with self._autocast or contextlib.nullcontext():
-            return self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
 
 
 def _check_replay(first: Any, second: Any) -> None:

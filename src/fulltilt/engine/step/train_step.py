@@ -6,20 +6,24 @@ exception is not ours: an fp16 scaler with an optimizer that is not fused reads 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fulltilt.data import explain_loader_error
+from fulltilt.data import BatchTransform, explain_loader_error
 from fulltilt.errors import DataError, UsageError
+from fulltilt.measure.nested import SEQUENCES, count_samples, find_tensor, map_tensors
 
 if TYPE_CHECKING:
-    from fulltilt.engine.build.run import Run
+    from fulltilt.levers import Setup
+    from fulltilt.tasks import Workload
 
 _END = object()
-SEQUENCES = (tuple, list)  # made once: `tuple | list` builds a new object each time it is evaluated
+
+Doing = Literal["step", "update", "evaluation", "assessment", "elsewhere"]
 
 
 class StepOutcome(NamedTuple):
@@ -31,19 +35,55 @@ class StepOutcome(NamedTuple):
 
 
 class Timer(Protocol):
+    """Bills the time since the last lap to a phase."""
+
     def lap(self, phase: str) -> None: ...
 
 
+class Ranks(Protocol):
+    """How many processes train together."""
+
+    @property
+    def n_ranks(self) -> int: ...
+
+    @property
+    def is_divided(self) -> bool: ...
+
+
+class StepParts(Protocol):
+    """What a step needs of a run."""
+
+    setup: Setup
+    workload: Workload
+    batch_size: int
+    clip_norm: float | None
+    generator: torch.Generator
+    transform: BatchTransform | None
+    sync: Callable[[bool], None] | None
+    doing: Doing
+
+    @property
+    def world(self) -> Ranks: ...
+
+
+class Micro(NamedTuple):
+    """A micro-batch that is ready for the model."""
+
+    batch: Any
+    n_samples: int  # of all ranks
+    n_local: int  # of this one; 0 where another sample stands in, which does not count
+
+
 class TrainStep:
-    """Call it with an iterator of batches and a timer; it takes what it needs for one optimizer step.
+    """Takes what one optimizer step needs from an iterator of batches, and steps.
 
     The window's gradient is the gradient of the mean loss over its samples, as if they had been one batch: each
     micro-batch weighs by its share of samples, and a window that the epoch's end cuts short is scaled back up before
     clipping. Over several ranks, which average their gradients, each weighs its part of the micro-batch likewise
-    (``parallel.py``); ``batches`` then says how large the whole is.
+    (``ranks/parallel.py``); ``batches`` then says how large the whole is.
 
     Args:
-        run: What ``build_run`` built.
+        run: What ``build_run`` built. Its ``doing`` tells an error's handler where the step was.
         observe: ``(outputs, targets)`` of every micro-batch, without gradients: for training metrics that stay on
             the device.
         forward: What computes the outputs; the run's own (the model or its compiled form) when None.
@@ -53,13 +93,14 @@ class TrainStep:
 
     def __init__(
         self,
-        run: Run,
+        run: StepParts,
         *,
         observe: Callable[[Any, Any], None] | None = None,
         forward: Callable[..., Any] | None = None,
     ):
         setup, workload = run.setup, run.workload
-        self._forward, self._loss = forward or setup.forward, workload.loss
+        self._run, self._state = run, setup.state
+        self._model_forward, self._loss = forward or setup.forward, workload.loss
         self._prepare, self._generator = workload.prepare, run.generator
         self.transform = run.transform
         self._optimizer, self._scaler = setup.optimizer, setup.scaler
@@ -73,11 +114,11 @@ class TrainStep:
         self._non_blocking = self._on_gpu and bool(setup.loader_options.get("pin_memory"))
         self._memory_format = setup.input_memory_format if run.transform is None else None  # else it sees to it
         self._must_place = self._on_gpu or self._memory_format is not None
+        dtype = setup.autocast_dtype
         self._autocast = (
-            None if setup.autocast_dtype is None else torch.autocast(setup.device.type, dtype=setup.autocast_dtype)
+            contextlib.nullcontext() if dtype is None else torch.autocast(setup.device.type, dtype=setup.autocast_dtype)
         )
         self._observe, self._no_grad = observe, torch.no_grad()
-        self._state = setup.state
         self._has_looked = False
 
     def __call__(self, batches: Iterator[Any], timer: Timer) -> StepOutcome | None:
@@ -87,44 +128,81 @@ class TrainStep:
             WorkerDiedError: a data worker died.
             DataError: a batch is not (inputs, targets).
         """
-        lap = timer.lap
-        scaler, accumulate, must_weigh, sync = self._scaler, self._accumulate, self._must_weigh, self._sync
+        lap, scaler = timer.lap, self._scaler
+        self._run.doing = "step"
         n_samples = n_micro = 0
         total: Tensor | None = None
-        while n_micro < accumulate:
-            batch = _fetch(batches)
-            lap("data_wait")
-            if batch is _END:
+        while n_micro < self._accumulate:
+            micro = self._next_micro(batches, lap, is_last=n_micro + 1 == self._accumulate)
+            if micro is None:
                 break
-            n = n_local = count_samples(batch)
-            if sync is not None:
-                n, n_local = batches.n_global, batches.n_local
-                sync(n_micro + 1 == accumulate or batches.is_last)
-            if not self._has_looked:
-                self._look_at_batch(batch, n)
-            if self._must_place:
-                batch = self.place(batch)
-                if self._on_gpu:
-                    lap("h2d")
-            loss = self._compute_loss(batch, is_counted=n_local > 0)
-            if must_weigh:
-                loss = loss * (self._n_ranks * n_local / self._n_nominal)
+            loss = self._forward(micro.batch, is_counted=micro.n_local > 0)
+            if self._must_weigh:
+                loss = loss * (self._n_ranks * micro.n_local / self._n_nominal)
             lap("forward")
             (loss if scaler is None else scaler.scale(loss)).backward()
             total = loss.detach() if total is None else total + loss.detach()
-            n_samples += n
+            n_samples += micro.n_samples
             n_micro += 1
             lap("backward")
-        if total is None:
+        if total is not None:
+            factor = self._n_nominal / n_samples if self._must_weigh else 1.0
+            if factor != self._n_ranks:
+                total = total * (factor / self._n_ranks)
+            self._update(factor, n_micro)
+            lap("optimizer")
+        self._run.doing = "elsewhere"
+        return None if total is None else StepOutcome(total, n_samples, n_micro)
+
+    def _next_micro(self, batches: Iterator[Any], lap: Callable[[str], None], *, is_last: bool) -> Micro | None:
+        """Take the next micro-batch and put it onto the device; None at the end of ``batches``."""
+        batch = _fetch(batches)
+        lap("data_wait")
+        if batch is _END:
             return None
-        factor = self._n_nominal / n_samples if must_weigh else 1.0
-        if accumulate > 1:
+        n = n_local = count_samples(batch)
+        if self._sync is not None:
+            n, n_local = batches.n_global, batches.n_local  # type: ignore[attr-defined]
+            self._sync(is_last or batches.is_last)  # type: ignore[attr-defined]
+        if not self._has_looked:
+            self._look_at_batch(batch, n)
+        if self._must_place:
+            batch = self.place(batch)
+            if self._on_gpu:
+                lap("h2d")
+        return Micro(batch, n, n_local)
+
+    def _forward(self, batch: Any, *, is_counted: bool = True) -> Tensor:
+        """Compute the loss of a batch that lies on the device."""
+        inputs, targets = self._prepare_batch(batch)
+        with self._autocast:
+            outputs = self._run_model(inputs)
+            loss = self._loss(outputs, targets)
+            if not self._has_looked:
+                self._look_at_loss(loss, inputs)
+        if self._observe is not None and is_counted:
+            with self._no_grad:
+                self._observe(outputs, targets)
+        return loss
+
+    def _update(self, factor: float, n_micro: int) -> None:
+        """Unscale, undo the short window, clip, step: in that order, since clipping is about the true gradient."""
+        optimizer, scaler = self._optimizer, self._scaler
+        if self._accumulate > 1:
             self._state.setdefault("n_micro", n_micro)
-        if factor != self._n_ranks:
-            total = total * (factor / self._n_ranks)
-        self._update(factor)
-        lap("optimizer")
-        return StepOutcome(total, n_samples, n_micro)
+        if scaler is not None and (factor != 1.0 or self._clip_norm is not None):
+            scaler.unscale_(optimizer)
+        if factor != 1.0:
+            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        self._run.doing = "update"
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad(set_to_none=True)
 
     def compute_gradients(self, batch: Any) -> Tensor:
         """Forward and backward of one batch by itself, unscaled; gradients are added to what is there."""
@@ -134,25 +212,21 @@ class TrainStep:
 
     def compute_loss(self, batch: Any, *, is_counted: bool = True) -> Tensor:
         """Forward and loss of one batch by itself: for evaluation, under ``torch.no_grad()``."""
-        return self._compute_loss(self.place(batch) if self._must_place else batch, is_counted)
+        return self._forward(self.place(batch) if self._must_place else batch, is_counted=is_counted)
 
-    def _compute_loss(self, batch: Any, is_counted: bool = True) -> Tensor:
-        inputs, targets = self._prepare_batch(batch)
-        if self._autocast is None:
-            outputs = self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
-            loss = self._loss(outputs, targets)
-            if not self._has_looked:
-                self._look_at_loss(loss, inputs)
-        else:
-            with self._autocast:
-                outputs = self._forward(*inputs) if isinstance(inputs, SEQUENCES) else self._forward(inputs)
-                loss = self._loss(outputs, targets)
-                if not self._has_looked:
-                    self._look_at_loss(loss, inputs)
-        if self._observe is not None and is_counted:
-            with self._no_grad:
-                self._observe(outputs, targets)
-        return loss
+    def place(self, batch: Any) -> Any:
+        """Put the tensors of a nested batch onto the device, 4-d ones in the run's memory format."""
+        return map_tensors(self._place_tensor, batch)
+
+    def _place_tensor(self, tensor: Tensor) -> Tensor:
+        if self._on_gpu:
+            tensor = tensor.to(self._device, non_blocking=self._non_blocking)
+        if self._memory_format is not None and tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=self._memory_format)
+        return tensor
+
+    def _run_model(self, inputs: Any) -> Any:
+        return self._model_forward(*inputs) if isinstance(inputs, SEQUENCES) else self._model_forward(inputs)
 
     def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
         """From a batch on the device to (inputs, targets)."""
@@ -165,38 +239,6 @@ class TrainStep:
         except (TypeError, ValueError):
             raise DataError(_describe_bad_batch(batch)) from None
         return inputs, targets
-
-    def _update(self, factor: float) -> None:
-        """Unscale, undo the short window, clip, step: in that order, since clipping is about the true gradient."""
-        optimizer, scaler = self._optimizer, self._scaler
-        if scaler is not None and (factor != 1.0 or self._clip_norm is not None):
-            scaler.unscale_(optimizer)
-        if factor != 1.0:
-            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-
-    def place(self, value: Any) -> Any:
-        """Tensors of a nested batch onto the device, 4-d ones in the run's memory format."""
-        if isinstance(value, Tensor):
-            if self._on_gpu:
-                value = value.to(self._device, non_blocking=self._non_blocking)
-            if self._memory_format is not None and value.dim() == 4:
-                value = value.contiguous(memory_format=self._memory_format)
-            return value
-        if isinstance(value, Mapping):
-            return {key: self.place(item) for key, item in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.place, value))
-        if isinstance(value, tuple | list):
-            return type(value)(map(self.place, value))
-        return value
 
     def _look_at_batch(self, batch: Any, n: int) -> None:
         """What levers read back of the first batch: ``Lever.observe``."""
@@ -234,39 +276,6 @@ def fetch_batches(batches: Iterator[Any]) -> Iterator[Any]:
     """The rest of ``batches``; a data worker that dies is a WorkerDiedError here too."""
     while (batch := _fetch(batches)) is not _END:
         yield batch
-
-
-def find_tensor(value: Any) -> Tensor | None:
-    """The first tensor with a batch dimension in a nested batch."""
-    if isinstance(value, Tensor):
-        return value if value.dim() else None
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return next((found for part in parts if (found := find_tensor(part)) is not None), None)
-
-
-def slice_samples(value: Any, n_samples: int, cut: slice) -> Any:
-    """The samples of ``cut`` in a nested batch; tensors with another first dimension stay whole."""
-    if isinstance(value, Tensor):
-        return value[cut] if value.dim() and value.shape[0] == n_samples else value
-    if isinstance(value, Mapping):
-        return {key: slice_samples(item, n_samples, cut) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(slice_samples(item, n_samples, cut) for item in value))
-    if isinstance(value, SEQUENCES):
-        return type(value)(slice_samples(item, n_samples, cut) for item in value)
-    return value
-
-
-def count_samples(batch: Any) -> int:
-    """First dimension of the first tensor of a batch."""
-    first = batch
-    while isinstance(first, SEQUENCES) and first:
-        first = first[0]
-    if not isinstance(first, Tensor) or not first.dim():
-        first = find_tensor(batch)
-    if first is None:
-        raise DataError(f"a batch holds no tensor ({type(batch).__name__}); the dataset must yield tensors or numbers")
-    return first.shape[0]
 
 
 def _describe_bad_batch(batch: Any) -> str:

@@ -101,7 +101,7 @@ def refuse_ranks(request: TrialRequest, run: Any) -> None:
     from fulltilt.engine.ranks.division import find_obstacles
 
     n_ranks = max(1, len(request.rank_devices))
-    if obstacles := find_obstacles(run, n_ranks, batch_size=n_ranks):
+    if obstacles := find_obstacles(n_ranks, n_ranks, run.config, run.workload, run.setup.model):
         raise UsageError("; ".join(obstacles))
 
 
