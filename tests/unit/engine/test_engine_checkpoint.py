@@ -78,7 +78,7 @@ def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path, damage):
     assert not os.path.exists("/tmp/fulltilt-was-here")
 
 
-def test_a_crash_between_the_two_renames_leaves_the_one_before(tmp_path):
+def test_without_a_newest_the_one_before_is_found(tmp_path):
     save_checkpoint(tmp_path, state_of(1))
     (tmp_path / NEWEST).rename(tmp_path / PREVIOUS)
     assert find_checkpoint(tmp_path)
@@ -104,7 +104,7 @@ def test_a_damaged_newest_does_not_take_the_place_of_the_good_one(tmp_path):
     save_checkpoint(tmp_path, state_of(1))
     save_checkpoint(tmp_path, state_of(2))
     os.truncate(tmp_path / NEWEST, 100)
-    load_checkpoint(tmp_path)
+    load_checkpoint(tmp_path, holds_lock=True)
     save_checkpoint(tmp_path, state_of(3))
     os.truncate(tmp_path / NEWEST, 100)
     assert load_checkpoint(tmp_path).state["step"] == 1

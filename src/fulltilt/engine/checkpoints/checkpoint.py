@@ -1,7 +1,8 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped, in one file that is whole or absent.
 
 ``checkpoint.pt`` is the newest, ``checkpoint.previous.pt`` the one before. The file holds tensors and plain Python
-values only, so it is read with ``weights_only=True`` and cannot run code.
+values only, so it is read with ``weights_only=True`` and cannot run code. The newest name exists at every moment from
+the first save on, so others may read it while training goes on; only the process that holds the folder's lock renames.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +30,7 @@ FORMAT = 2
 DAMAGED = "checkpoint.damaged.pt"
 OUT_OF_MEMORY = "out_of_memory"
 N_NAMES_SHOWN = 4
+READ_ATTEMPTS = 5  # of a reader, while another process saves
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 READ_ERRORS = (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError)
 
@@ -54,20 +57,61 @@ def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> Path:
         _write(state, stream)
         stream.flush()
         os.fsync(stream.fileno())
-        # Only now, with the new one on the disk, may the old one move.
+        # Only now, with the new one on the disk, may the one before the old one go.
         if path.exists():
-            path.replace(folder / PREVIOUS)
+            _keep_as_previous(path)
     _sync_folder(folder)
     return path
 
 
-def load_checkpoint(folder: Path) -> LoadedCheckpoint | None:
-    """The newest checkpoint that is whole; ``None`` when there is none at all. A damaged one is renamed.
+def _keep_as_previous(path: Path) -> None:
+    """Give the newest its second name; it keeps the first one until the new file takes that."""
+    temporary = path.with_name(f".{PREVIOUS}.{os.getpid()}")
+    try:
+        temporary.hardlink_to(path)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, temporary)
+    temporary.replace(path.with_name(PREVIOUS))
+    temporary.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+
+
+def load_checkpoint(folder: Path, *, holds_lock: bool = False) -> LoadedCheckpoint | None:
+    """Read the newest checkpoint that is whole; ``None`` when there is none at all.
+
+    Args:
+        holds_lock: The run folder is this process': a damaged newest is renamed, so that the next save does not put it
+            in the place of the good one. Anyone else reads again where the files were replaced meanwhile.
 
     Raises:
         RunFolderError: there are checkpoints and none can be read, or another release wrote them.
         DeviceMemoryError: the host's memory ran out; nothing is renamed.
     """
+    if not holds_lock:
+        for _ in range(READ_ATTEMPTS - 1):
+            before = _list_versions(folder)
+            with contextlib.suppress(RunFolderError):
+                loaded = _load_whole(folder)
+                if loaded is None or loaded.note is None:
+                    return loaded
+            if _list_versions(folder) == before:
+                break
+    loaded = _load_whole(folder)
+    if holds_lock and loaded is not None and loaded.note is not None:
+        set_aside(folder)
+    return loaded
+
+
+def _list_versions(folder: Path) -> list[tuple[int, int]]:
+    """Tell which files the two names stand for now."""
+    found = []
+    for name in (NEWEST, PREVIOUS):
+        with contextlib.suppress(OSError):
+            at = (folder / name).stat()
+            found.append((at.st_ino, at.st_mtime_ns))
+    return found
+
+
+def _load_whole(folder: Path) -> LoadedCheckpoint | None:
     problems: list[str] = []
     for name in (NEWEST, PREVIOUS):
         path = folder / name
@@ -84,8 +128,6 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint | None:
             problems.append(f"{path} cannot be read ({_first_line(error)})")
             continue
         note = f"{problems[0]}; going on from {path.name}" if problems else None
-        if problems:
-            set_aside(folder)
         return LoadedCheckpoint(state=state, path=path, note=note)
     if problems:
         raise RunFolderError(f"{'; '.join(problems)}; there is no other, start again in another folder")
@@ -241,11 +283,13 @@ def read_state(path: Path) -> dict[str, Any]:
         one of READ_ERRORS: it is damaged. RunFolderError: another release wrote it, in another format.
     """
     # torch.load checks no sums: a flipped byte in a weight would be read as it is.
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"{damaged} is damaged")
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    with path.open("rb") as stream:  # opened once: the name may lead to another file a moment later
+        with zipfile.ZipFile(stream) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"{damaged} is damaged")
+        stream.seek(0)
+        state = torch.load(stream, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or "format" not in state:
         raise ValueError("it is no checkpoint of fulltilt")
     if state["format"] > FORMAT:

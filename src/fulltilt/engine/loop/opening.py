@@ -171,7 +171,7 @@ def _build(
 def _find_start(out_dir: Path, resume: bool, world: World) -> checkpoint.LoadedCheckpoint | None:
     """The checkpoint to go on from. The first rank chooses it; the others read the same one."""
     if resume:
-        loaded = checkpoint.load_checkpoint(out_dir) if world.is_first else None
+        loaded = checkpoint.load_checkpoint(out_dir, holds_lock=True) if world.is_first else None
         path = world.hand_out(None if loaded is None else loaded.path)
         if path is None or world.is_first:
             return loaded

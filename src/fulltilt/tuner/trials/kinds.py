@@ -64,10 +64,11 @@ def run_memory_probe(request: TrialRequest, answer: Answer) -> None:
 
 
 def run_roofs(request: TrialRequest, answer: Answer) -> None:
-    """Measure what this device reaches at matmul and copy, in a process like a trial's."""
+    """Measure what this device reaches at matmul and copy, for ``max_measure_s``."""
     from fulltilt.measure import measure_roofs
 
-    answer({"roofs": encode(measure_roofs(request.device))})
+    assert request.max_measure_s is not None
+    answer({"roofs": encode(measure_roofs(request.device, seconds=request.max_measure_s))})
 
 
 def run_facts(request: TrialRequest, answer: Answer) -> None:

@@ -30,6 +30,7 @@ BUDGET_GONE = "the budget was gone before the first run: {}; give a larger --bud
 MIN_ANSWER_S = 0.1  # a deadline that has passed already is still one
 PROBE_ID = "facts"
 ROOFS_ID = "roofs"
+ROOFS_MEASURE_S = 2.5
 
 
 class Target(Protocol):
@@ -136,7 +137,8 @@ class ProcessTarget:
     def read_roofs(self, plan: Plan) -> tuple[Roof, ...]:
         """Measure the roofs of the device in a process of its own; empty when that failed (its log says why)."""
         try:
-            outcome = self._run(self._build_request(plan, ROOFS_ID), "roofs")
+            request = dataclasses.replace(self._build_request(plan, ROOFS_ID), max_measure_s=ROOFS_MEASURE_S)
+            outcome = self._run(request, "roofs")
         except TrainingError:
             if not self._is_over:
                 raise
