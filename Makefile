@@ -5,7 +5,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-peers check format bench bench-gpu test-gpu chaos docs clean
+# A process a core, each with one thread: tests are many and small.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+.PHONY: help demo test test-slow test-peers bench-check check format bench bench-gpu test-gpu chaos docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,11 +24,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## tune the digits workload, apply the pick, train with both (about 2 minutes)
 	@$(BIN)/python scripts/demo.py
 
-test: $(INSTALLED) check ## the whole fast test set, offline
-	@$(BIN)/python -m pytest -m "not slow"
+test: $(INSTALLED) ## the fast test set, offline, and what `make check` checks beside it
+	@$(MAKE) --no-print-directory check > $(VENV)/.checked 2>&1 & checks=$$!; \
+	$(PYTEST) -m "not slow and not bench"; tested=$$?; \
+	wait $$checks || { cat $(VENV)/.checked; exit 1; }; exit $$tested
 
-test-slow: $(INSTALLED) ## the tests that take minutes: a lab of real trainings, killed twenty times
-	@$(BIN)/python -m pytest -m slow
+test-slow: $(INSTALLED) ## the rest: every combination, long runs, real trainings killed twenty times
+	@$(PYTEST) -m "slow and not bench"
+
+bench-check: $(INSTALLED) ## the tests of the benchmarks' own helpers
+	@$(PYTEST) -m bench
 
 test-peers: $(INSTALLED) ## integrations and trackers against the real Lightning, transformers, MLflow and W&B, in the peers' environment
 	@$(BIN)/python -m benchmarks --peer-tests

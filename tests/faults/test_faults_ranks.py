@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from leftovers import find_children, find_processes, mark_processes
 
@@ -57,6 +58,7 @@ def test_a_killed_rank_restarts_all_and_sigterm_ends_all_with_one_checkpoint(tmp
     assert steps == list(range(2, saved + 1, 2)), out
 
 
+@pytest.mark.slow
 def test_sigterm_to_every_process_of_two_ranks_with_workers_ends_with_one_checkpoint(tmp_path, monkeypatch):
     """Slurm and systemd know all processes of a job; the ranks lead groups of their own"""
     mark = mark_processes(monkeypatch)

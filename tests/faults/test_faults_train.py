@@ -61,7 +61,7 @@ def assert_same_run(folder, whole):
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("options", [(), ("--async-checkpoint",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--async-checkpoint",), marks=pytest.mark.slow)])
 def test_a_run_killed_in_the_middle_resumes_to_the_same_result(tmp_path, whole_run, options):
     process = start(tmp_path, *options)
     wait_for_step(process, 18)
@@ -94,8 +94,17 @@ def test_ctrl_c_on_a_terminal_reaches_the_workers_too_and_the_step_is_finished(t
     assert 6 < torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] < N_STEPS
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("option", [None, "--persistent-workers"])
+@pytest.mark.parametrize(
+    ("start_method", "option"),
+    [
+        ("fork", None),
+        ("forkserver", "--persistent-workers"),
+        pytest.param("fork", "--persistent-workers", marks=pytest.mark.slow),
+        pytest.param("forkserver", None, marks=pytest.mark.slow),
+        pytest.param("spawn", None, marks=pytest.mark.slow),
+        pytest.param("spawn", "--persistent-workers", marks=pytest.mark.slow),
+    ],
+)
 def test_sigterm_to_the_whole_group_spares_the_workers_until_the_checkpoint_is_written(
     tmp_path, monkeypatch, start_method, option
 ):
@@ -156,7 +165,7 @@ ls -A "$1/out"
 
 
 @pytest.mark.skipif(not has_user_mounts(), reason="needs unshare with user and mount namespaces, to mount a tmpfs")
-@pytest.mark.parametrize("option", ["", "--async-checkpoint"])
+@pytest.mark.parametrize("option", ["", pytest.param("--async-checkpoint", marks=pytest.mark.slow)])
 def test_told_to_continue_on_a_full_disk_the_run_trains_to_its_end_and_fails_for_want_of_a_last_checkpoint(
     tmp_path, option
 ):

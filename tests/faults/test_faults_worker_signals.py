@@ -68,9 +68,20 @@ def build(dataset, **options):
     return build_loader(dataset, batch_size=2, shuffle=False, drop_last=False, options=options)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("dataset", [Numbers, Stream])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("context", "dataset", "persistent"),
+    [
+        ("fork", Numbers, False),
+        ("spawn", Stream, False),
+        ("forkserver", Numbers, True),
+        *(
+            pytest.param(context, dataset, persistent, marks=pytest.mark.slow)
+            for context in ("fork", "spawn", "forkserver")
+            for dataset in (Numbers, Stream)
+            for persistent in (False, True)
+        ),
+    ],
+)
 def test_sigterm_is_held_back_from_a_workers_first_moment_on(context, dataset, persistent):
     """one that is spawned loads torch for seconds before it can say what it wants to do with a signal"""
     loader = build(dataset(), multiprocessing_context=context, persistent_workers=persistent)

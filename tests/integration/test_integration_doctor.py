@@ -133,7 +133,7 @@ def test_the_report_fits_a_screen_and_begins_with_the_result(slow_train):
     assert json.loads(Path(slow_train[0]["watched"], "runs/doctor/slow_train/report.json").read_text()) == document
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_data_workers_are_seen_and_the_exit_code_is_handed_on(tmp_path, start_method):
     (tmp_path / "train.py").write_text(WITH_WORKERS)
     own = tmp_path / "own"

@@ -156,6 +156,7 @@ def test_a_workload_of_the_users_own_is_measured_as_it_is_built(own):
     assert "a word of the user's own" in (own / "runs" / "infer" / "mine_workload" / "measuring.log").read_text()
 
 
+@pytest.mark.slow
 def test_without_a_target_about_the_load_batches_run_back_to_back_and_that_is_all(own):
     done = run_check("mine:workload", "targets.memory_gib=99", "--out", "out", "--json", "out.json", cwd=own)
     assert done.stdout.splitlines()[0] == "The target is met."
@@ -187,7 +188,14 @@ def test_wrong_configurations_are_refused_before_anything_starts(own, words, sai
     assert not (own / "runs").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGKILL, -9),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
+)
 def test_no_process_is_left_when_the_check_is_ended(own, number, code):
     process = subprocess.Popen(
         [*CHECK, "mine:slow", "targets.memory_gib=9"],

@@ -23,7 +23,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 STAND_IN = Path(__file__).parents[1] / "unit" / "lab" / "run_stand_in_lab.py"
 FULLTILT = (sys.executable, "-m", "fulltilt", "lab")
 PATIENCE_S = 600  # ends what hangs
-N_KILLS = 20
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -179,6 +178,7 @@ def test_ids_that_are_none_and_experiments_that_are_over(grid):
     assert "e2 is over already (succeeded)" in run("cancel", "2", folder=grid, code=2).stderr
 
 
+@pytest.mark.slow
 def test_cancel_reaches_the_process_and_after_ctrl_c_the_same_command_goes_on(tmp_path):
     config, folder = tmp_path / "pair.yaml", tmp_path / "lab"
     config.write_text(
@@ -229,10 +229,10 @@ def test_what_cannot_run_is_refused_before_a_row_is_written(tmp_path, text, said
 GRID = "lr: [0.1, 0.2, 0.3]\nbatch_size: [1, 2]\ndevice: [0, 1, 2, 3]\n"
 
 
-def kill_at_random_moments(command, new_folder, seed: int, *, longest_s: float) -> None:
-    """Kill the process group of the scheduler ``N_KILLS`` times; each lab then runs to its end, whole."""
+def kill_at_random_moments(command, new_folder, seed: int, *, n_kills: int, longest_s: float) -> None:
+    """Kill the process group of the scheduler ``n_kills`` times; each lab then runs to its end, whole."""
     random_s, folder, n_labs, n_running = random.Random(seed), new_folder(0), 1, 0
-    for n_kill in range(N_KILLS):
+    for n_kill in range(n_kills):
         process = subprocess.Popen(command(folder), start_new_session=True, stdout=subprocess.DEVNULL)
         if n_kill % 2:  # every other time not before trainings run, however slow the machine is
             wait_for(lambda: find_processes(folder) or process.poll() is not None)  # noqa: B023
@@ -248,11 +248,12 @@ def kill_at_random_moments(command, new_folder, seed: int, *, longest_s: float) 
             folder, n_labs = new_folder(n_labs), n_labs + 1
     subprocess.run(command(folder), check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
     assert_whole(folder, 6)
-    print(f"seed {seed}: {N_KILLS} kills or ends, {n_running} with trainings under way, {n_labs} labs")
+    print(f"seed {seed}: {n_kills} kills or ends, {n_running} with trainings under way, {n_labs} labs")
     assert n_running
 
 
-def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("n_kills", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch, n_kills):
     (tmp_path / "grid.yaml").write_text(GRID)
     monkeypatch.setenv("STAND_IN_STEPS", "100")
     seed = random.SystemRandom().randrange(10_000)
@@ -261,6 +262,7 @@ def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch):
         lambda folder: [sys.executable, str(STAND_IN), str(tmp_path / "grid.yaml"), str(folder)],
         lambda n: tmp_path / f"lab{n}",
         seed,
+        n_kills=n_kills,
         longest_s=2.0,
     )
 
@@ -273,5 +275,6 @@ def test_killed_at_any_moment_with_real_trainings(tmp_path):
         lambda folder: lab_command("submit", "--local", CONFIGS / "parallel_grid.yaml", "epochs=2", folder=folder),
         lambda n: tmp_path / f"lab{n}",
         seed,
+        n_kills=20,
         longest_s=15.0,
     )

@@ -76,9 +76,11 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "my_workloads.py").write_text(WORKLOADS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("fulltilt.tuner.trials.target.ROOFS_MEASURE_S", 0.1)
     return tmp_path
 
 
+NO_LEVERS = {"benchmark.test_mixed_precision": False, "benchmark.levers": {}}
 PATIENT = {"deadline": 800.0, "budget": "1h"}  # what is only slow, on a machine that is busy, is no timeout
 
 
@@ -108,6 +110,7 @@ def searched(tmp_path_factory):
         patch.setattr("fulltilt.tuner.tuning.write_result", write_held)
         patch.chdir(folder)
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr("fulltilt.tuner.trials.target.ROOFS_MEASURE_S", 0.1)
         yield tune(**GRID, on_event=events.append), folder, events
 
 
@@ -125,7 +128,7 @@ def test_a_result_that_cannot_be_written_comes_with_the_error(project, monkeypat
 
     monkeypatch.setattr("fulltilt.tuner.tuning.write_result", fail)
     with pytest.raises(fulltilt.errors.ResultUnwrittenError, match="no space left for") as ended:
-        tune(batch_sizes=[16, 64], exhaustive=True, out="out")
+        tune(batch_sizes=[16], exhaustive=True, out="out", settings=NO_LEVERS | {"data.batch_size": 16})
     assert ended.value.result.picks.recommended.trial.status == "ok"
     assert len(read_rows(project / "out")) >= len(ended.value.result.trials)
 
@@ -198,10 +201,10 @@ def test_another_search_in_the_same_folder_is_refused(searched):
         tune(**(GRID | {"batch_sizes": [32]}))
 
 
+@pytest.mark.slow
 def test_rows_of_other_code_are_left_aside_with_what_changed(project):
     """The user's optimizer is another one now, and the rows of the old one say nothing of it."""
-    settings = {"benchmark.test_mixed_precision": False, "data.batch_size": 64, "benchmark.levers": {}}
-    options = {"batch_sizes": [64], "exhaustive": True, "out": "out", "settings": settings}
+    options = {"batch_sizes": [64], "exhaustive": True, "out": "out", "settings": NO_LEVERS | {"data.batch_size": 64}}
     first = tune(**options)
     code = (project / "my_workloads.py").read_text()
     code = code.replace("torch.optim.SGD(parameters, lr=0.1)", "torch.optim.AdamW(parameters)")
@@ -218,6 +221,7 @@ def test_rows_of_other_code_are_left_aside_with_what_changed(project):
     assert len((project / "out" / "trials-1.jsonl").read_text().splitlines()) == first.search.n_end_to_end
 
 
+@pytest.mark.slow
 def test_the_effective_batch_stays_when_nobody_frees_it(project):
     result = tune(
         quick=True, budget="10m", settings={"data.batch_size": 64, "benchmark.test_mixed_precision": False}, out="out"
@@ -228,16 +232,21 @@ def test_the_effective_batch_stays_when_nobody_frees_it(project):
     assert result.search.strategy == "model_first"
 
 
+@pytest.mark.slow
 def test_a_search_for_several_devices_measures_whole_runs_on_all_of_them(project):
-    settings = {"benchmark.test_mixed_precision": False, "benchmark.levers": {}, "data.batch_size": 64}
-    result = tune(batch_sizes=[64], num_workers=[0], exhaustive=True, out="out", settings=settings | {"run.n_ranks": 2})
+    settings = NO_LEVERS | {"data.batch_size": 64, "run.n_ranks": 2}
+    result = tune(batch_sizes=[64], num_workers=[0], exhaustive=True, out="out", settings=settings)
     assert any("measured in 2 processes (cpu, cpu)" in note for note in result.notes)
     assert {row.n_devices for row in result.trials} == {2}
     assert result.picks.recommended.trial.plan["batch_size"] == 64
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("broken", "ValueError: this model cannot do forward"), ("diverging", "NonFiniteLossError")]
+    ("name", "words"),
+    [
+        ("broken", "ValueError: this model cannot do forward"),
+        pytest.param("diverging", "NonFiniteLossError", marks=pytest.mark.slow),
+    ],
 )
 def test_a_workload_that_cannot_train_is_no_plan_with_the_reason(project, name, words):
     with pytest.raises(NoPlanError, match=words):

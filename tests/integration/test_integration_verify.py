@@ -44,6 +44,7 @@ def test_both_plans_are_trained_in_turn_and_a_second_call_trains_nothing(tmp_pat
     assert run_verification(WORDS, settings, **given) == made  # read back, training times included
 
 
+@pytest.mark.slow
 def test_a_recommended_plan_that_diverges_learns_worse_and_is_not_trained_again(tmp_path):
     given = {"folder": tmp_path / "verify", "seed": 7, "n_pairs": 2, "epochs": 1}
     words = [*WORDS, "optim.optimizer=sgd"]
@@ -63,6 +64,7 @@ def test_a_training_that_fails_is_told_with_its_last_words(tmp_path):
         run_verification(words, {"data.num_workers": 1}, folder=tmp_path, seed=7, n_pairs=2, epochs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code"), [("os.kill(os.getpid(), signal.SIGTERM)", 143), ("raise ValueError('no room')", 1)]
 )
@@ -87,7 +89,7 @@ def test_a_training_that_was_broken_off_or_failed_is_trained_by_the_next_call(tm
     assert json.loads(result.read_text())["reason"] == "finished"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_search_that_is_ended_leaves_no_training_behind(tmp_path, number):
     code = (
         "import sys; from pathlib import Path; from fulltilt.tuner.answer.verify import run_verification\n"

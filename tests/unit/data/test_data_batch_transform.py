@@ -164,6 +164,7 @@ def test_images_leave_in_the_memory_format_of_the_run():
 
 
 # Inductor imports a part of torch that uses torch's own deprecated decorator.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.skipif(
     not (has_c_compiler() and Path(sysconfig.get_path("include"), "Python.h").exists()),

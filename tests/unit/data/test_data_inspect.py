@@ -214,7 +214,7 @@ def test_a_batch_that_would_take_too_long_is_made_smaller(path, monkeypatch):
 
 def slow_down(read):
     def reading(self, indices):
-        time.sleep(0.01 * len(indices))
+        time.sleep(0.002 * len(indices))
         return read(self, indices)
 
     return reading

@@ -65,7 +65,7 @@ def test_batches_are_those_of_the_stream(plain, placement, workers):
     assert_equal(load(plain, placement, num_workers=workers), load(plain, "stream"))
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("placement", ["stream", "memory_map", "ram", "block_shuffled"])
 def test_workers_of_every_start_method_deliver_the_same(request, placement, context):
     kind = "packed" if placement in ("stream", "block_shuffled") else "plain"

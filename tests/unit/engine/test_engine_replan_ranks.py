@@ -21,6 +21,7 @@ from fulltilt.records import Noted, Replanned, RunEnded, RunStarted, StepsDone
 CHANGES = {"run__checkpoint_every": "3 steps", "run__log_every_n_steps": 1, "data__batch_size": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # processes that load torch: minutes on a machine that is busy
 def test_all_ranks_go_on_from_the_newest_checkpoint_with_the_same_effective_batch(tmp_path):
     """rank 1 runs out of memory in step 6; the checkpoint is of step 3"""

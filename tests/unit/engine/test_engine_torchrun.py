@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PATIENCE_S = 300
 CONFIG = """
 task: classification
@@ -37,6 +39,7 @@ def read_losses(folder):
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node", "2"]
 
 
+@pytest.mark.slow
 def test_two_processes_of_torchrun_train_as_two_of_ours(tmp_path):
     (tmp_path / "tiny.yaml").write_text(CONFIG)
     run(TORCHRUN, tmp_path / "torchrun")

@@ -12,12 +12,14 @@ from fulltilt.levers.retain_freed_memory import find_obstacle
 pytestmark = pytest.mark.skipif(find_obstacle() is not None, reason=f"no glibc that can keep memory: {find_obstacle()}")
 
 
+@pytest.mark.slow
 def test_more_than_2_gib_is_kept_too():
     """A threshold of 2 GiB, the largest that mallopt takes, gave them all back."""
     (kept,) = train(True, n=600_000_000)
     assert kept["faults"] < FEW
 
 
+@pytest.mark.slow
 def test_the_same_is_learned():
     (kept,), (usual,) = train(True), train(False)
     assert kept["losses"] == usual["losses"]
@@ -33,8 +35,15 @@ def test_a_run_without_it_says_that_one_before_it_kept_memory():
     assert "goes without it" in usual["notes"][0]
 
 
-@pytest.mark.parametrize("room_bytes", [500 * 2**20, 110 * 2**20], ids=["room for the probe", "none"])
-@pytest.mark.parametrize("retain", [True, False])
+@pytest.mark.parametrize(
+    ("retain", "room_bytes"),
+    [
+        pytest.param(True, 110 * 2**20, id="on, no room for the probe"),
+        pytest.param(True, 500 * 2**20, id="on, room for the probe", marks=pytest.mark.slow),
+        pytest.param(False, 110 * 2**20, id="off, no room for the probe", marks=pytest.mark.slow),
+        pytest.param(False, 500 * 2**20, id="off, room for the probe", marks=pytest.mark.slow),
+    ],
+)
 def test_asking_under_a_memory_limit_changes_nothing(retain, room_bytes):
     """A block that glibc cannot have would move the thread to an arena without the lever: pages would be anew."""
     (free,), (limited,) = train(retain), train(retain, room_bytes=room_bytes)
