@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import h5py
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fulltilt.config import config_from_values, parse_on_bad_sample
 from fulltilt.data import DATASETS, build_loader
+from fulltilt.data.loading.bad_samples import BadSamples
 from fulltilt.engine.loop.train import train
 from fulltilt.errors import ConfigError, DataError
 from fulltilt.tasks.facts import read_data_facts
@@ -220,3 +222,24 @@ def test_a_stream_has_no_samples_to_skip():
 
     with pytest.raises(DataError, match="Stream streams; use stop"):
         make_loader(Stream(), limit=3)
+
+
+def mark_all(bad, first, n_writers):
+    for index in range(first, len(bad._dataset), n_writers):
+        bad.add([index], ValueError("unreadable"))
+
+
+def test_marks_are_read_while_four_processes_set_them():
+    """torch's own count of them ended in an INTERNAL ASSERT when one was set between its two passes."""
+    bad = BadSamples(range(20_000), 20_000, limit=20_000, share=True)
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=mark_all, args=(bad, first, 4)) for first in range(4)]
+    for writer in writers:
+        writer.start()
+    counts = [0]
+    while any(writer.is_alive() for writer in writers):
+        counts.append(len(bad.indices))
+        bad.describe("training")
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert counts == sorted(counts)
+    assert bad.indices == list(range(20_000))

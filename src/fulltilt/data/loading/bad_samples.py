@@ -37,7 +37,8 @@ class BadSamples:
 
     @property
     def indices(self) -> list[int]:
-        return self._marks.nonzero()[:, 0].tolist()
+        """Numbers of the samples that are left out so far, in one copy: other processes go on marking."""
+        return np.flatnonzero(self._marks.numpy().copy()).tolist()
 
     def add(self, indices: Sequence[int], error: BaseException) -> None:
         """Leave these out from now on.
@@ -47,11 +48,11 @@ class BadSamples:
         """
         for index in indices:
             self._marks[index] = 1
-        n_bad = len(self.indices)
-        if n_bad > self.limit:
+        bad = self.indices
+        if len(bad) > self.limit:
             raise DataError(
-                f"{n_bad} samples cannot be read, data.on_bad_sample allows {self.limit}: {self._name()}; the last "
-                f"said: {error}"
+                f"{len(bad)} samples cannot be read, data.on_bad_sample allows {self.limit}: {self._name(bad)}; the "
+                f"last said: {error}"
             ) from error
 
     def replace_in(self, indices: np.ndarray) -> np.ndarray:
@@ -65,7 +66,9 @@ class BadSamples:
             return indices
         good = np.flatnonzero(~is_bad)
         if not len(good):
-            raise DataError(f"no sample of a batch of {len(indices)} can be read: {self._name()}; repair the data")
+            raise DataError(
+                f"no sample of a batch of {len(indices)} can be read: {self._name(self.indices)}; repair the data"
+            )
         following = np.searchsorted(good, np.flatnonzero(is_bad)) % len(good)
         replaced = indices.copy()
         replaced[is_bad] = indices[good[following]]
@@ -73,15 +76,14 @@ class BadSamples:
 
     def describe(self, split: str) -> str | None:
         """One line for the user; None while all could be read."""
-        n_bad = len(self.indices)
-        if not n_bad:
+        bad = self.indices
+        if not bad:
             return None
         return (
-            f"{n_bad} of {len(self._marks)} {split} samples could not be read, another one of the batch stands in for "
-            f"each (data.on_bad_sample allows {self.limit}): {self._name()}"
+            f"{len(bad)} of {len(self._marks)} {split} samples could not be read, another one of the batch stands in "
+            f"for each (data.on_bad_sample allows {self.limit}): {self._name(bad)}"
         )
 
-    def _name(self) -> str:
-        indices = self.indices
+    def _name(self, indices: Sequence[int]) -> str:
         names = [name_sample(self._dataset, index) for index in indices[:_N_NAMED]]
         return ", ".join(names) + (f", and {len(indices) - _N_NAMED} more" if len(indices) > _N_NAMED else "")
