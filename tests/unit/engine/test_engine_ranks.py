@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import rank_bodies
 
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.ranks.group import run_ranks
+from fulltilt.engine.ranks.process import IS_ALONE, N_CELLS, Link, Marks
 from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, RankHungError, UsageError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
 
@@ -209,3 +211,39 @@ def test_ranks_end_with_a_parent_that_is_killed(tmp_path):
     while any(is_alive(pid) for pid in (tmp_path / "pids").read_text().split()):
         assert time.monotonic() < until_s
         time.sleep(0.05)
+
+
+def test_ranks_are_started_and_watched_although_none_reads_its_request(monkeypatch):
+    """A large request was sent through a pipe, and sending it waited for ever."""
+    monkeypatch.setattr("fulltilt.engine.ranks.group.COMMAND", "import time; time.sleep(600)")
+    given = {"names": ("x" * 4_000_000,)}
+    with pytest.raises(RankFailedError, match="SIGKILL"):
+        run_ranks(rank_bodies.read_environment, given, devices=TWO, announcer=Announcer(()), on_start=kill_all)
+
+
+def kill_all(pids):
+    assert len(pids) == 2
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_large_request_reaches_every_rank():
+    names = ("RANK", *("x" * 1_000_000 + str(n) for n in range(3)))
+    with pytest.raises(RankFailedError, match="KeyError"):
+        run(rank_bodies.read_environment, names=names)
+
+
+def test_waiting_inside_waiting_goes_on_until_the_outer_one_ends(tmp_path):
+    with (tmp_path / "marks").open("w+b") as file:
+        file.truncate(N_CELLS * 8)
+        marks = Marks(file.fileno(), 1)
+        mine, theirs = Pipe()
+        link = Link(mine, marks, 0)
+        seen = []
+        with link.work_alone():
+            with link.work_alone():
+                seen.append(marks.read(0)[IS_ALONE])
+            seen.append(marks.read(0)[IS_ALONE])
+        assert [*seen, marks.read(0)[IS_ALONE]] == [1, 1, 0]
+        mine.close()
+        theirs.close()

@@ -40,7 +40,7 @@ PAUSE_S = 2.0  # a longer gap between two looks: this process was stopped itself
 TAIL_BYTES = 2000
 PACKAGES = str(Path(_version.__file__).parents[1])
 # The parent may have found this package in a way of its own; the child finds it there at the latest.
-COMMAND = "import sys; sys.path.append(sys.argv[5]); from fulltilt.engine.ranks.process import main; main()"
+COMMAND = "import sys; sys.path.append(sys.argv[6]); from fulltilt.engine.ranks.process import main; main()"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -186,36 +186,40 @@ class _Attempt:
 
     def run(self, relay: Callable[[Any], None], stop: Any, on_start: Callable[[list[int]], None]) -> Any:
         """Start, watch, end. ``cause`` says why there is no result."""
-        with tempfile.TemporaryFile(prefix="fulltilt-marks-") as memory:
+        with (
+            tempfile.TemporaryFile(prefix="fulltilt-marks-") as memory,
+            tempfile.TemporaryFile(prefix="fulltilt-request-") as request,  # a pipe would block where a rank reads late
+        ):
             memory.truncate(len(self._devices) * N_CELLS * 8)
+            request.write(self._payload)
+            request.flush()
             marks = Marks(memory.fileno(), len(self._devices))
             store = _open_store()
             try:
                 for index, device in enumerate(self._devices):
-                    self._ranks.append(self._start(index, device, memory.fileno(), store.port))
+                    self._ranks.append(self._start(index, device, memory.fileno(), request.fileno(), store.port))
                 on_start([rank.process.pid for rank in self._ranks])
                 self._watch(marks, relay, stop)
             finally:
                 self._end_all()
         return self._result
 
-    def _start(self, index: int, device: str, marks: int, port: int) -> _Rank:
+    def _start(self, index: int, device: str, marks: int, request: int, port: int) -> _Rank:
         mine, theirs = Pipe()
         n_ranks = len(self._devices)
         # Open until all have ended: its tail goes into a message.
         output = tempfile.TemporaryFile(prefix="fulltilt-rank-") if index else None  # noqa: SIM115
+        numbers = (theirs.fileno(), marks, request, index, n_ranks)
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, str(theirs.fileno()), str(marks), str(index), str(n_ranks), PACKAGES],
+            [sys.executable, "-c", COMMAND, *map(str, numbers), PACKAGES],
             env=_build_environment(index, n_ranks, port),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=(theirs.fileno(), marks),
+            pass_fds=(theirs.fileno(), marks, request),
             start_new_session=True,  # Ctrl-C on the terminal is this process' business
         )
         theirs.close()
-        with contextlib.suppress(OSError):  # one that died at once is found by its exit
-            mine.send_bytes(self._payload)
         now_s = time.monotonic()
         return _Rank(index=index, device=device, process=process, link=mine, output=output, keeps_up_s=now_s)
 

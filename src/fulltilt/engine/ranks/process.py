@@ -1,8 +1,8 @@
 """Inside a rank: a process that ``ranks.run_ranks`` started. No torch here, what runs brings its own.
 
-Two descriptors come from the parent. Over the *link*, a connection, travel what to run, events and the result, and back
-the request to stop; when it ends, the parent is gone, and so is this process with its data workers. In the *marks*,
-memory shared with the parent, a rank notes how far it is, several times a step.
+Three descriptors come from the parent. The *request*, a file, says what to run. Over the *link*, a connection, travel
+events and the result, and back the wish to stop; when it ends, the parent is gone, and so is this process with its data
+workers. In the *marks*, memory shared with the parent, a rank notes how far it is, several times a step.
 """
 
 from __future__ import annotations
@@ -98,11 +98,12 @@ class Link:
 
     @contextlib.contextmanager
     def _mark(self, cell: int) -> Iterator[None]:
+        before = self._cells[self._base + cell]
         self._cells[self._base + cell] = 1
         try:
             yield
         finally:
-            self._cells[self._base + cell] = 0
+            self._cells[self._base + cell] = before
 
     def send_event(self, event: Event) -> None:
         """Hand an event to the parent's listeners. Waits until they took it, but for logging intervals: what a
@@ -115,9 +116,11 @@ class Link:
         with self._lock:
             self._connection.send((kind, value))
 
-    def receive_work(self) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """The function to run and its arguments; then listens for what else the parent says."""
-        import_paths, pickled = pickle.loads(self._connection.recv_bytes())
+    def receive_work(self, request: int) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """Read the function to run and its arguments; then listen for what else the parent says."""
+        with open(f"/proc/self/fd/{request}", "rb") as file:  # noqa: PTH123  (opened anew: ranks share the descriptor)
+            import_paths, pickled = pickle.load(file)
+        os.close(request)
         sys.path[:0] = [path for path in import_paths if path not in sys.path]
         threading.Thread(target=self._listen, daemon=True, name="link").start()
         return pickle.loads(pickled)
@@ -140,15 +143,15 @@ def find_link() -> Link | None:
 
 
 def main() -> None:
-    """``python -c '…main()' LINK MARKS RANK N_RANKS``: run what the parent sends, tell it how that ended."""
+    """``python -c '…main()' LINK MARKS REQUEST RANK N_RANKS``: run what the parent sends, tell it how that ended."""
     faulthandler.enable()
-    descriptor, marks, rank, n_ranks = map(int, sys.argv[1:5])
+    descriptor, marks, request, rank, n_ranks = map(int, sys.argv[1:6])
     link = Link(Connection(descriptor), Marks(marks, n_ranks), rank)
     _links.append(link)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
     signal.signal(signal.SIGTERM, lambda number, frame: setattr(link, "is_stop_wanted", True))
     try:
-        function, given = link.receive_work()
+        function, given = link.receive_work(request)
         result = function(**given)
         link.send("done", result if rank == 0 else None)
     except BaseException as error:  # process boundary: whatever it is, the parent has to hear of it
