@@ -27,7 +27,7 @@ class Trials:
 
     def __init__(self, folder: Path, tmp: Path, mark: str):
         self.folder, self.tmp, self.mark = folder, tmp, mark
-        preload = ("torch.distributed", "cloudpickle", "fulltilt.tuner.trials.trial")
+        preload = ("torch.distributed", "cloudpickle", "fulltilt.tuner.trials.kinds")
         self.zygote = Zygote(folder / "zygote.log", body="rank_trial_bodies:run_request", preload=preload)
 
     def run(self, source, **changes):
