@@ -17,7 +17,7 @@ from fulltilt.hardware import read_rss_bytes
 from fulltilt.listeners._held import HeldEvents
 from fulltilt.listeners.csv_log import Table
 from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
-from fulltilt.records.run_folder import write_atomic
+from fulltilt.records.run_folder import append_line, read_lines, write_atomic
 
 EFFICIENCY = ("epoch", "step", "timestamp", "n_samples", "n_batches", "seconds", "throughput", "memory_per_sample")
 TRAINING = ("epoch", "step", "timestamp", "split", "total_loss", "forward_loss", "backward_loss", "accuracy")
@@ -135,14 +135,14 @@ class MetricsTracker:
         """Go on behind the rows up to the run's first step; with none of them, from the start."""
         owner = self._folder / OWNER
         name = str(Path(event.out_dir).resolve())
-        found = owner.read_text(encoding="utf-8").strip() if owner.is_file() else None
-        if found not in (None, name):
+        if not owner.is_file():
+            append_line(owner, name)
+        found = read_lines(owner)[0]  # of two runs that start at once, the one whose line came first
+        if found != name:
             raise UsageError(
                 f"{self._folder} holds the metrics of the run in {found}; give another folder with --metrics, "
                 "or remove this one"
             )
-        if found is None:
-            write_atomic(owner, f"{name}\n")
         self._is_mine = True
         self._device, self._batch_size = event.device, event.plan["batch_size"]
         self._trains_here = event.n_ranks == 1 and event.pid in (None, os.getpid())

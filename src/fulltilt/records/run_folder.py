@@ -232,7 +232,10 @@ def append_line(path: Path, line: str) -> None:
     if "\n" in line:
         raise ValueError("a journal line must not hold a line break")
     # Unbuffered: a buffer would write its rest once more when the file is closed after a failure.
-    with _storage_errors(path), path.open("ab+", buffering=0) as stream:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_storage_errors(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = stack.enter_context(path.open("ab+", buffering=0))
         end = _drop_torn_line(stream)
         try:
             rest = line.encode() + b"\n"

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fulltilt.data import DATASETS
 from fulltilt.data.images.cifar10_formats import CLASSES
-from fulltilt.data.images.decoded_cache import write_cached
+from fulltilt.data.images.decoded_cache import _drop_oldest, write_cached
 from fulltilt.errors import DataError
 
 cifar10 = DATASETS["cifar10"]
@@ -142,6 +142,25 @@ def test_the_cache_keeps_the_newest_files_only(own_cache):
     assert len(kept) == 8
     assert kept[-1] == "images-f10"
     assert "images-f00" not in kept
+
+
+def test_a_file_that_another_process_drops_does_not_end_the_dropping(own_cache, monkeypatch):
+    folder = own_cache / "fulltilt" / "decoded"
+    folder.mkdir(parents=True)
+    for number in range(11):
+        (folder / f"images-f{number:02}.npz").touch()
+        os.utime(folder / f"images-f{number:02}.npz", (number, number))
+    stat = Path.stat
+
+    def vanish(path, **options):
+        if path.name == "images-f05.npz":
+            path.unlink(missing_ok=True)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", vanish)
+    _drop_oldest(folder)
+    monkeypatch.undo()
+    assert sorted(file.stem for file in own_cache.rglob("*.npz"))[0] == "images-f02"
 
 
 def test_limit_keeps_images_from_everywhere(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,12 @@ from PIL import Image
 
 from fulltilt.cli import run_command
 from fulltilt.data import DATASETS, RawImages, build_loader, make_stl10
+from fulltilt.data.images.stl10 import MARK, UNDER_WAY
 from fulltilt.errors import DataError
 
 stl10 = DATASETS["stl10"]
+make_module = importlib.import_module("fulltilt.data.images.make_stl10")
+stl10_module = importlib.import_module("fulltilt.data.images.stl10")
 SIDE = 6
 NAMES = ("bird", "cat", "dog")
 
@@ -204,3 +209,38 @@ def test_without_unlabeled_images_both_ways_out_are_named(folder):
     with pytest.raises(DataError, match=r"unlabeled_X\.bin is not there.*make-stl10 --labelled N.*part=train takes"):
         stl10(root=str(folder), part="train+unlabeled")
     assert len(stl10(root=str(folder), part="train"))
+
+
+def test_images_and_labels_that_are_being_replaced_are_not_read_together(tmp_path, monkeypatch):
+    """Both have the same number of rows: nothing else would tell images from labels of another order."""
+    source, out = write_images(tmp_path / "images"), tmp_path / "out"
+    make_stl10(source, out, size=4)
+    read = make_module._read_image
+
+    def stop_at_test_images(dataset, row):
+        if (out / MARK).read_text() == UNDER_WAY and len(dataset) == 4:
+            raise KeyboardInterrupt
+        return read(dataset, row)
+
+    monkeypatch.setattr(make_module, "_read_image", stop_at_test_images)
+    with pytest.raises(KeyboardInterrupt):
+        make_stl10(source, out, size=4, force=True)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=r"being replaced by fulltilt data make-stl10, or that was broken off.*--force"):
+        stl10(path=str(out))
+    make_stl10(source, out, size=4, force=True)
+    assert len(stl10(path=str(out))) == 10
+
+
+def test_a_folder_that_is_replaced_while_it_is_opened_is_refused(tmp_path, monkeypatch):
+    source, out = write_images(tmp_path / "images"), tmp_path / "out"
+    make_stl10(source, out, size=4)
+    check = stl10_module._check_labels
+
+    def replace_meanwhile(*given):
+        make_stl10(source, out, size=4, force=True)
+        return check(*given)
+
+    monkeypatch.setattr(stl10_module, "_check_labels", replace_meanwhile)
+    with pytest.raises(DataError, match="being replaced"):
+        stl10(path=str(out))

@@ -98,6 +98,14 @@ def test_what_earlier_runs_left_is_counted(monkeypatch, tmp_path):
     assert "30 MiB lie there" in run(monkeypatch, tmp_path)["disk"].text
 
 
+def test_a_file_that_vanishes_while_it_is_counted_counts_nothing(monkeypatch, tmp_path):
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "old.log").write_bytes(b"x" * 30 * 2**20)
+    found = [("runs", ["a"], ["old.log", "gone.log"])]
+    monkeypatch.setattr("os.walk", lambda folder: ((str(tmp_path / at), *rest) for at, *rest in found))
+    assert "30 MiB lie there" in run(monkeypatch, tmp_path)["disk"].text
+
+
 TWO = {"run": {"device": "cpu", "n_ranks": 2}, "data": {"batch_size": 7, "num_workers": 1}}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.listeners import MetricsTracker, list_headlines
-from fulltilt.listeners.metrics_tracker import Spread
+from fulltilt.listeners.metrics_tracker import OWNER, Spread
 from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
 
 GUIDE_EFFICIENCY = ["metric", "mean", "std", "total_samples", "total_batches"]
@@ -209,6 +209,15 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     with pytest.raises(UsageError, match=r"metrics of the run in .*one/run; give another folder with --metrics"):
         build_tracker(tmp_path / "m")(start(tmp_path / "two"))
     build_tracker(tmp_path / "m")(start(tmp_path / "one"))
+
+
+def test_of_two_runs_that_start_at_once_one_gets_the_folder(tmp_path, monkeypatch):
+    """Both found it without an owner, and both wrote into it."""
+    build_tracker(tmp_path / "m")(start(tmp_path / "one"))
+    is_file = Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: path.name != OWNER and is_file(path))  # as it was a moment before
+    with pytest.raises(UsageError, match=r"metrics of the run in .*one/run"):
+        build_tracker(tmp_path / "m")(start(tmp_path / "two"))
 
 
 def test_rows_that_cannot_be_written_leave_the_other_files(tmp_path, monkeypatch):

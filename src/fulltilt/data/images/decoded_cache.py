@@ -67,7 +67,9 @@ def _file(fingerprint: str) -> Path:
 
 
 def _drop_oldest(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        files = sorted(folder.glob(f"{_PREFIX}*.npz"), key=lambda file: file.stat().st_mtime, reverse=True)
-        for file in files[_N_KEPT:]:
-            file.unlink()
+    aged = []
+    for file in folder.glob(f"{_PREFIX}*.npz"):
+        with contextlib.suppress(OSError):  # another process drops files too
+            aged.append((file.stat().st_mtime, file))
+    for _, file in sorted(aged)[:-_N_KEPT]:
+        file.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fulltilt.data.images import cifar10_formats
 from fulltilt.data.images.cifar10 import cifar10
 from fulltilt.data.images.image_folder import ImageFolder, image_folder
 from fulltilt.data.images.image_sets import MemoryImages, decode_image
-from fulltilt.data.images.stl10 import MAX_CLASSES
+from fulltilt.data.images.stl10 import MARK, MAX_CLASSES, UNDER_WAY
 from fulltilt.data.new_file import check_name, check_room, new_file
 from fulltilt.errors import DataError
 
@@ -76,6 +77,8 @@ def make_stl10(
     }
     folder = Path(target)
     _check_folder(folder, parts, size, force=force)
+    _write_bytes(folder / MARK, [UNDER_WAY.encode()])  # images and labels are replaced one after the other
+    (folder / "unlabeled_X.bin").unlink(missing_ok=True)  # of what is being replaced; there may be none now
     report = _Counter(sum(len(rows) for _, rows in parts.values()), progress)
     for name, (dataset, rows) in parts.items():
         if len(rows):
@@ -84,6 +87,7 @@ def make_stl10(
             labels = (np.asarray(dataset.targets)[rows] + 1).astype(np.uint8)
             _write_bytes(folder / f"{name}_y.bin", [labels.tobytes()])
     _write_bytes(folder / "class_names.txt", ["".join(f"{_to_word(name)}\n" for name in classes).encode()])
+    _write_bytes(folder / MARK, [secrets.token_hex(8).encode()])
     return MadeStl10(
         n_train=len(labelled), n_test=len(test_rows), n_unlabeled=len(unlabelled), side=size, classes=classes
     )
@@ -126,7 +130,6 @@ def _check_folder(folder: Path, parts: dict[str, Any], size: int, *, force: bool
         check_name(folder / name, force=force)
     n_images = sum(len(rows) for _, rows in parts.values())
     check_room(folder / "train_X.bin", n_images * (3 * size * size + 1), remedy=REMEDY)
-    (folder / "unlabeled_X.bin").unlink(missing_ok=True)  # of what is being replaced; there may be none now
 
 
 class _Counter:

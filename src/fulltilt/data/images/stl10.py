@@ -9,6 +9,7 @@ Legend of shape suffixes: B batch, C channels, W columns of pixels, H rows of pi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ FOLDER = "stl10_binary"  # what the archive of the data set unpacks to
 UNLABELED = -1
 MAX_CLASSES = 255  # a label is a byte, from 1
 N_FOR_MEAN = 1000
+MARK = "made.txt"  # written by make-stl10 before its first file and after its last one
+UNDER_WAY = "being written"
 
 Part = Literal["train", "unlabeled", "train+unlabeled"]
 
@@ -61,12 +64,18 @@ def stl10(
     check_split(split)
     folder = find_folder(resolve_path(path or root, base_dir))
     names = ["test"] if split == "val" else part.split("+")
+    made = read_mark(folder)
     side = read_side(folder)
     tables = [_open_table(folder, name, side) for name in names]
     classes = _read_classes(folder)
     for table in tables:
         _check_labels(folder, table, len(classes))
     mean, std = _compute_mean(_open_table(folder, "train", side)) if isinstance(transform, str) else (None, None)
+    if made == UNDER_WAY or read_mark(folder) != made:
+        raise DataError(
+            f"the images in {folder} are being replaced by fulltilt data make-stl10, or that was broken off; wait for "
+            "it, or run it again with --force"
+        )
     return Stl10(tables, classes, resolve_transform(transform, mean=mean, std=std, base_dir=base_dir))
 
 
@@ -167,6 +176,13 @@ def read_side(folder: Path) -> int:
             f"come out (STL-10 has 138,240,000 and 5,000); one of them is truncated or of other images: unpack both"
         )
     return side
+
+
+def read_mark(folder: Path) -> str | None:
+    """Read which run of make-stl10 wrote the folder, or ``UNDER_WAY``; None where none did."""
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / MARK).read_text(encoding="utf-8")
+    return None
 
 
 def _open_table(folder: Path, name: str, side: int) -> Table:

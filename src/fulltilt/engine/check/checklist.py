@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import math
@@ -274,12 +275,20 @@ def check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
     """Room for the checkpoints (two kept, one being written), and what earlier runs left there."""
     need = 3 * measure_state_bytes(run) if config.run.checkpoint_every else 0
     free = read_filesystem(out_dir).free_bytes
-    earlier = sum(path.stat().st_size for path in out_dir.rglob("*") if path.is_file()) if out_dir.exists() else 0
+    earlier = sum(_list_sizes(out_dir))
     text = f"checkpoints and logs need about {format_bytes(need)} in {out_dir}"
     text += f", {format_bytes(free)} are free" if free is not None else ""
     text += f"; {format_bytes(earlier)} lie there from earlier runs" if earlier else ""
     full = free is not None and need > free
     return CheckItem(name="disk", verdict="problem" if full else "ok", text=text)
+
+
+def _list_sizes(folder: Path) -> Iterator[int]:
+    """Yield the bytes of every file below ``folder``; one that vanishes meanwhile is none."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                yield (Path(parent) / name).lstat().st_size
 
 
 def measure_state_bytes(run: Run) -> int:
