@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,11 +99,19 @@ def test_what_earlier_runs_left_is_counted(monkeypatch, tmp_path):
     assert "30 MiB lie there" in run(monkeypatch, tmp_path)["disk"].text
 
 
-def test_a_file_that_vanishes_while_it_is_counted_counts_nothing(monkeypatch, tmp_path):
-    (tmp_path / "runs" / "a").mkdir(parents=True)
+def test_a_file_that_vanishes_while_files_are_counted_ends_nothing(monkeypatch, tmp_path):
+    (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "old.log").write_bytes(b"x" * 30 * 2**20)
-    found = [("runs", ["a"], ["old.log", "gone.log"])]
-    monkeypatch.setattr("os.walk", lambda folder: ((str(tmp_path / at), *rest) for at, *rest in found))
+    (tmp_path / "runs" / "gone.log").touch()
+    stat = Path.stat
+
+    def vanish(path, **options):
+        found = stat(path, **options)
+        if path.name == "gone.log":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", vanish)
     assert "30 MiB lie there" in run(monkeypatch, tmp_path)["disk"].text
 
 
