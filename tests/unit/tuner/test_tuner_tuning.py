@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,11 @@ from fulltilt.levers import Facts, default_plan
 from fulltilt.records import WorkloadSource
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.report import describe_search
-from fulltilt.tuner import tuning
+from fulltilt.tuner import tune
 from fulltilt.tuner.answer import conclude
 from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.question.options import TuneOptions
+from fulltilt.tuner.question.question import Question
 from fulltilt.tuner.question.source import TuneTarget
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search import strategies as search
@@ -24,6 +26,7 @@ from fulltilt.tuner.search.budget import compute_budget_s, compute_search_s
 from fulltilt.tuner.search.finals import run_finals
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
+from fulltilt.tuner.search.search import Search, merge_facts, run_finalists, run_strategy
 from fulltilt.tuner.search.session import Session, Skip
 from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.trials.target import ProbeResult
@@ -36,12 +39,32 @@ OPTIONS = TuneOptions(
 )  # fmt: skip
 
 
-def run(answer, options=OPTIONS, **session_options):
-    session = Session(SimulatedTarget(answer), Journal(), **session_options)
-    tuning._search(session, SPACE, options)
+def make_search(session, space=SPACE, options=OPTIONS, **given):
+    """What the stages share, of a session whose target is simulated."""
+    config = config_from_values({}, base_dir=".")
+    aim = TuneTarget(config=config, source=WorkloadSource(config={}, base_dir="."), name="x", code={})
+    question = Question(aim=aim, options=options, machine=read_machine(), path=Path("out"))
+    probe = ProbeResult(facts=space.facts, workload={})
+    parts = {"question": question, "folder": None, "journal": Journal(), "target": None, "probe": probe} | given
+    return Search(space=space, session=session, memory_gib=8.0, **parts)
+
+
+def search_to_the_end(session, space=SPACE, options=OPTIONS):
+    search = make_search(session, space, options)
+    run_strategy(search)
+    run_finalists(search)
+
+
+def summarize(session, options=OPTIONS):
     table, repeats = recommend.merge_repeats(session.rows)
     picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
-    summary = conclude._summarize(options, SPACE, session, table, repeats, 8.0, picks)
+    return conclude._summarize(make_search(session, options=options), table, repeats, picks), picks
+
+
+def run(answer, options=OPTIONS, **session_options):
+    session = Session(SimulatedTarget(answer), Journal(), **session_options)
+    search_to_the_end(session, options=options)
+    summary, picks = summarize(session, options)
     return session, conclude._note_trust(session, picks.recommended.trial, summary, SPACE)
 
 
@@ -70,8 +93,8 @@ def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(
         config = config_from_values({"task": "some:thing", "data": data}, base_dir=".")
         source = WorkloadSource(config=config.to_values(), base_dir=".")
         aim = TuneTarget(config=config, source=source, name="x", code={})
-        parts = tuning._list_fingerprint_parts(aim, options, read_machine())
-        return RunFolder(tmp_path, fingerprint_parts=parts, command="tune", results=["trials.jsonl"])
+        question = Question(aim=aim, options=options, machine=read_machine(), path=tmp_path)
+        return question.open_folder(["trials.jsonl"])
 
     quick = dataclasses.replace(OPTIONS, batch_sizes=None, strategy="quick", memory_limit_bytes=2**20)
     with open_folder(OPTIONS, batch_size=64) as folder:
@@ -141,7 +164,7 @@ def test_a_budget_gone_before_the_first_run_blames_the_budget_and_no_lever():
     """A value that was skipped, pin_memory on a CPU, stood there as the reason why no plan ran."""
     session = Session(SimulatedTarget(lambda plan: Answer()), Journal(), budget_s=5.0, start_s=0.0, clock=lambda: 5.0)
     session.run(iter_skip(USER.replace(pin_memory=True), "pin_memory=True: only for a GPU"))
-    tuning._search(session, SPACE, OPTIONS)
+    search_to_the_end(session, SPACE, OPTIONS)
     with pytest.raises(NoPlanError) as caught:
         conclude._check_ran(session, SPACE)
     assert "the budget was gone before the first run" in str(caught.value)
@@ -160,9 +183,7 @@ def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan
     assert {row.kind for row in session.probes} >= {"device", "loader"}
     again = [(row.plan["batch_size"], row.kind) for row in session.rows if row.kind != "end_to_end"]
     assert again == [(64, "repeat"), (32, "baseline"), (32, "baseline"), (64, "repeat")]
-    table, repeats = recommend.merge_repeats(session.rows)
-    picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
-    summary = conclude._summarize(quick, SPACE, session, table, repeats, 8.0, picks)
+    summary, _ = summarize(session, quick)
     assert summary.strategy == "model_first"
     assert summary.detectable_pct is not None
 
@@ -186,10 +207,9 @@ def test_the_users_plan_has_the_next_fastest_beside_it_where_it_is_the_only_fina
     assert {row.plan["batch_size"] for row in session.rows if row.kind == "repeat"} == {16, 64}
 
 
-@pytest.mark.parametrize(("budget_s", "search_s", "end_s"), [(20.0, 18.0, 120.0), (200.0, 192.0, 300.0)])
-def test_a_part_of_the_budget_is_kept_for_the_roofs(budget_s, search_s, end_s):
-    budget = tuning._plan_budget(dataclasses.replace(OPTIONS, budget_s=budget_s), 100.0)
-    assert (budget.search_s, budget.search_end_s, budget.end_s) == (search_s, 100.0 + search_s, end_s)
+@pytest.mark.parametrize(("budget_s", "search_s"), [(20.0, 18.0), (200.0, 192.0)])
+def test_a_part_of_the_budget_is_kept_for_the_roofs(budget_s, search_s):
+    assert compute_search_s(budget_s) == search_s
 
 
 @pytest.mark.parametrize(
@@ -213,11 +233,9 @@ def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_pa
         target = SimulatedTarget(answer)
         with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
             session = Session(target, Journal(folder), budget_s=budget_s, clock=lambda: now[0], start_s=start_s)
-            tuning._search(session, SPACE, OPTIONS)
-        table, repeats = recommend.merge_repeats(session.rows)
+            search_to_the_end(session, SPACE, OPTIONS)
         assert now[0] - start_s <= budget_s
-        picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
-        return target.asked, conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0, picks)
+        return target.asked, summarize(session)[0]
 
     runs = [search_in_folder() for _ in sizes]
     assert [[plan["batch_size"] for plan in asked] for asked, _ in runs] == sizes
@@ -249,7 +267,7 @@ def test_settings_that_cannot_apply_are_a_row_that_says_why_and_others_run():
     facts = Facts(device_type="cpu", n_samples=100)
     space = dataclasses.replace(SPACE, user_plan=own, base=own, facts=facts)
     session = Session(SimulatedTarget(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"])), Journal())
-    tuning._search(session, space, OPTIONS)
+    search_to_the_end(session, space, OPTIONS)
     baseline = conclude.select_baseline(session.rows, own)
     assert baseline.status == "skipped"
     assert "batch_size=512" in baseline.reason
@@ -269,9 +287,7 @@ def test_runs_of_the_users_plan_that_ended_well_count_though_an_earlier_one_did_
 
 def test_the_search_is_counted_right():
     session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
-    table, repeats = recommend.merge_repeats(session.rows)
-    picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
-    summary = conclude._summarize(OPTIONS, SPACE, session, table, repeats, 8.0, picks)
+    summary, _ = summarize(session, OPTIONS)
     counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats, summary.n_off_grid)
     assert counted == (3, 2, 6, 3, 1), "the user's own plan is a row too, and not of this grid"
     said = describe_search({"search": dataclasses.asdict(summary)})
@@ -311,9 +327,11 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
     probe = ProbeResult(facts=facts, workload=workload)
     with RunFolder(tmp_path / "run", fingerprint_parts={}, command="tune", results=[]) as folder:
         session, journal = Session(answer, Journal()), Journal()
-        tuning._search(session, SPACE, OPTIONS) if has_interval else session.run(search.exhaustive(SPACE))
+        search_to_the_end(session, SPACE, OPTIONS) if has_interval else session.run(search.exhaustive(SPACE))
         aim = TuneTarget(config=config, source=source, name="digits", code={})
-        result = conclude.conclude(aim, OPTIONS, read_machine(), probe, SPACE, session, journal, 8.0, folder, "")
+        question = Question(aim=aim, options=OPTIONS, machine=read_machine(), path=tmp_path)
+        given = {"question": question, "folder": folder, "journal": journal, "probe": probe}
+        result = conclude.conclude(make_search(session, **given), (), "")
     assert result.epoch_seconds.estimate == pytest.approx(2.0)
     assert (result.epoch_seconds.ci95 is not None) == has_interval
     assert ("epoch_seconds.ci95" in result.null_reasons) == (not has_interval)
@@ -326,7 +344,7 @@ def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
     """On a CPU the probe ran under a rank's limit already: its room is no second time divided."""
     machine = dataclasses.replace(read_machine(), memory_available_bytes=10 * 2**30)
     two = dataclasses.replace(OPTIONS, rank_devices=("cpu", "cpu"))
-    facts = tuning._merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), machine, two)
+    facts = merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), machine, two)
     assert facts.free_ram_bytes == left_gib * 2**30
 
 
@@ -345,7 +363,7 @@ def test_a_command_whose_budget_holds_no_further_run_says_so_with_the_budget_tha
             session = Session(
                 SimulatedTarget(answer), Journal(folder), budget_s=budget_s, clock=lambda: now[0], start_s=start_s
             )
-            tuning._search(session, SPACE, OPTIONS)
+            search_to_the_end(session, SPACE, OPTIONS)
         return session, conclude._describe_next(session)
 
     session, said = search_in_folder(11.0)
@@ -373,7 +391,7 @@ def test_a_run_that_the_budget_broke_off_is_promised_to_nobody():
         return Answer(samples_per_s=1.0, status=status, seconds=seconds)
 
     session = Session(SimulatedTarget(answer), Journal(), budget_s=20.0, clock=lambda: now[0])
-    tuning._search(session, SPACE, OPTIONS)
+    search_to_the_end(session, SPACE, OPTIONS)
     assert session.cut is not None
     said = conclude._describe_next(session)
     assert "the run that was ended takes more than 25.0 s and 15.0 s of the budget were left" in said
@@ -389,7 +407,7 @@ def test_plans_that_failed_before_the_budget_ended_are_counted_against_the_grid(
         return Answer(status="error", reason="OSError: disk sector unreadable", seconds=10.0)
 
     session = Session(SimulatedTarget(answer), Journal(), budget_s=15.0, clock=lambda: now[0])
-    tuning._search(session, SPACE, OPTIONS)
+    search_to_the_end(session, SPACE, OPTIONS)
     with pytest.raises(NoPlanError) as caught:
         conclude._check_ran(session, SPACE)
     said = "1 plan of 2 was tried before the budget ended, and it failed: error, t1: OSError: disk sector unreadable"
@@ -410,7 +428,7 @@ def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
         Journal(),
         budget_s=budget_s,
     )
-    tuning._search(session, WIDE, dataclasses.replace(OPTIONS, strategy=strategy))
+    search_to_the_end(session, WIDE, dataclasses.replace(OPTIONS, strategy=strategy))
     assert len({row.plan for row in session.common_error}) <= 4
     assert USER in {row.plan for row in session.rows}, "the settings as they were are tried, too"
     with pytest.raises(NoPlanError, match=r"different plans failed with the same error and none ran.*ValueError: no"):
@@ -427,7 +445,7 @@ def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
 def test_plans_that_fail_alike_are_answered_with_their_remedy_or_their_log(reason, remedy):
     """The advice was ``t3: RuntimeError: shapes differ``."""
     session = Session(SimulatedTarget(lambda plan: Answer(status="error", reason=reason)), Journal())
-    tuning._search(session, WIDE, OPTIONS)
+    search_to_the_end(session, WIDE, OPTIONS)
     with pytest.raises(NoPlanError) as ended:
         conclude._check_ran(session, WIDE)
     assert ended.value.remedy == remedy
@@ -444,7 +462,7 @@ def test_other_failures_do_not_stop_a_search(status):
 
     space = dataclasses.replace(WIDE, axes={"batch_size": BATCHES[::-1]})
     session = Session(SimulatedTarget(answer), Journal())
-    tuning._search(session, space, dataclasses.replace(OPTIONS, strategy="coordinate_descent"))
+    search_to_the_end(session, space, dataclasses.replace(OPTIONS, strategy="coordinate_descent"))
     assert any(row.status == "ok" for row in session.rows)
 
 
@@ -457,7 +475,7 @@ def test_the_settings_as_they_were_let_a_search_go_on():
         return Answer(samples_per_s=10.0 * plan["batch_size"])
 
     session = Session(SimulatedTarget(answer), Journal())
-    tuning._search(session, WIDE, OPTIONS)
+    search_to_the_end(session, WIDE, OPTIONS)
     assert {row.plan["batch_size"] for row in session.rows} == set(BATCHES)
     table, _ = recommend.merge_repeats(session.rows)
     assert recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial.plan["batch_size"] == 64
@@ -495,17 +513,18 @@ def test_after_the_end_of_a_budget_the_same_command_is_not_said_to_read_rows_onl
 def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_its_own(tmp_path, monkeypatch):
     """They were renamed, and only a result said so: a search that was interrupted had none."""
 
-    def end(aim, options, machine, folder, *rest):
+    def end(folder):
         folder.append_line(JOURNAL_FILE, "{}")
         raise KeyboardInterrupt
 
     (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
-    monkeypatch.setattr(tuning, "_run", end)
+    monkeypatch.setattr("fulltilt.tuner.search.search.Journal", end)
     events = []
     for n_bytes in (2, 3):
-        monkeypatch.setattr(tuning, "stamp_data", lambda config, n_bytes=n_bytes: {"n_bytes": n_bytes})
+        stamp = {"n_bytes": n_bytes}
+        monkeypatch.setattr("fulltilt.tuner.question.question.stamp_data", lambda config, stamp=stamp: stamp)
         with pytest.raises(KeyboardInterrupt):
-            tuning.tune(tmp_path / "a.yaml", device="cpu", out=tmp_path / "out", on_event=events.append)
+            tune(tmp_path / "a.yaml", device="cpu", out=tmp_path / "out", on_event=events.append)
     assert events == [
         SearchNoted(
             message="earlier results are set aside as trials-1.jsonl (changed: files of the data.n_bytes 2 → 3)"

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from fulltilt.errors import NoPlanError
-from fulltilt.records import Machine, Plan, Trial
-from fulltilt.records.run_folder import RunFolder
+from fulltilt.records import Plan, Roof, Trial
 from fulltilt.tuner.answer.finish import finish_result
 from fulltilt.tuner.answer.hints import find_hints, find_search_hints
 from fulltilt.tuner.answer.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds
@@ -16,11 +15,9 @@ from fulltilt.tuner.picks.failures import find_failure_remedy
 from fulltilt.tuner.picks.picks import Picks
 from fulltilt.tuner.picks.undecided import INDIFFERENCE_PCT, compute_detectable_pct
 from fulltilt.tuner.question.grid_size import count_grid
-from fulltilt.tuner.question.options import TuneOptions
-from fulltilt.tuner.question.source import TuneTarget
 from fulltilt.tuner.question.space import Space
-from fulltilt.tuner.search import strategies as search
-from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search import strategies
+from fulltilt.tuner.search.search import Search
 from fulltilt.tuner.search.session import END_TO_END, Session
 from fulltilt.tuner.trials.target import ProbeResult
 
@@ -34,30 +31,21 @@ def select_baseline(rows: Sequence[Trial], user_plan: Plan) -> Trial | None:
     return own[0] if own else None
 
 
-def conclude(
-    aim: TuneTarget,
-    options: TuneOptions,
-    machine: Machine,
-    probe: ProbeResult,
-    space: Space,
-    session: Session,
-    journal: Journal,
-    memory_gib: float | None,
-    folder: RunFolder,
-    roofs_missing: str,
-) -> TuneResult:
-    """The result: table, picks, what they save, and what keeps the figures from being taken at face value.
+def conclude(search: Search, roofs: Sequence[Roof], roofs_missing: str) -> TuneResult:
+    """Make the result: table, picks, what they save, and what keeps the figures from being taken at face value.
+
+    Args:
+        roofs_missing: Why there are none, where there are none.
 
     Raises:
         NoPlanError: no row is ok, or the budget was gone before there was one.
     """
-    _check_ran(session, space)
-    result = _assemble(aim, options, machine, probe, space, session, journal, memory_gib)
+    _check_ran(search.session, search.space)
     return finish_result(
-        dataclasses.replace(result, folder=str(folder.path)),
-        axes=space.axes,
-        facts=space.facts,
-        n_epochs=aim.config.run.epochs,
+        _assemble(search, roofs),
+        axes=search.space.axes,
+        facts=search.space.facts,
+        n_epochs=search.question.aim.config.run.epochs,
         roofs_missing=roofs_missing,
     )
 
@@ -109,28 +97,20 @@ def _describe_next(session: Session) -> str:
     return f"{begun}: {shortfall.describe()}"
 
 
-def _assemble(
-    aim: TuneTarget,
-    options: TuneOptions,
-    machine: Machine,
-    probe: ProbeResult,
-    space: Space,
-    session: Session,
-    journal: Journal,
-    memory_gib: float | None,
-) -> TuneResult:
-    """The result without what ``finish_result`` adds."""
+def _assemble(search: Search, roofs: Sequence[Roof]) -> TuneResult:
+    """Make the result without what ``finish_result`` adds."""
+    aim, probe, space, session = search.question.aim, search.probe, search.space, search.session
     table, _ = recommend.merge_repeats(session.rows)
     baseline = select_baseline(session.rows, space.user_plan)
     shown = {row.id for row in table} | ({baseline.id} if baseline else set())
     repeats = [row for row in session.rows if row.id not in shown]
-    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=memory_gib, runs=session.rows)
+    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=search.memory_gib, runs=session.rows)
     chosen, n_samples = picks.recommended.trial, probe.facts.n_samples
-    rate = _plan_rate(options, probe, space, chosen.plan)
-    summary = _summarize(options, space, session, table, repeats, memory_gib, picks)
+    rate = _plan_rate(search, chosen.plan)
+    summary = _summarize(search, table, repeats, picks)
     epoch = build_epoch_seconds(chosen, n_samples, runs=session.rows)
     return TuneResult(
-        machine=machine,
+        machine=dataclasses.replace(search.question.machine, roofs=tuple(roofs)),
         workload={"name": aim.name, "task": aim.config.task, **_describe_probe(probe)},
         trials=tuple(table),
         picks=picks,
@@ -141,24 +121,25 @@ def _assemble(
         baseline=baseline,
         repeats=tuple(repeats),
         probes=tuple(session.probes),
-        hints=(*find_hints(chosen, memory_gib), *find_search_hints(table)),
+        hints=(*find_hints(chosen, search.memory_gib), *find_search_hints(table)),
         notes=(
-            *journal.notes,
+            *search.journal.notes,
             *space.notes,
             *_list_notes_of_kept(probe, space),
             *_note_trust(session, chosen, summary, space),
         ),
-        null_reasons=_explain_nulls(picks, rate, epoch, baseline, memory_gib, n_samples, summary),
+        null_reasons=_explain_nulls(search, picks, rate, epoch, baseline, summary),
+        folder=str(search.folder.path),
     )
 
 
-def _plan_rate(options: TuneOptions, probe: ProbeResult, space: Space, plan: Plan) -> recommend.LearningRate:
+def _plan_rate(search: Search, plan: Plan) -> recommend.LearningRate:
     return recommend.plan_learning_rate(
-        probe.workload.get("learning_rate"),
-        user_plan=space.user_plan,
+        search.probe.workload.get("learning_rate"),
+        user_plan=search.space.user_plan,
         plan=plan,
-        rule=options.lr_rule,
-        is_batch_free=space.effective_batch_size is None,
+        rule=search.options.lr_rule,
+        is_batch_free=search.space.effective_batch_size is None,
     )
 
 
@@ -212,15 +193,8 @@ def _note_off_the_list(session: Session, chosen: Trial, space: Space) -> str | N
     return f"the settings as they were stay, with {said}: {why}"
 
 
-def _summarize(
-    options: TuneOptions,
-    space: Space,
-    session: Session,
-    table: Sequence[Trial],
-    repeats: Sequence[Trial],
-    memory_gib: float | None,
-    picks: Picks,
-) -> SearchSummary:
+def _summarize(search: Search, table: Sequence[Trial], repeats: Sequence[Trial], picks: Picks) -> SearchSummary:
+    space, session = search.space, search.session
     confirmed = recommend.find_confirmed(session.rows)  # from one stretch of time: drift before it says nothing here
     whole = [row for row in session.rows if row.status == "ok"]
     spreads = [
@@ -229,7 +203,7 @@ def _summarize(
         if (spread := recommend.compute_spread_pct([row for row in confirmed if row.plan == plan])) is not None
     ]
     return SearchSummary(
-        strategy=search.name_strategy(options.strategy),
+        strategy=strategies.name_strategy(search.options.strategy),
         grid_size=count_grid(space) + len(space.skipped),
         n_trials=len(table),
         n_end_to_end=sum(row.status != "skipped" for row in session.rows),
@@ -241,7 +215,7 @@ def _summarize(
         n_resumed=session.n_resumed,
         n_probes=sum(row.kind != "memory" for row in session.probes),
         n_collapsed=space.n_combinations - count_grid(space) if space.axes else 0,
-        memory_limit_gib=memory_gib,
+        memory_limit_gib=search.memory_gib,
         memory_safety_pct=recommend.MEMORY_SAFETY_PCT,
         stopped_by_budget=session.is_budget_spent,
         noise_pct=max(spreads, default=None),
@@ -261,15 +235,14 @@ def _describe_probe(probe: ProbeResult) -> dict[str, object]:
 
 
 def _explain_nulls(
+    search: Search,
     picks: Picks,
     rate: recommend.LearningRate,
     epoch: EpochSeconds,
     baseline: Trial | None,
-    memory_gib: float | None,
-    n_samples: int | None,
     summary: SearchSummary,
 ) -> dict[str, str]:
-    reasons = {}
+    reasons, n_samples = {}, search.probe.facts.n_samples
     if picks.efficiency is None:
         reasons["picks.efficiency"] = "no row has a memory figure"
     if rate.start is None:
@@ -285,6 +258,6 @@ def _explain_nulls(
         reasons["search.detectable_pct"] = "no plans ran side by side"
     if baseline is None:
         reasons["baseline"] = "the user's own plan was not run: the budget ended before it"
-    if memory_gib is None:
+    if search.memory_gib is None:
         reasons["search.memory_limit_gib"] = "the memory of the device could not be read"
     return reasons

@@ -1,0 +1,76 @@
+"""The question of a search: which workload, with which options, on which machine, and whose rows answer it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fulltilt._version import __version__
+from fulltilt.records import Machine, format_bytes
+from fulltilt.records.run_folder import RunFolder
+from fulltilt.tuner.question.data_stamp import stamp_data
+from fulltilt.tuner.question.options import TuneOptions
+from fulltilt.tuner.question.source import TuneTarget
+
+CODE, DATA = "code of the workload", "files of the data"
+"""Parts of the fingerprint that change while the command stays the same: rows of before then say nothing."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is asked, and where its rows lie."""
+
+    aim: TuneTarget
+    options: TuneOptions
+    machine: Machine
+    path: Path
+
+    def open_folder(self, results: Sequence[str]) -> RunFolder:
+        """Own the run folder; rows of the same question that lie there already are its answer, too.
+
+        Args:
+            results: Names of the files that make it a search's.
+
+        Raises:
+            RunFolderError: the folder is in use, or holds another search.
+        """
+        parts = self.list_fingerprint_parts()
+        return RunFolder(self.path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA))
+
+    def list_fingerprint_parts(self) -> dict[str, Any]:
+        """List what rows depend on. The budget and the strategy are left out: more of a search may be asked for later.
+
+        A refusal names the parts that changed, so they are called what the user calls them.
+        """
+        aim, options, machine = self.aim, self.options, self.machine
+        limit_bytes = options.memory_limit_bytes
+        flags = {
+            "--batch-sizes": options.batch_sizes and " ".join(map(str, options.batch_sizes)),
+            "--num-workers": options.num_workers and " ".join(map(str, options.num_workers)),
+            "--steps": options.n_steps,
+            "--device": options.device,
+            "--memory-limit": limit_bytes and f"{format_bytes(limit_bytes)} = {limit_bytes:,} bytes",
+            "--free-batch": options.free_batch,
+            "--quick (shorter trials)": options.is_quick,
+            "--deadline": options.deadline_asked_s and f"{options.deadline_asked_s:g} s",
+        }
+        if options.rank_devices:
+            flags["devices"] = " ".join(options.rank_devices)
+        values = aim.config.to_values()
+        values["run"].pop("promise")  # a search must not lose its rows to what it promised itself
+        return {
+            **values,
+            "version of fulltilt": __version__,
+            CODE: aim.code,
+            DATA: stamp_data(aim.config),
+            **{flag: "not given" if value is None or value is False else value for flag, value in flags.items()},
+            "machine": {
+                "host": machine.hostname_hash,
+                "processor": machine.cpu_model,
+                "usable cores": machine.n_cores_usable,
+                "accelerators": [device.name for device in machine.devices],
+                **machine.packages,
+            },
+        }

@@ -1,0 +1,236 @@
+"""One search, from the first question to the trial processes to the last run: what its stages share, and the stages."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fulltilt.hardware import has_c_compiler
+from fulltilt.levers import Facts, default_plan
+from fulltilt.records import Machine, Roof, decode
+from fulltilt.records.run_folder import RunFolder
+from fulltilt.report.compare_sides import RESULT_FILE
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.question.grid_size import count_grid
+from fulltilt.tuner.question.options import TuneOptions, choose_trial_limit_bytes, find_memory_gib, note_ranks
+from fulltilt.tuner.question.question import Question
+from fulltilt.tuner.question.space import Space, build_space
+from fulltilt.tuner.search import strategies
+from fulltilt.tuner.search.budget import ROOFS_S, compute_search_s
+from fulltilt.tuner.search.confirm import MAX_CONFIRM_ROUNDS
+from fulltilt.tuner.search.finals import run_finals
+from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.progress import OnEvent, SearchNoted, SearchStarted, TrialProgressed
+from fulltilt.tuner.search.session import END_TO_END, RESERVE_SHARE, Session
+from fulltilt.tuner.trials.target import PROBE_ID, ROOFS_ID, ProbeResult, ProcessTarget
+
+QUICK_REPEATS = 4  # two rounds of the pick and the user's own plan
+QUICK_RESERVE_SHARE = 0.5  # of the budget at most: the pick and the user's plan side by side come first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """What the stages of a search share.
+
+    Attributes:
+        probe: What building the workload once has told.
+        memory_gib: Of the device; None: not known.
+        end_s: When the budget ends, on ``time.monotonic``; None: never.
+    """
+
+    question: Question
+    folder: RunFolder
+    journal: Journal
+    target: ProcessTarget
+    probe: ProbeResult
+    space: Space
+    session: Session
+    memory_gib: float | None
+    end_s: float | None = None
+
+    @property
+    def options(self) -> TuneOptions:
+        return self.question.options
+
+
+@contextlib.contextmanager
+def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: float) -> Iterator[Search]:
+    """Build the workload once, span the space of plans, and be ready to run them; ends the trial processes.
+
+    Args:
+        start_s: When the search began, on ``time.monotonic``.
+
+    Raises:
+        NoPlanError: the budget ended first. FulltiltError: the workload cannot be built.
+    """
+    aim, options, machine = question.aim, question.options, question.machine
+    notes = note_ranks(options)
+    notes += () if folder.set_aside is None else (folder.set_aside,)
+    for note in notes:  # at once: a search that fails or is interrupted has no result to say it
+        tell(SearchNoted(message=note))
+    journal = Journal(folder)
+    target = ProcessTarget(
+        aim.source,
+        device=options.device,
+        folder=folder.path,
+        n_steps=options.n_steps,
+        seed=aim.config.run.seed,
+        memory_limit_bytes=choose_trial_limit_bytes(options, machine),
+        deadline_s=options.deadline_s,
+        max_measure_s=options.max_measure_s,
+        rank_devices=options.rank_devices,
+        on_progress=lambda id, values: (
+            None if id in (PROBE_ID, ROOFS_ID) else tell(TrialProgressed(id=id, values=values))
+        ),
+    )
+    with contextlib.closing(target):
+        # Rows of earlier runs in the folder cost nothing: while they counted, the same command could never go on.
+        budget_s = options.budget_s
+        search_s = None if budget_s is None else compute_search_s(budget_s)
+        end_s = None if budget_s is None else start_s + budget_s
+        target.end_s = None if journal.n_found else end_s  # rows that are there are reported whatever is left
+        probe = target.read_facts(default_plan({"batch_size": 1}))
+        target.end_s = None if search_s is None else start_s + search_s
+        if not folder.is_resumed:  # a first use of the data may have fetched or prepared them
+            folder.state_fingerprint(question.list_fingerprint_parts())
+        memory_gib = find_memory_gib(options, machine)
+        space = build_space(
+            aim.config,
+            merge_facts(probe.facts, machine, options),
+            batch_sizes=options.batch_sizes,
+            num_workers=options.num_workers,
+            free_batch=options.free_batch,
+            all_levers=options.strategy == "model_first",
+        )
+        room_gib = _choose_room_gib(memory_gib, target.memory_limit_bytes)
+        space = dataclasses.replace(space, memory_gib=room_gib)
+        planned = strategies.count_planned(space, options.strategy, is_limited=budget_s is not None)
+        session = _open_session(target, journal, options, planned, tell, start_s, search_s)
+        _announce(journal, space, options, folder, sum(planned.values()), tell)
+        yield Search(
+            question=question,
+            folder=folder,
+            journal=journal,
+            target=target,
+            probe=probe,
+            space=dataclasses.replace(space, notes=(*notes, *space.notes)),
+            session=session,
+            memory_gib=memory_gib,
+            end_s=end_s,
+        )
+
+
+def run_strategy(search: Search) -> None:
+    """Run the plans that the strategy asks for, and the settings as they were."""
+    session, space = search.session, search.space
+    session.run(strategies.skip_impossible(space))
+    session.run(strategies.run_own_plan(space, is_limited=session.budget_s is not None))
+    strategy = strategies.STRATEGIES[search.options.strategy]
+    session.run(strategy(space))
+    if session.common_error:  # the settings as they were have the last word on whether the workload is broken
+        session.run(strategies.run_own_plan(space, is_limited=True), despite_errors=True)
+        if not session.common_error:
+            session.run(strategy(space))
+    if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:
+        session.is_budget_spent = False  # nothing to measure again: what was kept back for that is the search's
+        session.run(strategy(space), may_use_reserve=True)
+    if space.axes and not any(row.status != "skipped" for row in session.rows):
+        session.run(strategies.run_nearest(space))  # the budget went into probes
+
+
+def run_finalists(search: Search) -> None:
+    """Run the fastest plans and the settings as they were again, side by side."""
+    session = search.session
+    session.adopt_rest((END_TO_END,))  # those of another strategy in this folder: the best of them is a finalist, too
+    n_finalists = strategies.count_finalists(search.options.strategy, session.rows)
+    run_finals(session, search.space, n_finalists=n_finalists)
+    session.adopt_rest()
+
+
+def measure_roofs(search: Search) -> tuple[tuple[Roof, ...], str]:
+    """Measure the roofs of the device; where there are none, say why.
+
+    They are measured beside the trials they judge: a search that only read its rows back takes the roofs of then.
+    """
+    target, document = search.target, search.folder.path / RESULT_FILE
+    if search.session.n_run or not document.exists():
+        target.end_s = search.end_s
+        if target.end_s is not None and target.end_s - time.monotonic() < ROOFS_S:
+            return (), f"less than {ROOFS_S:g} s of the budget were left for roofs; a larger --budget holds them too"
+        roofs = target.read_roofs(default_plan({"batch_size": 1}))
+        return roofs, f"no roof could be measured; see {search.folder.path / 'logs' / f'{ROOFS_ID}.log'}"
+    try:
+        found = json.loads(document.read_text(encoding="utf-8"))["machine"].get("roofs", ())
+        return tuple(decode(Roof, roof) for roof in found), "none was, when these rows ran"
+    # Cut short or edited: it is written anew from the rows.
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return (), f"the {RESULT_FILE} that held them could not be read"
+
+
+def merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:
+    """Complete what the probe read inside a trial by what the machine says; of several ranks as for one of them."""
+    changes: dict[str, Any] = {"n_ranks": options.n_ranks}
+    if facts.has_c_compiler is None:
+        changes["has_c_compiler"] = has_c_compiler()
+    if facts.n_cores_usable <= 1:
+        changes["n_cores_usable"] = machine.n_cores_usable
+    merged = dataclasses.replace(facts, device_type=options.device.partition(":")[0], **changes)
+    changes = {"n_cores_usable": max(1, merged.n_cores_usable // options.n_ranks)}
+    if merged.free_ram_bytes is not None:
+        share_bytes = machine.memory_available_bytes // options.n_ranks  # the limit of a trial is a rank's already
+        changes["free_ram_bytes"] = min(merged.free_ram_bytes, share_bytes)
+    return dataclasses.replace(merged, **changes)
+
+
+def _choose_room_gib(memory_gib: float | None, trial_limit_bytes: int | None) -> float | None:
+    """What the search plans with: below the safety limit, and below what a trial is given."""
+    limits = [] if memory_gib is None else [memory_gib * recommend.MEMORY_SAFETY_PCT / 100]
+    if trial_limit_bytes is not None:
+        limits.append(trial_limit_bytes / 2**30)
+    return min(limits, default=None)
+
+
+def _open_session(
+    target: ProcessTarget,
+    journal: Journal,
+    options: TuneOptions,
+    planned: Mapping[str, int],
+    tell: OnEvent,
+    start_s: float,
+    search_s: float | None,
+) -> Session:
+    n_sides = strategies.count_finalists(options.strategy) + 2  # the user's plan, and one more where rows are noisy
+    return Session(
+        target,
+        journal,
+        budget_s=search_s,
+        reserve_trials=QUICK_REPEATS if options.is_quick else n_sides * MAX_CONFIRM_ROUNDS,
+        reserve_share=QUICK_RESERVE_SHARE if options.is_quick else RESERVE_SHARE,
+        planned=planned,
+        on_event=tell,
+        start_s=start_s,
+        n_devices=max(1, len(options.rank_devices)),
+    )
+
+
+def _announce(
+    journal: Journal, space: Space, options: TuneOptions, folder: RunFolder, n_planned: int, tell: OnEvent
+) -> None:
+    tell(
+        SearchStarted(
+            strategy=strategies.name_strategy(options.strategy),
+            grid_size=count_grid(space) + len(space.skipped),
+            n_planned=n_planned,
+            n_resumed=journal.n_found,
+            device=options.device,
+            folder=str(folder.path),
+            user_plan=space.user_plan,
+            memory_room_gib=space.memory_gib,
+        )
+    )
+    for note in (*journal.notes, *space.notes):
+        tell(SearchNoted(message=note))
