@@ -134,7 +134,7 @@ def compute_ticks(top: float, n: int = 5) -> list[float]:
 def compute_ticks_between(low: float, high: float, n: int = 5) -> list[float]:
     """Round figures from at most ``low`` to at least ``high``."""
     if not high - low > max(SMALLEST, 1e-12 * abs(low)):
-        room = 0.05 * (abs(low) if abs(low) > SMALLEST else 1.0)
+        room = 0.05 * (abs(low) if abs(low) > 100 * SMALLEST else 1.0)
         low, high = low - room, high + room
     step = compute_ticks(high - low, n)[1]
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -3,7 +3,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fulltilt.report.charts import (
@@ -68,6 +68,7 @@ def test_a_limit_is_drawn_where_it_is_near(limit, is_drawn):
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+@example(1.3e-300, 0.0)
 def test_ticks_between_two_figures_hold_both(low, span):
     ticks = compute_ticks_between(low, low + span)
     assert ticks[0] <= low + 1e-6 * max(span, 1.0)
