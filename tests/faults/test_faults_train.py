@@ -98,7 +98,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_workers_too_and_the_step_is_finished(t
     ("start_method", "option"),
     [
         ("fork", None),
-        ("forkserver", "--persistent-workers"),
+        pytest.param("forkserver", "--persistent-workers", marks=pytest.mark.slow),
         pytest.param("fork", "--persistent-workers", marks=pytest.mark.slow),
         pytest.param("forkserver", None, marks=pytest.mark.slow),
         pytest.param("spawn", None, marks=pytest.mark.slow),
@@ -164,8 +164,9 @@ ls -A "$1/out"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_user_mounts(), reason="needs unshare with user and mount namespaces, to mount a tmpfs")
-@pytest.mark.parametrize("option", ["", pytest.param("--async-checkpoint", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("option", ["", "--async-checkpoint"])
 def test_told_to_continue_on_a_full_disk_the_run_trains_to_its_end_and_fails_for_want_of_a_last_checkpoint(
     tmp_path, option
 ):

@@ -168,6 +168,7 @@ def test_a_program_that_ends_while_its_worker_hangs_says_nothing_and_leaves_noth
     assert not find_processes(mark)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_ends_with_its_parent(monkeypatch):
     """torch's worker looks for its parent between batches only"""
     process, _, mark = start(monkeypatch, "import time; time.sleep(3600)")

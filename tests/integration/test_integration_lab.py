@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from fulltilt.cli import run_command
 from fulltilt.lab.states import ARROWS, OVER
 from fulltilt.lab.store import open_store
 
@@ -155,6 +156,7 @@ def test_the_log_is_that_of_the_training(grid):
     assert "epoch 2/2" in said
 
 
+@pytest.mark.slow
 def test_the_same_command_again_starts_nothing_and_more_points_only_themselves(grid, tmp_path):
     before = read_events(grid)
     config = CONFIGS / "parallel_grid.yaml"
@@ -217,10 +219,11 @@ def test_cancel_reaches_the_process_and_after_ctrl_c_the_same_command_goes_on(tm
         ("model: small_cnn\ndataset: digits\nlr: [1, -2]\n", "grid.yaml:3: optim.lr: lr -2"),
     ],
 )
-def test_what_cannot_run_is_refused_before_a_row_is_written(tmp_path, text, said):
+def test_what_cannot_run_is_refused_before_a_row_is_written(tmp_path, capsys, text, said):
     (tmp_path / "grid.yaml").write_text(text)
-    refused = run("submit", "--local", tmp_path / "grid.yaml", folder=tmp_path / "lab", code=2)
-    assert said in refused.stderr
+    words = ["lab", "submit", "--local", str(tmp_path / "grid.yaml"), "--lab", str(tmp_path / "lab")]
+    assert run_command(words) == 2
+    assert said in capsys.readouterr().err
     if (tmp_path / "lab").exists():
         with contextlib.closing(open_store(tmp_path / "lab")) as store:
             assert store.read_experiments() == ()

@@ -282,6 +282,7 @@ def test_bad_flags_are_usage_errors_before_anything_is_written(project, options)
     assert not (project / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_workload_of_a_script_is_tuned_from_the_script_itself(project):
     """Its functions live in __main__ and travel by value."""
     script = project / "script.py"

@@ -93,6 +93,7 @@ def test_a_loader_probe_takes_no_step():
     assert "without workers" in result.null_reasons["receive_ms"]
 
 
+@pytest.mark.slow
 def test_workers_load_side_by_side_and_a_full_queue_is_quick_to_take_from():
     options = {"num_workers": 2, "persistent_workers": True, "batch_size": 4}
     with build(options, load_s=0.05) as run:

@@ -287,6 +287,7 @@ def find_what_a_run_says(folder, dataset, **promised):
     return spoken[0]
 
 
+@pytest.mark.slow
 def test_a_real_neighbour_is_named(tmp_path, monkeypatch):
     """The promise can never be met, so the run asks why; the answer has to be what burns its core."""
     monkeypatch.setattr(promise_module, "WINDOW_S", 0.8)  # the kernel adds up pressure every 2 s: three of them

@@ -223,6 +223,7 @@ def test_compiled_code_goes_to_a_folder_that_stays(monkeypatch, tmp_path):
     assert "torchinductor_" in os.environ[lever.CACHE_VARIABLE]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (has_c_compiler() and Path(sysconfig.get_path("include"), "Python.h").exists()),
     reason="torch.compile needs a C++ compiler and Python's headers, and one of them was not found",

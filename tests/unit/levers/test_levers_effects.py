@@ -462,7 +462,9 @@ def _keep_what_is_the_process_own():
 
 # Inductor imports a part of torch that uses torch's own deprecated decorator.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "retain_freed_memory" else []) for n in CATALOGUE]
+)
 def test_lever_changes_the_run(name: str) -> None:
     assert name in EFFECTS, f"lever {name} has no effect case: write see_{name}"
     EFFECTS[name]()
