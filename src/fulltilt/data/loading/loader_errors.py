@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import traceback
 from typing import Any
 
-from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
 from fulltilt import errors
+from fulltilt.data.loading.worker_signals import disarm, list_workers
 from fulltilt.errors import DataError, FulltiltError, WorkerDiedError
 from fulltilt.records import format_bytes
 
@@ -37,9 +34,9 @@ def explain_loader_error(error: BaseException) -> FulltiltError | None:
     too), or the batch that was on its way breaks off with a ConnectionError, FileNotFoundError or EOFError. After the
     second, the handler's error is still to come; for the loader that ``error`` came from it is taken off here.
     """
-    iterator = _find_iterator(error)
+    iterator = getattr(error, "data_iterator", None)  # torch's messages say less than its workers do
     if iterator is not None and _is_death(error):
-        _disarm(iterator)
+        disarm(iterator)
     text = str(error)
     if isinstance(error, FulltiltError):
         return _unwrap(error, text)
@@ -60,29 +57,8 @@ def _is_death(error: BaseException) -> bool:
     return isinstance(error, ConnectionError | FileNotFoundError | EOFError) or bool(_DEATH.search(str(error)))
 
 
-def _find_iterator(error: BaseException) -> Any:
-    """The loader's iterator in the frames that ``error`` passed; torch's messages say less than its workers do."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, _MultiProcessingDataLoaderIter):
-            return owner
-    return None
-
-
-def _disarm(iterator: Any) -> None:
-    """Take the iterator's workers off torch's SIGCHLD handler, which may go off while this runs."""
-    for _ in range(len(iterator._workers) + 1):
-        try:
-            if iterator._worker_pids_set:
-                iterator._worker_pids_set = False
-                signal_handling._remove_worker_pids(id(iterator))
-            return
-        except RuntimeError:
-            iterator._worker_pids_set = True
-
-
 def _find_death(iterator: Any) -> WorkerDiedError | None:
-    for worker in iterator._workers:
+    for worker in list_workers(iterator):
         worker.join(timeout=1)
         if worker.exitcode:
             return _describe_death([worker.pid], *_split_exit_code(worker.exitcode))
@@ -95,7 +71,7 @@ def _read_death(death: re.Match[str], iterator: Any) -> WorkerDiedError:
         return _describe_death(pids, None, int(death["code"]))
     if death["signal"]:
         return _describe_death(pids, _find_signal(death["signal"]), None, death["signal"].strip())
-    for worker in getattr(iterator, "_workers", ()):
+    for worker in list_workers(iterator):
         if worker.pid == pids[0]:
             worker.join(timeout=1)
             if worker.exitcode is not None:

@@ -6,6 +6,8 @@ SIGTERM reaches the whole group, and the step in progress still needs its worker
 that ends meanwhile breaks that step off. So workers hold SIGTERM back as long as the process that started them lives.
 torch ends a worker that hangs by SIGTERM as well, and multiprocessing does at exit: for these it is SIGKILL instead.
 A worker that stands still holds the others up, since batches come in their order, and torch waits for it for good.
+
+This file alone touches private parts of torch's loader; a test names each of them.
 """
 
 from __future__ import annotations
@@ -63,6 +65,15 @@ class _Iterator(_MultiProcessingDataLoaderIter):
         self._on_long_wait, self._waited_s = loader.on_long_wait, 0.0
         super().__init__(loader)
 
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise
+        except Exception as error:
+            error.data_iterator = self  # type: ignore[attr-defined]  # whose workers say more than the message
+            raise
+
     def _try_get_data(self, timeout: float | None = None) -> tuple[bool, Any]:
         before_s = self._waited_s
         has_come, data = super()._try_get_data(timeout or POLL_S)
@@ -83,6 +94,29 @@ class _Iterator(_MultiProcessingDataLoaderIter):
             # and before it said so, it makes the resource tracker warn of a leak.
             if queue._thread is not None:
                 queue._thread.join(LOCK_S)
+
+
+def end_workers(iterator: Any) -> None:
+    """End the workers of a loader's iterator, in the middle of an epoch too; of one without workers nothing."""
+    if isinstance(iterator, _Iterator):
+        iterator._shutdown_workers()
+
+
+def list_workers(iterator: Any) -> list[Any]:
+    """The processes of a loader's iterator."""
+    return list(getattr(iterator, "_workers", ()))
+
+
+def disarm(iterator: Any) -> None:
+    """Take the iterator's workers off torch's SIGCHLD handler, which may go off while this runs."""
+    for _ in range(len(iterator._workers) + 1):
+        try:
+            if iterator._worker_pids_set:
+                iterator._worker_pids_set = False
+                signal_handling._remove_worker_pids(id(iterator))
+            return
+        except RuntimeError:
+            iterator._worker_pids_set = True
 
 
 class _Done:

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.data import BatchTransform
+from fulltilt.data.loading.worker_signals import end_workers
 from fulltilt.engine.ranks.parallel import DealtBatches, GradientSync, list_sizes
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.average import WeightAverage
@@ -128,9 +129,7 @@ class Run:
     def close(self) -> None:
         """End data workers that are still alive. The run cannot start another epoch with persistent workers after."""
         for batches in list(self._iterators):
-            # DataLoader has no public way to end workers in the middle of an epoch; else they live until collected.
-            if hasattr(batches, "_shutdown_workers"):
-                batches._shutdown_workers()
+            end_workers(batches)
         self._iterators.clear()
 
     def __enter__(self) -> Run:
