@@ -166,7 +166,7 @@ def _share_batches(act, answer):
 
 
 def _lose_worker(act, answer):
-    """A DataLoader whose worker is killed while it loads."""
+    """A loader of ours whose worker is killed while it loads."""
     import torch
 
     class Deadly(torch.utils.data.Dataset):
@@ -178,10 +178,11 @@ def _lose_worker(act, answer):
                 os.kill(os.getpid(), signal.SIGKILL)
             return torch.zeros(2)
 
-    from fulltilt.data import explain_loader_error
+    from fulltilt.data import build_loader, explain_loader_error
 
+    loader = build_loader(Deadly(), batch_size=1, shuffle=False, drop_last=False, options={"num_workers": 1})
     try:
-        for _ in torch.utils.data.DataLoader(Deadly(), num_workers=1):
+        for _ in loader:
             pass
     except (RuntimeError, OSError, EOFError) as error:
         raise explain_loader_error(error) or error from error
