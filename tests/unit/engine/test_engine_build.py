@@ -136,10 +136,11 @@ def test_auto_precision_is_resolved_in_the_plan():
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_close_ends_the_workers_in_the_middle_of_an_epoch(persistent):
+    left_by_others = set(multiprocessing.active_children())
     with build(plan={"num_workers": 2, "persistent_workers": persistent}) as run:
         batches = run.start_epoch(0)
         next(batches)
-        workers = [psutil.Process(worker.pid) for worker in multiprocessing.active_children()]
+        workers = [psutil.Process(worker.pid) for worker in {*multiprocessing.active_children()} - left_by_others]
         assert len(workers) == 2
     gone, alive = psutil.wait_procs(workers, timeout=300)
     assert not alive

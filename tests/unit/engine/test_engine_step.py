@@ -226,10 +226,11 @@ def test_a_batch_that_is_no_pair_is_an_error():
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.usefixtures("own_tmpdir")
 def test_a_data_worker_that_is_killed_is_named(persistent):
+    left_by_others = set(multiprocessing.active_children())
     with build({"num_workers": 1, "batch_size": 2, "persistent_workers": persistent}) as run:
         step, batches = TrainStep(run), run.start_epoch(0)
         step(batches, NullTimer())
-        (worker,) = multiprocessing.active_children()
+        (worker,) = {*multiprocessing.active_children()} - left_by_others
         worker.kill()
         with pytest.raises(WorkerDiedError, match=rf"pid {worker.pid}\) died: killed by SIGKILL"):
             list(iter(lambda: step(batches, NullTimer()), None))
