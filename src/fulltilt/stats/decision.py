@@ -1,20 +1,15 @@
-"""When one arm beats another: interleaved rounds, log ratios paired by round, at most three looks at the data.
+"""Decide whether one setting is faster than another, from the logarithms of their ratios.
 
-Drift and slow moments hit neighbours alike, so arms are compared within a round and never across the session. The unit
-of replication is the round (of blocks, or of processes), never the step: steps next to each other are correlated, and
-Welch's test on 40 + 40 of them calls two equal arms different in 16 to 33 % of the cases.
-
-    decide          two arms' rounds → faster, slower, tie or too noisy, with what the comparison could have detected
-    decide_apart    the same for runs that were not paired: two files, two days
-    plan_looks      when to look, and how much of the 5 % each look may spend
+Drift and slow moments hit neighbours alike, so settings ("arms") are compared within a round in which all of them ran.
+The unit of replication is the round (of blocks, or of processes), never the step: steps next to each other are
+correlated, and Welch's test on 40 + 40 of them calls two equal arms different in 16 to 33 % of the cases.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,16 +22,6 @@ MARGIN_PCT = 2.0
 """Differences below this are not worth another plan; the recommendation then goes to the simpler one."""
 
 ALPHA = 0.05
-MAX_LOOKS = 3
-LOOK_SHARES = {1: (1.0,), 2: (0.3, 0.7), 3: (0.2, 0.2, 0.6)}
-"""Parts of ``ALPHA`` by look. Early looks end clear cases cheaply; the last one keeps most of the power."""
-
-LOOKS_AT = {1: (1.0,), 2: (0.4, 1.0), 3: (1 / 6, 0.4, 1.0)}
-"""Where, as a share of all rounds: a quiet machine needs few, and a noisy one all of them."""
-
-FIRST_LOOK_ROUNDS = 4
-"""With 3 rounds, and a fifth of the 5 %, a t interval reaches 10 standard errors to either side."""
-
 DETECTION_POWER = 0.8
 
 
@@ -70,13 +55,6 @@ class Decision:
         return self.verdict != "too_noisy"
 
 
-class Look(NamedTuple):
-    """A look at the data after ``n_rounds``, with an interval of this ``confidence``."""
-
-    n_rounds: int
-    confidence: float
-
-
 def decide(
     rounds_a: ArrayLike,
     rounds_b: ArrayLike,
@@ -94,7 +72,7 @@ def decide(
         rounds_a: By round, the baseline's value (a block's median step time, a run's samples per second), or all its
             values in that round (two in an ABBA round), of which the geometric mean is taken.
         rounds_b: The same for the other arm.
-        confidence: That of the look (see ``plan_looks``); 0.95 where the data is looked at once.
+        confidence: Of the interval; higher than 0.95 at each look of several.
         higher_is_better: The values are rates.
 
     Raises:
@@ -140,32 +118,6 @@ def decide_apart(
     df = max(1, math.floor(total * total / parts)) if parts > 0 else log_a.size + log_b.size - 2
     half = compute_t_quantile(0.5 + confidence / 2, df) * math.sqrt(total)
     return _build_decision(effect, effect - half, effect + half, n, df, confidence, margin_pct, higher_is_better)
-
-
-def plan_looks(n_rounds: int, n_looks: int = MAX_LOOKS) -> tuple[Look, ...]:
-    """Looks after a sixth, two fifths and all of the rounds; fewer looks where there are too few rounds.
-
-    The 5 % are split over the looks, a fifth for each early one (three tenths for the one of two), so that all together
-    leave out the truth in 5 % at most, whatever the correlation between looks and wherever the run ends.
-
-    Raises:
-        ValueError: fewer than 2 rounds, or looks outside 1…3.
-
-    Source: Dunn, Multiple comparisons among means (JASA 56, 1961). The boundaries of group-sequential trials (Pocock
-    1977; O'Brien and Fleming 1979) gain little over it with three looks, and rest on known variance and normal data.
-    """
-    if n_rounds < 2:
-        raise ValueError(f"n_rounds is {n_rounds}; an interval needs at least 2")
-    if not 1 <= n_looks <= MAX_LOOKS:
-        raise ValueError(f"n_looks is {n_looks}; between 1 and {MAX_LOOKS}")
-    at = sorted({max(FIRST_LOOK_ROUNDS, round(n_rounds * share)) for share in LOOKS_AT[n_looks]})
-    at = [*[n for n in at if n < n_rounds], n_rounds]
-    return tuple(Look(n, 1 - ALPHA * share) for n, share in zip(at, LOOK_SHARES[len(at)], strict=True))
-
-
-def find_look(looks: Sequence[Look], n_rounds: int) -> Look | None:
-    """The look that is due after ``n_rounds``, if one is."""
-    return next((look for look in looks if look.n_rounds == n_rounds), None)
 
 
 def _build_decision(
