@@ -1,6 +1,4 @@
-"""What kind of file system a path lies on, and the shared memory of the machine."""
-
-from __future__ import annotations
+"""Read what kind of file system a path lies on, and how much shared memory the machine has."""
 
 import dataclasses
 import os
@@ -34,22 +32,16 @@ class ShmSpace(NamedTuple):
 
 
 def read_filesystem(path: str | Path, root: Root = "/") -> Filesystem:
-    """The file system that ``path`` lies on, or would lie on: it need not exist yet."""
+    """Read the file system that ``path`` lies on, or would lie on: it need not exist yet."""
     real = Path(os.path.realpath(path))
-    type_ = None
-    longest = -1
-    for mount in read_mounts(root):
-        point = Path(mount.point)
-        if (real == point or point in real.parents) and len(point.parts) >= longest:
-            longest, type_ = len(point.parts), mount.type
-    return Filesystem(
-        type=type_,
-        is_network=None if type_ is None else type_ in NETWORK_TYPES,
-        free_bytes=_read_free_bytes(real),
-    )
+    mounts = [mount for mount in reversed(read_mounts(root)) if real.is_relative_to(mount.point)]
+    type_ = max(mounts, key=lambda mount: len(Path(mount.point).parts)).type if mounts else None
+    is_network = None if type_ is None else type_ in NETWORK_TYPES
+    return Filesystem(type=type_, is_network=is_network, free_bytes=_read_free_bytes(real))
 
 
 def read_shm(root: Root = "/") -> ShmSpace:
+    """Read size and use of /dev/shm."""
     try:
         stat = os.statvfs(Path(root) / "dev/shm")
     except OSError:

@@ -1,14 +1,10 @@
-"""NVIDIA's management library: what the driver knows of each GPU, without a CUDA context.
+"""Ask NVIDIA's management library what the driver knows of each GPU, without a CUDA context.
 
-``Nvml`` is the seam: ``RealNvml`` asks the driver, ``FakeNvml`` (``nvml_fake``) answers from records, and one suite
-of tests holds both to the same behaviour. What a device does not tell is ``None`` with a reason, never 0.
-
-An index here is NVML's, in the order of the PCI bus. CUDA may count otherwise; a UUID ties the two together.
+``RealNvml`` asks the driver, ``FakeNvml`` answers from records. What a device does not tell is ``None`` with a reason.
+An index is NVML's, in the order of the PCI bus; CUDA may count otherwise, and a UUID ties the two together.
 
 Source: NVML API reference, "Device Queries". Each field names the ``nvidia-smi`` query that shows the same figure.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import importlib
@@ -34,7 +30,7 @@ THROTTLE_REASONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NvmlDevice:
-    """What does not change while the machine runs."""
+    """What does not change of a GPU while the machine runs."""
 
     index: int
     name: str
@@ -54,18 +50,13 @@ class NvmlProcess:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NvmlStatus:
-    """One reading of all that changes."""
+    """One reading of what changes."""
 
     memory_used_bytes: int | None  # memory.used
     memory_free_bytes: int | None  # memory.free
     utilization_pct: float | None  # utilization.gpu: share of the driver's last window in which any kernel ran
-    memory_utilization_pct: float | None  # utilization.memory
     sm_clock_mhz: int | None  # clocks.sm
     sm_clock_max_mhz: int | None  # clocks.max.sm
-    memory_clock_mhz: int | None  # clocks.mem
-    temperature_c: int | None  # temperature.gpu
-    power_w: float | None  # power.draw
-    power_limit_w: float | None  # enforced.power.limit
     throttle_reasons: tuple[str, ...] | None  # clocks_event_reasons.active
     processes: tuple[NvmlProcess, ...] | None  # compute-apps
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -134,29 +125,19 @@ class RealNvml:
             return self._ask(call, fields, reasons)
 
         memory = ask(lambda: library.nvmlDeviceGetMemoryInfo(handle), "memory_used_bytes", "memory_free_bytes")
-        rates = ask(lambda: library.nvmlDeviceGetUtilizationRates(handle), "utilization_pct", "memory_utilization_pct")
-        power_mw = ask(lambda: library.nvmlDeviceGetPowerUsage(handle), "power_w")
-        limit_mw = ask(lambda: library.nvmlDeviceGetEnforcedPowerLimit(handle), "power_limit_w")
+        rates = ask(lambda: library.nvmlDeviceGetUtilizationRates(handle), "utilization_pct")
         mask = ask(lambda: self._read_throttle_mask(handle), "throttle_reasons")
         found = ask(lambda: library.nvmlDeviceGetComputeRunningProcesses(handle), "processes")
-        sm, mem = library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM
+        sm = library.NVML_CLOCK_SM
+        processes = [NvmlProcess(pid=p.pid, memory_used_bytes=p.usedGpuMemory) for p in found or ()]
         return NvmlStatus(
             memory_used_bytes=None if memory is None else memory.used,
             memory_free_bytes=None if memory is None else memory.free,
             utilization_pct=None if rates is None else float(rates.gpu),
-            memory_utilization_pct=None if rates is None else float(rates.memory),
             sm_clock_mhz=ask(lambda: library.nvmlDeviceGetClockInfo(handle, sm), "sm_clock_mhz"),
             sm_clock_max_mhz=ask(lambda: library.nvmlDeviceGetMaxClockInfo(handle, sm), "sm_clock_max_mhz"),
-            memory_clock_mhz=ask(lambda: library.nvmlDeviceGetClockInfo(handle, mem), "memory_clock_mhz"),
-            temperature_c=ask(
-                lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU), "temperature_c"
-            ),
-            power_w=None if power_mw is None else power_mw / 1000,
-            power_limit_w=None if limit_mw is None else limit_mw / 1000,
             throttle_reasons=None if mask is None else decode_throttle_reasons(mask),
-            processes=None
-            if found is None
-            else tuple(NvmlProcess(pid=p.pid, memory_used_bytes=p.usedGpuMemory) for p in found),
+            processes=None if found is None else tuple(processes),
             null_reasons=reasons,
         )
 

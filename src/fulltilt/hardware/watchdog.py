@@ -1,10 +1,8 @@
-"""Watches the memory of a process tree from outside, and says when it has passed its limit.
+"""Watch the memory of a process tree from outside, and say when it has passed its limit.
 
-The second net below ``measure.limit``: a limit inside the process counts neither shared memory nor the processes
-it starts. The watchdog only reports; whoever started the process ends it.
+A limit inside the process (``measure.limit``) counts neither shared memory nor the processes it starts. The watchdog
+only reports; whoever started the process ends it.
 """
-
-from __future__ import annotations
 
 from fulltilt.hardware._files import Root
 from fulltilt.hardware.filesystem import read_shm
@@ -28,8 +26,7 @@ class MemoryWatchdog:
     def __init__(self, pid: int, limit_bytes: int, *, root: Root = "/"):
         self._pid, self._limit_bytes, self._root = pid, limit_bytes, root
         self.peak_bytes = 0
-        self.trip: str | None = None
-        """What was seen when the limit was passed; stays from then on."""
+        self.trip: str | None = None  # what was seen when the limit was first passed
 
     def check(self) -> str | None:
         """Read once and return ``trip``. Cost: about 2 ms per process and 10 ms per resident GiB."""
@@ -40,6 +37,7 @@ class MemoryWatchdog:
         return self.trip
 
     def read_used_bytes(self) -> int:
+        """Read what the tree uses now, shared memory that it has not mapped included."""
         memory = read_process_tree_memory(self._pid, self._root)
         mapped_bytes = memory.shmem_bytes or 0
         if (read_shm(self._root).used_bytes or 0) <= mapped_bytes:  # nothing lies there unmapped

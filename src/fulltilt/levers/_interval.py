@@ -1,7 +1,5 @@
 """How an interval is written, "5 epochs" or "100 steps", in levers and everywhere else in a configuration."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, TypeAlias
 

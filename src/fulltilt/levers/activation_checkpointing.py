@@ -1,17 +1,15 @@
 """activation_checkpointing: the model's blocks forget their activations and compute them again in the backward pass."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import fnmatch
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from fulltilt.errors import PlanObstacleError, TrainingError, format_nearest
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 MARK = "_is_activation_checkpointed"
 
@@ -228,7 +226,7 @@ def count_blocks(model: Any) -> int:
     return sum(_count_segments(block) for block in find_blocks(model))
 
 
-def _guard(value: bool | str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool | str, plan: PlanValues, facts: Facts) -> str | None:
     if value is True and facts.n_checkpointable == 0:
         return "the model has no repeated blocks and no chains of layers to wrap; use activation_checkpointing false"
     return None
@@ -278,7 +276,6 @@ LEVER = Lever(
     key="speed.activation_checkpointing",
     aliases=("gradient_checkpointing",),
     type=bool | str,
-    default=False,
     summary="Blocks of the model forget their activations and compute them again in the backward pass.",
     doc=(
         "Trades a second forward of the wrapped blocks (about a third more compute) for the memory of their inner "

@@ -1,13 +1,10 @@
 """batch_size: samples per micro-step, over all devices."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup, set_loader_option
 
 SMALLEST, LARGEST = 16, 1024
 
@@ -23,16 +20,12 @@ def _candidates(facts: Facts) -> tuple[int, ...]:
     return tuple(values) or (max(1, limit),)
 
 
-def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if facts.n_samples is not None and value > facts.n_samples:
         return f"larger than the dataset ({facts.n_samples} samples); use batch_size {facts.n_samples} or less"
     if value < facts.n_ranks:
         return f"over all {facts.n_ranks} ranks, and some would get no sample; use batch_size {facts.n_ranks} or more"
     return None
-
-
-def _apply(setup: Setup, value: int) -> None:
-    setup.loader_options["batch_size"] = value
 
 
 def _observe(setup: Setup) -> Any:
@@ -61,9 +54,8 @@ LEVER = Lever(
     ),
     trades=("speed", "memory", "recipe"),
     stage="loader",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
-    apply=_apply,
+    apply=set_loader_option("batch_size"),
     observe=_observe,
 )

@@ -1,7 +1,5 @@
 """compile: the forward and backward graphs are compiled by torch.compile, of the whole model or block by block."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import getpass
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fulltilt.errors import PlanObstacleError
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 from fulltilt.levers.activation_checkpointing import find_repeated
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -85,7 +83,7 @@ def without_compiling(setup: Setup) -> Iterator[None]:
         yield
 
 
-def _guard(value: bool | str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool | str, plan: PlanValues, facts: Facts) -> str | None:
     if value and facts.has_c_compiler is False:
         return "torch.compile needs a C++ compiler and none was found; install g++, or use compile false"
     if value == "regional" and facts.n_checkpointable == 0:
@@ -181,7 +179,6 @@ LEVER = Lever(
     key="speed.compile",
     aliases=("torch_compile",),
     type=Literal[False, True, "regional", "max-autotune"],
-    default=False,
     summary="Forward and backward are compiled by torch.compile with static shapes: whole, or block by block.",
     doc=(
         "Fuses element-wise work and drops Python overhead. On inference with AMP over 1,281 timm models on an RTX "

@@ -1,15 +1,11 @@
 """deterministic: runs of one seed on one machine are equal to the last bit."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Mapping
-from typing import Any
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
-def _note(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if not value:
         return None
     return (
@@ -42,8 +38,6 @@ def _observe(setup: Setup) -> bool:
 LEVER = Lever(
     name="deterministic",
     key="run.deterministic",
-    type=bool,
-    default=False,
     summary="Refuse operators that are not reproducible: reruns of a seed are equal to the last bit.",
     doc=(
         "A run starts from its seed either way. What then differs from run to run on a GPU are sums whose order the "
@@ -56,7 +50,6 @@ LEVER = Lever(
     trades=("speed", "numerics", "reproducibility"),
     stage="environment",
     restart=True,
-    candidates=lambda facts: (False,),
     note=_note,
     apply=_apply,
     observe=_observe,

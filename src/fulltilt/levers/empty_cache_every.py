@@ -1,13 +1,11 @@
 """empty_cache_every: unused blocks of the CUDA allocator go back to the driver every so many steps or epochs."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from fulltilt.levers._interval import Interval, read_interval
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 Every: TypeAlias = Interval | None
 
@@ -51,13 +49,13 @@ class CacheRelease:
         self.n_calls += 1
 
 
-def _guard(value: str | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: str | None, plan: PlanValues, facts: Facts) -> str | None:
     if value is not None and facts.device_type != "cuda":
         return "only the CUDA allocator keeps such a cache; use empty_cache_every null"
     return None
 
 
-def _note(value: str | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _note(value: str | None, plan: PlanValues, facts: Facts) -> str | None:
     return None if value is None else f"{NO_CURE}; what the calls cost is told at the end of the run"
 
 
@@ -113,7 +111,6 @@ LEVER = Lever(
     ),
     trades=("speed", "memory"),
     stage="loop",
-    restart=False,
     candidates=lambda facts: (None,),
     guard=_guard,
     note=_note,

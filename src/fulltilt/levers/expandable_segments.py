@@ -1,22 +1,17 @@
 """expandable_segments: the CUDA allocator grows its segments instead of adding new ones."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 NAME = "expandable_segments"
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if value and facts.device_type != "cuda":
         return "it is an option of the CUDA allocator; use expandable_segments false"
     return None
 
 
-def _note(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if value and facts.is_wsl:
         return (
             "under WSL2 the first allocation can fail with a CUDA driver error (pytorch/pytorch#192330); if it does, "
@@ -67,8 +62,6 @@ def _observe(setup: Setup) -> bool:
 LEVER = Lever(
     name=NAME,
     key=f"speed.{NAME}",
-    type=bool,
-    default=False,
     summary="The CUDA allocator grows its segments instead of adding new ones of fixed size.",
     doc=(
         "Against fragmentation: where batch shapes vary, memory that is reserved and free in pieces cannot serve a "
@@ -80,7 +73,6 @@ LEVER = Lever(
     trades=("speed", "memory"),
     stage="environment",
     restart=True,
-    candidates=lambda facts: (False,),
     guard=_guard,
     note=_note,
     apply=_apply,

@@ -1,18 +1,15 @@
 """fused_optimizer: one kernel updates all parameters instead of several a tensor."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.errors import PlanObstacleError
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 FUSED_ON = {"Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "SGD": ("cpu", "cuda"), "Adagrad": ("cpu",)}
 """Optimizers of torch.optim with a fused step, and where (torch 2.11 to 2.13)."""
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if not value or facts.optimizer is None:
         return None
     devices = FUSED_ON.get(facts.optimizer, ())
@@ -84,8 +81,6 @@ LEVER = Lever(
     name="fused_optimizer",
     key="speed.fused_optimizer",
     aliases=("fused",),
-    type=bool,
-    default=False,
     summary="One kernel updates all parameters (fused=True of torch.optim).",
     doc=(
         "By default the optimizers run one kernel per operation (foreach on CUDA) or per operation and tensor "
@@ -95,7 +90,6 @@ LEVER = Lever(
     ),
     trades=("speed", "numerics"),
     stage="optimizer",
-    restart=False,
     candidates=lambda facts: (False,) if _guard(True, {}, facts) else (False, True),
     guard=_guard,
     apply=_apply,

@@ -1,13 +1,10 @@
 """num_workers: processes that load and collate batches beside the training process."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, set_loader_option
 
 MAX_WORKERS = 8192
 
@@ -22,16 +19,12 @@ def _candidates(facts: Facts) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if facts.is_iterable and value > 1:
         return "an IterableDataset that does not split itself would deliver every sample once per worker"
     if value > MAX_WORKERS:
         return f"at most {MAX_WORKERS:,} processes: each takes memory of its own and ten file descriptors"
     return None
-
-
-def _apply(setup: Setup, value: int) -> None:
-    setup.loader_options["num_workers"] = value
 
 
 LEVER = Lever(
@@ -53,6 +46,6 @@ LEVER = Lever(
     restart=True,
     candidates=_candidates,
     guard=_guard,
-    apply=_apply,
+    apply=set_loader_option("num_workers"),
     observe=lambda setup: setup.loader.num_workers,
 )

@@ -1,11 +1,9 @@
 """placement: where the rows of the training set lie while it is trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 from fulltilt.records import format_bytes
 
 PLACEMENTS = ("stream", "memory_map", "ram", "device", "block_shuffled")
@@ -26,7 +24,7 @@ def _candidates(facts: Facts) -> tuple[str, ...]:
     return tuple(value for value in fitting if value != "device" or facts.device_type != "cpu")
 
 
-def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value not in PLACEMENTS:
         return f"unknown placement; valid: {', '.join(PLACEMENTS)}"
     if value == "device":
@@ -43,7 +41,7 @@ def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
     return _explain_size(value, facts)
 
 
-def _needs(value: str, facts: Facts) -> Mapping[str, Any]:
+def _needs(value: str, facts: Facts) -> PlanValues:
     """Rows on the device are gathered by the training process: what guards ask of the other levers, all at once."""
     if value != "device":
         return {}
@@ -53,7 +51,7 @@ def _needs(value: str, facts: Facts) -> Mapping[str, Any]:
 
 
 def resolve(
-    value: str, plan: Mapping[str, Any], facts: Facts, *, may_hold: bool = True, started_with: str | None = None
+    value: str, plan: PlanValues, facts: Facts, *, may_hold: bool = True, started_with: str | None = None
 ) -> tuple[str, str | None]:
     """Turn ``auto`` into the fastest placement that fits beside the rest of ``plan``, with why none faster does.
 
@@ -82,9 +80,7 @@ def resolve(
     return choice, f"auto is {choice}" + (f"; faster ones cannot apply: {', and '.join(why)}" if why else "")
 
 
-def choose_placement(
-    plan: Mapping[str, Any], facts: Facts, refused: Mapping[str, str] | None = None
-) -> tuple[str, list[str]]:
+def choose_placement(plan: PlanValues, facts: Facts, refused: Mapping[str, str] | None = None) -> tuple[str, list[str]]:
     """The fastest placement that fits beside the rest of ``plan``, and why those before it do not.
 
     Args:
@@ -129,7 +125,7 @@ def _explain_size(value: str, facts: Facts) -> str | None:
     )
 
 
-def _note(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _note(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value == "stream" and facts.placements is not None:
         return _describe_choice(plan, facts)
     if value != "block_shuffled" or not facts.n_blocks_mixed:
@@ -141,7 +137,7 @@ def _note(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
     )
 
 
-def _describe_choice(plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _describe_choice(plan: PlanValues, facts: Facts) -> str | None:
     choice, _ = choose_placement(plan, facts)
     if choice == "stream" or facts.data_bytes is None or (facts.is_held and choice == "ram"):
         return None
@@ -184,7 +180,6 @@ LEVER = Lever(
     trades=("speed", "memory"),
     recipe_values=("block_shuffled",),
     stage="loader",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
     needs=_needs,

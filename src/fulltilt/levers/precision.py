@@ -1,11 +1,8 @@
 """precision: the number format that matrix products and convolutions of the step are computed in."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
@@ -44,7 +41,7 @@ def _candidates(facts: Facts) -> tuple[str, ...]:
     return (*values, mixed) if mixed not in values else tuple(values)
 
 
-def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value not in PRECISIONS:
         return f"unknown precision; valid: {', '.join(PRECISIONS)}"
     on_cuda, capability = facts.device_type == "cuda", facts.compute_capability
@@ -56,7 +53,7 @@ def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
     return None
 
 
-def _note(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _note(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value == "bf16" and facts.device_type == "cpu" and facts.has_native_bf16 is False:
         return "this CPU has no bf16 arithmetic: it is emulated, which saves memory and costs speed"
     if value == "fp16" and facts.device_type == "cpu":
@@ -111,7 +108,6 @@ LEVER = Lever(
     ),
     trades=("speed", "memory", "numerics"),
     stage="step",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
     note=_note,

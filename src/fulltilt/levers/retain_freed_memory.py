@@ -1,7 +1,5 @@
 """retain_freed_memory: the C library keeps what tensors free for the next ones, instead of giving it back."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import mmap
@@ -9,10 +7,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fulltilt.errors import PlanObstacleError
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 NAME = "retain_freed_memory"
 
@@ -52,7 +49,7 @@ def find_obstacle() -> str | None:
     return None
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if not value:
         return None
     if facts.device_type != "cpu":
@@ -124,8 +121,6 @@ def _has_room(n_bytes: int) -> bool:
 LEVER = Lever(
     name=NAME,
     key=f"speed.{NAME}",
-    type=bool,
-    default=False,
     summary="On the CPU, memory that tensors free is kept for the next ones instead of going back to the system.",
     doc=(
         "glibc maps a large block by itself and unmaps it when it is freed (above 128 KiB at first, above 32 MiB "

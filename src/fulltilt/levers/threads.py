@@ -1,14 +1,11 @@
 """threads: threads that one operator on the CPU may use (intra-op)."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 Count: TypeAlias = Annotated[int, Ge(1)] | None
 
@@ -30,13 +27,13 @@ def _candidates(facts: Facts) -> tuple[int | None, ...]:
     return (None, *sorted({n for n in (cores // 2, cores - 1) if 1 <= n < cores}))
 
 
-def _guard(value: int | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: int | None, plan: PlanValues, facts: Facts) -> str | None:
     if value is not None and value > MAX_THREADS:
         return f"at most {MAX_THREADS:,} threads: OpenMP ends the process where it cannot start as many"
     return None
 
 
-def _note(value: int | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _note(value: int | None, plan: PlanValues, facts: Facts) -> str | None:
     if value is not None and value > facts.n_cores_usable:
         return f"more threads than the {facts.n_cores_usable} usable cores: they take turns"
     return None
@@ -69,7 +66,6 @@ LEVER = Lever(
     ),
     trades=("speed", "numerics"),
     stage="environment",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
     note=_note,

@@ -1,11 +1,8 @@
 """transforms: whether image transforms run in the loader, or on the device at the head of the step."""
 
-from __future__ import annotations
+from typing import Literal
 
-from collections.abc import Mapping
-from typing import Any, Literal
-
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup, set_loader_option
 
 _OBSTACLES = {
     "none": (
@@ -21,12 +18,8 @@ def _candidates(facts: Facts) -> tuple[str, ...]:
     return ("loader", "device") if facts.transforms == "pipeline" and facts.device_type == "cuda" else ("loader",)
 
 
-def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
     return _OBSTACLES.get(facts.transforms or "") if value == "device" else None
-
-
-def _apply(setup: Setup, value: str) -> None:
-    setup.loader_options["transforms"] = value
 
 
 def _observe(setup: Setup) -> str:
@@ -56,10 +49,9 @@ LEVER = Lever(
     ),
     trades=("speed", "memory", "reproducibility"),
     stage="loader",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
-    apply=_apply,
+    apply=set_loader_option("transforms"),
     observe=_observe,
     complexity=lambda value: float(value == "device"),
 )
