@@ -1,7 +1,5 @@
 """Names of a package that load on first use: what nobody asks for costs no start."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Mapping

@@ -23,8 +23,6 @@ A message says the fact, the values and the remedy: ``batch_size 512 is larger t
 use batch_size 360 or less``.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

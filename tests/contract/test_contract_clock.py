@@ -1,7 +1,5 @@
 """What every clock keeps, real or fake, and what the phase timer on top of it makes of it."""
 
-from __future__ import annotations
-
 import itertools
 import time
 

@@ -40,6 +40,7 @@ from fulltilt.hardware.process_memory import (
     read_process_tree,
     read_process_tree_memory,
     read_rss_bytes,
+    read_status_bytes,
 )
 from fulltilt.hardware.watchdog import MemoryWatchdog
 from fulltilt.hardware.wsl import WslReport, compute_usable_device_bytes, read_wsl

@@ -99,6 +99,12 @@ def read_rss_bytes(pid: int, root: Root = "/") -> int | None:
     return int(fields[1]) * _PAGE_BYTES
 
 
+def read_status_bytes(name: str) -> int | None:
+    """Read a figure of /proc/self/status ("VmData", "VmHWM"); None where there is none."""
+    kib = parse_table(read_text("/", "/proc/self/status") or "").get(name)
+    return None if kib is None else kib * 1024
+
+
 def read_unmapped_shm_bytes(pids: tuple[int, ...], root: Root, *, mapped_bytes: int) -> int:
     """Read how many bytes in /dev/shm ``pids`` keep alive beyond the ``mapped_bytes`` they have resident.
 

@@ -1,8 +1,7 @@
 """Clocks that a phase timer reads: the host's, a CUDA stream's, and one for tests.
 
-A mark is a point in the work, not in the host's time: on a device it is reached when everything queued before it is
-done. So work queued early is billed to the phase that queued it, and time between two marks in which the device had
-nothing to do is starvation.
+A mark is a point in the work, not in the host's time: a device reaches it when everything queued before it is done.
+Work queued early is billed to the phase that queued it; time between marks in which the device was idle is starvation.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Clock(Protocol):
     is_device: bool
 
     def mark(self) -> Any:
-        """Set a mark behind all work queued so far → handle."""
+        """Set a mark behind all work queued so far and return its handle."""
         ...
 
     def is_ready(self, handle: Any) -> bool:
@@ -48,7 +47,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """``time.perf_counter_ns``; a mark is reached when it is set. For the CPU, where the host does the work itself."""
+    """A clock for the CPU (``time.perf_counter_ns``), where a mark is reached when it is set."""
 
     is_device = False
     mark = staticmethod(time.perf_counter_ns)
@@ -65,18 +64,15 @@ class HostClock:
 
 
 class CudaClock:
-    """Timing events on the stream that is current on ``device`` when the mark is set.
+    """A clock of timing events on the stream that is current on ``device`` when the mark is set.
 
-    Work on another stream is seen only through the wait for it: a copy on a stream of its own that hides behind
-    compute costs the step nothing and is billed nothing.
+    Work on another stream is seen only through the wait for it: a copy that hides behind compute is billed nothing.
 
     Args:
         device: A CUDA device; the current one when None.
         n_events: Events in the pool at the start. It grows when a queue is longer than that.
 
     **Device**: never synchronises; marks are read by ``query()``. Not for use inside CUDA graph capture.
-
-    Source: CUDA Runtime API, event management: cudaEventRecord, cudaEventQuery, cudaEventElapsedTime.
     """
 
     is_device = True

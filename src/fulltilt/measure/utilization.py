@@ -1,10 +1,8 @@
-"""GPU utilisation over a span of time, sampled on a thread.
+"""Sample GPU utilisation over a span of time on a thread.
 
 NVML's figure is the share of the driver's last window (1/6 s to 1 s) in which any kernel ran: a duty cycle, not how
 much of the chip was used. It goes beside a result and never ranks one.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import threading
@@ -15,9 +13,11 @@ from fulltilt.hardware import Nvml, find_nvml_index
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class UtilizationMean:
+    """The mean over a span, or why there is none."""
+
     mean_pct: float | None
     n_samples: int
-    reason: str | None = None  # why there is no mean
+    reason: str | None = None
 
 
 class UtilizationSampler:
@@ -82,7 +82,7 @@ class UtilizationSampler:
 
 
 def find_device_index(device: object, nvml: Nvml) -> int | None:
-    """NVML's index of a torch device: by UUID, because CUDA and NVML count differently. ``None`` on a CPU."""
+    """Find NVML's index of a torch device by UUID: CUDA and NVML count differently. ``None`` on a CPU."""
     import torch
 
     device = torch.device(device)  # type: ignore[arg-type]

@@ -5,8 +5,6 @@ The unit of replication is the round (of blocks, or of processes), never the ste
 correlated, and Welch's test on 40 + 40 of them calls two equal arms different in 16 to 33 % of the cases.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Literal

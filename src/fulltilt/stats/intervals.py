@@ -3,8 +3,6 @@
 The unit of replication is the block: steps inside one are correlated, and an interval over steps is too narrow.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

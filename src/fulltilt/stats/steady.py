@@ -1,7 +1,5 @@
 """Where warm-up ends, by evidence in the timings."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpointed models train exactly like plain ones, with less kept between forward and backward."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

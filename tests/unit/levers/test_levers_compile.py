@@ -4,8 +4,6 @@ Graphs run uncompiled here (Dynamo's part without Inductor's), but in the last t
 there are, and Inductor takes 10 s a graph.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import sysconfig

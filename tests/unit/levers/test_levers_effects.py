@@ -1,7 +1,5 @@
 """Every lever changes what a run does, seen from inside the run; a lever without a case here fails."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

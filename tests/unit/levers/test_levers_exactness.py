@@ -4,8 +4,6 @@ Losses and weights of a small network (convolutions, BatchNorm, dropout) after t
 "equal" is to the last bit, "within tolerance" is that of the case, "another recipe" must come to another result.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import tempfile

@@ -1,7 +1,5 @@
 """The fused switch on optimizers that were built without it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn, optim

@@ -1,7 +1,5 @@
 """What levers for a GPU change there, seen inside a run's own steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

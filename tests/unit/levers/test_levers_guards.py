@@ -1,7 +1,5 @@
 """Guards, candidates, notes and the precision that ``auto`` becomes: pure functions of facts, torch-free."""
 
-from __future__ import annotations
-
 import typing
 
 import annotated_types

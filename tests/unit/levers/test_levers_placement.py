@@ -1,7 +1,5 @@
 """placement: what fits, what is refused and why, and where rows lie on a GPU."""
 
-from __future__ import annotations
-
 import h5py
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Fake peaks against what can be counted by hand and the allocator's own events, without a trace in the run."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

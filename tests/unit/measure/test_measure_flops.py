@@ -1,7 +1,5 @@
 """Counts against formulas worked out by hand: 2 FLOPs per multiply-add."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
