@@ -6,18 +6,11 @@ from annotated_types import Ge
 
 from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup, set_loader_option
 
-SMALLEST, LARGEST = 16, 1024
-
 
 def _candidates(facts: Facts) -> tuple[int, ...]:
-    """Powers of two between 16 and 1,024 that the training set can fill."""
-    limit = LARGEST if facts.n_samples is None else min(LARGEST, facts.n_samples)
-    values = []
-    value = SMALLEST
-    while value <= limit:
-        values.append(value)
-        value *= 2
-    return tuple(values) or (max(1, limit),)
+    """Offer powers of two between 16 and 1,024 that the training set can fill."""
+    limit = 1024 if facts.n_samples is None else min(1024, facts.n_samples)
+    return tuple(2**n for n in range(4, 11) if 2**n <= limit) or (max(1, limit),)
 
 
 def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
@@ -29,7 +22,7 @@ def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
 
 
 def _observe(setup: Setup) -> Any:
-    """The size of the first micro-batch that a step computed on; before any step, what the loader will deliver."""
+    """Read the size of the first micro-batch that a step computed on; before any step, the loader's."""
     if "batch_size" in setup.state:
         return setup.state["batch_size"]
     for source in (setup.loader, getattr(setup.loader, "batch_sampler", None), getattr(setup.loader, "sampler", None)):

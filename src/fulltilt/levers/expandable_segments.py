@@ -21,7 +21,7 @@ def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
 
 
 def _apply(setup: Setup, value: bool) -> None:
-    """Set the option beside what the environment set (``PYTORCH_ALLOC_CONF``); segments there already stay."""
+    """Set the option beside those of the environment (``PYTORCH_ALLOC_CONF``); present segments stay."""
     if setup.device.type != "cuda":
         return
     import torch
@@ -40,15 +40,12 @@ def _apply(setup: Setup, value: bool) -> None:
 
 def is_expandable(settings: str) -> bool:
     """Read the option from the allocator's settings, "expandable_segments:True,max_split_size_mb:512"."""
-    for part in settings.split(","):
-        name, _, value = part.strip().partition(":")
-        if name == NAME:
-            return value.strip().lower() == "true"
-    return False
+    options = {name: value for name, _, value in (part.strip().partition(":") for part in settings.split(","))}
+    return options.get(NAME, "").strip().lower() == "true"
 
 
 def _observe(setup: Setup) -> bool:
-    """What the allocator's settings say; with memory taken already, that its segments really expand."""
+    """Read the allocator's settings; where it has taken memory, whether its segments expand."""
     if setup.device.type != "cuda":
         return False
     import torch

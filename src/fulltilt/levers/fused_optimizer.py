@@ -6,7 +6,7 @@ from fulltilt.errors import PlanObstacleError
 from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 FUSED_ON = {"Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "SGD": ("cpu", "cuda"), "Adagrad": ("cpu",)}
-"""Optimizers of torch.optim with a fused step, and where (torch 2.11 to 2.13)."""
+"""Devices on which optimizers of torch.optim have a fused step (torch 2.11 to 2.13)."""
 
 
 def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
@@ -21,7 +21,7 @@ def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
 
 
 def _apply(setup: Setup, value: bool) -> None:
-    """Set the switch on the built optimizer, so that a user's own factory or subclass needs no argument for it.
+    """Set the switch on the built optimizer, so that a user's own factory needs no argument for it.
 
     Raises:
         PlanObstacleError: the optimizer has no such switch, has already stepped, or excludes it by its other options.
@@ -55,7 +55,7 @@ def _apply(setup: Setup, value: bool) -> None:
 
 
 def _switch_off(setup: Setup) -> None:
-    """The plan is what runs, so an optimizer that its own factory made fused is not; the user is told."""
+    """Switch off what an optimizer's own factory switched on, and tell the user."""
     fused = [group for group in setup.optimizer.param_groups if group.get("fused")]
     for group in fused:
         group["fused"] = False
@@ -69,7 +69,7 @@ def _switch_off(setup: Setup) -> None:
 
 
 def _has_stepped(optimizer: Any) -> bool:
-    """Adagrad fills its state when it is built, with step 0; the others at their first step."""
+    """Whether the optimizer has stepped. Adagrad fills its state when it is built, the others at their first step."""
     return any(float(state.get("step", 1)) > 0 for state in optimizer.state.values())
 
 

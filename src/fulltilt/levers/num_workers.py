@@ -10,13 +10,8 @@ MAX_WORKERS = 8192
 
 
 def _candidates(facts: Facts) -> tuple[int, ...]:
-    """0, then doubling up to the usable cores: past those, workers only take turns."""
-    values = [0]
-    count = 1
-    while count <= facts.n_cores_usable:
-        values.append(count)
-        count *= 2
-    return tuple(values)
+    """Offer 0, then powers of two up to the usable cores: past those, workers only take turns."""
+    return (0, *(2**n for n in range(facts.n_cores_usable.bit_length())))
 
 
 def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:

@@ -10,7 +10,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 def resolve(value: str, facts: Facts) -> tuple[str, str | None]:
     """Turn ``auto`` (``use_amp: true``) into a precision for this machine, with a note when it is not mixed precision.
 
-    bf16 where the hardware computes in it, else fp16 with a scaler on a GPU, else fp32. Any other value is itself.
+    It is bf16 where the hardware computes in it, else fp16 with a scaler on a GPU, else fp32.
     """
     if value != "auto":
         return value, None
@@ -71,7 +71,7 @@ def _apply(setup: Setup, value: str) -> None:
 
 
 def _observe(setup: Setup) -> str:
-    """The format seen inside the first step; before any step, the one the step is set up with."""
+    """Read the format seen inside the first step; before any step, the one the step is set up with."""
     import torch
 
     dtype = setup.state.get("autocast_dtype", setup.autocast_dtype)
@@ -84,7 +84,7 @@ def _observe(setup: Setup) -> str:
 
 
 def _parse_alias(alias: str, value: Any) -> Any:
-    """``use_amp: true`` is the mixed precision that suits the machine; a name is itself."""
+    """Turn ``use_amp: true`` into the mixed precision that suits the machine, and other spellings into ours."""
     if isinstance(value, bool):
         return "auto" if value else "fp32"
     names = {"16": "fp16", "32": "fp32", "no": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

@@ -12,7 +12,7 @@ Count: TypeAlias = Annotated[int, Ge(1)] | None
 
 @functools.cache
 def _read_initial_threads() -> int:
-    """The thread count before any plan changed it: what ``null`` goes back to."""
+    """Read the thread count before any plan changes it: what ``null`` goes back to."""
     import torch
 
     return torch.get_num_threads()
@@ -22,7 +22,7 @@ MAX_THREADS = 4096
 
 
 def _candidates(facts: Facts) -> tuple[int | None, ...]:
-    """The default, then half the cores (the rest is left to data workers), then one core less."""
+    """Offer the default, half the cores (the rest is for data workers), and all but one core."""
     cores = facts.n_cores_usable
     return (None, *sorted({n for n in (cores // 2, cores - 1) if 1 <= n < cores}))
 

@@ -14,7 +14,7 @@ _OBSTACLES = {
 
 
 def _candidates(facts: Facts) -> tuple[str, ...]:
-    """On a CPU it has to be asked for: there it moves work from the workers into the training process."""
+    """Offer the device on a GPU only: on a CPU it moves work from the workers into the training process."""
     return ("loader", "device") if facts.transforms == "pipeline" and facts.device_type == "cuda" else ("loader",)
 
 
@@ -28,9 +28,7 @@ def _observe(setup: Setup) -> str:
         return "loader"
     transform = setup.state.get("transform")
     seen = None if transform is None else transform.seen
-    if seen is not None and seen[1] != setup.device.type:
-        return f"transformed on {seen[1]}"
-    return "device"
+    return "device" if seen is None or seen[1] == setup.device.type else f"transformed on {seen[1]}"
 
 
 LEVER = Lever(

@@ -22,7 +22,7 @@ def _apply(setup: Setup, value: int) -> None:
 
 
 def _observe(setup: Setup) -> Any:
-    """What the workers reported when they started; the planned value where no worker exists or none has started."""
+    """Read what the workers reported when they started; the planned value where none has started."""
     if not setup.loader.num_workers or "worker_threads" not in setup.state:
         return setup.worker_options.get("threads")
     reported = sorted({int(n) for n in setup.state["worker_threads"] if n})
