@@ -68,19 +68,12 @@ class MemoryMeter:
         self._device = torch.device(device)
         self._interval_s = interval_s
         self._halt = threading.Event()
-        self._thread: threading.Thread | None = None
         self._peak_bytes = 0
         self._kernel_keeps_peak = False
         self.own_peak_gib: float | None = None  # of this process by itself, once stopped; None where nobody keeps it
 
     def start(self) -> None:
-        """Begin a new span.
-
-        Raises:
-            RuntimeError: one is being measured already.
-        """
-        if self._thread is not None:
-            raise RuntimeError("MemoryMeter.start() twice: stop() the first span before the next")
+        """Begin a new span."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         self._kernel_keeps_peak = _reset_own_peak()
@@ -90,16 +83,9 @@ class MemoryMeter:
         self._thread.start()
 
     def stop(self) -> MemoryPeaks:
-        """End sampling and give the peaks.
-
-        Raises:
-            RuntimeError: the meter was not started.
-        """
-        if self._thread is None:
-            raise RuntimeError("MemoryMeter.stop() without start(): there is no span to measure")
+        """End sampling and return the peaks of the span."""
         self._halt.set()
         self._thread.join()
-        self._thread = None
         own_peak_bytes = (read_status_bytes("VmHWM") or 0) if self._kernel_keeps_peak else 0
         self.own_peak_gib = own_peak_bytes / _GIB or None
         rss_peak_gib = max(self._peak_bytes, own_peak_bytes) / _GIB

@@ -37,13 +37,7 @@ class UtilizationSampler:
         self._reason: str | None = None
 
     def start(self) -> None:
-        """Begin a new mean. Without a device no thread starts.
-
-        Raises:
-            RuntimeError: one is being taken already.
-        """
-        if self._thread is not None:
-            raise RuntimeError("UtilizationSampler.start() twice: stop() the first span before the next")
+        """Begin a new mean. Without a device no thread starts."""
         self._samples, self._reason = [], None
         if self._index is None:
             self._reason = "the device is a CPU"
@@ -53,16 +47,15 @@ class UtilizationSampler:
         self._thread.start()
 
     def stop(self) -> UtilizationMean:
-        """End the thread. A span shorter than one interval still has one sample."""
+        """End the thread and return the mean; a span shorter than one interval still has one sample."""
         if self._thread is not None:
             self._halt.set()
             self._thread.join()
             self._thread = None
-        samples = self._samples
-        if not samples:
-            reason = self._reason or "the sampler was not started"
-            return UtilizationMean(mean_pct=None, n_samples=0, reason=reason)
-        return UtilizationMean(mean_pct=sum(samples) / len(samples), n_samples=len(samples))
+        n_samples = len(self._samples)
+        if not n_samples:
+            return UtilizationMean(mean_pct=None, n_samples=0, reason=self._reason)
+        return UtilizationMean(mean_pct=sum(self._samples) / n_samples, n_samples=n_samples)
 
     def _sample(self) -> None:
         assert self._index is not None

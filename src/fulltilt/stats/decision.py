@@ -17,7 +17,7 @@ from fulltilt.stats.intervals import compute_t_quantile, compute_trimmed_interva
 Verdict = Literal["faster", "slower", "tie", "too_noisy"]
 
 MARGIN_PCT = 2.0
-"""Differences below this are not worth another plan; the recommendation then goes to the simpler one."""
+"""Differences below this are not worth another plan."""
 
 ALPHA = 0.05
 DETECTION_POWER = 0.8
@@ -32,9 +32,8 @@ class Decision:
             leaves out 0, and reaches beyond the margin. "too_noisy": it holds 0 and a difference that would matter.
         effect_pct: Change of the value from baseline to arm; −10 is a tenth less time, or a tenth less rate.
         ci_pct: Interval of the effect, same unit; nan bounds where there was one round only.
-        confidence: Of that interval. Above 0.95 at a look of several: together they leave out the truth in 5 %.
-        detectable_pct: The smallest true difference that a comparison with this spread and this many rounds leaves 0
-            out of the interval for in 80 % of the cases; nan for one round.
+        confidence: Of that interval.
+        detectable_pct: The smallest true difference that 80 % of such comparisons tell from 0; nan for one round.
         margin_pct: Differences inside it do not matter.
         n: Rounds; for runs that are not paired, those of the arm with fewer.
     """
@@ -49,7 +48,7 @@ class Decision:
 
     @property
     def is_settled(self) -> bool:
-        """Whether more rounds are not needed: the interval leaves out 0, or every difference that matters."""
+        """Whether no more rounds are needed: the interval leaves out 0, or every difference that matters."""
         return self.verdict != "too_noisy"
 
 
@@ -67,8 +66,8 @@ def decide(
     highest and the lowest fifth of the rounds, so that a few rounds that other work broke into do not hide the rest.
 
     Args:
-        rounds_a: By round, the baseline's value (a block's median step time, a run's samples per second), or all its
-            values in that round (two in an ABBA round), of which the geometric mean is taken.
+        rounds_a: Shape (rounds,) or (rounds, values): the baseline's value in each round (a block's median step time,
+            a run's samples per second), or several, of which the geometric mean is taken.
         rounds_b: The same for the other arm.
         confidence: Of the interval; higher than 0.95 at each look of several.
         higher_is_better: The values are rates.
@@ -95,7 +94,7 @@ def decide_apart(
 ) -> Decision:
     """Decide between two sets of runs that were not interleaved, by the spread between the runs of each.
 
-    What changed on the machine between the two sets is part of the effect: no interval can take it out.
+    What changed on the machine between the two sets is part of the effect.
 
     Args:
         runs_a, runs_b: One value per independent run, all above 0; the sets may differ in size.
@@ -128,7 +127,7 @@ def _build_decision(
     margin_pct: float,
     higher_is_better: bool,
 ) -> Decision:
-    """All figures of effect and interval are log ratios here."""
+    """Build a decision from effect and interval given as log ratios."""
     if not margin_pct >= 0:
         raise ValueError(f"margin_pct is {margin_pct}; give 0 or more")
     interval = (_to_pct(low), _to_pct(high))
@@ -154,10 +153,7 @@ def _judge(low: float, high: float, margin_pct: float, higher_is_better: bool) -
 
 
 def _compute_detectable_pct(half_width: float, confidence: float, df: int) -> float:
-    """The minimum detectable effect: so many standard errors as confidence and power take together.
-
-    Source: Bloom, Minimum detectable effects (Evaluation Review 19, 1995).
-    """
+    """Compute the minimum detectable effect. Source: Bloom (Evaluation Review 19, 1995)."""
     if math.isnan(half_width):
         return math.nan
     quantile = compute_t_quantile(0.5 + confidence / 2, df)
@@ -165,7 +161,7 @@ def _compute_detectable_pct(half_width: float, confidence: float, df: int) -> fl
 
 
 def _compute_log_rounds(rounds: ArrayLike) -> NDArray[np.float64]:
-    """One log value a round; rows hold all values of a round."""
+    """Compute one log value per round."""
     x = np.asarray(rounds, dtype=np.float64)
     if x.ndim not in (1, 2) or x.size == 0:
         raise ValueError(f"rounds have shape {x.shape}; give one value, or one row of values, per round")
