@@ -104,21 +104,15 @@ def test_the_time_limit_ends_it_but_not_below_two_blocks():
     result = FakeTraining(1000.0).measure(max_measure_s=0.5)
     assert [b.n_steps for b in result.blocks] == [1, 1]
     assert result.samples_per_s_ci95[0] == pytest.approx(32)
-
-
-def test_no_limit_is_no_limit():
     assert FakeTraining(10_000.0).measure(max_measure_s=None).n_steps == 40
 
 
-def test_blocks_of_whole_epochs_hold_what_happens_once_an_epoch():
+def test_blocks_of_whole_epochs_hold_what_happens_once_an_epoch_and_are_not_split_when_time_is_short():
     training = FakeTraining(lambda n: 110.0 if n % 5 == 0 else 10.0)
     result = training.measure(min_block_steps=5, n_steps=20)
     assert {b.n_steps for b in result.blocks} == {10}
     assert result.samples_per_s == pytest.approx(32 / 0.030)
     assert result.phases_ms.step == pytest.approx(30.0)
-
-
-def test_epochs_are_not_split_when_time_is_short():
     result = FakeTraining(1000.0).measure(min_block_steps=12, max_measure_s=1.0)
     assert [b.n_steps for b in result.blocks] == [12, 12]
 
@@ -155,11 +149,9 @@ def test_very_short_steps_get_longer_blocks():
 
 
 def test_asynchronous_steps_are_timed_with_their_queue_drained():
-    training = FakeTraining(10.0, is_device=True)
-    result = training.measure()
-    assert result.phases_ms.step == pytest.approx(10.0)
-    assert result.phases_ms.forward == pytest.approx(10.0)
-    assert result.phases_ms.data_wait == pytest.approx(0.0)
+    result = FakeTraining(10.0, is_device=True).measure()
+    phases = result.phases_ms
+    assert (phases.step, phases.forward, phases.data_wait) == pytest.approx((10.0, 10.0, 0.0))
     assert "phases_ms" not in result.null_reasons
 
 
@@ -255,13 +247,6 @@ def test_one_tick_of_steal_in_a_short_block_is_no_contention():
     assert training.measure(read_cpu_times=lambda: next(readings)).notes == ()
 
 
-def test_every_block_is_told_with_its_stage():
-    told = []
-    result = FakeTraining().measure(on_block=told.append)
-    assert [b.stage for b in told].count("measure") == len(result.blocks)
-    assert sum(b.n_steps for b in told if b.stage == "warmup") == result.n_warmup_steps
-
-
 def test_time_between_blocks_is_in_no_step():
     training = FakeTraining(10.0)
     result = training.measure(on_block=lambda block: training.clock.advance(500.0))
@@ -270,22 +255,16 @@ def test_time_between_blocks_is_in_no_step():
     assert "phases_ms" not in result.null_reasons
 
 
-def test_steps_timed_before_the_measurement_are_not_in_it():
+def test_every_block_is_told_and_steps_timed_before_the_measurement_are_not_in_it():
     training = FakeTraining(10.0)
     training.timer.start_step()
     training.run_step()
     training.timer.end_step(7)
     told = []
-    training.measure(on_block=told.append)
+    result = training.measure(on_block=told.append)
     assert [len(b.steps) for b in told] == [b.n_steps for b in told]
-
-
-def test_what_a_step_raises_comes_through():
-    def run_step():
-        raise MemoryError("planted")
-
-    with pytest.raises(MemoryError, match="planted"):
-        measure_steps(run_step)
+    assert [b.stage for b in told].count("measure") == len(result.blocks)
+    assert sum(b.n_steps for b in told if b.stage == "warmup") == result.n_warmup_steps
 
 
 def test_a_step_without_samples_is_refused():
@@ -294,9 +273,7 @@ def test_a_step_without_samples_is_refused():
 
 
 def test_a_clock_that_stands_still_does_not_hang():
-    training = FakeTraining(0.0)
-    result = training.measure(n_steps=8)
-    assert "phases_ms" in result.null_reasons
+    assert "phases_ms" in FakeTraining(0.0).measure(n_steps=8).null_reasons
 
 
 def test_on_the_real_clock_figures_lie_between_what_was_measured_inside_and_around_them():
