@@ -72,11 +72,8 @@ def count_usable_cores(root: Root = "/") -> int:
 
 def read_cpu_model(root: Root = "/") -> str | None:
     """Read the processor's name; Arm kernels give none, the architecture stands in there."""
-    fields: dict[str, str] = {}
-    for line in (read_text(root, "/proc/cpuinfo") or "").splitlines():
-        name, separator, value = line.partition(":")
-        if separator:
-            fields.setdefault(name.strip(), value.strip())
+    pairs = [line.split(":", 1) for line in (read_text(root, "/proc/cpuinfo") or "").splitlines() if ":" in line]
+    fields = {name.strip(): value.strip() for name, value in reversed(pairs)}  # of the first core
     for name in ("model name", "Model", "Hardware", "cpu model"):
         if fields.get(name):
             return fields[name]

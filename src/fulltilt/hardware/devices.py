@@ -122,7 +122,7 @@ def resolve_device(
 
 def build_device_records(nvml: Nvml, environ: Mapping[str, str] | None = None) -> tuple[Device, ...]:
     """Describe the visible GPUs for a ``Machine``; ``index`` is CUDA's."""
-    records = []
+    records: list[Device] = []
     for index, device in enumerate(read_visible_devices(nvml, environ)):
         sheet = find_data_sheet(device.name, device.memory_total_bytes)
         records.append(
@@ -153,9 +153,8 @@ def read_package_version(name: str) -> str | None:
 
 
 def _find_listed(entry: str, devices: tuple[NvmlDevice, ...]) -> NvmlDevice | None:
-    if entry.isdigit():
-        return next((device for device in devices if device.index == int(entry)), None)
     if entry.startswith("GPU-"):
         found = [device for device in devices if (device.uuid or "").startswith(entry)]
-        return found[0] if len(found) == 1 else None
-    return None
+    else:
+        found = [device for device in devices if entry.isdigit() and device.index == int(entry)]
+    return found[0] if len(found) == 1 else None

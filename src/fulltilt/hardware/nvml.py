@@ -7,13 +7,12 @@ Source: NVML API reference, "Device Queries". Each field names the ``nvidia-smi`
 """
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from fulltilt.errors import DeviceError
-
-T = TypeVar("T")
 
 THROTTLE_REASONS = {
     0x001: "gpu_idle",
@@ -74,7 +73,6 @@ class Nvml(Protocol):
     @property
     def absence(self) -> str | None:
         """Why there are no devices; ``None`` when there are."""
-        ...
 
     @property
     def driver(self) -> str | None: ...
@@ -87,7 +85,6 @@ class Nvml(Protocol):
 
     def close(self) -> None:
         """Let go of the library; harmless when repeated."""
-        ...
 
 
 class RealNvml:
@@ -120,22 +117,19 @@ class RealNvml:
 
     def read_status(self, index: int) -> NvmlStatus:
         handle, library, reasons = self._find(index), self._library, dict[str, str]()
-
-        def ask(call: Callable[[], T], *fields: str) -> T | None:
-            return self._ask(call, fields, reasons)
-
-        memory = ask(lambda: library.nvmlDeviceGetMemoryInfo(handle), "memory_used_bytes", "memory_free_bytes")
-        rates = ask(lambda: library.nvmlDeviceGetUtilizationRates(handle), "utilization_pct")
-        mask = ask(lambda: self._read_throttle_mask(handle), "throttle_reasons")
-        found = ask(lambda: library.nvmlDeviceGetComputeRunningProcesses(handle), "processes")
+        ask = functools.partial(self._ask, reasons)
+        memory = ask("memory_used_bytes memory_free_bytes", library.nvmlDeviceGetMemoryInfo, handle)
+        rates = ask("utilization_pct", library.nvmlDeviceGetUtilizationRates, handle)
+        mask = ask("throttle_reasons", self._read_throttle_mask, handle)
+        found = ask("processes", library.nvmlDeviceGetComputeRunningProcesses, handle)
         sm = library.NVML_CLOCK_SM
         processes = [NvmlProcess(pid=p.pid, memory_used_bytes=p.usedGpuMemory) for p in found or ()]
         return NvmlStatus(
             memory_used_bytes=None if memory is None else memory.used,
             memory_free_bytes=None if memory is None else memory.free,
             utilization_pct=None if rates is None else float(rates.gpu),
-            sm_clock_mhz=ask(lambda: library.nvmlDeviceGetClockInfo(handle, sm), "sm_clock_mhz"),
-            sm_clock_max_mhz=ask(lambda: library.nvmlDeviceGetMaxClockInfo(handle, sm), "sm_clock_max_mhz"),
+            sm_clock_mhz=ask("sm_clock_mhz", library.nvmlDeviceGetClockInfo, handle, sm),
+            sm_clock_max_mhz=ask("sm_clock_max_mhz", library.nvmlDeviceGetMaxClockInfo, handle, sm),
             throttle_reasons=None if mask is None else decode_throttle_reasons(mask),
             processes=None if found is None else tuple(processes),
             null_reasons=reasons,
@@ -143,7 +137,7 @@ class RealNvml:
 
     def read_utilization(self, index: int) -> Utilization:
         handle, reasons = self._find(index), dict[str, str]()
-        rates = self._ask(lambda: self._library.nvmlDeviceGetUtilizationRates(handle), ("gpu_pct",), reasons)
+        rates = self._ask(reasons, "gpu_pct", self._library.nvmlDeviceGetUtilizationRates, handle)
         return Utilization(gpu_pct=None if rates is None else float(rates.gpu), reason=reasons.get("gpu_pct"))
 
     def close(self) -> None:
@@ -154,30 +148,31 @@ class RealNvml:
 
     def _read_device(self, index: int) -> NvmlDevice:
         handle, library, reasons = self._handles[index], self._library, dict[str, str]()
-        memory = self._ask(lambda: library.nvmlDeviceGetMemoryInfo(handle), ("memory_total_bytes",), reasons)
+        ask = functools.partial(self._ask, reasons)
+        memory = ask("memory_total_bytes", library.nvmlDeviceGetMemoryInfo, handle)
+        capability = ask("compute_capability", library.nvmlDeviceGetCudaComputeCapability, handle)
         return NvmlDevice(
             index=index,
-            name=self._ask(lambda: library.nvmlDeviceGetName(handle), ("name",), reasons) or "unknown NVIDIA device",
-            uuid=self._ask(lambda: library.nvmlDeviceGetUUID(handle), ("uuid",), reasons),
+            name=ask("name", library.nvmlDeviceGetName, handle) or "unknown NVIDIA device",
+            uuid=ask("uuid", library.nvmlDeviceGetUUID, handle),
             memory_total_bytes=None if memory is None else memory.total,
-            compute_capability=self._ask(
-                lambda: tuple(library.nvmlDeviceGetCudaComputeCapability(handle)), ("compute_capability",), reasons
-            ),
+            compute_capability=None if capability is None else tuple(capability),
             null_reasons=reasons,
         )
 
     def _read_throttle_mask(self, handle: Any) -> int:
-        """Drivers before 535 know the reading by its old name only."""
+        """Read the mask, by its old name with drivers before 535."""
         try:
             return self._library.nvmlDeviceGetCurrentClocksEventReasons(handle)
         except self._library.NVMLError_FunctionNotFound:
             return self._library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
 
-    def _ask(self, call: Callable[[], T], fields: tuple[str, ...], reasons: dict[str, str]) -> T | None:
+    def _ask(self, reasons: dict[str, str], fields: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the library; where it gives no answer, note the reason for each of ``fields`` and return None."""
         try:
-            return call()
+            return call(*arguments)
         except self._library.NVMLError as problem:
-            reasons.update(dict.fromkeys(fields, f"NVML: {problem}"))
+            reasons.update(dict.fromkeys(fields.split(), f"NVML: {problem}"))
             return None
 
     def _find(self, index: int) -> Any:
@@ -187,7 +182,7 @@ class RealNvml:
 
 
 def decode_throttle_reasons(mask: int) -> tuple[str, ...]:
-    """The names of the bits set; a bit of a newer driver comes as ``bit_0x…``."""
+    """Name the bits set; a bit of a newer driver comes as ``bit_0x…``."""
     bits = [1 << n for n in range(mask.bit_length()) if mask >> n & 1]
     return tuple(THROTTLE_REASONS.get(bit, f"bit_{bit:#x}") for bit in bits)
 

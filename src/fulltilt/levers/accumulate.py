@@ -12,10 +12,8 @@ def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if value > 1 and facts.n_samples is not None and batch_size and batch_size * value > facts.n_samples:
         largest = facts.n_samples // batch_size
         remedy = f"accumulate {largest} or less" if largest else f"batch_size {facts.n_samples} or less"
-        return (
-            f"batch_size {batch_size} × accumulate {value} is larger than the dataset ({facts.n_samples} samples); "
-            f"use {remedy}"
-        )
+        what = f"batch_size {batch_size} × accumulate {value}"
+        return f"{what} is larger than the dataset ({facts.n_samples} samples); use {remedy}"
     return None
 
 

@@ -25,11 +25,9 @@ def _observe(setup: Setup) -> Any:
     """Read the size of the first micro-batch that a step computed on; before any step, the loader's."""
     if "batch_size" in setup.state:
         return setup.state["batch_size"]
-    for source in (setup.loader, getattr(setup.loader, "batch_sampler", None), getattr(setup.loader, "sampler", None)):
-        size = getattr(source, "batch_size", None)
-        if size is not None:
-            return size
-    return None
+    sources = (setup.loader, getattr(setup.loader, "batch_sampler", None), getattr(setup.loader, "sampler", None))
+    sizes = (getattr(source, "batch_size", None) for source in sources)
+    return next((size for size in sizes if size is not None), None)
 
 
 LEVER = Lever(

@@ -6,12 +6,11 @@ from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
 def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    if not value:
-        return None
-    return (
+    text = (
         "an operator that has no reproducible form ends the run with its name; what reproducible forms cost here is "
         "measured by benchmark.levers {deterministic: [false, true]}"
     )
+    return text if value else None
 
 
 def _apply(setup: Setup, value: bool) -> None:

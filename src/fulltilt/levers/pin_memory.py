@@ -10,12 +10,11 @@ def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
 
 
 def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    if value and facts.is_wsl:
-        return (
-            "page-locked memory is scarce under WSL2 (0.5 to 1 GiB have been reported as the limit); use pin_memory "
-            "false if CUDA reports out of memory while the device has room"
-        )
-    return None
+    text = (
+        "page-locked memory is scarce under WSL2 (0.5 to 1 GiB have been reported as the limit); use pin_memory "
+        "false if CUDA reports out of memory while the device has room"
+    )
+    return text if value and facts.is_wsl else None
 
 
 LEVER = Lever(

@@ -27,23 +27,18 @@ class Clock(Protocol):
 
     def mark(self) -> Any:
         """Set a mark behind all work queued so far and return its handle."""
-        ...
 
     def is_ready(self, handle: Any) -> bool:
         """Whether the mark was reached, so that it may be read."""
-        ...
 
     def elapsed_ms(self, a: Any, b: Any) -> float:
         """Milliseconds from mark ``a`` to mark ``b``. Raises RuntimeError unless both were reached."""
-        ...
 
     def release(self, handles: Iterable[Any]) -> None:
         """Give marks back that nobody reads any more."""
-        ...
 
     def host_ns(self) -> int:
         """The host's monotonic time in nanoseconds."""
-        ...
 
 
 class HostClock:
@@ -103,7 +98,7 @@ class CudaClock:
 
 
 class FakeClock:
-    """A clock that stands still until told otherwise, with a device queue to imitate asynchronous work.
+    """A clock for tests that stands still until told otherwise, with a queue that imitates a device.
 
     Args:
         is_device: Marks are points in the queue (as on CUDA); else host time (as on a CPU), and queued work
@@ -113,9 +108,8 @@ class FakeClock:
 
     def __init__(self, *, is_device: bool = False, ready_delay_ms: float = 0.0):
         self.is_device = is_device
-        self.ready_delay_ms = ready_delay_ms
-        self._now_ns = 0
-        self._queue_ends_ns = 0
+        self._delay_ns = round(ready_delay_ms * 1e6)
+        self._now_ns = self._queue_ends_ns = 0
 
     def advance(self, ms: float) -> None:
         """The host is busy, or sleeps, for ``ms``."""
@@ -129,7 +123,7 @@ class FakeClock:
 
     def synchronize(self) -> None:
         """Let the host wait until the queue is empty and its marks can be read."""
-        self._now_ns = max(self._now_ns, self._queue_ends_ns + round(self.ready_delay_ms * 1e6))
+        self._now_ns = max(self._now_ns, self._queue_ends_ns + self._delay_ns)
 
     def mark(self) -> int:
         if not self.is_device:
@@ -138,7 +132,7 @@ class FakeClock:
         return self._queue_ends_ns
 
     def is_ready(self, handle: int) -> bool:
-        return self._now_ns >= handle + round(self.ready_delay_ms * 1e6)
+        return self._now_ns >= handle + self._delay_ns
 
     def elapsed_ms(self, a: int, b: int) -> float:
         if not (self.is_ready(a) and self.is_ready(b)):

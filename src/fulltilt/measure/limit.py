@@ -59,7 +59,7 @@ def compute_data_limit_bytes(*, mapped_bytes: int, resident_bytes: int, limit_by
         DeviceMemoryError: ``resident_bytes`` is above ``limit_bytes`` already.
     """
     if resident_bytes >= limit_bytes:
-        raise DeviceMemoryError(_describe_too_small(limit_bytes, resident_bytes, "memory"))
+        raise _build_error(limit_bytes, resident_bytes, "memory")
     return mapped_bytes + limit_bytes - resident_bytes + (n_threads + _SPARE_THREADS) * _STACK_BYTES
 
 
@@ -81,7 +81,7 @@ def _limit_cuda(device: torch.device, limit_bytes: int) -> None:
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     reserved_bytes = torch.cuda.memory_reserved(device)
     if reserved_bytes > limit_bytes:
-        raise DeviceMemoryError(_describe_too_small(limit_bytes, reserved_bytes, f"{device} memory"))
+        raise _build_error(limit_bytes, reserved_bytes, f"{device} memory")
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
@@ -91,8 +91,8 @@ def _name_device(device: torch.device | str) -> str:
     return f"{device.type}:{device.index or 0}" if device.type == "cuda" else device.type
 
 
-def _describe_too_small(limit_bytes: int, used_bytes: int, what: str) -> str:
-    return (
+def _build_error(limit_bytes: int, used_bytes: int, what: str) -> DeviceMemoryError:
+    return DeviceMemoryError(
         f"the memory limit of {format_bytes(limit_bytes)} is out of memory from the start: the process uses "
         f"{format_bytes(used_bytes)} of {what} before the first batch; set a limit above that"
     )

@@ -74,10 +74,8 @@ class PhaseTimer:
         self.n_lost = 0  # steps given up because nobody took them or the device was too far behind
         self._n_pending = n_pending
         self._pending: deque[_PendingStep] = deque()
-        self._finished: deque[StepSample] = deque()
-        self._n_finished = n_finished
-        self._mark = self.clock.mark
-        self._host_ns = self.clock.host_ns
+        self._finished: deque[StepSample] = deque(maxlen=n_finished)
+        self._mark, self._host_ns = self.clock.mark, self.clock.host_ns
         self._begin: Any = None
         self._begin_ns = 0
         self._laps: list[tuple[str, Any]] = []
@@ -140,13 +138,11 @@ class PhaseTimer:
     def _collect(self) -> None:
         while self._pending and self.clock.is_ready(self._pending[0].end):
             step = self._pending.popleft()
+            self.n_lost += len(self._finished) == self._finished.maxlen
             self._finished.append(_resolve(step, self.clock))
             self._release(step)
         while len(self._pending) >= self._n_pending:
             self._release(self._pending.popleft())
-            self.n_lost += 1
-        while len(self._finished) > self._n_finished:
-            self._finished.popleft()
             self.n_lost += 1
 
     def _release(self, step: _PendingStep) -> None:

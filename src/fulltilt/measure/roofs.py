@@ -41,7 +41,10 @@ def measure_roofs(device: torch.device | str, *, seconds: float = 2.5) -> tuple[
         raise ValueError(f"seconds={seconds}: roofs need time to be measured, give more than 0")
     device = torch.device(device)
     precisions = _list_precisions(device)
-    sheet = _find_sheet(device)
+    sheet = None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        sheet = find_data_sheet(properties.name, properties.total_memory)
     share_s = seconds / (len(precisions) + 1)
     roofs = [_measure_matmul(device, precision, share_s, sheet) for precision in precisions]
     return (*roofs, _measure_copy(device, share_s, sheet))
@@ -135,13 +138,6 @@ def _build_roof(name: str, unit: str, values: list[float], nominal: float | None
     measured, interval = float(np.quantile(values, _QUANTILE)), compute_quantile_interval(values, _QUANTILE)
     source = sheet.source if sheet is not None and nominal is not None else None
     return Roof(name=name, unit=unit, measured=measured, measured_ci95=interval, nominal=nominal, nominal_source=source)
-
-
-def _find_sheet(device: torch.device) -> DataSheet | None:
-    if device.type != "cuda":
-        return None
-    properties = torch.cuda.get_device_properties(device)
-    return find_data_sheet(properties.name, properties.total_memory)
 
 
 @contextlib.contextmanager

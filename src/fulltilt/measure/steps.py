@@ -101,9 +101,13 @@ def measure_steps(
     max_measure_s = math.inf if max_measure_s is None else max_measure_s
     begin_ns = timer.clock.host_ns()
     warm, is_steady = _run_warmup(runner, min_block_steps, max_warmup_s)
-    notes = [] if is_steady else [_describe_unsteady(warm, max_warmup_s)]
-
-    step_s = _compute_median_step_s(warm[1:][-3:])
+    last_s = [block.seconds / block.n_steps for block in warm[1:][-3:]]
+    notes: list[str] = []
+    if not is_steady:
+        times_ms = ", ".join(f"{seconds * 1e3:.3g}" for seconds in last_s)
+        limit = f"no steady state within {max_warmup_s:g} s of warm-up"
+        notes.append(f"{limit}; the last blocks took {times_ms} ms per step")
+    step_s = sorted(last_s)[len(last_s) // 2]
     size = _plan_block_size(step_s, min_block_steps, max_measure_s)
     if size < BLOCK_STEPS:
         notes.append(f"blocks of {size} steps instead of {BLOCK_STEPS}: a step took {step_s:.3g} s in the warm-up")
@@ -183,7 +187,11 @@ def _summarize(
     n_steps, timed_s = sum(b.n_steps for b in blocks), sum(b.seconds for b in blocks)
     steps = [step for block in blocks for step in block.steps]
     step_ms = timed_s / n_steps * 1e3
-    null_reasons = _explain_missing(blocks, runner)
+    null_reasons: dict[str, str] = {}
+    if all(b.cpu_pressure_pct is None for b in blocks):
+        null_reasons["cpu_pressure_pct"] = runner.read_pressure().reason or "CPU pressure was not read"
+    if all(b.steal_pct is None for b in blocks):
+        null_reasons["steal_pct"] = runner.read_cpu_times().reason or "steal time was not read"
     void = check_closure(steps, step_ms=step_ms)
     if void:
         null_reasons["phases_ms"] = void
@@ -206,15 +214,6 @@ def _summarize(
     )
 
 
-def _explain_missing(blocks: Sequence[Block], runner: BlockRunner) -> dict[str, str]:
-    reasons = {}
-    if all(b.cpu_pressure_pct is None for b in blocks):
-        reasons["cpu_pressure_pct"] = runner.read_pressure().reason or "CPU pressure was not read"
-    if all(b.steal_pct is None for b in blocks):
-        reasons["steal_pct"] = runner.read_cpu_times().reason or "steal time was not read"
-    return reasons
-
-
 def _compute_mean_over_time(blocks: Sequence[Block], figures: Sequence[float | None]) -> float | None:
     known = [(b.seconds, f) for b, f in zip(blocks, figures, strict=True) if f is not None]
     return sum(s * f for s, f in known) / sum(s for s, _ in known) if known else None
@@ -228,15 +227,5 @@ def _plan_block_size(step_s: float, min_block_steps: int, max_measure_s: float) 
     return _round_up(size, min_block_steps)
 
 
-def _compute_median_step_s(blocks: Sequence[Block]) -> float:
-    times = sorted(b.seconds / b.n_steps for b in blocks)
-    return times[len(times) // 2]
-
-
 def _round_up(n: int, multiple: int) -> int:
     return math.ceil(n / multiple) * multiple
-
-
-def _describe_unsteady(warm: Sequence[Block], max_warmup_s: float) -> str:
-    times_ms = ", ".join(f"{b.seconds / b.n_steps * 1e3:.3g}" for b in warm[-3:])
-    return f"no steady state within {max_warmup_s:g} s of warm-up; the last blocks took {times_ms} ms per step"
