@@ -34,13 +34,18 @@ from fulltilt.hardware.filesystem import Filesystem, ShmSpace, read_filesystem, 
 from fulltilt.hardware.machine import compute_hostname_hash, is_wsl, read_machine
 from fulltilt.hardware.nvml import Nvml, NvmlDevice, NvmlProcess, NvmlStatus, RealNvml, Utilization
 from fulltilt.hardware.nvml_fake import FakeNvml, build_status
-from fulltilt.hardware.process_cpu import ProcessCpu, describe_process_state, is_process_stopped, read_process_tree_cpu
 from fulltilt.hardware.process_memory import (
+    MemoryWatchdog,
     ProcessMemory,
-    read_process_tree,
     read_process_tree_memory,
     read_rss_bytes,
     read_status_bytes,
 )
-from fulltilt.hardware.watchdog import MemoryWatchdog
+from fulltilt.hardware.proctree import (
+    ProcessCpu,
+    describe_process_state,
+    is_process_stopped,
+    read_process_tree,
+    read_process_tree_cpu,
+)
 from fulltilt.hardware.wsl import WslReport, compute_usable_device_bytes, read_wsl

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fulltilt.hardware._files import Root, parse_table, read_text
-from fulltilt.hardware._mounts import read_mounts
+from fulltilt.hardware.filesystem import read_mounts
 
 UNLIMITED_BYTES = 1 << 60  # v1 writes "no limit" as the largest page-aligned 63-bit number
 _MEMORY_FILES = (  # of v2, of v1: limit, usage, pages of files that were not used lately

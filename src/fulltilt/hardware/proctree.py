@@ -18,24 +18,28 @@ PR_SET_CHILD_SUBREAPER = 36
 CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 CLEANER_GRACE_S = 5.0
 
+_STOPPED_STATES = "TtZX"  # stopped by a signal or a debugger, dead and not waited for
+_STATES = {
+    "R": "computes",
+    "S": "waits, for a lock, a pipe or the network",
+    "D": "waits for a disk or a network file system",
+    "T": "is stopped by a signal (kill -CONT {pid} lets it go on)",
+    "t": "is stopped by a debugger",
+    "Z": "is dead",
+    "X": "is dead",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessEntry:
-    """What /proc/PID/stat says of one process. Source: proc_pid_stat(5).
-
-    Attributes:
-        session: Process id of the session's leader.
-        state: One letter: R computes, S and D wait, T is stopped, Z is dead and not waited for.
-        cpu_ticks: User and system time.
-        children_cpu_ticks: The same of its children that ended and were waited for.
-    """
+    """What /proc/PID/stat says of one process. Source: proc_pid_stat(5)."""
 
     pid: int
     parent_pid: int
-    session: int
-    state: str
-    cpu_ticks: int = 0
-    children_cpu_ticks: int = 0
+    session: int  # process id of its leader
+    state: str  # one letter: R computes, S and D wait, T is stopped, Z is dead and not waited for
+    cpu_ticks: int = 0  # user and system time
+    children_cpu_ticks: int = 0  # of children that ended and were waited for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +49,15 @@ class Work:
     cpu_s: float
     called_bytes: int  # out of the page cache too
     disk_bytes: int  # for mapped files too
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessCpu:
+    """One reading of the cores that a process tree takes."""
+
+    cpu_s: float  # user and system time of all, those that ended and were waited for included
+    n_children: int  # processes below the first one
+    stopped: tuple[int, ...]  # ids of those that do nothing and will not by themselves
 
 
 def set_death_signal(number: int) -> None:
@@ -80,6 +93,46 @@ def read_processes(root: Root = "/") -> list[ProcessEntry]:
     except OSError:
         return []
     return [entry for pid in pids if (entry := read_process(pid, root)) is not None]
+
+
+def read_process_tree(pid: int, root: Root = "/", *, search_session: bool = True) -> tuple[int, ...]:
+    """Find ``pid`` and all it started, itself first; empty when nothing of it is left.
+
+    When ``pid`` leads a session, or is gone, the session is searched as well: a worker whose parent died belongs to
+    init now, and still to the session.
+
+    Cost: one small file per thread of the tree (0.2 ms for 5 processes among 100, where psutil takes 3 ms); the search
+    of the session reads one per process on the machine.
+    """
+    found = dict.fromkeys(_read_descendants(pid, root))
+    if search_session and ((leader := read_process(pid, root)) is None or leader.session == pid):
+        for entry in read_processes(root):
+            if entry.session == pid:
+                found.update(dict.fromkeys(_read_descendants(entry.pid, root)))
+    return tuple(found)
+
+
+def read_process_tree_cpu(pid: int, root: Root = "/") -> ProcessCpu:
+    """Add up the CPU times of ``pid`` and all it started. Cost: two small files per process."""
+    members = read_process_tree(pid, root, search_session=False)
+    entries = [entry for member in members if (entry := read_process(member, root)) is not None]
+    return ProcessCpu(
+        cpu_s=sum(entry.cpu_ticks + entry.children_cpu_ticks for entry in entries) / os.sysconf("SC_CLK_TCK"),
+        n_children=max(0, len(members) - 1),
+        stopped=tuple(entry.pid for entry in entries if entry.pid != pid and entry.state in _STOPPED_STATES),
+    )
+
+
+def is_process_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger stopped the process; False where that cannot be read."""
+    entry = read_process(pid)
+    return entry is not None and entry.state in "Tt"
+
+
+def describe_process_state(pid: int, root: Root = "/") -> str:
+    """Say what a process is doing: ``computes``, ``is stopped by a signal (kill -CONT 12 lets it go on)``."""
+    entry = read_process(pid, root)
+    return "is gone" if entry is None else _STATES.get(entry.state, f"is in state {entry.state}").format(pid=pid)
 
 
 def read_work(pid: int, root: Root = "/") -> Work | None:
@@ -164,6 +217,27 @@ def remove_shared_segments(pids: set[int], folder: Path = Path("/dev/shm")) -> l
                     (folder / name).unlink()
                     removed.append(name)
     return removed
+
+
+def _read_descendants(pid: int, root: Root) -> list[int]:
+    found = [pid] if (Path(root) / f"proc/{pid}").exists() else []
+    for member in found:  # grows meanwhile
+        found += [child for child in _read_children(member, root) if child not in found]
+    return found
+
+
+def _read_children(pid: int, root: Root) -> list[int]:
+    try:
+        threads = list((Path(root) / f"proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+    children = []
+    for thread in threads:
+        text = read_text(thread, "children")
+        if text is None and thread.exists():  # a kernel without CONFIG_PROC_CHILDREN
+            return [entry.pid for entry in read_processes(root) if entry.parent_pid == pid]
+        children += [int(child) for child in (text or "").split()]
+    return children
 
 
 def _prctl(option: int, value: int) -> None:

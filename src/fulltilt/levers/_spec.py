@@ -82,56 +82,33 @@ def _say_nothing(*_: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Lever:
-    """One performance switch, on or off unless ``type`` says otherwise.
+    """One performance switch, on or off unless ``type`` says otherwise."""
 
-    Attributes:
-        name: Its name in a Plan.
-        key: Its key in the configuration, "data.num_workers".
-        summary: One sentence: what it does.
-        doc: What it trades, when it helps, when it hurts, with figures and their source.
-        trades: What may change besides speed.
-        stage: When the engine applies it.
-        apply: Puts the value into the Setup.
-        observe: Reads the value in force back from a built run; the effect tests and every trial use it.
-        type: The Python type of a value, for the configuration schema.
-        default: The value unless one is given: PyTorch's own behaviour.
-        unit: Unit of the value, None for a switch.
-        restart: Whether the value can only change with a new process.
-        candidates: Values worth trying on this machine when the user names none. Cheapest first.
-        recipe_values: Values that change what is learned where the lever's others do not; ``trades`` is without
-            "recipe" then, and ``candidates`` never offers them.
-        aliases: Other spellings that the configuration accepts, dotted or bare: "use_amp".
-        parse_alias: Turns an alias' value into a value of this lever (``use_amp: true``).
-        guard: Says why the value cannot apply in this plan on this machine.
-        note: Says what the user should know about a value that does apply.
-        report: Says what a run measured of the value in force, at its end.
-        needs: Values of other levers that this value depends on here: a search moves them together.
-        complexity: A tie between two plans goes to the one with the smaller sum.
-        is_offered: False: a search tries it only when the user names it, and no advice mentions it.
-    """
-
-    name: str
-    key: str
-    summary: str
-    doc: str
-    trades: tuple[Trade, ...]
-    stage: Stage
-    apply: Callable[[Setup, Any], None]
-    observe: Callable[[Setup], Any]
-    type: Any = bool
-    default: Any = False
-    unit: str | None = None
-    restart: bool = False
+    name: str  # in a Plan
+    key: str  # in the configuration: "data.num_workers"
+    summary: str  # one sentence: what it does
+    doc: str  # what it trades, when it helps, when it hurts, with figures and their source
+    trades: tuple[Trade, ...]  # what may change
+    stage: Stage  # when the engine applies it
+    apply: Callable[[Setup, Any], None]  # puts the value into the Setup
+    observe: Callable[[Setup], Any]  # reads the value in force back from a built run, in every trial
+    type: Any = bool  # of a value, for the configuration schema
+    default: Any = False  # PyTorch's own behaviour
+    unit: str | None = None  # of the value, None for a switch
+    restart: bool = False  # whether the value can only change with a new process
+    # Values worth trying on this machine when the user names none, cheapest first.
     candidates: Callable[[Facts], Sequence[Any]] = lambda facts: (False,)
+    # Values that change what is learned where the others do not; never among ``candidates``.
     recipe_values: tuple[Any, ...] = ()
-    aliases: tuple[str, ...] = ()
-    parse_alias: Callable[[str, Any], Any] | None = None
-    guard: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing
-    note: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing
-    report: Callable[[Setup], str | None] = _say_nothing
+    aliases: tuple[str, ...] = ()  # other spellings that the configuration accepts, dotted or bare: "use_amp"
+    parse_alias: Callable[[str, Any], Any] | None = None  # turns an alias' value into one of this lever
+    guard: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing  # why the value cannot apply here
+    note: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing  # what to know about a value that applies
+    report: Callable[[Setup], str | None] = _say_nothing  # what a run measured of the value, at its end
+    # Values of other levers that this value depends on here: a search moves them together.
     needs: Callable[[Any, Facts], PlanValues] = lambda value, facts: {}
-    complexity: Callable[[Any], float] = float
-    is_offered: bool = True
+    complexity: Callable[[Any], float] = float  # a tie between two plans goes to the one with the smaller sum
+    is_offered: bool = True  # False: a search tries it only when the user names it, and no advice mentions it
 
     @property
     def exactness(self) -> Exactness:

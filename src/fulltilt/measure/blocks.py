@@ -13,24 +13,16 @@ PRESSURE_RISE_LIMIT_PCT = 20.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Steps between two synchronised edges.
+    """Steps between two synchronised edges."""
 
-    Attributes:
-        stage: "warmup" blocks do not count.
-        cpu_pressure_pct: Share of the block's time in which at least one task waited for a core; None: no reading.
-        steal_pct: Share of all cores' time that the host gave to others; None: no reading.
-        n_steal_jiffies: The same in clock ticks: on a short block one tick is many percent.
-        steps: Steps with their phases, empty without a phase timer.
-    """
-
-    stage: Literal["warmup", "measure"]
+    stage: Literal["warmup", "measure"]  # warm-up blocks do not count
     n_steps: int
     n_samples: int
     seconds: float
-    cpu_pressure_pct: float | None = None
-    steal_pct: float | None = None
-    n_steal_jiffies: int = 0
-    steps: tuple[StepSample, ...] = ()
+    cpu_pressure_pct: float | None = None  # share of the time in which a task waited for a core; None: no reading
+    steal_pct: float | None = None  # share of all cores' time that the host gave to others; None: no reading
+    n_steal_jiffies: int = 0  # the same in clock ticks: on a short block one tick is many percent
+    steps: tuple[StepSample, ...] = ()  # with their phases; empty without a phase timer
 
     @property
     def samples_per_s(self) -> float:

@@ -19,7 +19,7 @@ import dataclasses
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -52,24 +52,17 @@ _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribut
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FakePeak:
-    """Live bytes at the fullest moment of two training steps and one evaluation step; the parts add up to the total.
-
-    Attributes:
-        phase: The kind of step in which that moment was.
-        parameters_bytes: Parameters, buffers and other tensors that belong to model and loss.
-        activations_bytes: Saved for the backward pass, and temporaries.
-        persistent_bytes: Parameters and optimizer state: what is there at every moment from the second step on.
-    """
+    """Live bytes at the fullest moment of two training steps and one evaluation step; the parts add up to the total."""
 
     batch_size: int
-    phase: Phase
+    phase: Phase  # in which that moment was
     total_bytes: int
-    parameters_bytes: int
+    parameters_bytes: int  # buffers and other tensors of model and loss too
     gradients_bytes: int
     optimizer_bytes: int
     batch_bytes: int
-    activations_bytes: int
-    persistent_bytes: int
+    activations_bytes: int  # saved for the backward pass, and temporaries
+    persistent_bytes: int  # parameters and optimizer state, which stay from the second step on
 
     @property
     def total_gib(self) -> float:
@@ -240,11 +233,7 @@ class _StorageLedger(TorchDispatchMode):
             batch_size=batch_size,
             phase=self._peak.phase,
             total_bytes=self._peak.total,
-            parameters_bytes=split["parameters"],
-            gradients_bytes=split["gradients"],
-            optimizer_bytes=split["optimizer"],
-            batch_bytes=split["batch"],
-            activations_bytes=split["activations"],
+            **{f"{kind}_bytes": split[kind] for kind in get_args(Kind)},
             persistent_bytes=self._live["parameters"] + self._live["optimizer"],
         )
 

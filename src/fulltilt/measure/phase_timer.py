@@ -190,9 +190,7 @@ def summarize_phases(samples: Sequence[StepSample], *, step_ms: float | None = N
     return PhasesMs(**means, other=other, step=step_ms)
 
 
-def check_closure(
-    samples: Sequence[StepSample], *, step_ms: float | None = None, limit_pct: float = OTHER_LIMIT_PCT
-) -> str | None:
+def check_closure(samples: Sequence[StepSample], *, step_ms: float | None = None) -> str | None:
     """Say why the phases of these steps cannot be trusted; None when they account for the wall time.
 
     Args:
@@ -205,12 +203,11 @@ def check_closure(
         return f"the step took {wall_ms} ms of wall time, nothing to account for"
     claimed_ms = sum((_mean_phase(samples, phase) or 0.0) for phase in PHASES if phase != "other")
     other_pct = 100 * (wall_ms - claimed_ms) / wall_ms
-    if other_pct > limit_pct:
-        return (
-            f"no phase claims {other_pct:.1f} % of the step ({wall_ms:.3f} ms); above {limit_pct:g} % phases are void"
-        )
-    if other_pct < -limit_pct:
-        return f"phases exceed the step ({wall_ms:.3f} ms) by {-other_pct:.1f} %; above {limit_pct:g} % they are void"
+    limit = f"above {OTHER_LIMIT_PCT:g} %"
+    if other_pct > OTHER_LIMIT_PCT:
+        return f"no phase claims {other_pct:.1f} % of the step ({wall_ms:.3f} ms); {limit} phases are void"
+    if other_pct < -OTHER_LIMIT_PCT:
+        return f"phases exceed the step ({wall_ms:.3f} ms) by {-other_pct:.1f} %; {limit} they are void"
     return None
 
 

@@ -30,23 +30,17 @@ N_RECENT_BLOCKS = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepsResult:
-    """What ``measure_steps`` saw. Fields named as in ``records.Measurement`` mean the same.
+    """What ``measure_steps`` saw. Fields named as in ``records.Measurement`` mean the same."""
 
-    Attributes:
-        blocks: Timed blocks that count, without those that were run again.
-        seconds: Wall time of all, warm-up included.
-        is_steady: Whether the warm-up ended by evidence and not at its limit.
-    """
-
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...]  # those that count, without those that were run again
     samples_per_s: float
     samples_per_s_ci95: tuple[float, float]
     phases_ms: PhasesMs
     n_steps: int
     n_warmup_steps: int
     first_step_s: float
-    seconds: float
-    is_steady: bool
+    seconds: float  # wall time of all, warm-up included
+    is_steady: bool  # whether the warm-up ended by evidence and not at its limit
     cpu_pressure_pct: float | None
     steal_pct: float | None
     notes: tuple[str, ...]

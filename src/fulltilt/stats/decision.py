@@ -27,24 +27,17 @@ DETECTION_POWER = 0.8
 class Decision:
     """One arm against the baseline.
 
-    Attributes:
-        verdict: About the arm. "tie": the whole interval lies inside the margin. "faster", "slower": the interval
-            leaves out 0, and reaches beyond the margin. "too_noisy": it holds 0 and a difference that would matter.
-        effect_pct: Change of the value from baseline to arm; −10 is a tenth less time, or a tenth less rate.
-        ci_pct: Interval of the effect, same unit; nan bounds where there was one round only.
-        confidence: Of that interval.
-        detectable_pct: The smallest true difference that 80 % of such comparisons tell from 0; nan for one round.
-        margin_pct: Differences inside it do not matter.
-        n: Rounds; for runs that are not paired, those of the arm with fewer.
+    The verdict is about the arm. "tie": the whole interval lies inside the margin. "faster", "slower": it leaves out 0,
+    and reaches beyond the margin. "too_noisy": it holds 0 and a difference that would matter.
     """
 
     verdict: Verdict
-    effect_pct: float
-    ci_pct: tuple[float, float]
-    confidence: float
-    detectable_pct: float
-    margin_pct: float
-    n: int
+    effect_pct: float  # change of the value from baseline to arm; −10 is a tenth less time, or a tenth less rate
+    ci_pct: tuple[float, float]  # interval of the effect; nan bounds where there was one round only
+    confidence: float  # of that interval
+    detectable_pct: float  # the smallest true difference that 80 % of such comparisons tell from 0; nan for one round
+    margin_pct: float  # differences inside it do not matter
+    n: int  # rounds; for runs that are not paired, those of the arm with fewer
 
     @property
     def is_settled(self) -> bool:

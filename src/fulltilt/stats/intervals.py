@@ -40,10 +40,9 @@ def compute_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float
         ``(low, high)``; ``(nan, nan)`` for one value, which says nothing about its own spread.
 
     Raises:
-        ValueError: no values, a value that is not finite, or a confidence outside (0, 1).
+        ValueError: no values, a value that is not finite.
     """
     x = _check_values(values)
-    _check_confidence(confidence)
     if x.size == 1:
         return math.nan, math.nan
     if x.size < BOOTSTRAP_FROM_N:
@@ -64,13 +63,12 @@ def compute_trimmed_interval(values: ArrayLike, confidence: float = 0.95) -> tup
         ``(centre, low, high)``; nan bounds for one value.
 
     Raises:
-        ValueError: no values, a value that is not finite, or a confidence outside (0, 1).
+        ValueError: no values, a value that is not finite.
 
     Source: Yuen, The two-sample trimmed t for unequal population variances (Biometrika 61, 1974), for the standard
     error from the winsorized values, after Tukey and McLaughlin (Sankhya A 25, 1963).
     """
     x = np.sort(_check_values(values))
-    _check_confidence(confidence)
     n, cut = x.size, count_trimmed(x.size)
     kept = x[cut : n - cut]
     centre = float(kept.mean())
@@ -100,7 +98,6 @@ def compute_rate_interval(n_samples: ArrayLike, seconds: ArrayLike, confidence: 
         ValueError: lengths differ, or a figure is not above zero.
     """
     counts, durations = _check_values(n_samples), _check_values(seconds)
-    _check_confidence(confidence)
     if counts.size != durations.size:
         raise ValueError(f"{counts.size} sample counts for {durations.size} durations; one of each per block")
     if counts.min() <= 0 or durations.min() <= 0:
@@ -125,7 +122,6 @@ def compute_proportion_interval(n_hits: int, n: int, confidence: float = 0.95) -
     Raises:
         ValueError: ``n`` below 1 or ``n_hits`` outside 0…n.
     """
-    _check_confidence(confidence)
     if n < 1 or not 0 <= n_hits <= n:
         raise ValueError(f"{n_hits} hits of {n} is no share; n must be at least 1 and hits between 0 and n")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -143,10 +139,9 @@ def compute_quantile_interval(values: ArrayLike, quantile: float, confidence: fl
     95 %.
 
     Raises:
-        ValueError: no values, a value that is not finite, or a quantile or confidence outside (0, 1).
+        ValueError: no values, a value that is not finite, or a quantile outside (0, 1).
     """
     ordered = np.sort(_check_values(values))
-    _check_confidence(confidence)
     if not 0 < quantile < 1:
         raise ValueError(f"quantile {quantile} is outside (0, 1); 0.5 is the median")
     n, tail = ordered.size, 0.5 - confidence / 2
@@ -173,7 +168,6 @@ def compute_contrast_interval(
 
     Source: the randomised complete block design, Fisher, The Design of Experiments (1935), chapter 4.
     """
-    _check_confidence(confidence)
     x = np.asarray(values, dtype=float)
     if x.ndim != 2 or min(x.shape) < 2 or not np.isfinite(x).all():
         raise ValueError(f"values of shape {x.shape}; at least 2 arms by 2 rounds of finite values are needed")
@@ -264,8 +258,3 @@ def _check_values(values: ArrayLike | Sequence[float]) -> NDArray[np.float64]:
     if not np.isfinite(x).all():
         raise ValueError(f"values must be finite, got {x[~np.isfinite(x)][0]}; leave out what was not measured")
     return x
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence {confidence} is outside (0, 1); 0.95 is usual")

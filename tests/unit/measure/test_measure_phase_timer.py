@@ -222,7 +222,6 @@ def test_nothing_to_summarize():
     [
         ([make_step(100.0, forward=96.0)], {}, None),
         ([make_step(100.0, forward=94.0)], {}, "6.0 %"),
-        ([make_step(100.0, forward=94.0)], {"limit_pct": 10}, None),
         ([make_step(100.0, forward=100.0)], {"step_ms": 101.0}, None),
         ([make_step(100.0, forward=100.0)], {"step_ms": 120.0}, "no phase claims"),
         ([make_step(100.0, forward=100.0)], {"step_ms": 80.0}, "exceed"),

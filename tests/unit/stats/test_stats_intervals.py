@@ -38,7 +38,6 @@ NAN = math.nan
     [
         (compute_t_quantile, [(0, 3), (1, 3), (0.9, 0)], "no t quantile"),
         (compute_interval, [([],), ([1.0, NAN],), ([math.inf],)], r"finite|no values"),
-        (compute_interval, [([1.0, 2.0], confidence) for confidence in (0, 1, 95)], "confidence"),
         (compute_rate_interval, [([1, 2], [1.0]), ([0, 2], [1.0, 1.0]), ([1, 2], [1.0, 0.0])], r"rate needs|durations"),
         (
             compute_quantile_interval,
