@@ -1,4 +1,4 @@
-"""Every error fulltilt raises on purpose. One tree; each class knows the exit code the CLI ends with.
+"""Every error that fulltilt raises on purpose, each with the exit code of the command line.
 
 FulltiltError                 1
 ├── UsageError                2   wrong flags, wrong call
@@ -8,7 +8,6 @@ FulltiltError                 1
 │   ├── PlanObstacleError     2   a lever's value cannot apply to this model on this machine
 │   └── RunFolderError        2   the output folder is locked or belongs to another run
 ├── NoPlanError               3   the search ran, and no plan can run, or none may be written
-├── CheckFailedError          3   a check ran and found problems
 ├── StorageError              1   no space left, read-only file system
 │   └── ResultUnwrittenError  1   the search found something and its files could not be written: carries the result
 └── TrainingError             1   the run itself failed
@@ -22,8 +21,6 @@ FulltiltError                 1
 A message says the fact, the values and the remedy: ``batch_size 512 is larger than the dataset (360 samples);
 use batch_size 360 or less``.
 """
-
-from __future__ import annotations
 
 import difflib
 import re
@@ -89,7 +86,7 @@ class NoPlanError(FulltiltError):
     """No plan can run, or none may be written.
 
     Args:
-        remedy: Of a message that names several failures, each with its own; None: as the message ends.
+        remedy: The remedy, where the message does not end with it.
     """
 
     exit_code = 3
@@ -101,10 +98,6 @@ class NoPlanError(FulltiltError):
     @property
     def remedy(self) -> str | None:
         return self._remedy or find_remedy(str(self))
-
-
-class CheckFailedError(FulltiltError):
-    exit_code = 3
 
 
 class StorageError(FulltiltError):
@@ -132,11 +125,7 @@ class WorkerDiedError(TrainingError):
 
 
 class RankFailedError(TrainingError):
-    """One of several training processes ended the run of all.
-
-    Attributes:
-        rank: Which one.
-    """
+    """One of several training processes, ``rank``, ended the run of all."""
 
     def __init__(self, message: str, *, rank: int = 0):
         super().__init__(message)
@@ -151,8 +140,7 @@ class FakeRunError(TrainingError):
     """The step cannot be taken on fake tensors; real probes can still measure it.
 
     Attributes:
-        operator: The operator that needs data or has no shape rule (``aten.nonzero.default``), None where the failure
-            was not in one.
+        operator: The one that needs data or has no shape rule (``aten.nonzero.default``); None: not known.
     """
 
     def __init__(self, message: str, *, operator: str | None = None):
@@ -165,13 +153,13 @@ class DeviceMemoryError(TrainingError):
 
 
 def find_remedy(message: str) -> str | None:
-    """The last part of a message that is built as above, without the log it names; None where it has no such part."""
+    """Return the last part of a message that is built as above, without the log it names; None without such a part."""
     _, found, remedy = _LOG.sub("", message.strip()).rpartition("; ")
     return remedy if found else None
 
 
 def format_nearest(unknown: str, valid: Iterable[str]) -> str:
-    """``did you mean a, b? valid: …``: the end of every message about an unknown name."""
+    """Write the end of a message about an unknown name: ``did you mean a or b? valid: …``."""
     names = sorted(valid)
     near = difflib.get_close_matches(unknown, names, n=3, cutoff=0.5)
     listing = f"valid: {', '.join(names)}"
@@ -179,5 +167,5 @@ def format_nearest(unknown: str, valid: Iterable[str]) -> str:
 
 
 def strip_control_codes(text: str) -> str:
-    """Without what would steer a terminal; line breaks and tabs stay. For text out of a user's model or a library."""
+    """Remove what would steer a terminal from text of a user's model or a library; line breaks and tabs stay."""
     return _CONTROL_CODES.sub("", text)

@@ -1,7 +1,5 @@
 """Trains in processes of its own and counts the pages that steps take anew: how memory is taken is the process' own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

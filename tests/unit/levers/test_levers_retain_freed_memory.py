@@ -1,7 +1,5 @@
 """Memory that tensors free, kept by the C library: seen in processes of their own, which is where it can be set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.unit.levers.page_faults import FEW, train

@@ -82,8 +82,8 @@ def test_work_is_read_of_a_process_and_grows_with_what_it_does():
 
 
 def test_a_process_name_with_spaces_is_no_figure(tmp_path):
-    folder = tmp_path / "77"
-    folder.mkdir()
+    folder = tmp_path / "proc" / "77"
+    folder.mkdir(parents=True)
     (folder / "stat").write_text("77 (a) b (c) R 5 77 42 0 -1 0 1 2 3 4 250 50 9 9")
     (folder / "io").write_text("rchar: 100\nwchar: 0\nread_bytes: 4096\n")
     ticks = os.sysconf("SC_CLK_TCK")
