@@ -34,8 +34,7 @@ from fulltilt.data.text.prepare import prepare_text
 from fulltilt.data.text.text import text
 from fulltilt.data.transforms.batch_transform import BatchTransform, find_transforms
 from fulltilt.data.transforms.mixing import build_mix
-from fulltilt.data.transforms.pipeline import Pipeline, build_pipeline
-from fulltilt.data.transforms.registry import TRANSFORMS
+from fulltilt.data.transforms.pipeline import TRANSFORMS, Pipeline, build_pipeline
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,

@@ -9,17 +9,9 @@ import torch
 
 from fulltilt.data import TRANSFORMS, build_pipeline
 from fulltilt.data.transforms import steps as transform_steps
-from fulltilt.data.transforms.colors import shift_hue
-from fulltilt.data.transforms.rand_augment import OPERATIONS, apply_operations
-from fulltilt.data.transforms.registry import (
-    color_jitter,
-    gaussian_blur,
-    rand_augment,
-    random_erasing,
-    random_grayscale,
-    random_resized_crop,
-    solarize,
-)
+from fulltilt.data.transforms.colors import ColorJitter, GaussianBlur, RandomGrayscale, Solarize, shift_hue
+from fulltilt.data.transforms.rand_augment import OPERATIONS, RandAugment, apply_operations
+from fulltilt.data.transforms.steps import RandomErasing, RandomResizedCrop
 from fulltilt.data.transforms.windows import WINDOW_DRAWS, Windows, draw_windows
 from fulltilt.errors import DataError
 from fulltilt.tasks.vision import import_torchvision
@@ -127,7 +119,7 @@ def test_hue_agrees_with_torchvision(turns, reference):
 def test_color_jitter_agrees_with_torchvision_step_by_step(reference):
     image = make_images(1).float() / 255
     u_BD = torch.tensor([[0.0, 0.9, 0.2, 0.7, 0.8]])
-    ours = color_jitter(0.4, 0.5, 0.6, 0.1).apply(image, u_BD)
+    ours = ColorJitter(0.4, 0.5, 0.6, 0.1).apply(image, u_BD)
     theirs = reference.adjust_brightness(image, 1 + 0.4 * 0.8)
     theirs = reference.adjust_contrast(theirs, 1 - 0.5 * 0.6)
     theirs = reference.adjust_saturation(theirs, 1 + 0.6 * 0.4)
@@ -137,14 +129,14 @@ def test_color_jitter_agrees_with_torchvision_step_by_step(reference):
 
 def test_gaussian_blur_agrees_with_torchvision(reference):
     image = make_images(1)
-    ours = gaussian_blur(5, sigma=(0.5, 2.5)).apply(image, torch.tensor([[0.0, 0.5]]))
+    ours = GaussianBlur(5, sigma=(0.5, 2.5)).apply(image, torch.tensor([[0.0, 0.5]]))
     assert measure_difference(ours, reference.gaussian_blur(image, [5, 5], [1.5, 1.5])) <= 1
 
 
 def test_gaussian_blur_takes_a_tenth_of_the_image_unless_told():
     dot = torch.zeros(1, 1, 64, 64)
     dot[..., 32, 32] = 1.0
-    reached = gaussian_blur(sigma=(2.0, 2.0)).apply(dot, torch.zeros(1, 2))[0, 0] > 0
+    reached = GaussianBlur(sigma=(2.0, 2.0)).apply(dot, torch.zeros(1, 2))[0, 0] > 0
     assert reached.any(0).sum() == 7
 
 
@@ -184,7 +176,7 @@ def test_where_no_window_fits_the_largest_centred_one_inside_the_bounds_stands_i
 
 def test_random_grayscale_agrees_with_torchvision_on_the_images_it_takes(reference):
     images = make_images(200)
-    out = random_grayscale(0.3)(images, make_generator())
+    out = RandomGrayscale(0.3)(images, make_generator())
     gray = reference.rgb_to_grayscale(images, num_output_channels=3)
     is_gray = ((out.int() - gray.int()).abs() <= 1).flatten(1).all(1)
     is_kept = (out == images).flatten(1).all(1)
@@ -194,12 +186,12 @@ def test_random_grayscale_agrees_with_torchvision_on_the_images_it_takes(referen
 
 def test_solarize_agrees_with_torchvision(reference):
     images = make_images()
-    assert torch.equal(solarize(0.5)(images), reference.solarize(images, threshold=128))
+    assert torch.equal(Solarize(0.5)(images), reference.solarize(images, threshold=128))
 
 
 def test_random_erasing_fills_one_window_and_nothing_else():
     images = torch.rand(200, 2, 20, 30) * 0.5 + 0.25
-    out = random_erasing(probability=0.5, scale=(0.1, 0.2), ratio=(0.5, 2.0), value=-3.0)(images, make_generator())
+    out = RandomErasing(probability=0.5, scale=(0.1, 0.2), ratio=(0.5, 2.0), value=-3.0)(images, make_generator())
     erased = (out == -3.0).all(1)
     assert torch.equal(out[:, 0][~erased], images[:, 0][~erased])
     shares = erased.flatten(1).float().mean(1)
@@ -249,12 +241,12 @@ def apply_reference(functional, name, image, magnitude, sign):
 
 def test_rand_augment_applies_as_many_operations_as_asked_for():
     images = make_images(1).expand(300, -1, -1, -1)
-    once = rand_augment(n_ops=1, magnitude=15)(images, make_generator())
+    once = RandAugment(n_ops=1, magnitude=15)(images, make_generator())
     kept = (once == images).flatten(1).all(1).float().mean()
     assert 0.02 < kept < 0.15  # identity is one of fourteen
     u_BD = torch.rand(300, 4, generator=make_generator(1))
-    twice = rand_augment(n_ops=2, magnitude=15).apply(images, u_BD)
-    step = rand_augment(n_ops=1, magnitude=15)
+    twice = RandAugment(n_ops=2, magnitude=15).apply(images, u_BD)
+    step = RandAugment(n_ops=1, magnitude=15)
     assert torch.equal(twice, step.apply(step.apply(images, u_BD[:, :2]), u_BD[:, 2:]))
 
 
@@ -285,7 +277,7 @@ def test_arguments_out_of_range_are_refused(spec, words):
 
 def test_a_kernel_larger_than_the_image_is_refused():
     with pytest.raises(DataError, match="kernel_size 41 does not fit images of 20 × 18; use 35 or less"):
-        gaussian_blur(41)(make_images())
+        GaussianBlur(41)(make_images())
 
 
 def test_every_registered_transform_is_tested_for_its_random_ways():
@@ -301,5 +293,5 @@ def test_windows_are_whole_numbers():
 
 def test_random_resized_crop_leaves_the_global_generator_alone():
     state = torch.get_rng_state()
-    random_resized_crop(8)(make_images(), make_generator())
+    RandomResizedCrop(8)(make_images(), make_generator())
     assert torch.equal(torch.get_rng_state(), state)

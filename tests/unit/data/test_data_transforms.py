@@ -8,17 +8,8 @@ import torch
 from PIL import Image
 
 from fulltilt.data import TRANSFORMS, build_pipeline
-from fulltilt.data.transforms.registry import (
-    center_crop,
-    color_jitter,
-    cutout,
-    grayscale,
-    normalize,
-    random_crop,
-    random_flip,
-    random_resized_crop,
-    resize,
-)
+from fulltilt.data.transforms.colors import ColorJitter, Grayscale, Normalize
+from fulltilt.data.transforms.steps import CenterCrop, Cutout, RandomCrop, RandomFlip, RandomResizedCrop, Resize
 from fulltilt.errors import ConfigError, DataError
 
 
@@ -33,7 +24,7 @@ def make_images(n=8, c=3, h=16, w=20, seed=0):
 def test_random_crop_takes_windows_of_the_padded_image_at_many_places():
     image = torch.arange(1, 1 + 6 * 6, dtype=torch.uint8).reshape(1, 1, 6, 6)
     padded = torch.nn.functional.pad(image, (2,) * 4)[0, 0]
-    crops = random_crop(6, padding=2)(image.expand(400, -1, -1, -1), make_generator())
+    crops = RandomCrop(6, padding=2)(image.expand(400, -1, -1, -1), make_generator())
     places = {
         (top, left)
         for crop in crops
@@ -50,14 +41,14 @@ def test_random_crop_takes_windows_of_the_padded_image_at_many_places():
 
 def test_random_crop_keeps_channels_of_one_window_together():
     image = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8).expand(50, 3, -1, -1)
-    crops = random_crop(4)(image, make_generator())
+    crops = RandomCrop(4)(image, make_generator())
     assert torch.equal(crops[:, 0], crops[:, 1])
     assert torch.equal(crops[:, 0], crops[:, 2])
 
 
 def test_random_crop_reflect_mirrors_the_border_as_numpy_does():
     image = make_images(1, 1, 5, 6)
-    step = random_crop(9, 10, padding=2, mode="reflect")
+    step = RandomCrop(9, 10, padding=2, mode="reflect")
     expected = np.pad(image[0, 0].numpy(), 2, mode="reflect")
     assert np.array_equal(step(image, make_generator())[0, 0].numpy(), expected)
 
@@ -65,14 +56,14 @@ def test_random_crop_reflect_mirrors_the_border_as_numpy_does():
 def test_random_flip_flips_whole_images_at_its_probability():
     n = 4000
     images = torch.arange(12, dtype=torch.uint8).reshape(1, 1, 3, 4).expand(n, -1, -1, -1)
-    out = random_flip(0.25)(images, make_generator())
+    out = RandomFlip(0.25)(images, make_generator())
     flipped = (out == images.flip(-1)).flatten(1).all(1)
     kept = (out == images).flatten(1).all(1)
     assert bool((flipped ^ kept).all())
     spread = 5 * (n * 0.25 * 0.75) ** 0.5
     assert abs(int(flipped.sum()) - n * 0.25) < spread
-    assert torch.equal(random_flip(0.0)(images, None), images)
-    assert torch.equal(random_flip(1.0)(images, None), images.flip(-1))
+    assert torch.equal(RandomFlip(0.0)(images, None), images)
+    assert torch.equal(RandomFlip(1.0)(images, None), images.flip(-1))
 
 
 @pytest.mark.parametrize("as_float", [False, True])
@@ -83,7 +74,7 @@ def test_normalize_agrees_with_numpy(as_float):
     expected = (unit - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
     given = torch.from_numpy(unit).float() if as_float else images
     before = given.clone()
-    out = normalize(mean, std)(given, None)
+    out = Normalize(mean, std)(given, None)
     np.testing.assert_allclose(out.numpy(), expected, atol=2e-6)
     assert out.dtype == torch.float32
     assert torch.equal(given, before)
@@ -91,12 +82,12 @@ def test_normalize_agrees_with_numpy(as_float):
 
 def test_center_crop_takes_the_middle():
     image = torch.arange(36).reshape(1, 1, 6, 6)
-    assert center_crop(2)(image, None).flatten().tolist() == [14, 15, 20, 21]
+    assert CenterCrop(2)(image, None).flatten().tolist() == [14, 15, 20, 21]
 
 
 def test_resize_is_close_to_pillow():
     image = make_images(1, 3, 40, 30)
-    ours = resize(13, 17)(image, None)[0]
+    ours = Resize(13, 17)(image, None)[0]
     theirs = np.asarray(Image.fromarray(image[0].permute(1, 2, 0).numpy()).resize((17, 13), Image.Resampling.BILINEAR))
     difference = np.abs(ours.permute(1, 2, 0).numpy().astype(int) - theirs.astype(int))
     assert ours.dtype == torch.uint8
@@ -105,7 +96,7 @@ def test_resize_is_close_to_pillow():
 
 def test_random_resized_crop_draws_windows_of_the_asked_area():
     ramp = torch.linspace(0, 1, 64).expand(1, 1, 64, 64)  # a window's range of values tells its width
-    out = random_resized_crop(8, scale=(0.25, 0.25), ratio=(1.0, 1.0))(ramp.expand(60, -1, -1, -1), make_generator())
+    out = RandomResizedCrop(8, scale=(0.25, 0.25), ratio=(1.0, 1.0))(ramp.expand(60, -1, -1, -1), make_generator())
     widths = (out.amax((1, 2, 3)) - out.amin((1, 2, 3))) * 64
     assert out.shape == (60, 1, 8, 8)
     assert 24 < widths.min() <= widths.max() < 33
@@ -113,21 +104,21 @@ def test_random_resized_crop_draws_windows_of_the_asked_area():
 
 
 def test_random_resized_crop_of_a_flat_image_falls_back_to_a_window_inside():
-    out = random_resized_crop(4, scale=(1.0, 1.0), ratio=(1.0, 1.0))(make_images(3, 3, 2, 50), make_generator())
+    out = RandomResizedCrop(4, scale=(1.0, 1.0), ratio=(1.0, 1.0))(make_images(3, 3, 2, 50), make_generator())
     assert out.shape == (3, 3, 4, 4)
 
 
 def test_grayscale_weighs_channels():
     images = make_images()
     expected = np.tensordot(images.numpy().astype(float), [0.299, 0.587, 0.114], axes=(1, 0))
-    out = grayscale(3)(images, None)
+    out = Grayscale(3)(images, None)
     assert out.shape == images.shape
     assert np.abs(out[:, 1].numpy() - expected).max() <= 0.51
 
 
 def test_color_jitter_moves_each_image_by_its_own_factor_within_bounds():
     images = torch.full((200, 3, 4, 4), 0.5)
-    out = color_jitter(brightness=0.4)(images, make_generator())
+    out = ColorJitter(brightness=0.4)(images, make_generator())
     levels = out.mean((1, 2, 3))
     assert 0.3 - 1e-6 <= levels.min() < 0.35
     assert 0.65 < levels.max() <= 0.7 + 1e-6
@@ -136,9 +127,9 @@ def test_color_jitter_moves_each_image_by_its_own_factor_within_bounds():
 
 def test_color_jitter_saturation_zero_amount_changes_nothing_and_full_reaches_gray():
     images = make_images().float() / 255
-    assert torch.allclose(color_jitter()(images, None), images, atol=1e-6)
+    assert torch.allclose(ColorJitter()(images, None), images, atol=1e-6)
     spread_before = images.std(dim=1).mean()
-    out = color_jitter(saturation=1.0)(images, make_generator(3))
+    out = ColorJitter(saturation=1.0)(images, make_generator(3))
     assert not torch.allclose(out, images)
     assert out.min() >= 0
     assert out.max() <= 1
@@ -146,7 +137,7 @@ def test_color_jitter_saturation_zero_amount_changes_nothing_and_full_reaches_gr
 
 
 def test_cutout_zeroes_one_square_per_image():
-    out = cutout(4)(torch.ones(300, 2, 10, 10), make_generator())
+    out = Cutout(4)(torch.ones(300, 2, 10, 10), make_generator())
     holes = (out == 0).all(1)
     sizes = holes.sum((1, 2))
     assert torch.equal((out == 0).any(1), holes)

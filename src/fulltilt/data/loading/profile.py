@@ -19,7 +19,7 @@ from fulltilt.data.collate import fast_collate
 from fulltilt.data.loading.sampler import EpochSampler
 from fulltilt.data.transforms.batch_transform import find_transforms
 from fulltilt.data.transforms.colors import to_unit_float
-from fulltilt.data.transforms.pipeline import Pipeline, Raw, name_step
+from fulltilt.data.transforms.pipeline import Pipeline, Raw
 from fulltilt.errors import DataError
 
 T = TypeVar("T")
@@ -163,7 +163,7 @@ def _run_steps(
     images: Tensor, pipeline: Pipeline, where: str, timer: _Timer, generator: torch.Generator | None
 ) -> Tensor:
     for step in pipeline.steps:
-        images = timer.run(name_step(step), where, step, images, generator)
+        images = timer.run(step.name, where, step, images, generator)
     return images
 
 

@@ -1,50 +1,62 @@
-"""Mixup and CutMix: each image of a batch mixed with another one, and its class with the other's.
+"""Mixup and CutMix mix each image of a batch with another one, and its class with the other's.
 
-Both are one rule: ``image × w + partner × (1 − w)`` with weights per pixel, the share of an image in its target being
-the mean of its weights. Mixup has one weight for the whole image, CutMix 0 inside a box and 1 outside of it.
+Both compute ``image × w + partner × (1 − w)`` with weights per pixel; an image's share in the target is the mean of its
+weights. Mixup has one weight for the whole image, CutMix 0 inside a box and 1 outside of it.
 
 Legend of shape suffixes: B batch, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fulltilt.config import build_component, parse_pipeline
-from fulltilt.data.transforms.erasing import mark_boxes
+from fulltilt.data.transforms.windows import mark_boxes
 from fulltilt.errors import DataError
 
-SMALLEST_ALPHA = 0.01
-"""Below it both Gamma variates behind a share may be 0 even in double precision."""
-
-
-class MixWeights(Protocol):
-    def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
-        """(B, 1, H, W) or (B, 1, 1, 1): the share of each image itself."""
-        ...
+SMALLEST_ALPHA = 0.01  # below it both Gamma variates behind a share may be 0 even in double precision
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixup:
-    """Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2017; the weight is drawn for every image."""
+class MixWeights(abc.ABC):
+    """One way to mix; shares are drawn from Beta(alpha, alpha), which is near 0 or 1 for a small alpha."""
 
     alpha: float
+
+    def __post_init__(self) -> None:
+        if self.alpha < SMALLEST_ALPHA:
+            name = type(self).__name__.lower()
+            raise DataError(
+                f"{name}: alpha {self.alpha} must be {SMALLEST_ALPHA} or more; leave {name} out to mix nothing"
+            )
+
+    @abc.abstractmethod
+    def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the weights (B, 1, H, W) or (B, 1, 1, 1) of each image itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixup(MixWeights):
+    """Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2017; each image has a weight of its own."""
+
+    alpha: float = 0.2
 
     def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         return draw_beta(self.alpha, len(x_BCHW), generator)[:, None, None, None]
 
 
 @dataclasses.dataclass(frozen=True)
-class CutMix:
-    """Source: Yun et al., CutMix: Regularization Strategy to Train Strong Classifiers, 2019; a box for every image."""
+class CutMix(MixWeights):
+    """Source: Yun et al., CutMix: Regularization Strategy to Train Strong Classifiers, 2019; each image has a box."""
 
-    alpha: float
+    alpha: float = 1.0
 
     def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         n, _, height, width = x_BCHW.shape
@@ -58,18 +70,13 @@ class CutMix:
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-    """Mixes a batch. Of several ways each image takes one at random.
-
-    Args:
-        ways: What ``data.mix`` names.
-        n_classes: K, of the soft targets.
-    """
+    """Mixes a batch; each image takes one of the ``ways`` at random. ``n_classes`` is K."""
 
     ways: tuple[MixWeights, ...]
     n_classes: int
 
     def __call__(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs (B, C, H, W) floats and classes (B,) to inputs of the same shape and shares (B, K) of the classes.
+        """Mix float images (B, C, H, W) and classes (B,); return the images and shares (B, K) of the classes.
 
         Raises:
             DataError: The batch is no pair of images and classes.
@@ -96,21 +103,11 @@ class Mix:
         return weights
 
 
-def mixup(alpha: float = 0.2) -> Mixup:
-    """The share of each image in its mixture is drawn from Beta(alpha, alpha): near 0 or 1 for a small alpha."""
-    return Mixup(_check_alpha("mixup", alpha))
-
-
-def cutmix(alpha: float = 1.0) -> CutMix:
-    """A box out of another image; the share of the area left is drawn from Beta(alpha, alpha)."""
-    return CutMix(_check_alpha("cutmix", alpha))
-
-
-MIXES: Mapping[str, Callable[..., MixWeights]] = {"cutmix": cutmix, "mixup": mixup}
+MIXES: Mapping[str, Callable[..., MixWeights]] = {"cutmix": CutMix, "mixup": Mixup}
 
 
 def build_mix(spec: str | None, dataset: Any, *, where: str = "data.mix") -> Mix | None:
-    """What ``spec`` describes (``mixup(alpha=0.2) | cutmix``), for the classes of ``dataset``; None for no text.
+    """Build the mix that ``spec`` describes (``mixup(alpha=0.2) | cutmix``) for a dataset; None for no text.
 
     Raises:
         ConfigError: An unknown name or argument.
@@ -129,18 +126,12 @@ def build_mix(spec: str | None, dataset: Any, *, where: str = "data.mix") -> Mix
 
 
 def draw_beta(alpha: float, n: int, generator: torch.Generator) -> Tensor:
-    """(n,) from Beta(alpha, alpha), beside the generator: the first of two Gamma variates over their sum."""
-    # In double precision: in single a variate of a small shape is often 0, and two of them have no ratio.
+    """Draw (n,) from Beta(alpha, alpha) on the generator's device: the first of two Gamma variates over their sum."""
+    # In single precision a variate of a small shape is often 0, and two of them have no ratio.
     shapes_2N = torch.full((2, n), alpha, device=generator.device, dtype=torch.float64)
     # torch.distributions takes no generator; this is what it calls.
     gammas_2N = torch._standard_gamma(shapes_2N, generator=generator)
     return (gammas_2N[0] / gammas_2N.sum(0)).float()
-
-
-def _check_alpha(name: str, alpha: float) -> float:
-    if alpha < SMALLEST_ALPHA:
-        raise DataError(f"{name}: alpha {alpha} must be {SMALLEST_ALPHA} or more; leave {name} out to mix nothing")
-    return alpha
 
 
 def _read_batch(batch: Any) -> tuple[Tensor, Tensor]:
