@@ -98,8 +98,8 @@ def test_what_could_not_be_measured_says_why(path, cold):
 
 def test_a_dataset_that_was_read_to_its_end_is_told_from_one_that_was_not():
     rate = hdf5_rates.Rate(access="random", rows_per_s=1.0, rows_per_s_ci95=None, n_rows=5, rows_a_read=5, seconds=0.5)
-    assert "--batch-size" in hdf5_inspect._explain_intervals({"x": rate}, 1.0)["x"]
-    assert "--seconds" in hdf5_inspect._explain_intervals({"x": rate}, 0.5)["x"]
+    assert "--batch-size" in hdf5_inspect._explain_intervals({"x": rate}, 1.0)["x_ci95"]
+    assert "--seconds" in hdf5_inspect._explain_intervals({"x": rate}, 0.5)["x_ci95"]
 
 
 def test_a_rate_has_the_interval_over_the_parts_of_its_measurement():
@@ -279,7 +279,7 @@ def test_links_that_lead_out_of_the_file_are_named(path, tmp_path):
     with pytest.raises(DataError, match="no dataset with rows") as refused:
         inspect_hdf5(tmp_path / "links.h5")
     assert "g/gone links to /x in other.h5, which cannot be opened" in str(refused.value)
-    assert f"there links to /whole in {path.name}, " in str(refused.value)
+    assert f"there links to /whole in {path.name}; put there" in str(refused.value)
     assert "lost links to /nothing, which cannot be opened" in str(refused.value)
     with pytest.raises(DataError, match=r"gone links to /x in other\.h5, which cannot be opened; put that there"):
         find_layouts(tmp_path / "links.h5", ["g/gone"])

@@ -16,8 +16,7 @@ from fulltilt.data.loading.placement import (
     read_free_ram_bytes,
 )
 from fulltilt.data.tables.hdf5_rows import LibraryRows
-from fulltilt.data.tables.held_rows import find_held_type, hold_rows
-from fulltilt.data.tables.windowed_rows import WindowedRows
+from fulltilt.data.tables.held_rows import WindowedRows, find_held_type, hold_rows
 from fulltilt.errors import DataError
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The images of a dataset as they are held, in uint8, for what transforms them on the device."""
+"""The raw uint8 images of a dataset, for transforms on the device."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ from fulltilt.errors import DataError
 
 
 class RawImages(BatchedDataset):
-    """Without its transform, a quarter of the bytes on the way to the device.
+    """The dataset ``source`` without its transform: a quarter of the bytes on the way to the device.
 
     Attributes:
-        source: The dataset; its transform is not applied.
-        name, targets, classes, n_classes: Those of the source.
-        sample_shape: (C, H, W) as a model sees it, after the transform of the source.
+        sample_shape: (C, H, W) behind the transform of the source, as a model sees it.
 
     Raises:
-        DataError: the dataset is none of images that are held or decoded here.
+        DataError: The source is no dataset of uint8 images.
     """
 
     def __init__(self, source: Any):
@@ -44,11 +42,7 @@ class RawImages(BatchedDataset):
         return len(self.source)
 
     def get_batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) uint8 and (B,) int64.
-
-        Raises:
-            DataError: A file is damaged (names it), or images differ in size.
-        """
+        """Read (B, C, H, W) uint8 and (B,) int64; DataError where images differ in size."""
         source = self.source
         if isinstance(source, Stl10):
             return source.get_raw_batch(indices)
@@ -79,7 +73,7 @@ class RawImages(BatchedDataset):
         return _without_transform(self.source).held_bytes
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> RawImages:
-        """The same images held on ``device``."""
+        """Return the same images held on ``device``."""
         other = copy.copy(self)
         other.source = _without_transform(self.source).hold(device, is_pinned=is_pinned)
         return other

@@ -1,4 +1,4 @@
-"""An HDF5 file copied but for its samples, which get a new layout and no rows yet."""
+"""Copying an HDF5 file without its samples, which get a new layout and no rows yet."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _GZIP_LEVEL = 4  # HDF5's own default
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """A dataset to be laid out anew. ``chunk_rows`` None: one array."""
+    """A dataset that gets a new layout: chunks of ``chunk_rows`` rows, or one array where it is None."""
 
     name: str
     n_rows: int
     row_bytes: int
-    read_rows: int  # of the source at a time
     chunk_rows: int | None
     compression: Compression
 
@@ -30,7 +29,7 @@ class Table:
 
 
 def write_frame(path: Path, file: Any, temporary: Path, plan: dict[str, Table]) -> None:
-    """Everything but the rows."""
+    """Write everything but the rows of the planned tables."""
     import h5py
 
     with h5py.File(temporary, "w") as target:
@@ -59,7 +58,7 @@ def _copy_group(path: Path, source: Any, target: Any, plan: dict[str, Table], se
             _create_table(item, target, name, plan[place])
             _copy_attributes(path, item, target[name])
         else:
-            _refuse_references(path, item)
+            _check_references(path, item)
             source.copy(item, target, name=name)
 
 
@@ -82,33 +81,27 @@ def _create_table(item: Any, target: Any, name: str, table: Table) -> None:
 
 
 def _copy_attributes(path: Path, source: Any, target: Any) -> None:
-    _refuse_references(path, source)
+    _check_references(path, source)
     for name in source.attrs:
         value = source.attrs[name]
         target.attrs.create(name, value, dtype=getattr(value, "dtype", None) and source.attrs.get_id(name).dtype)
 
 
 def check_references(path: Path, file: Any) -> None:
-    """Whether a file can be written again.
-
-    Raises:
-        DataError: Something in it refers to a place in it.
-    """
-    _refuse_references(path, file)
-    file.visititems(lambda _, item: _refuse_references(path, item))
+    """Raise DataError where something in a file refers to a place in it: a copy would point nowhere."""
+    _check_references(path, file)
+    file.visititems(lambda _, item: _check_references(path, item))
 
 
-def _refuse_references(path: Path, item: Any) -> None:
-    """A reference holds a place in its own file; copied, it would point nowhere."""
+def _check_references(path: Path, item: Any) -> None:
     import h5py
 
     types = [(f"attribute {name}", item.attrs.get_id(name).dtype) for name in item.attrs]
     if isinstance(item, h5py.Dataset):
         types.append(("values", item.dtype))
     for what, dtype in types:
-        if h5py.check_ref_dtype(dtype) or (
-            dtype.fields and any(h5py.check_ref_dtype(f[0]) for f in dtype.fields.values())
-        ):
+        parts = [field[0] for field in dtype.fields.values()] if dtype.fields else [dtype]
+        if any(h5py.check_ref_dtype(part) for part in parts):
             raise DataError(
                 f"{path}: {what} of {item.name} are references into the file (dimension scales have such), which a "
                 f"repacked file would lose; use h5repack of the HDF5 tools, or remove them"

@@ -1,4 +1,4 @@
-"""Samples whose inputs and targets are rows of two tables, wherever the tables lie."""
+"""Datasets whose inputs and targets are rows of two tables, wherever the tables lie."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fulltilt.data.tables.hdf5_rows import Rows
 
 
 class RowsDataset(BatchedDataset):
-    """Subclasses turn rows into a batch in ``get_batch``; where the rows come from is nothing to them.
+    """Base of datasets that turn rows into a batch in ``get_batch``.
 
     Attributes:
         path: The file.
@@ -34,17 +34,13 @@ class RowsDataset(BatchedDataset):
         return len(self.rows)
 
     def read_rows(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of samples as the tables hold them, in the types torch trains on.
-
-        Raises:
-            DataError: The file was cut, damaged or taken away since it was opened.
-        """
+        """Read inputs and targets of samples from the tables, in the types that torch trains on."""
         rows = self.rows[np.asarray(indices)]
         inputs, targets = (to_tensor(source.read(rows)) for source in self.sources)
         return inputs, targets
 
     def with_sources(self, sources: tuple[Rows, Rows], *, rows: np.ndarray | None = None) -> Self:
-        """The same samples out of other tables; ``self`` stays as it is."""
+        """Return the same samples out of other tables; ``self`` stays unchanged."""
         other = copy.copy(self)
         other.sources = sources
         if rows is not None:
@@ -56,7 +52,6 @@ class RowsDataset(BatchedDataset):
 
     @property
     def placement(self) -> str:
-        """Where the inputs lie, as their table tells."""
         return self.sources[0].placement
 
     @property
@@ -65,16 +60,10 @@ class RowsDataset(BatchedDataset):
 
 
 def to_tensor(rows: np.ndarray | Tensor) -> Tensor:
-    """Floats to float32, uint8 stays, other whole numbers and booleans to int64. A tensor stays on its device."""
+    """Turn floats into float32 and integers but uint8 into int64; a tensor stays on its device."""
     if isinstance(rows, np.ndarray):
-        rows = torch.from_numpy(rows.astype(find_type(rows.dtype), copy=False))
+        dtype = np.float32 if rows.dtype.kind == "f" else rows.dtype if rows.dtype == np.uint8 else np.int64
+        rows = torch.from_numpy(rows.astype(dtype, copy=False))
     if rows.dtype in (torch.float32, torch.int64, torch.uint8):
         return rows
     return rows.to(torch.float32 if rows.is_floating_point() else torch.int64)
-
-
-def find_type(dtype: np.dtype) -> np.dtype:
-    """The numpy type in which rows of ``dtype`` become a tensor."""
-    if dtype.kind == "f":
-        return np.dtype(np.float32)
-    return dtype if dtype == np.uint8 else np.dtype(np.int64)

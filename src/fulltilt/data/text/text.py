@@ -14,8 +14,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from fulltilt.data.batched import BatchedDataset, Indices
-from fulltilt.data.paths import resolve_path
-from fulltilt.data.splits import Split, check_split
+from fulltilt.data.splits import Split, check_split, resolve_path
 from fulltilt.data.text.tokens import (
     Tokenizer,
     TokenStream,
