@@ -1,8 +1,7 @@
-"""Deterministic splits into training and validation rows, and where a dataset's path starts."""
+"""Deterministic splits into training and validation rows."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -10,11 +9,6 @@ import numpy as np
 from fulltilt.errors import DataError
 
 Split = Literal["train", "val"]
-
-
-def resolve_path(path: str | Path, base_dir: str | None) -> Path:
-    """Expand ``~``; start a relative path at ``base_dir``, or at the working directory without one."""
-    return Path(base_dir or ".") / Path(path).expanduser()
 
 
 def check_split(split: str) -> None:

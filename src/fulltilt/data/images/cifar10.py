@@ -7,7 +7,8 @@ import torch
 from fulltilt.data.images import cifar10_formats as formats
 from fulltilt.data.images import decoded_cache
 from fulltilt.data.images.image_sets import MemoryImages
-from fulltilt.data.splits import Split, check_split, resolve_path, spread_rows
+from fulltilt.data.paths import resolve_path
+from fulltilt.data.splits import Split, check_split, spread_rows
 from fulltilt.data.transforms.pipeline import Transform, resolve_transform
 from fulltilt.errors import DataError
 

@@ -31,11 +31,7 @@ class Source(NamedTuple):
 
 
 def find_source(path: Path) -> Source:
-    """Find CIFAR-10 at ``path``, in it, or one folder below it.
-
-    Raises:
-        DataError: Nothing of CIFAR-10 is there.
-    """
+    """Find CIFAR-10 at ``path``, in it, or one folder below it."""
     if path.is_file():
         if tarfile.is_tarfile(path):
             return Source("tar", path)
@@ -66,11 +62,7 @@ def list_state(source: Source, split: str) -> Iterator[tuple[str, int, int]]:
 
 
 def read_batches(source: Source, split: str) -> Arrays:
-    """Read the files of cifar-10-python (pickles) or cifar-10-binary (records of a class byte and 3,072 pixels).
-
-    Raises:
-        DataError: A file is missing, damaged, or a pickle with anything but arrays and plain containers.
-    """
+    """Read the files of cifar-10-python (pickles) or cifar-10-binary (records of a class byte and 3,072 pixels)."""
     if source.form == "pickles":
         parts = [_read_pickle(source.path / name) for name in _FILES[split]]
     else:
@@ -79,11 +71,7 @@ def read_batches(source: Source, split: str) -> Arrays:
 
 
 def read_folders(root: Path, split: str) -> Arrays:
-    """Read ``train/<class>/*.jpg`` or ``test/<class>/*.jpg``.
-
-    Raises:
-        DataError: A folder is missing or empty; an image is damaged or not 32 × 32.
-    """
+    """Read ``train/<class>/*.jpg`` or ``test/<class>/*.jpg``."""
     import_pillow()
     files = list(_list_files(root, split))
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -92,11 +80,7 @@ def read_folders(root: Path, split: str) -> Arrays:
 
 
 def read_tar(path: Path) -> dict[str, Arrays]:
-    """Read both splits from class folders inside a tar in one pass, without extracting it.
-
-    Raises:
-        DataError: The tar is damaged or holds no class folders.
-    """
+    """Read both splits from class folders inside a tar in one pass, without extracting it."""
     import_pillow()
     found: dict[str, list[tuple[int, str, np.ndarray]]] = {"train": [], "val": []}
     try:

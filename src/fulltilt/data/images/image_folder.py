@@ -22,7 +22,8 @@ from fulltilt.data.images.image_sets import (
     is_image,
     list_folders,
 )
-from fulltilt.data.splits import Split, check_split, resolve_path, split_stratified
+from fulltilt.data.paths import resolve_path
+from fulltilt.data.splits import Split, check_split, split_stratified
 from fulltilt.data.transforms.pipeline import (
     PerImage,
     Pipeline,
@@ -104,11 +105,7 @@ class ImageFolder(Dataset):
         return inputs[0], targets[0]
 
     def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Read a batch: (B, C, H, W) float32, or uint8 where the transform comes later, and (B,) int64.
-
-        Raises:
-            DataError: A file is damaged (names it), or the images differ in size after the transform.
-        """
+        """Read a batch: (B, C, H, W) float32, or uint8 where the transform comes later, and (B,) int64."""
         images = [self.decode(index) for index in indices]
         return join_images(self.transform, images, generator), self.targets[torch.as_tensor(indices)]
 
@@ -127,9 +124,6 @@ class ImageFolder(Dataset):
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
         """Decode every image once and hold it on ``device``; steps that resize all alike run once too.
-
-        Raises:
-            DataError: A file is damaged, or has another size than the first: names it.
 
         Cost: reads and decodes all files, on up to 4 threads.
         """

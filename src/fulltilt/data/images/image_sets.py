@@ -80,12 +80,7 @@ class MemoryImages(BatchedDataset):
 
 
 def decode_image(source: str | Path | IO[bytes], *, mode: str = "RGB", name: str | None = None) -> Tensor:
-    """Decode one image file to (C, H, W) uint8 in ``mode``: ``RGB`` or ``L`` (one channel).
-
-    Raises:
-        DataError: The file (``name`` in the message) is missing, is no image, is truncated or has no known range of
-            values, or Pillow is not installed.
-    """
+    """Decode one image file to (C, H, W) uint8 in ``mode``: ``RGB`` or ``L`` (one channel)."""
     image_module = import_pillow()
     try:
         with image_module.open(source) as image:

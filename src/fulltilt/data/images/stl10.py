@@ -21,7 +21,8 @@ from torch import Tensor
 
 from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.images.image_sets import MemoryImages
-from fulltilt.data.splits import Split, check_split, resolve_path, spread_rows
+from fulltilt.data.paths import resolve_path
+from fulltilt.data.splits import Split, check_split, spread_rows
 from fulltilt.data.transforms.pipeline import Transform, apply_transform, read_sample_shape, resolve_transform
 from fulltilt.errors import DataError
 
@@ -61,7 +62,8 @@ def stl10(
     made = read_mark(folder)
     side = read_side(folder)
     tables = [_open_table(folder, name, side) for name in names]
-    classes = _read_classes(folder)
+    words = folder / "class_names.txt"
+    classes = tuple(words.read_text(encoding="utf-8").split()) if words.is_file() else CLASSES
     for table in tables:
         _check_labels(folder, table, len(classes))
     mean, std = _compute_mean(_open_table(folder, "train", side)) if isinstance(transform, str) else (None, None)
@@ -139,11 +141,7 @@ def find_folder(path: Path) -> Path:
 
 
 def read_side(folder: Path) -> int:
-    """Compute the pixels along an edge from the length of the training images and the number of their labels.
-
-    Raises:
-        DataError: No square images of that number have this length: one of the two files was cut.
-    """
+    """Compute the pixels along an edge from the length of the training images and the number of their labels."""
     images, labels = folder / "train_X.bin", folder / "train_y.bin"
     n_bytes, n_labels = _read_size(images), _read_size(labels)
     side = math.isqrt(n_bytes // (3 * n_labels)) if n_labels else 0
@@ -197,11 +195,6 @@ def _read_size(path: Path) -> int:
         raise DataError(
             f"{path} is not there; unpack stl10_binary.tar.gz whole{converted if unlabeled else ''}"
         ) from None
-
-
-def _read_classes(folder: Path) -> tuple[str, ...]:
-    path = folder / "class_names.txt"
-    return tuple(path.read_text(encoding="utf-8").split()) if path.is_file() else CLASSES
 
 
 def _check_labels(folder: Path, table: Table, n_classes: int) -> None:

@@ -129,11 +129,8 @@ class IndexedLoader(GuardedLoader):
             return super().__iter__()
         # torch would draw a seed for its workers here; later draws have to stay the same.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return self._read_here(self._index_sampler)  # read now: the share may change before the first batch
-
-    def _read_here(self, order: BatchOrder) -> Iterator[Any]:
-        for indices in order:
-            yield self.collate_fn(self.dataset.__getitems__(indices))  # type: ignore[attr-defined]
+        order = self._index_sampler  # read now: the share may change before the first batch
+        return (self.collate_fn(self.dataset.__getitems__(indices)) for indices in order)  # type: ignore[attr-defined]
 
     @property
     def _index_sampler(self) -> BatchOrder:
@@ -162,7 +159,9 @@ class BatchFetcher(Dataset):
         self._seed, self._epoch_cell = seed, epoch_cell
         self._takes_generator = self.has_whole_batches and "generator" in inspect.signature(source.get_batch).parameters
         self._takes_arrays = isinstance(source, BatchedDataset)  # a user's own gets a list, as from torch
-        self._is_plain = self._takes_arrays and self.has_whole_batches and _draws_nothing(source)
+        transform = getattr(source, "transform", ...)
+        draws_nothing = transform is None or (isinstance(transform, Raw) and not transform.sizing.steps)
+        self._is_plain = self._takes_arrays and self.has_whole_batches and draws_nothing
 
     def __len__(self) -> int:
         return len(self.source)
@@ -249,11 +248,6 @@ def _seed_process(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
-
-
-def _draws_nothing(source: Any) -> bool:
-    transform = getattr(source, "transform", ...)
-    return transform is None or (isinstance(transform, Raw) and not transform.sizing.steps)
 
 
 def _read_length(dataset: Any) -> int:

@@ -18,10 +18,10 @@ import torch
 
 from fulltilt.config.bad_samples import explain_unskipped
 from fulltilt.data.loading.block_sampler import compute_batch_variance_ratio, compute_meeting_share
+from fulltilt.data.tables.hdf5 import RowsDataset
 from fulltilt.data.tables.hdf5_layout import Layout, find_pieces
 from fulltilt.data.tables.hdf5_mapped import MappedRows
 from fulltilt.data.tables.held_rows import WindowedRows, compute_held_bytes, hold_rows
-from fulltilt.data.tables.rows_dataset import RowsDataset
 from fulltilt.data.transforms.batch_transform import find_transforms
 from fulltilt.errors import DataError
 from fulltilt.hardware import (

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fulltilt.data.new_file import Progress, check_name, check_room, new_file, reserve
+from fulltilt.data.tables.hdf5_repack import create_table
 from fulltilt.errors import UsageError
 
 LABELS = ("energy_gev", "zenith_rad", "azimuth_rad", "x_m", "y_m", "z_m")
@@ -159,13 +160,7 @@ def _create_tables(file: Any, n_samples: int, n_sensors: int, with_info: bool, c
     columns = {"label": LABELS} | ({"info": INFO} if with_info else {})
     shapes = {"input": (2, n_sensors)} | {name: (len(names),) for name, names in columns.items()}
     for name, row in shapes.items():
-        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        if rows:
-            layout.set_chunk((rows, *row))
-        space = h5py.h5s.create_simple((n_samples, *row))
-        h5py.h5d.create(file.id, name.encode(), h5py.h5t.NATIVE_FLOAT, space, dcpl=layout)
+        create_table(file, name, (n_samples, *row), h5py.h5t.NATIVE_FLOAT, rows)
     for name, names in columns.items():
         file[name].attrs["columns"] = list(names)
 

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from fulltilt.data.batched import Indices
 from fulltilt.data.splits import Split
-from fulltilt.data.tables.hdf5 import pick_rows, require_path
+from fulltilt.data.tables.hdf5 import RowsDataset, pick_rows, require_path
 from fulltilt.data.tables.hdf5_file import find_dataset, find_layouts, open_hdf5
 from fulltilt.data.tables.hdf5_rows import build_rows
-from fulltilt.data.tables.rows_dataset import RowsDataset
 from fulltilt.data.transforms.pipeline import Transform
 from fulltilt.errors import DataError
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fulltilt.data.batched import Indices
-from fulltilt.data.splits import Split, check_split, resolve_path, split_stratified
+from fulltilt.data.batched import BatchedDataset, Indices
+from fulltilt.data.paths import resolve_path
+from fulltilt.data.splits import Split, check_split, split_stratified
 from fulltilt.data.tables.hdf5_file import find_layouts
-from fulltilt.data.tables.hdf5_rows import build_rows
-from fulltilt.data.tables.rows_dataset import RowsDataset
+from fulltilt.data.tables.hdf5_layout import Layout
+from fulltilt.data.tables.hdf5_rows import Rows, build_rows
 from fulltilt.data.transforms.pipeline import Transform, apply_transform, read_sample_shape, resolve_transform
 from fulltilt.errors import DataError
 
@@ -42,6 +45,50 @@ def hdf5(
     file = require_path(path, base_dir)
     rows = pick_rows(file, [inputs, targets], split, val_fraction=val_fraction, seed=seed)
     return Hdf5Dataset(file, inputs, targets, rows=rows, transform=resolve_transform(transform, base_dir=base_dir))
+
+
+class RowsDataset(BatchedDataset):
+    """Base of datasets that turn rows into a batch in ``get_batch``.
+
+    Attributes:
+        path: The file.
+        rows: (N,) row numbers in the tables, rising.
+        sources: Tables of inputs and of targets.
+        transform: A callable on inputs in host memory, or None.
+    """
+
+    path: Path
+    rows: np.ndarray
+    sources: tuple[Rows, Rows]
+    transform: Any = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read_rows(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Read inputs and targets of samples from the tables, in the types that torch trains on."""
+        rows = self.rows[np.asarray(indices)]
+        inputs, targets = (to_tensor(source.read(rows)) for source in self.sources)
+        return inputs, targets
+
+    def with_sources(self, sources: tuple[Rows, Rows], *, rows: np.ndarray | None = None) -> Self:
+        """Return the same samples out of other tables; ``self`` stays unchanged."""
+        other = copy.copy(self)
+        other.sources = sources
+        if rows is not None:
+            other.rows = rows
+        return other
+
+    def name_sample(self, index: int) -> str:
+        return f"row {int(self.rows[index])} of {self.path}"
+
+    @property
+    def placement(self) -> str:
+        return self.sources[0].placement
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        return self.sources[0].layout, self.sources[1].layout
 
 
 class Hdf5Dataset(RowsDataset):
@@ -95,3 +142,13 @@ def pick_rows(path: Path, names: list[str], split: str, *, val_fraction: float, 
         return np.arange(n_rows)
     one_class = np.zeros(n_rows, dtype=np.int64)
     return split_stratified(one_class, split, val_fraction=val_fraction, seed=seed, what=str(path))
+
+
+def to_tensor(rows: np.ndarray | Tensor) -> Tensor:
+    """Turn floats into float32 and integers but uint8 into int64; a tensor stays on its device."""
+    if isinstance(rows, np.ndarray):
+        dtype = np.float32 if rows.dtype.kind == "f" else rows.dtype if rows.dtype == np.uint8 else np.int64
+        rows = torch.from_numpy(rows.astype(dtype, copy=False))
+    if rows.dtype in (torch.float32, torch.int64, torch.uint8):
+        return rows
+    return rows.to(torch.float32 if rows.is_floating_point() else torch.int64)

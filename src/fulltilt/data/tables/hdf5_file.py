@@ -31,11 +31,7 @@ def open_hdf5(path: Path) -> Iterator[Any]:
 
 
 def find_layouts(path: Path, names: list[str]) -> list[Layout]:
-    """Read the layouts of the named datasets, which have one row for each sample.
-
-    Raises:
-        DataError: The file cannot be opened, a name is not in it, it has no rows, or row counts differ.
-    """
+    """Read the layouts of the named datasets, which have one row for each sample."""
     with open_hdf5(path) as file:
         found = [find_dataset(path, file, name) for name in names]
         layouts = [describe_layout(Path(item.file.filename), item) for item in found]  # a link may lead out of this one

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from fulltilt.data.tables.hdf5_file import find_dataset, list_datasets, list_links, open_hdf5
-from fulltilt.data.tables.hdf5_frame import check_references
 from fulltilt.data.tables.hdf5_layout import Layout, describe_layout
 from fulltilt.data.tables.hdf5_mapped import MappedRows
 from fulltilt.data.tables.hdf5_rates import ACCESSES, Rate, measure_rate, measure_warm_rate, read_cached_pct
-from fulltilt.data.tables.hdf5_repack import find_largest, find_tables
+from fulltilt.data.tables.hdf5_repack import check_references, find_largest, find_tables
 from fulltilt.data.tables.hdf5_rows import DirectRows, LibraryRows, Rows, build_rows
 from fulltilt.errors import DataError, UsageError
 from fulltilt.records import format_bytes
@@ -196,6 +195,10 @@ def _measure(
     reader = _READERS[type(rows)]
     cached_pct = read_cached_pct(layout)
     reasons = {} if cached_pct is not None else {"cached_before_pct": "this file system does not tell"}
+    caveat = (
+        f"{format_bytes(layout.n_bytes)} are less than {format_bytes(SMALL_BYTES)}, and may be read out of the "
+        "processor's cache: these figures say nothing of a disk, nor of memory, nor of a larger file"
+    )
     rates = {}
     for access in ACCESSES:
         tell(f"{report.name}: {access} rows")
@@ -206,18 +209,11 @@ def _measure(
         read_bytes_a_row=layout.read_bytes_a_row if reader == "h5py" else layout.row_bytes,
         cached_before_pct=cached_pct,
         rates=tuple(rates.values()),
-        caveat=None if cold or layout.n_bytes >= SMALL_BYTES else _describe_smallness(layout.n_bytes),
+        caveat=None if cold or layout.n_bytes >= SMALL_BYTES else caveat,
         null_reasons=reasons | _explain_intervals(rates, seconds),
     )
     tell(f"{report.name}: a repacked sample beside the rows as they are, both warm")
     return _advise(report, layout, rows, batch_size, seconds)
-
-
-def _describe_smallness(n_bytes: int) -> str:
-    return (
-        f"{format_bytes(n_bytes)} are less than {format_bytes(SMALL_BYTES)}, and may be read out of the processor's "
-        "cache: these figures say nothing of a disk, nor of memory, nor of a larger file"
-    )
 
 
 def _explain_intervals(rates: Mapping[str, Rate], seconds: float) -> dict[str, str]:

@@ -7,19 +7,34 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from fulltilt.data.new_file import Counter, Progress, check_name, check_room, new_file, reserve
 from fulltilt.data.tables.hdf5_file import READ_ERRORS, find_bad_row, find_dataset, list_datasets, open_hdf5
-from fulltilt.data.tables.hdf5_frame import Compression, Table, write_frame
 from fulltilt.data.tables.hdf5_layout import describe_layout
 from fulltilt.errors import DataError, UsageError
 
+Compression = Literal["none", "lzf", "gzip"]
 CHUNK_BYTES = 1 << 20  # of a compressed chunk by default: what block shuffle reads in one go
 _BLOCK_BYTES = 32 << 20
 _HEADROOM_BYTES = 4 << 20  # headers, chunk indexes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """A dataset that gets a new layout: chunks of ``chunk_rows`` rows, or one array where it is None."""
+
+    name: str
+    n_rows: int
+    row_bytes: int
+    chunk_rows: int | None
+    compression: Compression
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_rows * self.row_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +78,8 @@ def repack_hdf5(
         StorageError: There is no room for the target; nothing is left of it.
         UsageError: Source and target are one file, or a number is out of range.
     """
+    import h5py
+
     source, target = Path(source), Path(target)
     started = time.perf_counter()
     if chunk_rows is not None and chunk_rows < 1:
@@ -78,7 +95,8 @@ def repack_hdf5(
         remedy = "use --compression gzip on another disk" if compression == "none" else "choose another disk"
         check_room(target, needed_bytes, remedy=remedy)
         with new_file(target, remedy=remedy) as temporary:
-            write_frame(source, file, temporary, plan)
+            with h5py.File(temporary, "w") as copy:
+                _copy_group(source, file, copy, plan, {})
             reserve(temporary, needed_bytes)
             report = Counter(progress, 2 * sum(table.n_bytes for table in plan.values()))
             written = _write_rows(source, file, temporary, plan, report)
@@ -181,3 +199,78 @@ def _digest_rows(path: Path, file: Any, plan: dict[str, Table], report: Counter,
             digest.update(np.ascontiguousarray(rows).view(np.uint8))
             report.add(rows.nbytes)
     return digest.hexdigest()
+
+
+def _copy_group(path: Path, source: Any, target: Any, plan: dict[str, Table], seen: dict[Any, str]) -> None:
+    import h5py
+
+    _copy_attributes(path, source, target)
+    for name in source:
+        link = source.get(name, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            target[name] = link  # soft, or into another file: as it is
+            continue
+        item = source[name]
+        place = item.name.lstrip("/")
+        key = h5py.h5o.get_info(item.id).addr
+        if key in seen:
+            target[name] = target.file[seen[key]]  # a second name of one object
+            continue
+        seen[key] = item.name
+        if isinstance(item, h5py.Group):
+            _copy_group(path, item, target.create_group(name), plan, seen)
+        elif place in plan:
+            table = plan[place]
+            create_table(target, name, item.shape, item.id.get_type(), table.chunk_rows, table.compression)
+            _copy_attributes(path, item, target[name])
+        else:
+            _check_references(path, item)
+            source.copy(item, target, name=name)
+
+
+def create_table(
+    group: Any, name: str, shape: tuple[int, ...], kind: Any, chunk_rows: int | None, compression: str = "none"
+) -> None:
+    """Create a dataset of one array or of chunks, with its place in the file but without fill values."""
+    import h5py
+
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    if compression == "none":
+        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    if chunk_rows is not None:
+        properties.set_chunk((chunk_rows, *shape[1:]))
+    if compression == "gzip":
+        properties.set_shuffle()
+        properties.set_deflate(4)  # HDF5's own default
+    elif compression == "lzf":
+        properties.set_filter(h5py.h5z.FILTER_LZF, h5py.h5z.FLAG_OPTIONAL)
+    h5py.h5d.create(group.id, name.encode(), kind, h5py.h5s.create_simple(shape), dcpl=properties)
+
+
+def _copy_attributes(path: Path, source: Any, target: Any) -> None:
+    _check_references(path, source)
+    for name in source.attrs:
+        value = source.attrs[name]
+        target.attrs.create(name, value, dtype=getattr(value, "dtype", None) and source.attrs.get_id(name).dtype)
+
+
+def check_references(path: Path, file: Any) -> None:
+    """Raise DataError where something in a file refers to a place in it: a copy would point nowhere."""
+    _check_references(path, file)
+    file.visititems(lambda _, item: _check_references(path, item))
+
+
+def _check_references(path: Path, item: Any) -> None:
+    import h5py
+
+    types = [(f"attribute {name}", item.attrs.get_id(name).dtype) for name in item.attrs]
+    if isinstance(item, h5py.Dataset):
+        types.append(("values", item.dtype))
+    for what, dtype in types:
+        parts = [field[0] for field in dtype.fields.values()] if dtype.fields else [dtype]
+        if any(h5py.check_ref_dtype(part) for part in parts):
+            raise DataError(
+                f"{path}: {what} of {item.name} are references into the file (dimension scales have such), which a "
+                f"repacked file would lose; use h5repack of the HDF5 tools, or remove them"
+            )

@@ -113,11 +113,7 @@ class LibraryRows:
         self._dataset: Any = None
 
     def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Read (len(indices), *row_shape) in the order asked for; each chunk is read and decompressed once.
-
-        Raises:
-            DataError: The file has gone or is damaged there.
-        """
+        """Read (len(indices), *row_shape) in the order asked for; each chunk is read and decompressed once."""
         layout = self.layout
         order, runs = plan_runs(indices)
         if layout.chunk_rows and layout.chunk_rows > 1:

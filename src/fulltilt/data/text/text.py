@@ -14,7 +14,8 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from fulltilt.data.batched import BatchedDataset, Indices
-from fulltilt.data.splits import Split, check_split, resolve_path
+from fulltilt.data.paths import resolve_path
+from fulltilt.data.splits import Split, check_split
 from fulltilt.data.text.tokens import Tokenizer, TokenStream, build_vocabulary, count_words, open_tokens, split_line
 from fulltilt.errors import DataError
 from fulltilt.records import format_bytes

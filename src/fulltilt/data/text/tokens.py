@@ -72,11 +72,7 @@ class Vocabulary:
 
 
 def build_vocabulary(counts: Mapping[str, int], size: int) -> Vocabulary:
-    """Keep the ``size`` most frequent words and ``<unk>`` for all others; equal counts keep the order of ``counts``.
-
-    Raises:
-        DataError: ``size`` leaves room for ``<unk>`` alone, or there are no words.
-    """
+    """Keep the ``size`` most frequent words and ``<unk>`` for all others; equal counts keep the order of ``counts``."""
     if size < 2:
         raise DataError(f"a vocabulary of {size} holds no word beside {UNKNOWN}; ask for 2 or more")
     if not counts:
@@ -116,12 +112,7 @@ def compute_digest(path: Path) -> str:
 
 
 def open_tokens(folder: Path, split: str) -> TokenStream:
-    """Map one split of a prepared folder into memory.
-
-    Raises:
-        DataError: The folder is not one, a file of it is missing, truncated or of another preparation, or the text
-            it was made from has changed since.
-    """
+    """Map one split of a prepared folder into memory."""
     manifest = _read_manifest(folder)
     _check_sources(folder, manifest["sources"])
     vocabulary = _read_vocabulary(folder / WORDS, manifest)

@@ -30,9 +30,6 @@ def detach_transform(dataset: Any) -> tuple[Any, Pipeline]:
     """Split a dataset into one that returns images as read, and the pipeline taken out of it.
 
     A dataset whose images may differ in size (``sizes_images``) keeps the steps that give them one size.
-
-    Raises:
-        DataError: The dataset has no pipeline to take out.
     """
     if find_transforms(dataset) != "pipeline":
         raise DataError(

@@ -168,11 +168,9 @@ class Solarize(Step):
         self.check_share("threshold", "probability")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
-        return apply_to_chosen(x_BCHW, u_BD[:, 0] < self.probability, self._invert)
-
-    def _invert(self, x_BCHW: Tensor) -> Tensor:
         top = 255 if x_BCHW.dtype == torch.uint8 else 1
-        return torch.where(x_BCHW >= self.threshold * top, top - x_BCHW, x_BCHW)
+        bright = self.threshold * top
+        return apply_to_chosen(x_BCHW, u_BD[:, 0] < self.probability, lambda x: torch.where(x >= bright, top - x, x))
 
 
 def to_unit_float(images: Tensor) -> Tensor:

@@ -78,9 +78,6 @@ class Mix:
     def __call__(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Mix float images (B, C, H, W) and classes (B,); return the images and shares (B, K) of the classes.
 
-        Raises:
-            DataError: The batch is no pair of images and classes.
-
         Device: draws, gathers and blends there; does not synchronise.
         """
         x_BCHW, targets_B = _read_batch(batch)

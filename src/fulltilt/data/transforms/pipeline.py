@@ -62,9 +62,6 @@ class Pipeline:
         """Apply the steps to images (C, H, W) of any size and collate the results.
 
         The random numbers are those of the batch: sizes decide only whether the steps run on all images at once.
-
-        Raises:
-            DataError: The results differ in shape.
         """
         u_BD = self.draw(images, generator)
         if len({image.shape for image in images}) == 1:
@@ -165,11 +162,7 @@ def apply_transform(transform: Callable | Raw | None, images_BCHW: Tensor, gener
 def join_images(
     transform: Callable | Raw | None, images: Sequence[Tensor], generator: torch.Generator | None
 ) -> Tensor:
-    """Transform and collate images (C, H, W), one by one only as long as they differ in size.
-
-    Raises:
-        DataError: They differ in shape behind the transform.
-    """
+    """Transform and collate images (C, H, W), one by one only as long as they differ in size."""
     if isinstance(transform, Raw):
         return transform.sizing.join(images, generator)
     if transform is None or isinstance(transform, Pipeline):

@@ -126,8 +126,10 @@ class RandomCrop(_Sized):
             raise DataError(f"random_crop: mode {self.mode!r} is not known; use zeros or reflect")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
-        if self.padding:
-            x_BCHW = _pad(x_BCHW, self.padding, self.mode)
+        if self.padding and self.mode == "zeros":
+            x_BCHW = functional.pad(x_BCHW, (self.padding,) * 4)
+        elif self.padding:
+            x_BCHW = mirror_edges(x_BCHW, self.padding)
         self.check_fits(x_BCHW)
         height, width = self.shape
         tops_B = draw_index(u_BD[:, 0], x_BCHW.shape[-2] - height + 1)
@@ -308,17 +310,11 @@ def _compute_weights(starts_B: Tensor, sizes_B: Tensor, n_out: int, n_in: int) -
     return weights_BOI / weights_BOI.sum(-1, keepdim=True)
 
 
-def _pad(x_BCHW: Tensor, padding: int, mode: str) -> Tensor:
-    if mode == "zeros":
-        return functional.pad(x_BCHW, (padding,) * 4)
+def mirror_edges(x_BCHW: Tensor, padding: int) -> Tensor:
+    """Pad by reflection without repeating the edge, for any dtype (torch's own reflect padding takes floats)."""
     if padding >= min(x_BCHW.shape[-2:]):
         size = min(x_BCHW.shape[-2:])
         raise DataError(f"random_crop: reflect needs padding below the image's size, {padding} ≥ {size}")
-    return mirror_edges(x_BCHW, padding)
-
-
-def mirror_edges(x_BCHW: Tensor, padding: int) -> Tensor:
-    """Pad by reflection without repeating the edge, for any dtype (torch's own reflect padding takes floats)."""
     for dim in (-2, -1):
         size = x_BCHW.shape[dim]
         index = torch.arange(-padding, size + padding, device=x_BCHW.device).abs()

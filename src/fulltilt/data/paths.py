@@ -1,0 +1,10 @@
+"""Where a dataset's path starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def resolve_path(path: str | Path, base_dir: str | None) -> Path:
+    """Expand ``~``; start a relative path at ``base_dir``, or at the working directory without one."""
+    return Path(base_dir or ".") / Path(path).expanduser()
