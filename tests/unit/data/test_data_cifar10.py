@@ -69,24 +69,17 @@ def expect_rows(seeds):
     return np.concatenate([rows for rows, _ in parts]), [label for _, labels in parts for label in labels]
 
 
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-@pytest.mark.parametrize("below", ["", "cifar-10-batches-py"])
-def test_python_pickles(tmp_path, protocol, below):
-    write_pickles(tmp_path / "c" / below, protocol)
+@pytest.mark.parametrize("below", ["", "cifar-10-batches"])
+@pytest.mark.parametrize("protocol", [2, 4, 5, None])
+def test_python_pickles_and_binary_records(tmp_path, protocol, below):
+    folder = tmp_path / "c" / below
+    write_binary(folder) if protocol is None else write_pickles(folder, protocol)
     train, val = cifar10("train", path=str(tmp_path / "c")), cifar10("val", root=str(tmp_path / "c"))
     rows, labels = expect_rows(range(5))
     assert np.array_equal(train.images.numpy().reshape(20, 3072), rows)
     assert train.targets.tolist() == labels
     assert val.targets.tolist() == expect_rows([5])[1]
     assert (train.n_classes, train.sample_shape, train.classes[3]) == (10, (3, 32, 32), "cat")
-
-
-def test_binary_records(tmp_path):
-    write_binary(tmp_path / "cifar-10-batches-bin")
-    train = cifar10("train", path=str(tmp_path))
-    rows, labels = expect_rows(range(5))
-    assert np.array_equal(train.images.numpy().reshape(20, 3072), rows)
-    assert train.targets.tolist() == labels
 
 
 @pytest.mark.parametrize("form", ["folders", "tar"])

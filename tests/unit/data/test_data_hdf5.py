@@ -58,9 +58,13 @@ def test_types_become_what_torch_trains_on(tmp_path, dtype):
 
 
 def test_a_file_behind_a_user_block_and_one_of_the_newest_format(tmp_path):
-    for name, options in (("u.h5", {"userblock_size": 1024}), ("l.h5", {"libver": "latest"})):
+    for name, chunks, options in (
+        ("u.h5", None, {"userblock_size": 1024}),
+        ("c.h5", (4, 3), {"userblock_size": 512}),
+        ("l.h5", None, {"libver": "latest"}),
+    ):
         with h5py.File(tmp_path / name, "w", **options) as file:
-            file["input"] = np.arange(60, dtype="f4").reshape(20, 3)
+            file.create_dataset("input", data=np.arange(60, dtype="f4").reshape(20, 3), chunks=chunks)
             file["label"] = np.arange(20)
         inputs, _ = hdf5(path=str(tmp_path / name), val_fraction=0).get_batch([19, 0])
         assert inputs.tolist() == [[57, 58, 59], [0, 1, 2]]
@@ -75,23 +79,18 @@ def test_classes_are_counted_and_shapes_described(tmp_path):
     assert (other.n_classes, other.target_shape) == (None, (6,))
 
 
-def test_splits_cover_the_file_without_overlap(tmp_path):
+def test_splits_cover_the_file_without_overlap_and_datasets_may_lie_in_groups(tmp_path):
     write_file(tmp_path / "f.h5")
+    with h5py.File(tmp_path / "g.h5", "w") as file:
+        file["a/x"], file["a/y"] = np.zeros((10, 1)), np.arange(10)
+    named = hdf5(path=str(tmp_path / "g.h5"), inputs="a/x", targets="a/y", val_fraction=0)
+    assert named[-1][1] == 9
+    with pytest.raises(IndexError, match="sample 10 of 10"):
+        named[10]
     train, val = (hdf5(s, path=str(tmp_path / "f.h5"), val_fraction=0.2) for s in ("train", "val"))
     assert (len(train), len(val)) == (40, 10)
     assert sorted([*train.rows, *val.rows]) == list(range(50))
     assert not np.array_equal(hdf5("val", path=str(tmp_path / "f.h5"), val_fraction=0.2, seed=1).rows, val.rows)
-
-
-def test_names_in_groups_and_other_names(tmp_path):
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["a/x"] = np.arange(10.0).reshape(10, 1)
-        file["a/y"] = np.arange(10)
-    dataset = hdf5(path=str(tmp_path / "f.h5"), inputs="a/x", targets="a/y", val_fraction=0)
-    assert [float(dataset[i][0]) for i in (0, 9)] == [0, 9]
-    assert dataset[-1][1] == 9
-    with pytest.raises(IndexError, match="sample 10 of 10"):
-        dataset[10]
 
 
 def test_image_transforms_apply_to_pixels(tmp_path):

@@ -95,12 +95,6 @@ def test_rows_are_counted_in_whole_chunks_and_one_at_least(tmp_path, chunks, n_b
     assert find_layout(tmp_path / "f.h5").count_rows_in(n_bytes) == expected
 
 
-def test_chunks_behind_a_user_block(tmp_path):
-    with h5py.File(tmp_path / "f.h5", "w", userblock_size=512) as file:
-        file.create_dataset("x", data=np.arange(60).reshape(20, 3), chunks=(4, 3))
-    assert build_rows(find_layout(tmp_path / "f.h5")).read([19, 0]).tolist() == [[57, 58, 59], [0, 1, 2]]
-
-
 def test_a_network_file_system_is_read_and_not_mapped(tmp_path, monkeypatch):
     away = Filesystem(type="nfs4", is_network=True, free_bytes=None)
     monkeypatch.setattr(hdf5_rows, "read_filesystem", lambda path: away)

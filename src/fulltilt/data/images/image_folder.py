@@ -162,18 +162,15 @@ class ImageFolder(Dataset):
 
     def _find_first(self) -> int:
         """Find the first image that can be decoded; damaged ones are left to ``data.on_bad_sample``."""
-        n_tries = min(_N_TRIES, len(self))
+        n_tries, last = min(_N_TRIES, len(self)), None
         for index in range(n_tries):
             try:
                 self.decode(index)
             except DataError as error:
-                if index + 1 == n_tries:
-                    raise DataError(
-                        f"none of the first {n_tries:,} images can be read; the last one: {error}"
-                    ) from error
+                last = error
             else:
                 return index
-        raise DataError("the dataset holds 0 samples")
+        raise DataError(f"none of the first {n_tries:,} images can be read; the last one: {last}") from last
 
 
 def _find_split_folder(folder: Path, split: str) -> Path | None:

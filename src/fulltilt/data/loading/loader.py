@@ -92,7 +92,12 @@ def build_loader(
         blocks = plan_blocks(dataset)
         sampler = BlockSampler(blocks.edges, blocks.n_mixed, seed, share_epoch=n_workers > 0)
     else:
-        sampler = EpochSampler(_read_length(dataset), shuffle, seed, share_epoch=n_workers > 0)
+        if not hasattr(dataset, "__len__"):
+            raise DataError(
+                f"{type(dataset).__name__} has no length; give it __len__, or derive it from "
+                f"torch.utils.data.IterableDataset when it streams"
+            )
+        sampler = EpochSampler(len(dataset), shuffle, seed, share_epoch=n_workers > 0)
     fetcher = BatchFetcher(dataset, seed=seed, epoch_cell=sampler.epoch_cell, whole_batches=collate is None)
     if skip_limit is not None:
         fetcher.bad_samples = BadSamples(dataset, len(fetcher), skip_limit, share=n_workers > 0)
@@ -248,16 +253,3 @@ def _seed_process(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
-
-
-def _read_length(dataset: Any) -> int:
-    try:
-        length = len(dataset)
-    except TypeError:
-        raise DataError(
-            f"{type(dataset).__name__} has no length; give it __len__, or derive it from "
-            f"torch.utils.data.IterableDataset when it streams"
-        ) from None
-    if length < 1:
-        raise DataError(f"{type(dataset).__name__} holds 0 samples; at least 1 is needed")
-    return length

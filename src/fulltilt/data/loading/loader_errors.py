@@ -58,7 +58,8 @@ def _find_death(iterator: Any, pid: int | None = None) -> WorkerDiedError | None
         if pid is None or worker.pid == pid:
             worker.join(timeout=1)
             if worker.exitcode or (pid and worker.exitcode is not None):
-                return _describe_death([worker.pid], *_split_exit_code(worker.exitcode))
+                code = worker.exitcode  # multiprocessing writes a signal as a negative code
+                return _describe_death([worker.pid], *((-code, None) if code < 0 else (None, code)))
     return None
 
 
@@ -85,11 +86,6 @@ def _describe_death(
     room = _read_shm_room() if number == signal.SIGBUS else ""
     remedy = _REMEDIES.get(number or 0, "run with num_workers 0 to see the error where it happens")
     return WorkerDiedError(f"data worker (pid {', '.join(map(str, pids))}) died: {how}; {room}{remedy}")
-
-
-def _split_exit_code(code: int) -> tuple[int | None, int | None]:
-    """Return (signal, None) or (None, exit code): multiprocessing writes a signal as a negative code."""
-    return (-code, None) if code < 0 else (None, code)
 
 
 def _find_signal(words: str) -> int | None:

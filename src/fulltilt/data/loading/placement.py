@@ -19,7 +19,6 @@ import torch
 from fulltilt.config.bad_samples import explain_unskipped
 from fulltilt.data.loading.block_sampler import compute_batch_variance_ratio, compute_meeting_share
 from fulltilt.data.tables.hdf5 import RowsDataset
-from fulltilt.data.tables.hdf5_layout import Layout, find_pieces
 from fulltilt.data.tables.hdf5_mapped import MappedRows
 from fulltilt.data.tables.held_rows import WindowedRows, compute_held_bytes, hold_rows
 from fulltilt.data.transforms.batch_transform import find_transforms
@@ -171,7 +170,8 @@ def place(
         windows = [WindowedRows(source, blocks.block_rows, 2 * blocks.n_mixed) for source in dataset.sources]
         return dataset.with_sources(tuple(windows))
     if placement == "memory_map":
-        return dataset.with_sources(tuple(_map_whole(source.layout) for source in dataset.sources))
+        mapped = [MappedRows(source.layout, source.pieces, None) for source in dataset.sources]
+        return dataset.with_sources(tuple(mapped))
     where = device if placement == "device" else torch.device("cpu")
     what = f"placement {placement}, which reads all samples beforehand (placement stream skips)"
     with explain_unskipped(what) if wants_skip else contextlib.nullcontext():
@@ -188,10 +188,3 @@ def plan_blocks(dataset: RowsDataset) -> Blocks:
     n_mixed = max(2, WINDOW_BYTES // 2 // max(1, block_rows * layout.row_bytes))
     borders = np.arange(0, layout.n_rows + block_rows, block_rows)
     return Blocks(edges=np.unique(np.searchsorted(dataset.rows, borders)), block_rows=block_rows, n_mixed=n_mixed)
-
-
-def _map_whole(layout: Layout) -> MappedRows:
-    pieces = find_pieces(layout)
-    if pieces is None:
-        raise DataError(f"{layout.path}: {layout.name} has changed and cannot be mapped any more; use placement stream")
-    return MappedRows(layout, pieces, None)

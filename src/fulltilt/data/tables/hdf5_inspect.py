@@ -167,18 +167,13 @@ def _write_command(path: Path, further: Sequence[str]) -> str:
 
 
 def _describe(layout: Layout, stored_bytes: int) -> DatasetReport:
+    alike = ("shape", "chunks", "filters", "row_bytes", "chunk_rows", "n_chunks_a_row", "n_bytes")
     return DatasetReport(
         name=layout.name.lstrip("/"),
-        shape=layout.shape,
         dtype=str(layout.dtype),
-        chunks=layout.chunks,
-        filters=layout.filters,
-        row_bytes=layout.row_bytes,
-        chunk_rows=layout.chunk_rows,
-        n_chunks_a_row=layout.n_chunks_a_row,
-        n_bytes=layout.n_bytes,
         stored_bytes=stored_bytes,
         null_reasons={"rates": "not measured: name it with --dataset"},
+        **{name: getattr(layout, name) for name in alike},
     )
 
 

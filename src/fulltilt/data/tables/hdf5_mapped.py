@@ -37,7 +37,7 @@ class MappedRows:
 
     def __init__(self, layout: Layout, pieces: Pieces, window_bytes: int | None = STREAM_WINDOW_BYTES):
         self.layout, self.window_bytes = layout, window_bytes
-        self._pieces, self._end = pieces, pieces.end
+        self.pieces, self._end = pieces, pieces.end
         self._is_one_array = pieces.starts.shape == (1, 1)
         self._is_bounded = window_bytes is not None and layout.n_bytes > window_bytes
         self._descriptor, self._touched_bytes = -1, 0
@@ -51,7 +51,7 @@ class MappedRows:
     def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """Read (len(indices), *row_shape) in the order asked for; DataError where the file became shorter."""
         rows = np.asarray(indices, dtype=np.int64)
-        layout, pieces = self.layout, self._pieces
+        layout, pieces = self.layout, self.pieces
         if not len(rows):
             return np.empty((0, *layout.row_shape), dtype=layout.dtype)
         if self._descriptor < 0:
@@ -78,9 +78,9 @@ class MappedRows:
             raise DataError(f"{self.layout.path} cannot be mapped ({error}); {remedy}") from error
         # A miss then reads the page and not 128 KB around it; what a batch needs is requested in _fetch_missing.
         self._map.madvise(mmap.MADV_RANDOM)
-        everything, n = np.frombuffer(self._map, dtype=np.uint8), self._pieces.piece_bytes
+        everything, n = np.frombuffer(self._map, dtype=np.uint8), self.pieces.piece_bytes
         if self._is_one_array:
-            self._view = everything[int(self._pieces.starts[0, 0]) : self._end].reshape(-1, 1, n)
+            self._view = everything[int(self.pieces.starts[0, 0]) : self._end].reshape(-1, 1, n)
         else:
             shape = (len(everything) - n + 1, n)
             self._view = np.lib.stride_tricks.as_strided(everything, shape, (1, 1), writeable=False)
@@ -96,10 +96,10 @@ class MappedRows:
 
     def _fetch_missing(self, rows: np.ndarray) -> None:
         """Request the whole batch at once where its first or last row is not in the page cache."""
-        first, last = self._pieces.find_first(int(rows[0])), self._pieces.find_first(int(rows[-1]))
+        first, last = self.pieces.find_first(int(rows[0])), self.pieces.find_first(int(rows[-1]))
         if is_cached(self._descriptor, first) is not False and is_cached(self._descriptor, last) is not False:
             return
-        for start, length in plan_ranges(self._pieces.find(rows), self._pieces.piece_bytes):
+        for start, length in plan_ranges(self.pieces.find(rows), self.pieces.piece_bytes):
             os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_WILLNEED)
 
     def _drop_pages(self, n_bytes: int) -> None:
@@ -109,7 +109,7 @@ class MappedRows:
             self._touched_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.layout, self._pieces, self.window_bytes)
+        return type(self), (self.layout, self.pieces, self.window_bytes)
 
 
 def open_descriptor(owner: Any, path: Path) -> int:

@@ -75,12 +75,13 @@ class Mix:
     ways: tuple[MixWeights, ...]
     n_classes: int
 
-    def __call__(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: tuple[Any, Any], generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Mix float images (B, C, H, W) and classes (B,); return the images and shares (B, K) of the classes.
 
         Device: draws, gathers and blends there; does not synchronise.
         """
-        x_BCHW, targets_B = _read_batch(batch)
+        x_BCHW, targets_B = batch
+        _check_batch(x_BCHW, targets_B)
         weights = self._draw_weights(x_BCHW, generator)
         partners_B = torch.randperm(len(x_BCHW), generator=generator, device=x_BCHW.device)
         shares_BK = functional.one_hot(targets_B, self.n_classes).to(x_BCHW.dtype)
@@ -131,14 +132,12 @@ def draw_beta(alpha: float, n: int, generator: torch.Generator) -> Tensor:
     return (gammas_2N[0] / gammas_2N.sum(0)).float()
 
 
-def _read_batch(batch: Any) -> tuple[Tensor, Tensor]:
-    pair = batch if isinstance(batch, tuple | list) and len(batch) == 2 else (None, None)
-    x, targets = pair
+def _check_batch(x: Any, targets: Any) -> None:
     is_fit = isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point()
     if is_fit and isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point():
-        assert isinstance(x, Tensor)
-        return x, targets
-    shapes = ", ".join(f"{tuple(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__ for v in pair)
+        return
+    both = (x, targets)
+    shapes = ", ".join(f"{tuple(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__ for v in both)
     raise DataError(
         f"data.mix takes float images (B, C, H, W) and classes (B,), and a batch holds {shapes}; leave data.mix out"
     )
