@@ -97,9 +97,8 @@ def _open_source(path: Path) -> tuple[Any, Any]:
         form = cifar10_formats.find_source(path).form
     except DataError:
         form = "folders"
-    if form != "folders":
-        return cifar10("train", path=str(path)), cifar10("val", path=str(path))
-    return image_folder("train", path=str(path)), image_folder("val", path=str(path))
+    read = image_folder if form == "folders" else cifar10
+    return read("train", path=str(path)), read("val", path=str(path))
 
 
 def _spread(n_rows: int, limit: int | None) -> np.ndarray:
@@ -133,10 +132,10 @@ def _check_folder(folder: Path, parts: dict[str, Any], size: int, *, force: bool
 def _write_images(path: Path, dataset: Any, rows: np.ndarray, size: int, report: Counter) -> None:
     def encode() -> Iterator[bytes]:
         for row in rows.tolist():
-            image_CHW = _bring_to_size(
-                dataset.images[row] if isinstance(dataset, MemoryImages) else dataset.decode(row), size
-            )
-            yield np.ascontiguousarray(image_CHW.numpy().swapaxes(1, 2)).tobytes()  # column by column
+            image_CHW = dataset.images[row] if isinstance(dataset, MemoryImages) else dataset.decode(row)
+            yield np.ascontiguousarray(
+                _resize_and_crop(image_CHW, size).numpy().swapaxes(1, 2)
+            ).tobytes()  # column by column
             report.add()
 
     _write_bytes(path, encode())
@@ -148,7 +147,7 @@ def _write_bytes(path: Path, chunks: Iterable[bytes]) -> None:
             stream.write(chunk)
 
 
-def _bring_to_size(image_CHW: Tensor, size: int) -> Tensor:
+def _resize_and_crop(image_CHW: Tensor, size: int) -> Tensor:
     height, width = image_CHW.shape[1:]
     if (height, width) == (size, size):
         return image_CHW

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -46,10 +47,10 @@ class Vocabulary:
 
     words: tuple[str, ...]
     counts: tuple[int, ...]
-    ids: Mapping[str, int] = dataclasses.field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", {word: index for index, word in enumerate(self.words)})
+    @functools.cached_property
+    def ids(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.words)}
 
     def __len__(self) -> int:
         return len(self.words)

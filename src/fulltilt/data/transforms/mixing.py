@@ -104,7 +104,7 @@ class Mix:
 MIXES: Mapping[str, Callable[..., MixWeights]] = {"cutmix": CutMix, "mixup": Mixup}
 
 
-def build_mix(spec: str | None, dataset: Any, *, where: str = "data.mix") -> Mix | None:
+def build_mix(spec: str | None, dataset: Any) -> Mix | None:
     """Build the mix that ``spec`` describes (``mixup(alpha=0.2) | cutmix``) for a dataset; None for no text.
 
     Raises:
@@ -113,12 +113,12 @@ def build_mix(spec: str | None, dataset: Any, *, where: str = "data.mix") -> Mix
     """
     if spec is None:
         return None
-    ways = tuple(build_component(call, MIXES, kind="mix", where=where) for call in parse_pipeline(spec))
+    ways = tuple(build_component(call, MIXES, kind="mix", where="data.mix") for call in parse_pipeline(spec))
     n_classes = getattr(dataset, "n_classes", None)
     if n_classes is None:
         raise DataError(
-            f"{where} mixes the classes of images, and {type(dataset).__name__} tells no n_classes; leave {where} out, "
-            "or give the dataset that attribute"
+            f"data.mix mixes the classes of images, and {type(dataset).__name__} tells no n_classes; leave data.mix "
+            "out, or give the dataset that attribute"
         )
     return Mix(ways, int(n_classes))
 

@@ -43,9 +43,9 @@ class Pipeline:
         x_BCHW = self.apply(x_BCHW, self.draw(x_BCHW, generator))
         return x_BCHW[0] if single else x_BCHW
 
-    def draw(self, images: Tensor | Sequence[Tensor], generator: torch.Generator | None) -> Tensor:
+    def draw(self, x_BCHW: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw all random numbers (B, D) of a batch in one call of the generator, on its device."""
-        return draw_uniform(len(images), sum(step.n_draws for step in self.steps), generator, images[0].device)
+        return draw_uniform(len(x_BCHW), sum(step.n_draws for step in self.steps), generator, x_BCHW.device)
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         """Transform the batch by the numbers drawn before: a pure function that can be compiled."""
@@ -63,7 +63,7 @@ class Pipeline:
 
         The random numbers are those of the batch: sizes decide only whether the steps run on all images at once.
         """
-        u_BD = self.draw(images, generator)
+        u_BD = draw_uniform(len(images), sum(step.n_draws for step in self.steps), generator, images[0].device)
         if len({image.shape for image in images}) == 1:
             return self.apply_steps(fast_collate(images), u_BD)
         return fast_collate(
@@ -112,7 +112,6 @@ def build_pipeline(
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    where: str = "data.transform",
     base_dir: str | None = None,
 ) -> Pipeline | None:
     """Build the pipeline that ``spec`` describes; None for no text.
@@ -120,7 +119,6 @@ def build_pipeline(
     Args:
         spec: Steps joined by ``|``: names of ``TRANSFORMS``, or ``module:function`` returning a callable on an image.
         mean: What ``normalize`` uses where the text names none; ``std`` likewise.
-        where: The configuration key, for messages.
         base_dir: Where ``module:function`` is looked up first.
 
     Raises:
@@ -132,8 +130,8 @@ def build_pipeline(
     given: dict[str, Any] = {"mean": list(mean), "std": list(std)} if mean is not None and std is not None else {}
     built = []
     for call in parse_pipeline(spec):
-        given_here = given if call.name == "normalize" else {}
-        step = build_component(call, TRANSFORMS, kind="transform", where=where, base_dir=base_dir, **given_here)
+        known = given if call.name == "normalize" else {}
+        step = build_component(call, TRANSFORMS, kind="transform", where="data.transform", base_dir=base_dir, **known)
         built.append(PerImage(step) if ":" in call.name else step)
     return Pipeline(tuple(built))
 
