@@ -112,9 +112,7 @@ def _read_pickle(path: Path) -> Arrays:
         raise DataError(f"{path} holds no (N, {_PIXELS}) uint8 array named data; it is not a CIFAR-10 batch")
     targets = np.asarray(labels)
     if targets.shape != (len(rows),) or targets.dtype.kind not in "iu":
-        raise DataError(
-            f"{path} holds {len(rows)} images and labels of shape {targets.shape}; it is not a CIFAR-10 batch"
-        )
+        raise DataError(f"{path} holds {len(rows)} images and labels of shape {targets.shape}; no CIFAR-10 batch")
     return rows.reshape(-1, 3, _SIDE, _SIDE), _check_targets(path, targets)
 
 

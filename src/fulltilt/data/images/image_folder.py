@@ -196,9 +196,7 @@ def _list_images(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
         walked = ((place, file) for place, _, names in os.walk(folder / name) for file in names)
         found = sorted(os.path.join(place, file) for place, file in walked if is_image(file))
         if not found:
-            raise DataError(
-                f"{folder / name} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}); remove it or fill it"
-            )
+            raise DataError(f"{folder / name} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}); remove or fill it")
         files += found
         targets += [target] * len(found)
     return np.array(files), np.array(targets, dtype=np.int64), classes

@@ -53,9 +53,7 @@ def find_dataset(path: Path, file: Any, name: str) -> Any:
     try:
         found = file.get(name)
     except READ_ERRORS as error:
-        raise DataError(
-            f"{path}: {name} cannot be read ({error}): the file is damaged; copy or make it again"
-        ) from error
+        raise DataError(f"{path}: {name} cannot be read ({error}): it is damaged; copy or make it again") from error
     if isinstance(found, h5py.Dataset):
         if found.shape is None:
             raise DataError(f"{path}: {name} is empty (it has a type and no shape); name another dataset")

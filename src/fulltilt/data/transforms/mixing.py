@@ -33,9 +33,7 @@ class MixWeights(abc.ABC):
     def __post_init__(self) -> None:
         if self.alpha < SMALLEST_ALPHA:
             name = type(self).__name__.lower()
-            raise DataError(
-                f"{name}: alpha {self.alpha} must be {SMALLEST_ALPHA} or more; leave {name} out to mix nothing"
-            )
+            raise DataError(f"{name}: alpha {self.alpha} must be {SMALLEST_ALPHA} or more; or leave {name} out")
 
     @abc.abstractmethod
     def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:

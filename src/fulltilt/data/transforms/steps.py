@@ -268,8 +268,9 @@ def resize_windows(x_BCHW: Tensor, windows: Windows, height: int, width: int) ->
             for i, (top, left, h, w) in enumerate(torch.stack(windows.edges, dim=1).tolist())
         ]
         return torch.cat(parts)
-    rows_BhH = _compute_weights(windows.tops, windows.heights, height, x_BCHW.shape[2])
-    columns_BwW = _compute_weights(windows.lefts, windows.widths, width, x_BCHW.shape[3])
+    tops_B, lefts_B, heights_B, widths_B = windows.edges
+    rows_BhH = _compute_weights(tops_B, heights_B, height, x_BCHW.shape[2])
+    columns_BwW = _compute_weights(lefts_B, widths_B, width, x_BCHW.shape[3])
     pixels_BChw = rows_BhH[:, None] @ x_BCHW.float() @ columns_BwW[:, None].transpose(-1, -2)
     return pixels_BChw.round().clamp(0, 255).to(torch.uint8) if x_BCHW.dtype == torch.uint8 else pixels_BChw
 

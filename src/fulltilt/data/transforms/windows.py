@@ -14,17 +14,10 @@ WINDOW_DRAWS = 2 * _N_TRIES + 2  # numbers from [0, 1) that ``draw_windows`` tak
 
 
 class Windows(NamedTuple):
-    """Edges in pixels, (B,) int64 each; ``found`` is false where no window fitted and the fallback is used."""
+    """``edges`` are top, left, height and width in pixels, (B,) int64; ``found`` is false for the fallback."""
 
-    tops: Tensor
-    lefts: Tensor
-    heights: Tensor
-    widths: Tensor
+    edges: tuple[Tensor, Tensor, Tensor, Tensor]
     found: Tensor
-
-    @property
-    def edges(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.tops, self.lefts, self.heights, self.widths
 
 
 def draw_index(u_B: Tensor, n_values: int | Tensor) -> Tensor:
@@ -59,13 +52,13 @@ def draw_windows(
     lefts_B = draw_index(u_BD[:, -1], width - widths_B + 1)
     wide = min(width, max(1, round(height * ratio[1])))
     high_ = min(height, max(1, round(width / ratio[0])))
-    return Windows(
+    edges = (
         torch.where(found_B, tops_B, (height - high_) // 2),
         torch.where(found_B, lefts_B, (width - wide) // 2),
         torch.where(found_B, heights_B, high_),
         torch.where(found_B, widths_B, wide),
-        found_B,
     )
+    return Windows(edges, found_B)
 
 
 def mark_boxes(x_BCHW: Tensor, tops_B: Tensor, lefts_B: Tensor, heights: Tensor | int, widths: Tensor | int) -> Tensor:
