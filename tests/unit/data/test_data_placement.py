@@ -44,9 +44,11 @@ def packed(tmp_path):
     return DATASETS["hdf5"](path=str(tmp_path / "packed.h5"), val_fraction=0.1)
 
 
-def load(dataset, placement, *, start=0, epoch=1, **options):
+def load(dataset, placement, *, start=0, epoch=1, shuffle=True, collate=None, **options):
     given = {"placement": placement, "placement_device": CPU, **options}
-    loader = build_loader(dataset, batch_size=16, shuffle=True, drop_last=False, seed=4, options=given)
+    loader = build_loader(
+        dataset, batch_size=16, shuffle=shuffle, drop_last=False, seed=4, options=given, collate=collate
+    )
     loader.sampler.set_epoch(epoch, start)
     return list(loader)
 
@@ -132,10 +134,8 @@ def test_an_order_without_blocks_does_not_thrash_the_window(plain):
 
 
 def test_unshuffled_block_placement_keeps_the_order_of_the_file(plain):
-    loader = build_loader(
-        plain, batch_size=50, shuffle=False, drop_last=False, seed=0, options={"placement": "block_shuffled"}
-    )
-    assert torch.cat([targets for _, targets in loader]).tolist() == plain.rows.tolist()
+    batches = load(plain, "block_shuffled", epoch=0, shuffle=False)
+    assert torch.cat([targets for _, targets in batches]).tolist() == plain.rows.tolist()
 
 
 def test_what_a_dataset_can_be_placed_as(tmp_path, plain, packed):
@@ -183,15 +183,10 @@ def test_holding_decompresses_every_chunk_once(packed, monkeypatch):
 
 @pytest.mark.parametrize("placement", ["stream", "ram", "block_shuffled"])
 def test_a_collate_function_of_the_users_own_gets_samples(plain, placement):
-    loader = build_loader(
-        plain,
-        batch_size=4,
-        shuffle=False,
-        drop_last=True,
-        options={"placement": placement},
-        collate=lambda samples: [(tuple(inputs.shape), int(target)) for inputs, target in samples],
-    )
-    assert next(iter(loader)) == [((6, 4), row) for row in plain.rows[:4]]
+    def join(samples):
+        return [(tuple(inputs.shape), int(target)) for inputs, target in samples]
+
+    assert load(plain, placement, shuffle=False, collate=join)[0] == [((6, 4), row) for row in plain.rows[:16]]
 
 
 def test_blocks_say_how_far_from_a_full_shuffle_they_are(plain, monkeypatch):

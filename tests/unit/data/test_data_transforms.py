@@ -197,6 +197,7 @@ def test_random_grayscale_agrees_with_torchvision_on_the_images_it_takes(referen
     is_kept = (out == images).flatten(1).all(1)
     assert bool((is_gray ^ is_kept).all())
     assert 35 < int(is_gray.sum()) < 86
+    assert measure_difference(Grayscale(3)(images), gray) <= 1
 
 
 def test_solarize_agrees_with_torchvision(reference):
@@ -360,23 +361,6 @@ def test_resize_is_close_to_pillow():
     difference = np.abs(ours.permute(1, 2, 0).numpy().astype(int) - theirs.astype(int))
     assert ours.dtype == torch.uint8
     assert difference.max() <= 2
-
-
-def test_grayscale_weighs_channels():
-    images = make_noise()
-    expected = np.tensordot(images.numpy().astype(float), [0.299, 0.587, 0.114], axes=(1, 0))
-    out = Grayscale(3)(images, None)
-    assert out.shape == images.shape
-    assert np.abs(out[:, 1].numpy() - expected).max() <= 0.51
-
-
-def test_color_jitter_moves_each_image_by_its_own_factor_within_bounds():
-    images = torch.full((200, 3, 4, 4), 0.5)
-    out = ColorJitter(brightness=0.4)(images, make_generator())
-    levels = out.mean((1, 2, 3))
-    assert 0.3 - 1e-6 <= levels.min() < 0.35
-    assert 0.65 < levels.max() <= 0.7 + 1e-6
-    assert torch.allclose(out, levels[:, None, None, None].expand_as(out))
 
 
 def test_cutout_zeroes_one_square_per_image():
