@@ -198,6 +198,7 @@ def test_iterable_dataset_keeps_its_own_order():
     assert [targets.tolist() for _, targets in loader] == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.slow
 def test_spawned_workers_load_the_same_batches():
     dataset = DATASETS["digits"](transform="random_flip", split="val")
     options = {"num_workers": 1, "multiprocessing_context": "forkserver"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import h5py
 import numpy as np
 import pytest
@@ -66,8 +68,25 @@ def test_batches_are_those_of_the_stream(plain, placement, workers):
     assert_equal(load(plain, placement, num_workers=workers), load(plain, "stream"))
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("placement", ["stream", "memory_map", "ram", "block_shuffled"])
+@pytest.mark.parametrize("placement", ["memory_map", "ram", "block_shuffled"])
+def test_placed_rows_survive_pickling(plain, placement):
+    placed = place(plain, placement, CPU)
+    placed.get_batch([0])
+    assert_equal([pickle.loads(pickle.dumps(placed)).get_batch([5, 3])], [plain.get_batch([5, 3])])
+
+
+@pytest.mark.parametrize(
+    ("placement", "context"),
+    [
+        *((placement, "fork") for placement in ("stream", "memory_map", "ram", "block_shuffled")),
+        ("stream", "forkserver"),
+        *(
+            pytest.param(placement, context, marks=pytest.mark.slow)
+            for placement in ("stream", "memory_map", "ram", "block_shuffled")
+            for context in ("forkserver", "spawn")
+        ),
+    ],
+)
 def test_workers_of_every_start_method_deliver_the_same(request, placement, context):
     kind = "packed" if placement in ("stream", "block_shuffled") else "plain"
     dataset = request.getfixturevalue(kind)

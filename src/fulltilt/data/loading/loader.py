@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import multiprocessing
 import os
@@ -78,8 +79,10 @@ def build_loader(
         dataset, transform = detach_transform(dataset)
     common = {"batch_size": batch_size, "drop_last": drop_last, "generator": generator, **options}
     if n_workers:
-        threads = (worker_options or {}).get("threads")
-        common["worker_init_fn"] = _WorkerStart(threads, options.get("multiprocessing_context"))
+        context = options.get("multiprocessing_context")
+        method = context if isinstance(context, str) else (context or multiprocessing).get_start_method()
+        parent = None if method == "forkserver" else os.getpid()
+        common["worker_init_fn"] = functools.partial(_start_worker, parent, (worker_options or {}).get("threads"))
     if isinstance(dataset, IterableDataset):
         if skip_limit is not None:
             raise DataError(
@@ -234,18 +237,10 @@ class BatchFetcher(Dataset):
         return samples
 
 
-class _WorkerStart:
-    """Prepares a worker process at its start."""
-
-    def __init__(self, threads: int | None, context: Any):
-        self.threads = threads
-        name = context if isinstance(context, str) else (context or multiprocessing).get_start_method()
-        self._parent = None if name == "forkserver" else os.getpid()
-
-    def __call__(self, worker_id: int) -> None:
-        guard_worker(self._parent)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+def _start_worker(parent: int | None, threads: int | None, worker_id: int) -> None:
+    guard_worker(parent)
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def _seed_process(seed: int) -> None:

@@ -8,7 +8,6 @@ scattering delay and noise. Charges are Poisson counts; a sensor without charge 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -133,11 +132,17 @@ def _write_file(
     import h5py
 
     geometry_3S = build_geometry(n_sensors)
+    columns = {"label": LABELS} | ({"info": INFO} if with_info else {})
+    shapes = {"input": (2, n_sensors)} | {name: (len(names),) for name, names in columns.items()}
     reserve(path, estimate_bytes(n_samples, n_sensors, with_info=with_info))
     with h5py.File(path, "w") as file:
         for name, values in zip(("xpmt", "ypmt", "zpmt"), geometry_3S, strict=True):
             file.create_dataset(name, data=values)
-        _create_tables(file, n_samples, n_sensors, with_info, chunk_rows)
+        for name, row in shapes.items():
+            rows = min(chunk_rows, n_samples) if chunk_rows else None
+            create_table(file, name, (n_samples, *row), h5py.h5t.NATIVE_FLOAT, rows)
+        for name, names in columns.items():
+            file[name].attrs["columns"] = list(names)
         file.attrs["synthetic"] = True
         file.attrs["seed"] = seed
     reserve(path, path.stat().st_size)
@@ -151,18 +156,6 @@ def _write_file(
                 file["info"][first:end] = _compute_info(first, x_N2S, label_N6)
             if progress is not None:
                 progress(end, n_samples)
-
-
-def _create_tables(file: Any, n_samples: int, n_sensors: int, with_info: bool, chunk_rows: int | None) -> None:
-    import h5py
-
-    rows = min(chunk_rows, n_samples) if chunk_rows else None
-    columns = {"label": LABELS} | ({"info": INFO} if with_info else {})
-    shapes = {"input": (2, n_sensors)} | {name: (len(names),) for name, names in columns.items()}
-    for name, row in shapes.items():
-        create_table(file, name, (n_samples, *row), h5py.h5t.NATIVE_FLOAT, rows)
-    for name, names in columns.items():
-        file[name].attrs["columns"] = list(names)
 
 
 def _build_hexagonal_grid(n_points: int) -> np.ndarray:

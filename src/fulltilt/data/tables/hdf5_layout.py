@@ -25,7 +25,7 @@ class Layout:
         chunks: Shape of a chunk; None for one array.
         filters: Such as ``("shuffle", "gzip")``.
         offset: Byte position of the array in the file; None where it is chunked or not plain.
-        has_plain_chunks: Whether every chunk is stored, of a native type, without a filter.
+        has_plain_chunks: Whether it has chunks of a native type without a filter.
     """
 
     path: Path
@@ -93,7 +93,7 @@ def describe_layout(path: Path, dataset: Any) -> Layout:
         chunks=tuple(dataset.chunks) if dataset.chunks else None,
         filters=_list_filters(dataset),
         offset=dataset.id.get_offset() if is_plain and not dataset.chunks else None,
-        has_plain_chunks=bool(is_plain and dataset.chunks and _has_every_chunk(dataset)),
+        has_plain_chunks=bool(is_plain and dataset.chunks),
     )
 
 
@@ -175,7 +175,7 @@ def _find_chunks(layout: Layout, chunks: tuple[int, ...], dataset: Any) -> Piece
         starts[tuple(at // c for at, c in zip(chunk.chunk_offset, chunks, strict=True))] = chunk.byte_offset
 
     dataset.id.chunk_iter(note)
-    if starts.min() < 0:
+    if starts.min() < 0:  # rows of a chunk that was never written are the fill value
         return None
     is_whole = chunks[1:] == layout.row_shape
     return Pieces(
@@ -208,12 +208,6 @@ def _is_plain(dataset: Any) -> bool:
     return bool(
         native and stored_here and dataset.size and dataset.ndim and not dataset.id.get_create_plist().get_nfilters()
     )
-
-
-def _has_every_chunk(dataset: Any) -> bool:
-    """Tell whether all chunks are stored; rows of one that was never written are the fill value."""
-    counts = (-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True))
-    return dataset.id.get_num_chunks() == math.prod(counts)
 
 
 def _list_filters(dataset: Any) -> tuple[str, ...]:
