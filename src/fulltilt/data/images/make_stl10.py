@@ -74,10 +74,13 @@ def make_stl10(
         "unlabeled": (train, train_rows[unlabelled]),
     }
     folder = Path(target)
-    _check_folder(folder, parts, size, force=force)
+    for name in ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin", "class_names.txt"):
+        check_name(folder / name, force=force)
+    n_images = sum(len(rows) for _, rows in parts.values())
+    check_room(folder / "train_X.bin", n_images * (3 * size * size + 1), remedy=REMEDY)
     _write_bytes(folder / MARK, [UNDER_WAY.encode()])  # images and labels are replaced one after the other
     (folder / "unlabeled_X.bin").unlink(missing_ok=True)  # of what is being replaced; there may be none now
-    report = Counter(progress, sum(len(rows) for _, rows in parts.values()))
+    report = Counter(progress, n_images)
     for name, (dataset, rows) in parts.items():
         if len(rows):
             _write_images(folder / f"{name}_X.bin", dataset, rows, size, report)
@@ -119,14 +122,6 @@ def _part_labelled(targets: np.ndarray, n_labelled: int | None) -> tuple[np.ndar
     keep = np.zeros(len(targets), dtype=bool)
     keep[by_class[spread_rows(len(targets), n_labelled)]] = True
     return np.flatnonzero(keep), np.flatnonzero(~keep)
-
-
-def _check_folder(folder: Path, parts: dict[str, Any], size: int, *, force: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin", "class_names.txt"):
-        check_name(folder / name, force=force)
-    n_images = sum(len(rows) for _, rows in parts.values())
-    check_room(folder / "train_X.bin", n_images * (3 * size * size + 1), remedy=REMEDY)
 
 
 def _write_images(path: Path, dataset: Any, rows: np.ndarray, size: int, report: Counter) -> None:

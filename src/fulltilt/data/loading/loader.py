@@ -215,7 +215,10 @@ class BatchFetcher(Dataset):
         if isinstance(indices, np.ndarray) and not self._takes_arrays:
             indices = indices.tolist()
         if get_worker_info() is not None:
-            _seed_process(seed)
+            # torch.manual_seed also queues a seed for devices and walks the stack for it: 97 µs against 1 µs.
+            torch.default_generator.manual_seed(seed)
+            np.random.seed(seed & 0xFFFFFFFF)
+            random.seed(seed)
         if self._takes_generator:
             return self.source.get_batch(indices, generator=torch.Generator().manual_seed(seed))
         if self.has_whole_batches:
@@ -241,10 +244,3 @@ def _start_worker(parent: int | None, threads: int | None, worker_id: int) -> No
     guard_worker(parent)
     if threads is not None:
         torch.set_num_threads(threads)
-
-
-def _seed_process(seed: int) -> None:
-    # torch.manual_seed also queues a seed for devices and walks the stack for it: 97 µs against 1 µs.
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    random.seed(seed)

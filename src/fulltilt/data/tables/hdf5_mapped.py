@@ -67,7 +67,10 @@ class MappedRows:
         else:
             raw_BPb = self._view[pieces.find(rows)]
         if self._is_bounded:
-            self._drop_pages(len(rows) * pieces.n_pieces * (pieces.piece_bytes + _FAULT_BYTES))
+            self._touched_bytes += len(rows) * pieces.n_pieces * (pieces.piece_bytes + _FAULT_BYTES)
+            if self._touched_bytes > (self.window_bytes or 0):
+                self._map.madvise(mmap.MADV_DONTNEED)
+                self._touched_bytes = 0
         return assemble(raw_BPb, pieces, layout)
 
     def _map_file(self) -> None:
@@ -101,12 +104,6 @@ class MappedRows:
             return
         for start, length in plan_ranges(self.pieces.find(rows), self.pieces.piece_bytes):
             os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_WILLNEED)
-
-    def _drop_pages(self, n_bytes: int) -> None:
-        self._touched_bytes += n_bytes
-        if self.window_bytes is not None and self._touched_bytes > self.window_bytes:
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._touched_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.layout, self.pieces, self.window_bytes)

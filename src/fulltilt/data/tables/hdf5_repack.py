@@ -100,7 +100,10 @@ def repack_hdf5(
             reserve(temporary, needed_bytes)
             report = Counter(progress, 2 * sum(table.n_bytes for table in plan.values()))
             written = _write_rows(source, file, temporary, plan, report)
-            _compare(temporary, plan, written, report)
+            with open_hdf5(temporary) as copy:
+                is_equal = _digest_rows(temporary, copy, plan, report) == written
+            if not is_equal:
+                raise DataError(f"rows read back from {temporary} differ from what was written; check the disk")
     return Repacked(
         datasets=tuple(plan),
         n_rows=tuple(table.n_rows for table in plan.values()),
@@ -173,13 +176,6 @@ def _write_rows(path: Path, file: Any, temporary: Path, plan: dict[str, Table], 
 
     with h5py.File(temporary, "r+") as target:
         return _digest_rows(path, file, plan, report, target)
-
-
-def _compare(temporary: Path, plan: dict[str, Table], written: str, report: Counter) -> None:
-    with open_hdf5(temporary) as file:
-        found = _digest_rows(temporary, file, plan, report)
-    if found != written:
-        raise DataError(f"rows read back from {temporary} differ from what was written; check the disk and try again")
 
 
 def _digest_rows(path: Path, file: Any, plan: dict[str, Table], report: Counter, target: Any = None) -> str:

@@ -63,7 +63,9 @@ def hold_rows(source: Rows, rows: np.ndarray, device: torch.device, *, is_pinned
     """
     layout = source.layout
     table = torch.empty((len(rows), *layout.row_shape), dtype=find_held_type(layout.dtype), device=device)
-    for first, end in _cut_blocks(layout, rows):
+    step = layout.count_rows_in(_BLOCK_BYTES)
+    borders = np.searchsorted(rows, np.arange(0, layout.n_rows + step, step))  # whole chunks: none is read twice
+    for first, end in itertools.pairwise(np.unique(borders).tolist()):
         block = torch.from_numpy(_to_native(source.read(rows[first:end])))
         table[first:end].copy_(block)
     return HeldRows(table, layout, is_pinned=is_pinned)
@@ -87,14 +89,6 @@ def _to_native(rows: np.ndarray | Tensor) -> np.ndarray:
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         return array.astype(np.int64)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _cut_blocks(layout: Layout, rows: np.ndarray) -> list[tuple[int, int]]:
-    """Cut ``rows`` into blocks that end at chunk borders, so that no chunk is read twice."""
-    step = layout.count_rows_in(_BLOCK_BYTES)
-    borders = np.searchsorted(rows, np.arange(0, layout.n_rows + step, step))
-    edges = np.unique(borders).tolist()
-    return list(itertools.pairwise(edges))
 
 
 class WindowedRows:
