@@ -176,14 +176,14 @@ def merge(lower: Collector, upper: Collector | None = None) -> tuple[dict[str, S
     for key, settings in _group(lower.settings).items():
         merged[key] = settings[0]
         for other in settings[1:]:
-            if not _agree(settings[0].value, other.value):
+            if not agree(settings[0].value, other.value):
                 problems.append(_describe_disagreement(settings[0], other))
             elif other.spelled == key:
                 merged[key] = other
     for key, settings in _group(upper.settings if upper else []).items():
         merged[key] = settings[-1]
         for other in settings[:-1]:
-            if _last_word(other) != _last_word(settings[-1]) and not _agree(other.value, settings[-1].value):
+            if _last_word(other) != _last_word(settings[-1]) and not agree(other.value, settings[-1].value):
                 problems.append(_describe_disagreement(other, settings[-1]))
     return merged, problems
 
@@ -199,7 +199,7 @@ def _group(settings: Iterable[Setting]) -> dict[str, list[Setting]]:
     return groups
 
 
-def _agree(a: Any, b: Any) -> bool:
+def agree(a: Any, b: Any) -> bool:
     if isinstance(a, Grid) and isinstance(b, Grid):
         return a.values == b.values
     return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
