@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, _shared, build_parser, parse_arguments, run_command
+from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, _shared, build_parser, run_command
 from fulltilt.cli._shared import show_progress, write_json
 from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
 from fulltilt.levers import default_plan, load_catalogue
@@ -97,7 +97,7 @@ def test_a_table_whose_reader_goes_away_ends_like_any_broken_pipe():
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_overrides_may_stand_anywhere(command):
     words = [command, "x.yaml", "optim.lr=1e-3", "--device", "cpu", "run.seed=7"]
-    args = parse_arguments(build_parser(command), words)
+    args = build_parser(command).parse_args(words)
     assert args.config == "x.yaml"
     assert args.overrides == ["optim.lr=1e-3", "run.seed=7"]
 
@@ -111,7 +111,7 @@ def test_overrides_may_stand_anywhere(command):
     ],
 )
 def test_a_list_flag_takes_its_numbers_and_leaves_the_overrides(words):
-    args = parse_arguments(build_parser("tune"), ["tune", *words])
+    args = build_parser("tune").parse_args(["tune", *words])
     assert (args.num_workers, args.batch_sizes) == ([0, 2], [32])
     named = [word for word in (args.config, args.config_flag) if word]
     assert sorted([*named, *args.overrides]) == ["optim.lr=1", "run.epochs=1", "x.yaml"]
@@ -119,7 +119,7 @@ def test_a_list_flag_takes_its_numbers_and_leaves_the_overrides(words):
 
 
 def test_a_value_of_another_flag_may_hold_an_equals_sign():
-    args = parse_arguments(build_parser("tune"), ["tune", "x.yaml", "--num-workers", "0", "--out", "runs/a=b"])
+    args = build_parser("tune").parse_args(["tune", "x.yaml", "--num-workers", "0", "--out", "runs/a=b"])
     assert (args.out, args.num_workers, args.overrides) == ("runs/a=b", [0], [])
 
 
@@ -140,13 +140,13 @@ def test_a_value_below_0_is_no_flag_and_is_refused_in_one_line(tmp_path, capsys,
 
 def test_a_word_that_is_no_number_is_named_with_its_list_flag(capsys):
     with pytest.raises(SystemExit):
-        parse_arguments(build_parser("tune"), ["tune", "x.yaml", "--batch-sizes", "32", "many"])
+        build_parser("tune").parse_args(["tune", "x.yaml", "--batch-sizes", "32", "many"])
     assert "--batch-sizes: invalid int value: 'many'" in capsys.readouterr().err
 
 
 def test_phases_of_contrastive_leave_the_overrides():
     words = ["contrastive", "--phases", "pretrain", "x.yaml", "run.epochs=1"]
-    args = parse_arguments(build_parser("contrastive"), words)
+    args = build_parser("contrastive").parse_args(words)
     assert (args.phases, args.config, args.overrides) == (["pretrain"], "x.yaml", ["run.epochs=1"])
 
 
