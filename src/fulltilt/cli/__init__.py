@@ -1,6 +1,6 @@
 """The ``fulltilt`` program: one file a command, loaded only when it is called, so that ``--help`` answers at once.
 
-A command module has ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code).
+A command module has ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code), or one ``run`` an action.
 """
 
 from __future__ import annotations
@@ -189,5 +189,5 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         if name == command:
             module = importlib.import_module(f"fulltilt.cli.{name}")
             module.add_arguments(sub)
-            sub.set_defaults(run=module.run)
+            sub.set_defaults(run=getattr(module, "run", None))
     return parser

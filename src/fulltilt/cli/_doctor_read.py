@@ -27,9 +27,10 @@ def add_read(actions: argparse._SubParsersAction) -> None:
     )
     read.add_argument("paths", nargs="+", metavar="PATH", help="a Python file, or a folder of them")
     read.add_argument("--json", metavar="F", help="write the findings as JSON; -: to stdout")
+    read.set_defaults(run=_run_read)
 
 
-def run_read(args: argparse.Namespace) -> int:
+def _run_read(args: argparse.Namespace) -> int:
     from fulltilt.doctor.read import read_scripts
     from fulltilt.doctor.rules import RULES
 
@@ -42,7 +43,7 @@ def run_read(args: argparse.Namespace) -> int:
     if len(reading.unread) > 3:
         lines.append(f"not read: {len(reading.unread) - 3} files more")
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if args.json:
         from fulltilt.records import VERSION, dumps
 

@@ -53,10 +53,10 @@ def run_submit(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, dumps(build_document(lab, shown), indent=1))
     console.quiet = False
-    console.print(_describe_end(shown, n_waiting, time.monotonic() - began_s), markup=False)
+    console.print(_describe_end(shown, n_waiting, time.monotonic() - began_s))
     if not args.quiet:
         if best := describe_best([found for found in shown if found.id in own]):
-            console.print(best, markup=False)
+            console.print(best)
         console.print(build_table(lab, shown))
     return 0 if all(found.state == "succeeded" for found in shown) else 1
 
@@ -87,7 +87,7 @@ def _announce(console: Console, lab: Path, store: Store, mine: set[str], slots: 
         where += f" (there is no GPU: these are slots on the CPU, threads for each: {slots[0].n_threads})"
     said = f"{n_waiting} of {len(mine)} experiments wait in {lab}, at most {len(slots)} run at once on {where}"
     if n_waiting:
-        console.print(said, markup=False, soft_wrap=True)
+        console.print(said, soft_wrap=True)
     return n_waiting
 
 

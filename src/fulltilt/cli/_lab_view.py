@@ -71,7 +71,7 @@ class QueueView:
             self._seq = event.seq
             if event.state in TOLD:
                 (experiment,) = self._store.read_experiments(id=event.experiment)
-                self._console.print(_describe_change(event, experiment), markup=False, soft_wrap=True)
+                self._console.print(_describe_change(event, experiment), soft_wrap=True)
 
 
 def _describe_change(event: Event, experiment: Experiment) -> str:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._doctor_read import add_read, run_read
+from fulltilt.cli._doctor_read import add_read
 from fulltilt.cli._shared import build_console, write_json
 from fulltilt.errors import FulltiltError
 
@@ -22,10 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     add_read(actions)
     _add_watch(actions)
-
-
-def run(args: argparse.Namespace) -> int:
-    return run_read(args) if args.action == "read" else _run_watch(args)
 
 
 def _add_watch(actions: argparse._SubParsersAction) -> None:
@@ -44,6 +40,7 @@ def _add_watch(actions: argparse._SubParsersAction) -> None:
     watch.add_argument("--out", metavar="DIR", help="where to write report.json (default runs/doctor/SCRIPT)")
     watch.add_argument("--json", metavar="F", help="write the report there too (- for stdout)")
     watch.add_argument("--quiet", action="store_true", help="say the result only, in one sentence")
+    watch.set_defaults(run=_run_watch)
 
 
 def _run_watch(args: argparse.Namespace) -> int:
@@ -91,12 +88,12 @@ def _name_command(words: list[str]) -> str:
 def _print_report(console: Console, document: dict[str, Any], path: Path, *, is_quiet: bool) -> None:
     from fulltilt.report.diagnosis import describe_result, describe_steps, list_bars, list_findings
 
-    console.print(f"\n{describe_result(document)}", style="bold", markup=False)
+    console.print(f"\n{describe_result(document)}", style="bold")
     if is_quiet:
         return
     lines = [f"note: {note}" for note in document["notes"]]
     if document["breakdown_pct"]:
         lines = [describe_steps(document), *list_bars(document), *list_findings(document["findings"]), *lines]
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(f"report: {path}", markup=False)
+        console.print(line, soft_wrap=True)
+    console.print(f"report: {path}")

@@ -27,10 +27,9 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.json, dumps(export, indent=1))
     console = build_console(to_stderr=args.json == "-")
     for note in export.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     console.print(
         f"{export.path}: {export.n_tensors} tensors, {format_bytes(export.n_bytes)}, {export.weights} weights of "
         f"step {export.metadata['fulltilt.step']} ({export.checkpoint})",
-        markup=False,
     )
     return 0

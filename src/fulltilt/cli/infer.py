@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import (
-    add_config_argument,
-    add_data_path_argument,
-    add_device_argument,
+    add_workload_arguments,
     build_console,
     read_config,
     resolve_config_argument,
@@ -45,10 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "Exit code 0: all targets are met; 3: one is missed or not proven; 2: there is nothing to check."
         ),
     )
-    add_config_argument(check)
-    check.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
-    add_data_path_argument(check)
-    add_device_argument(check)
+    add_workload_arguments(check)
     check.add_argument("--weights", metavar="RUN_DIR", help="measure the newest checkpoint of this training")
     check.add_argument("--out", metavar="DIR", help="where to write (default runs/infer/NAME)")
     check.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
@@ -72,11 +67,11 @@ def _run_check(args: argparse.Namespace) -> int:
     console, aside = build_console(to_stderr=args.json == "-"), build_console(to_stderr=True)
     with check.open_check_folder(plan, out_dir) as folder:
         if folder.set_aside:
-            aside.print(f"note: {folder.set_aside}", markup=False)
+            aside.print(f"note: {folder.set_aside}")
         flags = {"--data-path": args.data_path, "--device": args.device}
         given = [word for flag, value in flags.items() if value for word in (flag, value)]
         weights, is_new = check.prepare_weights(plan, folder, [args.config, *args.overrides, *given])
-        aside.print(_describe_plan(plan.load), markup=False)
+        aside.print(_describe_plan(plan.load))
         with show_progress("measuring") as progress:
             result = check.run_check(plan, out_dir, weights, on_progress=progress)
         previous = check.read_previous(folder, result)
@@ -103,12 +98,12 @@ def _print_result(
     console: Console, result: CheckResult, previous: Mapping[str, float], *, is_new: bool, is_verbose: bool
 ) -> None:
     console.width = min(console.width, WIDTH)
-    console.print(_describe_result(result), style=STYLES["met" if result.met else "missed"], markup=False)
+    console.print(_describe_result(result), style=STYLES["met" if result.met else "missed"])
     console.print(_build_table(result, previous))
     lines = [*_describe_load(result), *_describe_model(result, is_new=is_new), *result.notes]
     lines += _describe_details(result) if is_verbose else []
     for line in [*lines, f"files: {result.out_dir} (history.jsonl, measuring.log)"]:
-        console.print(f"· {line}", markup=False)
+        console.print(f"· {line}")
 
 
 def _describe_result(result: CheckResult) -> str:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fulltilt.cli._shared import add_config_argument, build_console, write_json
+from fulltilt.cli._shared import add_config_arguments, build_console, write_json
 from fulltilt.errors import RunFolderError, StorageError, UsageError, strip_control_codes
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "goes on from the checkpoints."
         ),
     )
-    add_config_argument(submit)
-    submit.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
+    add_config_arguments(submit)
     submit.add_argument("--local", action="store_true", help="run them on this machine, in the foreground (required)")
     submit.add_argument("--retry", action="store_true", help="try its failed and cancelled experiments again")
     submit.add_argument("--quiet", action="store_true", help="the result in one sentence, nothing else")
@@ -79,13 +78,13 @@ def _run_list(args: argparse.Namespace) -> int:
     console = build_console(to_stderr=args.json == "-")
     if args.json == "-":
         return 0
-    console.print(f"experiments in {lab}: {describe_counts(found) or 'none yet'}", markup=False)
+    console.print(f"experiments in {lab}: {describe_counts(found) or 'none yet'}")
     console.print(build_table(lab, found, n_rows=None if args.verbose else N_ROWS))
     orphans = [experiment.id for experiment in found if experiment.state in OWNED]
     if orphans and not is_held(lab):
         console.print(f"nobody looks after {', '.join(orphans)} any more; the same submit goes on", style="yellow")
     if len(found) > N_ROWS and not args.verbose:
-        console.print(f"{len(found) - N_ROWS} more: --verbose", markup=False)
+        console.print(f"{len(found) - N_ROWS} more: --verbose")
     return 0
 
 
@@ -119,7 +118,7 @@ def _run_cancel(args: argparse.Namespace) -> int:
             raise UsageError(f"{experiment.id} is over already ({experiment.state}); there is nothing to cancel")
         ended = cancel(lab, store, experiment.id)
     what = "is cancelled" if ended.state == "cancelled" else f"was faster: it has {ended.state}"
-    build_console().print(f"{ended.id} ({describe_point(ended)}) {what}", markup=False)
+    build_console().print(f"{ended.id} ({describe_point(ended)}) {what}")
     return 0
 
 

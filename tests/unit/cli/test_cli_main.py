@@ -442,7 +442,7 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(capsys, monkeypatc
     """A file of 7 GiB was written for 99 s without a word into a log."""
     now = [0.0]
     monkeypatch.setattr(_shared.time, "monotonic", lambda: now[0])
-    with show_progress("writing events.h5", total=200) as progress:
+    with show_progress("writing events.h5") as progress:
         for now[0], done in ((1.0, 10), (11.0, 50), (12.0, 60), (22.0, 100)):
             progress(done, 200)
     assert capsys.readouterr().err.splitlines() == [
