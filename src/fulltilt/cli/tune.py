@@ -22,7 +22,7 @@ from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fulltilt.cli._live import RowCount
+    from fulltilt.cli._live_lines import RowCount
     from fulltilt.config import Config
     from fulltilt.tuner import TuneResult
     from fulltilt.tuner.search.progress import SearchEvent
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
-    from fulltilt.cli._live import RowCount
+    from fulltilt.cli._live_lines import RowCount
     from fulltilt.tuner.answer.apply import check_target
 
     if args.apply:  # a file that cannot be written into is said before the search, not after it

@@ -6,8 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fulltilt.cli._live import show_search
-from fulltilt.cli._live_table import LiveTable
+from fulltilt.cli._live import LiveTable, show_search
 from fulltilt.levers import default_plan
 from fulltilt.tuner import SearchNoted, SearchStarted, TrialCut, TrialDone, TrialProgressed, TrialStarted
 from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
