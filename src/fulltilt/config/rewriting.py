@@ -90,8 +90,7 @@ def _read_settings(text: str, file: str) -> tuple[Branch, list[Setting]]:
     tree = read_tree(text, file=file)
     collector = Collector(file)
     collector.collect(tree)
-    if collector.problems:
-        raise_problems(collector.problems)
+    raise_problems(collector.problems)
     return tree, collector.settings
 
 

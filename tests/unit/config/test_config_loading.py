@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fulltilt.config import config_from_values, load_config, load_grid, load_points
+from fulltilt.config import config_from_values, load_config, load_points
 from fulltilt.errors import ConfigError
 
 
@@ -16,6 +16,10 @@ def write(tmp_path):
         return file
 
     return write_file
+
+
+def load_grid(path):
+    return [config for _, config in load_points(path)]
 
 
 def fail(path, overrides=()) -> str:
@@ -141,7 +145,7 @@ def test_two_spellings_that_disagree_name_both_lines(write):
 def test_use_amp_against_precision(write):
     said = fail(write("use_amp: false\nspeed: {precision: bf16}\n"))
     assert "says 'bf16'" in said
-    assert "says False" in said
+    assert "says false" in said
 
 
 def test_all_problems_come_in_one_error(write):
@@ -211,7 +215,7 @@ def test_a_single_problem_carries_its_place(write):
         ("dataloader: {train: fast(shuffle=true)}", "unknown loader fast"),
         ("dataloader: {tset: basic()}", "no loader 'tset'"),
         ("dataloader: {train: basic(split=val)}", "must be 'train'"),
-        ("dataloader: {val: basic(shuffle=true)}", "must be False"),
+        ("dataloader: {val: basic(shuffle=true)}", "must be false"),
         ("dataloader: {train: basic(prefetch=2)}", "did you mean prefetch_factor"),
         ("dataloader: 3", "no loader 'train' can be made of 3"),
         ("dataloader: {train: 'basic(batch_size=x(1))'}", "batch_size x(1) (given as dataloader.train)"),

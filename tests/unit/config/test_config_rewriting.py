@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fulltilt.config import load_config, load_grid, write_settings
+from fulltilt.config import load_config, load_points, write_settings
 from fulltilt.config.loading import flatten
 from fulltilt.errors import ConfigError, StorageError
 
@@ -262,9 +262,9 @@ CHANGES = st.fixed_dictionaries(
 @given(text=TEXTS, changes=CHANGES)
 def test_what_was_asked_for_and_nothing_else_changes(write, text, changes):
     file = write(text)
-    before = flatten(load_grid(file)[0].to_values())
+    before = flatten(load_points(file)[0][1].to_values())
     write_settings(file, changes, note="measured # twice")
-    after = flatten(load_grid(file)[0].to_values())
+    after = flatten(load_points(file)[0][1].to_values())
     assert after == {**before, **changes}
     written = file.read_text()
     for line in text.splitlines():
