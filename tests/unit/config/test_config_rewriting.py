@@ -183,7 +183,7 @@ def test_every_spelling_of_a_key_changes_together(write):
         ),
         ("data:\n  path: x\n", {"data.transform.val": "a"}, "data:\n  path: x\n  transform: {val: a}\n"),
         ("training: &t\n  seed: 1\nrun:\n  <<: *t\n", {"run.seed": 2}, "training: &t\n  seed: 2\nrun:\n  <<: *t\n"),
-        ("name: a\n", {"run.name": "\x7f\U0001f600\n"}, 'name: "\\x7f\U0001f600\\x0a"\n'),
+        ("name: a\n", {"run.name": "\x7f\U0001f600\n"}, 'name: "\\U0000007f\U0001f600\\n"\n'),
         ("batch_size: &n 8\n", {"data.batch_size": 9}, "batch_size: 9\n"),
         (
             "data:\n  path: x\n\n# about speed\nspeed: {}\n",
