@@ -71,6 +71,7 @@ class _Resolver:
         spelling = resolve_spelling(spelled)
         if spelling is None:
             raise ConfigError(f"${{{spelled}}} refers to an unknown key; {suggest_names(spelled)}")
-        if len(spelling.keys) > 1:
+        key, *others = spelling.keys
+        if others:
             raise ConfigError(f"${{{spelled}}} refers to {' and '.join(spelling.keys)}; name one of them")
-        return self.resolve_key(spelling.keys[0], path)
+        return self.resolve_key(key, path)
