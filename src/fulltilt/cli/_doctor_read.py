@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import build_console, write_json
 from fulltilt.errors import strip_control_codes
+from fulltilt.records import VERSION
 
 if TYPE_CHECKING:
     from fulltilt.doctor.finding import Finding
@@ -44,21 +45,18 @@ def _run_read(args: argparse.Namespace) -> int:
         lines.append(f"not read: {len(reading.unread) - 3} files more")
     for line in lines:
         console.print(line, soft_wrap=True)
-    if args.json:
-        from fulltilt.records import VERSION, dumps
-
-        document = {
-            "version": VERSION,
-            "steps": {"n": 0, "wall_ms_median": None},
-            "breakdown_pct": {},
-            "findings": reading.findings,
-            "joint_gain_pct": None,
-            "a_a": {"effect_pct": None, "ci95_pct": None},
-            "checked": [rule.NAME for rule in RULES],
-            "overhead_us_per_step": None,
-            "unread": reading.unread,
-        }
-        write_json(args.json, dumps(document, indent=1))
+    document = {
+        "version": VERSION,
+        "steps": {"n": 0, "wall_ms_median": None},
+        "breakdown_pct": {},
+        "findings": reading.findings,
+        "joint_gain_pct": None,
+        "a_a": {"effect_pct": None, "ci95_pct": None},
+        "checked": [rule.NAME for rule in RULES],
+        "overhead_us_per_step": None,
+        "unread": reading.unread,
+    }
+    write_json(args.json, document)
     return 0
 
 

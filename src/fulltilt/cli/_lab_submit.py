@@ -22,7 +22,6 @@ from fulltilt.lab.running import recover, run_queue
 from fulltilt.lab.states import OVER
 from fulltilt.lab.stopping import catch_signals
 from fulltilt.lab.store import Store, open_store
-from fulltilt.records import dumps
 from fulltilt.records.run_folder import hold_folder
 from fulltilt.report import format_duration
 
@@ -50,8 +49,7 @@ def run_submit(args: argparse.Namespace) -> int:
             _run(console, lab, store, executor, mine)
         shown = [found for found in store.read_experiments() if found.id in mine]
         own = store.read_ids(grid.source, {point.digest for point in grid.points}).values()
-    if args.json:
-        write_json(args.json, dumps(build_document(lab, shown), indent=1))
+    write_json(args.json, build_document(lab, shown))
     console.quiet = False
     console.print(_describe_end(shown, n_waiting, time.monotonic() - began_s))
     if not args.quiet:

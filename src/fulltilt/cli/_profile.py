@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._shared import build_console, write_json
-from fulltilt.records import VERSION, dumps
+from fulltilt.records import VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,8 +88,7 @@ def _tell(
     """Write the JSON and print the table, whose first ``n_words`` columns hold words and the others figures."""
     from rich.table import Table
 
-    if json_to:
-        write_json(json_to, dumps({"version": VERSION, "config": config.source, "profile": profile}, indent=1))
+    write_json(json_to, {"version": VERSION, "config": config.source, "profile": profile})
     table = Table(*titles, title=title)
     for column in table.columns[n_words:]:
         column.justify = "right"

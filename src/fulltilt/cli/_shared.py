@@ -206,15 +206,19 @@ def show_progress(title: str) -> Iterator[Callable[[int, int], None]]:
             bar.stop()
 
 
-def write_json(destination: str, text: str) -> None:
-    """Write a JSON document to a file, or to stdout where ``destination`` is ``-``."""
+def write_json(destination: str | None, document: object) -> None:
+    """Write a document, or its JSON text, to a file or to stdout (``-``); nothing where there is no destination."""
+    if not destination:
+        return
+    from fulltilt.records import dumps
+    from fulltilt.records.run_folder import write_atomic
+
+    text = document if isinstance(document, str) else dumps(document, indent=1)
     text = text if text.endswith("\n") else text + "\n"
     if destination == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        from fulltilt.records.run_folder import write_atomic
-
         write_atomic(Path(destination), text)
     if isinstance(destination, JsonDestination):
         destination.is_written = True

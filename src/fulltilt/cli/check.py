@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.engine.build.builder import check_device
     from fulltilt.engine.check.checklist import run_checks
     from fulltilt.engine.ranks.world import plan_devices
-    from fulltilt.records import VERSION, dumps
+    from fulltilt.records import VERSION
 
     devices = [str(check_device(name)) for name in plan_devices(config)]
     items = run_checks(
@@ -40,9 +40,8 @@ def run(args: argparse.Namespace) -> int:
         memory_limit_bytes=memory_limit_bytes,
     )
     n_problems = sum(item.verdict == "problem" for item in items)
-    if args.json:
-        document = {"version": VERSION, "config": config.source, "device": devices[0], "items": items}
-        write_json(args.json, dumps({**document, "n_problems": n_problems}, indent=1))
+    document = {"version": VERSION, "config": config.source, "device": devices[0], "items": items}
+    write_json(args.json, {**document, "n_problems": n_problems})
     console = build_console(to_stderr=args.json == "-")
     for item in items:
         console.print(f"{item.verdict:<8}", style=STYLES[item.verdict], end="")

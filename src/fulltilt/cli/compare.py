@@ -28,10 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.report.compare_sides import read_side
 
     document = compare_sides(read_side(args.a), read_side(args.b))
-    if args.json:
-        from fulltilt.records import dumps
-
-        write_json(args.json, dumps(document, indent=1))
+    write_json(args.json, document)
     console = build_console(to_stderr=args.json == "-")
     for line in words.describe_sides(document):
         console.print(line)

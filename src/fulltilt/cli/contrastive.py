@@ -17,6 +17,7 @@ from fulltilt.cli._shared import (
 )
 from fulltilt.engine.contrastive.options import PHASES, PhaseOptions
 from fulltilt.errors import UsageError
+from fulltilt.records import VERSION
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
@@ -88,8 +89,5 @@ def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -
             )
         figures = ", ".join(f"{name} {value:.4g}" for name, value in results[phase].metrics.items())
         console.print(f"{phase}: {figures or 'no evaluation'}; files: {folder}")
-    if args.json:
-        from fulltilt.records import VERSION, dumps
-
-        write_json(args.json, dumps({"version": VERSION, "phases": results}, indent=1))
+    write_json(args.json, {"version": VERSION, "phases": results})
     return 0

@@ -74,8 +74,7 @@ def _run_inspect(args: argparse.Namespace) -> int:
             progress=lambda what: status.update(f"measuring {what}"),
         )
     _print_inspection(console, inspection)
-    if args.json:
-        write_json(args.json, json.dumps(dataclasses.asdict(inspection), indent=1))
+    write_json(args.json, json.dumps(dataclasses.asdict(inspection), indent=1))
     return 0
 
 

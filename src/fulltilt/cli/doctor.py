@@ -73,8 +73,7 @@ def _report(args: argparse.Namespace, folder: Path, code: int) -> bool:
     text = dumps(document, indent=1)
     out_dir = Path(args.out or Path("runs") / "doctor" / _name_command(args.words))
     path = write_atomic(out_dir / "report.json", text + "\n")
-    if args.json:
-        write_json(args.json, text)
+    write_json(args.json, text)
     _print_report(build_console(to_stderr=args.json == "-"), document, path, is_quiet=args.quiet)
     return any(finding["verdict"] == "act" for finding in document["findings"])
 

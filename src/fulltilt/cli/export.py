@@ -20,11 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fulltilt.engine.checkpoints.export import export_weights
-    from fulltilt.records import dumps, format_bytes
+    from fulltilt.records import format_bytes
 
     export = export_weights(args.folder, args.out, weights=args.weights)
-    if args.json:
-        write_json(args.json, dumps(export, indent=1))
+    write_json(args.json, export)
     console = build_console(to_stderr=args.json == "-")
     for note in export.notes:
         console.print(f"note: {note}")

@@ -17,7 +17,7 @@ from fulltilt.cli._shared import (
     write_json,
 )
 from fulltilt.cli._signals import Terminated
-from fulltilt.records import dumps, format_rate
+from fulltilt.records import format_rate
 from fulltilt.report.summary import count, format_duration
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def _run_check(args: argparse.Namespace) -> int:
             result = check.run_check(plan, out_dir, weights, on_progress=progress)
         previous = check.read_previous(folder, result)
         try:
-            if args.json:
-                write_json(args.json, dumps(result, indent=1))
+            write_json(args.json, result)
             _print_result(console, result, previous, is_new=is_new, is_verbose=args.verbose)
         finally:  # a reader of stdout that is gone must not cost the line
             check.append_history(folder, result)

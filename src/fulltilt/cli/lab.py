@@ -68,13 +68,11 @@ def _run_list(args: argparse.Namespace) -> int:
     from fulltilt.lab.listing import N_ROWS, build_document, build_table, describe_counts
     from fulltilt.lab.states import OWNED
     from fulltilt.lab.store import open_store
-    from fulltilt.records import dumps
 
     lab = Path(args.lab)
     with contextlib.closing(open_store(lab)) as store:
         found = store.read_experiments()
-    if args.json:
-        write_json(args.json, dumps(build_document(lab, found), indent=1))
+    write_json(args.json, build_document(lab, found))
     console = build_console(to_stderr=args.json == "-")
     if args.json == "-":
         return 0

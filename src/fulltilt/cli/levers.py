@@ -7,6 +7,7 @@ import argparse
 from fulltilt.cli._shared import build_console, write_json
 from fulltilt.errors import UsageError, format_nearest
 from fulltilt.levers import Lever, load_catalogue
+from fulltilt.records import VERSION
 
 FIELDS = ("name", "key", "aliases", "default", "unit", "stage", "restart", "trades", "exactness", "summary", "doc")
 """Of a lever, what its JSON holds."""
@@ -24,10 +25,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"no lever is named {name}: {format_nearest(name, catalogue)}")
     levers = [catalogue[name] for name in args.name] or list(catalogue.values())
     if args.json:
-        from fulltilt.records import VERSION, dumps
-
         document = [{field: getattr(lever, field) for field in FIELDS} for lever in levers]
-        write_json(args.json, dumps({"version": VERSION, "levers": document}, indent=1))
+        write_json(args.json, {"version": VERSION, "levers": document})
     elif args.name:
         for lever in levers:
             _print_lever(lever)

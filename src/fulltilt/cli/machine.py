@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import build_console, write_json
-from fulltilt.records import format_bytes
+from fulltilt.records import VERSION, encode, format_bytes
 
 if TYPE_CHECKING:
     from fulltilt.hardware import WslReport
@@ -32,10 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
         with build_console(to_stderr=True).status(f"measuring the roofs of {device}"):
             machine = dataclasses.replace(machine, roofs=measure_roofs(device))
-    if args.json:
-        from fulltilt.records import VERSION, dumps, encode
-
-        write_json(args.json, dumps({"version": VERSION, **encode(machine), "wsl": encode(wsl)}, indent=1))
+    write_json(args.json, {"version": VERSION, **encode(machine), "wsl": encode(wsl)})
     if args.json != "-":
         _print_machine(machine, wsl)
     return 0

@@ -85,10 +85,7 @@ def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
 
     if not is_first_rank():  # started by torchrun, beside the one that tells
         return 0
-    if args.json:
-        from fulltilt.records import dumps
-
-        write_json(args.json, dumps(result, indent=1))
+    write_json(args.json, result)
     console = build_console(to_stderr=args.json == "-")
     try:
         write_training_report([out_dir])

@@ -123,8 +123,7 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
             unwritten = error
     document = result.to_document()
     print_result(console, document)
-    if args.json:
-        write_json(args.json, result.to_json_text())
+    write_json(args.json, result.to_json_text())
     if unwritten is not None:
         raise unwritten
     console.print("files: " + ", ".join(str(folder / name) for name in RESULT_FILES))
