@@ -1,4 +1,4 @@
-"""``fulltilt doctor read``: places in a training script that may cost time, by reading it."""
+"""``fulltilt doctor read``: name the places in a training script that may cost time, without running it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from fulltilt.errors import strip_control_codes
 from fulltilt.records import VERSION
 
 if TYPE_CHECKING:
-    from fulltilt.doctor.finding import Finding
     from fulltilt.doctor.read import Reading
 
 N_SHOWN = 5  # findings that fit one screen, three lines each
@@ -37,7 +36,10 @@ def _run_read(args: argparse.Namespace) -> int:
 
     reading = read_scripts(args.paths)
     console = build_console(to_stderr=args.json == "-")
-    lines = [_summarise(reading), *map(_describe, reading.findings[:N_SHOWN])]
+    lines = [_summarise(reading)]
+    for found in reading.findings[:N_SHOWN]:
+        code = strip_control_codes(found.evidence["code"])
+        lines.append(f"{found.file}:{found.line}  {found.rule}\n    {code[:96]}\n    fix: {found.fix}")
     if len(reading.findings) > N_SHOWN:
         lines.append(f"and {len(reading.findings) - N_SHOWN} more; --json F writes all")
     lines += [f"not read: {reason}" for reason in reading.unread[:3]]
@@ -61,7 +63,7 @@ def _run_read(args: argparse.Namespace) -> int:
 
 
 def _summarise(reading: Reading) -> str:
-    """What was found, in one sentence."""
+    """Return what was found, in one sentence."""
     where = reading.files[0] if len(reading.files) == 1 else f"{len(reading.files)} files"
     scripts = {hot.source.path for hot in reading.hot_loops} or set(reading.files)
     script = scripts.pop() if len(scripts) == 1 else "train.py"
@@ -71,15 +73,8 @@ def _summarise(reading: Reading) -> str:
         places, them = ("1 place", "it") if n == 1 else (f"{n} places", "them")
         return f"{places} in {where} may cost time at every step; nothing was run: {measure} measures {them}"
     if not reading.hot_loops:
-        return (
-            f"{where}: no training loop was found (a loop around .backward()), perhaps a framework has it; "
-            f"{measure} sees steps as they run"
-        )
+        said = f"{where}: no training loop was found (a loop around .backward()), perhaps a framework has it"
+        return f"{said}; {measure} sees steps as they run"
     loops = ", ".join(f"{hot.source.path}:{hot.loop.lineno}" for hot in reading.hot_loops[:3])
     said = f"{where}: nothing that every step does outside of an `if` to remark on, in the loop at {loops}"
     return f"{said}; nothing was run: {measure} measures it"
-
-
-def _describe(finding: Finding) -> str:
-    code = strip_control_codes(finding.evidence["code"])
-    return f"{finding.file}:{finding.line}  {finding.rule}\n    {code[:96]}\n    fix: {finding.fix}"

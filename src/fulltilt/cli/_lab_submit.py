@@ -1,4 +1,4 @@
-"""``fulltilt lab submit --local``: make rows of a grid's points, run what is queued, say what it came to."""
+"""``fulltilt lab submit --local``: queue the points of a grid, run what is queued, say what it came to."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_submit(args: argparse.Namespace) -> int:
 
 
 def _queue(args: argparse.Namespace, store: Store, grid: Grid, slots: Sequence[Slot], console: Console) -> set[str]:
-    """Make rows of the points that are none yet, and return the ids of all that this command is about."""
+    """Add the points that are new to the queue, and return the ids of all that this command is about."""
     digests = {point.digest for point in grid.points}
     known = store.read_ids(grid.source, digests)
     new = [point for point in grid.points if point.digest not in known]
@@ -83,14 +83,14 @@ def _announce(console: Console, lab: Path, store: Store, mine: set[str], slots: 
     where = ", ".join(slot.name for slot in slots)
     if slots[0].n_threads and len(slots) > 1:
         where += f" (there is no GPU: these are slots on the CPU, threads for each: {slots[0].n_threads})"
-    said = f"{n_waiting} of {len(mine)} experiments wait in {lab}, at most {len(slots)} run at once on {where}"
     if n_waiting:
+        said = f"{n_waiting} of {len(mine)} experiments wait in {lab}, at most {len(slots)} run at once on {where}"
         console.print(said, soft_wrap=True)
     return n_waiting
 
 
 def _run(console: Console, lab: Path, store: Store, executor: LocalExecutor, mine: set[str]) -> None:
-    """Run what is queued; a signal that came takes its course when all is settled, with what is kept as its note."""
+    """Run what is queued; a signal is delivered once all is settled, with a note of what is kept."""
     try:
         with catch_signals() as stop, QueueView(console, lab, store, mine, stop).show() as tell:
             run_queue(lab, store, executor, stop=stop, tell=tell)
@@ -102,13 +102,11 @@ def _run(console: Console, lab: Path, store: Store, executor: LocalExecutor, min
 
 
 def _describe_end(shown: Sequence[Experiment], n_ran: int, seconds: float) -> str:
-    """The result in one sentence."""
-    n_succeeded = sum(found.state == "succeeded" for found in shown)
+    """Return the result in one sentence."""
     others = [found for found in shown if found.state != "succeeded"]
+    said = f"{len(shown) - len(others)} of {len(shown)} experiments succeeded"
     if not others:
-        took = f" in {format_duration(seconds)}" if n_ran else " before; there was nothing to start"
-        return f"{n_succeeded} of {len(shown)} experiments succeeded{took}"
+        return said + (f" in {format_duration(seconds)}" if n_ran else " before; there was nothing to start")
     failed = next((found for found in others if found.state == "failed"), None)
     logs = f" (see fulltilt lab logs {failed.id})" if failed else ""
-    left = f"{describe_counts(others)}{logs}; --retry tries again"
-    return f"{n_succeeded} of {len(shown)} experiments succeeded, {left}"
+    return f"{said}, {describe_counts(others)}{logs}; --retry tries again"

@@ -1,4 +1,4 @@
-"""What ``fulltilt lab submit`` shows while it runs: a table redrawn in place, or a line for every change."""
+"""Show how experiments get on while ``fulltilt lab submit`` runs: a table redrawn in place, or a line a change."""
 
 from __future__ import annotations
 

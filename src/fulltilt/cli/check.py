@@ -1,4 +1,4 @@
-"""``fulltilt check``: the dry run and the checklist before an experiment."""
+"""``fulltilt check``: make the dry run and go through the checklist before an experiment."""
 
 from __future__ import annotations
 

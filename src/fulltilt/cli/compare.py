@@ -1,4 +1,4 @@
-"""``fulltilt compare A B``: what differs between two results, and which figures differ by more than their spread."""
+"""``fulltilt compare A B``: print what differs between two results, and which figures by more than their spread."""
 
 from __future__ import annotations
 

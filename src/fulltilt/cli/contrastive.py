@@ -1,4 +1,4 @@
-"""``fulltilt contrastive``: pre-training, linear probe and clustering of a contrastive task, one after the other."""
+"""``fulltilt contrastive``: run pre-training, linear probe and clustering of a contrastive task in turn."""
 
 from __future__ import annotations
 

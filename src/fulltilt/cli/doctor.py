@@ -1,4 +1,4 @@
-"""``fulltilt doctor read | watch``: why a training script is slow, from its text or from its run."""
+"""``fulltilt doctor read | watch``: say why a training script is slow, from its text or from its run."""
 
 from __future__ import annotations
 
@@ -71,17 +71,12 @@ def _report(args: argparse.Namespace, folder: Path, code: int) -> bool:
     if code:
         document["notes"].append(f"the command ended with exit code {code}")
     text = dumps(document, indent=1)
-    out_dir = Path(args.out or Path("runs") / "doctor" / _name_command(args.words))
+    script = next((word for word in args.words if word.endswith(".py")), args.words[0])
+    out_dir = Path(args.out or Path("runs") / "doctor" / Path(script).stem)
     path = write_atomic(out_dir / "report.json", text + "\n")
     write_json(args.json, text)
     _print_report(build_console(to_stderr=args.json == "-"), document, path, is_quiet=args.quiet)
     return any(finding["verdict"] == "act" for finding in document["findings"])
-
-
-def _name_command(words: list[str]) -> str:
-    """The script's name, else the program's."""
-    script = next((word for word in words if word.endswith(".py")), words[0])
-    return Path(script).stem
 
 
 def _print_report(console: Console, document: dict[str, Any], path: Path, *, is_quiet: bool) -> None:

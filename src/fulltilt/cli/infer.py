@@ -1,4 +1,4 @@
-"""``fulltilt infer check``: is the model fast, small and quick enough to answer, under the load that is stated?"""
+"""``fulltilt infer check``: measure whether a model is fast, small and quick enough under a stated load."""
 
 from __future__ import annotations
 
@@ -87,10 +87,8 @@ def _describe_plan(load: Load) -> str:
     if load.requests_per_s is None:
         return "measuring: batches back to back; no target is about a load"
     requests = f"{load.n_requests} requests at {format_rate(load.requests_per_s)}/s"
-    return (
-        f"measuring: batches back to back, then {requests} in {format_duration(load.expected_s)}, or more where "
-        "requests wait for each other"
-    )
+    expected = f"{format_duration(load.expected_s)}, or more where requests wait for each other"
+    return f"measuring: batches back to back, then {requests} in {expected}"
 
 
 def _print_result(
@@ -106,28 +104,24 @@ def _print_result(
 
 
 def _describe_result(result: CheckResult) -> str:
-    """The result in one sentence, with the figures that missed."""
+    """Return the result in one sentence, with the figures that missed."""
     n, load = len(result.targets), result.load
     if result.met:
         rate = load.requests_per_s and f" under {format_rate(load.requests_per_s)} requests/s"
         return f"{'The target is' if n == 1 else f'All {n} targets are'} met{rate or ''}."
-    growing = (
-        [] if result.keeps_up in (None, "met") else [t.name for t in result.targets if t.name.startswith("response")]
-    )
+    grows = result.keeps_up not in (None, "met")
     parts = []
     for verdict in ("missed", "not proven"):
-        found = [
-            f"{target.name} is {format_rate(target.measured)}{' and grows' * (target.name in growing)} "
-            f"(limit {format_rate(target.limit)})"
-            for target in result.targets
-            if target.verdict == verdict
-        ]
-        if len(found) > 2:  # one sentence; the figures are in the table
-            found = [target.name for target in result.targets if target.verdict == verdict]
+        found = [target for target in result.targets if target.verdict == verdict]
+        words = [target.name for target in found]
+        if len(found) <= 2:  # else the figures are in the table: this is one sentence
+            figures = (
+                f"is {format_rate(t.measured)}{' and grows' * (grows and t.name.startswith('response'))}" for t in found
+            )
+            words = [f"{t.name} {f} (limit {format_rate(t.limit)})" for t, f in zip(found, figures, strict=True)]
         if found:
-            verb = "is" if len(found) == 1 else "are"
             share = f"{len(found)} of {count(n, 'target')}" if not parts else str(len(found))
-            parts.append(f"{share} {verb} {verdict}: {', '.join(found)}")
+            parts.append(f"{share} {'is' if len(found) == 1 else 'are'} {verdict}: {', '.join(words)}")
     return "; ".join(parts) + "."
 
 
@@ -135,21 +129,17 @@ def _build_table(result: CheckResult, previous: Mapping[str, float]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("target")
-    for name in ("limit", "measured", "95 % interval"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    table.add_column("last time", justify="right")
+    for name in ("target", "limit", "measured", "95 % interval", "verdict", "last time"):
+        table.add_column(name, justify="left" if name in ("target", "verdict") else "right")
     for target in result.targets:
         bound = "≥" if target.name == "samples_per_hour" else "≤"
         low, high = target.ci95
+        interval = f"{format_rate(low)} to {'no bound' if high == inf else format_rate(high)}"
         table.add_row(
             target.name,
             f"{bound} {format_rate(target.limit)}",
             format_rate(target.measured),
-            "largest seen"
-            if low == high
-            else f"{format_rate(low)} to {'no bound' if high == inf else format_rate(high)}",
+            "largest seen" if low == high else interval,
             target.verdict,
             format_rate(previous[target.name]) if target.name in previous else "–",
             style=None if target.met else STYLES[target.verdict],

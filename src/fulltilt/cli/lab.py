@@ -1,4 +1,4 @@
-"""``fulltilt lab submit --local | list | logs | cancel``: a grid of experiments over the devices of this machine."""
+"""``fulltilt lab submit --local | list | logs | cancel``: run a grid of experiments over this machine's devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fulltilt machine``: what is there, with measured roofs beside nominal ones."""
+"""``fulltilt machine``: print what is there, with measured roofs beside nominal ones."""
 
 from __future__ import annotations
 

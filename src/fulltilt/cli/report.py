@@ -1,4 +1,4 @@
-"""``fulltilt report RUN_FOLDER…``: the learning curves of one training, or of several side by side, as one page."""
+"""``fulltilt report RUN_FOLDER…``: draw the learning curves of trainings, side by side, as one page."""
 
 from __future__ import annotations
 
