@@ -16,30 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fulltilt.cli._live_lines import (
-    KINDS,
-    PROBE_NAMES,
-    STATUS_STYLES,
-    SearchLines,
-    describe_event,
-    describe_left,
-    describe_rate,
-    read_memory_gib,
-    read_row,
-)
+from fulltilt.cli import _live_lines as words
 from fulltilt.errors import NoPlanError
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, format_gib
 from fulltilt.report import describe_busy, describe_plan, format_duration
 from fulltilt.tuner.picks import recommend
-from fulltilt.tuner.search.progress import (
-    OnEvent,
-    SearchEvent,
-    SearchStarted,
-    TrialCut,
-    TrialDone,
-    TrialProgressed,
-    TrialStarted,
-)
+from fulltilt.tuner.search import progress
 
 N_ROWS = 10  # trials shown at most
 N_OTHER_LINES = 15  # of a frame, beside its rows: head, legend, running trial, picks, what is left
@@ -56,14 +38,14 @@ STAGES = {"configured": "building the run", "built": "warming up"}
 
 
 @contextlib.contextmanager
-def show_search(console: Console) -> Iterator[OnEvent]:
+def show_search(console: Console) -> Iterator[progress.OnEvent]:
     """Show the events of a search: as a table redrawn in place where the console can be redrawn, else as lines.
 
     A pipe that was told to take colours (``FORCE_COLOR``) still gets lines. The table is gone at the end; where the
     block is left by an error it stays to be read. The cursor is shown again either way.
     """
     if not (console.is_interactive and console.file.isatty()):
-        yield SearchLines(console)
+        yield words.SearchLines(console)
         return
     table = LiveTable(console)
     live = Live(
@@ -91,33 +73,33 @@ class LiveTable:
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic):
         self._console, self._clock = console, clock
         self._trials: tuple[Trial, ...] = ()
-        self._running: TrialStarted | None = None
+        self._running: progress.TrialStarted | None = None
         self._running_since_s = 0.0
         self._stage = ""
-        self._last: TrialDone | None = None
+        self._last: progress.TrialDone | None = None
         self._picks: tuple[tuple[str, Trial], ...] = ()
-        self._started: SearchStarted | None = None
+        self._started: progress.SearchStarted | None = None
 
-    def __call__(self, event: SearchEvent) -> None:
+    def __call__(self, event: progress.SearchEvent) -> None:
         match event:
-            case SearchStarted():
+            case progress.SearchStarted():
                 self._started = event
-            case TrialStarted():
+            case progress.TrialStarted():
                 self._running, self._running_since_s, self._stage = event, self._clock(), "starting"
-            case TrialProgressed():
+            case progress.TrialProgressed():
                 self._stage = _describe_stage(event)
-            case TrialDone():
+            case progress.TrialDone():
                 self._take(event)
-            case TrialCut():
+            case progress.TrialCut():
                 self._running = None
-        if said := describe_event(event):
-            self._console.print(said, style="" if isinstance(event, SearchStarted) else "yellow", markup=False)
+        if said := words.describe_event(event):
+            self._console.print(said, style="" if isinstance(event, progress.SearchStarted) else "yellow", markup=False)
 
-    def _take(self, event: TrialDone) -> None:
+    def _take(self, event: progress.TrialDone) -> None:
         trial = event.trial
         if not event.is_resumed and trial.status in LOUD:
             said = f"{trial.id} {trial.status}: {describe_plan(trial.plan)}\n  {trial.reason}"
-            self._console.print(said, style=STATUS_STYLES[trial.status], markup=False)
+            self._console.print(said, style=words.STATUS_STYLES[trial.status], markup=False)
         self._trials = (*self._trials, trial)
         self._last, self._running = event, None
         if trial.kind in WHOLE_RUNS:
@@ -129,7 +111,7 @@ class LiveTable:
         is_wide = self._console.width >= WIDE
         room = (self._console.height - N_OTHER_LINES) // (1 if is_wide else 2)
         shown = self._trials[-max(1, min(N_ROWS, room)) :]
-        legend = describe_busy(map(read_row, shown))
+        legend = describe_busy(map(words.read_row, shown))
         return Group(
             *([_build_table(shown, is_wide=is_wide)] if shown else []),
             *([_fit(legend, "dim")] if legend else []),
@@ -142,7 +124,7 @@ class LiveTable:
             idle = "between two trials" if self._started else "reading the workload in a process of its own"
             yield Text(f"▸ {idle}", "dim")
             return
-        part = f"{event.kind} probe" if event.kind in PROBES else f"whole run{KINDS.get(event.kind, '')}"
+        part = f"{event.kind} probe" if event.kind in PROBES else f"whole run{words.KINDS.get(event.kind, '')}"
         seconds = format_duration(self._clock() - self._running_since_s)
         yield _fit(f"▸ {event.id} runs for {seconds}: {part}, {self._stage}", "bold")
         yield _fit(f"  {describe_plan(event.plan)}")
@@ -156,7 +138,7 @@ class LiveTable:
             memory = trial.device_memory_peak_gib
             size = f", {format_gib(memory)}" if memory is not None else ""
             text = _fit(f"{titles} so far: ", "green" if index else "bold green")
-            yield text.append(f"{trial.id}, {describe_rate(trial)} samples/s{size}", style="not bold")
+            yield text.append(f"{trial.id}, {words.describe_rate(trial)} samples/s{size}", style="not bold")
             yield _fit(f"  {describe_plan(trial.plan)}", "green")
 
     def _build_left(self) -> Text:
@@ -165,7 +147,7 @@ class LiveTable:
             return Text()
         n_filled = min(BAR_WIDTH, BAR_WIDTH * last.n_done // max(last.n_planned, 1))
         text = _fit("━" * n_filled, "green").append("━" * (BAR_WIDTH - n_filled), style="dim")
-        return text.append(f" {describe_left(last)}", style="default")
+        return text.append(f" {words.describe_left(last)}", style="default")
 
 
 def _build_table(trials: tuple[Trial, ...], *, is_wide: bool) -> Table:
@@ -178,14 +160,14 @@ def _build_table(trials: tuple[Trial, ...], *, is_wide: bool) -> Table:
         table.add_column("why it was run", no_wrap=True, ratio=2, overflow="ellipsis")
     for trial in trials:
         is_ok, is_probe = trial.status == "ok", trial.kind in PROBES
-        rate = describe_rate(trial) or "–" if is_ok else trial.status.replace("out_of_memory", "OOM")
-        memory_gib = read_memory_gib(trial) if is_ok else None
+        rate = words.describe_rate(trial) or "–" if is_ok else trial.status.replace("out_of_memory", "OOM")
+        memory_gib = words.read_memory_gib(trial) if is_ok else None
         memory = "" if memory_gib is None else format_gib(memory_gib)
-        part = f"{PROBE_NAMES[trial.kind]}: " if is_probe else ""
-        plan = Text(f"{part}{describe_plan(trial.plan)}{KINDS.get(trial.kind, '')}")
+        part = f"{words.PROBE_NAMES[trial.kind]}: " if is_probe else ""
+        plan = Text(f"{part}{describe_plan(trial.plan)}{words.KINDS.get(trial.kind, '')}")
         why = Text(((trial.why if is_ok else trial.reason) or "").partition("\n")[0], "dim")
         texts = [plan, why] if is_wide else [plan.append("\n").append_text(why)]
-        style = STATUS_STYLES[trial.status] if not is_ok else "dim" if is_probe else ""
+        style = words.STATUS_STYLES[trial.status] if not is_ok else "dim" if is_probe else ""
         table.add_row(trial.id, rate, memory, *texts, style=style)
     return table
 
@@ -208,7 +190,7 @@ def _choose_picks(
     return tuple((name, pick.trial) for name in PICK_NAMES if (pick := getattr(picks, name)) is not None)
 
 
-def _describe_stage(event: TrialProgressed) -> str:
+def _describe_stage(event: progress.TrialProgressed) -> str:
     match event.values.get("stage"):
         case "measuring":
             return f"{event.values.get('n_steps', 0)} steps taken"

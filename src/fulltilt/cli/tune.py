@@ -194,18 +194,7 @@ def _list_train_words(args: argparse.Namespace, config: Config) -> list[str]:
 
 def print_result(console: Console, document: Mapping[str, Any]) -> None:
     """Print the table, the picks and the notes, for people."""
-    from fulltilt.report import (
-        PICK_TITLES,
-        build_trials_table,
-        describe_advice,
-        describe_hints,
-        describe_marks,
-        describe_outcome,
-        describe_pick,
-        describe_same_pick,
-        describe_search,
-        describe_verification,
-    )
+    from fulltilt import report
 
     def print_section(title: str, lines: Iterable[str | None]) -> None:
         told = [line for line in lines if line]
@@ -214,24 +203,30 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
             _print_lines(console, told)
 
     console.print()
-    console.print(build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width))
-    legend = describe_marks(document)
+    console.print(
+        report.build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width)
+    )
+    legend = report.describe_marks(document)
     if legend:
         console.print(legend, style="dim")
-    outcome = [*describe_outcome(document), describe_verification(document), describe_search(document)]
+    outcome = [
+        *report.describe_outcome(document),
+        report.describe_verification(document),
+        report.describe_search(document),
+    ]
     print_section("What it comes to", outcome)
     shown: dict[str, Mapping[str, Any]] = {}
-    for name, title in PICK_TITLES.items():
+    for name, title in report.PICK_TITLES.items():
         pick = document["picks"].get(name)
         if not pick:
             continue
         console.print(f"\n{title}", style="bold")
         first = shown.setdefault(pick["id"], pick)
-        same = [f"the same plan; {describe_same_pick(pick, first)}"] if first is not pick else None
-        for line in same or describe_pick(pick, document["trials"]):
+        same = [f"the same plan; {report.describe_same_pick(pick, first)}"] if first is not pick else None
+        for line in same or report.describe_pick(pick, document["trials"]):
             console.print(f"  {line}")
-    print_section("Notes", [*describe_hints(document), *document.get("notes", ())])
-    print_section("What would make it faster still", describe_advice(document))
+    print_section("Notes", [*report.describe_hints(document), *document.get("notes", ())])
+    print_section("What would make it faster still", report.describe_advice(document))
 
 
 def _mark_picks(picks: Mapping[str, Any]) -> dict[str, str]:
