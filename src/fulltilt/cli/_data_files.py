@@ -142,7 +142,7 @@ def _run_make_stl10(args: argparse.Namespace) -> int:
     n_bytes = sum(path.stat().st_size for path in Path(args.target).glob("*.bin"))
     build_console().print(
         f"{args.target}: {made.n_train:,} labelled, {made.n_unlabeled:,} unlabelled and {made.n_test:,} test images of "
-        f"{made.side} × {made.side}, {len(made.classes)} classes, {format_bytes(n_bytes)}",
+        f"{made.side} × {made.side}, {len(made.classes)} classes, {format_bytes(n_bytes)}"
     )
     return 0
 

@@ -29,6 +29,6 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"note: {note}")
     console.print(
         f"{export.path}: {export.n_tensors} tensors, {format_bytes(export.n_bytes)}, {export.weights} weights of "
-        f"step {export.metadata['fulltilt.step']} ({export.checkpoint})",
+        f"step {export.metadata['fulltilt.step']} ({export.checkpoint})"
     )
     return 0

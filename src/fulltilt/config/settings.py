@@ -54,84 +54,79 @@ class Collector:
         self.settings: list[Setting] = []
         self.problems: list[ConfigError] = []
 
-    def complain(self, message: str, item: Item, spelled: str) -> None:
-        self.problems.append(ConfigError(message, file=self.file, line=item.line, key=spelled))
-
     def collect(self, branch: Branch, prefix: str = "") -> None:
         for item in branch.items:
             self.collect_item(item, f"{prefix}{item.key}")
 
     def collect_item(self, item: Item, spelled: str) -> None:
-        section = resolve_section(spelled)
-        if spelled == CALL_SECTION or spelled.startswith(f"{CALL_SECTION}."):
-            self.collect_loader(item, spelled)
+        """Collect the settings of one key, or its problem."""
+        try:
+            self._read_item(item, spelled)
+        except ConfigError as error:
+            self.problems.append(ConfigError(error.message, file=self.file, line=item.line, key=spelled))
+
+    def _read_item(self, item: Item, spelled: str) -> None:
+        section, spelling = resolve_section(spelled), resolve_spelling(spelled)
+        if spelled.partition(".")[0] == CALL_SECTION:
+            self._read_loader(item, spelled)
         elif section and isinstance(item.value, Branch):
             self.collect(item.value, f"{section}.")
-        elif (spelling := resolve_spelling(spelled)) is not None:
-            self.collect_leaf(item, spelled, spelling)
+        elif spelling is not None:
+            value = self._convert(to_plain(item.value), spelling)
+            for key in spelling.keys:
+                self._add(item, spelled, key, value)
         elif section and item.value is not None:
-            self.complain(f"is a section and holds keys, not {show_value(item.value)}", item, spelled)
+            raise ConfigError(f"is a section and holds keys, not {show_value(item.value)}")
         elif not section:
             remedy = _suggest_mapping(spelled, item) or suggest_names(spelled)
-            self.complain(f"unknown key with the value {show_value(item.value)}; {remedy}", item, spelled)
+            raise ConfigError(f"unknown key with the value {show_value(item.value)}; {remedy}")
 
-    def collect_leaf(self, item: Item, spelled: str, spelling: Spelling) -> None:
-        """Add the setting; a list at a key of a single value is a grid's axis, and so is ``!grid`` anywhere."""
-        value = to_plain(item.value)
+    def _convert(self, value: Any, spelling: Spelling) -> Any:
+        """Return the keys' value; a list at a key of a single value is a grid's axis, and so is ``!grid`` anywhere."""
         if isinstance(value, list) and self.with_grids and not LEAVES[spelling.keys[0]].is_list:
             value = Grid(tuple(value))
-        if _holds_grid(value.values if isinstance(value, Grid) else value):
-            return self.complain("has a grid inside a value; !grid belongs right behind the key", item, spelled)
-        if isinstance(value, Grid) and not value.values:
-            return self.complain("is an empty list, so there is no value to run; name one", item, spelled)
-        if isinstance(value, Grid):
-            value = Grid(tuple(spelling.convert(v) for v in value.values))
-        else:
-            value = spelling.convert(value)
-        for key in spelling.keys:
-            self.add(item, spelled, key, value)
-        return None
+        values = value.values if isinstance(value, Grid) else (value,)
+        if any(map(_holds_grid, values)):
+            raise ConfigError("has a grid inside a value; !grid belongs right behind the key")
+        if not values:
+            raise ConfigError("is an empty list, so there is no value to run; name one")
+        converted = tuple(map(spelling.convert, values))
+        return Grid(converted) if isinstance(value, Grid) else converted[0]
 
-    def add(self, item: Item, spelled: str, key: str, value: Any, argument: str | None = None) -> None:
+    def _add(self, item: Item, spelled: str, key: str, value: Any, argument: str | None = None) -> None:
         place = {"spelled": spelled, "file": self.file, "line": item.line, "item": item}
         self.settings.append(Setting(key=key, value=value, argument=argument, **place))
 
-    def collect_loader(self, item: Item, spelled: str) -> None:
+    def _read_loader(self, item: Item, spelled: str) -> None:
         """Read ``dataloader`` or one of its splits: a component call whose arguments are keys of ``data``."""
         if item.value is None:
-            return None
+            return
         if isinstance(item.value, Branch) and spelled == CALL_SECTION:
-            return self.collect(item.value, f"{CALL_SECTION}.")
+            self.collect(item.value, f"{CALL_SECTION}.")
+            return
         split = spelled.partition(".")[2] or "train"
         if split not in ("train", "val") or not isinstance(item.value, str):
             remedy = "write train: basic(shuffle=true), val: basic()"
-            return self.complain(
-                f"no loader {split!r} can be made of {show_value(item.value)}; {remedy}", item, spelled
-            )
-        try:
-            call = parse_call(item.value)
-        except ConfigError as error:
-            return self.complain(error.message, item, spelled)
+            raise ConfigError(f"no loader {split!r} can be made of {show_value(item.value)}; {remedy}")
+        call = parse_call(item.value)
         if call.name != "basic" or call.args:
             remedy = format_nearest(call.name, ["basic"])
-            return self.complain(f"unknown loader {call}; write basic(name=value, …); {remedy}", item, spelled)
-        for name, value in call.kwargs.items():
-            self.collect_loader_argument(item, spelled, split, name, value)
-        return None
-
-    def collect_loader_argument(self, item: Item, spelled: str, split: str, name: str, value: Any) -> None:
+            raise ConfigError(f"unknown loader {call}; write basic(name=value, …); {remedy}")
         fixed = {"split": split} if split == "train" else {"split": split, "shuffle": False, "drop_last": False}
-        if name in fixed:
-            if value != fixed[name]:
-                message = f"{name}={show_value(value)} in the {split} loader must be {show_value(fixed[name])}"
-                self.complain(message, item, spelled)
-            return
-        key = "data.val_batch_size" if split == "val" and name == "batch_size" else f"data.{name}"
-        if key not in LEAVES or name in ("dataset", "path", "val_dataset", "val_batch_size"):
-            valid = ["split", *(k.removeprefix("data.") for k in LEAVES if k.startswith("data."))]
-            self.complain(f"unknown argument {name}={show_value(value)}; {format_nearest(name, valid)}", item, spelled)
-            return
-        self.add(item, spelled, key, value, name)
+        valid = ["split", *(key.removeprefix("data.") for key in LEAVES if key.startswith("data."))]
+        problems = []
+        for name, value in call.kwargs.items():
+            said = f"{name}={show_value(value)}"
+            if name in fixed:
+                if value != fixed[name]:
+                    problems.append(f"{said} in the {split} loader must be {show_value(fixed[name])}")
+            elif name not in valid or name in ("dataset", "path", "val_dataset", "val_batch_size"):
+                problems.append(f"unknown argument {said}; {format_nearest(name, valid)}")
+            else:
+                is_val_size = split == "val" and name == "batch_size"
+                self._add(item, spelled, "data.val_batch_size" if is_val_size else f"data.{name}", value, name)
+        if problems:
+            raise ConfigError("; ".join(problems))
 
 
 def collect_overrides(overrides: Sequence[str]) -> Collector:
@@ -196,7 +191,7 @@ def _describe_disagreement(a: Setting, b: Setting) -> ConfigError:
 
 def _holds_grid(value: Any) -> bool:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return any(isinstance(v, Grid) or _holds_grid(v) for v in inside)
+    return isinstance(value, Grid) or any(map(_holds_grid, inside))
 
 
 def _suggest_mapping(spelled: str, item: Item) -> str | None:
