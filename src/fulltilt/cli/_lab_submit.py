@@ -5,28 +5,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fulltilt.cli._lab_view import QueueView
+from rich.console import Console
+from rich.live import Live
+
 from fulltilt.cli._shared import build_console, is_import_path, resolve_config_argument, write_json
 from fulltilt.cli._signals import Terminated
 from fulltilt.errors import UsageError
+from fulltilt.lab import listing
 from fulltilt.lab.dry_run import run_dry
-from fulltilt.lab.listing import build_document, build_table, describe_best, describe_counts
 from fulltilt.lab.local import LocalExecutor, Slot, build_slots
 from fulltilt.lab.points import Grid, read_grid
-from fulltilt.lab.records import Experiment
+from fulltilt.lab.records import Event, Experiment
 from fulltilt.lab.running import recover, run_queue
 from fulltilt.lab.states import OVER
-from fulltilt.lab.stopping import catch_signals
+from fulltilt.lab.stopping import StopRequest, catch_signals
 from fulltilt.lab.store import Store, open_store
 from fulltilt.records.run_folder import hold_folder
 from fulltilt.report import format_duration
 
-if TYPE_CHECKING:
-    from rich.console import Console
+REDRAW_S = 1.0
+TOLD = ("running", "succeeded", "failed", "cancelled", "queued")  # states that are worth a line
 
 
 def run_submit(args: argparse.Namespace) -> int:
@@ -49,13 +50,13 @@ def run_submit(args: argparse.Namespace) -> int:
             _run(console, lab, store, executor, mine)
         shown = [found for found in store.read_experiments() if found.id in mine]
         own = store.read_ids(grid.source, {point.digest for point in grid.points}).values()
-    write_json(args.json, build_document(lab, shown))
+    write_json(args.json, listing.build_document(lab, shown))
     console.quiet = False
     console.print(_describe_end(shown, n_waiting, time.monotonic() - began_s))
     if not args.quiet:
-        if best := describe_best([found for found in shown if found.id in own]):
+        if best := listing.describe_best([found for found in shown if found.id in own]):
             console.print(best)
-        console.print(build_table(lab, shown))
+        console.print(listing.build_table(lab, shown))
     return 0 if all(found.state == "succeeded" for found in shown) else 1
 
 
@@ -97,7 +98,7 @@ def _run(console: Console, lab: Path, store: Store, executor: LocalExecutor, min
         stop.deliver()
     except (KeyboardInterrupt, Terminated) as interruption:
         left = [found for found in store.read_experiments() if found.id in mine]
-        interruption.add_note(f"{describe_counts(left)}, kept in {lab}; the same command goes on from there")
+        interruption.add_note(f"{listing.describe_counts(left)}, kept in {lab}; the same command goes on from there")
         raise
 
 
@@ -109,4 +110,67 @@ def _describe_end(shown: Sequence[Experiment], n_ran: int, seconds: float) -> st
         return said + (f" in {format_duration(seconds)}" if n_ran else " before; there was nothing to start")
     failed = next((found for found in others if found.state == "failed"), None)
     logs = f" (see fulltilt lab logs {failed.id})" if failed else ""
-    return f"{said}, {describe_counts(others)}{logs}; --retry tries again"
+    return f"{said}, {listing.describe_counts(others)}{logs}; --retry tries again"
+
+
+class QueueView:
+    """Tells how the experiments ``ids`` get on; called at every turn of the loop.
+
+    The table is drawn by these calls and by no thread: a process that forks should have one.
+    """
+
+    def __init__(self, console: Console, lab: Path, store: Store, ids: set[str], stop: StopRequest):
+        self._console, self._lab, self._store, self._ids, self._stop = console, lab, store, ids, stop
+        self._seq = max((event.seq for event in store.read_events()), default=0)
+        self._live: Live | None = None
+        self._drawn_s = 0.0
+        self._has_told_stop = False
+
+    @contextlib.contextmanager
+    def show(self) -> Iterator[QueueView]:
+        """Redraw a table until the block ends, where the console is a terminal."""
+        if not (self._console.is_interactive and self._console.file.isatty()) or self._console.quiet:
+            yield self
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop") as self._live:
+            yield self
+
+    def __call__(self) -> None:
+        try:
+            self._tell()
+        except OSError:
+            if self._stop.number is None:
+                raise
+            self._console.quiet = True  # the terminal is gone; the trainings shall save nevertheless
+
+    def _tell(self) -> None:
+        if self._stop.number is not None and not self._has_told_stop:
+            self._has_told_stop = True
+            said = "waiting until the trainings that run have saved; the same signal once more ends them at once"
+            self._console.print(said, style="yellow", soft_wrap=True)
+        if self._live is None:
+            self._print_changes()
+        elif time.monotonic() - self._drawn_s >= REDRAW_S:
+            shown = [found for found in self._store.read_experiments() if found.id in self._ids]
+            table = listing.build_table(self._lab, shown)
+            table.title, table.title_justify = listing.describe_counts(shown), "left"
+            self._live.update(table, refresh=True)
+            self._drawn_s = time.monotonic()
+
+    def _print_changes(self) -> None:
+        for event in self._store.read_events(after=self._seq):
+            self._seq = event.seq
+            if event.state in TOLD:
+                (experiment,) = self._store.read_experiments(id=event.experiment)
+                self._console.print(_describe_change(event, experiment), soft_wrap=True)
+
+
+def _describe_change(event: Event, experiment: Experiment) -> str:
+    again = f", attempt {event.attempt}" if event.attempt > 1 else ""
+    said = {
+        "start": f"runs on {', '.join(experiment.devices)}{again}",
+        "commit": f"succeeded: {listing.describe_metrics(experiment.metrics)}",
+        "fail": f"failed: {experiment.reason}",
+        "requeue": f"is queued again: {experiment.reason}",
+    }
+    return f"{event.experiment} ({listing.describe_point(experiment)}) {said.get(event.arrow, f'is {event.state}')}"
