@@ -42,20 +42,8 @@ def test_inspect_prints_tables_and_a_command_that_works(path, tmp_path, capsys):
 
 
 def test_inspect_writes_json_alone_to_stdout(path, capsys):
-    words = [
-        "data",
-        "inspect",
-        str(path),
-        "--seconds",
-        "0.05",
-        "--dataset",
-        "label",
-        "--batch-size",
-        "50",
-        "--json",
-        "-",
-    ]
-    assert run_command(words) == 0
+    words = ["--seconds", "0.05", "--dataset", "label", "--batch-size", "50", "--json", "-"]
+    assert run_command(["data", "inspect", str(path), *words]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["version"] == 1
     assert document["batch_size"] == 50

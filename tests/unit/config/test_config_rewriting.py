@@ -5,16 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.config.strategies import FOLDER_NAMES
 
 from fulltilt.config import load_config, load_points, write_settings
 from fulltilt.config.loading import flatten
 from fulltilt.errors import ConfigError, StorageError
-
-
-def is_folder_name(text):
-    """What ``run.name`` takes, references left out."""
-    return bool(text.strip()) and text not in (".", "..") and not any(part in text for part in ("/", "\\", "${"))
-
 
 GUIDE_000 = """\
 # scenario 1: little memory
@@ -74,8 +69,8 @@ def rewrite(file, changes, **options) -> str:
     return file.read_bytes().decode()
 
 
-def changed_lines(diff: str, sign: str) -> list[str]:
-    return [line[1:] for line in diff.splitlines()[2:] if line.startswith(sign)]
+def list_added(diff: str) -> list[str]:
+    return [line[1:] for line in diff.splitlines()[2:] if line.startswith("+")]
 
 
 def test_a_flat_file_keeps_its_spelling(write):
@@ -89,7 +84,7 @@ def test_a_flat_file_keeps_its_spelling(write):
         "speed.channels_last": True,
     }
     diff = write_settings(file, changes, note="measured")
-    assert changed_lines(diff, "+") == [
+    assert list_added(diff) == [
         "batch_size: 128              # smaller batch",
         "gradient_accumulation_steps: 1  # as 128",
         "use_amp: false",
@@ -97,7 +92,6 @@ def test_a_flat_file_keeps_its_spelling(write):
         "  train: normalize  # lower resolution",
         "channels_last: true  # measured",
     ]
-    assert len(changed_lines(diff, "-")) == 5
     config = load_config(file)
     assert {key: flatten(config.to_values())[key] for key in changes} == changes
 
@@ -109,19 +103,13 @@ def test_sections_of_other_projects_are_used(write):
         {"data.batch_size": 2048, "speed.precision": "bf16", "optim.lr": 0.0002, "speed.accumulate": 2},
         note="chosen by fulltilt tune",
     )
-    assert changed_lines(diff, "+") == [
+    assert list_added(diff) == [
         "  batch_size: 2048      # or 8192",
         "  use_amp: bf16         # required",
         "  learning_rate: 0.0002 # by the sqrt rule",
         "  accumulate: 2  # chosen by fulltilt tune",
     ]
     assert load_config(file).speed.accumulate == 2
-
-
-def test_the_indent_of_the_section_is_kept(write):
-    text = rewrite(write(GUIDE_002), {"speed.accumulate": 5, "speed.compile": True, "data.batch_size": 96})
-    assert "    gradient_accumulation: 5  # STL-10\n    cudnn_benchmark: true\n    compile: true\n" in text
-    assert "    pin_memory: true        # WSL2\n    batch_size: 96\ngpu:\n" in text
 
 
 def test_a_value_already_there_changes_nothing(write):
@@ -143,14 +131,24 @@ def test_out_leaves_the_file_alone(write, tmp_path):
     assert same.read_text() == GUIDE_001
 
 
-def test_every_spelling_of_a_key_changes_together(write):
-    text = rewrite(write("batch_size: 8\ndata: {batch_size: 8, num_workers: 0}\n"), {"data.batch_size": 16})
-    assert text == "batch_size: 16\ndata: {batch_size: 16, num_workers: 0}\n"
-
-
 @pytest.mark.parametrize(
     ("text", "changes", "expected"),
     [
+        (
+            "batch_size: 8\ndata: {batch_size: 8, num_workers: 0}\n",
+            {"data.batch_size": 16},
+            "batch_size: 16\ndata: {batch_size: 16, num_workers: 0}\n",
+        ),
+        (
+            "dataloader: {train: basic(split=train, shuffle=true)}\n",
+            {"data.shuffle": False},
+            'dataloader: {train: "basic(split=train, shuffle=false)"}\n',
+        ),
+        (
+            "gpu:\n    accumulate: 4  # STL-10\n    cudnn_benchmark: true\n",
+            {"speed.accumulate": 5, "speed.compile": True},
+            "gpu:\n    accumulate: 5  # STL-10\n    cudnn_benchmark: true\n    compile: true\n",
+        ),
         ("data:\n  batch_size: 8", {"data.num_workers": 2}, "data:\n  batch_size: 8\n  num_workers: 2\n"),
         ("data:\n  batch_size: 8", {"speed.compile": True}, "data:\n  batch_size: 8\nspeed:\n  compile: true\n"),
         ("speed: {}\nlr: 1\ndata: {}\n", {"speed.compile": True}, "speed: {compile: true}\nlr: 1\ndata: {}\n"),
@@ -194,11 +192,6 @@ def test_every_spelling_of_a_key_changes_together(write):
 )
 def test_shapes_of_files(write, text, changes, expected):
     assert rewrite(write(text), changes) == expected
-
-
-def test_changing_a_call_inside_braces_quotes_it(write):
-    text = rewrite(write("dataloader: {train: basic(split=train, shuffle=true)}\n"), {"data.shuffle": False})
-    assert text == 'dataloader: {train: "basic(split=train, shuffle=false)"}\n'
 
 
 @pytest.mark.parametrize(
@@ -249,7 +242,7 @@ CHANGES = st.fixed_dictionaries(
         "speed.precision": st.sampled_from(["fp32", "bf16", "fp16", "tf32", "auto"]),
         "speed.accumulate": st.integers(1, 64),
         "speed.compile": st.booleans(),
-        "run.name": st.text(max_size=12).filter(is_folder_name),
+        "run.name": FOLDER_NAMES,
         "model": st.sampled_from(["resnet18", "f(a=1, b=[x, 2])", "m:f(s='#, : {}')"]),
         "data.transform.val": st.sampled_from(["a | b(1, c='x')", "normalize"]),
         "benchmark.batch_sizes": st.lists(st.integers(1, 99), min_size=1, max_size=3),
