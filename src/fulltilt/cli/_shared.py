@@ -159,15 +159,12 @@ def note_checkpoints() -> Iterator[list[Path]]:
     try:
         yield folders
     except (KeyboardInterrupt, Terminated) as interruption:
-        from fulltilt.engine.checkpoints.files import (
-            find_checkpoint,
-        )  # without torch: an interrupted start ends at once
+        from fulltilt.engine.checkpoints.files import find_checkpoint  # loads no torch: an interrupted start ends now
 
-        saved = [folder for folder in folders if find_checkpoint(folder)]
-        kept = (
-            f"saved in {saved[-1]}; --resume goes on from the newest checkpoint" if saved else "nothing was saved yet"
-        )
-        interruption.add_note(kept if folders else "training had not begun")
+        kept = "nothing was saved yet" if folders else "training had not begun"
+        for folder in filter(find_checkpoint, folders):
+            kept = f"saved in {folder}; --resume goes on from the newest checkpoint"
+        interruption.add_note(kept)
         raise
 
 
