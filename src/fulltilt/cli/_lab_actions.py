@@ -13,8 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from fulltilt.cli._shared import build_console, is_import_path, resolve_config_argument, write_json
-from fulltilt.cli._signals import Terminated
+from fulltilt.cli._shared import build_console, is_import_path, note_interruption, resolve_config_argument, write_json
 from fulltilt.errors import UsageError, strip_control_codes
 from fulltilt.lab import listing
 from fulltilt.lab.cancelling import cancel, is_held
@@ -97,14 +96,15 @@ def _announce(console: Console, lab: Path, store: Store, mine: set[str], slots: 
 
 def _run(console: Console, lab: Path, store: Store, executor: LocalExecutor, mine: set[str]) -> None:
     """Run what is queued; a signal is delivered once all is settled, with a note of what is kept."""
-    try:
+
+    def describe_kept() -> str:
+        left = [found for found in store.read_experiments() if found.id in mine]
+        return f"{listing.describe_counts(left)}, kept in {lab}; the same command goes on from there"
+
+    with note_interruption(describe_kept):
         with catch_signals() as stop, QueueView(console, lab, store, mine, stop).show() as tell:
             run_queue(lab, store, executor, stop=stop, tell=tell)
         stop.deliver()
-    except (KeyboardInterrupt, Terminated) as interruption:
-        left = [found for found in store.read_experiments() if found.id in mine]
-        interruption.add_note(f"{listing.describe_counts(left)}, kept in {lab}; the same command goes on from there")
-        raise
 
 
 def _describe_end(shown: Sequence[Experiment], n_ran: int, seconds: float) -> str:

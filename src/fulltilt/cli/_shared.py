@@ -86,6 +86,13 @@ def read_config(args: argparse.Namespace) -> Config:
     return config_for_object(source, words) if is_import_path(source) else load_config(source, words)
 
 
+def list_train_words(args: argparse.Namespace, source: str) -> list[str]:
+    """Return the words that make ``fulltilt train`` train what ``args`` are about."""
+    flags = {"--data-path": args.data_path, "--device": args.device}
+    given = [word for flag, value in flags.items() if value for word in (flag, value)]
+    return [source, *args.overrides, *given]
+
+
 def resolve_config_argument(args: argparse.Namespace) -> str:
     """Return what ``args`` names as the configuration.
 
@@ -149,23 +156,23 @@ def build_console(*, to_stderr: bool = False) -> Console:
 
 
 @contextlib.contextmanager
-def note_checkpoints() -> Iterator[list[Path]]:
-    """Let an interruption of the block say what ``--resume`` would go on from.
-
-    Yields:
-        A list for the folders that checkpoints are written into, as soon as they are known.
-    """
-    folders: list[Path] = []
+def note_interruption(describe_kept: Callable[[], str]) -> Iterator[None]:
+    """Let an interruption of the block say what is kept of the work."""
     try:
-        yield folders
+        yield
     except (KeyboardInterrupt, Terminated) as interruption:
-        from fulltilt.engine.checkpoints.files import find_checkpoint  # loads no torch: an interrupted start ends now
-
-        kept = "nothing was saved yet" if folders else "training had not begun"
-        for folder in filter(find_checkpoint, folders):
-            kept = f"saved in {folder}; --resume goes on from the newest checkpoint"
-        interruption.add_note(kept)
+        interruption.add_note(describe_kept())
         raise
+
+
+def describe_saved(folders: list[Path]) -> str:
+    """Return what ``--resume`` would go on from; loads no torch, as an interrupted start ends at once."""
+    from fulltilt.engine.checkpoints.files import find_checkpoint
+
+    kept = "nothing was saved yet" if folders else "training had not begun"
+    for folder in filter(find_checkpoint, folders):
+        kept = f"saved in {folder}; --resume goes on from the newest checkpoint"
+    return kept
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from fulltilt.cli._shared import (
     add_workload_arguments,
     build_console,
     check_at_least,
-    note_checkpoints,
+    describe_saved,
+    note_interruption,
     read_config,
     show_progress,
     write_json,
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
         check_at_least(args, flag, smallest)
     if not 0 < args.clear_share <= 1:
         raise UsageError(f"--clear-share {args.clear_share:g} must be above 0 and at most 1")
-    with note_checkpoints() as folders:
+    folders: list[Path] = []
+    with note_interruption(lambda: describe_saved(folders)):
         return _run_phases(args, config, folders)
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from fulltilt.cli._shared import (
     add_workload_arguments,
     build_console,
+    list_train_words,
+    note_interruption,
     read_config,
     resolve_config_argument,
     show_progress,
     write_json,
 )
-from fulltilt.cli._signals import Terminated
 from fulltilt.records import format_rate
 from fulltilt.report.summary import count, format_duration
 
@@ -51,11 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
+    kept = "nothing was measured; a training that had begun goes on with the same command"
+    with note_interruption(lambda: kept):
         return _run_check(args)
-    except (KeyboardInterrupt, Terminated) as interruption:
-        interruption.add_note("nothing was measured; a training that had begun goes on with the same command")
-        raise
 
 
 def _run_check(args: argparse.Namespace) -> int:
@@ -68,9 +67,7 @@ def _run_check(args: argparse.Namespace) -> int:
     with check.open_check_folder(plan, out_dir) as folder:
         if folder.set_aside:
             aside.print(f"note: {folder.set_aside}")
-        flags = {"--data-path": args.data_path, "--device": args.device}
-        given = [word for flag, value in flags.items() if value for word in (flag, value)]
-        weights, is_new = check.prepare_weights(plan, folder, [args.config, *args.overrides, *given])
+        weights, is_new = check.prepare_weights(plan, folder, list_train_words(args, args.config))
         aside.print(_describe_plan(plan.load))
         with show_progress("measuring") as progress:
             result = check.run_check(plan, out_dir, weights, on_progress=progress)

@@ -11,7 +11,8 @@ from fulltilt.cli._shared import (
     add_memory_limit_argument,
     add_workload_arguments,
     build_console,
-    note_checkpoints,
+    describe_saved,
+    note_interruption,
     read_config,
     read_memory_limit_bytes,
     write_json,
@@ -51,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         return run_data_profile(config, json_to=args.json)
     if args.profile_steps is not None:
         return run_step_profile(config, n_steps=args.profile_steps, out=args.out, json_to=args.json)
-    with note_checkpoints() as folders:
+    folders: list[Path] = []  # that checkpoints are written into, as soon as they are known
+    with note_interruption(lambda: describe_saved(folders)):
         from fulltilt.engine.build.assemble import name_run
         from fulltilt.engine.loop.train import train
 

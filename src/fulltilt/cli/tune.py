@@ -13,10 +13,11 @@ from fulltilt.cli._shared import (
     add_memory_limit_argument,
     add_workload_arguments,
     build_console,
+    list_train_words,
+    note_interruption,
     read_config,
     write_json,
 )
-from fulltilt.cli._signals import Terminated
 from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError, TrainingError, UsageError
 
 if TYPE_CHECKING:
@@ -69,11 +70,8 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.apply, searched=config)
     _check_verify(args)
     count = RowCount()
-    try:
+    with note_interruption(count.describe_kept):
         return _search(args, config, count)
-    except (KeyboardInterrupt, Terminated) as interruption:
-        interruption.add_note(count.describe_kept())
-        raise
 
 
 def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
@@ -165,7 +163,7 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
 
     try:
         verification = run_verification(
-            _list_train_words(args, config),
+            list_train_words(args, config.source or args.config_flag or args.config),
             settings,
             folder=folder,
             seed=config.run.seed,
@@ -183,13 +181,6 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
 def _without_verification(result: TuneResult, reason: str) -> TuneResult:
     notes = (*result.notes, f"--verify came to no verdict: {reason}")
     return dataclasses.replace(result, notes=notes, null_reasons={**result.null_reasons, "verification": reason})
-
-
-def _list_train_words(args: argparse.Namespace, config: Config) -> list[str]:
-    """Return the words that make ``fulltilt train`` train what this search was about."""
-    words = [config.source or args.config_flag or args.config, *args.overrides]
-    words += ["--data-path", args.data_path] if args.data_path else []
-    return words + (["--device", args.device] if args.device else [])
 
 
 def print_result(console: Console, document: Mapping[str, Any]) -> None:

@@ -324,8 +324,8 @@ def test_an_interrupted_start_loads_no_torch_to_say_what_is_saved():
     ended = run_python(
         "import signal, sys, pathlib, fulltilt.cli as cli, fulltilt.cli.train as train\n"
         "def stop(args):\n"
-        "    with train.note_checkpoints() as folders:\n"
-        "        folders.append(pathlib.Path('none'))\n"
+        "    folders = [pathlib.Path('none')]\n"
+        "    with train.note_interruption(lambda: train.describe_saved(folders)):\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
         "train.run = stop\n"
         "ended = cli.run_command(['train', 'a.yaml'])\n"
