@@ -31,34 +31,27 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_arguments(parser, metavar="CONFIG|module:object")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="batch sizes to try")
-    parser.add_argument("--num-workers", type=int, nargs="+", metavar="W", help="data worker counts to try")
-    parser.add_argument("--steps", type=int, metavar="N", help="timed optimizer steps per trial, at least")
+    add = parser.add_argument
+    add("--batch-sizes", type=int, nargs="+", metavar="B", help="batch sizes to try")
+    add("--num-workers", type=int, nargs="+", metavar="W", help="data worker counts to try")
+    add("--steps", type=int, metavar="N", help="timed optimizer steps per trial, at least")
     add_memory_limit_argument(parser)
-    parser.add_argument("--exhaustive", action="store_true", help="run the whole grid")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
-    parser.add_argument(
+    add("--exhaustive", action="store_true", help="run the whole grid")
+    add("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
+    add(
         "--budget",
         metavar="6m",
         help="wall time of the search; rows in the run folder are free, the trainings of --verify come on top",
     )
-    parser.add_argument(
-        "--deadline", metavar="10m", help="wall time of one trial (default 2m; 1m with --quick; 1m more over ranks)"
-    )
-    parser.add_argument("--free-batch", action="store_true", help="let the effective batch change")
-    parser.add_argument(
-        "--lr-rule", choices=["sqrt", "linear", "none"], default="sqrt", help="how lr follows the batch"
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="train the settings as they were and the pick in turn, compare quality"
-    )
-    parser.add_argument("--verify-pairs", type=int, metavar="N", help="trainings of each (default 3)")
-    parser.add_argument("--verify-epochs", type=int, metavar="N", help="their length (default run.epochs)")
-    parser.add_argument("--apply", metavar="FILE", help="write the recommended settings into this YAML file")
-    parser.add_argument(
-        "--out", metavar="DIR", help="run folder (default runs/tune/NAME); the same search resumes there"
-    )
-    parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
+    add("--deadline", metavar="10m", help="wall time of one trial (default 2m; 1m with --quick; 1m more over ranks)")
+    add("--free-batch", action="store_true", help="let the effective batch change")
+    add("--lr-rule", choices=["sqrt", "linear", "none"], default="sqrt", help="how lr follows the batch")
+    add("--verify", action="store_true", help="train the settings as they were and the pick in turn, compare quality")
+    add("--verify-pairs", type=int, metavar="N", help="trainings of each (default 3)")
+    add("--verify-epochs", type=int, metavar="N", help="their length (default run.epochs)")
+    add("--apply", metavar="FILE", help="write the recommended settings into this YAML file")
+    add("--out", metavar="DIR", help="run folder (default runs/tune/NAME); the same search resumes there")
+    add("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
 
 def run(args: argparse.Namespace) -> int:

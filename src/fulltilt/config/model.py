@@ -125,7 +125,7 @@ class _Data(Section):
     val_dataset: Call | None = _key(None, "Validation dataset; null: `dataset` with `split=val`.")
     transform: Transform = Transform()
     mix: Pipeline | None = _key(
-        None, "Training images mixed in pairs: `mixup(alpha=0.2)`, `cutmix(alpha=1)`; of `a | b` each takes one."
+        None, "Mix training images in pairs: `mixup(alpha=0.2)`, `cutmix(alpha=1)`; `a | b`: one of them."
     )
     on_bad_sample: Annotated[str, _check(parse_on_bad_sample)] = _key(
         "stop",
@@ -145,9 +145,7 @@ class Optim(Section):
     schedule: Call = _key("constant", "Learning rate over time: constant, cosine, linear, step(…).")
     warmup: WarmupValue = _key(0, "Warm-up: steps (500), epochs ('1 epoch') or a fraction (0.05).")
     clip_norm: PositiveFloat | None = _key(None, "Largest gradient norm; null: no clipping.")
-    ema: Decay | None = _key(
-        None, "Decay of a running average of the weights, 0.999; it is what is evaluated. Null: none."
-    )
+    ema: Decay | None = _key(None, "Decay of a running average of the weights (0.999), which is evaluated; null: none.")
 
 
 class _Speed(Section):
@@ -157,7 +155,7 @@ class _Speed(Section):
         "they would not fit.",
     )
     static_graph: bool = _key(
-        True, "Over several devices: the same weights take part in every step; false looks in each which do."
+        True, "Over several devices: the same weights take part in every step; false: look each time."
     )
 
 
@@ -192,19 +190,16 @@ class _RunSection(Section):
     epochs: PositiveInt = _key(10, "Passes over the training set.")
     device: DeviceValue = _key("auto", "auto, cpu, cuda, cuda:1, or a list of GPU numbers.")
     n_ranks: PositiveInt | None = _key(
-        None, "Training processes, one a device; null: as many as `device` names. With `cpu` any number."
+        None, "Training processes, one a device (on `cpu` any number); null: as `device` says."
     )
-    max_restarts: NaturalInt = _key(
-        0, "Start again from the newest checkpoint so often when a training process dies or hangs."
-    )
+    max_restarts: NaturalInt = _key(0, "Restarts from the newest checkpoint when a training process dies or hangs.")
     hang_timeout_s: PositiveFloat | None = _key(
         None,
         "Seconds that one training process may stand still while the others wait for it; null: 20, with "
         "compile 600. Before its first step `start_timeout_s` holds, if that is more.",
     )
     start_timeout_s: PositiveFloat = _key(
-        600.0,
-        "Seconds that one training process may need for its start and its first step while the others wait for it.",
+        600.0, "Seconds that one training process may need to start and take a step while others wait for it."
     )
     seed: Seed = _key(42, "Seed of initialisation, order and augmentation.")
     checkpoint_every: Every = _key("1 epoch", "'1 epoch', '500 steps' or null.")
@@ -260,21 +255,17 @@ class Benchmark(Section):
 
 class Targets(Section):
     batch_latency_ms: Latency | None = _key(
-        None, "Largest time of the model's call for one batch under the load, `{p99: 100}`."
+        None, "Largest time of one batch in the model under the load, `{p99: 100}`."
     )
     memory_gib: PositiveFloat | None = _key(None, "Most memory of the device used.")
     samples_per_hour: PositiveFloat | None = _key(None, "Smallest throughput, batch after batch.")
-    response_s: Latency | None = _key(
-        None, "Largest time from a request's scheduled arrival to its answer under the load, `{p95: 2}`."
-    )
+    response_s: Latency | None = _key(None, "Largest time from scheduled arrival to answer under the load, `{p95: 2}`.")
     requests_per_s: PositiveFloat | None = _key(
         None,
         "The load: requests that arrive a second, at random times (Poisson). `batch_latency_ms` and "
         "`response_s` need it.",
     )
-    samples_per_request: PositiveInt | None = _key(
-        None, "Samples of one request, which are one batch; null: `data.batch_size`."
-    )
+    samples_per_request: PositiveInt | None = _key(None, "Samples of a request, one batch; null: `data.batch_size`.")
 
 
 def _check_lever_value(lever: Lever, value: Any) -> Any:
