@@ -43,16 +43,6 @@ benchmark:
   steps_per_test: 10
 """
 
-GUIDE_002 = """\
-data:
-    num_workers: 6          # 4→6
-    pin_memory: true        # WSL2
-gpu:
-    mixed_precision: true   # automatic
-    gradient_accumulation: 4  # STL-10
-    cudnn_benchmark: true
-"""
-
 
 @pytest.fixture
 def write(tmp_path):
@@ -62,11 +52,6 @@ def write(tmp_path):
         return file
 
     return write_file
-
-
-def rewrite(file, changes, **options) -> str:
-    write_settings(file, changes, **options)
-    return file.read_bytes().decode()
 
 
 def list_added(diff: str) -> list[str]:
@@ -191,7 +176,9 @@ def test_out_leaves_the_file_alone(write, tmp_path):
     ],
 )
 def test_shapes_of_files(write, text, changes, expected):
-    assert rewrite(write(text), changes) == expected
+    file = write(text)
+    write_settings(file, changes)
+    assert file.read_bytes().decode() == expected
 
 
 @pytest.mark.parametrize(
@@ -230,7 +217,7 @@ def test_a_place_that_cannot_be_written(write, tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-TEXTS = st.sampled_from([GUIDE_000, GUIDE_001, GUIDE_002, "lr: [1, 2]\n", "speed: {compile: true}"])
+TEXTS = st.sampled_from([GUIDE_000, GUIDE_001, "lr: [1, 2]\n", "speed: {compile: true}"])
 CHANGES = st.fixed_dictionaries(
     {},
     optional={
