@@ -67,12 +67,7 @@ def add_memory_limit_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def read_config(args: argparse.Namespace) -> Config:
-    """Load the configuration that ``args`` names, with its ``key=value`` words and flags on top.
-
-    Raises:
-        UsageError: none was given, or two different ones.
-        ConfigError: it cannot be used.
-    """
+    """Load the configuration that ``args`` names, with its ``key=value`` words and flags on top."""
     from fulltilt.config import config_for_object, load_config
 
     source = resolve_config_argument(args)
@@ -94,11 +89,7 @@ def list_train_words(args: argparse.Namespace, source: str) -> list[str]:
 
 
 def resolve_config_argument(args: argparse.Namespace) -> str:
-    """Return what ``args`` names as the configuration.
-
-    Raises:
-        UsageError: nothing, or two different ones.
-    """
+    """Return the configuration that ``args`` name; raise a UsageError for none, or two different ones."""
     positional, flag = args.config, args.config_flag
     if flag and positional and "=" in positional:
         args.overrides.insert(0, positional)  # with --config, the first word is an override already

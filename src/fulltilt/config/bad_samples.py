@@ -19,11 +19,7 @@ UNREADABLE = (DataError, OSError, EOFError, SyntaxError, ValueError, struct.erro
 
 
 def parse_on_bad_sample(text: str) -> int | None:
-    """Return how many samples may be left out: None for ``stop``, 20 for ``skip(limit=20)``, 100 for ``skip``.
-
-    Raises:
-        ConfigError: anything else.
-    """
+    """Return how many samples may be left out: None for ``stop``, 20 for ``skip(limit=20)``, 100 for ``skip``."""
     if parse_call(text).name not in _POLICIES:
         raise ConfigError(f"{text!r} is neither stop nor skip(limit=…)")
     return build_component(text, _POLICIES, kind="policy", where="data.on_bad_sample")

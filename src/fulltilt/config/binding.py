@@ -58,11 +58,7 @@ def build_component(
 def find_target(
     name: str, registry: Mapping[str, Callable[..., Any]], *, kind: str, where: str, base_dir: str | None = None
 ) -> Any:
-    """Return the callable (or ready object) that a name stands for.
-
-    Raises:
-        ConfigError: neither in the registry nor importable.
-    """
+    """Return the callable (or ready object) that a name stands for, or raise a ConfigError."""
     if name in registry:
         return registry[name]
     prefix, colon, rest = name.partition(":")
@@ -176,11 +172,7 @@ def _build_nested(value: Any, registry: Mapping[str, Callable[..., Any]] | None,
 
 
 def _coerce(value: Any, hint: Any) -> Any:
-    """Return ``value`` as the annotation has it; an annotation that pydantic cannot read lets it pass.
-
-    Raises:
-        ValueError: it is of another type.
-    """
+    """Return ``value`` as its annotation has it, or raise a ValueError; an unreadable annotation takes any value."""
     if hint is Any or hint is inspect.Parameter.empty or _holds_built(value):
         return value
     try:

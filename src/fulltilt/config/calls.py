@@ -48,11 +48,7 @@ class ComponentCall:
 
 
 def parse_call(text: str) -> ComponentCall:
-    """Read one component call.
-
-    Raises:
-        ConfigError: not a call; names the column.
-    """
+    """Read one component call, or raise a ConfigError with the column."""
     parser = _Parser(text)
     call = parser.read_call(depth=0)
     parser.expect_end("a pipeline belongs where transforms are" if parser.peek() == "|" else "one call only")
@@ -60,11 +56,7 @@ def parse_call(text: str) -> ComponentCall:
 
 
 def parse_pipeline(text: str) -> tuple[ComponentCall, ...]:
-    """Read ``a | b(c=1)``.
-
-    Raises:
-        ConfigError: not a pipeline; names the column.
-    """
+    """Read a pipeline, ``a | b(c=1)``, or raise a ConfigError with the column."""
     parser = _Parser(text)
     calls = [parser.read_call(depth=0)]
     while parser.take("|"):

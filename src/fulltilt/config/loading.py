@@ -66,11 +66,7 @@ def load_points(path: str | Path, overrides: Sequence[str] = ()) -> list[tuple[d
 
 
 def config_for_object(target: str, overrides: Sequence[str] = ()) -> Config:
-    """Build the configuration of a workload in the user's code, ``module:object``: defaults, and ``overrides`` on top.
-
-    Raises:
-        ConfigError: as ``load_config``, without lines.
-    """
+    """Build the configuration of ``module:object``, a workload in the user's code: defaults, with ``overrides``."""
     settings, problems = merge(collect_overrides([f"task={target}", *overrides]))
     raise_problems(problems)
     return _build_config(settings, base_dir=str(Path.cwd()))
@@ -151,11 +147,7 @@ def _pick(settings: Mapping[str, Setting], axes: Axes, chosen: Sequence[Any]) ->
 
 
 def _build_config(settings: Mapping[str, Setting], *, base_dir: str, source: str | None = None) -> Config:
-    """Build a Config of settings that hold no grid.
-
-    Raises:
-        ConfigError: all problems.
-    """
+    """Build a Config of settings that hold no grid, or raise all their problems."""
     config, problems = _validate(settings)
     raise_problems(problems)
     assert config is not None

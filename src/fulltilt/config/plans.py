@@ -19,11 +19,7 @@ def plan_of(config: Config) -> Plan:
 
 
 def apply_plan(config: Config, plan: Mapping[str, Any]) -> Config:
-    """Return the configuration with the lever values of ``plan``, whose provenance then says "plan".
-
-    Raises:
-        ConfigError: no such lever, or a value it cannot take.
-    """
+    """Return the configuration with the lever values of ``plan``, whose provenance then says "plan"."""
     catalogue = load_catalogue()
     for name in plan.keys() - catalogue.keys():
         raise ConfigError(f"no lever named {name!r}; {format_nearest(name, catalogue)}")

@@ -40,11 +40,7 @@ class Warmup:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Read a size in bytes: ``12GiB`` is 12 · 2³⁰, ``12GB`` 12 · 10⁹, a plain integer is bytes.
-
-    Raises:
-        ConfigError: no number, an unknown unit, or less than one byte.
-    """
+    """Read a positive size in bytes (``12GiB`` is 12 · 2³⁰, ``12GB`` 12 · 10⁹), or raise a ConfigError."""
     words = str(text).strip()
     match = _QUANTITY.fullmatch(f"{words}b" if words.isdecimal() else words)
     if match is None or match[2].lower() not in BYTES_PER_UNIT:
@@ -56,11 +52,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_duration_s(text: str | int | float) -> float:
-    """Read a duration in seconds: ``6m`` is 360.0, ``1h30m`` 5400.0, ``90s`` 90.0.
-
-    Raises:
-        ConfigError: no unit, an unknown unit, or not more than zero.
-    """
+    """Read a positive duration in seconds (``6m`` is 360.0, ``1h30m`` 5400.0), or raise a ConfigError."""
     words, total_s = str(text).strip(), 0.0
     rest = words.removeprefix("-")
     while rest:
@@ -75,11 +67,7 @@ def parse_duration_s(text: str | int | float) -> float:
 
 
 def parse_interval(text: str | None) -> Interval | None:
-    """Read ``1 epoch`` or ``500 steps``; ``None`` and ``none`` are "never".
-
-    Raises:
-        ConfigError: no unit, another unit, or a count of 0.
-    """
+    """Read ``1 epoch`` or ``500 steps`` (None means "never"), or raise a ConfigError."""
     if text is None or str(text).strip().lower() in ("none", "never"):
         return None
     try:
@@ -90,11 +78,7 @@ def parse_interval(text: str | None) -> Interval | None:
 
 
 def parse_warmup(value: str | int | float) -> Warmup:
-    """Read ``0.05`` as a fraction of the run, ``500`` and ``"500 steps"`` as optimizer steps, ``"2 epochs"`` as epochs.
-
-    Raises:
-        ConfigError: negative, a fraction of 1 or more, or another unit.
-    """
+    """Read ``0.05`` as a fraction of the run, ``500`` and ``500 steps`` as optimizer steps, ``2 epochs`` as epochs."""
     try:
         number = float(value)
     except ValueError:

@@ -54,11 +54,7 @@ class Branch:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a configuration file, line ends as they are.
-
-    Raises:
-        ConfigError: missing, a folder, not readable, too large or not UTF-8.
-    """
+    """Return the text of a configuration file, line ends as they are, or raise a ConfigError."""
     file, line = Path(path), None
     try:
         if file.is_file() and file.stat().st_size > MAX_FILE_BYTES:
@@ -86,11 +82,7 @@ def _suggest(file: Path) -> str:
 
 
 def read_tree(text: str, *, file: str) -> Branch:
-    """Parse YAML 1.2 whose root is a mapping.
-
-    Raises:
-        ConfigError: not YAML, empty, a tag other than ``!grid``, a key twice.
-    """
+    """Parse YAML 1.2 whose root is a mapping, or raise a ConfigError with the line."""
     node = _compose(text, file)
     if node is None:
         raise ConfigError("is empty; a configuration names at least a dataset and a model", file=file)

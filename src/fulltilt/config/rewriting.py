@@ -75,11 +75,7 @@ def write_settings(
 
 
 def check_writable(path: str | Path) -> None:
-    """Refuse a file that is there and may not be replaced; a rename alone asks only for the folder's permission.
-
-    Raises:
-        StorageError: its mode lets nobody write it, or not this user.
-    """
+    """Raise a StorageError where the file's mode forbids writing; a rename asks only for the folder's."""
     path = Path(path)
     if path.exists() and not (path.stat().st_mode & ANY_WRITE and os.access(path, os.W_OK)):
         mode = stat.S_IMODE(path.stat().st_mode)
