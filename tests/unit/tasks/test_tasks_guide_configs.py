@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fulltilt.config import load_config, load_grid
+from fulltilt.config import load_config, load_points
 from fulltilt.engine.check.checklist import run_checks
 from fulltilt.errors import ConfigError
 
@@ -34,7 +34,7 @@ def data(tmp_path_factory) -> Path:
 
 def load(path: Path, *overrides: str):
     """The configuration; of a grid its first point."""
-    return load_grid(path, overrides)[0]
+    return load_points(path, overrides)[0][1]
 
 
 def test_every_topic_of_the_guide_has_a_file():
@@ -91,7 +91,7 @@ def test_the_guides_words_reach_their_keys(name, key, value):
 
 
 def test_the_grid_has_six_points_and_devices_are_no_axis_of_it():
-    points = load_grid(CONFIGS / "parallel_grid.yaml")
+    points = [config for _, config in load_points(CONFIGS / "parallel_grid.yaml")]
     assert [(p.optim.lr, p.data.batch_size) for p in points] == [
         (lr, size) for lr in (0.0001, 0.001, 0.01) for size in (64, 128)
     ]

@@ -26,7 +26,6 @@ BATCH = ("batch_size", "accumulate")
 MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
 """Key of a promise → what the probe of the workload calls it."""
 OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s(?:, on a busy machine)?)?"
-OWN_MARK = "changed by fulltilt tune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,5 +280,5 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
     if is_measured and trial.samples_per_s is not None:
         note += f": {format_rate(trial.samples_per_s)} samples/s"
         note += ", on a busy machine" if find_busy_pressure_pct(result) is not None else ""
-    diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT, mark=OWN_MARK)
+    diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT)
     return Applied(diff=diff, notes=notes)
