@@ -113,7 +113,7 @@ class Run:
     def undivided(self) -> Iterator[None]:
         """Whole batches, as one process alone would get them, from what is started in here."""
         world, share = self.world, getattr(self.loader, "share", None)
-        self.world, self.loader.share = ALONE, None  # type: ignore[attr-defined]
+        self.world, self.loader.share = World(link=world.link), None  # type: ignore[attr-defined]
         try:
             yield
         finally:

@@ -1,13 +1,12 @@
-"""Batches copied to the device ahead of the step, on a stream of their own, so that copies run beside compute.
+"""Copies batches to the device ahead of the step, on a stream of their own, so that copies run beside compute.
 
-What can go wrong with a second stream, and what is done about it:
+A second stream needs three precautions:
 
-- The step reads a batch before it has arrived: the step's stream waits for the copy's event. The host does not.
-- The copy overwrites memory that the step still uses, or the allocator hands the memory of a batch to the next copy
-  while kernels of the step are still to read it: each tensor is recorded on the step's stream, so that its memory is
-  given out again only behind those kernels.
-- The host's page-locked source is freed, and filled with another batch, while the copy still reads it: it is held until
-  the copy's event has happened, which is asked and never waited for.
+- The step must not read a batch before it has arrived: its stream waits for the copy's event, the host does not.
+- The allocator must not hand out a batch's memory while kernels of the step are still to read it: each tensor is
+  recorded on the step's stream.
+- The page-locked source must not be freed while the copy still reads it: it is held until the copy's event has
+  happened, which is asked and never waited for.
 
 Source: CUDA programming guide, stream and event management; torch's notes on ``Tensor.record_stream``.
 """
@@ -19,8 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from fulltilt.measure.nested import list_tensors
 
 
 class Event(Protocol):
@@ -28,19 +27,19 @@ class Event(Protocol):
 
 
 class CopyLane(Protocol):
-    """Where copies run. The real one is a stream of a GPU; tests have one that they can hold back."""
+    """Where copies run: a stream of a GPU, or in tests one that can be held back."""
 
     def copy(self, batch: Any) -> tuple[Any, Event]:
-        """The batch on the device, and the event behind its copy."""
+        """Return the batch on the device, and the event behind its copy."""
         ...
 
     def hand_over(self, batch: Any, event: Event) -> None:
-        """Let the step's stream wait for ``event``, and know the step's use of the batch's memory."""
+        """Let the step's stream wait for ``event``, and record that the step uses the batch's memory."""
         ...
 
 
 class Prefetcher(Iterator[Any]):
-    """The batches of an iterator on the device, the next one always on its way while one is used.
+    """Yields the batches of an iterator on the device, the next one on its way while one is used.
 
     Args:
         batches: In host memory, page-locked for copies that do not block.
@@ -62,7 +61,7 @@ class Prefetcher(Iterator[Any]):
         return len(self._sources)
 
     def __next__(self) -> Any:
-        """The next batch; the copy of the one behind it is enqueued before it is handed out.
+        """Return the next batch, once the copy of the one behind it is enqueued.
 
         Device: enqueues a copy and a wait between two streams; the host waits for the loader only.
         """
@@ -111,6 +110,6 @@ class CudaLane:
         current = torch.cuda.current_stream(self._device)
         assert isinstance(event, torch.cuda.Event)
         current.wait_event(event)
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, Tensor) and leaf.is_cuda:
-                leaf.record_stream(current)
+        for tensor in list_tensors(batch):
+            if tensor.is_cuda:
+                tensor.record_stream(current)
