@@ -1,4 +1,4 @@
-"""Several optimizers as one, each for parameters of its own."""
+"""An optimizer that joins several, each for parameters of its own."""
 
 from __future__ import annotations
 
