@@ -1,4 +1,4 @@
-"""Models of torchvision and timm, without their weights; and their import where operators are missing."""
+"""Finds models of torchvision and timm, without their weights, and imports both where operators are missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WEIGHT_ARGUMENTS = ("weights", "weights_backbone", "pretrained", "pretrained_cf
 
 
 def find_torchvision_model(name: str) -> Callable[..., nn.Module]:
-    """The builder behind ``torchvision:name(…)``; its model has random weights.
+    """Return the builder behind ``torchvision:name(…)``; its model has random weights.
 
     ``n_classes`` is the library's ``num_classes``; its models take three channels.
 
@@ -56,14 +56,15 @@ def find_torchvision_model(name: str) -> Callable[..., nn.Module]:
 
 
 def find_timm_model(name: str) -> Callable[..., nn.Module]:
-    """The builder behind ``timm:name(…)``; its model has random weights.
+    """Return the builder behind ``timm:name(…)``; its model has random weights.
 
     ``n_classes`` and ``in_channels`` are the library's ``num_classes`` and ``in_chans``.
 
     Raises:
         ConfigError: not installed, no such model; from the builder: an unknown argument, pretrained weights.
     """
-    timm, title = import_timm(), f"timm:{name}"
+    import_torchvision()  # timm imports it
+    timm, title = _import("timm"), f"timm:{name}"
     if not timm.is_model(name):
         raise ConfigError(f"timm has no model {name!r}; {_find_near(name, timm.list_models())}")
 
@@ -77,9 +78,9 @@ def find_timm_model(name: str) -> Callable[..., nn.Module]:
 def import_torchvision() -> ModuleType:
     """Import torchvision, also where its compiled operators cannot be loaded.
 
-    Its wheel for CUDA beside a CPU-only PyTorch cannot load its library; its Python half then fails on the first
-    operator that the library would have declared. The schemas are declared here, once the import has asked for
-    them: models train, and only calling such an operator fails.
+    The wheel for CUDA beside a CPU-only PyTorch cannot load its library; its Python half then fails on the first
+    operator that the library would have declared. The schemas are declared here once the import asks for them: models
+    train, and only calling such an operator fails.
 
     Raises:
         ConfigError: not installed, or it fails for another reason.
@@ -100,16 +101,6 @@ def import_torchvision() -> ModuleType:
     raise AssertionError("every schema was declared and the import still asks for one")
 
 
-def import_timm() -> ModuleType:
-    """Import timm, which imports torchvision.
-
-    Raises:
-        ConfigError: not installed.
-    """
-    import_torchvision()
-    return _import("timm")
-
-
 def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -120,7 +111,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _refuse_weights(title: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """``arguments`` without the switches of pretrained weights, which must be off.
+    """Return ``arguments`` without the switches of pretrained weights, which must be off.
 
     Raises:
         ConfigError: one of them is on.
@@ -156,6 +147,6 @@ def _call(title: str, build: Callable[..., nn.Module], arguments: Mapping[str, A
 
 
 def _find_near(name: str, names: list[str]) -> str:
-    """The nearest names only: these libraries have hundreds."""
+    """Name the nearest only: these libraries have hundreds."""
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"it has {len(names)}, for instance resnet18"

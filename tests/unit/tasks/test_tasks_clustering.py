@@ -10,8 +10,13 @@ import torch
 from torch import nn
 
 from fulltilt.errors import UsageError
-from fulltilt.tasks.clustering import PseudoLabels, build_clustering, find_pseudo_labels
-from fulltilt.tasks.clustering_figures import compute_figures, match_clusters
+from fulltilt.tasks.clustering import (
+    PseudoLabels,
+    build_clustering,
+    compute_figures,
+    find_pseudo_labels,
+    match_clusters,
+)
 from fulltilt.tasks.features import standardise
 from fulltilt.tasks.linear_probe import WEIGHT_DECAY, build_linear_probe
 from fulltilt.tasks.neighbours import choose_k, compute_knn_accuracy, predict_by_neighbours

@@ -14,10 +14,9 @@ from fulltilt.errors import UsageError
 from fulltilt.tasks import build_language_model
 from fulltilt.tasks.language import LanguageModel, join_window
 from fulltilt.tasks.language_chunked import choose_chunk_rows, compute_chunked, compute_ranks
-from fulltilt.tasks.language_groups import GROUPS, assign_groups
-from fulltilt.tasks.language_metrics import derive_figures
+from fulltilt.tasks.language_metrics import GROUPS, assign_groups, derive_figures
 from fulltilt.tasks.language_softmax import AdaptiveSoftmax, LinearSoftmax, choose_cutoffs, draw_words, score_sampled
-from fulltilt.tasks.models.bilm import bilm
+from fulltilt.tasks.models.bilm import BiLM
 
 N, P, V = 23, 6, 40
 
@@ -184,7 +183,7 @@ def test_with_many_samples_the_gradient_is_that_of_the_full_softmax():
 @pytest.mark.parametrize("residual", [False, True])
 def test_each_direction_sees_its_side_only(residual):
     torch.manual_seed(0)
-    model = bilm(vocab_size=V, depth=2, embedding=8, hidden=9, projection=5, dropout=0.0, residual=residual).eval()
+    model = BiLM(vocab_size=V, depth=2, embedding=8, hidden=9, projection=5, dropout=0.0, residual=residual).eval()
     words = torch.randint(V, (2, 12))
     forwards, backwards = model(words)
     assert forwards.shape == backwards.shape == (2, 11, 5)
@@ -198,7 +197,7 @@ def test_each_direction_sees_its_side_only(residual):
 
 def test_residuals_add_layers_up():
     torch.manual_seed(0)
-    stack = bilm(vocab_size=V, depth=2, embedding=8, hidden=9, projection=5, dropout=0.0, residual=True).forwards.eval()
+    stack = BiLM(vocab_size=V, depth=2, embedding=8, hidden=9, projection=5, dropout=0.0, residual=True).forwards.eval()
     x = torch.randn(1, 4, 8)
     first, _ = stack.layers[0](x) if torch.backends.mkldnn.enabled is False else _without_warning(stack.layers[0], x)
     with torch.no_grad():
@@ -217,7 +216,7 @@ def _without_warning(layer, x):
 
 def test_a_forward_pass_leaves_onednn_as_it_was():
     assert torch.backends.mkldnn.enabled
-    bilm(vocab_size=V, depth=1, embedding=4, hidden=5, projection=3)(torch.randint(V, (1, 4)))
+    BiLM(vocab_size=V, depth=1, embedding=4, hidden=5, projection=3)(torch.randint(V, (1, 4)))
     assert torch.backends.mkldnn.enabled
 
 
@@ -237,7 +236,7 @@ class Windows(torch.utils.data.Dataset):
 def build(**options):
     encoder = {"embedding": 16, "hidden": 24, "projection": 12, "dropout": 0.0, "depth": 1}
     train = options.pop("train", Windows)
-    return build_language_model(model=lambda: bilm(vocab_size=V, **encoder), train=train, **options)
+    return build_language_model(model=lambda: BiLM(vocab_size=V, **encoder), train=train, **options)
 
 
 def get_batch(n: int = 64):
@@ -385,7 +384,7 @@ def test_what_the_model_cannot_do_is_told():
     with pytest.raises(UsageError, match="needs an encoder with embedding"):
         build_language_model(model=lambda: nn.Linear(2, 2), train=Windows).model()
     with pytest.raises(UsageError, match="knows 9 words, the data has 40"):
-        build_language_model(model=lambda: bilm(vocab_size=9), train=Windows).model()
+        build_language_model(model=lambda: BiLM(vocab_size=9), train=Windows).model()
     workload = build()
     model, (words, targets) = workload.model(), workload.prepare(get_batch(2), torch.Generator())
     with pytest.raises(UsageError, match="training_metrics=true"):
@@ -403,7 +402,7 @@ def test_drawing_as_many_words_as_there_are_is_told_to_be_pointless():
 
 
 def test_a_model_without_heads_of_its_own_is_plain():
-    encoder = bilm(vocab_size=V, depth=1, embedding=4, hidden=5, projection=3)
+    encoder = BiLM(vocab_size=V, depth=1, embedding=4, hidden=5, projection=3)
     model = LanguageModel(encoder, [LinearSoftmax(3, V, "full")])
     assert model(torch.randint(V, (2, 5))).loss.item() == pytest.approx(math.log(V), rel=0.2)
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from fulltilt.errors import ConfigError
 from fulltilt.tasks import build_model
-from fulltilt.tasks.models.sensor_transformer import attend, sensor_transformer
+from fulltilt.tasks.models.sensor_transformer import SensorTransformer, attend
 
 N_SENSORS = 20
 
@@ -14,7 +14,7 @@ N_SENSORS = 20
 def build(**changes: object) -> nn.Module:
     torch.manual_seed(0)
     geometry = torch.randn(3, N_SENSORS) * 500
-    return sensor_transformer(**({"n_sensors": N_SENSORS, "n_labels": 6, "depth": 2, "geometry": geometry} | changes))
+    return SensorTransformer(**({"n_sensors": N_SENSORS, "n_labels": 6, "depth": 2, "geometry": geometry} | changes))
 
 
 def draw_batch(n: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,3 +1,5 @@
+"""Models by name, and how one is built from its component call."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -9,30 +11,26 @@ from torch import nn
 
 from fulltilt.config import ComponentCall, build_component, parse_call
 from fulltilt.errors import ConfigError
-from fulltilt.tasks.models.bilm import bilm
-from fulltilt.tasks.models.convolutional import mlp, small_cnn
+from fulltilt.tasks.models.bilm import BiLM
+from fulltilt.tasks.models.convolutional import MLP, SmallCNN
 from fulltilt.tasks.models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
-from fulltilt.tasks.models.sensor_transformer import sensor_transformer
-from fulltilt.tasks.models.whitened_cnn import whitened_cnn
-from fulltilt.tasks.models.wideresnet import wideresnet
+from fulltilt.tasks.models.sensor_transformer import SensorTransformer
+from fulltilt.tasks.models.whitened_cnn import WhitenedCNN
+from fulltilt.tasks.models.wideresnet import WideResNet
 from fulltilt.tasks.vision import find_timm_model, find_torchvision_model
 
-_OWN = (
-    small_cnn,
-    mlp,
-    wideresnet,
-    resnet18,
-    resnet34,
-    resnet50,
-    resnet101,
-    resnet152,
-    whitened_cnn,
-    sensor_transformer,
-    bilm,
-)
-
 MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {builder.__name__: builder for builder in _OWN} | {"torchvision:": find_torchvision_model, "timm:": find_timm_model}
+    {
+        "small_cnn": SmallCNN,
+        "mlp": MLP,
+        "wideresnet": WideResNet,
+        **{builder.__name__: builder for builder in (resnet18, resnet34, resnet50, resnet101, resnet152)},
+        "whitened_cnn": WhitenedCNN,
+        "sensor_transformer": SensorTransformer,
+        "bilm": BiLM,
+        "torchvision:": find_torchvision_model,
+        "timm:": find_timm_model,
+    }
 )
 """Name → builder. A key that ends with a colon is a resolver: called with the rest of the name, it returns one."""
 
