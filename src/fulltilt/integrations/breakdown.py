@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -125,7 +126,11 @@ class StepBreakdown:
 
     def _summarize(self, n_lost: int) -> Breakdown:
         notes: list[str] = []
-        start = self._find_start(notes)
+        n = len(self._first)
+        start = find_steady_start([sample.step_wall_ms for sample in self._first])
+        if start >= n:
+            start = min(1, max(0, n - 1))
+            notes += [f"the first {n} steps never settled: only the very first is left out"] if n else []
         for sample in self._first[start:]:
             self._sums.add(sample)
         fields = {"loop": self._loop, "device": self._device, "n_warmup_steps": start, "n_lost": n_lost}
@@ -157,15 +162,6 @@ class StepBreakdown:
             notes=tuple(notes),
         )
 
-    def _find_start(self, notes: list[str]) -> int:
-        n = len(self._first)
-        start = find_steady_start([sample.step_wall_ms for sample in self._first])
-        if start < n:
-            return start
-        if n:
-            notes.append(f"the first {n} steps never settled: only the very first is left out")
-        return min(1, max(0, n - 1))
-
 
 class _Sums:
     """Sums over steps, whose room does not grow with their number."""
@@ -173,14 +169,12 @@ class _Sums:
     def __init__(self) -> None:
         self.n = 0
         self._wall_ms = 0.0
-        self._phases_ms: dict[str, float] = {}
+        self._phases_ms: Counter[str] = Counter()
 
     def add(self, sample: StepSample) -> None:
         self.n += 1
         self._wall_ms += sample.step_wall_ms
-        for phase, ms in sample.phases_ms.items():
-            if ms is not None:
-                self._phases_ms[phase] = self._phases_ms.get(phase, 0.0) + ms
+        self._phases_ms.update({phase: ms for phase, ms in sample.phases_ms.items() if ms is not None})  # type: ignore[arg-type]
 
     def compute_mean(self) -> StepSample:
         phases = {phase: self._phases_ms[phase] / self.n if phase in self._phases_ms else None for phase in PHASES}

@@ -145,7 +145,7 @@ def build_language_model(
     def build() -> LanguageModel:
         encoder, dataset = model(), train()
         outputs = _build_outputs(encoder, dataset, softmax, n_heads, tie_embedding, options)
-        groups_V = _assign(dataset, encoder.embedding.num_embeddings) if error_analysis else None
+        groups_V = _assign_groups(dataset, encoder.embedding.num_embeddings) if error_analysis else None
         return LanguageModel(encoder, outputs, groups_V=groups_V, ranks_in_training=training_metrics)
 
     return Workload(
@@ -187,7 +187,7 @@ def _build_outputs(
     return [LinearSoftmax(n_features, n_words, softmax, tied=tied, **options) for _ in range(n_heads)]
 
 
-def _assign(dataset: Any, n_words: int) -> Tensor:
+def _assign_groups(dataset: Any, n_words: int) -> Tensor:
     vocabulary = getattr(dataset, "vocabulary", None)
     if vocabulary is None:
         raise UsageError(

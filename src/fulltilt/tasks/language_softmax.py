@@ -68,10 +68,6 @@ class LinearSoftmax(nn.Module):
         rows = self.chunk_rows or choose_chunk_rows(len(weight), x.device.type)
         return TokenScores(*compute_chunked(x, weight, bias, targets_N, chunk_rows=rows, wants_ranks=wants_ranks))
 
-    def compute_log_probabilities(self, features_NP: Tensor) -> Tensor:
-        """Return (N, V)."""
-        return functional.log_softmax(self.linear(self.bridge(features_NP)).float(), dim=1)
-
 
 class AdaptiveSoftmax(nn.Module):
     """``nn.AdaptiveLogSoftmaxWithLoss`` over words in falling order of frequency.
@@ -112,10 +108,6 @@ class AdaptiveSoftmax(nn.Module):
         losses_N = torch.cat([piece.losses for piece in pieces])
         ranks_N = torch.cat([piece.ranks for piece in pieces if piece.ranks is not None])
         return TokenScores(losses_N.mean(), losses_N, ranks_N)
-
-    def compute_log_probabilities(self, features_NP: Tensor) -> Tensor:
-        """Return (N, V)."""
-        return self.softmax.log_prob(features_NP.float())
 
 
 def score_logits(logits_NV: Tensor, targets_N: Tensor, *, wants_ranks: bool) -> TokenScores:

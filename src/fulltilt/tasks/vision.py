@@ -18,10 +18,8 @@ from torch import nn
 
 from fulltilt.errors import ConfigError, format_nearest
 
-OPERATOR_SCHEMAS: Mapping[str, str] = {
-    "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-}
+OPERATORS = ("torchvision::nms", "torchvision::qnms")
+SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 """What torchvision's Python half expects its compiled half to have declared."""
 
 _MISSING_OPERATOR = re.compile(r"operator (torchvision::\w+) does not exist")
@@ -86,16 +84,16 @@ def import_torchvision() -> ModuleType:
         ConfigError: not installed, or it fails for another reason.
     """
     before = set(sys.modules)
-    for _ in range(len(OPERATOR_SCHEMAS) + 1):
+    for _ in range(len(OPERATORS) + 1):
         try:
             return _import("torchvision")
         except RuntimeError as error:
             missing = _MISSING_OPERATOR.search(str(error))
-            if not missing or missing[1] not in OPERATOR_SCHEMAS:
+            if not missing or missing[1] not in OPERATORS:
                 raise ConfigError(
                     f"torchvision fails to import ({error}); install the version made for torch {torch.__version__}"
                 ) from error
-            torch.library.define(missing[1], OPERATOR_SCHEMAS[missing[1]])
+            torch.library.define(missing[1], SCHEMA)
             for module in [m for m in sys.modules if m.split(".")[0] == "torchvision" and m not in before]:
                 del sys.modules[module]
     raise AssertionError("every schema was declared and the import still asks for one")

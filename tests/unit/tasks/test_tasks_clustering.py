@@ -1,7 +1,5 @@
 """Figures of clusters by hand; neighbours, linear probe and pseudo-labels on features that are known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

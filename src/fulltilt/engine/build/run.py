@@ -17,7 +17,7 @@ from fulltilt.engine.ranks.parallel import DealtBatches, GradientSync, list_size
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.average import WeightAverage
 from fulltilt.engine.step.data_waits import DataWaits
-from fulltilt.engine.step.prefetch import CopyLane, Prefetcher
+from fulltilt.engine.step.prefetch import CudaLane, Prefetcher
 from fulltilt.engine.step.train_step import Doing
 from fulltilt.levers import Facts, Setup
 from fulltilt.measure.nested import find_tensor
@@ -49,7 +49,7 @@ class Run:
     loader_generator: torch.Generator  # on the CPU, seeds the data workers
     notes: list[str]  # what the user should know of the plan as it was built
     transform: BatchTransform | None = None  # applied to a batch before ``workload.prepare``
-    lane: CopyLane | None = None  # copies batches ahead of the step; None: the step copies them itself
+    lane: CudaLane | None = None  # copies batches ahead of the step; None: the step copies them itself
     average: WeightAverage | None = None  # kept up after every optimizer step; evaluation takes it
     world: World = ALONE
     sync: GradientSync | None = None  # told before each micro-step whether it joins gradients; None with one rank
@@ -76,7 +76,7 @@ class Run:
                 hook(epoch)
         return self.deal(self.loader, self.lane)
 
-    def deal(self, loader: DataLoader, lane: CopyLane | None = None) -> Iterator[Any]:
+    def deal(self, loader: DataLoader, lane: CudaLane | None = None) -> Iterator[Any]:
         """Start one pass over ``loader``, copied ahead on ``lane``; a rank gets its parts (``DealtBatches``)."""
         batches: Iterator[Any] = iter(loader)
         self._iterators.add(batches)

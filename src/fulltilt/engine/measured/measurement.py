@@ -200,7 +200,7 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
         if transform is not None:
             small = transform.uncompiled()(small, run.generator)
         with without_checkpointing(run.setup.model), without_compiling(run.setup):
-            flops = count_flops(lambda: step.compute_gradients(small))
+            flops = count_flops(lambda: step.compute_loss(small).backward())
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         # Optional figure: a model that does not take a smaller batch, or an operator that cannot be traced.
         return None, None, f"the step could not be counted with {count_samples(small)} samples: {error}"

@@ -1,13 +1,12 @@
-"""What ended a run over several ranks: the rank that died, not those whose connections to it broke; and its message."""
+"""What ended a run over several ranks: the rank that died, not those whose connections to it broke."""
 
 from __future__ import annotations
 
 import dataclasses
-import signal
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
-from fulltilt.engine.ranks.process import PHASES, Failure, Mark
+from fulltilt.engine.ranks.process import Failure
 from fulltilt.errors import DeviceMemoryError, FulltiltError, RankFailedError, RankHungError, WorkerDiedError
 from fulltilt.records import Evidence, classify_outcome
 
@@ -66,39 +65,3 @@ class _RemoteError(Exception):
 def find_cause(causes: Sequence[Cause]) -> Cause | None:
     """Return the first that is no consequence of another, else the first."""
     return next((cause for cause in causes if not cause.is_consequence), next(iter(causes), None))
-
-
-class Described(Protocol):
-    """A rank as a message needs it."""
-
-    def describe(self) -> str:
-        """Return its number, device and process."""
-        ...
-
-    def read_tail(self) -> str:
-        """Return the last lines that it printed."""
-        ...
-
-
-def describe_failed(rank: Described, failure: Failure) -> str:
-    """Say which error a rank raised, and where."""
-    if failure.error is not None:
-        return f"{rank.describe()}: {failure.message}"
-    return f"{rank.describe()} failed: {failure.type_name}: {failure.message} ({failure.where}){rank.read_tail()}"
-
-
-def describe_died(rank: Described, code: int | None) -> str:
-    """Say by which exit code or signal a rank ended."""
-    if code is None or code >= 0:
-        return f"{rank.describe()} ended with exit code {code} before its work was done{rank.read_tail()}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    why = ": most often by the kernel, where the machine has no memory left" if -code == signal.SIGKILL else ""
-    return f"{rank.describe()} was killed by {name}{why}{rank.read_tail()}"
-
-
-def describe_hung(rank: Described, mark: Mark, seconds: float, remedy: str) -> str:
-    """Say how far a rank came and for how long it has stood still."""
-    return (
-        f"{rank.describe()} hangs: for {seconds:.0f} s it has not come further than {PHASES[mark.phase]}, after "
-        f"step {mark.step}, while another rank waits for it; {remedy}{rank.read_tail()}"
-    )

@@ -25,9 +25,9 @@ import cloudpickle
 from fulltilt import _version
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.interrupt import catch_signals
-from fulltilt.engine.ranks.causes import Cause, describe_died, describe_failed, describe_hung, find_cause
+from fulltilt.engine.ranks.causes import Cause, find_cause
 from fulltilt.engine.ranks.hangs import Sight, Standstill, advance, is_starting
-from fulltilt.engine.ranks.process import N_CELLS, Marks
+from fulltilt.engine.ranks.process import N_CELLS, PHASES, Failure, Marks
 from fulltilt.errors import UsageError
 from fulltilt.hardware import count_usable_cores, is_process_stopped
 from fulltilt.records import RunEnded, RunStarted, StepsDone
@@ -53,10 +53,33 @@ class _Rank:
     output: IO[bytes] | None  # of all but the first, which writes where this process does
     outcome: Literal["runs", "done", "failed", "gone"] = "runs"
 
-    def describe(self) -> str:
+    @property
+    def name(self) -> str:
         return f"rank {self.index} ({self.device}, process {self.process.pid})"
 
-    def read_tail(self) -> str:
+    def describe_failed(self, failure: Failure) -> str:
+        """Say which error it raised, and where."""
+        if failure.error is not None:
+            return f"{self.name}: {failure.message}"
+        return f"{self.name} failed: {failure.type_name}: {failure.message} ({failure.where}){self._read_tail()}"
+
+    def describe_died(self, code: int | None) -> str:
+        """Say by which exit code or signal it ended."""
+        if code is None or code >= 0:
+            return f"{self.name} ended with exit code {code} before its work was done{self._read_tail()}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        why = ": most often by the kernel, where the machine has no memory left" if -code == signal.SIGKILL else ""
+        return f"{self.name} was killed by {name}{why}{self._read_tail()}"
+
+    def describe_hung(self, sight: Sight, seconds: float, setting: str) -> str:
+        """Say how far it came, for how long it has stood still, and what allows more."""
+        state = ": it is stopped by a signal" if sight.is_stopped else ""
+        return (
+            f"{self.name} hangs: for {seconds:.0f} s it has not come further than {PHASES[sight.mark.phase]}, after "
+            f"step {sight.mark.step}, while another rank waits for it; {setting} allows more{state}{self._read_tail()}"
+        )
+
+    def _read_tail(self) -> str:
         if self.output is None:
             return ""
         end = self.output.seek(0, os.SEEK_END)
@@ -110,7 +133,7 @@ def run_ranks(
     with catch_signals() as stop:
         while True:
             limits_s = (max(hang_limit_s, start_limit_s), hang_limit_s)
-            attempt = _Attempt(function, given, devices, limits_s, raised_by)
+            attempt = _Attempt(_pickle(function, given), devices, limits_s, raised_by)
             try:
                 result = attempt.run(relay, stop, on_start)
             except BaseException as error:  # a second Ctrl-C, a bug in a listener: the ranks are ended, the files too
@@ -163,27 +186,25 @@ class _Relay:
 
 
 class _Attempt:
-    """One start of all ranks, to their end."""
+    """One start of all ranks, to their end.
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        given: Mapping[str, Any],
-        devices: Sequence[str],
-        limits_s: tuple[float, float],
-        raised_by: tuple[str, str],
-    ):
-        self._payload = _pickle(function, given)
-        self._devices, self._limits_s, self._raised_by = devices, limits_s, raised_by
+    Attributes:
+        cause: Why there is no result.
+        ended: The end of a run that rank 0 told, until it is known whether all go on.
+    """
+
+    cause: Cause | None = None
+    ended: RunEnded | None = None
+    _result: Any = None
+
+    def __init__(self, payload: bytes, devices: Sequence[str], limits_s: Sequence[float], raised_by: Sequence[str]):
+        self._payload, self._devices, self._limits_s, self._raised_by = payload, devices, limits_s, raised_by
         self._ranks: list[_Rank] = []
         self._standstills: list[Standstill] = []
-        self._result: Any = None
         self._causes: list[Cause] = []
-        self.cause: Cause | None = None
-        self.ended: RunEnded | None = None
 
     def run(self, relay: Callable[[Any], None], stop: Any, on_start: Callable[[list[int]], None]) -> Any:
-        """Start, watch and end all ranks; ``cause`` says why there is no result."""
+        """Start, watch and end all ranks; return the first one's result."""
         with (
             tempfile.TemporaryFile(prefix="fulltilt-marks-") as memory,
             tempfile.TemporaryFile(prefix="fulltilt-request-") as request,  # a pipe would block where a rank reads late
@@ -209,8 +230,7 @@ class _Attempt:
     def _start(self, index: int, device: str, marks: int, request: int, port: int) -> _Rank:
         mine, theirs = Pipe()
         n_ranks = len(self._devices)
-        # Open until all have ended: its tail goes into a message.
-        output = tempfile.TemporaryFile(prefix="fulltilt-rank-") if index else None  # noqa: SIM115
+        output = tempfile.TemporaryFile(prefix="fulltilt-rank-") if index else None  # noqa: SIM115  (its tail is told)
         numbers = (theirs.fileno(), marks, request, index, n_ranks)
         process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, *map(str, numbers), PACKAGES],
@@ -235,7 +255,10 @@ class _Attempt:
             if stop and not is_stop_sent:
                 is_stop_sent = True
                 self._tell("stop")
-            self._look_for_dead()
+            for rank in self._ranks:
+                # What it said before it ended is read first.
+                if rank.outcome == "runs" and rank.process.poll() is not None and not rank.link.poll():
+                    self._note_exit(rank, rank.process.returncode)
             now_s = time.monotonic()
             if now_s - looked_s > PAUSE_S:
                 self._standstills = [standstill._replace(since_s=now_s) for standstill in self._standstills]
@@ -257,7 +280,7 @@ class _Attempt:
             return
         if kind == "event":
             if isinstance(value, RunEnded) and value.reason.startswith("failed"):
-                self.ended = value  # told when it is known whether all go on
+                self.ended = value
             else:
                 relay(value)
             if not isinstance(value, StepsDone):
@@ -267,17 +290,11 @@ class _Attempt:
             self._result = value if rank.index == 0 else self._result
         elif kind == "failed":
             rank.outcome = "failed"
-            self._causes.append(Cause(rank=rank.index, kind="failed", text=describe_failed(rank, value), failure=value))
-
-    def _look_for_dead(self) -> None:
-        for rank in self._ranks:
-            # What it said before it ended is read first.
-            if rank.outcome == "runs" and rank.process.poll() is not None and not rank.link.poll():
-                self._note_exit(rank, rank.process.returncode)
+            self._causes.append(Cause(rank=rank.index, kind="failed", text=rank.describe_failed(value), failure=value))
 
     def _note_exit(self, rank: _Rank, code: int | None) -> None:
         rank.outcome = "gone"
-        self._causes.append(Cause(rank=rank.index, kind="died", text=describe_died(rank, code)))
+        self._causes.append(Cause(rank=rank.index, kind="died", text=rank.describe_died(code)))
 
     def _look_for_hanging(self, marks: Marks, now_s: float) -> None:
         sights = [
@@ -290,8 +307,7 @@ class _Attempt:
         for rank, sight, standstill in zip(self._ranks, sights, self._standstills, strict=True):
             seconds = now_s - standstill.since_s
             if rank.outcome == "runs" and seconds > limit_s:
-                state = ": it is stopped by a signal" if sight.is_stopped else ""
-                text = describe_hung(rank, sight.mark, seconds, f"{setting} allows more{state}")
+                text = rank.describe_hung(sight, seconds, setting)
                 self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
 
     def _tell(self, message: str, only: _Rank | None = None) -> None:
@@ -327,15 +343,9 @@ def _pickle(function: Callable[..., Any], given: Mapping[str, Any]) -> bytes:
 
 
 def _build_environment(index: int, n_ranks: int, port: int) -> dict[str, str]:
-    given = {
-        "RANK": index,
-        "LOCAL_RANK": index,
-        "WORLD_SIZE": n_ranks,
-        "LOCAL_WORLD_SIZE": n_ranks,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": True,  # torch's word for: the store is the parent's
-    }
+    given = dict.fromkeys(("RANK", "LOCAL_RANK"), index) | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), n_ranks)
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    given["TORCHELASTIC_USE_AGENT_STORE"] = True  # torch's word for: the store is the parent's
     defaults = {"OMP_NUM_THREADS": str(max(1, count_usable_cores() // n_ranks))}
     if Path("/sys/class/net/lo").exists():
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would look up the machine's name, which some networks do not know

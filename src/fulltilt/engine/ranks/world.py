@@ -167,8 +167,8 @@ def join_devices(devices: Sequence[str]) -> tuple[World, str]:
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name = _choose_device(devices, int(os.environ.get("LOCAL_RANK", rank)))
     world = World(rank=rank, n_ranks=n_ranks, link=find_link())
-    if world.is_divided:
-        world.arrive()
+    world.arrive()
+    if world.is_divided and not dist.is_initialized():
         _join_group(torch.device(name))
     return world, name
 
@@ -187,8 +187,6 @@ def _choose_device(devices: Sequence[str], local_rank: int) -> str:
 
 
 def _join_group(device: torch.device) -> None:
-    if dist.is_initialized():
-        return
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)

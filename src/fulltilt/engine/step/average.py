@@ -33,7 +33,7 @@ class WeightAverage:
 
     def update(self, *_: Any) -> None:
         """Take in the weights after an optimizer step: a post-step hook of the optimizer."""
-        decay = compute_decay(self.decay, self.n_updates)
+        decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
         with torch.no_grad():
             torch._foreach_lerp_(self._average, self._live_list, 1.0 - decay)
         self.n_updates += 1
@@ -64,11 +64,6 @@ class WeightAverage:
     def _exchange(self) -> None:
         for live, mine in zip(self._live_list, self._average, strict=True):
             live.data, mine.data = mine.data, live.data
-
-
-def compute_decay(decay: float, n_updates: int) -> float:
-    """Return the decay of update number ``n_updates``, counted from 0."""
-    return min(decay, (1 + n_updates) / (10 + n_updates))
 
 
 def _find_averaged(model: nn.Module) -> dict[str, Tensor]:

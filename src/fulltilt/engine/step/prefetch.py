@@ -15,27 +15,39 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fulltilt.measure.nested import list_tensors
 
 
-class Event(Protocol):
-    def query(self) -> bool: ...
+class CudaLane:
+    """Copies batches on a stream of a GPU beside the one that the step runs on.
 
+    Args:
+        place: Puts a nested batch onto the GPU: ``TrainStep.place``.
+    """
 
-class CopyLane(Protocol):
-    """Where copies run: a stream of a GPU, or in tests one that can be held back."""
+    def __init__(self, device: torch.device, place: Callable[[Any], Any]):
+        self._device, self._place = device, place
+        self._stream = torch.cuda.Stream(device)
 
-    def copy(self, batch: Any) -> tuple[Any, Event]:
+    def copy(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
         """Return the batch on the device, and the event behind its copy."""
-        ...
+        with torch.cuda.stream(self._stream):
+            placed = self._place(batch)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return placed, event
 
-    def hand_over(self, batch: Any, event: Event) -> None:
+    def hand_over(self, batch: Any, event: torch.cuda.Event) -> None:
         """Let the step's stream wait for ``event``, and record that the step uses the batch's memory."""
-        ...
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(event)
+        for tensor in list_tensors(batch):
+            if tensor.is_cuda:
+                tensor.record_stream(current)
 
 
 class Prefetcher(Iterator[Any]):
@@ -43,17 +55,17 @@ class Prefetcher(Iterator[Any]):
 
     Args:
         batches: In host memory, page-locked for copies that do not block.
-        lane: Where copies run.
+        lane: Where copies run; in tests one that can be held back.
         look: Shown each batch before it is copied.
 
     Attributes:
         n_held: Host batches that a copy may still read.
     """
 
-    def __init__(self, batches: Iterator[Any], lane: CopyLane, look: Callable[[Any], None] | None = None):
+    def __init__(self, batches: Iterator[Any], lane: CudaLane, look: Callable[[Any], None] | None = None):
         self._batches, self._lane, self._look = batches, lane, look
-        self._next: tuple[Any, Event] | None = None
-        self._sources: deque[tuple[Any, Event]] = deque()
+        self._next: tuple[Any, torch.cuda.Event] | None = None
+        self._sources: deque[tuple[Any, torch.cuda.Event]] = deque()
         self._is_started = False
 
     @property
@@ -75,7 +87,7 @@ class Prefetcher(Iterator[Any]):
         self._next = self._fetch()
         return current[0]
 
-    def _fetch(self) -> tuple[Any, Event] | None:
+    def _fetch(self) -> tuple[Any, torch.cuda.Event] | None:
         while self._sources and self._sources[0][1].query():
             self._sources.popleft()
         for batch in self._batches:
@@ -85,31 +97,3 @@ class Prefetcher(Iterator[Any]):
             self._sources.append((batch, event))
             return placed, event
         return None
-
-
-class CudaLane:
-    """A stream of a GPU beside the one that the step runs on.
-
-    Args:
-        device: A GPU.
-        place: Puts a nested batch onto it: ``TrainStep.place``.
-    """
-
-    def __init__(self, device: torch.device, place: Callable[[Any], Any]):
-        self._device, self._place = device, place
-        self._stream = torch.cuda.Stream(device)
-
-    def copy(self, batch: Any) -> tuple[Any, Event]:
-        with torch.cuda.stream(self._stream):
-            placed = self._place(batch)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        return placed, event
-
-    def hand_over(self, batch: Any, event: Event) -> None:
-        current = torch.cuda.current_stream(self._device)
-        assert isinstance(event, torch.cuda.Event)
-        current.wait_event(event)
-        for tensor in list_tensors(batch):
-            if tensor.is_cuda:
-                tensor.record_stream(current)

@@ -189,12 +189,6 @@ class TrainStep:
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
-    def compute_gradients(self, batch: Any) -> Tensor:
-        """Run one batch by itself forward and backward, unscaled; gradients are added to what is there."""
-        loss = self.compute_loss(batch)
-        loss.backward()
-        return loss.detach()
-
     def compute_loss(self, batch: Any, *, is_counted: bool = True) -> Tensor:
         """Compute the loss of one batch by itself: for evaluation, under ``torch.no_grad()``."""
         return self._forward(self.place(batch) if self._must_place else batch, is_counted=is_counted)
