@@ -14,7 +14,7 @@ import dataclasses
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from fulltilt.measure import PhaseTimer, StepSample, summarize_phases
 from fulltilt.measure.clock import Clock, CudaClock, HostClock
@@ -41,11 +41,15 @@ class Breakdown:
     n_steps: int  # optimizer steps behind the figures
     n_warmup_steps: int  # steps before those, left out
     n_lost: int  # steps that the device was too far behind to time
-    step_ms: float | None  # mean wall time of a step, without evaluation and, where hooks tell of them, checkpoints
-    phases_ms: dict[str, float | None] | None  # on the CPU they add up to step_ms; None for a phase never entered
-    breakdown_pct: dict[str, float | None] | None  # the same in % of the step
+    step_ms: float | None = (
+        None  # mean wall time of a step, without evaluation and, where hooks tell of them, checkpoints
+    )
+    phases_ms: dict[str, float | None] | None = (
+        None  # on the CPU they add up to step_ms; None for a phase never entered
+    )
+    breakdown_pct: dict[str, float | None] | None = None  # the same in % of the step
     null_reasons: dict[str, str]  # why a figure is null
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 class StepBreakdown:
@@ -136,8 +140,7 @@ class StepBreakdown:
         fields = {"loop": self._loop, "device": self._device, "n_warmup_steps": start, "n_lost": n_lost}
         if not self._sums.n:
             reasons = dict.fromkeys(("step_ms", "phases_ms", "breakdown_pct"), "no step was timed")
-            empty = {"n_steps": 0, "step_ms": None, "phases_ms": None, "breakdown_pct": None}
-            return Breakdown(**fields, **empty, null_reasons=reasons, notes=())
+            return Breakdown(**fields, n_steps=0, null_reasons=reasons)
         mean = self._sums.compute_mean()
         summary = summarize_phases([mean])
         phases = {name: getattr(summary, name) for name in PHASES}
@@ -181,18 +184,17 @@ class _Sums:
         return StepSample(phases_ms=phases, step_wall_ms=self._wall_ms / self.n, n_samples=0)
 
 
-def publish_breakdown(breakdown: Breakdown, out: str | Path | None, stream: TextIO | None = None) -> None:
-    """Print a breakdown, on standard error unless another stream is given, and write it to ``out`` as JSON.
+def publish_breakdown(breakdown: Breakdown, out: str | Path | None) -> None:
+    """Print a breakdown on standard error, and write it to ``out`` as JSON.
 
     Raises:
         StorageError: ``out`` cannot be written; the breakdown was printed before.
     """
-    stream = stream or sys.stderr
     for line in format_breakdown(breakdown):
-        print(line, file=stream)
+        print(line, file=sys.stderr)
     if out is not None:
         path = write_atomic(Path(out), dumps(breakdown, indent=1) + "\n")
-        print(f"  written to {path}", file=stream)
+        print(f"  written to {path}", file=sys.stderr)
 
 
 def format_breakdown(breakdown: Breakdown) -> list[str]:

@@ -43,12 +43,7 @@ class LanguageModel(nn.Module):
     groups: Tensor | None
 
     def __init__(
-        self,
-        encoder: nn.Module,
-        outputs: Sequence[nn.Module],
-        *,
-        groups_V: Tensor | None = None,
-        ranks_in_training: bool = False,
+        self, encoder: nn.Module, outputs: Sequence[nn.Module], *, groups_V: Tensor | None, ranks_in_training: bool
     ) -> None:
         super().__init__()
         self.encoder, self.outputs = encoder, nn.ModuleList(outputs)

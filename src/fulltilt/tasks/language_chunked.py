@@ -1,4 +1,4 @@
-"""Cross entropy of a linear layer over a large vocabulary, a few rows at a time: its logits never exist as a whole.
+"""Cross entropy of a linear layer over a large vocabulary, whose logits never exist as a whole.
 
 Shapes: N predictions, P features, V words, C rows of a chunk.
 """

@@ -125,10 +125,18 @@ class Hidden(nn.Module):
         return self.layer(x * torch.from_numpy(self.own.integers(0, 2, x.shape[1])))
 
 
-def test_draws_that_cannot_be_rewound_are_refused():
-    run = build(16, 4, model=lambda: Hidden().double())
-    with pytest.raises(UsageError, match="gave other outputs for the same inputs"):
-        take_step(run)
+class Summed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(Hidden, "gave other outputs for the same inputs"), (lambda: Summed(6, 2), "without a batch dimension")],
+)
+def test_outputs_that_cannot_be_replayed_or_joined_are_refused(model, words):
+    with pytest.raises(UsageError, match=words):
+        take_step(build(16, 4, model=lambda: model().double()))
 
 
 def test_random_numbers_go_on_after_the_window():
@@ -144,14 +152,24 @@ def build_equal_samples():
     return TensorDataset(torch.ones(64, 6), torch.zeros(64, dtype=torch.int64))
 
 
-def test_gradients_are_those_of_the_very_masks_that_the_loss_saw():
+class Drifting(nn.Module):
+    """A state that a forward changes and the next one reads, as spectral norm has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        scale = self.scale.mul_(1.5).clone()
+        return self.layer(x) * scale + torch.arange(4) * scale
+
+
+@pytest.mark.parametrize("model", [lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.Linear(8, 4)), Drifting])
+def test_gradients_are_those_of_the_very_masks_and_states_that_the_loss_saw(model):
     """Against one backward through the whole window, where nothing is replayed: the masks differ by micro-batch."""
-
-    def build_dropping():
-        return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.Linear(8, 4)).double()
-
-    expected = compute_in_one_graph(build(16, 4, model=build_dropping), 4)
-    _, (found, *_) = train(build(16, 4, model=build_dropping), 1)
+    expected = compute_in_one_graph(build(16, 4, model=lambda: model().double()), 4)
+    _, (found, *_) = train(build(16, 4, model=lambda: model().double()), 1)
     for mine, theirs in zip(expected, found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-13)
 
@@ -175,26 +193,6 @@ def test_running_statistics_move_once_a_step():
     for mine, theirs in zip(cached.setup.model.buffers(), plain.setup.model.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=0)
     assert cached.setup.model[1].num_batches_tracked == 4
-
-
-class Drifting(nn.Module):
-    """A state that a forward changes and the next one reads, as spectral norm has."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 4)
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, x):
-        scale = self.scale.mul_(1.5).clone()
-        return self.layer(x) * scale + torch.arange(4) * scale
-
-
-def test_a_state_that_forwards_carry_on_is_the_same_in_both():
-    expected = compute_in_one_graph(build(16, 4, model=lambda: Drifting().double()), 4)
-    _, (found, *_) = train(build(16, 4, model=lambda: Drifting().double()), 1)
-    for mine, theirs in zip(expected, found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-13)
 
 
 def test_it_is_taken_only_where_samples_are_coupled_in_a_window():
@@ -231,17 +229,6 @@ def test_several_inputs_and_outputs_of_which_one_is_not_in_the_loss():
         losses.append((take_step(run).loss, run.setup.model.left.weight.detach().clone()))
     for mine, theirs in zip(*losses, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
-
-
-def test_outputs_that_cannot_be_joined_are_named():
-    run = build(16, 2, model=lambda: Summed(6, 2).double())
-    with pytest.raises(UsageError, match="without a batch dimension"):
-        take_step(run)
-
-
-class Summed(nn.Linear):
-    def forward(self, x):
-        return super().forward(x).sum()
 
 
 def test_observers_get_the_window():

@@ -175,23 +175,27 @@ def test_on_tensors_without_values_every_step_can_be_taken(tmp_path, case):
     assert take_fake_steps(case, tmp_path).activations_bytes > 0
 
 
-def test_a_loss_that_reads_its_value_is_found(tmp_path):
-    def reads(outputs, targets):
-        loss = nn.functional.cross_entropy(outputs, targets)
-        return loss if loss.item() < 100 else loss * 0
+def read_and_return_loss(outputs, targets):
+    loss = nn.functional.cross_entropy(outputs, targets)
+    return loss if loss.item() < 100 else loss * 0
 
+
+def read_and_return_metric(outputs, targets):
+    value = outputs.loss if hasattr(outputs, "loss") else outputs.sum()
+    return torch.full((1,), value.item())
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("plain", {"loss": read_and_return_loss}),
+        ("cached", {"metrics": {"reads": read_and_return_metric}}),
+        ("language", {"metrics": {"reads": read_and_return_metric}}),
+    ],
+)
+def test_a_loss_or_a_metric_that_reads_its_value_is_found(tmp_path, case, changes):
     with pytest.raises(FakeRunError, match="_local_scalar_dense"):
-        take_fake_steps("plain", tmp_path, loss=reads)
-
-
-@pytest.mark.parametrize("case", ["cached", "language"])
-def test_a_metric_that_reads_its_value_is_found(tmp_path, case):
-    def reads(outputs, targets):
-        value = outputs.loss if case == "language" else outputs.sum()
-        return torch.full((1,), value.item())
-
-    with pytest.raises(FakeRunError, match="_local_scalar_dense"):
-        take_fake_steps(case, tmp_path, metrics={"reads": reads})
+        take_fake_steps(case, tmp_path, **changes)
 
 
 def test_fp16_without_a_fused_optimizer_is_the_step_that_waits(tmp_path):

@@ -181,19 +181,13 @@ def start_parent(pids):
     return process
 
 
-def test_sigterm_reaches_all_as_a_wish_and_then_takes_its_course(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_their_parent_to_which_a_signal_is_a_wish_first(tmp_path, number):
     process = start_parent(tmp_path / "pids")
-    process.terminate()
+    process.send_signal(number)
     process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGTERM  # and not before the ranks had ended well
-    assert_none_left(tmp_path / "pids")
-
-
-def test_ranks_end_with_a_parent_that_is_killed(tmp_path):
-    process = start_parent(tmp_path / "pids")
-    process.kill()
-    process.communicate(timeout=300)
-    until_s = time.monotonic() + 300
+    assert process.returncode == -number
+    until_s = time.monotonic() + (300 if number == signal.SIGKILL else 0)  # of SIGTERM not before all had ended well
     while any(is_alive(pid) for pid in (tmp_path / "pids").read_text().split()):
         assert time.monotonic() < until_s
         time.sleep(0.05)

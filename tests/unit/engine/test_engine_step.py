@@ -129,22 +129,40 @@ def test_a_batch_without_a_tensor_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("loss", "words"),
+    ("changes", "error", "words"),
     [
-        (lambda out, y: nn.functional.cross_entropy(out, y, reduction="none"), r"a tensor of shape \(8,\)"),
-        (lambda out, y: 3.0, "the loss returned float"),
+        (
+            {"loss": lambda out, y: nn.functional.cross_entropy(out, y, reduction="none")},
+            UsageError,
+            r"a tensor of shape \(8,\)",
+        ),
+        ({"loss": lambda out, y: 3.0}, UsageError, "the loss returned float"),
+        (
+            {"dataset": lambda: TensorDataset(torch.zeros(16, 2), torch.zeros(16), torch.zeros(16))},
+            DataError,
+            r"a batch is 3 parts, expected \(inputs, targets\)",
+        ),
+        # A dict of two keys unpacks into its keys: the model would get a text.
+        ({"dataset": lambda: Named()}, DataError, r"a batch is a dict, expected \(inputs, targets\).*prepare"),
+        ({"model": lambda: Broken(1, 1)}, KeyError, "mine"),  # the user's own errors come through as they are
     ],
 )
-def test_a_loss_that_is_no_scalar_is_an_error(loss, words):
-    run = build(loss=loss)
-    with pytest.raises(UsageError, match=words):
-        take_step(run)
+def test_what_no_step_can_take_is_an_error(changes, error, words):
+    with pytest.raises(error, match=words):
+        take_step(build(**changes))
 
 
-def test_a_batch_that_is_no_pair_is_an_error():
-    run = build(dataset=lambda: TensorDataset(torch.zeros(16, 2), torch.zeros(16), torch.zeros(16)))
-    with pytest.raises(DataError, match=r"a batch is 3 parts, expected \(inputs, targets\)"):
-        take_step(run)
+class Named(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"x": torch.rand(1), "y": torch.rand(1)}
+
+
+class Broken(nn.Linear):
+    def forward(self, input):
+        raise KeyError("mine")
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -157,30 +175,3 @@ def test_a_data_worker_that_is_killed_is_named(persistent):
         worker.kill()
         with pytest.raises(WorkerDiedError, match=rf"pid {worker.pid}\) died: killed by SIGKILL"):
             list(iter(lambda: step(batches, NullTimer()), None))
-
-
-def test_errors_of_the_users_code_come_through_as_they_are():
-    class Broken(nn.Linear):
-        def forward(self, input):
-            raise KeyError("mine")
-
-    run = build(model=lambda: Broken(1, 1))
-    with pytest.raises(KeyError, match="mine"):
-        take_step(run)
-
-
-def test_a_batch_that_is_a_mapping_needs_prepare_and_says_so():
-    """A dict of two keys unpacks into its keys: the model would get a text."""
-
-    class Named(Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            return {"x": torch.rand(1), "y": torch.rand(1)}
-
-    with (
-        build(dataset=Named, plan={"batch_size": 2}) as run,
-        pytest.raises(DataError, match=r"a batch is a dict, expected \(inputs, targets\).*prepare"),
-    ):
-        take_step(run)

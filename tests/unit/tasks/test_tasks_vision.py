@@ -102,6 +102,16 @@ def test_tasks_leave_torchvision_alone_until_a_model_asks_for_it():
     assert done.stdout.strip() == "False False", done.stderr
 
 
+SAY_WHY = """
+from fulltilt.errors import ConfigError
+from fulltilt.tasks import build_model
+try:
+    build_model('{}:resnet18')
+except ConfigError as error:
+    print(error)
+"""
+
+
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
 def test_a_library_that_is_not_installed_names_the_extra(library, tmp_path):
     """A finder that knows neither library stands for an environment without them."""
@@ -111,13 +121,7 @@ def test_a_library_that_is_not_installed_names_the_extra(library, tmp_path):
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name in ('torchvision', 'timm'):\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from fulltilt.errors import ConfigError\n"
-        "from fulltilt.tasks import build_model\n"
-        "try:\n"
-        f"    build_model('{library}:resnet18')\n"
-        "except ConfigError as error:\n"
-        "    print(error)"
+        "sys.meta_path.insert(0, Absent())\n" + SAY_WHY.format(library)
     )
     assert 'not installed; pip install "fulltilt[vision]"' in done.stdout, done.stderr
 
@@ -126,15 +130,7 @@ def test_a_torchvision_that_fails_otherwise_says_so(tmp_path):
     folder = tmp_path / "torchvision"
     folder.mkdir()
     (folder / "__init__.py").write_text("raise RuntimeError('compiled for another planet')\n")
-    done = run_python(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from fulltilt.errors import ConfigError\n"
-        "from fulltilt.tasks import build_model\n"
-        "try:\n"
-        "    build_model('torchvision:resnet18')\n"
-        "except ConfigError as error:\n"
-        "    print(error)"
-    )
+    done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r})" + SAY_WHY.format("torchvision"))
     assert "compiled for another planet" in done.stdout, done.stderr
     assert "install the version made for torch" in done.stdout
 

@@ -81,9 +81,8 @@ def _build_named(config: Config) -> Workload:
 
 
 def _import_workload(config: Config) -> Workload:
-    found = build_component(
-        config.task, {}, kind="task", where="task", base_dir=config.base_dir, path=config.data.path, lr=config.optim.lr
-    )
+    given = {"path": config.data.path, "lr": config.optim.lr}
+    found = build_component(config.task, {}, **_place(config, "task", "task"), **given)
     if not isinstance(found, Workload):
         raise ConfigError(
             f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one",
@@ -127,34 +126,34 @@ def _build_dataset(config: Config, text: str, split: str, where: str) -> Dataset
                     f"{name} takes no transform; remove it, or transform inside the dataset", key="data.transform"
                 )
             given["transform"] = transform if name in DATASETS else build_pipeline(transform)
-        dataset = build_component(
-            text, _find_datasets(config), kind="dataset", where=where, base_dir=config.base_dir, **given
-        )
+        dataset = build_component(text, _find_datasets(config), **_place(config, "dataset", where), **given)
         if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
             raise ConfigError(f"{name} returned {type(dataset).__name__}, expected a Dataset", key=where)
         return dataset
 
 
-def _find_datasets(config: Config) -> Mapping[str, Callable[..., Dataset]]:
-    return {
-        name: functools.partial(builder, base_dir=config.base_dir)
-        if "base_dir" in _read_parameters(builder)
-        else builder
-        for name, builder in DATASETS.items()
-    }
+def _find_datasets(config: Config) -> dict[str, Callable[..., Dataset]]:
+    found = dict(DATASETS)
+    for name, builder in DATASETS.items():
+        if "base_dir" in _read_parameters(builder):
+            found[name] = functools.partial(builder, base_dir=config.base_dir)
+    return found
 
 
 def _find_dataset(config: Config, text: str, where: str) -> Any:
-    return find_target(
-        parse_call(text).name, _find_datasets(config), kind="dataset", where=where, base_dir=config.base_dir
-    )
+    return find_target(parse_call(text).name, _find_datasets(config), **_place(config, "dataset", where))
+
+
+def _place(config: Config, kind: str, where: str) -> dict[str, Any]:
+    """Return what finding a component needs beside its name: for messages, and where the user's modules lie."""
+    return {"kind": kind, "where": where, "base_dir": config.base_dir}
 
 
 def _build_loss(config: Config) -> Callable[[Any, Any], Any]:
     """Build the loss by name; a user's function of (outputs, targets) is the loss itself."""
     assert config.loss is not None
     call = parse_call(config.loss)
-    place: dict[str, Any] = {"kind": "loss", "where": "loss", "base_dir": config.base_dir}
+    place = _place(config, "loss", "loss")
     if ":" in call.name and not call.args and not call.kwargs:
         target = find_target(call.name, LOSSES, **place)
         needed = [p for p in _read_parameters(target).values() if p.default is p.empty]
@@ -171,7 +170,7 @@ def _build_loss(config: Config) -> Callable[[Any, Any], Any]:
 def _plan_optimizer(config: Config) -> Callable[[Any], Optimizer]:
     """Return a function (parameters) -> Optimizer; a misspelt name is an error already here."""
     name = parse_call(config.optim.optimizer).name
-    place: dict[str, Any] = {"kind": "optimizer", "where": "optim.optimizer", "base_dir": config.base_dir}
+    place = _place(config, "optimizer", "optim.optimizer")
     find_target(name, OPTIMIZERS, **place)
 
     def build_optimizer(parameters: Any) -> Optimizer:

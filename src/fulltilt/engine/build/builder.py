@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from fulltilt.config import parse_on_bad_sample
+from fulltilt.config import config_from_values, parse_on_bad_sample
 from fulltilt.data import BatchTransform, build_loader, build_mix
 from fulltilt.data.seeds import compute_seed
 from fulltilt.data.transforms.mixing import Mix
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from fulltilt.config import Config
     from fulltilt.engine.ranks.parallel import GradientSync
 
-DEFAULT_SEED = 42
-
 
 def build_run(
     config: Config | None,
@@ -49,7 +47,7 @@ def build_run(
     """Build model, data and optimizer, and put every value of ``plan`` in force.
 
     Args:
-        config: May be None when ``workload`` is given: then data is shuffled, gradients unclipped, every sample taken.
+        config: May be None when ``workload`` is given: then its defaults hold.
         plan: One value for every lever; a precision and a placement of "auto" are resolved here.
         device: "cpu", "cuda", "cuda:1".
         workload: The one that ``config`` names when None.
@@ -72,8 +70,8 @@ def build_run(
         from fulltilt.engine.build.assemble import build_workload
 
         workload = build_workload(config)
-    options = config.data if config is not None else None
-    seed = seed if seed is not None else config.run.seed if config is not None else DEFAULT_SEED
+    settings = config or config_from_values({}, base_dir=".")
+    seed = settings.run.seed if seed is None else seed
     seed_everything(seed)
     dataset = workload.dataset()
     seed_everything(seed)  # what the dataset draws does not change the model
@@ -81,7 +79,7 @@ def build_run(
     world.arrive()  # before the first word between ranks: one that hangs in the user's code is behind the others
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
     facts = describe(model, dataset, device, is_batch_known=workload.collate is None, n_ranks=world.n_ranks)
-    may_hold = options is None or parse_on_bad_sample(options.on_bad_sample) is None
+    may_hold = parse_on_bad_sample(settings.data.on_bad_sample) is None
     plan, notes = resolve_plan(plan, facts, may_hold=may_hold, started_with=started_with, world=world)
     plan = _settle(plan, facts, notes, strict)
 
@@ -89,10 +87,10 @@ def build_run(
     _apply_stage("environment", plan, setup)
     _apply_stage("loader", plan, setup)
     loader_generator = torch.Generator().manual_seed(seed)
-    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, options, world)
-    sync = _place_model(setup, plan, model, config, workload, world)
+    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, settings, world)
+    sync = _place_model(setup, plan, model, settings, workload, world)
     _apply_stage("compile", plan, setup)
-    transform = build_transform(setup.loader, setup, mix=build_mix(options.mix, dataset) if options else None)
+    transform = build_transform(setup.loader, setup, mix=build_mix(settings.data.mix, dataset))
     if transform is not None and plan["compile"]:
         transform.compile(setup.notes)
     setup.state["transform"] = transform
@@ -114,12 +112,12 @@ def build_run(
         batch_size=plan["batch_size"],
         steps_per_epoch=None if n_samples is None else -(-len(setup.loader) // setup.accumulate),
         seed=seed,
-        clip_norm=config.optim.clip_norm if config is not None else None,
+        clip_norm=settings.optim.clip_norm,
         generator=torch.Generator(device).manual_seed(own_seed),
         loader_generator=loader_generator,
         notes=setup.notes,
         transform=transform,
-        average=_average_weights(config, setup),
+        average=_average_weights(settings, setup),
         world=world,
         sync=sync,
     )
@@ -136,13 +134,13 @@ def build_transform(loader: DataLoader, setup: Setup, *, mix: Mix | None = None)
     return BatchTransform(pipeline, mix=mix, memory_format=setup.input_memory_format)
 
 
-def _average_weights(config: Config | None, setup: Setup) -> WeightAverage | None:
+def _average_weights(config: Config, setup: Setup) -> WeightAverage | None:
     """Build the average of the weights, which a hook of the optimizer keeps up.
 
     The hook does not run where an fp16 scaler leaves out a step, unless the optimizer is fused: that kernel skips the
     update on the device, and the average counts a step in which the weights stood still.
     """
-    if config is None or config.optim.ema is None:
+    if config.optim.ema is None:
         return None
     average = WeightAverage(setup.model, config.optim.ema)
     setup.optimizer.register_step_post_hook(average.update)
@@ -232,7 +230,7 @@ def _place_optimizer(setup: Setup, plan: Plan, facts: Facts, workload: Workload,
 
 
 def _place_model(
-    setup: Setup, plan: Plan, model: nn.Module, config: Config | None, workload: Workload, world: World
+    setup: Setup, plan: Plan, model: nn.Module, config: Config, workload: Workload, world: World
 ) -> GradientSync | None:
     """Place the model on its device, apply the levers of stage "model", and wrap it in what joins the ranks."""
     setup.model = model.train()
@@ -245,8 +243,7 @@ def _place_model(
 
     if obstacles := find_obstacles_to_ranks(world.n_ranks, plan["batch_size"], config, workload):
         raise UsageError("; ".join(obstacles))
-    wanted, static_graph = (config.speed.shard, config.speed.static_graph) if config is not None else ("auto", True)
-    is_sharded, note = parallel.choose_shard(wanted, model, setup.device, world)
+    is_sharded, note = parallel.choose_shard(config.speed.shard, model, setup.device, world)
     if not is_sharded:
         setup.model = model.to(setup.device)
     _apply_stage("model", plan, setup)
@@ -255,28 +252,28 @@ def _place_model(
     if is_sharded:  # block by block onto the device: whole, it might not fit
         setup.forward, sync = parallel.shard(setup.model, setup.device, world)
     else:
-        setup.forward, sync = parallel.replicate(setup.model, static_graph=static_graph)
+        setup.forward, sync = parallel.replicate(setup.model, static_graph=config.speed.static_graph)
     setup.notes += [note] if note else []
     setup.notes += describe_split(setup.model, setup.loader, world.n_ranks)
     return sync
 
 
 def _build_loader(
-    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, options: Any, world: World
+    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, config: Config, world: World
 ) -> DataLoader:
     loader_options = dict(setup.loader_options)
     loader = build_loader(
         dataset,
         batch_size=loader_options.pop("batch_size"),
-        shuffle=True if options is None else options.shuffle,
-        drop_last=False if options is None else options.drop_last,
+        shuffle=config.data.shuffle,
+        drop_last=config.data.drop_last,
         generator=generator,
         options=loader_options,
         worker_options=setup.worker_options,
         collate=workload.collate,
         seed=seed,
         share=world.share,
-        skip_limit=None if options is None else parse_on_bad_sample(options.on_bad_sample),
+        skip_limit=parse_on_bad_sample(config.data.on_bad_sample),
     )
     if loader.num_workers:
         seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()

@@ -1,4 +1,4 @@
-"""What ended a run over several ranks: the rank that died, not those whose connections to it broke."""
+"""Finds what ended a run over several ranks: the rank that died, not those whose connections to it broke."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several ranks hangs: a state machine over their marks, without a clock or a process of its own."""
+"""Finds the rank that hangs: a state machine over the marks of all ranks, without a clock or a process of its own."""
 
 from __future__ import annotations
 

@@ -62,15 +62,13 @@ def replicate(model: nn.Module, *, static_graph: bool) -> tuple[nn.Module, Gradi
     """
     # Buffers (BatchNorm's statistics) stay each rank's own between evaluations; the old name warns from torch 2.13 on.
     known = inspect.signature(DistributedDataParallel).parameters
-    buffers = {name: False for name in ("forward_sync_buffers", "broadcast_buffers") if name in known}
-    if len(buffers) > 1:
-        del buffers["broadcast_buffers"]
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     wrapped = DistributedDataParallel(
         model,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
         find_unused_parameters=not static_graph,
-        **buffers,  # type: ignore[arg-type]
+        **{name: False},  # type: ignore[arg-type]
     )
 
     def switch(is_on: bool) -> None:

@@ -1,4 +1,4 @@
-"""Who else trains: the processes of one run, and the few things they say to each other.
+"""The processes of one run, and the few things they say to each other.
 
 A run over several devices is one process a device. Each runs the same loop over its share of every batch. One process
 alone has a ``World`` too, of one rank, which sends nothing. ``run_ranks`` and torchrun start the processes alike: both
@@ -121,8 +121,7 @@ class World:
 
     def meet(self) -> None:
         """Wait on the host until all ranks are here; what is queued on a device goes on."""
-        if self.is_divided:
-            self.sum(torch.zeros(1))
+        self.sum(torch.zeros(1))
 
     def copy_buffers(self, model: nn.Module) -> None:
         """Copy rank 0's buffers (running statistics of BatchNorm) to all: what is evaluated is what is saved."""

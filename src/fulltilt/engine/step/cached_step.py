@@ -30,15 +30,10 @@ from fulltilt.errors import UsageError
 REPLAY_TOLERANCE = 0.05  # rounding of half precision stays below it, another dropout mask does not
 
 
-def build_step(
-    run: StepParts,
-    *,
-    observe: Callable[[Any, Any], None] | None = None,
-    forward: Callable[..., Any] | None = None,
-) -> TrainStep:
+def build_step(run: StepParts, *, observe: Callable[[Any, Any], None] | None = None) -> TrainStep:
     """Build the step that suits the run: where a workload couples its samples, a window is one batch."""
     kind = CachedStep if run.workload.couples_samples and run.setup.accumulate > 1 else TrainStep
-    return kind(run, observe=observe, forward=forward)
+    return kind(run, observe=observe)
 
 
 class CachedStep(TrainStep):

@@ -109,7 +109,8 @@ def build_schedule(spec: Any, *, total_steps: int, steps_per_epoch: int, warmup:
     main = build_component(spec, SCHEDULES, kind="schedule", where="optim.schedule", **given)
     if n_warmup == 0:
         return main
-    shift = 0 if _counts_epochs(spec) else n_warmup
+    name = spec if isinstance(spec, str) else spec.name
+    shift = 0 if name.partition("(")[0].strip() == "step" else n_warmup
 
     def factor(taken: int) -> float:
         return (taken + 1) / (n_warmup + 1) if taken < n_warmup else main(taken - shift)
@@ -159,10 +160,6 @@ class LearningRate:
     def compute_lr(self, steps_taken: int) -> float:
         """Return the first group's rate for the step that comes after ``steps_taken``."""
         return self._base_lrs[0] * self._schedule(steps_taken)
-
-
-def _counts_epochs(spec: Any) -> bool:
-    return (spec if isinstance(spec, str) else spec.name).partition("(")[0].strip() == "step"
 
 
 def _share(taken: int, total_steps: int) -> float:

@@ -62,7 +62,7 @@ def build_model(
 
 
 def _translate(call: ComponentCall) -> ComponentCall:
-    """``num_classes``, as the libraries and the guides write it, is ``n_classes`` of the own models."""
+    """Rename ``num_classes``, as libraries and guides write it, to ``n_classes`` for the own models."""
     if call.name not in MODELS or "num_classes" not in call.kwargs or "n_classes" in call.kwargs:
         return call
     renamed = {"n_classes" if name == "num_classes" else name: value for name, value in call.kwargs.items()}

@@ -24,6 +24,8 @@ ALIGNED_HEAD_WIDTH = 8
 
 
 class Attention(nn.Module):
+    """Attention of every sensor to all sensors."""
+
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -41,6 +43,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and an MLP, both shifted, scaled and gated by the condition."""
+
     def __init__(self, hidden: int, heads: int, mlp_ratio: float) -> None:
         super().__init__()
         wide = max(1, round(hidden * mlp_ratio))
@@ -58,7 +62,7 @@ class Block(nn.Module):
 
 
 class SensorTransformer(nn.Module):
-    """Noise prediction ``(x_B2S, t_B, label_BL) -> (B, 2, S)``. Medium is depth 6, hidden 64; large 12 and 128.
+    """Predicts noise: ``(x_B2S, t_B, label_BL) -> (B, 2, S)``. Medium is depth 6, hidden 64; large 12 and 128.
 
     Args:
         geometry: Places of the sensors (3, S), in any unit: they are standardised here. A buffer, so that no batch
@@ -90,7 +94,9 @@ class SensorTransformer(nn.Module):
         super().__init__()
         self.label_dropout = label_dropout
         self.register_buffer("geometry_S3", _standardise(geometry, n_sensors))
-        self.register_buffer("frequencies_F", _build_frequencies(), persistent=False)
+        # Wavelengths from 2 π to 20,000 π timesteps, geometrically spaced (arXiv 1706.03762, section 3.5).
+        frequencies_F = torch.exp(-math.log(10_000.0) * torch.arange(N_FREQUENCIES) / N_FREQUENCIES)
+        self.register_buffer("frequencies_F", frequencies_F, persistent=False)
         self.signal = nn.Linear(N_SIGNALS, hidden)
         self.place = nn.Linear(3, hidden)
         self.position_SH = nn.Parameter(0.02 * torch.randn(n_sensors, hidden))
@@ -145,11 +151,6 @@ def _build_steering(hidden: int, n_parts: int) -> nn.Sequential:
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return nn.Sequential(nn.SiLU(), linear)
-
-
-def _build_frequencies() -> Tensor:
-    """Wavelengths from 2 π to 20,000 π timesteps, geometrically spaced (arXiv 1706.03762, section 3.5)."""
-    return torch.exp(-math.log(10_000.0) * torch.arange(N_FREQUENCIES) / N_FREQUENCIES)
 
 
 def _standardise(geometry: Tensor | None, n_sensors: int) -> Tensor:

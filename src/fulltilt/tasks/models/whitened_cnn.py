@@ -1,4 +1,4 @@
-"""A small network for short trainings on small images, whose first layer whitens patches of the data untrained.
+"""A small network for short trainings on small images; its first layer whitens patches of the data, untrained.
 
 After Jordan 2024, arXiv 2404.00498: whitening (also Page 2018, "How to train your ResNet"), convolutions that start
 close to the identity, a scaled head.
@@ -40,7 +40,7 @@ class Group(nn.Module):
 
 
 class WhitenedCNN(nn.Module):
-    """1.97 M parameters at width 1, for images of at least 9×9.
+    """A network of 1.97 M parameters at width 1, for images of at least 9×9.
 
     Args:
         width: Scales the widths of the three groups (64, 256, 256).
@@ -74,7 +74,7 @@ class WhitenedCNN(nn.Module):
 
 
 def compute_whitening(images_BCHW: Tensor, patch_px: int) -> Tensor:
-    """Return filters (2 P, C, patch, patch) whose outputs on patches of ``images`` have covariance 1.
+    """Return filters (2 P, C, patch, patch) whose outputs on patches of ``images`` are uncorrelated and of variance 1.
 
     They are the eigenvectors of the patches' covariance over the roots of their eigenvalues, and the same negated, so
     that a GELU behind them loses neither sign.

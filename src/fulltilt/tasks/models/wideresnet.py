@@ -39,7 +39,7 @@ class WideBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """For images around 32×32: 36.5 M parameters at depth 28 and width 10, 1.5 M at width 2.
+    """A network for images around 32×32: 36.5 M parameters at depth 28 and width 10, 1.5 M at width 2.
 
     Raises:
         ConfigError: ``depth`` is not 6 n + 4.
