@@ -54,14 +54,14 @@ class LanguageModel(nn.Module):
         wants_ranks = self.ranks_in_training or not self.training
         features = self.encoder(words_BT)
         targets = (words_BT[:, 1:], words_BT[:, :-1])
-        pairs = list(zip(features, targets, strict=True))
+        targets_DBS = torch.stack(targets)
         if len(self.outputs) == 1:  # one product over both directions
-            pairs = [(torch.cat(features), torch.cat(targets))]
+            features, targets = (torch.cat(features),), (torch.cat(targets),)
         scores = [
-            layer(x.flatten(0, 1), y.flatten(), wants_ranks=wants_ranks)
-            for layer, (x, y) in zip(self.outputs, pairs, strict=True)
+            layer(features[d].flatten(0, 1), targets[d].flatten(), wants_ranks=wants_ranks)
+            for d, layer in enumerate(self.outputs)
         ]
-        return self._summarize(scores, torch.stack(targets), len(words_BT))
+        return self._summarize(scores, targets_DBS, len(words_BT))
 
     def _summarize(self, scores: Sequence[TokenScores], targets_DBS: Tensor, n_samples: int) -> LanguageScores:
         loss = torch.stack([score.loss for score in scores]).mean()

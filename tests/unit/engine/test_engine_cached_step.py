@@ -130,9 +130,23 @@ class Summed(nn.Linear):
         return super().forward(x).sum()
 
 
+class Turning(nn.Linear):
+    """Nests its outputs in another way every time."""
+
+    n_calls = 0
+
+    def forward(self, x):
+        self.n_calls += 1
+        return super().forward(x) if self.n_calls % 2 else (super().forward(x),)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(Hidden, "gave other outputs for the same inputs"), (lambda: Summed(6, 2), "without a batch dimension")],
+    [
+        (lambda: Turning(6, 2), "nested differently"),
+        (Hidden, "gave other outputs for the same inputs"),
+        (lambda: Summed(6, 2), "without a batch dimension"),
+    ],
 )
 def test_outputs_that_cannot_be_replayed_or_joined_are_refused(model, words):
     with pytest.raises(UsageError, match=words):

@@ -193,9 +193,7 @@ def _join(parts: list[Any], what: str) -> Any:
             )
         return torch.cat((first, *others))
 
-    try:
-        return pytree.tree_map(join, *parts)
-    except ValueError:
-        raise UsageError(
-            f"the {what} of two micro-batches of one window are nested differently; make them alike"
-        ) from None
+    spec = pytree.tree_structure(parts[0])
+    if any(pytree.tree_structure(part) != spec for part in parts):
+        raise UsageError(f"the {what} of two micro-batches of one window are nested differently; make them alike")
+    return pytree.tree_map(join, *parts)

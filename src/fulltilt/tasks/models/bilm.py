@@ -87,7 +87,10 @@ class BiLM(nn.Module):
 def _without_onednn(device_type: str) -> Iterator[None]:
     """Keep oneDNN from warning that it has no LSTM with a projection; torch's own runs either way."""
     was_on = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = was_on and device_type != "cpu"
+    if device_type != "cpu" or not was_on:
+        yield
+        return
+    torch.backends.mkldnn.enabled = False
     try:
         yield
     finally:
