@@ -7,8 +7,7 @@ import torch
 from torch import nn, optim
 from training_cases import build_config, build_workload, run_train
 
-from fulltilt.engine.build.joint_optimizer import JointOptimizer
-from fulltilt.engine.build.optimizers import OPTIMIZERS
+from fulltilt.engine.build.optimizers import OPTIMIZERS, JointOptimizer
 from fulltilt.engine.step.schedule import LearningRate
 from fulltilt.errors import UsageError
 
