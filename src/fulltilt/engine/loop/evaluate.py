@@ -17,7 +17,6 @@ from fulltilt.data.seeds import compute_seed
 from fulltilt.engine.build.builder import build_transform
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.progress import LossMeter
-from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.step.train_step import TrainStep, fetch_batches
 from fulltilt.errors import DataError
 from fulltilt.levers.compile import without_compiling
@@ -107,7 +106,6 @@ def _compute_means(run: Run, loader: DataLoader, should_stop: Callable[[], objec
     meter = LossMeter(run.device, run.workload.metrics, world)
     own = dataclasses.replace(run, generator=generator, transform=build_transform(loader, run.setup))
     step = TrainStep(own, observe=meter.observe, forward=run.setup.model)
-    link = find_link()
     batches: Any = run.deal(loader)
     for batch in fetch_batches(batches):
         if should_stop is not None and should_stop():
@@ -117,8 +115,8 @@ def _compute_means(run: Run, loader: DataLoader, should_stop: Callable[[], objec
             n, n_local = batches.n_global, batches.n_local
         loss = step.compute_loss(batch, is_counted=n_local > 0)
         meter.add(loss if n_local == n else loss * (n_local / n), n)
-        if link is not None:
-            link.lap("evaluation")
+        if world.link is not None:
+            world.link.lap("evaluation")
     n_samples = meter.n_samples
     if n_samples == 0:
         raise DataError(f"the validation set of {run.workload.name} yielded no sample; give it some, or leave it out")

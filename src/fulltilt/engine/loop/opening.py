@@ -23,7 +23,6 @@ from fulltilt.engine.loop.promise import build_watch
 from fulltilt.engine.loop.replan import is_out_of_memory
 from fulltilt.engine.loop.session import Restart, Session, assemble_session
 from fulltilt.engine.loop.sizes import Sizes, apply_sizes, leave_out_tail
-from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError
 from fulltilt.levers import load_catalogue
@@ -88,8 +87,8 @@ def open_session(
             if after is not None:
                 session.attempt = max(session.attempt, after.attempt)
                 session.started_s, session.n_replans = after.started_s, after.n_replans
-            if (link := find_link()) is not None:
-                link.set_step(session.progress.step)
+            if world.link is not None:
+                world.link.set_step(session.progress.step)
             session.announce = Announcer(listeners if world.is_first else (), attempt=session.attempt)
             watch_loaders(session)
             session.promise, note = build_watch(run)

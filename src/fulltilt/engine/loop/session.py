@@ -23,7 +23,6 @@ from fulltilt.engine.loop.limits import Limits
 from fulltilt.engine.loop.progress import LossMeter, Progress, Reading, Stopwatch
 from fulltilt.engine.loop.promise import PromiseWatch
 from fulltilt.engine.loop.sizes import LastStep, Sizes, find_obstacle
-from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.step.cached_step import build_step
 from fulltilt.engine.step.phase_sample import PhaseSample
 from fulltilt.engine.step.rng import capture_rng, restore_rng, seed_everything
@@ -224,7 +223,7 @@ def assemble_session(run: Run, limits: Limits, folder: Path, *, training_metrics
         progress=progress,
         meter=meter,
         watch=Stopwatch(progress),
-        phase_sample=PhaseSample(run.device, limits.log_every, find_link()),
+        phase_sample=PhaseSample(run.device, limits.log_every, run.world.link),
         announce=Announcer(()),
         limits=limits,
         folder=folder,

@@ -11,7 +11,6 @@ from torch.utils.data import IterableDataset
 
 from fulltilt.config import Config
 from fulltilt.engine.build.run import Run
-from fulltilt.engine.ranks.process import find_link
 
 SHRINK = 0.75  # of the micro-batch at most: a start for less than a quarter of it seldom pays
 
@@ -76,7 +75,7 @@ def plan_evaluation_sizes(run: Run, sizes: Sizes | None) -> Sizes | None:
 
 def find_obstacle(run: Run) -> str | None:
     """Why this run cannot go on with other sizes as if it had been started with them."""
-    if run.world.is_divided and find_link() is None:
+    if run.world.is_divided and run.world.link is None:
         return "torchrun started its processes, and only torchrun can start all of them again"
     if isinstance(run.dataset, IterableDataset) and (run.loader.num_workers > 1 or run.loader.drop_last):
         return "a stream that several workers share, or that drops its last batch, would be cut in other places"

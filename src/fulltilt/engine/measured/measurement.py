@@ -14,7 +14,6 @@ from torch import Tensor
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.measured.endless_steps import EndlessSteps
 from fulltilt.engine.measured.rehearsal import Part, Rehearsal
-from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.step.phase_sample import join_timers
 from fulltilt.engine.step.train_step import StepOutcome, TrainStep
 from fulltilt.errors import NonFiniteLossError, TrainingError
@@ -82,7 +81,7 @@ def run_measured(
         seen["first_loss"] = _read_loss(world.sum(outcome.loss.clone()), 1)
         seen["observed"] = check_observed(run)
 
-    steps = EndlessSteps(run, join_timers(timer, find_link()), check_first, batches)
+    steps = EndlessSteps(run, join_timers(timer, run.world.link), check_first, batches)
     memory = MemoryMeter(device)
     utilization = _build_utilization(device)
     memory.start()
@@ -201,7 +200,7 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
         if transform is not None:
             small = transform.uncompiled()(small, run.generator)
         with without_checkpointing(run.setup.model), without_compiling(run.setup):
-            flops = count_flops(lambda: step.compute_gradients(small))
+            flops = count_flops(lambda: step.compute_loss(small).backward())
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         # Optional figure: a model that does not take a smaller batch, or an operator that cannot be traced.
         return None, None, f"the step could not be counted with {count_samples(small)} samples: {error}"
