@@ -76,6 +76,7 @@ def test_no_command_is_wrong_usage(capsys):
         (["tune", "--dry"], "usage: fulltilt tune [-h]"),
         (["data", "inspect", "f.h5", "--dry"], "usage: fulltilt data inspect [-h]"),
         (["--dry"], "usage: fulltilt [-h]"),
+        (["levers", "--json", "-x"], "--json: expected one argument"),
         (["tune", "x.yaml", "--batch", "3"], "unrecognized arguments: --batch"),
         (["tune", "x.yaml", "--batch-sizes", "32", "many"], "--batch-sizes: invalid int value: 'many'"),
         (["levers", "num_worker"], "did you mean num_workers"),
