@@ -11,6 +11,7 @@ import importlib
 import itertools
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ COMMANDS = {
     "lab": "a grid of experiments over the devices of this machine",
     "data": "make, inspect and repack data files",
 }
+_FLAG = re.compile(r"-[^\d.]")  # and not -5s or -.5GiB, which are values
 EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE = 130, 143, 141
 
 
@@ -69,7 +71,7 @@ class CommandParser(argparse.ArgumentParser):
         flags: list[str] = []
         action = None  # of the flag whose values are being read
         for word in words[:end]:
-            if word.startswith("--"):
+            if _FLAG.match(word):
                 flags.append(word)
                 action = self._option_string_actions.get(word)
             elif action is None or action.nargs == 0 or (takes_overrides and action.nargs and _is_no_list_value(word)):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from fulltilt.config.aliases import FOREIGN_SECTIONS, NOT_BARE, list_bare_names
 from fulltilt.config.hints import describe_type
-from fulltilt.config.leaves import LEAVES, Leaf
+from fulltilt.config.leaves import LEAVES
 
 INTRODUCTION = """\
 # Configuration
@@ -71,10 +72,9 @@ def build_document() -> str:
 
 
 def _build_sections() -> Iterator[str]:
-    groups: dict[str, list[Leaf]] = {}
-    for leaf in LEAVES.values():
-        groups.setdefault(leaf.key.partition(".")[0] if "." in leaf.key else "", []).append(leaf)
-    for section, leaves in groups.items():
+    for section, leaves in itertools.groupby(
+        LEAVES.values(), lambda leaf: leaf.key.rpartition(".")[0].partition(".")[0]
+    ):
         yield f"## `{section}`\n\n" if section else "## Top level\n\n"
         if section and section not in NOT_BARE:
             yield "Also accepted at the top of a file without the section, by the last part of the name.\n\n"

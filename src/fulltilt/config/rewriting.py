@@ -114,30 +114,27 @@ def _verify(old: str, new: str, changes: Mapping[str, Any], file: str) -> None:
 
 def _write_key(text: str, file: str, key: str, value: Any, note: str | None) -> str:
     tree, settings = _read_settings(text, file)
-    standing = {s.item.start: (s, s.item) for s in settings if s.key == key and s.item}
+    standing = {s.item.start: s for s in settings if s.key == key}
     if not standing:
         return _add_key(text, tree, key, value, note)
     # From the back, so that the offsets of those in front stay true.
-    for _, (setting, item) in sorted(standing.items(), reverse=True):
+    for _, setting in sorted(standing.items(), reverse=True):
         if not agree(setting.value, value):
-            text = _replace_value(text, item, format_yaml(_in_spelling(setting, item, value), is_flow=item.is_flow))
+            rendered = format_yaml(_in_spelling(setting, value), is_flow=setting.item.is_flow)
+            text = _replace_value(text, setting.item, rendered)
     return text
 
 
-def _in_spelling(setting: Setting, item: Item, value: Any) -> Any:
+def _in_spelling(setting: Setting, value: Any) -> Any:
     """Return the value as this spelling says it: ``use_amp: false`` for ``precision: fp32``."""
     if setting.argument:
-        call = parse_call(item.value)
+        call = parse_call(setting.item.value)
         return str(ComponentCall(call.name, call.args, {**call.kwargs, setting.argument: value}))
     spelling = resolve_spelling(setting.spelled)
     if spelling is None or len(spelling.keys) > 1:
-        raise ConfigError(
-            f"{setting.spelled} sets {' and '.join(spelling.keys) if spelling else 'nothing'} together; "
-            f"write {setting.key} on a line of its own first",
-            file=setting.file,
-            line=setting.line,
-            key=setting.key,
-        )
+        keys = " and ".join(spelling.keys) if spelling else "nothing"
+        message = f"{setting.spelled} sets {keys} together; write {setting.key} on a line of its own first"
+        raise setting.build_error(message)
     candidates = (value,) if isinstance(value, bool) else (True, False, value)
     return next((c for c in candidates if agree(spelling.convert(c), value)), value)
 

@@ -30,9 +30,12 @@ class Setting:
     value: Any  # plain, or a Grid
     spelled: str
     file: str
-    line: int | None = None
+    item: Item
     argument: str | None = None  # of the component call that stands at ``spelled``
-    item: Item | None = None
+
+    @property
+    def line(self) -> int | None:
+        return self.item.line
 
     @property
     def provenance(self) -> str:
@@ -94,8 +97,8 @@ class Collector:
         return Grid(converted) if isinstance(value, Grid) else converted[0]
 
     def _add(self, item: Item, spelled: str, key: str, value: Any, argument: str | None = None) -> None:
-        place = {"spelled": spelled, "file": self.file, "line": item.line, "item": item}
-        self.settings.append(Setting(key=key, value=value, argument=argument, **place))
+        setting = Setting(key=key, value=value, spelled=spelled, file=self.file, item=item, argument=argument)
+        self.settings.append(setting)
 
     def _read_loader(self, item: Item, spelled: str) -> None:
         """Read ``dataloader`` or one of its splits: a component call whose arguments are keys of ``data``."""
@@ -183,7 +186,7 @@ def agree(a: Any, b: Any) -> bool:
 
 
 def _describe_disagreement(a: Setting, b: Setting) -> ConfigError:
-    said_a, said_b = (s.value if s.argument or s.item is None else s.item.value for s in (a, b))
+    said_a, said_b = (s.value if s.argument else s.item.value for s in (a, b))
     where = "" if a.line is None else f" in line {a.line}"
     said = f"{b.spelled} says {show_value(said_b)}, {a.spelled}{where} says {show_value(said_a)}"
     return b.build_error(f"{said}; keep one")

@@ -1,7 +1,9 @@
 import dataclasses
+import io
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -76,6 +78,7 @@ def test_no_command_is_wrong_usage(capsys):
         (["tune", "--dry"], "usage: fulltilt tune [-h]"),
         (["data", "inspect", "f.h5", "--dry"], "usage: fulltilt data inspect [-h]"),
         (["--dry"], "usage: fulltilt [-h]"),
+        (["levers", "--json", "-x"], "--json: expected one argument"),
         (["tune", "x.yaml", "--batch", "3"], "unrecognized arguments: --batch"),
         (["tune", "x.yaml", "--batch-sizes", "32", "many"], "--batch-sizes: invalid int value: 'many'"),
         (["levers", "num_worker"], "did you mean num_workers"),
@@ -345,3 +348,23 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(capsys, monkeypatc
         "writing events.h5: 25 % after 11 s",
         "writing events.h5: 50 % after 22 s",
     ]
+
+
+def test_a_bar_on_a_terminal_is_drawn_by_no_thread_and_gone_after_each_part(monkeypatch):
+    class FakeTerminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stderr", stderr := FakeTerminal())
+    now, n_threads = [0.0], threading.active_count()
+    monkeypatch.setattr(_shared.time, "monotonic", lambda: now[0])
+    with show_progress("encoding") as progress:
+        for now[0], done in ((1.0, 50), (2.0, 100), (3.0, 25), (4.0, 100)):
+            progress(done, 100)
+            assert threading.active_count() == n_threads
+            assert ("\x1b[1A" in stderr.getvalue()[-20:]) is (done == 100)  # the cursor went back up over the bar
+    said = stderr.getvalue()
+    assert " 50%" in said
+    assert " 25%" in said
+    assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
