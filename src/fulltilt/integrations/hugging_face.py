@@ -39,18 +39,15 @@ class HuggingFaceBreakdown(transformers.TrainerCallback):
 
     Args:
         out: The JSON file; None writes none.
-        clock: For tests.
-
-    Attributes:
-        result: The breakdown, once training has ended.
     """
+
+    result: Breakdown | None = None  # once training has ended
 
     def __init__(self, out: str | Path | None = "runs/breakdown/hugging_face.json", *, clock: Clock | None = None):
         self._out = out
         loop = f"transformers {transformers.__version__}"
         self._breakdown = StepBreakdown(loop, null_reasons=NULL_REASONS, clock=clock)
         self._stop_listening: Callable[[], None] | None = None
-        self.result: Breakdown | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._stop_listening is None:  # still listening where an error ended the last run: nobody tells of that

@@ -43,11 +43,9 @@ class LightningBreakdown(_LIBRARY.Callback):
 
     Args:
         out: The JSON file; None writes none.
-        clock: For tests.
-
-    Attributes:
-        result: The breakdown, once training has ended.
     """
+
+    result: Breakdown | None = None  # once training has ended
 
     def __init__(self, out: str | Path | None = "runs/breakdown/lightning.json", *, clock: Clock | None = None):
         super().__init__()
@@ -56,7 +54,6 @@ class LightningBreakdown(_LIBRARY.Callback):
         self._has_zeroed = self._has_stepped = False
         self._handles: list[Any] = []
         self._profiler: Any = None
-        self.result: Breakdown | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._listen(trainer)

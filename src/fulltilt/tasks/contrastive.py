@@ -29,11 +29,7 @@ LabelledImages = Callable[[], tuple[Any, Any]]
 
 
 class TwoViews:
-    """``prepare`` of the task: draws two views of every image on the device.
-
-    Shape:
-        images (B, C, H, W) → rows (2·B, C, H, W); rows 2·i and 2·i + 1 are of image i.
-    """
+    """``prepare`` of the task: draws two views of every image on the device; rows 2·i and 2·i + 1 are of image i."""
 
     def __init__(self, build_views: Callable[[], Views]) -> None:
         self._build, self._views = build_views, None
@@ -53,8 +49,7 @@ class TwoViews:
 class NeighbourAssessment:
     """``assess`` of the task: measures the accuracy of the nearest labelled neighbours of validation images.
 
-    Args:
-        limit: Looks at most at so many images of either dataset, evenly spread; None: all.
+    It looks at no more than ``limit`` images of either dataset, evenly spread.
     """
 
     def __init__(self, labelled: LabelledImages, *, limit: int | None) -> None:
@@ -137,11 +132,7 @@ def build_contrastive(
 
 
 def explain_negatives(batch_size: int, accumulate: int, *, exact: bool) -> str:
-    """Say how many negatives an anchor has: the views of all other images in its batch.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Say how many negatives an anchor has: the views of all other images in its batch; refuse none."""
     effective = batch_size * accumulate
     own, joint = 2 * batch_size - 2, 2 * effective - 2
     if not (joint if exact else own):

@@ -16,11 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Elementwise(nn.Module):
-    """A loss over elements, averaged over all of them.
-
-    Shape:
-        outputs and targets hold the same number of elements per sample; (B, 1) meets (B,), and is not broadcast.
-    """
+    """A loss averaged over all elements: as many of outputs as of targets; (B, 1) meets (B,) without broadcasting."""
 
     def __init__(self, function: Callable[..., Tensor], **options: float) -> None:
         super().__init__()

@@ -109,11 +109,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _refuse_weights(title: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``arguments`` without the switches of pretrained weights, which must be off.
-
-    Raises:
-        ConfigError: one of them is on.
-    """
+    """Return ``arguments`` without the switches of pretrained weights, and refuse one that is on."""
     for name in _WEIGHT_ARGUMENTS:
         if arguments.get(name) not in (None, False):
             raise ConfigError(

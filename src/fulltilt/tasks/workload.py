@@ -22,8 +22,7 @@ class Workload:
     Args:
         model: ``() -> nn.Module``, on the CPU, freshly initialised.
         dataset: ``() -> Dataset`` of ``(inputs, targets)``, map-style or iterable.
-        loss: ``(outputs, targets) -> scalar``, the mean over the samples of the batch. A mean is what makes
-            accumulated micro-batches add up to the large batch.
+        loss: ``(outputs, targets) -> scalar``, the mean over the batch: so micro-batches add up to the large batch.
         optimizer: ``(parameters) -> Optimizer``; AdamW with its defaults when ``None``.
         validation: ``() -> Dataset`` for evaluation; no evaluation when ``None``.
         metrics: name → ``(outputs, targets) -> (B,)``, one value per sample, left on the device.
@@ -41,9 +40,7 @@ class Workload:
         training_metrics: ``train`` computes the metrics on training batches too.
         name: How tables, files and messages call it.
 
-    Shape:
-        - batch: what ``collate`` returns; ``(inputs, targets)`` with the batch as first dimension B of each tensor.
-        - outputs: what the model returns for it, first dimension B.
+    Shape: the batch is the first dimension B of inputs, targets and outputs.
 
     Raises:
         UsageError: a field is no function, or an object where the function that builds it is needed.

@@ -295,7 +295,8 @@ def test_checkpointed_activations_give_the_same_gradients():
 def test_a_trial_measures_it_with_its_phases():
     measurement = run_measured(build(16, 4), n_steps=4, max_measure_s=5)
     assert measurement.observed["accumulate"] == 4
-    assert measurement.phases_ms is None or measurement.phases_ms.forward > 0
+    phases = measurement.phases_ms  # withheld where a busy machine made more than 5 % of a step no phase's
+    assert phases is None or phases.forward is None or phases.forward > 0
     assert measurement.samples_per_s > 0
 
 

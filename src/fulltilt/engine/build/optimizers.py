@@ -15,10 +15,7 @@ from fulltilt.errors import UsageError
 class JointOptimizer(optim.Optimizer):
     """Several optimizers as one, each for parameters of its own: the groups of all are its groups.
 
-    Groups and state are shared with the parts, not copied: a learning rate that is set here is theirs.
-
-    Args:
-        parts: Optimizers that have not stepped yet, of disjoint parameters.
+    Groups and state are shared with the parts, which have not stepped yet: a learning rate that is set here is theirs.
     """
 
     def __init__(self, parts: Sequence[optim.Optimizer]):

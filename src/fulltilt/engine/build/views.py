@@ -25,10 +25,7 @@ def plan_view_data(
 ) -> dict[str, Any]:
     """Return functions by the names of the task's parameters; each builds when it is called.
 
-    Args:
-        train: Builds the training images, with the transform that makes views, if the configuration has one.
-        validation: Builds the validation images with their transform.
-        has_transform: The configuration says what makes the views; ``SIMCLR_VIEWS`` otherwise.
+    Without ``has_transform``, ``SIMCLR_VIEWS`` make the views of the images that ``train`` builds.
     """
 
     def build_views() -> Pipeline:

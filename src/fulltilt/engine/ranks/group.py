@@ -186,15 +186,10 @@ class _Relay:
 
 
 class _Attempt:
-    """One start of all ranks, to their end.
+    """One start of all ranks, to their end."""
 
-    Attributes:
-        cause: Why there is no result.
-        ended: The end of a run that rank 0 told, until it is known whether all go on.
-    """
-
-    cause: Cause | None = None
-    ended: RunEnded | None = None
+    cause: Cause | None = None  # why there is no result
+    ended: RunEnded | None = None  # told by rank 0, until it is known whether all go on
     _result: Any = None
 
     def __init__(self, payload: bytes, devices: Sequence[str], limits_s: Sequence[float], raised_by: Sequence[str]):

@@ -34,14 +34,11 @@ class GradientSync:
 
     Only the last one of a window has to. Of the first window each does: torch records a static graph in the first
     backward pass, which must not be left out, and an average of averages is the average.
-
-    Attributes:
-        is_sharded: The ranks divide the weights; running the model needs all of them.
     """
 
     def __init__(self, switch: Callable[[bool], None], *, joins_first_window: bool, is_sharded: bool = False):
         self._switch = switch
-        self.is_sharded = is_sharded
+        self.is_sharded = is_sharded  # the ranks divide the weights; running the model needs all of them
         self._always = joins_first_window
         self._is_on = True
 
@@ -57,8 +54,7 @@ class GradientSync:
 def replicate(model: nn.Module, *, static_graph: bool) -> tuple[nn.Module, GradientSync]:
     """Wrap the model so that ranks average their gradients; all take rank 0's weights and buffers.
 
-    Args:
-        static_graph: The same parameters take part in every step. When false, they are looked for in every step.
+    Without ``static_graph`` the parameters that take part are looked for in every step.
     """
     # Buffers (BatchNorm's statistics) stay each rank's own between evaluations; the old name warns from torch 2.13 on.
     known = inspect.signature(DistributedDataParallel).parameters
@@ -163,11 +159,7 @@ def list_sizes(n_samples: int, batch_size: int, *, drop_last: bool) -> Iterator[
 
 
 def gather_state(state: Any, *, keep: bool) -> Any:
-    """Put divided tensors of a state together again, on the CPU; all ranks have to call it.
-
-    Args:
-        keep: False on ranks that do not save: they only give their parts.
-    """
+    """Put divided tensors of a state together on the CPU; ranks that do not ``keep`` it only give their parts."""
     from torch.distributed.tensor import DTensor
 
     def gather(tensor: Tensor) -> Tensor | None:

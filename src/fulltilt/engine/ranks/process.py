@@ -66,15 +66,11 @@ class Marks:
 
 
 class Link:
-    """The rank's end of the connection to the process that started it.
-
-    Attributes:
-        is_stop_wanted: The parent asked to stop.
-    """
+    """The rank's end of the connection to the process that started it."""
 
     def __init__(self, connection: Connection, marks: Marks, rank: int):
         self.rank = rank
-        self.is_stop_wanted = False
+        self.is_stop_wanted = False  # by the parent
         self._connection, self._cells, self._base = connection, marks.cells, rank * N_CELLS
         self._taken = threading.Semaphore(0)
         self._lock = threading.Lock()

@@ -51,11 +51,7 @@ class WeightAverage:
         return {"n_updates": self.n_updates, "weights": dict(zip(self._live, self._average, strict=True))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved average.
-
-        Raises:
-            KeyError, RuntimeError: names or shapes differ.
-        """
+        """Load a saved average; other names or shapes are a KeyError or RuntimeError."""
         with torch.no_grad():
             for name, mine in zip(self._live, self._average, strict=True):
                 mine.copy_(state["weights"][name])

@@ -130,11 +130,7 @@ class CachedStep(TrainStep):
 
 
 def _check_replay(first: Any, second: Any) -> None:
-    """Check that the second forward gave the outputs that the loss has seen.
-
-    Raises:
-        UsageError: it did not: the model draws from a generator that is not rewound.
-    """
+    """Refuse a model whose second forward gave other outputs than those that the loss has seen."""
     for a, b in zip(_list_leaves(first), _list_leaves(second), strict=True):
         if isinstance(a, FakeTensor) or not a.is_floating_point():
             continue

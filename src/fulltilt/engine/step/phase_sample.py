@@ -30,9 +30,7 @@ class _Both:
 class PhaseSample:
     """Times the last step of every logging interval; the others go by untimed.
 
-    Args:
-        log_every: Steps of a logging interval.
-        marks: Told of every phase of every step (``ranks.process.Link``).
+    ``marks`` are told of every phase of every step (``ranks.process.Link``).
 
     Device: does not synchronise; a sample is read after the sums of its interval, which come behind it in the queue.
     """

@@ -23,11 +23,7 @@ from fulltilt.measure.nested import list_tensors
 
 
 class CudaLane:
-    """Copies batches on a stream of a GPU beside the one that the step runs on.
-
-    Args:
-        place: Puts a nested batch onto the GPU: ``TrainStep.place``.
-    """
+    """Copies batches on a stream of a GPU beside the one that the step runs on, by ``TrainStep.place``."""
 
     def __init__(self, device: torch.device, place: Callable[[Any], Any]):
         self._device, self._place = device, place

@@ -136,11 +136,7 @@ def count_warmup_steps(warmup: float | int | str, total_steps: int, steps_per_ep
 
 
 class LearningRate:
-    """Writes the schedule's factor into an optimizer's parameter groups.
-
-    Args:
-        optimizer: Its current rates are taken as the configured ones: make this before a state is loaded.
-    """
+    """Writes the schedule's factor into an optimizer's groups, whose rates it notes before a state is loaded."""
 
     def __init__(self, optimizer: Any, schedule: Schedule):
         self._optimizer = optimizer
