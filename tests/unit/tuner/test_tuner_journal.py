@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.errors import RunFolderError
 from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.session import END_TO_END, REPEAT
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 PLAN = default_plan()
 

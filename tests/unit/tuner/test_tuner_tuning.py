@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.config import config_from_values
 from fulltilt.errors import NoPlanError, RunFolderError
@@ -28,7 +29,6 @@ from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
 from fulltilt.tuner.search.search import Search, merge_facts, run_finalists, run_strategy
 from fulltilt.tuner.search.session import Session, Skip
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.trials.target import ProbeResult
 
 USER = default_plan({"batch_size": 32})
