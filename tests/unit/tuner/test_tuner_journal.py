@@ -34,10 +34,10 @@ def test_rows_come_back_in_order_and_once(tmp_path):
             journal.append(row)
     with open_folder(tmp_path) as folder:
         journal = Journal(folder)
-    assert journal.take(PLAN, END_TO_END).id == "t1"
-    assert journal.take(PLAN, END_TO_END) is None
-    assert [journal.take(PLAN, REPEAT).id for _ in range(2)] == ["t2", "t3"]
-    assert journal.take(PLAN, REPEAT) is None
+    assert journal.take((PLAN, END_TO_END, None, None)).id == "t1"
+    assert journal.take((PLAN, END_TO_END, None, None)) is None
+    assert [journal.take((PLAN, REPEAT, None, None)).id for _ in range(2)] == ["t2", "t3"]
+    assert journal.take((PLAN, REPEAT, None, None)) is None
     assert journal.next_id() == "t4"
     assert journal.spent_s == 6.0
 
