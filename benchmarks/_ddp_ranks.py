@@ -1,4 +1,4 @@
-"""What the two processes of ``ddp_efficiency`` run: blocks of steps, alone, side by side, and together."""
+"""The blocks of steps that the two processes of ``ddp_efficiency`` run: alone, side by side, and together."""
 
 from __future__ import annotations
 
@@ -53,23 +53,22 @@ class Images(Dataset):
 
 
 def measure_rounds(device: str, n_rounds: int, size: Size) -> list[Round[float]]:
-    """Samples per second of all ranks, of every arm in every round."""
+    """Measure the samples per second of all ranks, of every arm in every round."""
     n_steps, batch_per_rank = size.n_steps, size.batch_per_rank
     config = _build_config(device, batch_per_rank, size.precision)
     world, name = join_world(config)
+    joint = _build_config(device, batch_per_rank * world.n_ranks, size.precision)
+    one = _build_block(config, name, ALONE, n_steps)
     blocks = {
-        ONE: _build_block(config, name, ALONE, n_steps, takes_part=world.is_first),
+        ONE: one if world.is_first else lambda: None,
         APART: _build_block(config, name, ALONE, n_steps),
         BY_HAND: _build_block_by_hand(config, name, n_steps),
-        TOGETHER: _build_block(
-            _build_config(device, batch_per_rank * world.n_ranks, size.precision), name, world, n_steps
-        ),
+        TOGETHER: _build_block(joint, name, world, n_steps),
     }
-    n_working = {ONE: 1, APART: world.n_ranks, BY_HAND: world.n_ranks, TOGETHER: world.n_ranks}
 
     def measure(arm: str) -> float:
-        seconds = _time_together(blocks[arm], torch.device(name))
-        return n_working[arm] * n_steps * batch_per_rank / seconds
+        n_working = 1 if arm == ONE else world.n_ranks
+        return n_working * n_steps * batch_per_rank / _time_together(blocks[arm], torch.device(name))
 
     for arm in ARMS:  # buckets are built anew after the first step, and memory is laid out
         measure(arm)
@@ -77,7 +76,7 @@ def measure_rounds(device: str, n_rounds: int, size: Size) -> list[Round[float]]
 
 
 def _time_together(block: Callable[[], None], device: torch.device) -> float:
-    """From when all ranks are ready to when all are done."""
+    """Time a block from when all ranks are ready to when all are done."""
     dist.barrier()
     began_s = time.perf_counter()
     block()
@@ -101,21 +100,15 @@ def _build_model() -> nn.Module:
     return build_model(MODEL, where="model", base_dir=".")
 
 
-def _build_workload(n_samples: int) -> Workload:
-    return Workload(
+def _build_block(config: Any, device: str, world: World, n_steps: int) -> Callable[[], None]:
+    """Take ``n_steps`` of the engine's steps on the engine's batches, without what its loop does beside them."""
+    workload = Workload(
         model=_build_model,
-        dataset=lambda: Images(n_samples),
+        dataset=lambda: Images(config.data.batch_size * n_steps),
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LR, momentum=0.9),
         name="images",
     )
-
-
-def _build_block(
-    config: Any, device: str, world: World, n_steps: int, *, takes_part: bool = True
-) -> Callable[[], None]:
-    """``n_steps`` of the engine's steps on the engine's batches, without what its loop does beside them."""
-    workload = _build_workload(config.data.batch_size * n_steps)
     run = build_run(config, plan_of(config), device=device, workload=workload, world=world)
     step, timer = TrainStep(run), NullTimer()
 
@@ -124,11 +117,11 @@ def _build_block(
         for _ in range(n_steps):
             step(batches, timer)
 
-    return block if takes_part else _nothing
+    return block
 
 
 def _build_block_by_hand(config: Any, device: str, n_steps: int) -> Callable[[], None]:
-    """The same model, batches and optimizer in a loop as it is written by hand, over torch's own defaults."""
+    """Train the same model, batches and optimizer in a loop as it is written by hand, over torch's own defaults."""
     model = DistributedDataParallel(_build_model().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     loss = nn.CrossEntropyLoss()
@@ -146,7 +139,3 @@ def _build_block_by_hand(config: Any, device: str, n_steps: int) -> Callable[[],
             optimizer.zero_grad(set_to_none=True)
 
     return block
-
-
-def _nothing() -> None:
-    pass

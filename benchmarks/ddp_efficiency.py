@@ -1,4 +1,4 @@
-"""What a second rank is worth: two training processes that join their gradients, beside one, and beside a loop by hand.
+"""The worth of a second rank: two training processes that join their gradients, beside one and beside a loop by hand.
 
 Two ranks are started once; blocks of steps of every arm follow each other in them, in an order drawn anew each round.
 *Apart* is two processes that train without each other: what sharing the machine costs is then told from what joining
@@ -10,15 +10,13 @@ Timed are the engine's steps on the engine's batches; logging, evaluation and ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from benchmarks import _ddp_ranks
-from benchmarks._ddp_ranks import APART, ARMS, BY_HAND, ONE, TOGETHER, Size
-from benchmarks._rounds import Round, compute_differences_pct, compute_means
+from benchmarks._ddp_ranks import APART, BY_HAND, ONE, TOGETHER, Size
+from benchmarks._rounds import build_arms, compute_differences_pct, compute_ratios
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
+from benchmarks._schema import build_arm, judge
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.ranks.group import run_ranks
 
@@ -41,7 +39,7 @@ REPLICATION = "round of two blocks an arm, interleaved in the same two processes
 
 
 def find_obstacle(context: Context) -> str | None:
-    """Two ranks on one GPU would measure how they share it; NCCL refuses them, too."""
+    """Say how many GPUs are missing: two ranks on one would measure how they share it, and NCCL refuses them."""
     n_devices = torch.cuda.device_count() if context.device == "cuda" else N_RANKS
     if n_devices >= N_RANKS:
         return None
@@ -49,7 +47,7 @@ def find_obstacle(context: Context) -> str | None:
 
 
 def list_devices(device: str) -> tuple[str, ...]:
-    """One a rank."""
+    """Name the device of each rank."""
     return tuple(f"cuda:{rank}" if device == "cuda" else device for rank in range(N_RANKS))
 
 
@@ -61,10 +59,14 @@ def run(context: Context) -> Findings:
         devices=list_devices(context.device),
         announcer=Announcer(()),
     )
-    by_hand = _build(compute_differences_pct(rounds, TOGETHER, BY_HAND, float), TOGETHER, "gain_over_by_hand_pct")
-    arms = [_build(compute_means(rounds, arm, float), arm, "samples_per_s") for arm in ARMS]
-    arms += [_build(_compute_efficiency_pct(rounds, arm), arm, "efficiency_pct") for arm in (APART, BY_HAND, TOGETHER)]
-    targets = (_judge(by_hand),)
+    common = {"case": CASE, "unit_of_replication": REPLICATION}
+    arms = build_arms(rounds, metric="samples_per_s", **common)
+    for arm in (APART, BY_HAND, TOGETHER):
+        efficiency_pct = [100 * ratio / N_RANKS for ratio in compute_ratios(rounds, arm, ONE)]
+        arms.append(build_arm(efficiency_pct, arm=arm, metric="efficiency_pct", **common))
+    gain_pct = compute_differences_pct(rounds, TOGETHER, BY_HAND)
+    gain = build_arm(gain_pct, arm=TOGETHER, metric="gain_over_by_hand_pct", **common)
+    target = judge("samples/s against by hand, %", gain.median, gain.ci95, at_least=LIMIT_PCT)
     notes = (
         f"{N_RANKS} processes, {size.batch_per_rank} samples each a step, {size.n_steps} steps a block, "
         f"{size.precision}, SGD with momentum",
@@ -72,17 +74,4 @@ def run(context: Context) -> Findings:
         f"{APART!r}: each trains a model of its own at the same time; what it lacks to 100 % is the machine's",
         "by hand: torch's DistributedDataParallel with its defaults, a DataLoader over the same images",
     )
-    return Findings(arms=(*arms, by_hand), targets=targets, notes=notes)
-
-
-def _compute_efficiency_pct(rounds: Sequence[Round[float]], arm: str) -> list[float]:
-    pairs = zip(compute_means(rounds, arm, float), compute_means(rounds, ONE, float), strict=True)
-    return [100 * rate / (N_RANKS * alone) for rate, alone in pairs]
-
-
-def _judge(by_hand: Arm) -> Target:
-    return judge("samples/s against by hand, %", by_hand.median, by_hand.ci95, at_least=LIMIT_PCT)
-
-
-def _build(values: Sequence[float], arm: str, metric: str) -> Arm:
-    return build_arm(values, case=CASE, arm=arm, metric=metric, unit_of_replication=REPLICATION)
+    return Findings(arms=(*arms, gain), targets=(target,), notes=notes)

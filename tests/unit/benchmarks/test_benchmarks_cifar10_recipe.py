@@ -40,7 +40,7 @@ def test_the_time_to_the_goal_is_that_of_the_first_evaluation_there():
 
 @pytest.mark.parametrize(("device", "met"), [("cuda", False), ("cpu", None)])
 def test_only_the_whole_recipe_is_held_against_the_goal(device, met, monkeypatch, tmp_path):
-    monkeypatch.setattr(cifar10_recipe, "find_images", lambda: tmp_path)
+    monkeypatch.setattr(cifar10_recipe, "find_data", lambda name: tmp_path)
     answers = iter([build_result(0.9, 0.93), *[build_result(0.9, 0.92)] * 5])
     monkeypatch.setattr(cifar10_recipe, "train_seed", lambda config: next(answers))
     findings = cifar10_recipe.run(Context(device=device, quick=False))
