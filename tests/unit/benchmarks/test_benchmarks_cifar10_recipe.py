@@ -18,9 +18,7 @@ def build_result(*accuracies):
         SimpleNamespace(metrics={"accuracy": accuracy}, training_seconds=10.0 * number)
         for number, accuracy in enumerate(accuracies, 1)
     ]
-    return SimpleNamespace(
-        evaluations=evaluations, metrics=evaluations[-1].metrics, training_seconds=evaluations[-1].training_seconds
-    )
+    return SimpleNamespace(evaluations=evaluations, **vars(evaluations[-1]))
 
 
 def test_a_gpu_trains_the_recipe_as_it_stands_and_a_cpu_a_small_one(tmp_path):
