@@ -45,7 +45,7 @@ class MachineTruth:
 
     @property
     def usable_gib(self) -> float:
-        """What the allocator of a training process can get."""
+        """The memory that the allocator of a training process can get."""
         return self.gpu.memory_gib * 0.985 - self.host.held_gib
 
     def fits(self, plan: Plan) -> bool:

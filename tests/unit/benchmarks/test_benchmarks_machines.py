@@ -105,12 +105,9 @@ def test_the_pinning_thread_takes_the_interpreter_from_the_loop():
     assert simulate(slowed, n_workers=8, pin_s=0.006, launch_s=0.004) > 0.0065
 
 
-def test_batch_times_that_vary_cost_throughput_in_order():
+def test_batch_times_that_vary_cost_throughput_in_order_and_have_their_mean_over_every_stratum():
     even = simulate(n_workers=4, device_s=0.0025, launch_s=0.0001)
     assert simulate(n_workers=4, device_s=0.0025, launch_s=0.0001, make_variation=0.5) > 1.02 * even
-
-
-def test_drawn_batch_times_have_their_mean_over_every_stratum():
     spread = draw_spread(3)
     assert np.allclose(spread.reshape(-1, 16).mean(axis=1), 0.0)
     assert not np.array_equal(spread[:16], spread[16:32])
@@ -175,11 +172,8 @@ def test_memory_ends_at_the_card_and_fake_tensors_know_no_card():
     assert machine(plan, id="t3", why="w", kind="memory").memory_allocated_peak_gib > machine.memory_gib
     assert machine(plan, id="t4", why="w", kind="loader").status == "ok"
     assert not machine.fits(plan)
-
-
-def test_where_fake_tensors_fail_the_row_says_so():
-    machine = next(m for m in map(SimulatedMachine, itertools.count()) if m.fake_tensors_fail)
-    row = machine(machine.space(336).user_plan, id="t1", why="w", kind="memory")
+    failing = next(m for m in map(SimulatedMachine, itertools.count()) if m.fake_tensors_fail)
+    row = failing(failing.space(336).user_plan, id="t1", why="w", kind="memory")
     assert (row.status, row.kind) == ("error", "memory")
     assert "depends on the data" in row.reason
 
@@ -245,20 +239,16 @@ def test_device_time_jumps_where_algorithms_and_waves_change():
     assert max(misses) > 0.05
 
 
-def test_spaces_have_the_sizes_that_are_spoken_of():
-    with_conv, without = find_machine(family="cnn"), find_machine(family="gpt")
-    assert len(with_conv.space(336).grid()) == len(without.space(336).grid()) == 336
-    assert len(with_conv.space(2688).grid()) == 2688
-    assert len(without.space(2688).grid()) == 1344
-    with pytest.raises(ValueError, match="336 or 2688"):
-        with_conv.space(100)
-
-
-def test_no_plan_of_a_space_is_refused_by_its_guards():
-    for machine in (find_machine(family="cnn"), find_machine(family="gpt"), find_machine(family="tabular")):
+def test_spaces_have_the_sizes_that_are_spoken_of_and_no_plan_that_its_guards_refuse():
+    for family, n_points in (("cnn", 2688), ("gpt", 1344), ("tabular", 1344)):
+        machine = find_machine(family=family)
+        assert len(machine.space(336).grid()) == 336
         space = machine.space(2688)
+        assert len(space.grid()) == n_points
         assert not any(find_obstacles(plan, machine.facts) for plan in space.grid())
         assert space.user_plan in space.grid()
+    with pytest.raises(ValueError, match="336 or 2688"):
+        machine.space(100)
 
 
 def test_workloads_are_of_every_kind():
