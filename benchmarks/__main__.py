@@ -43,21 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, module in chosen.items():
         if obstacle := find_obstacle(module, context):
             print(f"{name}: skipped on {context.device}: {obstacle}", flush=True)
-            continue
-        if module.NEEDS_PEERS and not args.here:
+        elif module.NEEDS_PEERS and not args.here:
             failures += run_in_peers_environment(name, context) != 0
-            continue
-        result = run_benchmark(module, context)
-        print(describe_result(result), flush=True)
-        if args.quick:
-            print("  quick: nothing was written, and too few repetitions for an interval", flush=True)
         else:
-            print(f"  written: {write_result(result)}", flush=True)
+            result = run_benchmark(module, context)
+            quick = "quick: nothing was written, and too few repetitions for an interval"
+            print(describe_result(result), flush=True)
+            print(f"  {quick if args.quick else f'written: {write_result(result)}'}", flush=True)
     return min(failures, 1)
 
 
 def _check_device(parser: argparse.ArgumentParser, device: str) -> None:
-    """Said before the first benchmark starts, and not by each of them."""
+    """Say what is missing before the first benchmark starts, and not by each of them."""
     from fulltilt.engine.build.builder import check_device
 
     try:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._bilm_guide import CLIP_NORM, GuideLoop, GuideModel, GuideTracker, Habits
-from benchmarks._runner import ROOT
+from benchmarks._runner import ROOT, find_data
 from fulltilt.config import config_from_values
 from fulltilt.data import build_loader, prepare_text
 from fulltilt.data.text.text import TokenWindows, text
@@ -34,13 +33,17 @@ LEARNING_RATE, DROPOUT = 1e-3, 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of a batch and of a run."""
+    """What a run trains on, and how often."""
 
     batch_size: int
     seq_len: int
     n_steps: int
     n_rounds: int
     n_val: int  # windows
+
+    @property
+    def n_words_per_step(self) -> int:
+        return self.batch_size * self.seq_len
 
     def describe(self) -> str:
         return f"{self.batch_size} × {self.seq_len} words, {self.n_steps} steps"
@@ -65,10 +68,10 @@ class Trained:
 
 
 def prepare(folder: Path) -> tuple[Path | None, str]:
-    """WikiText-2, where it lies; else the text that comes with Python, and the note says so."""
-    data = Path(os.environ.get("FULLTILT_DATA", ROOT / ".." / "shared" / "data"))
-    train_file, val_file = data / "wikitext2_valid.txt", data / "wikitext2_test.txt"
-    if not (train_file.is_file() and val_file.is_file()):
+    """Prepare WikiText-2, where it lies; else the text is what comes with Python, and the note says so."""
+    try:
+        train_file, val_file = find_data("wikitext2_valid.txt"), find_data("wikitext2_test.txt")
+    except FileNotFoundError:
         return None, "text: Python's documentation topics, WikiText-2 was not found through FULLTILT_DATA"
     done = prepare_text([train_file], folder, val_file=val_file, vocab_size=VOCAB_SIZE)
     return folder, (
@@ -85,9 +88,8 @@ def train_guide(tokens: Path | None, size: Size, device: str, folder: Path, seed
     wall_s, cpu_s = clocks.read()
     starts = range(0, len(held_out), size.batch_size)
     batches = (held_out.get_batch(range(i, min(i + size.batch_size, len(held_out)))) for i in starts)
-    n_words = size.n_steps * size.batch_size * size.seq_len
     perplexity = loop.compute_perplexity(batches)
-    return Trained(n_words=n_words, seconds=wall_s, cpu_s=cpu_s, perplexity=perplexity)
+    return Trained(n_words=size.n_steps * size.n_words_per_step, seconds=wall_s, cpu_s=cpu_s, perplexity=perplexity)
 
 
 def train_ours(
@@ -100,7 +102,7 @@ def train_ours(
     options: Mapping[str, Any],
     evaluate_every: int | None = None,
 ) -> list[Trained]:
-    """One call of ``train``, with its CSV files and the guide's: where it is at every evaluation.
+    """Call ``train`` once, with its CSV files and the guide's, and return where it is at every evaluation.
 
     Args:
         evaluate_every: Steps; None is once, after the last.
@@ -125,36 +127,28 @@ def train_ours(
         },
         base_dir=str(ROOT),
     )
-    watch = _Evaluations(size.batch_size * size.seq_len)
-    listeners = [CsvLog(folder), MetricsTracker(folder / "metrics"), watch]
+    found: list[Trained] = []
+    listeners = [CsvLog(folder), MetricsTracker(folder / "metrics"), _watch_evaluations(found, size.n_words_per_step)]
     train(config, out_dir=folder, listeners=listeners, workload=workload, max_steps=size.n_steps)
-    return watch.found
+    return found
 
 
-class _Evaluations:
-    """A listener: a ``Trained`` for each evaluation, whose own time counts for nothing."""
+def _watch_evaluations(found: list[Trained], n_words_per_step: int) -> Any:
+    """Return a listener that adds a ``Trained`` for each evaluation, whose own time counts for nothing."""
+    cpu_s = mark_s = 0.0
 
-    def __init__(self, n_words_per_step: int):
-        self.found: list[Trained] = []
-        self._n_words_per_step = n_words_per_step
-        self._cpu_s = self._mark = 0.0
-
-    def __call__(self, event: Event) -> None:
-        now = time.process_time()
+    def listen(event: Event) -> None:
+        nonlocal cpu_s, mark_s
+        now_s = time.process_time()
         if isinstance(event, StepsDone):
-            self._cpu_s += now - self._mark
+            cpu_s += now_s - mark_s
         elif isinstance(event, Evaluated):
-            n_words = event.step * self._n_words_per_step
-            self.found.append(
-                Trained(
-                    n_words=n_words,
-                    seconds=event.training_seconds,
-                    cpu_s=self._cpu_s,
-                    perplexity=event.metrics["perplexity"],
-                )
-            )
+            perplexity, n_words = event.metrics["perplexity"], event.step * n_words_per_step
+            found.append(Trained(n_words=n_words, seconds=event.training_seconds, cpu_s=cpu_s, perplexity=perplexity))
         if isinstance(event, RunStarted | StepsDone | Evaluated):
-            self._mark = now
+            mark_s = now_s
+
+    return listen
 
 
 class Clocks:
@@ -175,7 +169,7 @@ class Clocks:
 
 
 def open_windows(tokens: Path | None, size: Size) -> tuple[TokenWindows, TokenWindows]:
-    """To train on, and the first ``n_val`` of those to validate on."""
+    """Return those to train on, and the first ``n_val`` of those to validate on."""
     path = None if tokens is None else str(tokens)
     train_windows, val = (text(s, path=path, seq_len=size.seq_len, vocab_size=VOCAB_SIZE) for s in ("train", "val"))
     first = TokenStream(val.ids[: size.n_val * size.seq_len + 1], val.vocabulary, "validation")
@@ -183,7 +177,7 @@ def open_windows(tokens: Path | None, size: Size) -> tuple[TokenWindows, TokenWi
 
 
 def take_batches(windows: TokenWindows, size: Size, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches that the engine takes, epoch after epoch."""
+    """Yield the batches that the engine takes, epoch after epoch."""
     loader: Any = build_loader(windows, batch_size=size.batch_size, shuffle=True, drop_last=True, seed=seed)
     left = size.n_steps
     for epoch in itertools.count():

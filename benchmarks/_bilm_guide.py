@@ -1,6 +1,6 @@
 """Guide 004's training loop as it describes itself, each of its habits a switch; the model is that of the other arms.
 
-What a step does beside training: reads four losses and, with metrics, four accuracies to the host; adds a row to a
+A step does this beside training: reads four losses and, with metrics, four accuracies to the host; adds a row to a
 DataFrame by copying all rows before it; now and then looks ten wrong words up in a dictionary that it builds for the
 purpose; asks the allocator to give memory back. The sequences are packed although all are of one length.
 """
@@ -107,7 +107,7 @@ class GuideModel(nn.Module):
         return self.heads[0](self.dropout(forwards)), self.heads[1](self.dropout(backwards))
 
     def run_layers(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(batch, length, embedding) → (batch, length, projection): both stacks over the same words, no heads."""
+        """Run both stacks over the same words, no heads: (batch, length, embedding) → (batch, length, projection)."""
         return self._run_stack(0, x, lengths) + self._run_stack(1, x, lengths)
 
     def _run_stack(self, index: int, x: Tensor, lengths: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class GuideModel(nn.Module):
 
 
 class GuideTracker:
-    """Rows in a DataFrame that is copied for every new one, or in a list."""
+    """A log that keeps its rows in a DataFrame, copied for every new one, or in a list."""
 
     def __init__(self, habits: Habits, vocabulary: Vocabulary, *, n_before: int = 0):
         import pandas
@@ -136,13 +136,9 @@ class GuideTracker:
         self.errors: list[dict[str, Any]] = []
 
     def track(self, batch_idx: int, n_samples: int, seconds: float) -> None:
-        row = {
-            "batch_idx": batch_idx,
-            "timestamp": time.time(),
-            "throughput": n_samples / seconds if seconds else 0.0,
-            "memory_per_sample": 0.0,
-            "forward_time": seconds,
-        }
+        throughput = n_samples / seconds if seconds else 0.0
+        row = {"batch_idx": batch_idx, "timestamp": time.time(), "throughput": throughput}
+        row |= {"memory_per_sample": 0.0, "forward_time": seconds}
         if self._habits.concat_per_batch:
             self.frame = self._pandas.concat([self.frame, self._pandas.DataFrame([row])], ignore_index=True)
         else:
@@ -162,17 +158,14 @@ class GuideTracker:
 
 
 class GuideLoop:
-    """The loop over batches; ``run`` goes on where the last call ended.
-
-    ``spent_ms`` has the CPU time inside each of ``COSTS`` that is a place of its own in the loop, a figure a batch.
-    """
+    """The loop over batches; ``run`` goes on where the last call ended."""
 
     def __init__(self, model: GuideModel, tracker: GuideTracker, folder: Path, *, device: torch.device):
         self.model, self.tracker, self.folder, self.device = model.to(device), tracker, folder, device
         self.habits = model.habits
         self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         self.sums = torch.zeros(5, device=device)
-        self.spent_ms: dict[str, list[float]] = defaultdict(list)
+        self.spent_ms: dict[str, list[float]] = defaultdict(list)  # CPU time a batch inside COSTS that have a place
 
     def run(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         torch.backends.cudnn.deterministic = self.habits.cudnn_deterministic
@@ -227,7 +220,7 @@ class GuideLoop:
 
     @torch.no_grad()
     def compute_perplexity(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-        """Over all words, of both directions: exp of the mean loss."""
+        """Compute exp of the mean loss over all words, of both directions."""
         self.model.eval()
         total, n_words = 0.0, 0
         for inputs, targets in batches:
@@ -244,7 +237,7 @@ def is_due(index: int, every: int) -> bool:
 
 
 def compute_accuracies(logits: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
-    """Share of right words, and of those among the five best, of either direction."""
+    """Compute the share of right words, and of those among the five best, of either direction."""
     shares = []
     for x, t in zip(logits, wanted, strict=True):
         shares.append((x.argmax(-1) == t).float().mean())

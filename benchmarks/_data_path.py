@@ -33,7 +33,7 @@ Pass = Callable[[], Iterable[Any]]
 
 
 def unpack_images(archive: Path, folder: Path, n_images: int) -> None:
-    """The first training images of every class, as files."""
+    """Unpack the first training images of every class, as files."""
     n_left = dict.fromkeys(CLASSES, n_images // len(CLASSES))
     with tarfile.open(archive) as members:
         for member in members:
@@ -95,7 +95,7 @@ class PerSample(Dataset):
 
 
 def build_torchvision(*, from_pillow: bool) -> Callable[[Any], torch.Tensor]:
-    """v2 in the order its guide recommends: uint8 tensors through the geometry, floats at the end."""
+    """Build v2 in the order its guide recommends: uint8 tensors through the geometry, floats at the end."""
     import_torchvision()
     from torchvision.transforms import v2
 
@@ -112,7 +112,7 @@ def plan_torchvision(dataset: Dataset, device: torch.device, n_workers: int) -> 
 
 
 def plan_batched_torchvision(images: torch.Tensor, targets: torch.Tensor, device: torch.device) -> Pass:
-    """v2 on whole batches of a table that lies on the device: one draw a batch."""
+    """Run v2 on whole batches of a table that lies on the device: one draw a batch."""
     transform = build_torchvision(from_pillow=False)
     images, targets = images.to(device), targets.to(device)
 
@@ -131,27 +131,26 @@ def open_pillow(files: np.ndarray, index: int) -> Any:
 
 
 def plan_file_passes(folder: Path, device: torch.device) -> dict[str, Pass]:
-    """Every arm over the same JPEG files."""
+    """Return every arm over the same JPEG files."""
     dataset = DATASETS["image_folder"](path=str(folder), transform=PIPELINE, val_fraction=0.01)
-    per_sample = PerSample(
-        functools.partial(open_pillow, dataset.files), dataset.targets, build_torchvision(from_pillow=True)
-    )
+    files, targets = dataset.files, dataset.targets
+    per_sample = PerSample(functools.partial(open_pillow, files), targets, build_torchvision(from_pillow=True))
     passes: dict[str, Pass] = {}
     for n_workers in (0, N_WORKERS):
         passes[f"fulltilt, {n_workers} workers"] = OurEpochs(dataset, device, n_workers=n_workers, on_device=False)
         passes[f"torchvision, {n_workers} workers"] = plan_torchvision(per_sample, device, n_workers)
     passes[f"fulltilt, {N_WORKERS} workers, device"] = OurEpochs(dataset, device, n_workers=N_WORKERS, on_device=True)
     if has_peer("spdl"):
-        by_ffmpeg = has_ffmpeg(str(dataset.files[0]))
+        by_ffmpeg = has_ffmpeg(str(files[0]))
         name = "spdl" if by_ffmpeg else "spdl, Pillow"
-        passes[name] = plan_spdl(dataset.files, dataset.targets, device, by_ffmpeg=by_ffmpeg)
+        passes[name] = plan_spdl(files, targets, device, by_ffmpeg=by_ffmpeg)
     if has_peer("litdata"):
-        passes["litdata"] = plan_litdata(dataset.files, dataset.targets, folder.parent / "litdata", device)
+        passes["litdata"] = plan_litdata(files, targets, folder.parent / "litdata", device)
     return passes
 
 
 def plan_memory_passes(folder: Path, device: torch.device) -> dict[str, Pass]:
-    """Every arm over the same images, decoded before."""
+    """Return every arm over the same images, decoded before."""
     files = DATASETS["image_folder"](path=str(folder), transform=PIPELINE, val_fraction=0.01)
     held = files.hold(torch.device("cpu"))
     dataset = MemoryImages("cifar10", held.images, held.targets, classes=CLASSES, transform=held.transform)
@@ -171,7 +170,7 @@ def has_peer(name: str) -> bool:
 
 
 def has_ffmpeg(file: str) -> bool:
-    """SPDL decodes by the FFmpeg of the machine, where there is one."""
+    """Tell whether SPDL finds an FFmpeg on this machine to decode with."""
     import spdl.io
 
     try:
@@ -182,20 +181,19 @@ def has_ffmpeg(file: str) -> bool:
 
 
 def plan_spdl(files: np.ndarray, targets: torch.Tensor, device: torch.device, *, by_ffmpeg: bool) -> Pass:
-    """Its pipeline: batches decoded in threads, by FFmpeg or by Pillow; v2 behind it on whole batches."""
+    """Run its pipeline: batches decoded in threads, by FFmpeg or by Pillow; v2 behind it on whole batches."""
     import spdl.io
     from spdl.pipeline import PipelineBuilder
 
     transform = build_torchvision(from_pillow=False)
 
-    def decode(rows: list[int]) -> torch.Tensor:
+    def load(rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         if by_ffmpeg:
             buffer = spdl.io.load_image_batch([str(files[row]) for row in rows], width=None, height=None)
-            return spdl.io.to_torch(buffer)
-        return torch.from_numpy(np.stack([np.asarray(open_pillow(files, row)) for row in rows]))
-
-    def load(rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return decode(rows).permute(0, 3, 1, 2), targets[rows]
+            images = spdl.io.to_torch(buffer)
+        else:
+            images = torch.from_numpy(np.stack([np.asarray(open_pillow(files, row)) for row in rows]))
+        return images.permute(0, 3, 1, 2), targets[rows]
 
     def epoch() -> Iterator[Any]:
         builder = PipelineBuilder().add_source(torch.randperm(len(files)).tolist())
@@ -209,7 +207,7 @@ def plan_spdl(files: np.ndarray, targets: torch.Tensor, device: torch.device, *,
 
 
 def plan_litdata(files: np.ndarray, targets: torch.Tensor, folder: Path, device: torch.device) -> Pass:
-    """Its optimized chunks of the JPEG bytes, its loader; v2 for every image."""
+    """Read its optimized chunks of the JPEG bytes by its loader; v2 for every image."""
     from litdata import StreamingDataLoader, StreamingDataset, optimize
 
     optimize(
@@ -221,7 +219,8 @@ def plan_litdata(files: np.ndarray, targets: torch.Tensor, folder: Path, device:
         verbose=False,
         start_method="fork",  # by itself it makes spawn the default of this process, for every arm
     )
-    dataset = StreamingDataset(str(folder), shuffle=True, drop_last=True, transform=DecodeRecord())
+    decode = functools.partial(decode_record, build_torchvision(from_pillow=True))
+    dataset = StreamingDataset(str(folder), shuffle=True, drop_last=True, transform=decode)
     loader = StreamingDataLoader(
         dataset, batch_size=BATCH_SIZE, num_workers=N_WORKERS, drop_last=True, persistent_workers=True
     )
@@ -232,11 +231,7 @@ def read_record(files: np.ndarray, targets: list[int], index: int) -> dict[str, 
     return {"image": Path(files[index]).read_bytes(), "target": targets[index]}
 
 
-class DecodeRecord:
-    def __init__(self) -> None:
-        self._transform = build_torchvision(from_pillow=True)
+def decode_record(transform: Callable[[Any], torch.Tensor], record: dict[str, Any]) -> tuple[torch.Tensor, int]:
+    from PIL import Image
 
-    def __call__(self, record: dict[str, Any]) -> tuple[torch.Tensor, int]:
-        from PIL import Image
-
-        return self._transform(Image.open(io.BytesIO(record["image"])).convert("RGB")), record["target"]
+    return transform(Image.open(io.BytesIO(record["image"])).convert("RGB")), record["target"]

@@ -1,4 +1,4 @@
-"""Ways to decide which of two settings is faster, each fed with the same noise."""
+"""Methods to decide which of two settings is faster, each fed with the same noise."""
 
 from __future__ import annotations
 
@@ -30,22 +30,17 @@ USER_FACTOR = 1.5  # the time of the settings as they were over a finalist's
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a decider said about arm b, and what it cost.
-
-    Attributes:
-        detectable_pct: The effect it says it could have found; None where the method has no such figure.
-        takes_b: Whether it would go on with arm b, told apart or not; None where the method does not say.
-    """
+    """What a decider said about arm b, and what it cost; None where its method does not say."""
 
     verdict: Verdict
     n_steps: int
-    detectable_pct: float | None = None
-    takes_b: bool | None = None
+    detectable_pct: float | None = None  # the effect that it could have found
+    takes_b: bool | None = None  # whether it would go on with arm b, told apart or not
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Decider:
-    """A method: (steps of the machine, true time of arm b over that of arm a) → outcome."""
+    """A method: from the steps of a machine and the true time of arm b over that of arm a to an outcome."""
 
     run: Callable[[Stream, float], Outcome]
     max_steps: int
@@ -53,7 +48,7 @@ class Decider:
 
 
 def decide_interleaved(stream: Stream, factor: float) -> Outcome:
-    """fulltilt's: ABBA rounds with an A/A arm, three looks."""
+    """Decide as fulltilt does: ABBA rounds with an A/A arm, three looks."""
     factors = {"a": 1.0, "b": factor}
     result = compare(["a", "b"], lambda arm: list(stream.take(BLOCK_STEPS) * factors[arm]), n_rounds=N_ROUNDS)
     decision = result.decisions["b"]
@@ -62,7 +57,7 @@ def decide_interleaved(stream: Stream, factor: float) -> Outcome:
 
 
 def decide_by_welch(stream: Stream, factor: float) -> Outcome:
-    """Welch's t test at 5 % on 40 steps of one arm and then 40 of the other; no difference found is a "tie"."""
+    """Run Welch's t test at 5 % on 40 steps of one arm and then 40 of the other; no difference is a "tie"."""
     a, b = stream.take(WELCH_STEPS), stream.take(WELCH_STEPS) * factor
     squares = [float(x.var(ddof=1)) / x.size for x in (a, b)]
     df = sum(squares) ** 2 / sum(s * s / (WELCH_STEPS - 1) for s in squares)
@@ -73,14 +68,14 @@ def decide_by_welch(stream: Stream, factor: float) -> Outcome:
 
 
 def decide_by_means(stream: Stream, factor: float) -> Outcome:
-    """Ten steps of one arm, ten of the other, keep the faster mean: as a benchmark script of twenty lines does."""
+    """Time ten steps of one arm, ten of the other, and keep the faster mean, as short benchmark scripts do."""
     a, b = stream.take(GUIDE_STEPS), stream.take(GUIDE_STEPS) * factor
     faster = statistics.fmean(b) < statistics.fmean(a)
     return Outcome(verdict="faster" if faster else "slower", n_steps=2 * GUIDE_STEPS)
 
 
 def decide_between_processes(noise: NoiseModel, factor: float, rng: np.random.Generator) -> Outcome:
-    """The search's for its finalists: its own rounds of fresh processes, and its own rule of what they can tell apart.
+    """Decide as a search does for its finalists: by its own rounds of fresh processes and its own rule for ties.
 
     As in a search each finalist has run once before, and the settings as they were, far slower, run beside them. What
     they cannot tell is a tie where the means lie as close as the search calls equal, and too noisy where they do not.
@@ -116,7 +111,7 @@ def decide_between_processes(noise: NoiseModel, factor: float, rng: np.random.Ge
 
 
 def build_run(wish: Ask, step_s: np.ndarray, *, id: str) -> Trial:
-    """A finished trial whose steps of one sample took ``step_s``, in blocks as the engine times them."""
+    """Build a finished trial whose steps of one sample took ``step_s``, in blocks as the engine times them."""
     blocks = step_s.reshape(-1, BLOCK_STEPS).sum(axis=1)
     rate = step_s.size / float(step_s.sum())
     measured = Measurement(

@@ -20,7 +20,7 @@ them is in [benchmarks.md](benchmarks.md). Intervals are of 95 %; what a whole i
 
 
 def build_page(results: Path = RESULTS) -> str:
-    """Every result file by name: its targets, and what was recorded beside them; where it has none, its arms."""
+    """Write every result file by name: its targets, and what was recorded beside them; where it has none, its arms."""
     paths = sorted(results.glob("*.json"))
     return "\n".join([HEAD, *(_describe(loads(BenchmarkResult, path.read_text("utf-8")), path) for path in paths)])
 
@@ -50,12 +50,15 @@ def _describe(result: BenchmarkResult, path: Path) -> str:
 
 
 def _describe_recorded(result: BenchmarkResult) -> list[str]:
-    """The grids of real timings, which no target speaks of: every strategy in a row, every grid in a column."""
+    """Write a row a strategy and a column a grid of real timings, which no target speaks of."""
     arms = [arm for arm in result.arms if arm.case.startswith(RECORDED) and arm.metric == "regret_pct"]
     if not arms:
         return []
     grids = list(dict.fromkeys(arm.case for arm in arms))
-    figures = {(arm.arm, arm.case): _describe_quantiles(arm) for arm in arms}
+    figures = {}
+    for arm in arms:
+        p90 = np.quantile(arm.samples, 0.9, method="higher")
+        figures[arm.arm, arm.case] = f"{arm.median:.3g} ({p90:.3g})"
     header = [f"recorded grid, speed lost in the median (p90) of {arms[0].n} searches, %"]
     header += [grid.removeprefix(RECORDED) for grid in grids]
     rows = [
@@ -64,29 +67,21 @@ def _describe_recorded(result: BenchmarkResult) -> list[str]:
     return ["", _join(header), _join(["---"] * len(header)), *map(_join, rows)]
 
 
-def _describe_quantiles(arm: Arm) -> str:
-    return f"{arm.median:.3g} ({np.quantile(arm.samples, 0.9, method='higher'):.3g})"
-
-
 def _join(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_escape, cells))} |"
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 def _describe_target(target: Target) -> str:
     interval = "" if target.ci95 is None else f" ({describe_interval(target.ci95)})"
-    limit = f"{target.comparison} {target.limit:g}"
-    return f"| {_escape(target.name)} | {limit} | {target.measured:.4g}{interval} | {SAID[target.met].lower()} |"
+    limit, figure = f"{target.comparison} {target.limit:g}", f"{target.measured:.4g}{interval}"
+    return _join([target.name, limit, figure, SAID[target.met].lower()])
 
 
 def _describe_arm(arm: Arm) -> str:
-    """The median with its interval; where nothing varies, an interval would claim a spread that was seen."""
+    """Write the median with its interval; where nothing varies, an interval would claim a spread that was seen."""
     is_same = arm.n > 1 and len(set(arm.samples)) == 1
     spread = f"the same in each {arm.unit_of_replication}" if is_same else describe_interval(arm.ci95)
-    return f"| {_escape(arm.case)} | {_escape(arm.arm)} | {arm.median:.4g} ({spread}) {arm.metric} | {arm.n} |"
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|")
+    return _join([arm.case, arm.arm, f"{arm.median:.4g} ({spread}) {arm.metric}", str(arm.n)])
 
 
 if __name__ == "__main__":

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from fulltilt.records import Plan, Trial
+from fulltilt.tuner import ProcessTarget
+from fulltilt.tuner.question.source import TuneTarget
 
 RunPlan = Callable[[Plan], Trial]
 
 
+@contextlib.contextmanager
+def open_runner(aim: TuneTarget, folder: Path, *, device: str, max_measure_s: float, why: str) -> Iterator[RunPlan]:
+    """Yield a function that runs one plan in a fresh trial process, set up as a search sets up its own."""
+    target = ProcessTarget(
+        aim.source,
+        device=device,
+        folder=folder,
+        n_steps=aim.config.benchmark.steps_per_test,
+        seed=aim.config.run.seed,
+        max_measure_s=max_measure_s,
+    )
+    numbers = itertools.count(1)
+    try:
+        yield lambda plan: target(plan, id=f"m{next(numbers)}", why=why)
+    finally:
+        target.close()
+
+
 def run_duel(first: Plan, second: Plan, run_plan: RunPlan, *, n_rounds: int) -> list[tuple[float, float]]:
-    """Samples per second of both plans, a pair a round: A B, then B A.
+    """Return samples per second of both plans, a pair a round: A B, then B A.
 
     Raises:
         RuntimeError: a trial failed; there is no ratio then, and leaving the round out would flatter that plan.
@@ -23,11 +46,6 @@ def run_duel(first: Plan, second: Plan, run_plan: RunPlan, *, n_rounds: int) -> 
     return pairs
 
 
-def compute_ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """One ratio a round: the first plan's rate over the second's."""
-    return [first / second for first, second in pairs]
-
-
 def _read_rate(trial: Trial) -> float:
     if trial.status != "ok" or not trial.samples_per_s:
         raise RuntimeError(f"the trial of {describe_plan(trial.plan)} ended with {trial.status}: {trial.reason}")
@@ -35,10 +53,5 @@ def _read_rate(trial: Trial) -> float:
 
 
 def describe_plan(plan: Plan, levers: Sequence[str] = ()) -> str:
-    """``batch_size=64 threads=2``; every lever when none is named."""
+    """Write ``batch_size=64 threads=2``; every lever when none is named."""
     return " ".join(f"{name}={plan[name]}" for name in levers or plan)
-
-
-def find_differences(first: Plan, second: Plan) -> list[str]:
-    """Levers in which two plans differ."""
-    return [name for name in first if first[name] != second[name]]

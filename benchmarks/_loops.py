@@ -1,4 +1,4 @@
-"""One training run by each of the loops that ``loop_overhead`` compares: same model, data, loader and optimizer.
+"""The loops that ``loop_overhead`` compares train the same model on the same data with the same loader and optimizer.
 
 Every block is one call of what a user would call, on a model built anew. Its weights lie where those of the block
 before lay, and the process keeps the memory that a step frees: where a block happens to lie moves a step of 1 ms by
@@ -15,12 +15,10 @@ import dataclasses
 import functools
 import importlib
 import io
-import logging
 import resource
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks._runner import silence_peers
 from fulltilt.config import config_from_values
 from fulltilt.data import build_loader
 from fulltilt.engine.loop.train import train
@@ -40,6 +39,7 @@ N_CLASSES = 10
 N_HIDDEN_LAYERS = 4
 LIGHTNING_REFRESH_STEPS = 10  # its default of 1 draws at every step; ours reads its figures every 10
 SPARE_STEPS = 4  # behind the timed ones: loops that fetch ahead need batches to fetch
+NEVER = {"evaluate_every": None, "checkpoint_every": None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,22 +74,18 @@ class Mark(NamedTuple):
 
 
 def read_mark(device: str) -> Mark:
-    """The clocks, once the device has done what it was given: on a GPU a loop is ahead of its steps."""
+    """Read the clocks, once the device has done what it was given: on a GPU a loop is ahead of its steps."""
     if device != "cpu":
         torch.cuda.synchronize()
     return Mark(time.perf_counter(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw)
 
 
 class MarkedRows(Dataset):
-    """Rows in memory; reads the clocks when batch ``first`` and batch ``last`` are asked for, counted from 0.
-
-    Attributes:
-        device: Of the model; every loop copies its batches there.
-    """
+    """Rows in memory that read the clocks when batch ``first`` and batch ``last`` are asked for, counted from 0."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, *, batch_size: int, first: int, last: int, device: str = "cpu"):
         self.batch_size = batch_size
-        self.device = device
+        self.device = device  # of the model; every loop copies its batches there
         self._inputs, self._targets = inputs, targets
         self._first, self._last = first, last
         self._n_asked = 0
@@ -106,7 +102,7 @@ class MarkedRows(Dataset):
 
 
 def build_model(width: int) -> nn.Module:
-    """An MLP; of width 0 one layer: the smallest step there is."""
+    """Build an MLP; of width 0 one layer, the smallest step there is."""
     if not width:
         return nn.Sequential(nn.Linear(N_FEATURES, N_CLASSES))
     layers: list[nn.Module] = [nn.Linear(N_FEATURES, width), nn.ReLU()]
@@ -133,7 +129,7 @@ def may_keep_memory(device: str) -> bool:
 
 
 def keep_freed_memory(device: str) -> None:
-    """Have glibc keep what tensors free, for all arms alike, as ``speed.retain_freed_memory`` does it for a run."""
+    """Have glibc keep what tensors free, for all arms alike, as ``speed.retain_freed_memory`` does for a run."""
     if may_keep_memory(device):
         libc = ctypes.CDLL(None)
         for parameter, value in RETAINING.items():
@@ -141,7 +137,7 @@ def keep_freed_memory(device: str) -> None:
 
 
 def is_right(logits: Tensor, targets: Tensor) -> Tensor:
-    """The metric of the arms that have one, a figure for each sample."""
+    """Compute the metric of the arms that have one, a figure for each sample."""
     return (logits.argmax(1) == targets).float()
 
 
@@ -150,12 +146,12 @@ def build_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 def build_shared_loader(dataset: MarkedRows) -> DataLoader:
-    """The loader of every arm; fulltilt's engine builds this one by itself."""
+    """Build the loader of every arm; fulltilt's engine builds this one by itself."""
     return build_loader(dataset, batch_size=dataset.batch_size, shuffle=True, drop_last=False, seed=0)
 
 
 def fetch_batches(dataset: MarkedRows) -> Iterable[tuple[Tensor, Tensor]]:
-    """The loader's batches on the dataset's device; on a CPU the loader itself, so that nothing is added to a step."""
+    """Yield batches on the dataset's device; on a CPU return the loader itself, so that nothing is added to a step."""
     loader, device = build_shared_loader(dataset), dataset.device
     if device == "cpu":
         return loader
@@ -178,13 +174,7 @@ def run_fulltilt(model: nn.Module, dataset: MarkedRows, *, with_listeners: bool 
             "data": {"batch_size": dataset.batch_size},
             # False would turn it off, for the blocks after this one too.
             "speed": {"threads": torch.get_num_threads(), "retain_freed_memory": may_keep_memory(dataset.device)},
-            "run": {
-                "epochs": 1,
-                "device": dataset.device,
-                "seed": 0,
-                "evaluate_every": None,
-                "checkpoint_every": None,
-            },
+            "run": {"epochs": 1, "device": dataset.device, "seed": 0} | NEVER,
         },
         base_dir=".",
     )
@@ -201,13 +191,34 @@ def run_fulltilt(model: nn.Module, dataset: MarkedRows, *, with_listeners: bool 
 
 
 def build_listeners(folder: Path) -> tuple[Callable[[Any], None], ...]:
-    """Those of ``fulltilt train``; the bar draws on a terminal that nobody sees."""
+    """Build those of ``fulltilt train``; the bar draws on a terminal that nobody sees."""
     from rich.console import Console
 
     from fulltilt.listeners import CsvLog, EventLog, ProgressBar
 
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     return CsvLog(folder), EventLog(folder), ProgressBar(console)
+
+
+def _build_lightning_module(model: nn.Module, *, with_metric: bool = False) -> Any:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            inputs, targets = batch
+            logits = self.model(inputs)
+            if with_metric:
+                self.log("accuracy", is_right(logits.detach(), targets).mean())
+            return functional.cross_entropy(logits, targets)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return build_optimizer(self.model.parameters())
+
+    return Module()
 
 
 def run_lightning(model: nn.Module, dataset: MarkedRows) -> None:
@@ -220,7 +231,7 @@ def run_lightning(model: nn.Module, dataset: MarkedRows) -> None:
 
 
 def run_lightning_listening(model: nn.Module, dataset: MarkedRows) -> None:
-    """What ``fulltilt train`` has on, as far as Lightning has it; its bar draws where nobody sees it, too."""
+    """Turn on what ``fulltilt train`` has on, as far as Lightning has it; its bar draws where nobody sees it, too."""
     import lightning
     from lightning.pytorch.callbacks import TQDMProgressBar
     from lightning.pytorch.loggers import CSVLogger
@@ -332,7 +343,7 @@ def measure_block(arm: str, case: Case) -> Block:
         last=case.n_warmup + case.n_steps,
         device=case.device,
     )
-    with _silence_peers():
+    with silence_peers():
         ARMS[arm](move_home(build_model(case.width), case.width), dataset)
     if len(dataset.marks) != 2:
         raise RuntimeError(f"{arm} asked for too few batches: {len(dataset.marks)} of 2 marks were passed")
@@ -345,11 +356,10 @@ def measure_block(arm: str, case: Case) -> Block:
 
 
 def calibrate_batch_size(target_ms: float, *, width: int, n_tries: int = 5, device: str = "cpu") -> int:
-    """The batch size, a multiple of 8, at which a step of the hand-written loop takes about ``target_ms`` of a core,
-    on a GPU of the wall clock.
+    """Find the batch size, a multiple of 8, at which a step of the hand-written loop takes about ``target_ms``.
 
-    The batch grows and not the model: weights and the optimizer's state stay in the cache, where neighbours on the
-    machine disturb a step least.
+    The time is that of a core, on a GPU that of the wall clock. The batch grows and not the model: weights and the
+    optimizer's state stay in the cache, where neighbours on the machine disturb a step least.
     """
     low, high = 1, 512  # in units of 8
     while low < high:
@@ -364,37 +374,6 @@ def calibrate_batch_size(target_ms: float, *, width: int, n_tries: int = 5, devi
 
 
 def load_peers(names: Sequence[str]) -> None:
-    """Import them, before anything is timed and before their loggers are turned down."""
+    """Import peers, before anything is timed and before their loggers are turned down."""
     for package in {PEERS[name] for name in names if name in PEERS}:
         importlib.import_module(package)
-
-
-@contextlib.contextmanager
-def _silence_peers() -> Iterator[None]:
-    """Peers say at every start what they do not use; hundreds of starts would drown the result."""
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "accelerate"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _build_lightning_module(model: nn.Module, *, with_metric: bool = False) -> Any:
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            inputs, targets = batch
-            logits = self.model(inputs)
-            if with_metric:
-                self.log("accuracy", is_right(logits.detach(), targets).mean())
-            return functional.cross_entropy(logits, targets)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return build_optimizer(self.model.parameters())
-
-    return Module()

@@ -1,4 +1,4 @@
-"""A simulator of machines, so that a search strategy can be scored against a truth that is known.
+"""A simulated machine and workload: a search strategy is scored on it against a truth that is known.
 
 Built from mechanisms: processes that share cores and hand batches over in time (``_machines_queue``), kernels in waves
 over multiprocessors and a walk over the layers for memory (``_machines_device``). It shares neither code nor formulas
@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks._machines_device import GIB
 from benchmarks._machines_truth import MachineTruth, Truth, read_arm
 from fulltilt.levers import Facts, default_plan
-from fulltilt.records import Measurement, Plan, Trial
+from fulltilt.records import Measurement, Plan, Status, Trial
 from fulltilt.tuner.picks.recommend import MEMORY_SAFETY_PCT
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.trials.rows import build_row
@@ -40,11 +40,7 @@ FURTHER_LEVERS = ("compile", "channels_last", "activation_checkpointing")
 
 
 class SimulatedMachine(MachineTruth):
-    """One workload on one machine: a target for a search, and the truth to score it with.
-
-    Args:
-        seed: Draws the machine, the workload, and the noise.
-    """
+    """One workload on one machine, drawn from a seed: a target for a search, and the truth to score it with."""
 
     def __init__(self, seed: int):
         rng = np.random.default_rng([seed, 1])
@@ -53,18 +49,10 @@ class SimulatedMachine(MachineTruth):
         self._fake_log = rng.normal(0, 0.025)
         self._fake_arm_log = rng.normal(0, 0.01, 16)
         self.fake_tensors_fail = bool(rng.random() < 0.05)
+        self.memory_gib = self.gpu.memory_gib  # of the card, as its driver states it; the limit of a search
+        self.recommendable_gib = self.memory_gib * MEMORY_SAFETY_PCT / 100
         self.restart_noise("")
         self.facts = self._build_facts()
-
-    @property
-    def memory_gib(self) -> float:
-        """Of the card, as its driver states it; the limit of a search."""
-        return self.gpu.memory_gib
-
-    @property
-    def recommendable_gib(self) -> float:
-        """What a recommended plan may reserve."""
-        return self.gpu.memory_gib * MEMORY_SAFETY_PCT / 100
 
     def restart_noise(self, name: str) -> None:
         """Begin another day on the same machine: noise drawn from its seed and this name."""
@@ -79,7 +67,7 @@ class SimulatedMachine(MachineTruth):
         )
 
     def space(self, n_points: int) -> Space:
-        """The guide's grid of 336 points, or with three further switches 2,688.
+        """Span the guide's grid of 336 points, or with three further switches 2,688.
 
         Channels-last has no values where the model has no 2-d convolution, so the larger grid is 1,344 there.
 
@@ -103,37 +91,38 @@ class SimulatedMachine(MachineTruth):
         )
 
     def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
+        def build(status: Status, reason: str | None = None, measured: Measurement | None = None) -> Trial:
+            return build_row(
+                plan, id=id, why=why, kind=kind, status=status, reason=reason, measurement=measured, seconds=seconds
+            )
+
         if kind == "memory":
-            return self._run_on_fake_tensors(plan, id, why)
+            if self.fake_tensors_fail:
+                seconds = 1.0
+                return build("error", "DataDependentOutputException: a shape depends on the data (simulated)")
+            seconds = 1.5
+            return build("ok", measured=_build_partial(memory_allocated_peak_gib=self._estimate_peak_gib(plan)))
         needed_gib = self.compute_needed_gib(plan, with_loader=kind != "device")
         seconds = START_S + self.estimate_compile_s(plan, kind)
         if kind != "loader" and needed_gib > self.usable_gib:
-            reason = f"CUDA out of memory: {needed_gib:.2f} GiB needed, {self.usable_gib:.2f} GiB usable (simulated)"
-            return build_row(plan, id=id, why=why, kind=kind, status="out_of_memory", reason=reason, seconds=seconds)
+            had = f"{needed_gib:.2f} GiB needed, {self.usable_gib:.2f} GiB usable (simulated)"
+            return build("out_of_memory", f"CUDA out of memory: {had}")
         truth = self.find_truths([plan], kind=kind)[0]
         blocks = self._draw_blocks(truth) * plan["batch_size"] / truth.step_s
         measured = self._build_measurement(plan, kind, blocks)
         seconds += truth.step_s * (N_BLOCKS + 2) * STEPS_PER_BLOCK
-        return build_row(
-            plan, id=id, why=why, kind=kind, status="ok", reason=None, measurement=measured, seconds=seconds
-        )
+        return build("ok", measured=measured)
 
-    def _run_on_fake_tensors(self, plan: Plan, id: str, why: str) -> Trial:
-        if self.fake_tensors_fail:
-            reason = "DataDependentOutputException: a shape depends on the data (simulated)"
-            return build_row(plan, id=id, why=why, kind="memory", status="error", reason=reason, seconds=1.0)
+    def _estimate_peak_gib(self, plan: Plan) -> float:
+        """Estimate the peak as fake tensors would, off by a bias of the machine and one of the levers."""
         arm = read_arm(plan)
         ideal = self.find_footprint(plan).ideal_bytes
         number = 8 * arm.is_low + 4 * arm.channels_last + 2 * arm.compile + arm.activation_checkpointing
         bias = np.exp(self._fake_log + self._fake_arm_log[number])
-        peak_gib = (ideal + self.compute_input_bytes(plan, False)) / GIB * bias
-        measured = _build_partial(memory_allocated_peak_gib=float(peak_gib))
-        return build_row(
-            plan, id=id, why=why, kind="memory", status="ok", reason=None, measurement=measured, seconds=1.5
-        )
+        return float((ideal + self.compute_input_bytes(plan, False)) / GIB * bias)
 
     def _draw_blocks(self, truth: Truth) -> np.ndarray:
-        """Factors of the blocks of one trial, around 1."""
+        """Draw the factors of the blocks of one trial, around 1."""
         rng, contention = self._noise, 1 + 1.5 * (truth.wanted_cores > self.host.n_cores)
         self._drift_log = 0.97 * self._drift_log + rng.normal(0, 0.002)
         n = N_BLOCKS * STEPS_PER_BLOCK
@@ -170,7 +159,7 @@ class SimulatedMachine(MachineTruth):
         )
 
     def _draw_user_plan(self, rng: np.random.Generator) -> Plan:
-        """What people start from: a batch of 16 to 64, few workers, fp32; smaller where that does not fit."""
+        """Draw what people start from: a batch of 16 to 64, few workers, fp32; smaller where that does not fit."""
         values = {
             "num_workers": int(rng.choice([0, 2, 4], p=[0.4, 0.3, 0.3])),
             "precision": "fp32",
@@ -183,35 +172,21 @@ class SimulatedMachine(MachineTruth):
 
     def _build_facts(self) -> Facts:
         return Facts(
-            device_type="cuda",
-            compute_capability=self.gpu.capability,
-            n_cores_usable=self.host.n_cores,
-            has_c_compiler=True,
-            has_conv=self.model.has_conv,
-            has_any_conv=self.model.has_conv,
-            n_checkpointable=self.model.n_blocks,
-            optimizer="AdamW",
-            n_samples=self.data.n_samples,
-            is_iterable=False,
+            device_type="cuda", compute_capability=self.gpu.capability, n_cores_usable=self.host.n_cores,
+            has_c_compiler=True, has_conv=self.model.has_conv, has_any_conv=self.model.has_conv,
+            n_checkpointable=self.model.n_blocks, optimizer="AdamW", n_samples=self.data.n_samples, is_iterable=False,
             has_native_bf16=self.gpu.low == "bf16",
-        )
+        )  # fmt: skip
 
 
 def draw_machines(seeds: Iterable[int]) -> list[SimulatedMachine]:
-    """One machine a seed; seeds where no plan of the small grid fits are left out."""
+    """Draw one machine a seed; seeds where no plan of the small grid fits are left out."""
     machines = (SimulatedMachine(seed) for seed in seeds)
     return [machine for machine in machines if any(machine.fits(plan) for plan in machine.space(336).grid())]
 
 
 def _build_partial(**figures: Any) -> Measurement:
-    reasons = {"phases_ms": "the simulator times whole steps only"}
     return Measurement(
-        phases_ms=None,
-        samples_per_s=None,
-        samples_per_s_ci95=None,
-        block_samples_per_s=(),
-        n_steps=0,
-        n_warmup_steps=0,
-        null_reasons=reasons,
-        **figures,
-    )
+        phases_ms=None, samples_per_s=None, samples_per_s_ci95=None, block_samples_per_s=(), n_steps=0,
+        n_warmup_steps=0, null_reasons={"phases_ms": "the simulator times whole steps only"}, **figures,
+    )  # fmt: skip

@@ -90,13 +90,13 @@ class StepModel:
         self._n_tensors = 2 * int((self._weights > 0).sum()) + 2
 
     def compute_device_s(self, arm: Arm, batch: int) -> float:
-        """Seconds that the device computes, kernels back to back."""
+        """Return the seconds that the device computes, kernels back to back."""
         forward_s, backward_s = self._compute_kernels_s(arm, batch)
         again_s = forward_s[self._block >= 0].sum() if arm.activation_checkpointing else 0.0
         return float(forward_s.sum() + again_s + backward_s.sum() + self._compute_optimizer_s(arm))
 
     def compute_dispatch_s(self, arm: Arm) -> float:
-        """Seconds of one core that the host needs to launch a step."""
+        """Return the seconds of one core that the host needs to launch a step."""
         us = self._host.dispatch_us
         forward = 1.0 + 0.9 * arm.is_low * self._is_matrix
         n_forward = float((forward * np.maximum(1, self._serial)).sum())
@@ -130,7 +130,7 @@ class StepModel:
         return slow * forward_s + KERNEL_S * n_kernels, slow * backward_s + 2 * KERNEL_S * n_kernels
 
     def _compute_traffic_bytes(self, arm: Arm, batch: int, width: np.ndarray) -> np.ndarray:
-        """Bytes of the forward kernels: activations, weights, and what casting and layout changes add."""
+        """Return the bytes of the forward kernels: activations, weights, and what casting and layout changes add."""
         activations = batch * (self._in + self._out) * width
         if arm.compile:
             activations = np.where(self._is_light, activations * (1 - 0.62 * self.quirks.fused_share), activations)
@@ -153,7 +153,7 @@ class StepModel:
         return np.where(self._is_matrix, rate * (self.quirks.compiled_rate if arm.compile else 1.0), rate)
 
     def _compute_product_s(self, arm: Arm, m: np.ndarray, n: np.ndarray, k: np.ndarray) -> np.ndarray:
-        """Seconds of m × k times k × n in whole waves, for the tiling that the heuristic takes."""
+        """Time m × k times k × n in whole waves, for the tiling that the heuristic takes."""
         low = arm.is_low & ~self._is_wide
         teraflops = np.where(low, self._gpu.matrix_tflops, self._gpu.vector_tflops)
         n_units = self._gpu.n_multiprocessors
@@ -173,7 +173,7 @@ class StepModel:
     def _choose_convolution(
         self, arm: Arm, batch: int, first: np.ndarray, second: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where fp32 convolutions run as transformed products: less arithmetic, more traffic."""
+        """Run fp32 convolutions as transformed products where that gains: less arithmetic, more traffic."""
         nothing = np.zeros(len(first))
         if arm.is_low or arm.channels_last:
             return first, second, nothing
@@ -191,7 +191,7 @@ class StepModel:
         return moved_bytes / (1e9 * self._gpu.bandwidth_gb_per_s * TRAFFIC_SHARE) + n_kernels * KERNEL_S
 
     def compute_footprint(self, arm: Arm, batch: int) -> Footprint:
-        """Peak over the walk: forwards, backwards layer by layer, the optimizer."""
+        """Return the peak over the walk: forwards, backwards layer by layer, the optimizer."""
         width = np.where(arm.is_low & ~self._is_wide, 2.0, 4.0)
         saved = batch * self._out * width
         if arm.compile:
@@ -218,7 +218,7 @@ class StepModel:
         )
 
     def _walk_checkpointed(self, saved: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-        """Live bytes when the backward pass reaches each layer: inputs of earlier blocks, and its own block again."""
+        """Return the live bytes when the backward pass reaches each layer: earlier blocks' inputs, its own block."""
         inside = self._block >= 0
         starts = inside & (np.concatenate([[-1], self._block[:-1]]) != self._block)
         kept = np.cumsum(np.where(inside, 0.0, saved) + np.where(starts, inputs, 0.0))
@@ -255,5 +255,5 @@ def _draw_quirks(rng: np.random.Generator, model: Model) -> Quirks:
 
 
 def _draw_from_text(text: str) -> float:
-    """A number in [0, 1) that is the same in every process and jumps from plan to plan."""
+    """Return a number in [0, 1) that is the same in every process and jumps from plan to plan."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48

@@ -9,62 +9,54 @@ from fulltilt.records import WHOLE_RUNS, Plan, Trial
 
 
 def explain(truths: Truths, score: Score) -> list[str]:
-    """Why one search ended where it did: what bounds the best plan, and what the search knew of it."""
-    machine, best = truths.machine, truths.best
-    lines = [f"{machine.describe()}: regret {score.regret_pct:.1f} % ({score.n_trials} trials)"]
-    lines.append(f"  best        {_describe(truths, best)}; {_describe_bound(truths, best)}")
-    if score.recommended is None:
+    """Say what bounds the best plan and the recommended one, and which stage lost the best plan."""
+    best, chosen = truths.best, score.recommended
+    lines = [
+        f"{truths.machine.describe()}: regret {score.regret_pct:.1f} % ({score.n_trials} trials)",
+        f"  best        {_describe(truths, best)}",
+    ]
+    if chosen is None:
         return [*lines, "  recommended nothing: no plan ran"]
-    differs = ", ".join(f"{k} {score.recommended[k]}" for k in truths.space.axes if score.recommended[k] != best[k])
-    own = f"{_describe(truths, score.recommended)}; {_describe_bound(truths, score.recommended)}"
-    lines.append(f"  recommended {own}; differs in {differs or 'nothing'}")
+    differs = ", ".join(f"{name} {chosen[name]}" for name in truths.space.axes if chosen[name] != best[name])
+    lines.append(f"  recommended {_describe(truths, chosen)}; differs in {differs or 'nothing'}")
     return [*lines, f"  missed by   {_find_miss(truths, score)}"]
 
 
 def _find_miss(truths: Truths, score: Score) -> str:
-    """The stage that lost the best plan."""
-    best = truths.best
-    rows = [row for row in score.rows if row.plan == best and row.kind in WHOLE_RUNS]
+    rows = [row for row in score.rows if row.plan == truths.best and row.kind in WHOLE_RUNS]
     if any(row.kind != "end_to_end" for row in rows):
         return "the pick: the best plan was a finalist and lost to noise or to the rule for ties"
     if rows:
-        seen = rows[0].samples_per_s or 0.0
-        return (
-            f"noise: the best plan ran once at {100 * seen / truths.best_samples_per_s - 100:+.1f} % of its true speed"
-        )
-    probes = {kind: _measure_nearest(truths, score, kind) for kind in ("device", "loader")}
-    said = "; ".join(f"nearest {kind} probe: {text}" for kind, text in probes.items())
+        off_pct = 100 * (rows[0].samples_per_s or 0.0) / truths.best_samples_per_s - 100
+        return f"noise: the best plan ran once at {off_pct:+.1f} % of its true speed"
+    loader_only = ("num_workers", "pin_memory")
+    names = {
+        "device": [name for name in truths.space.axes if name not in loader_only],
+        "loader": [name for name in truths.space.axes if name in ("batch_size", *loader_only)],
+    }
+    said = "; ".join(f"nearest {kind} probe: {_find_nearest(truths, score, kind, of)}" for kind, of in names.items())
     return f"the prediction: the best plan was never run; {said}"
 
 
-def _measure_nearest(truths: Truths, score: Score, kind: str) -> str:
-    """The probe of a kind that shares most with the best plan, and in what it differs."""
-    best = truths.best
-    names = [n for n in truths.space.axes if (n in ("batch_size", "num_workers", "pin_memory")) or kind == "device"]
-    names = [n for n in names if kind != "device" or n not in ("num_workers", "pin_memory")]
-    probes = [row for row in score.rows if row.kind == kind]
-    if not probes:
+def _find_nearest(truths: Truths, score: Score, kind: str, names: Sequence[str]) -> str:
+    """Say in what the probe of a kind that shares most with the best plan differs from it."""
+    best, plans = truths.best, [row.plan for row in score.rows if row.kind == kind]
+    if not plans:
         return "none"
-    row = min(probes, key=lambda row: sum(row.plan[n] != best[n] for n in names))
-    differs = ", ".join(f"{n} {row.plan[n]}" for n in names if row.plan[n] != best[n])
+    nearest = min(plans, key=lambda plan: sum(plan[name] != best[name] for name in names))
+    differs = ", ".join(f"{name} {nearest[name]}" for name in names if nearest[name] != best[name])
     return f"with {differs}" if differs else "at the plan itself"
 
 
 def _describe(truths: Truths, plan: Plan) -> str:
+    """Write the true speed and the axes of a plan, and the speed of its parts as multiples of the whole."""
     values = " ".join(f"{name}={plan[name]}" for name in truths.space.axes)
-    return f"{truths.samples_per_s.get(plan, 0.0):.4g}/s {values}"
-
-
-def _describe_bound(truths: Truths, plan: Plan) -> str:
-    """True speed of the parts, as multiples of the whole."""
     whole = truths.samples_per_s.get(plan)
     if whole is None:
-        return "does not fit"
-    parts = []
-    for kind in ("device", "loader"):
-        step_s = truths.machine.find_truths([plan], kind=kind)[0].step_s
-        parts.append(f"{kind} alone {plan['batch_size'] / step_s / whole:.2f}×")
-    return ", ".join(parts)
+        return f"0/s {values}; does not fit"
+    steps_s = {kind: truths.machine.find_truths([plan], kind=kind)[0].step_s for kind in ("device", "loader")}
+    parts = (f"{kind} alone {plan['batch_size'] / step_s / whole:.2f}×" for kind, step_s in steps_s.items())
+    return f"{whole:.4g}/s {values}; {', '.join(parts)}"
 
 
 def describe_row(row: Trial, axes: Sequence[str]) -> str:

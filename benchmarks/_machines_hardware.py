@@ -100,7 +100,7 @@ DECODE_MS = {
 
 
 def draw_gpu(rng: np.random.Generator) -> Gpu:
-    """One of the classes, each figure up to a tenth off its data sheet (clocks, cooling, power limits)."""
+    """Draw one of the classes, each figure up to a tenth off its data sheet (clocks, cooling, power limits)."""
     gpu = GPUS[int(rng.integers(len(GPUS)))]
     factors = rng.uniform(0.9, 1.05, 3)
     return dataclasses.replace(

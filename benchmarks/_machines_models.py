@@ -59,7 +59,7 @@ class Model:
 
 
 def draw_model(rng: np.random.Generator, family: str, size: int) -> Model:
-    """A network of the family; ``size`` from 0 (small) to 3 (large)."""
+    """Draw a network of the family; ``size`` from 0 (small) to 3 (large)."""
     layers, has_conv, sample_bytes = FAMILIES[family](rng, size)
     name = ("small", "medium", "large", "huge")[size]
     return Model(family=family, size=name, layers=tuple(layers), has_conv=has_conv, sample_bytes=int(sample_bytes))
@@ -78,7 +78,7 @@ def _conv(
 
 
 def _cells(elements: int, block: int, *kinds: str, is_wide: bool = False) -> list[Layer]:
-    """Norms and pointwise operators that keep the shape."""
+    """Build norms and pointwise operators that keep the shape."""
     return [Layer(kind=k, in_elements=elements, out_elements=elements, block=block, is_wide=is_wide) for k in kinds]
 
 
@@ -90,7 +90,7 @@ def _linear(rows: int, depth: int, cols: int, block: int, *, is_wide: bool = Fal
 
 
 def _attention(tokens: int, width: int, block: int) -> list[Layer]:
-    """One transformer block: pre-norm, attention without a stored score matrix, MLP of four times the width."""
+    """Build a transformer block: pre-norm, attention without a stored score matrix, MLP of four times the width."""
     area = tokens * width
     core = Layer(
         kind="attention", rows=tokens * max(1, width // 64), cols=tokens, depth=128,

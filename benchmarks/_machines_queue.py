@@ -59,7 +59,7 @@ class Lanes:
 
 
 def simulate_step_s(lanes: Lanes, host: Host, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean seconds between batches once running, and the mean number of processes that wanted a core.
+    """Return the mean seconds between batches once running, and the mean number of processes that wanted a core.
 
     Cost: a few hundred rounds of array operations for each number of workers, however many plans have it.
     """
@@ -74,7 +74,7 @@ def simulate_step_s(lanes: Lanes, host: Host, *, seed: int) -> tuple[np.ndarray,
 
 
 def draw_spread(seed: int, n: int = 1024) -> np.ndarray:
-    """Standard normal figures in random order whose every run of ``STRATUM`` holds the same quantiles.
+    """Draw standard normal figures in random order whose every run of ``STRATUM`` holds the same quantiles.
 
     The mean over a window is then that of the distribution, so a window of some dozens of batches gives a long run's.
     """
@@ -111,7 +111,7 @@ class _Clockwork:
         self._start_main()
 
     def advance(self) -> bool:
-        """To each plan's next event; False when all plans have seen enough."""
+        """Go to each plan's next event; return False when all plans have seen enough."""
         running = self.steps < self._last
         if not running.any():
             return False
@@ -131,7 +131,7 @@ class _Clockwork:
         return True
 
     def _compute_rates(self, waiting: np.ndarray) -> np.ndarray:
-        """Speed of every process: shared cores, shared storage, one interpreter lock."""
+        """Return the speed of every process: shared cores, shared storage, one interpreter lock."""
         host = self._host
         n_workers = self.busy[:, : self._main].sum(axis=1)
         wanted = self.busy.sum(axis=1) + waiting  # waiting for the device spins
@@ -169,7 +169,7 @@ class _Clockwork:
         return self._lanes.make_s[rows] * np.maximum(0.2, 1 + spread)
 
     def _is_made(self, number: np.ndarray) -> np.ndarray:
-        """Whether the worker whose turn ``number`` is has built that batch."""
+        """Tell whether the worker whose turn ``number`` is has built that batch."""
         if not self._main:
             return np.zeros(self._n, dtype=bool)
         return self.made[self._rows, number % self._main] > number // self._main
@@ -214,7 +214,7 @@ class _Clockwork:
         self._start_main()
 
     def _end_steps(self, launched: np.ndarray) -> None:
-        """The step cannot end before its last kernel was launched."""
+        """End steps that were launched, none before its last kernel."""
         self.device_end = np.where(launched, np.maximum(self.device_end, self.now), self.device_end)
         rows = np.nonzero(launched)[0]
         self.ends[rows, self.steps[rows] % 8] = self.device_end[rows]

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,12 +33,7 @@ SHARED = ("threads", COUPLED)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GridRecording:
-    """The content of one file.
-
-    Attributes:
-        memory_gib: Of the device or the limit of the recording; None when it is not known.
-        rows: In the order they ran; "skipped" beyond a batch that ran out of memory.
-    """
+    """The content of one file."""
 
     version: int
     name: str
@@ -53,13 +48,13 @@ class GridRecording:
     user_plan: Plan
     effective_batch_size: int | None
     facts: Facts
-    memory_gib: float | None
+    memory_gib: float | None  # of the device or the limit of the recording; None when it is not known
     n_repeats: int
     seconds: float
-    rows: tuple[Trial, ...]
+    rows: tuple[Trial, ...]  # in the order they ran; "skipped" beyond a batch that ran out of memory
 
     def to_text(self) -> str:
-        """JSON with one row a line, so that a recording can be read and compared by eye."""
+        """Write JSON with one row a line, so that a recording can be read and compared by eye."""
         head = {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "rows"}
         rows = ",\n".join(json.dumps(encode(row), separators=(",", ":"), allow_nan=False) for row in self.rows)
         return f'{json.dumps(head, indent=1, allow_nan=False)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
@@ -69,15 +64,12 @@ class GridRecording:
         """Read a file.
 
         Raises:
-            DataError: it is no recording of this version.
+            DataError: it is no recording.
         """
         try:
-            found = decode(cls, json.loads(path.read_text(encoding="utf-8")))
+            return decode(cls, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is no recorded grid: {error}") from None
-        if found.version != VERSION:
-            raise DataError(f"{path} is of version {found.version}, this reads {VERSION}; record it again")
-        return found
 
     def build_space(self) -> Space:
         limit_gib = None if self.memory_gib is None else self.memory_gib * MEMORY_SAFETY_PCT / 100
@@ -91,24 +83,19 @@ def read_recordings(folder: Path = RECORDINGS) -> list[GridRecording]:
     return [GridRecording.read(path) for path in sorted(folder.glob("grid-*.json"))]
 
 
-def find_device_part(plan: Plan) -> Plan:
-    """The plan with what only the loader feels at its default: what a device or memory probe depends on."""
-    return _reset(plan, (name for name, lever in load_catalogue().items() if lever.stage == "loader"))
-
-
-def find_loader_part(plan: Plan) -> Plan:
-    """The plan with what only the device feels at its default: what a loader probe depends on."""
-    return _reset(plan, (name for name, lever in load_catalogue().items() if lever.stage != "loader"))
+def find_part(plan: Plan, kind: str) -> Plan:
+    """Return what a probe of this kind depends on: the plan with what the other part alone feels at its default."""
+    reset = {
+        name: lever.default
+        for name, lever in load_catalogue().items()
+        if (lever.stage == "loader") != (kind == "loader") and name in plan and name not in SHARED
+    }
+    return plan.replace(**reset)
 
 
 def find_line(plan: Plan) -> Plan:
-    """What plans share that differ in their batch only."""
+    """Return what plans share that differ in their batch only."""
     return plan.replace(batch_size=0, accumulate=0)
-
-
-def _reset(plan: Plan, names: Iterable[str]) -> Plan:
-    catalogue = load_catalogue()
-    return plan.replace(**{name: catalogue[name].default for name in names if name in plan and name not in SHARED})
 
 
 class RecordedMachine:
@@ -120,24 +107,19 @@ class RecordedMachine:
 
     def __init__(self, recording: GridRecording, seed: int = 0):
         self.recording, self.seed = recording, seed
+        self.memory_gib = recording.memory_gib
+        self.recommendable_gib = recording.build_space().memory_gib
         self._whole: dict[Plan, list[Trial]] = defaultdict(list)
         self._parts: dict[tuple[str, Plan], Trial] = {}
         for row in recording.rows:
             if row.kind in WHOLE_RUNS:
                 self._whole[row.plan].append(row)
             else:
-                self._parts[row.kind, _find_part(row.plan, row.kind)] = row
+                self._parts[row.kind, find_part(row.plan, row.kind)] = row
         self.restart_noise("")
 
-    @property
-    def memory_gib(self) -> float | None:
-        return self.recording.memory_gib
-
-    @property
-    def recommendable_gib(self) -> float | None:
-        return None if self.memory_gib is None else self.memory_gib * MEMORY_SAFETY_PCT / 100
-
     def restart_noise(self, name: str) -> None:
+        """Begin another search: an order of the runs drawn from the seed and this name."""
         rng = np.random.default_rng([self.seed, *name.encode()])
         self._order = {plan: rng.permutation(len(rows)) for plan, rows in self._whole.items()}
         self._n_asked: dict[Plan, int] = defaultdict(int)
@@ -161,23 +143,18 @@ class RecordedMachine:
         return self._whole[plan][order[number % len(order)]]
 
     def _find_part_row(self, plan: Plan, kind: str) -> Trial | None:
-        """None for a device probe above one that ran out of memory: such are not run."""
-        part = _find_part(plan, kind)
+        """Return None for a device probe above one that ran out of memory: such are not run."""
+        part = find_part(plan, kind)
         if (kind, part) in self._parts:
             return self._parts[kind, part]
-        is_above = any(
-            row.status == "out_of_memory"
-            and row.plan["batch_size"] < part["batch_size"]
-            and find_line(row.plan) == find_line(part)
-            for (of, _), row in self._parts.items()
-            if of == kind
-        )
-        if not is_above:
-            raise KeyError(f"{self.recording.name} holds no {kind} probe of {part!r}")
-        return None
+        for (of, _), row in self._parts.items():
+            is_smaller = row.plan["batch_size"] < part["batch_size"] and find_line(row.plan) == find_line(part)
+            if of == kind and row.status == "out_of_memory" and is_smaller:
+                return None
+        raise KeyError(f"{self.recording.name} holds no {kind} probe of {part!r}")
 
     def find_rates(self) -> Mapping[Plan, float]:
-        """Samples/s of every plan of which all runs went well: the median over them."""
+        """Return the median samples/s of every plan of which all runs went well."""
         return {
             plan: statistics.median(row.samples_per_s or 0.0 for row in rows)
             for plan, rows in self._whole.items()
@@ -185,9 +162,5 @@ class RecordedMachine:
         }
 
     def true_memory_gib(self, plan: Plan) -> float:
-        """The largest peak among the runs of the plan; 0 where none was read."""
+        """Return the largest peak among the runs of the plan; 0 where none was read."""
         return max((row.device_memory_peak_gib or 0.0 for row in self._whole[plan]), default=0.0)
-
-
-def _find_part(plan: Plan, kind: str) -> Plan:
-    return find_loader_part(plan) if kind == "loader" else find_device_part(plan)

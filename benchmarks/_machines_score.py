@@ -1,4 +1,4 @@
-"""Runs a search strategy on a simulated machine through the real session, and scores what it ends at.
+"""Run a search strategy on a simulated machine through the real session, and score what it ends at.
 
 Every strategy that measures speed goes through the product's own last stage: finalists and the user's plan measured
 again side by side, then the recommended pick with its memory limit and its rule for ties.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -48,26 +48,18 @@ class Truths:
 class Score:
     """One search: what it cost and what it found.
 
-    Attributes:
-        regret_pct: Of the recommended plan's true speed to that of the best plan; never below 0. 100 without a pick.
-        fastest_regret_pct: The same of the fastest row that could be recommended, before the rule for ties prefers
-            smaller batches and simpler plans at up to 3 % of speed.
-        n_trials: Processes that ran a step or a loader: whole runs and probes, repeats among them.
-        n_end_to_end: Whole runs of the search itself.
-        n_repeats: Whole runs of the last stage.
+    ``fastest_regret_pct`` is the regret of the fastest row that could be recommended, before the rule for ties prefers
+    smaller batches and simpler plans at up to 3 % of speed.
     """
 
-    strategy: str
-    seed: int
     recommended: Plan | None
-    regret_pct: float
+    regret_pct: float  # of the recommended plan's true speed to that of the best plan; 100 without a pick
     fastest_regret_pct: float
-    n_trials: int
-    n_end_to_end: int
-    n_repeats: int
+    n_trials: int  # processes that ran a step or a loader: whole runs and probes, repeats among them
+    n_end_to_end: int  # whole runs of the search itself
+    n_repeats: int  # whole runs of the last stage
     n_out_of_memory: int
     n_memory_probes: int
-    seconds: float  # of the simulated trials
     rows: tuple[Trial, ...]
 
 
@@ -77,22 +69,24 @@ def find_truths(machine: SimulatedMachine, n_points: int) -> Truths:
     fitting = [plan for plan in space.grid() if machine.fits(plan)]
     truths = machine.find_truths(fitting)
     rates = {plan: plan["batch_size"] / truth.step_s for plan, truth in zip(fitting, truths, strict=True)}
-    safe = [plan for plan in fitting if machine.true_memory_gib(plan) <= machine.recommendable_gib] or fitting
-    return Truths(machine=machine, space=space, samples_per_s=rates, best=max(safe, key=rates.__getitem__))
+    return _build_truths(machine, space, rates)
 
 
 def find_recorded_truths(recording: GridRecording, seed: int) -> Truths:
-    """The medians of a recorded grid. A search is answered with the same runs, in an order drawn from the seed."""
+    """Take the medians of a recorded grid. A search is answered with the same runs, in an order of the seed."""
     machine = RecordedMachine(recording, seed)
-    rates, limit_gib = machine.find_rates(), machine.recommendable_gib
-    space = recording.build_space()
+    return _build_truths(machine, recording.build_space(), machine.find_rates())
+
+
+def _build_truths(machine: SimulatedMachine | RecordedMachine, space: Space, rates: Mapping[Plan, float]) -> Truths:
+    limit_gib = machine.recommendable_gib
     fine = [plan for plan in space.grid() if plan in rates]
     safe = [plan for plan in fine if limit_gib is None or machine.true_memory_gib(plan) <= limit_gib] or fine
     return Truths(machine=machine, space=space, samples_per_s=rates, best=max(safe, key=rates.__getitem__))
 
 
 def run_search(truths: Truths, strategy: str) -> Score:
-    """One search with the noise of its own seed, so that strategies do not share their luck.
+    """Run one search with noise of its own, so that strategies do not share their luck.
 
     Raises:
         KeyError: no strategy of that name.
@@ -101,16 +95,18 @@ def run_search(truths: Truths, strategy: str) -> Score:
     machine.restart_noise(strategy)
     session = Session(machine, Journal())
     session.run(search.skip_impossible(space))
-    session.run(_build_strategy(strategy, machine.seed, space))
+    if strategy in PEERS_AND_BASELINES:
+        session.run(PEERS_AND_BASELINES[strategy](space, machine.seed))
+    else:
+        session.run(search.STRATEGIES[strategy](space))
     if strategy == LARGEST:
-        recommended = fastest = _find_largest(session.rows)
+        ran = [row.plan for row in session.rows if row.status == "ok" and row.kind in WHOLE_RUNS]
+        recommended = fastest = max(ran, key=lambda plan: plan["batch_size"], default=None)
     else:
         recommended, fastest = _finish(session, machine, space, strategy)
     rows = (*session.rows, *session.probes)
     counts = Counter(row.kind for row in rows if row.status != "skipped")
     return Score(
-        strategy=strategy,
-        seed=machine.seed,
         recommended=recommended,
         regret_pct=truths.compute_regret_pct(recommended),
         fastest_regret_pct=truths.compute_regret_pct(fastest),
@@ -119,26 +115,19 @@ def run_search(truths: Truths, strategy: str) -> Score:
         n_repeats=counts[REPEAT] + counts[BASELINE],
         n_out_of_memory=sum(row.status == "out_of_memory" for row in rows),
         n_memory_probes=counts["memory"],
-        seconds=sum(row.seconds for row in rows),
         rows=tuple(sorted(rows, key=lambda row: int(row.id[1:]))),
     )
 
 
 def is_known(strategy: str) -> bool:
-    """Whether it can be run here: TPE needs Optuna."""
+    """Tell whether it can be run here: TPE needs Optuna."""
     if strategy.startswith("tpe"):
         return _tpe.is_available()
     return strategy in PEERS_AND_BASELINES or strategy in search.STRATEGIES
 
 
-def _build_strategy(name: str, seed: int, space: Space) -> Strategy:
-    if name in PEERS_AND_BASELINES:
-        return PEERS_AND_BASELINES[name](space, seed)
-    return search.STRATEGIES[name](space)
-
-
 def try_at_random(space: Space, *, n_trials: int, seed: int) -> Strategy:
-    """Plans of the grid drawn without putting back."""
+    """Ask for plans of the grid drawn without putting back."""
     grid = space.grid()
     for index in np.random.default_rng([seed, 3]).permutation(len(grid))[:n_trials]:
         yield Ask(plan=grid[index], why="drawn at random")
@@ -153,37 +142,27 @@ def find_largest_that_fits(space: Space) -> Strategy:
     mixed = space.axes.get("precision", (space.base["precision"],))[-1]
     start = space.with_value(space.base, "precision", mixed)
     sizes = space.axes[COUPLED]
+
+    def ask(size: int) -> Ask:
+        return Ask(plan=space.with_value(start, COUPLED, size), why=f"does batch {size} fit?")
+
     fits, fails, at = -1, len(sizes), 0
     while at < len(sizes):
-        trial = yield _ask_size(space, start, sizes[at])
+        trial = yield ask(sizes[at])
         if trial.status != "ok":
             fails = at
             break
-        fits, at = at, _find_doubled(sizes, at)
+        fits, at = at, next((i for i, size in enumerate(sizes) if size >= 2 * sizes[at]), len(sizes))
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        trial = yield _ask_size(space, start, sizes[middle])
+        trial = yield ask(sizes[middle])
         fits, fails = (middle, fails) if trial.status == "ok" else (fits, middle)
-
-
-def _ask_size(space: Space, start: Plan, size: int) -> Ask:
-    return Ask(plan=space.with_value(start, COUPLED, size), why=f"does batch {size} fit?")
-
-
-def _find_doubled(sizes: Sequence[int], at: int) -> int:
-    """The position of the first size at least twice as large; past the end where there is none."""
-    return next((i for i, size in enumerate(sizes) if size >= 2 * sizes[at]), len(sizes))
-
-
-def _find_largest(rows: Sequence[Trial]) -> Plan | None:
-    ran = [row.plan for row in rows if row.status == "ok" and row.kind in WHOLE_RUNS]
-    return max(ran, key=lambda plan: plan["batch_size"], default=None)
 
 
 def _finish(
     session: Session, machine: SimulatedMachine | RecordedMachine, space: Space, strategy: str
 ) -> tuple[Plan | None, Plan | None]:
-    """The last stage of ``tune``: finalists and the user's plan again side by side; the pick, and the fastest."""
+    """Run the last stage of ``tune``: finalists and the user's plan again side by side; the pick, and the fastest."""
     limit_gib = machine.recommendable_gib
     run_finals(session, space, n_finalists=search.count_finalists(strategy, session.rows))
     table, _ = recommend.merge_repeats(session.rows)

@@ -1,8 +1,9 @@
-"""What is true of a simulated machine: how long each plan takes in the long run, and what memory it needs."""
+"""The truth of a simulated machine: how long each plan takes in the long run, and what memory it needs."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,17 +28,10 @@ class Truth:
 
 
 class MachineTruth:
-    """One workload on one machine, without noise.
-
-    Args:
-        seed: Of the noise between batches, which all plans of a machine share.
-        rng: Draws the machine and the workload.
-    """
+    """One workload on one machine, without noise; ``seed`` is of the batches, ``rng`` draws all else."""
 
     def __init__(self, seed: int, rng: np.random.Generator):
         self.seed = seed
-        self._device_s: dict[tuple[Arm, int], float] = {}
-        self._footprints: dict[tuple[Arm, int], Footprint] = {}
         self._truths: dict[tuple[Any, ...], Truth] = {}
         self.gpu = draw_gpu(rng)
         self.host = draw_host(rng, self.gpu)
@@ -45,28 +39,24 @@ class MachineTruth:
         self.model = draw_model(rng, family, int(rng.choice(4, p=SIZE_SHARES)))
         self.data = draw_data(rng, family)
         self.step_model = StepModel(self.model, self.gpu, self.host, rng)
+        self._find_device_s = functools.cache(self.step_model.compute_device_s)
+        self._find_footprint = functools.cache(self.step_model.compute_footprint)
         self.waits_each_step = bool(rng.random() < 0.3)
 
     @property
     def usable_gib(self) -> float:
-        """What the allocator of a training process can get."""
+        """The memory that the allocator of a training process can get."""
         return self.gpu.memory_gib * 0.985 - self.host.held_gib
 
     def fits(self, plan: Plan) -> bool:
         return self.compute_needed_gib(plan) <= self.usable_gib
 
-    def true_samples_per_s(self, plan: Plan) -> float | None:
-        """Without noise, over whole epochs; None when the plan does not fit."""
-        if not self.fits(plan):
-            return None
-        return plan["batch_size"] / self.find_truths([plan])[0].step_s
-
     def true_memory_gib(self, plan: Plan) -> float:
-        """What the allocator would reserve for the plan; a row shows the same, at most what there is."""
+        """Return what the allocator would reserve for the plan; a row shows the same, at most what there is."""
         return self.compute_reserved_gib(plan, with_loader=True)
 
     def find_truths(self, plans: Sequence[Plan], *, kind: str = "end_to_end") -> list[Truth]:
-        """Long-run truths of many plans at once, which costs little more than one. Plans that do not fit too."""
+        """Find the truths of many plans at once, which costs little more than one; also of plans that do not fit."""
         part = kind if kind in ("device", "loader") else "whole"
         keys = [self._identify(plan, part) for plan in plans]
         missing = list({key: plan for key, plan in zip(keys, plans, strict=True) if key not in self._truths}.items())
@@ -80,7 +70,7 @@ class MachineTruth:
         self._truths.clear()
 
     def _identify(self, plan: Plan, part: str) -> tuple[Any, ...]:
-        """What a part of the step depends on."""
+        """Return what a part of the step depends on."""
         workers = plan["num_workers"]
         device = (read_arm(plan), plan["batch_size"])
         loader = (
@@ -127,7 +117,7 @@ class MachineTruth:
         }
 
     def _compute_make_s(self, batch: int, is_worker: bool) -> float:
-        """One core's seconds to read, decode and collate a batch, and in a worker to move it to shared memory."""
+        """Return one core's seconds to read, decode and collate a batch; a worker moves it to shared memory, too."""
         host, size = self.host, batch * self.model.sample_bytes
         seconds = batch * self.data.decode_ms / 1e3 / host.speed + size / (1e9 * host.collate_gb_per_s) + 5e-5
         return seconds + (size / (1e9 * host.collate_gb_per_s) + 2e-4 if is_worker else 0.0)
@@ -137,7 +127,7 @@ class MachineTruth:
         return self.host.receive_fixed_ms / 1e3 + size / (1e9 * self.host.receive_gb_per_s)
 
     def _compute_edge_s(self, plan: Plan) -> float:
-        """What the begin of an epoch adds to each of its steps: workers start, and the first batch is waited for."""
+        """Return what the begin of an epoch adds to each of its steps: workers start, the first batch is waited for."""
         workers, batch = plan["num_workers"], plan["batch_size"]
         if not workers:
             return 0.0
@@ -145,17 +135,8 @@ class MachineTruth:
         started_s = 0.0 if plan["persistent_workers"] else workers * self.host.spawn_ms / 1e3
         return (first_s + started_s) / max(1, self.data.n_samples // batch)
 
-    def _find_device_s(self, arm: Arm, batch: int) -> float:
-        key = (arm, batch)
-        if key not in self._device_s:
-            self._device_s[key] = self.step_model.compute_device_s(arm, batch)
-        return self._device_s[key]
-
     def find_footprint(self, plan: Plan) -> Footprint:
-        key = (read_arm(plan), plan["batch_size"])
-        if key not in self._footprints:
-            self._footprints[key] = self.step_model.compute_footprint(*key)
-        return self._footprints[key]
+        return self._find_footprint(read_arm(plan), plan["batch_size"])
 
     def estimate_compile_s(self, plan: Plan, kind: str) -> float:
         return 0.0 if kind == "loader" else self.step_model.estimate_compile_s(read_arm(plan))
@@ -173,12 +154,6 @@ class MachineTruth:
 
 
 def read_arm(plan: Mapping[str, Any]) -> Arm:
-    """The part of a plan that changes what the device computes."""
-    return Arm(
-        is_low=plan["precision"] in ("bf16", "fp16"),
-        channels_last=plan["channels_last"],
-        compile=plan["compile"],
-        activation_checkpointing=plan["activation_checkpointing"],
-        cudnn_benchmark=plan["cudnn_benchmark"],
-        fused_optimizer=plan["fused_optimizer"],
-    )
+    """Return the part of a plan that changes what the device computes."""
+    switches = (field.name for field in dataclasses.fields(Arm) if field.name != "is_low")
+    return Arm(is_low=plan["precision"] in ("bf16", "fp16"), **{name: plan[name] for name in switches})

@@ -1,7 +1,7 @@
-"""What peak memory is predicted for: models, levers and optimizers whose peaks bend at different batch sizes.
+"""The models, levers and optimizers of ``memory_prediction``, whose peaks bend at different batch sizes.
 
-Inputs are small so that a CPU can take the real step: what counts is where parameters, optimizer and activations
-outgrow each other, which no image size changes.
+Inputs are small so that a CPU can take the real step: where parameters, optimizer and activations outgrow each other
+depends on no image size.
 
 Shapes: B batch, T tokens, C channels, V vocabulary.
 """
@@ -124,16 +124,42 @@ def _adamw(parameters: Any) -> optim.Optimizer:
     return optim.AdamW(parameters, lr=1e-4)
 
 
-def _images(model: str, side_px: int, optimizer: BuildOptimizer) -> Workload:
+def _adam(parameters: Any) -> optim.Optimizer:
+    return optim.Adam(parameters, lr=1e-4)
+
+
+def _labels() -> Tensor:
+    return torch.zeros(N_SAMPLES, dtype=torch.long)
+
+
+def _classify(
+    name: str, model: Callable[[], nn.Module], inputs: Callable[[], Tensor], optimizer: BuildOptimizer
+) -> Workload:
     return Workload(
-        model=lambda: build_model(model, n_classes=N_CLASSES),
-        dataset=lambda: TensorDataset(
-            torch.zeros(N_SAMPLES, 3, side_px, side_px), torch.zeros(N_SAMPLES, dtype=torch.long)
-        ),
+        model=model,
+        dataset=lambda: TensorDataset(inputs(), _labels()),
         loss=nn.CrossEntropyLoss(),
         optimizer=optimizer,
-        name=model,
+        name=name,
     )
+
+
+def _images(model: str, side_px: int, optimizer: BuildOptimizer) -> Workload:
+    return _classify(
+        model,
+        lambda: build_model(model, n_classes=N_CLASSES),
+        lambda: torch.zeros(N_SAMPLES, 3, side_px, side_px),
+        optimizer,
+    )
+
+
+def _tags(optimizer: BuildOptimizer) -> Workload:
+    return _classify("gru", GruTagger, lambda: torch.zeros(N_SAMPLES, 64, dtype=torch.long), optimizer)
+
+
+def _mlp(optimizer: BuildOptimizer) -> Workload:
+    model = "mlp(n_features=784, n_outputs=10, hidden=512, depth=4)"
+    return _classify("mlp", lambda: build_model(model), lambda: torch.zeros(N_SAMPLES, 784), optimizer)
 
 
 def _tokens(optimizer: BuildOptimizer) -> Workload:
@@ -147,28 +173,6 @@ def _tokens(optimizer: BuildOptimizer) -> Workload:
     )
 
 
-def _tags(optimizer: BuildOptimizer) -> Workload:
-    return Workload(
-        model=GruTagger,
-        dataset=lambda: TensorDataset(
-            torch.zeros(N_SAMPLES, 64, dtype=torch.long), torch.zeros(N_SAMPLES, dtype=torch.long)
-        ),
-        loss=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        name="gru",
-    )
-
-
-def _mlp(optimizer: BuildOptimizer) -> Workload:
-    return Workload(
-        model=lambda: build_model("mlp(n_features=784, n_outputs=10, hidden=512, depth=4)"),
-        dataset=lambda: TensorDataset(torch.zeros(N_SAMPLES, 784), torch.zeros(N_SAMPLES, dtype=torch.long)),
-        loss=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        name="mlp",
-    )
-
-
 def _sensors(optimizer: BuildOptimizer) -> Workload:
     diffusion = build_diffusion(
         model=lambda: build_model("sensor_transformer(n_sensors=256, hidden=64)"),
@@ -176,10 +180,6 @@ def _sensors(optimizer: BuildOptimizer) -> Workload:
         name="sensors",
     )
     return dataclasses.replace(diffusion, optimizer=optimizer)
-
-
-def _adam(parameters: Any) -> optim.Optimizer:
-    return optim.Adam(parameters, lr=1e-4)
 
 
 def _model(name: str, model: str, side_px: int, target: int) -> Model:
@@ -220,7 +220,7 @@ FIRST = ("own small_cnn, adamw", "GPT 4x192, bf16", "GRU 2x192, sgd", "torchvisi
 
 
 def build_cases() -> list[Case]:
-    """Every model under every setting that applies to it; the four that differ most come first, for a quick run."""
+    """Build every model under every setting that applies to it; the four that differ most first, for a quick run."""
     cases = [
         Case(
             name=f"{model.name}, {setting.name}",

@@ -1,20 +1,16 @@
-"""One case of ``memory_prediction`` in a process of its own: fake peaks, real peaks where asked, as JSON on stdout.
+"""One case of ``memory_prediction``: its fake peaks, and its real peaks where asked.
 
 The real peak on a CPU is what torch's allocator handed out and had not got back, from the building of the model on:
 ``torch.profiler`` hears of every allocation and release from the allocator itself, scratch inside operators included,
 and knows nothing of fake tensors, dispatch or storages. The resident set would add libraries, malloc's arenas and
 pages touched earlier, 0.3 GiB and more that vary from run to run and would drown errors of the size looked for. On a
 GPU it is ``torch.cuda.max_memory_allocated``.
-
-``python -m benchmarks._memory_probe CASE --device cpu``
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
-import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,23 +31,15 @@ from fulltilt.tuner.search.model.memory import MemoryCurve
 _GIB = 2**30
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case")
-    parser.add_argument("--device", default="cpu")
-    args = parser.parse_args()
-    case = next(case for case in build_cases() if case.name == args.case)
-    torch.set_num_threads(1)  # peaks do not depend on it, and a busy machine is finished sooner
-    print(json.dumps(probe(case, args.device)))
-
-
-def probe(case: Case, device: str) -> dict[str, Any]:
+def probe(name: str, device: str) -> dict[str, Any]:
     """Estimate, measure small batches by doubling (``_memory_steps``), and measure what was to be predicted.
 
     Returns:
         ``fake`` and ``real`` peaks in GiB by batch size, batches ``probed`` with and without fake points in order, the
         seconds each kind took.
     """
+    torch.set_num_threads(1)  # peaks do not depend on it, and a busy machine is finished sooner
+    case = next(case for case in build_cases() if case.name == name)
     fake, persistent_gib, fake_s = _estimate_all(case, device)
     real: dict[int, float] = {}
     real_s: list[float] = []
@@ -59,7 +47,8 @@ def probe(case: Case, device: str) -> dict[str, Any]:
     def measure(batch_size: int) -> float:
         if batch_size not in real:
             started = time.perf_counter()
-            real[batch_size] = measure_peak_bytes(case, batch_size, device) / _GIB
+            peak_bytes = measure_allocated_peak_bytes(lambda: _run_really(case, batch_size, device), device)
+            real[batch_size] = peak_bytes / _GIB
             real_s.append(time.perf_counter() - started)
         return real[batch_size]
 
@@ -79,13 +68,8 @@ def probe(case: Case, device: str) -> dict[str, Any]:
     }
 
 
-def measure_peak_bytes(case: Case, batch_size: int, device: str) -> int:
-    """Peak of a real run: build, two training steps, one evaluation step."""
-    return measure_allocated_peak_bytes(lambda: _run_really(case, batch_size, device), device)
-
-
 def measure_allocated_peak_bytes(work: Callable[[], None], device: str) -> int:
-    """Most bytes of torch's allocator in use at a time during ``work``, counted from its start on a CPU."""
+    """Return the most bytes of torch's allocator in use at a time during ``work``; a CPU counts from its start."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -118,6 +102,7 @@ def _build(case: Case, device: str) -> Run:
 
 
 def _run_really(case: Case, batch_size: int, device: str) -> None:
+    """Build the run, take two training steps and one evaluation step."""
     run = dataclasses.replace(_build(case, device), batch_size=batch_size)
     step = TrainStep(run)
 
@@ -133,9 +118,5 @@ def _run_really(case: Case, batch_size: int, device: str) -> None:
 
 
 def _build_batch(run: Run, n: int) -> Any:
-    """``n`` samples at once: joined one by one they would fill the profiler with events of no interest."""
+    """Build ``n`` samples at once: joined one by one they would fill the profiler with events of no interest."""
     return tuple(tensor.new_zeros((n, *tensor.shape[1:])) for tensor in next(iter(run.loader)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""At which batch sizes ``memory_prediction`` measures before it predicts: doubling, until a peak comes as predicted.
+"""The batch sizes that ``memory_prediction`` measures before it predicts: doubled until a peak comes as predicted.
 
 A search does not probe like this. Its real points are the probes of the device that it makes for speed, few of them
 far below the largest batch that fits; here they are kept small, so that the prediction has far to go.
@@ -15,14 +15,14 @@ from fulltilt.tuner.search.model.memory import SETTLED_PCT, TELLING_SHARE, Memor
 def measure_until_settled(
     curve: MemoryCurve, candidates: Sequence[int], measure: Callable[[int], float]
 ) -> MemoryCurve:
-    """Real points by doubling until the curve is settled or the candidates end. Cost: one call to ``measure`` each."""
+    """Add real points to the curve by doubling, until it is settled or the candidates end."""
     while (batch_size := choose_next(curve, candidates)) is not None:
         curve = dataclasses.replace(curve, real={**curve.real, batch_size: measure(batch_size)})
     return curve
 
 
 def choose_next(curve: MemoryCurve, candidates: Sequence[int]) -> int | None:
-    """The next batch size to measure; None: the last one brought nothing new, or there is none left above it."""
+    """Return the next batch size to measure; None where the last one brought nothing new, or none is left above it."""
     left = sorted(set(candidates) - set(curve.real))
     if not left or is_settled(curve):
         return None
@@ -34,8 +34,10 @@ def choose_next(curve: MemoryCurve, candidates: Sequence[int]) -> int | None:
 
 
 def is_settled(curve: MemoryCurve) -> bool:
-    """Without fake points: the slope repeated. With them: the last peak came out as predicted without it, while the
-    part that grows with the batch was plain to see.
+    """Tell whether another point would add nothing.
+
+    Without fake points: the slope repeated. With them: the last peak came out as predicted without it, while the part
+    that grows with the batch was plain to see.
     """
     if not curve.fake:
         return curve.is_settled
@@ -50,7 +52,7 @@ def is_settled(curve: MemoryCurve) -> bool:
 
 
 def _find_telling(fake: Mapping[int, float], candidates: Sequence[int]) -> int:
-    """The smallest batch of which the fake peak shows that it grows, else the largest; without fake ones the smallest.
+    """Return the smallest batch whose fake peak shows growth, else the largest; without fake ones the smallest.
 
     The slope at a candidate is that to the one below it, at the smallest that to the one above.
     """

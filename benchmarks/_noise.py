@@ -1,7 +1,7 @@
-"""Noise of step times, simulated and recorded, as a stream of factors around 1 that a comparison draws from.
+"""Noise of step times, simulated and recorded: the steps of one machine in the order they ran.
 
-A stream gives the steps of one machine in the order they ran: ``take(n)`` are the next ``n``. What is compared takes
-its times from it and multiplies an arm's by that arm's true factor, so the truth is known on real noise as well.
+A comparison takes its times from such a stream and multiplies an arm's by that arm's true factor, so the truth is known
+on real noise as well.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fulltilt.errors import DataError
+from fulltilt.records import decode
 
-VERSION = 1
-RECORDER = "python -m benchmarks._noise_record NAME"
 RECORDINGS = Path(__file__).parent / "recordings"
 
 
@@ -30,22 +28,14 @@ class Stretch:
     seconds: float
     cpu_pressure_pct: float | None  # share of the time in which some task waited for a core
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Stretch:
-        return cls(step_us=tuple(data["step_us"]), seconds=data["seconds"], cpu_pressure_pct=data["cpu_pressure_pct"])
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """A file ``recordings/noise-NAME-CONDITIONS-DEVICE.json``: one stretch a line.
-
-    Attributes:
-        conditions: A word of whoever recorded it, to tell files apart; what was measured is each stretch's pressure.
-    """
+    """The content of a file ``recordings/noise-NAME-CONDITIONS-DEVICE.json``."""
 
     version: int
     name: str
-    conditions: str
+    conditions: str  # a word of whoever recorded it; what was measured is each stretch's pressure
     device: str
     command: str
     date: str
@@ -55,28 +45,6 @@ class Recording:
     machine: dict[str, Any]
     python: str
     stretches: tuple[Stretch, ...]
-
-    def to_text(self) -> str:
-        head = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "stretches"}
-        lines = ",\n".join(json.dumps(dataclasses.asdict(s), separators=(",", ":")) for s in self.stretches)
-        return f'{json.dumps(head, indent=1)[:-2]},\n "stretches": [\n{lines}\n ]\n}}\n'
-
-    @classmethod
-    def read(cls, path: Path) -> Recording:
-        """Read a recording back.
-
-        Raises:
-            DataError: it is missing, of another version, or not a recording.
-        """
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            stretches = tuple(Stretch.from_json(stretch) for stretch in data.pop("stretches"))
-            found = cls(**data, stretches=stretches)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} is no recording of noise ({error}); record one with {RECORDER}") from None
-        if found.version != VERSION:
-            raise DataError(f"{path} has version {found.version}, this reads {VERSION}; record it again: {RECORDER}")
-        return found
 
 
 class Stream:
@@ -90,7 +58,7 @@ class Stream:
         return self._steps.size - self.n_taken
 
     def take(self, n: int) -> NDArray[np.float64]:
-        """The next ``n`` step times.
+        """Return the next ``n`` step times.
 
         Raises:
             ValueError: fewer are left; a comparison on fewer steps than it asked for would look quieter.
@@ -127,7 +95,7 @@ class NoiseModel:
     process_pct: float = 0.0
 
     def simulate(self, n_steps: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Step times of one process from its start, shape ``(n_steps,)``."""
+        """Draw the step times of one process from its start, shape ``(n_steps,)``."""
         return np.exp(
             self._simulate_jitter(n_steps, rng)
             + np.cumsum(rng.normal(0, self.drift_pct / 100, n_steps))
@@ -145,6 +113,7 @@ class NoiseModel:
         return jitter
 
 
-def list_recordings(device: str) -> list[Recording]:
-    """All recordings of a device, by the names of their files."""
-    return [Recording.read(path) for path in sorted(RECORDINGS.glob(f"noise-*-{device}.json"))]
+def read_recordings(device: str) -> list[Recording]:
+    """Read all recordings of a device, by the names of their files."""
+    paths = sorted(RECORDINGS.glob(f"noise-*-{device}.json"))
+    return [decode(Recording, json.loads(path.read_text(encoding="utf-8"))) for path in paths]

@@ -1,19 +1,15 @@
-"""The peers' batch-size finders, each at its documented settings, on one ``Job``. A peer is imported when it runs.
+"""The peers' batch-size finders, each at its documented settings. A peer is imported when it runs.
 
 A finder is ``(job, largest) -> batch size``; ``largest`` is where those start that only search downwards.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import importlib
 import importlib.util
-import logging
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,14 +26,14 @@ class Finder:
     """A peer's way to a batch size."""
 
     package: str
-    loads: str | None  # imported before the memory limit is set; a library is not part of the batch
+    loads: str | None  # imported before the memory limit is set
     n_steps: int  # a trial has, by the peer's default where it has one
     find: Callable[[Job, int], int]
     settings: str  # as in the result file, with the link
 
 
 def find_with_lightning(job: Job, largest: int, *, mode: str) -> int:
-    """``largest`` is left unused: the search goes up from 2, to a limit of its own."""
+    """Search up from 2, to a limit of Lightning's own; ``largest`` is left unused."""
     import lightning.pytorch as pl
     from lightning.pytorch.tuner import Tuner
 
@@ -58,7 +54,7 @@ def find_with_lightning(job: Job, largest: int, *, mode: str) -> int:
 
 
 def build_lightning_module(job: Job) -> Any:
-    """The job as a LightningModule with the attribute ``batch_size`` that the finder sets."""
+    """Build the job as a LightningModule with the attribute ``batch_size`` that the finder sets."""
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
@@ -94,7 +90,7 @@ def build_lightning_module(job: Job) -> Any:
 
 
 def find_with_accelerate(job: Job, largest: int, *, start: int | None) -> int:
-    """From ``start``, or from ``largest``, down by a tenth each time."""
+    """Search from ``start``, or from ``largest``, down by a tenth each time."""
     from accelerate import Accelerator
     from accelerate.utils import find_executable_batch_size
 
@@ -105,12 +101,11 @@ def find_with_accelerate(job: Job, largest: int, *, start: int | None) -> int:
         job.run_steps(batch_size, accelerator.prepare)
         return batch_size
 
-    options = {"starting_batch_size": largest} if start is None else {"starting_batch_size": start}
-    return find_executable_batch_size(train, **options)()
+    return find_executable_batch_size(train, starting_batch_size=start or largest)()
 
 
 def find_with_timm(job: Job, largest: int) -> int:
-    """The retries of timm's ``benchmark.py``, which is not in the wheel; the two functions that decide are.
+    """Retry as timm's ``benchmark.py`` does, which is not in the wheel; the two functions that decide are.
 
     Raises:
         RuntimeError: an error that timm does not take for a lack of memory.
@@ -130,8 +125,9 @@ def find_with_timm(job: Job, largest: int) -> int:
 
 
 def load_timm_decay() -> ModuleType:
-    """``timm.utils.decay_batch`` from its file: timm as a whole needs a torchvision built for this torch, and a CPU
-    build of torch has none on the package index.
+    """Load ``timm.utils.decay_batch`` from its file.
+
+    timm as a whole needs a torchvision built for this torch, and a CPU build of torch has none on the package index.
 
     Raises:
         ModuleNotFoundError: timm is not installed.
@@ -192,18 +188,3 @@ FINDERS: dict[str, Finder] = {
 
 def is_available(finder: Finder) -> bool:
     return importlib.util.find_spec(finder.package) is not None
-
-
-def load_peer(finder: Finder) -> None:
-    if finder.loads is not None:
-        importlib.import_module(finder.loads)
-
-
-@contextlib.contextmanager
-def silence_peers() -> Iterator[None]:
-    """Their remarks on few workers and new epochs; errors pass."""
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "accelerate"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -7,18 +7,21 @@ attempt begins, for a library that is refused memory can end the process; the la
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 
-from fulltilt.records import Status, decode, encode
+import torch
 
-if TYPE_CHECKING:
-    from benchmarks._peers_job import Job
+from benchmarks._peers_finders import FINDERS
+from benchmarks._peers_job import Attempt, Job, limit_memory
+from benchmarks._peers_workloads import CASES
+from benchmarks._runner import ROOT, silence_peers
+from fulltilt.records import decode, encode
 
 DEADLINE_S = 900.0
 CLEAN_HEAP = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
@@ -40,27 +43,16 @@ class Search:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Tried:
-    """One batch size that was tried."""
-
-    batch_size: int
-    largest_step: int  # samples of the largest step that ended
-    status: Status
-    said: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
     """What a search came to. ``recommended`` is None when it ended with an error, which ``failure`` tells.
 
-    Attributes:
-        seconds: Of the finder's own call; starting Python, importing the peer and a first step are left out. Where the
-            process died: until its last attempt began.
+    ``seconds`` are of the finder's own call; starting Python, importing the peer and a first step are left out. Where
+    the process died they end where its last attempt began.
     """
 
     recommended: int | None
     seconds: float
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[Attempt, ...] = ()
     failure: str | None = None
 
     @property
@@ -75,8 +67,6 @@ class Found:
 
 def run_search(search: Search, *, deadline_s: float = DEADLINE_S) -> Found:
     """Run the finder in a new process and read its answer; a process that dies becomes a failure that says so."""
-    from benchmarks._runner import ROOT
-
     command = [sys.executable, "-m", __name__, json.dumps(encode(search))]
     environment = {**os.environ, **CLEAN_HEAP, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -94,62 +84,48 @@ def run_search(search: Search, *, deadline_s: float = DEADLINE_S) -> Found:
 
 
 def read_unfinished(said: str, failure: str) -> Found:
-    """What a process that did not come to its answer had tried; the attempt it was in failed with it."""
+    """Read what a process that came to no answer had tried; the attempt it was in failed with it."""
     lines = said.splitlines()
     if not lines:
         return Found(recommended=None, seconds=0.0, failure=failure)
     found = decode(Found, json.loads(lines[-1]))
-    last = dataclasses.replace(found.tried[-1], said=failure)
-    return dataclasses.replace(found, tried=(*found.tried[:-1], last), failure=failure)
+    found.tried[-1].said = failure
+    return dataclasses.replace(found, failure=failure)
 
 
 def describe_death(code: int, errors: str) -> str:
-    """A signal by its name, else the last line that was written."""
+    """Name the signal that ended a process, else quote the last line that it wrote."""
     if code < 0:
         return f"the process was ended by {signal.Signals(-code).name}"
     return f"the process ended with {code}: {(errors.strip().splitlines() or ['no word'])[-1]}"
 
 
-def _search_here(search: Search) -> Found:
-    import torch
-
-    from benchmarks._peers_finders import FINDERS, load_peer, silence_peers
-    from benchmarks._peers_job import Job, limit_memory
-    from benchmarks._peers_workloads import CASES
-
-    finder, case = FINDERS[search.finder], CASES[search.case]
+def main(search: Search) -> None:
+    finder = FINDERS[search.finder]
     torch.set_num_threads(1)
-    job = Job(case.workload, device=search.device, n_steps=search.n_steps)
-    load_peer(finder)
+    job = Job(CASES[search.case].workload, device=search.device, n_steps=search.n_steps)
+    if finder.loads is not None:  # a library is not part of the batch
+        importlib.import_module(finder.loads)
+    recommended, failure = None, None
     with silence_peers():
         job.run_steps(search.smallest)
         job.attempts.clear()
         limit_memory(job.device, search.room_mib * 2**20)
-        recommended, failure = None, None
         started = time.perf_counter()
-        job.on_attempt = lambda job: _tell(_build_found(job, time.perf_counter() - started))
+        job.on_attempt = lambda job: tell(job, time.perf_counter() - started)
         try:
             recommended = finder.find(job, search.largest)
         except Exception as error:  # process boundary: what a finder does not survive is a finding
             failure = f"{type(error).__name__}: {error}".splitlines()[0]
         seconds = time.perf_counter() - started
-    return _build_found(job, seconds, recommended, failure)
+    tell(job, seconds, recommended, failure)
 
 
-def _build_found(job: Job, seconds: float, recommended: int | None = None, failure: str | None = None) -> Found:
-    tried = tuple(
-        Tried(batch_size=a.batch_size, largest_step=a.largest_step, status=a.status, said=a.said) for a in job.attempts
-    )
-    return Found(recommended=recommended, seconds=seconds, tried=tried, failure=failure)
-
-
-def _tell(found: Found) -> None:
+def tell(job: Job, seconds: float, recommended: int | None = None, failure: str | None = None) -> None:
+    """Print what the search came to so far."""
+    found = Found(recommended=recommended, seconds=seconds, tried=tuple(job.attempts), failure=failure)
     print(json.dumps(encode(found)), flush=True)
 
 
-def main() -> None:
-    _tell(_search_here(decode(Search, json.loads(sys.argv[1]))))
-
-
 if __name__ == "__main__":
-    main()
+    main(decode(Search, json.loads(sys.argv[1])))

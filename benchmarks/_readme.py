@@ -22,7 +22,7 @@ Describe = Callable[[BenchmarkResult], tuple[str, str]]
 
 
 def build_table(results: Path = RESULTS) -> str:
-    """The rows of ``ROWS``; the machine is named where it is not the one that most of them come from.
+    """Write the rows of ``ROWS``; the machine is named where it is not the one that most of them come from.
 
     Raises:
         FileNotFoundError: a row has no result file.
@@ -39,7 +39,7 @@ def build_table(results: Path = RESULTS) -> str:
 
 
 def replace_table(page: str, table: str) -> str:
-    """The page with another table between its markers.
+    """Return the page with another table between its markers.
 
     Raises:
         ValueError: the page lacks a marker.
@@ -72,20 +72,20 @@ def _find(result: BenchmarkResult, kind: str, name: str, known: Mapping[str, T])
 
 
 def say(value: float, decimals: int = 0) -> str:
-    """A figure as it is printed: ``1,234``, ``−8``, and no ``−0``."""
+    """Print a figure: ``1,234``, ``−8``, and no ``−0``."""
     text = f"{value:,.{decimals}f}"
     return text.replace("-", "−") if float(text.replace(",", "")) else text.lstrip("-")
 
 
 def say_range(values: Iterable[float], decimals: int = 0) -> str:
-    """From the least to the largest, or the one."""
+    """Print the least and the largest, or the one."""
     ends = sorted(values)
     low, high = say(ends[0], decimals), say(ends[-1], decimals)
     return low if low == high else f"{low} to {high}"
 
 
 def say_interval(figure: Arm | Target, decimals: int = 0, unit: str = "") -> str:
-    """``12 µs (−8 to 27)``."""
+    """Print a figure with its interval: ``12 µs (−8 to 27)``."""
     value = say(figure.median if isinstance(figure, Arm) else figure.measured, decimals)
     if figure.ci95 is None or figure.ci95 == (None, None):
         return value + unit
@@ -96,20 +96,17 @@ def say_interval(figure: Arm | Target, decimals: int = 0, unit: str = "") -> str
 def describe_loop(result: BenchmarkResult) -> tuple[str, str]:
     said = []
     for case in ("smallest step", "step 10 ms"):
-        ours, again, listening, fabric, accelerate, lightning = (
-            find_arm(result, case, arm, "overhead_cpu_us_per_step")
-            for arm in (
-                *("fulltilt", "hand-written again", "fulltilt with metrics, CSV and progress"),
-                *("fabric", "accelerate", "lightning"),
-            )
-        )
+        arms = {arm.arm: arm for arm in result.arms if (arm.case, arm.metric) == (case, "overhead_cpu_us_per_step")}
+        again = arms["hand-written again"]
         low, high = again.ci95
         is_biased = low is not None and high is not None and not low <= 0 <= high
+        peers = ", ".join(
+            f"{name.capitalize()} {say(arms[name].median)}" for name in ("fabric", "accelerate", "lightning")
+        )
         said.append(
-            f"{case}: {say_interval(ours, unit=' µs')}, with metrics, CSV and progress {say_interval(listening)}; "
-            f"Fabric {say(fabric.median)}, Accelerate {say(accelerate.median)}, "
-            f"Lightning {say(lightning.median)}; the hand-written loop against itself "
-            f"{say_interval(again)}{', though it should be 0' if is_biased else ''}"
+            f"{case}: {say_interval(arms['fulltilt'], unit=' µs')}, with metrics, CSV and progress "
+            f"{say_interval(arms['fulltilt with metrics, CSV and progress'])}; {peers}; the hand-written loop against "
+            f"itself {say_interval(again)}{', though it should be 0' if is_biased else ''}"
         )
     return "CPU time that the training loop adds to a step of a hand-written one", "; ".join(said)
 
@@ -120,10 +117,8 @@ def describe_startup(result: BenchmarkResult) -> tuple[str, str]:
         for arm in ("zygote, running", "multiprocessing forkserver", "fresh python")
     )
     others = f"Python's own forkserver with the same modules loaded {say(forkserver.median, 3)}"
-    return (
-        "from asking for a trial to its first steps",
-        f"{say_interval(ours, 3, ' s')}; {others}; a fresh Python {say(fresh.median, 1)}",
-    )
+    measured = f"{say_interval(ours, 3, ' s')}; {others}; a fresh Python {say(fresh.median, 1)}"
+    return "from asking for a trial to its first steps", measured
 
 
 def describe_cli(result: BenchmarkResult) -> tuple[str, str]:
@@ -142,16 +137,14 @@ def describe_replay(result: BenchmarkResult) -> tuple[str, str]:
     def find(arm: str, metric: str = "regret_pct", case: str = "336 points") -> Arm:
         return find_arm(result, case, arm, metric)
 
-    def say_tpe(arm: str) -> str:
-        return f"{say(find(arm).median, 2)} in {say(find(arm, 'trials').median)}"
-
+    tpe = (f"{say(find(arm).median, 2)} in {say(find(arm, 'trials').median)}" for arm in ("tpe_24", "tpe_60"))
     recorded = sorted({arm.case for arm in result.arms if arm.case.startswith("recorded: ")})
     ours, largest = (
         say_range(find(arm, case=case).median for case in recorded) for arm in ("model_first", "largest_that_fits")
     )
     said = (
         f"{say_interval(find('model_first'), 2, ' %')} in {say(find('model_first', 'trials').median)} trials",
-        f"Optuna's TPE {say_tpe('tpe_24')}, {say_tpe('tpe_60')}",
+        f"Optuna's TPE {', '.join(tpe)}",
         f"largest batch that fits {say(find('largest_that_fits').median)}",
         f"on {len(recorded)} recorded grids {ours} %, largest batch that fits {largest}",
     )
@@ -163,10 +156,8 @@ def describe_repeat(result: BenchmarkResult) -> tuple[str, str]:
     n_searches, n_elsewhere = result.arms[0].n, result.targets[0].measured
     spread = re.search(r"lay up to (\d+ %) apart", " ".join(result.notes))
     where = f" on a machine where runs of one plan lay up to {spread[1]} apart" if spread else ""
-    return (
-        f"one search, repeated {n_searches} times{where}",
-        f"{say(n_searches - n_elsewhere)} end at one plan or name it as a tie",
-    )
+    measured = f"{say(n_searches - n_elsewhere)} end at one plan or name it as a tie"
+    return f"one search, repeated {n_searches} times{where}", measured
 
 
 def describe_finders(result: BenchmarkResult) -> tuple[str, str]:
@@ -187,10 +178,8 @@ def describe_memory(result: BenchmarkResult) -> tuple[str, str]:
     arm = find_arm(result, "all cases", "fake, corrected", "abs_error_pct")
     models = f" of {arm.n} models" if arm.clusters else ""
     median, p95 = (say_interval(find_target(result, f"{name} error, pct"), 2, " %") for name in ("median", "p95"))
-    return (
-        f"predicted peak memory against the measured one, {len(arm.samples)} cases{models}",
-        f"median error {median}; 95 of 100 within {p95}",
-    )
+    claim = f"predicted peak memory against the measured one, {len(arm.samples)} cases{models}"
+    return claim, f"median error {median}; 95 of 100 within {p95}"
 
 
 def describe_data(result: BenchmarkResult) -> tuple[str, str]:
@@ -209,8 +198,7 @@ def describe_data(result: BenchmarkResult) -> tuple[str, str]:
 
 def describe_bilm(result: BenchmarkResult) -> tuple[str, str]:
     adaptive = find_target(result, "fulltilt adaptive: words/s over the guide")
-    case = result.arms[0].case  # "headline, 16 × 64 words, 8 steps"
-    full = find_arm(result, case, "fulltilt full", "speedup_over_guide")
+    full = find_arm(result, result.arms[0].case, "fulltilt full", "speedup_over_guide")
     race = find_target(result, "fulltilt adaptive: times as fast to the guide's perplexity")
     steps = next(arm.case for arm in result.arms if arm.metric.endswith("to_the_guides_perplexity")).rpartition(", ")[2]
     return (
@@ -222,29 +210,30 @@ def describe_bilm(result: BenchmarkResult) -> tuple[str, str]:
 
 
 def describe_hdf5(result: BenchmarkResult) -> tuple[str, str]:
-    def say_ratios(name: str, decimals: int) -> str:
-        return say_range((t.measured for t in result.targets if t.name.endswith(name)), decimals)
-
+    over_per_row, over_bound = (
+        say_range((target.measured for target in result.targets if target.name.endswith(name)), decimals)
+        for name, decimals in ((": stream over per_row", 0), (": ram over bound", 2))
+    )
     return (
         "random rows of 5 KB out of an HDF5 file, three layouts, against a Dataset that reads row by row",
-        f"medians {say_ratios(': stream over per_row', 0)} times as many a second; with rows of 5 or 40 KB in memory "
-        f"{say_ratios(': ram over bound', 2)} of the speed of a bare gather",
+        f"medians {over_per_row} times as many a second; with rows of 5 or 40 KB in memory {over_bound} of the speed "
+        "of a bare gather",
     )
 
 
 def describe_retain(result: BenchmarkResult) -> tuple[str, str]:
-    ours = [arm for arm in result.arms if (arm.arm, arm.metric) == ("retain_freed_memory", "times_as_fast")]
-    other = {arm.case: arm for arm in result.arms if (arm.arm, arm.metric) == ("tcmalloc_minimal", "times_as_fast")}
+    ours, other = (
+        {arm.case: arm for arm in result.arms if (arm.arm, arm.metric) == (name, "times_as_fast")}
+        for name in ("retain_freed_memory", "tcmalloc_minimal")
+    )
     said = []
-    for arm in ours:
-        peaks = [find_arm(result, arm.case, name, "rss_peak_gib").median for name in (arm.arm, "as torch has it")]
-        parts = [f"{arm.case} {say_interval(arm, 2)}"]
-        parts += (
-            [f"peak of the process {say(100 * (peaks[0] / peaks[1] - 1))} % higher"]
-            if peaks[0] > 1.05 * peaks[1]
-            else []
-        )
-        parts += [f"tcmalloc in the C library's place {say(other[arm.case].median, 2)}"] if arm.case in other else []
+    for case, arm in ours.items():
+        parts = [f"{case} {say_interval(arm, 2)}"]
+        peak, plain = (find_arm(result, case, name, "rss_peak_gib").median for name in (arm.arm, "as torch has it"))
+        if peak > 1.05 * plain:
+            parts.append(f"peak of the process {say(100 * (peak / plain - 1))} % higher")
+        if case in other:
+            parts.append(f"tcmalloc in the C library's place {say(other[case].median, 2)}")
         said.append(", ".join(parts))
     return "`retain_freed_memory`: training on the CPU, times as fast as without it", "; ".join(said)
 
@@ -266,9 +255,5 @@ ROWS: Mapping[str, Describe] = {
 """By the name of the result file, in the order of the table."""
 
 
-def main() -> None:
-    PAGE.write_text(replace_table(PAGE.read_text("utf-8"), build_table()), "utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(replace_table(PAGE.read_text("utf-8"), build_table()), "utf-8")

@@ -11,6 +11,7 @@ when the same recording is started anew. It runs unchanged on a GPU: ``--device 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -18,15 +19,15 @@ import json
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import fulltilt
-from benchmarks._machines_recorded import VERSION, GridRecording, find_device_part, find_line, find_loader_part
+from benchmarks._machines_recorded import VERSION, GridRecording, find_line, find_part
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.hardware import has_c_compiler, read_machine
-from fulltilt.levers import Facts, default_plan, find_obstacles
+from fulltilt.levers import default_plan, find_obstacles
 from fulltilt.records import Machine, Plan, Trial
 from fulltilt.records.run_folder import RunFolder, write_atomic
 from fulltilt.tuner.question.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
@@ -47,7 +48,7 @@ def run_recording(
     n_repeats: int,
     on_event: Callable[[SearchEvent], None] | None = None,
 ) -> Session:
-    """The grid, the parts, and the further rounds; the session holds the rows."""
+    """Run the grid, the parts, and the further rounds; the session holds the rows."""
     session = Session(target, journal, on_event=on_event, planned=count_planned(space, n_repeats))
     session.run(exhaustive(space))
     session.run(_run_own_plan(space))
@@ -59,25 +60,22 @@ def run_recording(
 
 
 def count_planned(space: Space, n_repeats: int) -> dict[str, int]:
-    """Kind → processes at most."""
+    """Count the processes of each kind, at most."""
     n_plans = len(space.grid()) + 1
     parts = Counter(wish.kind for wish in list_parts(space))
     return {**parts, END_TO_END: n_plans, REPEAT: (n_repeats - 1) * n_plans}
 
 
 def list_parts(space: Space) -> Iterator[Ask]:
-    """Every part of a plan that a search may ask for by itself, once; batches ascend within what they share."""
-    grid = space.grid()
-    devices = dict.fromkeys(find_device_part(plan) for plan in grid)
-    loaders = dict.fromkeys(find_loader_part(plan) for plan in grid)
-    for kind, plans in (("memory", devices), ("device", devices), ("loader", loaders)):
-        for plan in plans:
+    """Yield every part of a plan that a search may ask for, once; batches ascend within what they share."""
+    for kind in ("memory", "device", "loader"):
+        for plan in dict.fromkeys(find_part(plan, kind) for plan in space.grid()):
             if not find_obstacles(plan, space.facts):
                 yield Ask(plan=plan, why=f"the {kind} part of the grid", kind=kind)
 
 
 def probe_parts(space: Space) -> Strategy:
-    """The parts, but no device probe above a batch of the same line that ran out of memory."""
+    """Ask for the parts, but for no device probe above a batch of the same line that ran out of memory."""
     too_large: dict[Plan, int] = {}
     for wish in list_parts(space):
         line = find_line(wish.plan)
@@ -89,7 +87,7 @@ def probe_parts(space: Space) -> Strategy:
 
 
 def _run_own_plan(space: Space) -> Strategy:
-    """The user's plan where it is no point of the grid: a search measures it beside its finalists."""
+    """Ask for the user's plan where it is no point of the grid: a search measures it beside its finalists."""
     if space.user_plan not in space.grid() and not find_obstacles(space.user_plan, space.facts):
         yield Ask(plan=space.user_plan, why="the user's own plan", kind=BASELINE)
 
@@ -100,47 +98,36 @@ def _repeat(plans: Sequence[Plan], *, n_rounds: int) -> Strategy:
             yield Ask(plan=plan, why=f"round {number + 2} of the grid", kind=REPEAT)
 
 
-def record_grid(
-    target: str,
-    *,
-    out: Path,
-    name: str,
-    settings: Mapping[str, Any],
-    n_repeats: int,
-    command: str,
-    device: str | None = None,
-    steps: int | None = None,
-    batch_sizes: Sequence[int] | None = None,
-    num_workers: Sequence[int] | None = None,
-    memory_limit: str | None = None,
-) -> GridRecording:
+def record_grid(args: argparse.Namespace, command: str) -> GridRecording:
     """Record and write the file.
 
     Raises:
         UsageError: arguments that cannot be used, or a grid without a plan. NoPlanError: the workload cannot be built.
         RunFolderError: the folder of its rows holds another recording.
     """
-    aim = resolve_target(target, settings)
+    aim = resolve_target(args.config, dict(map(_parse_setting, args.settings)))
     options = build_options(
-        aim.config, batch_sizes=batch_sizes, num_workers=num_workers, steps=steps, device=device,
-        memory_limit=memory_limit, exhaustive=True, quick=False, budget=None, free_batch=False, lr_rule="none",
+        aim.config, batch_sizes=args.batch_sizes, num_workers=args.num_workers, steps=args.steps, device=args.device,
+        memory_limit=args.memory_limit, exhaustive=True, quick=False, budget=None, free_batch=False, lr_rule="none",
         deadline=None,
     )  # fmt: skip
     machine = read_machine()
     parts = {
         "config": aim.config.digest, "code": fulltilt.__version__, "workload": aim.code, "machine": machine.cpu_model,
-        "options": dataclasses.asdict(options), "n_repeats": n_repeats,
+        "options": dataclasses.asdict(options), "n_repeats": args.repeats,
     }  # fmt: skip
-    with RunFolder(
-        find_rows_folder(out), fingerprint_parts=parts, command="record_grid", results=[JOURNAL_FILE]
-    ) as folder:
-        recording = _record(aim, options, machine, folder, name=name, n_repeats=n_repeats, command=command)
-    write_atomic(out, recording.to_text())
+    folder = RunFolder(
+        find_rows_folder(args.out), fingerprint_parts=parts, command="record_grid", results=[JOURNAL_FILE]
+    )
+    with folder:
+        name = args.name or args.out.stem.removeprefix("grid-")
+        recording = _record(aim, options, machine, folder, name=name, n_repeats=args.repeats, command=command)
+    write_atomic(args.out, recording.to_text())
     return recording
 
 
 def find_rows_folder(out: Path) -> Path:
-    """Where the rows of a recording lie while it runs, and its logs."""
+    """Return where the rows of a recording lie while it runs, and its logs."""
     return Path("runs") / "record_grid" / out.stem
 
 
@@ -148,22 +135,27 @@ def _record(
     aim: TuneTarget, options: TuneOptions, machine: Machine, folder: RunFolder, *, name: str, n_repeats: int,
     command: str,
 ) -> GridRecording:  # fmt: skip
-    journal = Journal(folder)
     target = ProcessTarget(
         aim.source, device=options.device, folder=folder.path, n_steps=options.n_steps, seed=aim.config.run.seed,
         memory_limit_bytes=choose_trial_limit_bytes(options, machine), deadline_s=options.deadline_s,
         max_measure_s=options.max_measure_s,
     )  # fmt: skip
-    try:
+    with contextlib.closing(target):
         probe = target.read_facts(default_plan({"batch_size": 1}))
-        facts = _complete_facts(probe.facts, machine, options.device)
+        facts = dataclasses.replace(  # with what the probe could not read inside its process
+            probe.facts,
+            device_type=options.device.partition(":")[0],
+            has_c_compiler=has_c_compiler() if probe.facts.has_c_compiler is None else probe.facts.has_c_compiler,
+            n_cores_usable=max(probe.facts.n_cores_usable, machine.n_cores_usable),
+        )
         space = build_space(aim.config, facts, batch_sizes=options.batch_sizes, num_workers=options.num_workers)
         if not space.axes:
             reasons = "; ".join(reason for _, reason in space.skipped)
             raise UsageError(f"the grid has no plan that can run: {reasons}")
-        session = run_recording(target, journal, space, n_repeats=n_repeats, on_event=_say_progress)
-    finally:
-        target.close()
+        session = run_recording(target, Journal(folder), space, n_repeats=n_repeats, on_event=_say_progress)
+    rows = sorted((*session.rows, *session.probes), key=lambda row: int(row.id[1:]))
+    packages = {distribution.name: distribution.version for distribution in importlib.metadata.distributions()}
+    names = [name for name in ("fulltilt", "torch", "torchvision", "numpy") if name in packages]
     return GridRecording(
         version=VERSION,
         name=name,
@@ -172,7 +164,7 @@ def _record(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         workload=probe.workload,
         machine=machine,
-        versions=_read_versions(),
+        versions={"python": platform.python_version()} | {name: packages[name] for name in names},
         axes=dict(space.axes),
         base=space.base,
         user_plan=space.user_plan,
@@ -181,29 +173,14 @@ def _record(
         memory_gib=find_memory_gib(options, machine),
         n_repeats=n_repeats,
         seconds=session.elapsed_s,
-        rows=tuple(_strip(row) for row in sorted((*session.rows, *session.probes), key=lambda row: int(row.id[1:]))),
+        rows=tuple(map(_strip, rows)),
     )
 
 
 def _strip(row: Trial) -> Trial:
-    """Without what only repeats the plan, and paths of this machine."""
+    """Leave out what only repeats the plan, and paths of this machine."""
     reason = None if row.reason is None else row.reason.partition(" (log: ")[0]
     return dataclasses.replace(row, observed={}, reason=reason)
-
-
-def _read_versions() -> dict[str, str]:
-    installed = {distribution.name: distribution.version for distribution in importlib.metadata.distributions()}
-    names = [name for name in ("fulltilt", "torch", "torchvision", "numpy") if name in installed]
-    return {"python": platform.python_version()} | {name: installed[name] for name in names}
-
-
-def _complete_facts(facts: Facts, machine: Machine, device: str) -> Facts:
-    """What the probe could not read inside its process."""
-    compiler = has_c_compiler() if facts.has_c_compiler is None else facts.has_c_compiler
-    n_cores = max(facts.n_cores_usable, machine.n_cores_usable)
-    return dataclasses.replace(
-        facts, device_type=device.partition(":")[0], has_c_compiler=compiler, n_cores_usable=n_cores
-    )
 
 
 def _say_progress(event: SearchEvent) -> None:
@@ -231,13 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.repeats < 1:
         parser.error(f"--repeats {args.repeats} leaves nothing to run; give 1 or more")
     try:
-        settings = _parse_settings(args.settings)
-        recording = record_grid(
-            args.config, out=args.out, name=args.name or args.out.stem.removeprefix("grid-"),
-            settings=settings, n_repeats=args.repeats, device=args.device, steps=args.steps,
-            batch_sizes=args.batch_sizes, num_workers=args.num_workers, memory_limit=args.memory_limit,
-            command=" ".join(["python -m benchmarks._record_grid", *given]),
-        )  # fmt: skip
+        recording = record_grid(args, " ".join(["python -m benchmarks._record_grid", *given]))
     except KeyboardInterrupt:
         print(f"stopped; the same command goes on from {find_rows_folder(args.out)}", file=sys.stderr)
         return 130
@@ -249,17 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for text in texts:
-        key, sign, value = text.partition("=")
-        if not sign:
-            raise UsageError(f"{text!r} is no setting; write key=value, data.batch_size=64")
-        try:
-            settings[key] = json.loads(value)
-        except ValueError:
-            settings[key] = value
-    return settings
+def _parse_setting(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise UsageError(f"{text!r} is no setting; write key=value, data.batch_size=64")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs a benchmark, in the environment it needs, and writes its result file.
+"""Run a benchmark in the environment it needs, and write its result file.
 
 A benchmark is a module of this package with ``NAME`` (that of its file), ``CLAIM`` (one sentence), ``DEVICES`` (where
 it can run), ``NEEDS_PEERS`` (it runs in the peers' environment) and ``run(context) -> Findings``. One that needs more
@@ -7,17 +7,20 @@ than its device has ``find_obstacle(context) -> str | None``, which says what is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import importlib
 import importlib.metadata
+import logging
 import os
 import pkgutil
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -36,6 +39,10 @@ PEERS = ROOT / ".venv-peers"
 PEERS_OF_DATA = PEERS / "data_path"
 PEERS_OF_TESTS = ("transformers", "pytest", "pytest-timeout", "hypothesis")
 TESTS_WITH_PEERS = ("tests/unit/integrations", "tests/unit/listeners/test_listeners_trackers.py")
+PACKAGES = (
+    "fulltilt", "torch", "lightning", "accelerate", "optuna", "timm", "torchvision", "spdl", "litdata", "h5py", "numpy",
+    "pandas",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,16 +59,27 @@ class Findings:
 
 
 def find_benchmarks() -> dict[str, ModuleType]:
-    """All benchmarks by name. Importing one must not import a peer."""
+    """Return all benchmarks by name. Importing one must not import a peer."""
     names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_")]
     modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
     return {module.NAME: module for module in modules}
 
 
 def find_obstacle(module: ModuleType, context: Context) -> str | None:
-    """Why a benchmark cannot run on this machine, in its own words."""
-    find = getattr(module, "find_obstacle", None)
-    return None if find is None else find(context)
+    """Say why a benchmark cannot run on this machine, in its own words; None where it can."""
+    return module.find_obstacle(context) if hasattr(module, "find_obstacle") else None
+
+
+def find_data(name: str) -> Path:
+    """Return the path of a file among the data for tests and benchmarks.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    path = Path(os.environ.get("FULLTILT_DATA", ROOT.parent / "shared" / "data")) / name
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there; set FULLTILT_DATA to the folder that holds {name}")
+    return path
 
 
 def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
@@ -71,20 +89,6 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
     findings = module.run(context)
     seconds = time.perf_counter() - started
     after = read_pressure().some_total_us
-    packages = (
-        "fulltilt",
-        "torch",
-        "lightning",
-        "accelerate",
-        "optuna",
-        "timm",
-        "torchvision",
-        "spdl",
-        "litdata",
-        "h5py",
-        "numpy",
-        "pandas",
-    )
     versions = {"python": platform.python_version()}
     return BenchmarkResult(
         name=module.NAME,
@@ -93,7 +97,7 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         device=context.device,
         machine=read_machine(),
-        versions=versions | {name: found for name in packages if (found := _read_version(name))},
+        versions=versions | {name: found for name in PACKAGES if (found := _read_version(name))},
         seconds=seconds,
         cpu_pressure_pct=None if before is None or after is None else (after - before) / seconds / 1e4,
         commit=code.commit,
@@ -106,14 +110,14 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Code:
-    """Which code runs: a short hash, and whether the files differ from it. None where git does not say."""
+    """The commit that runs, and whether the files differ from it; None where git does not say."""
 
     commit: str | None = None
     is_dirty: bool | None = None
 
 
 def read_code(root: Path, package: Path) -> Code:
-    """The commit of the checkout at ``root``; unknown where ``package`` is imported from elsewhere, or is no checkout.
+    """Return the commit of the checkout at ``root``; unknown where ``package`` is imported from elsewhere.
 
     A file that git does not track, and does not ignore, counts as a difference.
     """
@@ -134,27 +138,28 @@ def read_code(root: Path, package: Path) -> Code:
 
 
 def run_in_peers_environment(name: str, context: Context) -> int:
-    """Run one benchmark with the peers' Python, building that environment first where it is missing."""
+    """Run one benchmark with the peers' Python."""
     command = [prepare_peers_environment(), "-m", "benchmarks", name, "--device", context.device, "--here"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([*command, *(["--quick"] if context.quick else [])], cwd=ROOT, env=environment).returncode
 
 
 def run_peer_tests(arguments: Sequence[str]) -> int:
-    """Run pytest with the peers' Python: the tests of what meets their libraries skip anywhere else."""
+    """Run pytest with the peers' Python: tests that need their libraries are skipped anywhere else."""
     command = [prepare_peers_environment(), "-m", "pytest", *arguments]
     return subprocess.run(command, cwd=ROOT).returncode
 
 
 def prepare_peers_environment() -> Path:
-    """The peers' Python, its environment built where it is missing or older than its pins."""
-    if not _is_current(PEERS / ".installed"):
+    """Return the peers' Python; build its environment where it is missing or older than its pins."""
+    installed, pins = PEERS / ".installed", ROOT / "constraints-bench.txt"
+    if not installed.exists() or installed.stat().st_mtime < pins.stat().st_mtime:
         build_peers_environment()
     return PEERS / "bin" / "python"
 
 
 def build_peers_environment() -> None:
-    """A virtual environment of the peers' own: their pins never meet the product's."""
+    """Install the peers into a virtual environment of their own: their pins never meet the product's."""
     print(f"building {PEERS.name} from constraints-bench.txt", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
     pip = [PEERS / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints-bench.txt"]
@@ -169,9 +174,19 @@ def build_peers_environment() -> None:
 
 
 def open_peers_of_data() -> None:
-    """Make what lies apart in the peers' environment importable: torchvision and LitData."""
+    """Make torchvision and LitData importable, which lie apart in the peers' environment."""
     if PEERS_OF_DATA.is_dir():
         sys.path.insert(0, str(PEERS_OF_DATA))
+
+
+@contextlib.contextmanager
+def silence_peers() -> Iterator[None]:
+    """Suppress the peers' remarks, which hundreds of starts would repeat; errors pass."""
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "accelerate"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def write_result(result: BenchmarkResult) -> Path:
@@ -200,10 +215,6 @@ def describe_code(result: BenchmarkResult) -> str:
     if result.commit is None:
         return ""
     return f", code of {result.commit}{' with changes' if result.is_dirty else ''}"
-
-
-def _is_current(marker: Path) -> bool:
-    return marker.exists() and marker.stat().st_mtime >= (ROOT / "constraints-bench.txt").stat().st_mtime
 
 
 def _read_version(package: str) -> str | None:

@@ -1,8 +1,4 @@
-"""The one result schema: what every file under ``benchmarks/results/`` holds.
-
-A claim is a figure with its interval, the number of independent repetitions behind it, what it was compared with in
-the same run, and the target it was held against.
-"""
+"""The schema of every file under ``benchmarks/results/``: arms with their samples, targets with their verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ Interval = tuple[float | None, float | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """One contestant's figure in one case."""
+    """One contestant's figure in one case, with all its samples."""
 
     case: str  # "step 10 ms"
     arm: str  # "fulltilt", "lightning"
@@ -50,7 +46,7 @@ def build_arm(
     note: str | None = None,
     clusters: Sequence[str] = (),
 ) -> Arm:
-    """An arm from its samples: the median, and the interval of the median.
+    """Build an arm from its samples: the median, and the interval of the median.
 
     Every sample is an independent repetition, or every cluster where these are named, one name a sample.
 
@@ -74,7 +70,7 @@ def build_arm(
 
 
 def compute_bounds(values: Sequence[float], quantile: float = 0.5, *, clusters: Sequence[str] = ()) -> Interval:
-    """The 95 % interval of a quantile from the order of the values, with None for an end that they do not bound.
+    """Return the 95 % interval of a quantile; None for an end that the values do not bound.
 
     The least value bounds a quantile from below only where hardly ever all values lie above it: the median takes 6
     values at either end, the 95th percentile 72 at its upper one. Where values come in clusters, whole clusters are
@@ -105,7 +101,7 @@ def _resample_clusters(values: Sequence[float], quantile: float, clusters: Seque
 
 
 def describe_interval(interval: Interval, spec: str = ".4g") -> str:
-    """``0.97 to 1.1``, ``0.97 to no bound``, or ``no interval``."""
+    """Write an interval: ``0.97 to 1.1``, ``0.97 to no bound``, or ``no interval``."""
     if interval == (None, None):
         return "no interval"
     return " to ".join("no bound" if end is None else format(end, spec) for end in interval)
@@ -137,9 +133,7 @@ class BenchmarkResult:
     arms: tuple[Arm, ...]
     targets: tuple[Target, ...]
     notes: tuple[str, ...] = ()
-    cpu_pressure_pct: float | None = (
-        None  # share of the run in which some task waited for a core: the run's own, others'
-    )
+    cpu_pressure_pct: float | None = None  # of the run's time in which any task of the machine waited for a core
     commit: str | None = None  # short hash of the code that ran; None where it is not known
     is_dirty: bool | None = None  # the code differed from that commit
     version: int = 1
@@ -174,3 +168,16 @@ def judge(
     met = True if meets else False if misses else None
     comparison: Literal["at most", "at least"] = "at most" if at_most is not None else "at least"
     return Target(name=name, limit=limit, comparison=comparison, measured=measured, ci95=ci95, met=met, note=note)
+
+
+def judge_median(
+    name: str,
+    samples: Sequence[float],
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    note: str | None = None,
+) -> Target:
+    """Hold the median of the samples against a target, by its interval."""
+    interval = compute_bounds(samples)
+    return judge(name, statistics.median(samples), interval, at_most=at_most, at_least=at_least, note=note)

@@ -1,13 +1,14 @@
-"""A SimCLR training loop as most people write it, the parts of it that ``simclr`` measures, and its data path at best.
+"""A SimCLR training loop as most people write it, and its data path as torchvision's guide makes it fast.
 
-One image at a time through torchvision's transforms on PIL images, twice; a batch of two tensors; the views one after
-the other through the model; NT-Xent by a mask. Written for this benchmark after the pattern of the tutorials. Beside it
-the views as torchvision's own guide makes them fast: v2 on uint8 tensors, floats at the end, in data workers.
+The loop: one image at a time through torchvision's transforms on PIL images, twice; a batch of two tensors; NT-Xent by
+a mask. Written for this benchmark after the pattern of the tutorials. Beside it v2 on uint8 tensors, floats at the end,
+in data workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from PIL import Image
@@ -18,27 +19,27 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from fulltilt.tasks.vision import import_torchvision
 
 
-class TwoCrops(Dataset):
+class TwoViews(Dataset):
     """Two views of an image, made when it is asked for."""
 
-    def __init__(self, images_NCHW: Tensor, side: int):
-        self._images = images_NCHW.permute(0, 2, 3, 1).contiguous().numpy()
-        self._transform = build_transform(side)
+    def __init__(self, images: Any, transform: Callable[[Any], Tensor], *, read: Callable[[Any], Any] = lambda x: x):
+        self._images, self._transform, self._read = images, transform, read
 
     def __len__(self) -> int:
         return len(self._images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image = Image.fromarray(self._images[index])
+        image = self._read(self._images[index])
         return self._transform(image), self._transform(image)
 
 
-def build_transform(side: int) -> Callable[[Image.Image], Tensor]:
-    """The steps of ``simclr.VIEWS`` in torchvision's words."""
+def build_plain_loader(images_NCHW: Tensor, side: int, batch_size: int) -> DataLoader:
+    """Build the loader of the loop: the steps of ``simclr.VIEWS`` in torchvision's words, on PIL images."""
     import_torchvision()
     from torchvision import transforms
 
-    return transforms.Compose(
+    images = images_NCHW.permute(0, 2, 3, 1).contiguous().numpy()
+    transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(side, scale=(0.2, 1.0)),
             transforms.RandomHorizontalFlip(),
@@ -47,36 +48,21 @@ def build_transform(side: int) -> Callable[[Image.Image], Tensor]:
             transforms.ToTensor(),
         ]
     )
+    dataset = TwoViews(images, transform, read=Image.fromarray)
+    return DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=True)
 
 
-def build_plain_loader(images_NCHW: Tensor, side: int, batch_size: int) -> DataLoader:
-    return DataLoader(TwoCrops(images_NCHW, side), batch_size=batch_size, shuffle=True, drop_last=True)
+def build_v2_loader(images_NCHW: Tensor, side: int, batch_size: int, *, n_batches: int, n_workers: int) -> DataLoader:
+    """Build a loader of the same views in the order of the v2 guide.
 
-
-class TwoViews(Dataset):
-    """As ``TwoCrops``, with v2 on tensors of bytes."""
-
-    def __init__(self, images_NCHW: Tensor, side: int):
-        self._images_NCHW = images_NCHW
-        self._transform = build_v2_transform(side)
-
-    def __len__(self) -> int:
-        return len(self._images_NCHW)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image_CHW = self._images_NCHW[index]
-        return self._transform(image_CHW), self._transform(image_CHW)
-
-
-def build_v2_transform(side: int) -> Callable[[Tensor], Tensor]:
-    """The steps of ``simclr.VIEWS`` in the order of the v2 guide.
+    One pass makes ``n_batches`` and no more: workers that ran ahead would work while another arm is timed.
 
     Source: https://docs.pytorch.org/vision/stable/transforms.html, "Performance considerations"
     """
     import_torchvision()
     from torchvision.transforms import v2
 
-    return v2.Compose(
+    transform = v2.Compose(
         [
             v2.RandomResizedCrop(side, scale=(0.2, 1.0), antialias=True),
             v2.RandomHorizontalFlip(),
@@ -85,11 +71,7 @@ def build_v2_transform(side: int) -> Callable[[Tensor], Tensor]:
             v2.ToDtype(torch.float32, scale=True),
         ]
     )
-
-
-def build_v2_loader(images_NCHW: Tensor, side: int, batch_size: int, *, n_batches: int, n_workers: int) -> DataLoader:
-    """One pass makes ``n_batches`` and no more: workers that ran ahead would work while another arm is timed."""
-    dataset = TwoViews(images_NCHW, side)
+    dataset = TwoViews(images_NCHW, transform)
     sampler = RandomSampler(dataset, num_samples=n_batches * batch_size)
     return DataLoader(dataset, batch_size, sampler=sampler, num_workers=n_workers, persistent_workers=n_workers > 0)
 
@@ -103,7 +85,7 @@ def run_plain_steps(
     device: str = "cpu",
     precision: str = "fp32",
 ) -> list[float]:
-    """Optimizer steps over one batch each; the loss is read at every step, as is usual."""
+    """Take optimizer steps over one batch each; the loss is read at every step, as is usual."""
     losses = []
     for _ in range(n_steps):
         first, second = next(batches)
@@ -118,7 +100,7 @@ def run_plain_steps(
 
 
 def compute_loss(features: Tensor, *, temperature: float) -> Tensor:
-    """NT-Xent of the views [first of all, second of all]."""
+    """Compute NT-Xent of the views [first of all, second of all]."""
     n = len(features) // 2
     features = functional.normalize(features, dim=1)
     similarity = features @ features.T / temperature

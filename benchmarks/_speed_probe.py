@@ -1,25 +1,18 @@
-"""The speed of some settings in a process of its own: trains for a while; JSON on stdout.
-
-``python -m benchmarks._speed_probe '{"speed": {"retain_freed_memory": true}}' 'small_cnn(width=32)' 64 1 8 cpu``
-"""
+"""The speed of some settings in a process of its own, which trains for a while."""
 
 from __future__ import annotations
 
-import json
-import os
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn, optim
 from torch.utils.data import TensorDataset
 
-from benchmarks._runner import ROOT
+from benchmarks._child import call_in_process
 from fulltilt import Workload
 from fulltilt.config import config_from_values, plan_of
 from fulltilt.engine import build_run
@@ -34,34 +27,27 @@ MIN_STEPS = 8
 TIMEOUT_S = 600
 
 
+class Size(NamedTuple):
+    """What is trained."""
+
+    model: str
+    batch_size: int
+    n_channels: int
+    side_px: int
+
+
 def start_probe(
-    case: tuple[str, ...], values: Mapping[str, object], environment: Mapping[str, str], *, device: str
+    size: Size, values: Mapping[str, object], environment: Mapping[str, str] | None = None, *, device: str
 ) -> dict[str, float]:
-    """What ``probe`` finds in a new process.
-
-    Args:
-        case: Model, batch size, channels, side in pixels.
-
-    Raises:
-        RuntimeError: it failed, with the end of what it said.
-    """
-    command = [sys.executable, "-m", "benchmarks._speed_probe", json.dumps(values), *case, device]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{case}, {values}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def main(values: str, model: str, batch_size: str, n_channels: str, side_px: str, device: str) -> None:
-    print(json.dumps(probe(json.loads(values), model, int(batch_size), int(n_channels), int(side_px), device)))
+    """Return what ``probe`` finds in a new process with these variables in its environment."""
+    asked = {"values": values, "device": device, **size._asdict()}
+    return call_in_process(f"{__name__}:probe", asked, timeout_s=TIMEOUT_S, environment=environment)
 
 
 def probe(
-    values: dict[str, Any], model: str, batch_size: int, n_channels: int, side_px: int, device: str
+    values: dict[str, Any], device: str, model: str, batch_size: int, n_channels: int, side_px: int
 ) -> dict[str, float]:
-    """Speed by the median step; a step's pages brought by the system and its CPU time; peak of the process."""
+    """Measure speed by the median step, pages that the system brought and its CPU time a step, and peak memory."""
     n_samples = N_BATCHES * batch_size
     workload = Workload(
         model=lambda: build_model(model, n_classes=10, in_channels=n_channels),
@@ -94,7 +80,3 @@ def probe(
         "kernel_ms_per_step": 1e3 * (after.ru_stime - before.ru_stime) / len(seconds),
         "rss_peak_gib": after.ru_maxrss / 2**20,
     }
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

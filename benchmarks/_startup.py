@@ -1,4 +1,4 @@
-"""Four ways to start a trial process on the same request, each timed from the asking to the trial's own answers.
+"""Ways to start a trial process on one request, each timed from the asking to the trial's own answers.
 
 A trial answers "configured" when it has read its request, "built" when model, data and optimizer stand, and "measuring"
 when its first steps are done. It is ended then.
@@ -6,7 +6,6 @@ when its first steps are done. It is ended then.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -22,21 +21,36 @@ from fulltilt.records import TrialRequest, dumps
 from fulltilt.tuner.trials.process import Zygote, run_trial_process
 from fulltilt.tuner.trials.server import PRELOAD
 
-STAGES = ("configured", "built", "measuring")
+OURS, FRESH = "zygote, running", "fresh python"
+STAGES = {
+    "configured": "request read (first sign of life)",
+    "built": "model, data and optimizer built",
+    "measuring": "first steps done",
+}
+
+Startup = Mapping[str, float]
+"""Seconds from the asking to each answer of one trial, by stage."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Startup:
-    """Seconds from the asking to each answer of one trial."""
+def list_ways(request: TrialRequest, zygote: Zygote, folder: Path) -> dict[str, Callable[[], Startup]]:
+    """Return every way by name; all but the first two keep nothing between two trials, or keep it throughout."""
 
-    configured_s: float
-    built_s: float
-    measuring_s: float
+    def start_cold() -> Startup:
+        with Zygote(folder / "cold.log") as cold:
+            return start_with_zygote(request, cold, folder / "trial.log")
+
+    return {
+        OURS: lambda: start_with_zygote(request, zygote, folder / "trial.log"),
+        "zygote, first trial": start_cold,
+        "multiprocessing forkserver": lambda: start_with_multiprocessing(request, "forkserver"),
+        "multiprocessing spawn": lambda: start_with_multiprocessing(request, "spawn"),
+        FRESH: lambda: start_fresh_python(request, folder),
+    }
 
 
 def start_with_zygote(request: TrialRequest, zygote: Zygote, log_path: Path) -> Startup:
-    """Through the product's own starter; a zygote that is not running yet is started, and that counts."""
-    watch = _Stopwatch()
+    """Start a trial as the product does; a zygote that is not running yet is started, and that counts."""
+    watch = Stopwatch()
 
     def take(progress: Mapping[str, Any]) -> None:
         if watch.take({"progress": progress}):
@@ -47,11 +61,8 @@ def start_with_zygote(request: TrialRequest, zygote: Zygote, log_path: Path) -> 
 
 
 def start_fresh_python(request: TrialRequest, folder: Path) -> Startup:
-    """``python -m fulltilt.tuner.trials.trial``: the same code in an interpreter of its own.
-
-    Killed, it leaves its temporary files, so they go to ``folder``.
-    """
-    watch = _Stopwatch()
+    """Start the same code in an interpreter of its own; killed, it leaves its temporary files in ``folder``."""
+    watch = Stopwatch()
     process = subprocess.Popen(
         [sys.executable, "-m", "fulltilt.tuner.trials.trial"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
@@ -62,60 +73,33 @@ def start_fresh_python(request: TrialRequest, folder: Path) -> Startup:
     with process:
         process.stdin.write(dumps(request).encode())
         process.stdin.close()
-        _take_until_measuring(watch, process.stdout)
+        any(watch.take(json.loads(line)) for line in process.stdout)
         process.kill()
         said = process.stderr.read().decode(errors="replace")
     return watch.read(said)
 
 
 def start_with_multiprocessing(request: TrialRequest, method: str) -> Startup:
-    """``multiprocessing`` with ``spawn``, or with a ``forkserver`` that has loaded what our zygote has."""
+    """Start a trial with ``spawn``, or with a ``forkserver`` that has loaded what our zygote has."""
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload([*PRELOAD, __name__])
-    watch = _Stopwatch()
+    watch = Stopwatch()
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=serve, args=(dumps(request), writer))
     process.start()
     writer.close()
-    _take_until_measuring(watch, _read_messages(reader))
+    any(watch.take(json.loads(message)) for message in _read_messages(reader))
     process.kill()
     process.join()
     return watch.read(f"exit code {process.exitcode}")
 
 
 def serve(request: str, writer: Connection) -> None:
-    """In the child of ``multiprocessing``: the body of a trial, answers into the pipe."""
+    """Run the body of a trial in the child of ``multiprocessing``, answers into the pipe."""
     from fulltilt.tuner.trials.kinds import run_request
 
     run_request(json.loads(request), lambda message: writer.send_bytes(json.dumps(message).encode()))
-
-
-class _Stopwatch:
-    """Notes when each stage was first told, from its own making on."""
-
-    def __init__(self) -> None:
-        self._start_s = time.perf_counter()
-        self._seen_s: dict[str, float] = {}
-
-    def take(self, message: Mapping[str, Any]) -> bool:
-        """True once, when the last stage was told for the first time."""
-        stage = message.get("progress", {}).get("stage")
-        if stage not in STAGES or stage in self._seen_s:
-            return False
-        self._seen_s[stage] = time.perf_counter() - self._start_s
-        return stage == STAGES[-1]
-
-    def read(self, said: str) -> Startup:
-        if missing := [stage for stage in STAGES if stage not in self._seen_s]:
-            raise RuntimeError(f"the trial ended before it was {missing[0]}: {said.strip()[-2000:]}")
-        return Startup(**{f"{stage}_s": self._seen_s[stage] for stage in STAGES})
-
-
-def _take_until_measuring(watch: _Stopwatch, lines: Iterable[bytes]) -> None:
-    for line in lines:
-        if watch.take(json.loads(line)):
-            return
 
 
 def _read_messages(reader: Connection) -> Iterable[bytes]:
@@ -126,17 +110,27 @@ def _read_messages(reader: Connection) -> Iterable[bytes]:
             return
 
 
-def list_ways(request: TrialRequest, zygote: Zygote, folder: Path) -> dict[str, Callable[[], Startup]]:
-    """Every way by name; all but the first two keep nothing between two trials, or keep it for the whole benchmark."""
+class Stopwatch:
+    """Notes when each stage was first told, from its own making on."""
 
-    def start_cold() -> Startup:
-        with Zygote(folder / "cold.log") as cold:
-            return start_with_zygote(request, cold, folder / "trial.log")
+    def __init__(self) -> None:
+        self._start_s = time.perf_counter()
+        self._seen_s: dict[str, float] = {}
 
-    return {
-        "zygote, running": lambda: start_with_zygote(request, zygote, folder / "trial.log"),
-        "zygote, first trial": start_cold,
-        "multiprocessing forkserver": lambda: start_with_multiprocessing(request, "forkserver"),
-        "multiprocessing spawn": lambda: start_with_multiprocessing(request, "spawn"),
-        "fresh python": lambda: start_fresh_python(request, folder),
-    }
+    def take(self, message: Mapping[str, Any]) -> bool:
+        """Return True once, when the last stage was told for the first time."""
+        stage = message.get("progress", {}).get("stage")
+        if stage not in STAGES or stage in self._seen_s:
+            return False
+        self._seen_s[stage] = time.perf_counter() - self._start_s
+        return stage == "measuring"
+
+    def read(self, said: str) -> Startup:
+        """Return the seconds of each stage.
+
+        Raises:
+            RuntimeError: the trial ended before one of them; ``said`` is what it had to say.
+        """
+        if missing := [stage for stage in STAGES if stage not in self._seen_s]:
+            raise RuntimeError(f"the trial ended before it was {missing[0]}: {said.strip()[-2000:]}")
+        return self._seen_s

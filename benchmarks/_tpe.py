@@ -1,4 +1,4 @@
-"""Optuna's TPE as a search strategy: a peer, so optuna is imported when the strategy runs, in the peers' environment.
+"""Optuna's TPE as a search strategy; a peer, so optuna is imported when the strategy runs.
 
 Settings are the sampler's own defaults. Ordered axes are integers by rank, the others categorical, as Optuna's
 documentation of distributions has it. A plan that ran out of memory is told as pruned: the sampler then ranks it below
@@ -22,12 +22,17 @@ def is_available() -> bool:
 
 
 def run_tpe(space: Space, *, n_trials: int, seed: int) -> Strategy:
-    """``n_trials`` questions to the sampler; a plan it asks twice is answered from its first run."""
+    """Ask the sampler ``n_trials`` times; a plan it asks twice is answered from its first run."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    distributions = {name: _describe_axis(name, values) for name, values in space.axes.items()}
+    distributions = {
+        name: optuna.distributions.IntDistribution(0, len(values) - 1)
+        if _is_ordered(values)
+        else optuna.distributions.CategoricalDistribution(values)
+        for name, values in space.axes.items()
+    }
     for number in range(n_trials):
         asked = study.ask(distributions)
         trial = yield Ask(plan=_build_plan(space, asked.params), why=f"TPE, trial {number + 1} of {n_trials}")
@@ -35,14 +40,6 @@ def run_tpe(space: Space, *, n_trials: int, seed: int) -> Strategy:
             study.tell(asked, trial.samples_per_s)
         else:
             study.tell(asked, state=optuna.trial.TrialState.PRUNED)
-
-
-def _describe_axis(name: str, values: tuple[Any, ...]) -> Any:
-    import optuna
-
-    if _is_ordered(values):
-        return optuna.distributions.IntDistribution(0, len(values) - 1)
-    return optuna.distributions.CategoricalDistribution(values)
 
 
 def _is_ordered(values: tuple[Any, ...]) -> bool:

@@ -7,24 +7,24 @@ runs have no limit: a recommendation that would break it still gets its figure, 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._duel import RunPlan, open_runner
 from benchmarks._peers_finders import FINDERS, is_available
-from benchmarks._peers_process import Found, Search, Tried, run_search
+from benchmarks._peers_job import Attempt
+from benchmarks._peers_process import Found, Search, run_search
 from benchmarks._peers_workloads import CASES, Case
 from benchmarks._rounds import Round, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
+from benchmarks._schema import Arm, Target, build_arm, judge, judge_median
 from fulltilt.config import Config, plan_of
-from fulltilt.records import WHOLE_RUNS, Plan, Trial
-from fulltilt.tuner import ProcessTarget, TuneResult, tune
-from fulltilt.tuner.question.source import TuneTarget, resolve_target
+from fulltilt.records import WHOLE_RUNS, Trial
+from fulltilt.tuner import TuneResult, tune
+from fulltilt.tuner.question.source import resolve_target
 
 NAME = "batch_finders"
 CLAIM = (
@@ -42,8 +42,19 @@ MAX_MEASURE_S = 4.0  # of a trial, once its steps are in
 REPLICATION = "round of two trial processes a batch size, interleaved"
 OURS_SETTINGS = "tune with its defaults; axis: batch size; its seconds hold the start of every trial process"
 QUICK_SPACE = {"batch_sizes": (64, 256, 1024), "room_mib": 128}
-
-RunBatch = Callable[[int], Trial]
+METHOD = (
+    "every finder has the same model, rows in memory, loader (no workers), loss and AdamW, fp32; on a CPU 1 thread",
+    "a peer's memory limit is set in its process after one step at the smallest batch: RLIMIT_DATA on a CPU, the "
+    "allocator's share on a GPU; tune gets its own by --memory-limit and keeps 20 % of it free, its default",
+    "on a CPU a peer's process gives freed tensors back at once (MALLOC_MMAP_THRESHOLD_ of glibc), so that a retry "
+    "after a failure starts clean; without it freed memory counts on, and convolutions were seen to end by SIGSEGV",
+    "a peer's seconds are those of the finder's call in a warm process; what it tried is seen from inside the step",
+    "finders with the same recommendation share its measurement",
+    "optimum-benchmark is left out: it runs one configuration a call, so a grid costs as many calls as it has "
+    "points and nothing is recommended, and it takes models of transformers, diffusers and timm on generated data "
+    'only; 0.6.0 installs beside transformers 5.23.0 and fails there with "cannot import name '
+    "'SpecialTokensMixin'\": https://github.com/huggingface/optimum-benchmark",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,18 +63,32 @@ class Measured:
 
     rounds: list[Round[Trial]]  # keyed by the batch size as text
     failures: dict[int, str]
+    limit_gib: float
+
+    def has(self, found: Found) -> bool:
+        return found.recommended is not None and found.recommended not in self.failures
+
+    def read_rates(self, found: Found) -> list[float]:
+        """Return samples per second of what was recommended, one figure a round."""
+        return compute_means(self.rounds, str(found.recommended), lambda trial: trial.samples_per_s or 0.0)
+
+    def read_memory_pct(self, found: Found) -> list[float]:
+        """Return the peak of our run of it as a share of the limit, one figure a round."""
+        size = str(found.recommended)
+        return compute_means(self.rounds, size, lambda t: 100 * (t.device_memory_peak_gib or 0.0) / self.limit_gib)
+
+    def compute_ratios(self, ours: Found, other: Found) -> list[float]:
+        return [a / b for a, b in zip(self.read_rates(ours), self.read_rates(other), strict=True)]
 
 
 def run(context: Context) -> Findings:
     names = [name for name, finder in FINDERS.items() if is_available(finder)]
+    missing = [name for name in FINDERS if name not in names]
     if context.quick:
         names = list({FINDERS[name].package: name for name in reversed(names)}.values())  # the first of each peer
+    notes = [*METHOD, *([f"not installed here and left out: {', '.join(missing)}"] if missing else [])]
     arms: list[Arm] = []
     targets: list[Target] = []
-    notes = list(_describe_method())
-    missing = [name for name, finder in FINDERS.items() if not is_available(finder)]
-    if missing:
-        notes.append(f"not installed here and left out: {', '.join(missing)}")
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
         for number, case in enumerate(list_cases(context)):
             findings = compare_finders(case, names, context, Path(folder) / str(number))
@@ -74,34 +99,42 @@ def run(context: Context) -> Findings:
 
 
 def compare_finders(case: Case, names: Sequence[str], context: Context, folder: Path) -> Findings:
-    """All searches, then everything that was recommended side by side. Cost: minutes; ``--quick`` most of one."""
-    base = resolve_target(case.target, build_settings(case, context))
-    with open_runner(base, folder / "measured", context) as run_plan:
-        limit_bytes = find_limit_bytes(case, base.config, context, run_plan)
+    """Run all searches, then everything that was recommended side by side. Cost: minutes; ``--quick`` most of one."""
+    settings = build_settings(case, context)
+    aim = resolve_target(case.target, settings)
+    max_measure_s = 0.3 if context.quick else MAX_MEASURE_S
+    with open_runner(
+        aim, folder / "measured", device=DEVICE_NAMES[context.device], max_measure_s=max_measure_s,
+        why="recommended, measured beside the others",
+    ) as run_plan:  # fmt: skip
+        limit_bytes = find_limit_bytes(case, aim.config, context, run_plan)
         searches = {name: run_search(plan_search(name, case, context)) for name in names}
-        result = run_tune(case, context, limit_bytes, folder / "tune")
+        options: dict[str, Any] = {"quick": True, "budget": 20.0} if context.quick else {}
+        result = tune(case.target, settings=settings, memory_limit=limit_bytes, out=folder / "tune", **options)
         plan = result.picks.recommended.trial.plan
         searches = {OURS: describe_tune(result), **searches}
-        sizes = sorted({found.recommended for found in searches.values() if found.recommended})
         measured = measure_again(
-            sizes, lambda size: run_plan(plan.replace(batch_size=size)), n_rounds=1 if context.quick else N_ROUNDS
+            sorted({found.recommended for found in searches.values() if found.recommended}),
+            lambda size: run_plan(plan.replace(batch_size=size)),
+            n_rounds=1 if context.quick else N_ROUNDS,
+            limit_bytes=limit_bytes,
         )
     return Findings(
-        arms=(*describe_searches(case.name, searches), *describe_measured(case.name, searches, measured, limit_bytes)),
-        targets=tuple(judge_searches(case.name, searches, measured, limit_bytes)),
-        notes=tuple(describe_findings(case, searches, measured, limit_bytes)),
+        arms=(*describe_searches(case.name, searches), *describe_measured(case.name, searches, measured)),
+        targets=tuple(judge_searches(case.name, searches, measured)),
+        notes=tuple(describe_findings(case, searches, measured)),
     )
 
 
 def list_cases(context: Context) -> list[Case]:
-    """Both; when quick the one with the small steps, with a space and a limit to match."""
+    """Return both; when quick the one with the small steps, with a space and a limit to match."""
     if not context.quick:
         return list(CASES.values())
     return [dataclasses.replace(CASES["digits, small transformer"], **QUICK_SPACE)]
 
 
 def build_settings(case: Case, context: Context) -> dict[str, Any]:
-    """One axis, the batch size: it is the only lever that the peers have."""
+    """Span one axis, the batch size: it is the only lever that the peers have."""
     return {
         "run.device": context.device,
         "data.batch_size": 64,
@@ -117,39 +150,22 @@ def build_settings(case: Case, context: Context) -> dict[str, Any]:
 
 
 def plan_search(name: str, case: Case, context: Context) -> Search:
-    n_steps = min(3, FINDERS[name].n_steps) if context.quick else FINDERS[name].n_steps
     return Search(
         finder=name,
         case=case.name,
         device=DEVICE_NAMES[context.device],
-        n_steps=n_steps,
+        n_steps=min(3, FINDERS[name].n_steps) if context.quick else FINDERS[name].n_steps,
         smallest=min(case.batch_sizes),
         largest=max(case.batch_sizes),
         room_mib=case.room_mib,
     )
 
 
-@contextlib.contextmanager
-def open_runner(base: TuneTarget, folder: Path, context: Context) -> Iterator[Callable[[Plan], Trial]]:
-    """Runs one plan in a fresh trial process, set up as the search sets up its own, and without a memory limit."""
-    target = ProcessTarget(
-        base.source,
-        device=DEVICE_NAMES[context.device],
-        folder=folder,
-        n_steps=base.config.benchmark.steps_per_test,
-        seed=base.config.run.seed,
-        max_measure_s=0.3 if context.quick else MAX_MEASURE_S,
-    )
-    numbers = itertools.count(1)
-    try:
-        yield lambda plan: target(plan, id=f"m{next(numbers)}", why="recommended, measured beside the others")
-    finally:
-        target.close()
+def find_limit_bytes(case: Case, config: Config, context: Context, run_plan: RunPlan) -> int:
+    """Return the limit of a trial that leaves it the room of the case.
 
-
-def find_limit_bytes(case: Case, config: Config, context: Context, run_plan: Callable[[Plan], Trial]) -> int:
-    """The limit of a trial that leaves it the room of the case: on a CPU beside what a run of the smallest batch holds,
-    as the peers get theirs beside what a first step holds.
+    On a CPU the room is beside what a run of the smallest batch holds, as the peers get theirs beside what a first step
+    holds.
 
     Raises:
         RuntimeError: the smallest batch cannot be run.
@@ -163,18 +179,11 @@ def find_limit_bytes(case: Case, config: Config, context: Context, run_plan: Cal
     return int(trial.device_memory_peak_gib * 2**30) + room_bytes
 
 
-def run_tune(case: Case, context: Context, limit_bytes: int, folder: Path) -> TuneResult:
-    options: dict[str, Any] = {"quick": True, "budget": 20.0} if context.quick else {}
-    return tune(
-        case.target, settings=build_settings(case, context), memory_limit=limit_bytes, out=folder, **options
-    )  # fmt: skip
-
-
 def describe_tune(result: TuneResult) -> Found:
-    """Our own search in the words of the others: probes and repeats count as trials."""
+    """Say our own search in the words of the others: probes and repeats count as trials."""
     runs = [*result.trials, *result.repeats, *(row for row in result.probes if row.kind != "memory")]
     tried = tuple(
-        Tried(
+        Attempt(
             batch_size=row.plan["batch_size"],
             largest_step=row.plan["batch_size"] if row.status == "ok" and row.kind in WHOLE_RUNS else 0,
             status=row.status,
@@ -187,23 +196,24 @@ def describe_tune(result: TuneResult) -> Found:
     return Found(recommended=recommended, seconds=result.search.seconds, tried=tried)
 
 
-def measure_again(sizes: Sequence[int], run_batch: RunBatch, *, n_rounds: int) -> Measured:
-    """All sizes in every round. One that failed in any of its runs has no figure: the others would flatter it."""
-    if not sizes:
-        return Measured(rounds=[], failures={})
-    rounds = run_rounds([str(size) for size in sizes], lambda size: run_batch(int(size)), n_rounds=n_rounds)
+def measure_again(
+    sizes: Sequence[int], run_batch: Callable[[int], Trial], *, n_rounds: int, limit_bytes: int
+) -> Measured:
+    """Run all sizes in every round. One that failed in any of its runs has no figure: the others would flatter it."""
+    names = [str(size) for size in sizes]
+    rounds = run_rounds(names, lambda size: run_batch(int(size)), n_rounds=n_rounds) if names else []
     failures = {}
-    for size in sizes:
-        trials = [trial for blocks in rounds for trial in blocks[str(size)]]
+    for size in names:
+        trials = [trial for blocks in rounds for trial in blocks[size]]
         failed = [trial for trial in trials if trial.status != "ok"]
         if failed:
             said = f"{failed[0].status}: {_cut_log(failed[0].reason)}"
-            failures[size] = f"{len(failed)} of {len(trials)} runs failed, {said}"
-    return Measured(rounds=rounds, failures=failures)
+            failures[int(size)] = f"{len(failed)} of {len(trials)} runs failed, {said}"
+    return Measured(rounds=rounds, failures=failures, limit_gib=limit_bytes / 2**30)
 
 
 def describe_searches(case: str, searches: Mapping[str, Found]) -> list[Arm]:
-    """What each search cost and came to."""
+    """Build arms for what each search cost and came to."""
     arms = []
     for name, found in searches.items():
         figures = {
@@ -213,84 +223,51 @@ def describe_searches(case: str, searches: Mapping[str, Found]) -> list[Arm]:
             "recommended_batch_size": found.recommended,
             "recommended_was_run": int(found.has_run_its_own) if found.recommended else None,
         }
-        arms += [
-            build_arm(
-                [float(v)], case=case, arm=name, metric=metric, unit_of_replication="search", note=_settings(name)
-            )
-            for metric, v in figures.items()
-            if v is not None
-        ]
+        common = {"case": case, "arm": name, "unit_of_replication": "search", "note": _settings(name)}
+        arms += [build_arm([float(v)], metric=metric, **common) for metric, v in figures.items() if v is not None]
     return arms
 
 
-def describe_measured(case: str, searches: Mapping[str, Found], measured: Measured, limit_bytes: int) -> list[Arm]:
-    """Throughput of what each recommends, the ratio of ours to it, and its memory as a share of the limit."""
+def describe_measured(case: str, searches: Mapping[str, Found], measured: Measured) -> list[Arm]:
+    """Build arms for the throughput of what each recommends, the ratio of ours to it, and its share of the limit."""
     arms = []
     for name, found in searches.items():
-        if not is_measured(found, measured):
+        if not measured.has(found):
             continue
         figures = {
-            "samples_per_s": read_rates(found, measured),
-            "memory_peak_pct_of_limit": read_memory_pct(found, measured, limit_bytes),
+            "samples_per_s": measured.read_rates(found),
+            "memory_peak_pct_of_limit": measured.read_memory_pct(found),
         }
-        if name != OURS and is_measured(searches[OURS], measured):
-            figures["ratio_of_fulltilt_to_it"] = compute_ratios(searches[OURS], found, measured)
-        arms += [
-            build_arm(values, case=case, arm=name, metric=metric, unit_of_replication=REPLICATION, note=_settings(name))
-            for metric, values in figures.items()
-        ]
+        if name != OURS and measured.has(searches[OURS]):
+            figures["ratio_of_fulltilt_to_it"] = measured.compute_ratios(searches[OURS], found)
+        common = {"case": case, "arm": name, "unit_of_replication": REPLICATION, "note": _settings(name)}
+        arms += [build_arm(values, metric=metric, **common) for metric, values in figures.items()]
     return arms
 
 
-def judge_searches(case: str, searches: Mapping[str, Found], measured: Measured, limit_bytes: int) -> list[Target]:
-    """Our recommendation against each peer's, against the limit, and whether it was run."""
+def judge_searches(case: str, searches: Mapping[str, Found], measured: Measured) -> list[Target]:
+    """Hold our recommendation against each peer's and against the limit, and ask whether it was run."""
     ours = searches[OURS]
     never_run = float(not ours.has_run_its_own)
     targets = [judge(f"{case}: recommendations of fulltilt that it never ran", never_run, None, at_most=0)]
-    if not is_measured(ours, measured):
+    if not measured.has(ours):
         return targets
-    memory = build_arm(
-        read_memory_pct(ours, measured, limit_bytes), case=case, arm=OURS, metric="pct", unit_of_replication=REPLICATION
-    )
-    targets.append(judge(f"{case}: memory of fulltilt's, % of the limit", memory.median, memory.ci95, at_most=100))
+    title = f"{case}: memory of fulltilt's, % of the limit"
+    targets.append(judge_median(title, measured.read_memory_pct(ours), at_most=100))
     for name, found in searches.items():
-        if name == OURS or not is_measured(found, measured):
+        if name == OURS or not measured.has(found):
             continue
         title = f"{case}: fulltilt's over that of {name}"
         if found.recommended == ours.recommended:
             targets.append(judge(title, 1.0, None, at_least=LIMIT_RATIO, note="the same batch size"))
-            continue
-        ratios = compute_ratios(ours, found, measured)
-        ratio = build_arm(ratios, case=case, arm=name, metric="ratio", unit_of_replication=REPLICATION)
-        targets.append(judge(title, ratio.median, ratio.ci95, at_least=LIMIT_RATIO))
+        else:
+            targets.append(judge_median(title, measured.compute_ratios(ours, found), at_least=LIMIT_RATIO))
     return targets
 
 
-def is_measured(found: Found, measured: Measured) -> bool:
-    return found.recommended is not None and found.recommended not in measured.failures
-
-
-def read_rates(found: Found, measured: Measured) -> list[float]:
-    """Samples per second, one figure a round."""
-    return compute_means(measured.rounds, str(found.recommended), lambda trial: trial.samples_per_s or 0.0)
-
-
-def read_memory_pct(found: Found, measured: Measured, limit_bytes: int) -> list[float]:
-    """Peak of our run of it as a share of the limit, one figure a round."""
-    limit_gib = limit_bytes / 2**30
-    size = str(found.recommended)
-    return compute_means(measured.rounds, size, lambda trial: 100 * (trial.device_memory_peak_gib or 0.0) / limit_gib)
-
-
-def compute_ratios(ours: Found, other: Found, measured: Measured) -> list[float]:
-    return [a / b for a, b in zip(read_rates(ours, measured), read_rates(other, measured), strict=True)]
-
-
-def describe_findings(
-    case: Case, searches: Mapping[str, Found], measured: Measured, limit_bytes: int
-) -> Iterator[str]:  # fmt: skip
-    """In words: what was not run, what failed and how it was said, and what a search did not survive."""
-    limit = f"limit {limit_bytes / 2**20:.0f} MiB, {case.room_mib} of it beside what is loaded"
+def describe_findings(case: Case, searches: Mapping[str, Found], measured: Measured) -> Iterator[str]:
+    """Say in words what was not run, what failed and how it was said, and what a search did not survive."""
+    limit = f"limit {measured.limit_gib * 1024:.0f} MiB, {case.room_mib} of it beside what is loaded"
     yield f"{case.name}: space {case.batch_sizes[0]} to {case.batch_sizes[-1]}, {limit}"
     for name, found in searches.items():
         if found.failure is not None:
@@ -306,25 +283,9 @@ def describe_findings(
 
 
 def _cut_log(reason: str | None) -> str | None:
-    """Without the path of a log that is gone when the result is read."""
+    """Cut off the path of a log that is gone when the result is read."""
     return None if reason is None else reason.partition(" (log: ")[0]
 
 
 def _settings(name: str) -> str:
     return OURS_SETTINGS if name == OURS else FINDERS[name].settings
-
-
-def _describe_method() -> tuple[str, ...]:
-    return (
-        "every finder has the same model, rows in memory, loader (no workers), loss and AdamW, fp32; on a CPU 1 thread",
-        "a peer's memory limit is set in its process after one step at the smallest batch: RLIMIT_DATA on a CPU, the "
-        "allocator's share on a GPU; tune gets its own by --memory-limit and keeps 20 % of it free, its default",
-        "on a CPU a peer's process gives freed tensors back at once (MALLOC_MMAP_THRESHOLD_ of glibc), so that a retry "
-        "after a failure starts clean; without it freed memory counts on, and convolutions were seen to end by SIGSEGV",
-        "a peer's seconds are those of the finder's call in a warm process; what it tried is seen from inside the step",
-        "finders with the same recommendation share its measurement",
-        "optimum-benchmark is left out: it runs one configuration a call, so a grid costs as many calls as it has "
-        "points and nothing is recommended, and it takes models of transformers, diffusers and timm on generated data "
-        'only; 0.6.0 installs beside transformers 5.23.0 and fails there with "cannot import name '
-        "'SpecialTokensMixin'\": https://github.com/huggingface/optimum-benchmark",
-    )

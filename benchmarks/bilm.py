@@ -17,21 +17,12 @@ from typing import Any
 
 import torch
 
-from benchmarks._bilm_arms import (
-    DROPOUT,
-    LEARNING_RATE,
-    MODEL,
-    VOCAB_SIZE,
-    Size,
-    Trained,
-    prepare,
-    train_guide,
-    train_ours,
-)
+from benchmarks import _bilm_arms
+from benchmarks._bilm_arms import Size, Trained, prepare, train_guide, train_ours
 from benchmarks._bilm_costs import measure_costs
 from benchmarks._bilm_guide import AFTER, BEFORE, CLIP_NORM, ROWS_BEFORE
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
+from benchmarks._schema import Arm, Target, build_arm, judge_median
 
 NAME = "bilm"
 CLAIM = (
@@ -85,7 +76,7 @@ class Lap:
     ours: Mapping[str, Sequence[Trained]]
 
     def find_reached(self, name: str) -> Trained | None:
-        """Where the arm's perplexity was first as low as the guide's in the end; None where it never was."""
+        """Return where the arm's perplexity was first as low as the guide's in the end; None where it never was."""
         return next((there for there in self.ours[name] if there.perplexity <= self.guide.perplexity), None)
 
 
@@ -107,7 +98,7 @@ def run(context: Context) -> Findings:
 
 
 def measure_headline(tokens: Path | None, size: Size, device: str) -> dict[str, list[Trained]]:
-    """A training of every arm for each seed, in an order that turns from round to round."""
+    """Train every arm for each seed, in an order that turns from round to round."""
     names = [GUIDE, GUIDE_AFTER, *OURS]
     rows: dict[str, list[Trained]] = {name: [] for name in names}
     for seed in range(size.n_rounds):
@@ -122,27 +113,22 @@ def measure_headline(tokens: Path | None, size: Size, device: str) -> dict[str, 
 
 
 def measure_race(tokens: Path | None, size: Size, device: str) -> list[Lap]:
-    """Each seed: the guide's loop for all its steps, then ours for as many, looked at ``N_CHECKS`` times on the way."""
-    laps = []
+    """Run the guide's loop for each seed, then ours for as many steps, looked at ``N_CHECKS`` times on the way."""
+    laps, every = [], max(1, size.n_steps // N_CHECKS)
     for seed in range(size.n_rounds):
         with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
             guide = train_guide(tokens, size, device, Path(folder), seed, habits=BEFORE)
-            ours = {
-                name: train_ours(
-                    *(tokens, size, device, Path(folder) / name, seed),
-                    options=OURS[name],
-                    evaluate_every=max(1, size.n_steps // N_CHECKS),
-                )
-                for name in JUDGED
-            }
+            ours = {}
+            for name in JUDGED:
+                given = (tokens, size, device, Path(folder) / name, seed)
+                ours[name] = train_ours(*given, options=OURS[name], evaluate_every=every)
         laps.append(Lap(guide=guide, ours=ours))
     return laps
 
 
 def describe_race(laps: Sequence[Lap], size: Size) -> tuple[list[Arm], list[Target]]:
-    build = functools.partial(
-        build_arm, case=f"to the same perplexity, {size.describe()}", unit_of_replication="training, a seed"
-    )
+    case = f"to the same perplexity, {size.describe()}"
+    build = functools.partial(build_arm, case=case, unit_of_replication="training, a seed")
     arms = [build([lap.guide.perplexity for lap in laps], arm=GUIDE, metric="perplexity", note=NOTES[GUIDE])]
     targets = []
     for name in JUDGED:
@@ -152,23 +138,16 @@ def describe_race(laps: Sequence[Lap], size: Size) -> tuple[list[Arm], list[Targ
             [getattr(lap.guide, part) / getattr(there, part) if there else 0.0 for lap, there in pairs]
             for part in ("seconds", "cpu_s", "n_words")
         )
-        speedup = build(times, arm=name, metric="speedup_to_the_guides_perplexity", note=NOTES[name])
-        arms += [speedup, build(cpu, arm=name, metric="speedup_to_it_cpu_time")]
-        arms += [build(words, arm=name, metric="words_of_the_guide_over_words_to_it")]
-        arms += [build([lap.ours[name][-1].perplexity for lap in laps], arm=name, metric="perplexity")]
+        arms += [
+            build(times, arm=name, metric="speedup_to_the_guides_perplexity", note=NOTES[name]),
+            build(cpu, arm=name, metric="speedup_to_it_cpu_time"),
+            build(words, arm=name, metric="words_of_the_guide_over_words_to_it"),
+            build([lap.ours[name][-1].perplexity for lap in laps], arm=name, metric="perplexity"),
+        ]
         missed = sum(there is None for there in reached)
-        said = (
-            f"{missed} of {len(laps)} trainings did not come there in as many words, and count as 0" if missed else None
-        )
-        targets.append(
-            judge(
-                f"{name}: times as fast to the guide's perplexity",
-                speedup.median,
-                speedup.ci95,
-                at_least=LEAST_SPEEDUP,
-                note=said,
-            )
-        )
+        said = f"{missed} of {len(laps)} trainings did not come there in as many words, and count as 0"
+        title = f"{name}: times as fast to the guide's perplexity"
+        targets.append(judge_median(title, times, at_least=LEAST_SPEEDUP, note=said if missed else None))
     return arms, targets
 
 
@@ -180,31 +159,28 @@ def describe_headline(rows: Mapping[str, Sequence[Trained]], size: Size) -> tupl
             arms.append(build([getattr(t, metric) for t in trained], arm=name, metric=metric, note=NOTES[name]))
     for name in OURS:
         pairs = list(zip(rows[name], rows[GUIDE], strict=True))
-        speedup = build([a.words_per_s / b.words_per_s for a, b in pairs], arm=name, metric="speedup_over_guide")
+        speedup = [a.words_per_s / b.words_per_s for a, b in pairs]
         cpu = build([a.words_per_cpu_s / b.words_per_cpu_s for a, b in pairs], arm=name, metric="speedup_cpu_time")
         quality = build([a.perplexity / b.perplexity for a, b in pairs], arm=name, metric="perplexity_over_guide")
-        arms += [speedup, cpu, quality]
+        arms += [build(speedup, arm=name, metric="speedup_over_guide"), cpu, quality]
         if name in JUDGED:
             said = f"perplexity {quality.median:.3f} times that of the guide's loop after {size.n_steps} steps"
-            targets.append(
-                judge(
-                    f"{name}: words/s over the guide", speedup.median, speedup.ci95, at_least=LEAST_SPEEDUP, note=said
-                )
-            )
+            title = f"{name}: words/s over the guide"
+            targets.append(judge_median(title, speedup, at_least=LEAST_SPEEDUP, note=said))
     return arms, targets
 
 
 def _shorten(size: Size, quick: bool) -> Size:
-    """Small enough to see in a minute that everything runs."""
+    """Make a quick run small enough to see in a minute that everything runs."""
     small = {"batch_size": 2, "seq_len": 8, "n_steps": 2, "n_rounds": 1, "n_val": 2}
     return dataclasses.replace(size, **small) if quick else size
 
 
 def _describe_method(device: str) -> tuple[str, ...]:
+    sizes = ", ".join(f"{name} {value}" for name, value in _bilm_arms.MODEL.items())
     return (
-        f"model: {VOCAB_SIZE:,} words, {', '.join(f'{name} {value}' for name, value in MODEL.items())}, dropout "
-        f"{DROPOUT}, separate heads; Adam {LEARNING_RATE:g}, gradient norm {CLIP_NORM:g}, fp32"
-        + (", 1 thread" if device == "cpu" else ""),
+        f"model: {_bilm_arms.VOCAB_SIZE:,} words, {sizes}, dropout {_bilm_arms.DROPOUT}, separate heads; Adam "
+        f"{_bilm_arms.LEARNING_RATE:g}, gradient norm {CLIP_NORM:g}, fp32" + (", 1 thread" if device == "cpu" else ""),
         "the guide's projection with ReLU outside of the LSTM is the LSTM's own here, in all arms",
         "words/s counts each word of a window once; it is predicted from both sides",
         "perplexity is over all words and both directions; every arm saw the same windows in the same order",

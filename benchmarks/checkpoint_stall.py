@@ -5,8 +5,8 @@ checkpoint on took longer than as many steps right before it, in the same run: t
 disk that the writer shares with the steps. So near to each other, both have the same neighbours and the same clock.
 The arm without checkpoints is held to the same steps: it shows what the method calls a stall where there is none.
 
-On a CPU there are two cases: all cores train, and the writer has to take its time from the steps; or one core is left
-to it. How long the loop itself stood still, for the copy and for the end of the write before, is told beside.
+On a CPU all cores train, and the writer takes its time from the steps; or one core is left to it. How long the loop
+itself stood still, for the copy and for the end of the write before, is told beside.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REPLICATION = "round of two blocks an arm, interleaved, each a run of its own"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """One run, a checkpoint: the stall, a step before it, and for how long of the stall the loop stood still."""
+    """The stall of a checkpoint, a step before it, and how long the loop stood still and waited; means of a run."""
 
     stall_s: float
     step_s: float
@@ -88,10 +88,11 @@ def run(context: Context) -> Findings:
         arms.append(excess)
         targets.append(target)
     said = ", ".join(f"{case}: {n or 'as many as cores'}" for case, n in cases.items())
+    state_mib = 3 * sum(p.numel() * p.element_size() for p in build_model().parameters()) / 2**20  # AdamW has 2 moments
     notes = (
         f"resnet18 with AdamW, batch {batch_size} of 32×32 images, {N_CHECKPOINTS} checkpoints a block, each "
         f"{steps_each} steps, {steps_each // 2} of them compared with as many before; "
-        f"{measure_state_mib():.0f} MiB each, synced to the disk of the temporary folder",
+        f"{state_mib:.0f} MiB each, synced to the disk of the temporary folder",
         f"threads that train, of {count_usable_cores()} cores: {said}",
         "the writer's cores and the disk are those of the training: what it takes from the steps is in the stall",
         "stood still: from when the loop stopped until it went on, without what a writer takes from the steps; waited: "
@@ -101,14 +102,14 @@ def run(context: Context) -> Findings:
 
 
 def plan_cases(device: str, n_cores: int) -> dict[str, int | None]:
-    """Case → threads that train; None for torch's own number. A GPU's training leaves the cores to the writer."""
+    """Return the threads that train, by case; None is torch's own number. A GPU leaves the cores to the writer."""
     if device == "cuda":
         return {ON_GPU: None}
     return {EVERY_CORE: n_cores} | ({CORE_LEFT: n_cores - 1} if n_cores > 1 else {})
 
 
 def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int, n_threads: int | None) -> Block:
-    """Means over the checkpoints of a run.
+    """Train one run, and return means over its checkpoints.
 
     On a GPU the batches are asked for ahead of it by a few steps; a logging interval of one step ties the two together.
     """
@@ -148,7 +149,7 @@ def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int, n_
 
 
 def compute_stall(asked_s: Sequence[float], steps_each: int) -> tuple[float, float]:
-    """How much longer the steps from a checkpoint on took than those before it; and a step before it. Means.
+    """Return how much longer the steps from a checkpoint on took than those before it, and a step before it.
 
     Args:
         asked_s: When the batch of each step was asked for; that of step n + 1 after a checkpoint of step n.
@@ -164,39 +165,29 @@ def build_model() -> nn.Module:
     return MODELS["resnet18"](n_classes=10)
 
 
-def measure_state_mib() -> float:
-    """Of weights and the two moments that AdamW keeps."""
-    return 3 * sum(p.numel() * p.element_size() for p in build_model().parameters()) / 2**20
-
-
 def describe_case(rounds: Sequence[Round[Block]], case: str) -> list[Arm]:
-    """Stalls, what of them the loop stood still for, and the step that they are seen against."""
+    """Build arms for the stalls, for what of them the loop stood still, and for the step they are seen against."""
+    figures = {
+        "stall_ms_per_checkpoint": lambda block: 1000 * block.stall_s,
+        "stood_still_ms_per_checkpoint": lambda block: 1000 * block.still_s,
+        "waited_ms_per_checkpoint": lambda block: 1000 * block.waited_s,
+    }
     step_ms = compute_means(rounds, WITHOUT, lambda block: 1000 * block.step_s)
-    arms = [
-        _build(step_ms, case, WITHOUT, "step_wall_ms"),
-        _build(compute_stalls_ms(rounds, WITHOUT), case, WITHOUT, "stall_ms_per_checkpoint"),
-    ]
-    for name in (FOREGROUND, BESIDE):
-        still = compute_means(rounds, name, lambda block: 1000 * block.still_s)
-        waited = compute_means(rounds, name, lambda block: 1000 * block.waited_s)
-        arms += [
-            _build(compute_stalls_ms(rounds, name), case, name, "stall_ms_per_checkpoint"),
-            _build(still, case, name, "stood_still_ms_per_checkpoint"),
-            _build(waited, case, name, "waited_ms_per_checkpoint"),
-        ]
+    arms = [_build(step_ms, case, WITHOUT, "step_wall_ms")]
+    for name in (WITHOUT, FOREGROUND, BESIDE):
+        for metric, read in list(figures.items())[: 1 if name == WITHOUT else None]:
+            arms.append(_build(compute_means(rounds, name, read), case, name, metric))
     return arms
 
 
-def compute_stalls_ms(rounds: Sequence[Round[Block]], arm: str) -> list[float]:
-    return compute_means(rounds, arm, lambda block: 1000 * block.stall_s)
-
-
 def judge_stalls(rounds: Sequence[Round[Block]], case: str) -> tuple[Arm, Target]:
-    """How far the stall beside training lies above the share of the foreground's that is claimed, round by round.
+    """Judge how far the stall beside training lies above the share of the foreground's that is claimed, by rounds.
 
     A difference, because rounds whose foreground stall drowned in noise count in it too; a ratio has none for them.
     """
-    beside, foreground = (compute_stalls_ms(rounds, name) for name in (BESIDE, FOREGROUND))
+    beside, foreground = (
+        compute_means(rounds, name, lambda block: 1000 * block.stall_s) for name in (BESIDE, FOREGROUND)
+    )
     excess_ms = [b - LIMIT_RATIO * f for b, f in zip(beside, foreground, strict=True)]
     arm = _build(excess_ms, case, BESIDE, "stall_above_limit_ms")
     medians = f"medians {statistics.median(beside):.1f} and {statistics.median(foreground):.1f} ms"

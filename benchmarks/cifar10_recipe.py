@@ -1,4 +1,4 @@
-"""``recipes/cifar10-speed.yaml`` from several seeds: test accuracy after its epochs, and the seconds of training.
+"""Test accuracy of ``recipes/cifar10-speed.yaml`` after its epochs, and the seconds of training, from several seeds.
 
 On a GPU the recipe is as it stands in its file. On a CPU it is a small one: a quarter of the width, 10,000 training
 images, 5 epochs, one thread; its accuracy shows that the parts learn together, and says nothing of the whole recipe.
@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks._runner import ROOT, Context, Findings
+from benchmarks._runner import ROOT, Context, Findings, find_data
 from benchmarks._schema import build_arm, judge
-from benchmarks.simclr import find_images
+from benchmarks.simclr import IMAGES
 from fulltilt.config import Config, load_config
 from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.train import train
@@ -38,7 +38,7 @@ CITED = (
 
 
 def run(context: Context) -> Findings:
-    images = find_images()
+    images = find_data(IMAGES)
     trained = [train_seed(build_config(context, images, seed)) for seed in range(1 if context.quick else N_SEEDS)]
     figures = {
         "test_accuracy_pct": [100 * result.metrics["accuracy"] for result in trained],
@@ -47,14 +47,16 @@ def run(context: Context) -> Findings:
     reached = [seconds for result in trained if (seconds := find_seconds_to_goal(result)) is not None]
     if len(reached) == len(trained):
         figures["training_seconds_to_94_pct"] = reached
-    settings = "as in its file" if context.device == "cuda" else " ".join(SMALL)
-    case = "whole recipe" if context.device == "cuda" else "small recipe"
-    arms = tuple(
-        build_arm(values, case=case, arm="fulltilt", metric=metric, unit_of_replication="seed", note=settings)
-        for metric, values in figures.items()
-    )
+    is_whole = context.device == "cuda"
+    common = {
+        "case": "whole recipe" if is_whole else "small recipe",
+        "arm": "fulltilt",
+        "unit_of_replication": "seed",
+        "note": "as in its file" if is_whole else " ".join(SMALL),
+    }
+    arms = tuple(build_arm(values, metric=metric, **common) for metric, values in figures.items())
     accuracy, notes = arms[0], (f"{len(reached)} of {len(trained)} seeds reach {GOAL_PCT:g} %",)
-    if context.device == "cpu":
+    if not is_whole:
         return Findings(arms=arms, targets=(), notes=notes)
     target = judge("test accuracy, median, %", accuracy.median, accuracy.ci95, at_least=GOAL_PCT)
     return Findings(arms=arms, targets=(target,), notes=(*notes, CITED))
@@ -76,8 +78,6 @@ def train_seed(config: Config) -> TrainResult:
 
 
 def find_seconds_to_goal(result: TrainResult) -> float | None:
-    """Seconds of training until the first evaluation at the goal; None where there is none."""
-    for evaluated in result.evaluations:
-        if 100 * evaluated.metrics["accuracy"] >= GOAL_PCT:
-            return evaluated.training_seconds
-    return None
+    """Return the seconds of training until the first evaluation at the goal; None where there is none."""
+    at_goal = (e.training_seconds for e in result.evaluations if 100 * e.metrics["accuracy"] >= GOAL_PCT)
+    return next(at_goal, None)

@@ -7,8 +7,6 @@ by loader and model: nothing else runs here, so the figures are of the data path
 
 from __future__ import annotations
 
-import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,10 +16,9 @@ import torch
 
 from benchmarks import _data_path
 from benchmarks._data_path import BATCH_SIZE, N_WORKERS, PEERS, Pass
-from benchmarks._rounds import Round, compute_means, run_rounds
-from benchmarks._runner import ROOT, Context, Findings, open_peers_of_data
-from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
-from fulltilt.errors import DataError
+from benchmarks._rounds import Round, build_arms, compute_means, run_rounds
+from benchmarks._runner import Context, Findings, find_data, open_peers_of_data
+from benchmarks._schema import Arm, Target, judge_median
 
 NAME = "data_path"
 CLAIM = (
@@ -31,7 +28,6 @@ CLAIM = (
 NEEDS_PEERS = True
 DEVICES = ("cpu", "cuda")
 
-ARCHIVE = "cifar10_jpeg.tar.xz"
 LEAST_FROM_FILES, LEAST_FROM_MEMORY = 1.0, 5.0
 CASES: dict[str, tuple[Callable[[Path, torch.device], dict[str, Pass]], float]] = {
     "JPEG files": (_data_path.plan_file_passes, LEAST_FROM_FILES),
@@ -46,9 +42,7 @@ NOTES = {
 
 
 def run(context: Context) -> Findings:
-    archive = Path(os.environ.get("FULLTILT_DATA", ROOT.parent / "shared" / "data")) / ARCHIVE
-    if not archive.exists():
-        raise DataError(f"{archive} is missing; set FULLTILT_DATA to the folder that holds {ARCHIVE}")
+    archive = find_data("cifar10_jpeg.tar.xz")
     open_peers_of_data()
     device, n_threads = torch.device(context.device), torch.get_num_threads()
     n_images = 800 if context.quick else 10_000
@@ -61,7 +55,8 @@ def run(context: Context) -> Findings:
             _data_path.unpack_images(archive, images, n_images)
             for case, (plan, least) in CASES.items():
                 rounds = measure_case(plan(images, device), device, quick=context.quick)
-                arms += describe_case(rounds, case)
+                unit = "round of two epochs an arm, arms in turn"
+                arms += build_arms(rounds, case=case, metric="samples_per_s", unit_of_replication=unit, notes=NOTES)
                 targets.append(judge_case(rounds, case, least))
     finally:
         torch.set_num_threads(n_threads)
@@ -79,7 +74,7 @@ def measure_case(passes: dict[str, Pass], device: torch.device, *, quick: bool) 
 
 
 def measure_epoch(start: Pass, device: torch.device) -> float:
-    """Samples per second of one pass, the first batch's wait included."""
+    """Measure the samples per second of one pass, the first batch's wait included."""
     n_samples, began_s = 0, time.perf_counter()
     for images, _ in start():
         n_samples += len(images)
@@ -90,28 +85,14 @@ def measure_epoch(start: Pass, device: torch.device) -> float:
     return n_samples / (time.perf_counter() - began_s)
 
 
-def describe_case(rounds: list[Round[float]], case: str) -> list[Arm]:
-    return [
-        build_arm(
-            compute_means(rounds, name, float),
-            case=case,
-            arm=name,
-            metric="samples_per_s",
-            unit_of_replication="round of two epochs an arm, arms in turn",
-            note=NOTES.get(name),
-        )
-        for name in rounds[0]
-    ]
-
-
 def judge_case(rounds: list[Round[float]], case: str, least: float) -> Target:
-    """The best of our arms over the best of torchvision's with a draw for every image, round by round."""
-    ours = [name for name in rounds[0] if name.startswith("fulltilt")]
-    theirs = [name for name in rounds[0] if name.startswith("torchvision") and "by batch" not in name]
-    ratios = [own / other for own, other in zip(_best(rounds, ours), _best(rounds, theirs), strict=True)]
-    name = f"{case}: best of ours over best of DataLoader with torchvision v2"
-    return judge(name, statistics.median(ratios), compute_bounds(ratios), at_least=least)
-
-
-def _best(rounds: list[Round[float]], names: list[str]) -> list[float]:
-    return [max(values) for values in zip(*(compute_means(rounds, name, float) for name in names), strict=True)]
+    """Hold the best of our arms against the best of torchvision's with a draw for every image, round by round."""
+    ours, theirs = (
+        [max(rates) for rates in zip(*(compute_means(rounds, name) for name in names), strict=True)]
+        for names in (
+            [name for name in rounds[0] if name.startswith("fulltilt")],
+            [name for name in rounds[0] if name.startswith("torchvision") and "by batch" not in name],
+        )
+    )
+    ratios = [own / other for own, other in zip(ours, theirs, strict=True)]
+    return judge_median(f"{case}: best of ours over best of DataLoader with torchvision v2", ratios, at_least=least)

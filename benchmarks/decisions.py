@@ -1,9 +1,8 @@
 """How often a comparison of two settings is right, on noise whose truth is known.
 
 One machine gives step times; arm b's are multiplied by a known factor. On simulated noise every comparison has a
-machine of its own; recorded noise (``recordings/noise-*.json``) is gone through from its begin to its end, each
-comparison starting where the one before stopped, so that no step counts twice. Records of a busy machine are reported
-apart, parted by the pressure on its cores.
+machine of its own. On recorded noise (``recordings/noise-*.json``) each comparison starts where the one before stopped,
+so that no step counts twice. Records of a busy machine, by the pressure on its cores, are reported apart.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from benchmarks._deciders import DECIDERS, OURS, PROCESS_STEPS, Outcome, decide_between_processes
-from benchmarks._noise import RECORDER, NoiseModel, Recording, Stream, Stretch, list_recordings
+from benchmarks._noise import NoiseModel, Recording, Stream, Stretch, read_recordings
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.records import BUSY_PCT, is_busy_pressure
@@ -50,9 +49,9 @@ FINALISTS: Mapping[str, NoiseModel] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """One decision and the truth: b's true time over a's."""
+    """One decision and the truth."""
 
-    factor: float
+    factor: float  # b's true time over a's
     outcome: Outcome
 
     @property
@@ -75,7 +74,7 @@ def run(context: Context) -> Findings:
     for case, noise in FINALISTS.items():
         for gap_pct in GAPS_PCT:
             report_comparisons(case, OURS, gap_pct, list(simulate_finalists(noise, gap_pct, n)), arms, targets)
-    recordings = list_recordings(context.device)
+    recordings = read_recordings(context.device)
     for case, stretches in group_stretches(recordings).items():
         for name in DECIDERS:
             for gap_pct in GAPS_PCT:
@@ -84,7 +83,7 @@ def run(context: Context) -> Findings:
 
 
 def group_stretches(recordings: Sequence[Recording]) -> dict[str, list[Stretch]]:
-    """All recorded processes, parted by how busy the machine was: by that reading alone and never by the steps' speed.
+    """Part all recorded processes by the pressure on the machine's cores, never by the speed of the steps.
 
     The limit is the one above which a trial's row says that its figures are of a busy machine.
     """
@@ -96,7 +95,7 @@ def group_stretches(recordings: Sequence[Recording]) -> dict[str, list[Stretch]]
 
 
 def simulate(noise: NoiseModel, decider: str, gap_pct: float, n: int) -> Iterator[Comparison]:
-    """Comparisons on machines of their own; the same machines for every decider and every gap."""
+    """Compare on machines drawn from seeds, the same ones for every decider and every gap."""
     method = DECIDERS[decider]
     for seed in range(n):
         stream = Stream(noise.simulate(method.max_steps, np.random.default_rng(seed)))
@@ -112,7 +111,7 @@ def simulate_finalists(noise: NoiseModel, gap_pct: float, n: int) -> Iterator[Co
 
 
 def replay(stretches: Sequence[Stretch], decider: str, gap_pct: float) -> Iterator[Comparison]:
-    """Comparisons on recorded steps, one behind the other, as many as each process' steps hold."""
+    """Compare on recorded steps, one comparison behind the other, as many as each process' steps hold."""
     method, number = DECIDERS[decider], 0
     for stretch in stretches:
         stream = Stream(np.asarray(stretch.step_us, dtype=np.float64))
@@ -123,7 +122,7 @@ def replay(stretches: Sequence[Stretch], decider: str, gap_pct: float) -> Iterat
 
 
 def choose_factor(gap_pct: float, number: int) -> float:
-    """Arm b slower by the gap, and faster by it, in turn: a ramp would favour one of the two."""
+    """Make arm b slower by the gap and faster by it in turn, as a ramp would favour one of the two."""
     return 1 + gap_pct / 100 if number % 2 == 0 else 1 / (1 + gap_pct / 100)
 
 
@@ -136,7 +135,7 @@ def report_comparisons(
     title = f"{case}, gap {gap_pct:g} %"
     flags = list_flags(decider, gap_pct, found)
     for metric, hits in flags.items():
-        arms.append(build_share(title, decider, metric, hits))
+        arms.append(build_batched(title, decider, metric, [100.0 * hit for hit in hits]))
     if decider != OURS:
         return
     arms.append(build_batched(title, decider, "steps_per_comparison", [float(c.outcome.n_steps) for c in found]))
@@ -147,7 +146,7 @@ def report_comparisons(
 
 
 def list_flags(decider: str, gap_pct: float, found: Sequence[Comparison]) -> dict[str, list[bool]]:
-    """By metric, one flag a comparison. Only fulltilt's method can answer that it does not know."""
+    """Return one flag a comparison, by metric; only fulltilt's method can answer that it does not know."""
     flags: dict[str, list[bool]] = {}
     if gap_pct == 0:
         flags["false_difference_pct"] = [c.calls_difference for c in found]
@@ -163,7 +162,7 @@ def list_flags(decider: str, gap_pct: float, found: Sequence[Comparison]) -> dic
 
 
 def judge_share(title: str, gap_pct: float, hits: Sequence[bool]) -> Target:
-    """Held against the binomial interval: missed only where that leaves the limit out."""
+    """Hold the share of hits against its target, by the binomial interval."""
     low, high = compute_proportion_interval(sum(hits), len(hits))
     share, interval = 100 * sum(hits) / len(hits), (100 * low, 100 * high)
     note = f"{sum(hits)} of {len(hits)} comparisons"
@@ -172,12 +171,8 @@ def judge_share(title: str, gap_pct: float, hits: Sequence[bool]) -> Target:
     return judge(f"{title}: found, %", share, interval, at_least=MIN_FOUND_PCT[gap_pct], note=note)
 
 
-def build_share(title: str, decider: str, metric: str, hits: Sequence[bool]) -> Arm:
-    return build_batched(title, decider, metric, [100.0 * hit for hit in hits])
-
-
 def build_batched(title: str, decider: str, metric: str, values: Sequence[float], summarize=statistics.fmean) -> Arm:
-    """An arm whose samples are summaries of batches of comparisons: a share has no median over single ones."""
+    """Build an arm whose samples sum up batches of comparisons: a share has no median over single ones."""
     batches = split_batches(values)
     return build_arm(
         [float(summarize(batch)) for batch in batches],
@@ -190,7 +185,7 @@ def build_batched(title: str, decider: str, metric: str, values: Sequence[float]
 
 
 def split_batches(values: Sequence[float]) -> list[Sequence[float]]:
-    """At most 20 runs of neighbours, of 10 comparisons at least where there are as many."""
+    """Split into at most 20 runs of neighbours, of 10 comparisons at least where there are as many."""
     n_batches = min(MAX_BATCHES, max(1, len(values) // 10))
     edges = [round(len(values) * k / n_batches) for k in range(n_batches + 1)]
     return [values[begin:end] for begin, end in itertools.pairwise(edges)]
@@ -217,5 +212,5 @@ def describe(recording: Recording) -> str:
     return (
         f"recorded, {recording.name}, {recording.conditions}: {n_steps} steps in {len(pressures)} processes, "
         f"{recording.date}, {recording.machine['cpu_model']}, {recording.machine['n_cores_usable']} cores; some task "
-        f"waited for a core in {readings} % of each process' time; {recording.how}; by {recording.command or RECORDER}"
+        f"waited for a core in {readings} % of each process' time; {recording.how}; by {recording.command}"
     )

@@ -8,20 +8,19 @@ than move those bytes once. Arms run in turn within a round, and a ratio is take
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks._hdf5_files import LAYOUTS, Rows, describe_chunks, write_file
-from benchmarks._rounds import Round, compute_means, run_rounds
+from benchmarks._rounds import Round, build_arms, compute_ratios, run_rounds
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
+from benchmarks._schema import Arm, Target, judge_median
 from fulltilt.data import DATASETS, build_loader
 
 NAME = "hdf5_loader"
@@ -32,11 +31,26 @@ CLAIM = (
 NEEDS_PEERS = False
 DEVICES = ("cpu",)
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Rows of one size, float32."""
+
+    name: str
+    shape: tuple[int, ...]  # of one row
+    n_rows: int
+
+    @property
+    def row_bytes(self) -> int:
+        return 4 * int(np.prod(self.shape))
+
+
 BATCH_SIZE = 256
 ROWS = (
     Rows(name="5 KB rows", shape=(256, 5), n_rows=40_000),
     Rows(name="40 KB rows", shape=(2, 5120), n_rows=8_000),
 )
+LAYOUTS = ("one array", "16 whole rows a chunk", "h5py's own chunks")
 PLACEMENTS = ("stream", "memory_map", "ram", "block_shuffled")
 PER_ROW_LINK = "https://docs.h5py.org/en/stable/high/dataset.html#reading-writing-data"
 LEAST_SPEEDUP, LEAST_SHARE = 20.0, 0.8
@@ -45,7 +59,7 @@ Pass = Callable[[], Iterator[object]]
 
 
 class PerRow(Dataset):
-    """What most people write: one sample, one read. The file stays open, which is the better way to write it."""
+    """Rows as most people read them: one sample, one read. The file stays open, which is the better way to write it."""
 
     def __init__(self, path: Path):
         self._path, self._file = path, None
@@ -82,31 +96,49 @@ def run(context: Context) -> Findings:
 
 def measure_case(folder: Path, rows: Rows, layout: str, quick: bool) -> tuple[list[Arm], list[Target], str]:
     rows = dataclasses.replace(rows, n_rows=rows.n_rows // 8) if quick else rows
-    path = write_file(folder, rows, layout)
+    path, chunks = write_file(folder, rows, layout)
     passes, placing_s = build_passes(path)
     block_s = 0.03 if quick else 0.3
     for start in passes.values():
         measure_rate(start, block_s)
     rounds = run_rounds(list(passes), lambda name: measure_rate(passes[name], block_s), n_rounds=2 if quick else 15)
-    case = f"{rows.name}, {layout}"
-    description = f"{case}: {rows.n_rows} rows, {describe_chunks(path)}"
     path.unlink()
-    arms = [
-        build_arm(
-            compute_means(rounds, name, float),
-            case=case,
-            arm=name,
-            metric="rows_per_s",
-            unit_of_replication=f"round: two blocks of {block_s:g} s, arms in turn",
-            note=describe_arm(name, placing_s),
+    case = f"{rows.name}, {layout}"
+    notes = {name: f"data.placement {name}" for name in PLACEMENTS} | {
+        "ram": f"data.placement ram, the file read in {placing_s:.2f} s before",
+        "per_row": f"a Dataset that reads one row a call from an open file, DataLoader, num_workers 0; {PER_ROW_LINK}",
+        "bound": "index_select from tensors in memory, no loader",
+    }
+    unit = f"round: two blocks of {block_s:g} s, arms in turn"
+    arms = build_arms(rounds, case=case, metric="rows_per_s", unit_of_replication=unit, notes=notes)
+    said = f"chunks {chunks}" if chunks else "no chunks"
+    return arms, judge_case(rounds, case, rows), f"{case}: {rows.n_rows} rows, {said}"
+
+
+def write_file(folder: Path, rows: Rows, layout: str) -> tuple[Path, tuple[int, ...] | None]:
+    """Write ``input`` (N, …) and ``label`` (N,), a row's label being its number; the page cache then holds the file.
+
+    Returns:
+        Its path, and its chunks.
+    """
+    path = folder / f"{rows.row_bytes}-{LAYOUTS.index(layout)}.h5"
+    rng = np.random.default_rng(0)
+    asked = dict(zip(LAYOUTS, (None, (16, *rows.shape), True), strict=True))
+    with h5py.File(path, "w") as file:
+        table = file.create_dataset(
+            "input", (rows.n_rows, *rows.shape), dtype="f4", chunks=asked[layout], fillvalue=None
         )
-        for name in passes
-    ]
-    return arms, judge_case(rounds, case, rows), description
+        chunks = table.chunks
+        step = (chunks or (1024,))[0]
+        for first in range(0, rows.n_rows, step):
+            end = min(first + step, rows.n_rows)
+            table[first:end] = rng.random((end - first, *rows.shape), dtype=np.float32)
+        file["label"] = np.arange(rows.n_rows)
+    return path, chunks
 
 
 def build_passes(path: Path) -> tuple[dict[str, Pass], float]:
-    """For every arm what starts a pass over the data, and the seconds it took to read the file into memory."""
+    """Return for every arm what starts a pass over the data, and the seconds it took to read the file into memory."""
     dataset = DATASETS["hdf5"](path=str(path), val_fraction=0)
     passes: dict[str, Pass] = {}
     placing_s = 0.0
@@ -117,10 +149,9 @@ def build_passes(path: Path) -> tuple[dict[str, Pass], float]:
         )
         if placement == "ram":
             placing_s = time.perf_counter() - started
-            held = loader.dataset.source.sources
+            tables = [source.table for source in loader.dataset.source.sources]
         passes[placement] = _Epochs(loader)
     passes["per_row"] = DataLoader(PerRow(path), batch_size=BATCH_SIZE, shuffle=True, drop_last=True).__iter__
-    tables = [source.table for source in held]
     passes["bound"] = lambda: gather(tables)
     return passes, placing_s
 
@@ -138,7 +169,7 @@ class _Epochs:
 
 
 def gather(tables: list[torch.Tensor]) -> Iterator[object]:
-    """Batches of random rows of tables in memory, a call each."""
+    """Yield batches of random rows of tables in memory, a call each."""
     order = torch.randperm(len(tables[0]))
     for first in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
         chosen = order[first : first + BATCH_SIZE]
@@ -146,7 +177,7 @@ def gather(tables: list[torch.Tensor]) -> Iterator[object]:
 
 
 def measure_rate(start: Pass, seconds: float) -> float:
-    """Rows per second over whole batches, passes started anew until ``seconds`` have gone; one batch at least."""
+    """Measure rows per second over whole batches, passes started anew until ``seconds`` have gone."""
     n_batches, started = 0, time.perf_counter()
     while True:
         for _ in start():
@@ -157,29 +188,10 @@ def measure_rate(start: Pass, seconds: float) -> float:
 
 
 def judge_case(rounds: list[Round[float]], case: str, rows: Rows) -> list[Target]:
-    shares = compute_ratios(rounds, "ram", "bound")
-    targets = [_judge(f"{case}: ram over bound", shares, LEAST_SHARE)]
+    limits = {("ram", "bound"): LEAST_SHARE}
     if rows.row_bytes < 10_000:
-        for arm in ("stream", "ram"):
-            targets.append(_judge(f"{case}: {arm} over per_row", compute_ratios(rounds, arm, "per_row"), LEAST_SPEEDUP))
-    return targets
-
-
-def _judge(name: str, ratios: list[float], at_least: float) -> Target:
-    return judge(name, statistics.median(ratios), compute_bounds(ratios), at_least=at_least)
-
-
-def compute_ratios(rounds: list[Round[float]], arm: str, reference: str) -> list[float]:
-    """One ratio a round."""
+        limits |= {("stream", "per_row"): LEAST_SPEEDUP, ("ram", "per_row"): LEAST_SPEEDUP}
     return [
-        value / base
-        for value, base in zip(compute_means(rounds, arm, float), compute_means(rounds, reference, float), strict=True)
+        judge_median(f"{case}: {arm} over {other}", compute_ratios(rounds, arm, other), at_least=least)
+        for (arm, other), least in limits.items()
     ]
-
-
-def describe_arm(name: str, placing_s: float) -> str | None:
-    if name == "ram":
-        return f"data.placement ram, the file read in {placing_s:.2f} s before"
-    if name == "per_row":
-        return f"a Dataset that reads one row a call from an open file, DataLoader, num_workers 0; {PER_ROW_LINK}"
-    return f"data.placement {name}" if name in PLACEMENTS else "index_select from tensors in memory, no loader"

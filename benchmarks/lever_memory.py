@@ -7,15 +7,25 @@ and an evaluation step (``_memory_probe`` says how that is read on a CPU); on a 
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
-import subprocess
 import sys
 from typing import Any
 
-from benchmarks._runner import ROOT, Context, Findings
+import torch
+from torch import nn, optim
+from torch.utils.data import TensorDataset
+
+from benchmarks._child import call_in_process
+from benchmarks._memory_probe import measure_allocated_peak_bytes
+from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm
+from fulltilt import Workload
+from fulltilt.config import config_from_values, plan_of
+from fulltilt.engine import build_run
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.hardware import has_c_compiler
+from fulltilt.measure import NullTimer
+from fulltilt.tasks import build_model
 
 NAME = "lever_memory"
 CLAIM = "What each lever does to the peak memory of a training step, moved one at a time."
@@ -23,6 +33,8 @@ NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")
 
 PLAIN = "plain"
+MODEL = "resnet18(small_images=true)"  # with AdamW: 0.17 GiB of weights, gradients and optimizer state
+SIDE_PX = 32
 N_PROCESSES = 6  # the fewest whose median has an interval
 TIMEOUT_S = 1800
 
@@ -61,30 +73,23 @@ SETTINGS = (
 
 
 def run(context: Context) -> Findings:
-    batch_size, side_px = (16, 32) if context.quick else (64, 32) if context.device == "cpu" else (512, 32)
+    batch_size = 16 if context.quick else 64 if context.device == "cpu" else 512
     settings = [s for s in SETTINGS if context.device in s.devices and (has_c_compiler() or not s.needs_compiler)]
-    case = f"resnet18, adamw, {batch_size} images of {side_px} px"
+    case = f"resnet18, adamw, {batch_size} images of {SIDE_PX} px"
     peaks: dict[str, list[dict[str, float]]] = {}
     for setting in settings[:4] if context.quick else settings:
+        asked = {"values": setting.values, "effective_batch_size": batch_size, "device": context.device}
         peaks[setting.name] = [
-            _probe(setting, batch_size, side_px, context.device) for _ in range(1 if context.quick else N_PROCESSES)
+            call_in_process("benchmarks.lever_memory:probe", asked, timeout_s=TIMEOUT_S)
+            for _ in range(1 if context.quick else N_PROCESSES)
         ]
         print(f"{setting.name}: {peaks[setting.name][0]['allocated_peak_gib']:.3f} GiB", file=sys.stderr, flush=True)
-    metrics = [name for name, value in peaks[PLAIN][0].items() if value is not None]
-    return Findings(arms=tuple(arm for metric in metrics for arm in _build_arms(peaks, metric, case)), targets=())
+    arms = tuple(arm for metric in peaks[PLAIN][0] for arm in build_arms(peaks, metric, case))
+    return Findings(arms=arms, targets=())
 
 
-def _probe(setting: Setting, batch_size: int, side_px: int, device: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks._lever_memory_probe", json.dumps(setting.values)]
-    options = ["--batch-size", str(batch_size), "--side-px", str(side_px), "--device", device]
-    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode != 0:
-        raise RuntimeError(f"{setting.name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def _build_arms(peaks: dict[str, list[dict[str, float]]], metric: str, case: str) -> list[Arm]:
-    """The peak of every setting, and what it comes to against the plain run."""
+def build_arms(peaks: dict[str, list[dict[str, float]]], metric: str, case: str) -> list[Arm]:
+    """Build an arm for the peak of every setting, and one for its change against the plain run."""
     plain = statistics.median(row[metric] for row in peaks[PLAIN])
     arms = []
     for name, rows in peaks.items():
@@ -95,3 +100,35 @@ def _build_arms(peaks: dict[str, list[dict[str, float]]], metric: str, case: str
             changes = [100 * (value / plain - 1) for value in values]
             arms.append(build_arm(changes, metric=metric.replace("_gib", "_change_pct"), **common))
     return arms
+
+
+def probe(
+    values: dict[str, Any], effective_batch_size: int, device: str, *, side_px: int = SIDE_PX, model: str = MODEL
+) -> dict[str, float]:
+    """Measure the peak in GiB: allocated, and on a GPU reserved by the allocator too."""
+    torch.set_num_threads(1)  # peaks do not depend on it, and a busy machine is finished sooner
+    accumulate = values.get("speed", {}).get("accumulate", 1)
+    data = {**values.get("data", {}), "batch_size": effective_batch_size // accumulate}
+    config = config_from_values({**values, "data": data}, base_dir=".")
+    workload = _build_workload(2 * effective_batch_size, side_px, model)  # a batch more, for what is copied ahead
+
+    def work() -> None:
+        with build_run(config, plan_of(config), device=device, workload=workload) as run:
+            step = TrainStep(run)
+            for epoch in range(2):
+                step(run.start_epoch(epoch), NullTimer())
+            run.setup.model.eval()
+            with torch.no_grad():
+                step.compute_loss(next(run.start_epoch(2)))
+
+    peaks = {"allocated_peak_gib": measure_allocated_peak_bytes(work, device) / 2**30}
+    return peaks | ({"reserved_peak_gib": torch.cuda.max_memory_reserved() / 2**30} if device == "cuda" else {})
+
+
+def _build_workload(n_samples: int, side_px: int, model: str) -> Workload:
+    return Workload(
+        model=lambda: build_model(model, n_classes=10),
+        dataset=lambda: TensorDataset(torch.zeros(n_samples, 3, side_px, side_px), torch.zeros(n_samples).long()),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: optim.AdamW(parameters, lr=1e-4),
+    )

@@ -1,13 +1,14 @@
 """What the training loop costs a step, beside a hand-written loop and the loops of other libraries.
 
-Each block trains a new model through one library's own entry point; see ``_loops`` for the arms and ``_rounds`` for
-the order. The figure is the difference to the hand-written loop in the same round.
+Each block trains a new model through one library's own entry point (``_loops``), in interleaved rounds (``_rounds``).
+The figure is the difference to the hand-written loop in the same round.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import statistics
 from collections.abc import Callable, Sequence
 
 import torch
@@ -27,7 +28,7 @@ from benchmarks._loops import (
 )
 from benchmarks._rounds import Round, compute_differences, compute_differences_pct, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, describe_interval, judge
+from benchmarks._schema import Arm, Target, build_arm, compute_bounds, describe_interval, judge_median
 
 NAME = "loop_overhead"
 CLAIM = (
@@ -68,59 +69,43 @@ def run(context: Context) -> Findings:
     _loops.keep_freed_memory(context.device)
     names = [name for name in ARMS if name not in PEERS or importlib.util.find_spec(PEERS[name])]
     _loops.load_peers(names)
+    # Nothing in the peers without a log happens once a second: a short block has its share of all they do.
+    short_peers = [name for name in names if name in PEERS and name != LIGHTNING_LISTENING]
     arms: list[Arm] = []
     targets: list[Target] = []
     notes = list(_describe_method(context.device))
     for case in build_cases(context.device, quick=context.quick):
-        core, others = measure_case(case, names, quick=context.quick)
-        long = _lengthen(case, quick=context.quick)
-        listening = measure_listening(long, OURS_LISTENING, quick=context.quick)
+        # Long blocks hold the share of writes of loops that do something once a second.
+        n_long = case.n_steps if context.quick else round(LISTENING_BLOCK_MS / STEPS_MS[case.name])
+        long = dataclasses.replace(case, n_steps=n_long)
+        core = measure(case, JUDGED, n_rounds=3 if context.quick else N_CORE_ROUNDS)
+        others = measure(case, short_peers, n_rounds=3 if context.quick else N_OTHER_ROUNDS)
+        listening = measure(long, [OURS_LISTENING], n_rounds=3 if context.quick else N_LISTENING_ROUNDS)
         arms += describe_reference(core, case)
         arms += describe_differences(core, JUDGED, case)
         arms += describe_differences(listening, [OURS_LISTENING], long)
         if LIGHTNING_LISTENING in names:
-            theirs = measure_listening(long, LIGHTNING_LISTENING, quick=context.quick)
+            theirs = measure(long, [LIGHTNING_LISTENING], n_rounds=3 if context.quick else N_LISTENING_PEER_ROUNDS)
             arms += describe_differences(theirs, [LIGHTNING_LISTENING], long)
-        arms += describe_differences(others, list_short_peers(names), case)
+        arms += describe_differences(others, short_peers, case)
         targets += [*judge_rounds(core, case), judge_listening(listening, long)]
-        sizes = f"width {case.width}, batch {case.batch_size}"
-        lengths = (
-            f"{case.n_steps} timed steps a block after {case.n_warmup}, {long.n_steps} with metrics, CSV and progress"
+        notes.append(
+            f"{case.name}: width {case.width}, batch {case.batch_size}, {case.n_steps} timed steps a block after "
+            f"{case.n_warmup}, {long.n_steps} with metrics, CSV and progress"
         )
-        notes.append(f"{case.name}: {sizes}, {lengths}")
     missing = [name for name in ARMS if name not in names]
     if missing:
         notes.append(f"not installed here and left out: {', '.join(missing)}")
     return Findings(arms=tuple(arms), targets=tuple(targets), notes=tuple(notes))
 
 
-def measure_case(case: Case, names: Sequence[str], *, quick: bool) -> tuple[list[Round[Block]], list[Round[Block]]]:
-    """Rounds of the arms that targets hang on, and fewer of all others; the reference is in both."""
-    core = [REFERENCE, *JUDGED]
-    others = [REFERENCE, *list_short_peers(names)]
-    n_core, n_others = (3, 3) if quick else (N_CORE_ROUNDS, N_OTHER_ROUNDS)
-
-    def measure(arm: str) -> Block:
-        return _loops.measure_block(arm, case)
-
-    return run_rounds(core, measure, n_rounds=n_core), run_rounds(others, measure, n_rounds=n_others)
-
-
-def list_short_peers(names: Sequence[str]) -> list[str]:
-    """Peers without a log: nothing in them happens once a second, and a short block has its share of all they do."""
-    return [name for name in names if name in PEERS and name != LIGHTNING_LISTENING]
-
-
-def measure_listening(case: Case, arm: str, *, quick: bool) -> list[Round[Block]]:
-    """Rounds of the reference and a loop with a log, in the long blocks that hold what is done once a second."""
-    n_rounds = N_LISTENING_PEER_ROUNDS if arm in PEERS else N_LISTENING_ROUNDS
-    return run_rounds(
-        [REFERENCE, arm], lambda name: _loops.measure_block(name, case), n_rounds=3 if quick else n_rounds
-    )
+def measure(case: Case, arms: Sequence[str], *, n_rounds: int) -> list[Round[Block]]:
+    """Run rounds of the reference and these arms."""
+    return run_rounds([REFERENCE, *arms], lambda arm: _loops.measure_block(arm, case), n_rounds=n_rounds)
 
 
 def build_cases(device: str, *, quick: bool) -> list[Case]:
-    """Sized so that a step of the hand-written loop takes what the case says, on this machine, now."""
+    """Build cases in which a step of the hand-written loop takes what they say, on this machine, now."""
     cases = []
     for name, step_ms in STEPS_MS.items():
         width = WIDTHS[device][name]
@@ -137,13 +122,8 @@ def build_cases(device: str, *, quick: bool) -> list[Case]:
     return cases
 
 
-def _lengthen(case: Case, *, quick: bool) -> Case:
-    n_steps = case.n_steps if quick else round(LISTENING_BLOCK_MS / STEPS_MS[case.name])
-    return dataclasses.replace(case, n_steps=n_steps)
-
-
 def describe_reference(rounds: Sequence[Round[Block]], case: Case) -> list[Arm]:
-    """The hand-written loop's own step, and how often a step of ours waits."""
+    """Build arms for the hand-written loop's own step, and for how often a step of ours waits."""
     arms = []
     for clock, read in READERS.items():
         values = [us / 1000 for us in compute_means(rounds, REFERENCE, read)]
@@ -153,7 +133,7 @@ def describe_reference(rounds: Sequence[Round[Block]], case: Case) -> list[Arm]:
 
 
 def describe_differences(rounds: Sequence[Round[Block]], names: Sequence[str], case: Case) -> list[Arm]:
-    """Each arm's difference to the reference in the same round, by wall clock and by CPU time."""
+    """Build arms for each one's difference to the reference in the same round, by wall clock and by CPU time."""
     arms = []
     for name in names:
         for clock, read in READERS.items():
@@ -165,23 +145,22 @@ def describe_differences(rounds: Sequence[Round[Block]], names: Sequence[str], c
 
 
 def judge_rounds(rounds: Sequence[Round[Block]], case: Case) -> list[Target]:
-    """Held against CPU time, on a GPU against the wall clock; the reason is in the notes."""
+    """Hold our loop against CPU time, on a GPU against the wall clock; the reason is in the notes."""
     read = READERS[JUDGED_BY[case.device]]
-    us = _build(compute_differences(rounds, OURS, REFERENCE, read), case, OURS, "us")
-    again = _build(compute_differences(rounds, AGAIN, REFERENCE, read), case, AGAIN, "us")
-    note = f"the hand-written loop against itself: {again.median:.1f} ({describe_interval(again.ci95, '.1f')}) µs"
-    targets = [judge(f"{case.name}: overhead, µs a step", us.median, us.ci95, at_most=LIMIT_US, note=note)]
+    us, again = (compute_differences(rounds, arm, REFERENCE, read) for arm in (OURS, AGAIN))
+    interval = describe_interval(compute_bounds(again), ".1f")
+    note = f"the hand-written loop against itself: {statistics.median(again):.1f} ({interval}) µs"
+    targets = [judge_median(f"{case.name}: overhead, µs a step", us, at_most=LIMIT_US, note=note)]
     if STEPS_MS[case.name] >= 10:
-        pct = _build(compute_differences_pct(rounds, OURS, REFERENCE, read), case, OURS, "pct")
-        targets.append(judge(f"{case.name}: overhead, %", pct.median, pct.ci95, at_most=LIMIT_PCT, note=note))
+        pct = compute_differences_pct(rounds, OURS, REFERENCE, read)
+        targets.append(judge_median(f"{case.name}: overhead, %", pct, at_most=LIMIT_PCT, note=note))
     return targets
 
 
 def judge_listening(rounds: Sequence[Round[Block]], case: Case) -> Target:
-    read = READERS[JUDGED_BY[case.device]]
-    us = _build(compute_differences(rounds, OURS_LISTENING, REFERENCE, read), case, OURS_LISTENING, "us")
+    us = compute_differences(rounds, OURS_LISTENING, REFERENCE, READERS[JUDGED_BY[case.device]])
     name = f"{case.name}: overhead with metrics, CSV and progress, µs a step"
-    return judge(name, us.median, us.ci95, at_most=LISTENING_LIMIT_US)
+    return judge_median(name, us, at_most=LISTENING_LIMIT_US)
 
 
 def _build(values: Sequence[float], case: Case, name: str, metric: str) -> Arm:

@@ -5,26 +5,22 @@ up to a quarter of the target and until one comes out as predicted (``_memory_st
 device probes instead); then the memory model's prediction for the target is held against the real peak there.
 Beside it: the fake peak as it is, the same real probes without fake points, and a straight line through the two
 smallest batches. Intervals draw whole models anew, for the settings of one model err alike.
-
-    python -m benchmarks.memory_prediction   # judges the kept figures of a CPU again, without a run
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks._child import call_in_process
 from benchmarks._memory_cases import MODELS, build_cases
-from benchmarks._runner import RESULTS, ROOT, Context, Findings, write_result
-from benchmarks._schema import Arm, BenchmarkResult, Target, build_arm, compute_bounds, judge
+from benchmarks._runner import Context, Findings
+from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.errors import format_nearest
-from fulltilt.records import loads
 from fulltilt.tuner.search.model.memory import MemoryCurve
 
 NAME = "memory_prediction"
@@ -72,11 +68,8 @@ def run(context: Context) -> Findings:
 
 
 def _run_case(name: str, target: int, device: str) -> Outcome:
-    command = [sys.executable, "-m", "benchmarks._memory_probe", name, "--device", device]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CASE_TIMEOUT_S)
-    if done.returncode:
-        raise RuntimeError(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    asked = {"name": name, "device": device}
+    answer = call_in_process("benchmarks._memory_probe:probe", asked, timeout_s=CASE_TIMEOUT_S)
     outcome = _predict(name, target, answer)
     print(_describe(outcome), file=sys.stderr, flush=True)
     return outcome
@@ -113,23 +106,15 @@ def _build_strategy_arms(outcomes: list[Outcome]) -> list[Arm]:
         for strategy in outcomes[0].predicted_gib
     }
     columns["one fake point", "seconds"] = [float(np.median(o.fake_s)) for o in outcomes]
-    cases = [o.case for o in outcomes]
-    return [_build_summary(values, cases, arm, metric) for (arm, metric), values in columns.items()]
-
-
-def _build_summary(values: Sequence[float], cases: Sequence[str], arm: str, metric: str) -> Arm:
-    return build_arm(
-        values,
-        case=ALL_CASES,
-        arm=arm,
-        metric=metric,
-        unit_of_replication="model, under each setting that applies to it",
-        clusters=[find_model(case) for case in cases],
-    )
+    unit, clusters = "model, under each setting that applies to it", [find_model(o.case) for o in outcomes]
+    return [
+        build_arm(values, case=ALL_CASES, arm=arm, metric=metric, unit_of_replication=unit, clusters=clusters)
+        for (arm, metric), values in columns.items()
+    ]
 
 
 def find_model(case: str) -> str:
-    """What a case shares with others: the settings of one model err alike, some to the last bit.
+    """Return the model of a case, as the settings of one model err alike, some to the last bit.
 
     Raises:
         LookupError: no model of ``MODELS`` has such a case.
@@ -164,25 +149,7 @@ def _judge(arms: Sequence[Arm]) -> tuple[Target, ...]:
     )
 
 
-def judge_again(result: BenchmarkResult) -> BenchmarkResult:
-    """A kept result with its intervals and targets computed anew from its samples; nothing is run."""
-    cases = [arm.case for arm in result.arms if arm.case != ALL_CASES]
-    arms = tuple(
-        _build_summary(arm.samples, cases, arm.arm, arm.metric) if arm.case == ALL_CASES else arm for arm in result.arms
-    )
-    return dataclasses.replace(result, arms=arms, targets=_judge(arms))
-
-
 def _describe(outcome: Outcome) -> str:
     errors = ", ".join(f"{name} {outcome.compute_error_pct(name):+.1f} %" for name in outcome.predicted_gib)
     probed = ", ".join(map(str, outcome.probed))
     return f"{outcome.case}: {outcome.measured_gib:.3f} GiB at {outcome.target}; probed {probed}; {errors}"
-
-
-def main() -> None:
-    path = RESULTS / f"{NAME}-cpu.json"
-    write_result(judge_again(loads(BenchmarkResult, path.read_text("utf-8"))))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,20 +6,18 @@ grid's winner is the best of many noisy rows, and a second measurement takes tha
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._duel import compute_ratios, describe_plan, find_differences, run_duel
+from benchmarks._duel import describe_plan, open_runner, run_duel
 from benchmarks._runner import ROOT, Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.data import make_sensor_hdf5
-from fulltilt.records import Plan, Trial
-from fulltilt.tuner import ProcessTarget, TuneResult, tune
+from fulltilt.records import Trial
+from fulltilt.tuner import TuneResult, tune
 from fulltilt.tuner.question.source import resolve_target
 
 NAME = "plan_quality"
@@ -28,26 +26,21 @@ NEEDS_PEERS = False
 DEVICES = ("cpu",)
 
 LIMIT_RATIO = 0.97
-REPLICATION = "pair of trial processes, order in turn"
 MAX_MEASURE_S = 8.0  # of a trial, as the default search has it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is tuned, and the settings that span its space.
-
-    Attributes:
-        axes: Levers that vary.
-    """
+    """What is tuned, and the settings that span its space."""
 
     name: str
     target: str
     settings: Mapping[str, Any]
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # levers that vary
 
 
 def list_workloads(folder: Path) -> list[Workload]:
-    """Three of at most 24 plans each, bound by different things: small convolutions, the step itself, attention."""
+    """Return three of at most 24 plans each, bound by small convolutions, by the step itself, and by attention."""
     sensor_file = make_sensor_hdf5(folder / "sensors.h5", 2048, 64, seed=0)
     return [
         Workload(
@@ -125,45 +118,24 @@ def compare_workload(workload: Workload, folder: Path, *, n_rounds: int) -> tupl
     if recommended == best:
         target = judge(name, 1.0, None, at_least=LIMIT_RATIO, note="same plan")
         return arms, target, f"{plans}: the same plan, not measured again"
-    with open_runner(workload, folder / f"{stem}-duel") as run_plan:
+    aim, why = resolve_target(workload.target, workload.settings), "recommended against the grid's best"
+    with open_runner(aim, folder / f"{stem}-duel", device="cpu", max_measure_s=MAX_MEASURE_S, why=why) as run_plan:
         pairs = run_duel(recommended, best, run_plan, n_rounds=n_rounds)
     arms += describe_duel(workload.name, pairs)
     ratio = arms[-1]
     target = judge(name, ratio.median, ratio.ci95, at_least=LIMIT_RATIO)
-    return arms, target, f"{plans}; they differ in {', '.join(find_differences(recommended, best))}"
+    differing = [name for name in best if best[name] != recommended[name]]
+    return arms, target, f"{plans}; they differ in {', '.join(differing)}"
 
 
 def find_fastest(trials: Sequence[Trial]) -> Trial:
-    """The ok row with the most samples per second."""
+    """Return the ok row with the most samples per second."""
     return max((trial for trial in trials if trial.status == "ok"), key=lambda trial: trial.samples_per_s or 0.0)
-
-
-@contextlib.contextmanager
-def open_runner(workload: Workload, folder: Path) -> Iterator[Callable[[Plan], Trial]]:
-    """Runs one plan in a fresh trial process, set up as the search sets up its own."""
-    aim = resolve_target(workload.target, workload.settings)
-    target = ProcessTarget(
-        aim.source,
-        device="cpu",
-        folder=folder,
-        n_steps=aim.config.benchmark.steps_per_test,
-        seed=aim.config.run.seed,
-        max_measure_s=MAX_MEASURE_S,
-    )
-    numbers = itertools.count(1)
-    try:
-        yield lambda plan: target(plan, id=f"d{next(numbers)}", why="recommended against the grid's best")
-    finally:
-        target.close()
 
 
 def describe_search(case: str, name: str, result: TuneResult) -> list[Arm]:
     summary = result.search
-    figures = {
-        "trials": summary.n_end_to_end,
-        "plans_in_grid": summary.grid_size,
-        "seconds": summary.seconds,
-    }
+    figures = {"trials": summary.n_end_to_end, "plans_in_grid": summary.grid_size, "seconds": summary.seconds}
     return [
         build_arm([float(value)], case=case, arm=name, metric=metric, unit_of_replication="search")
         for metric, value in figures.items()
@@ -171,13 +143,14 @@ def describe_search(case: str, name: str, result: TuneResult) -> list[Arm]:
 
 
 def describe_duel(case: str, pairs: list[tuple[float, float]]) -> list[Arm]:
-    """Both rates, and last the ratio."""
+    """Build arms for both rates, and last for their ratio."""
     columns = {
         ("recommended", "samples_per_s"): [first for first, _ in pairs],
         ("grid's best", "samples_per_s"): [second for _, second in pairs],
-        ("recommended", "ratio_to_grid_best"): compute_ratios(pairs),
+        ("recommended", "ratio_to_grid_best"): [first / second for first, second in pairs],
     }
+    unit = "pair of trial processes, order in turn"
     return [
-        build_arm(values, case=case, arm=arm, metric=metric, unit_of_replication=REPLICATION)
+        build_arm(values, case=case, arm=arm, metric=metric, unit_of_replication=unit)
         for (arm, metric), values in columns.items()
     ]

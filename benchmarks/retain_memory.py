@@ -1,20 +1,19 @@
 """What keeping freed memory is worth on the CPU, beside what else is advised against the same cost.
 
-Every block is a process of its own: how much a process gives back and takes again differs from one to the next, and so
-does its speed. The others: torch's own ``THP_MEM_ALLOC_ENABLE=1`` (large pages), and jemalloc and tcmalloc in glibc's
-place (``LD_PRELOAD``), as torch's own launcher puts them there, where their libraries are installed.
+Every block is a process of its own, as how much a process gives back and takes again differs from one to the next, and
+so does its speed. The others: torch's own ``THP_MEM_ALLOC_ENABLE=1`` (large pages), and jemalloc and tcmalloc in the
+place of glibc (``LD_PRELOAD``), as torch's own launcher puts them there, where their libraries are installed.
 """
 
 from __future__ import annotations
 
 import ctypes.util
-import math
 from collections.abc import Mapping, Sequence
 
-from benchmarks._rounds import Round, compute_means, run_rounds
+from benchmarks._rounds import Round, compute_geometric_ratios, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm, judge
-from benchmarks._speed_probe import start_probe
+from benchmarks._speed_probe import Size, start_probe
 
 NAME = "retain_memory"
 CLAIM = "Keeping freed memory makes training on the CPU as fast at least as without it."
@@ -32,10 +31,10 @@ FASTER = "times_as_fast"
 N_ROUNDS = 6  # the fewest whose median has an interval
 LEAST_RATIO = 1.0
 
-CASES: Mapping[str, tuple[str, ...]] = {  # model, batch size, channels, side in pixels
-    "small CNN, 64 images of 8 px": ("small_cnn(width=32)", "64", "1", "8"),
-    "small CNN, 64 images of 96 px": ("small_cnn(width=32)", "64", "3", "96"),
-    "resnet18, 32 images of 64 px": ("resnet18", "32", "3", "64"),
+CASES: Mapping[str, Size] = {
+    "small CNN, 64 images of 8 px": Size("small_cnn(width=32)", 64, 1, 8),
+    "small CNN, 64 images of 96 px": Size("small_cnn(width=32)", 64, 3, 96),
+    "resnet18, 32 images of 64 px": Size("resnet18", 32, 3, 64),
 }
 """A quick run takes the first."""
 
@@ -60,7 +59,7 @@ def run(context: Context) -> Findings:
 
 
 def find_ways() -> tuple[dict[str, tuple[Mapping[str, object], Mapping[str, str]]], list[str]]:
-    """Arm → its settings and its environment, and the allocators that are not installed."""
+    """Return the settings and the environment of each arm, and the allocators that are not installed."""
     ways: dict[str, tuple[Mapping[str, object], Mapping[str, str]]] = {
         PLAIN: ({}, {}),
         OURS: ({"speed": {"retain_freed_memory": True}}, {}),
@@ -72,20 +71,21 @@ def find_ways() -> tuple[dict[str, tuple[Mapping[str, object], Mapping[str, str]
 
 
 def build_arms(case: str, rounds: Sequence[Round[dict[str, float]]]) -> list[Arm]:
-    """Figures of each arm, a round each; how far its processes lie apart; last, times as fast as the plain one."""
+    """Build arms for the figures of each way, for how far its processes lie apart, and last for its speedup."""
     arms = []
     for way in rounds[0]:
         common = {"case": case, "arm": way, "unit_of_replication": "round of two processes"}
         for metric in rounds[0][PLAIN][0]:
             values = compute_means(rounds, way, lambda found, metric=metric: found[metric])
             arms.append(build_arm(values, metric=metric, **common))
-        rates = [found["samples_per_s"] for blocks in rounds for found in blocks[way]]
+        rates = [_read_rate(found) for blocks in rounds for found in blocks[way]]
         spread = [max(rates) / min(rates)]
         arms.append(build_arm(spread, case=case, arm=way, metric="spread_ratio", unit_of_replication="all processes"))
-    return [*arms, *(_build_ratio(case, way, rounds) for way in rounds[0])]
+    for way in rounds[0]:
+        ratios = compute_geometric_ratios(rounds, way, PLAIN, _read_rate)
+        arms.append(build_arm(ratios, case=case, arm=way, metric=FASTER, unit_of_replication="round of two processes"))
+    return arms
 
 
-def _build_ratio(case: str, way: str, rounds: Sequence[Round[dict[str, float]]]) -> Arm:
-    logs = {name: compute_means(rounds, name, lambda found: math.log(found["samples_per_s"])) for name in (way, PLAIN)}
-    ratios = [math.exp(a - b) for a, b in zip(logs[way], logs[PLAIN], strict=True)]
-    return build_arm(ratios, case=case, arm=way, metric=FASTER, unit_of_replication="round of two processes")
+def _read_rate(found: Mapping[str, float]) -> float:
+    return found["samples_per_s"]

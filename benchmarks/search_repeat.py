@@ -1,4 +1,4 @@
-"""One search after another of the same workload on the same machine: do they end at the same plan?
+"""Whether searches of the same workload on the same machine end at the same plan.
 
 The plan that most searches recommend is the one they are held against. A search agrees with it when it recommends it,
 or when it names it as a tie of what it recommends. The other rule, in the same searches: the plan of the row with the
@@ -61,7 +61,7 @@ def run(context: Context) -> Findings:
 
 
 def describe_exception(result: TuneResult, number: int, results: Sequence[TuneResult]) -> str:
-    """What a search that ended elsewhere knew of the plan that the others ended at."""
+    """Say what a search that ended elsewhere knew of the plan that the others ended at."""
     usual, pick = find_usual([found.picks.recommended.trial.plan for found in results]), result.picks.recommended
     runs = [row.samples_per_s or 0.0 for row in (*result.trials, *result.repeats) if row.plan == usual]
     own = ", ".join(f"{rate:,.0f}" for rate in pick.runs_samples_per_s or (pick.trial.samples_per_s or 0.0,))
@@ -74,13 +74,15 @@ def describe_exception(result: TuneResult, number: int, results: Sequence[TuneRe
 
 
 def judge_results(workload: Workload, results: Sequence[TuneResult]) -> tuple[list[Arm], list[int]]:
-    """Arms of both rules, and the searches, counted from 0, that disagree by the recommended plan."""
-    recommended = [{result.picks.recommended.trial.plan, *list_ties(result)} for result in results]
-    usual = find_usual([result.picks.recommended.trial.plan for result in results])
+    """Build the arms of both rules, and number the searches, from 0, that disagree by the recommended plan."""
+    recommended = [result.picks.recommended.trial.plan for result in results]
+    usual = find_usual(recommended)
     fastest = [find_fastest(result.trials).plan for result in results]
     agreements = {
-        "recommended, or a tie of it": [usual in plans for plans in recommended],
-        "recommended": [result.picks.recommended.trial.plan == usual for result in results],
+        "recommended, or a tie of it": [
+            usual in (plan, *list_ties(result)) for plan, result in zip(recommended, results, strict=True)
+        ],
+        "recommended": [plan == usual for plan in recommended],
         "fastest row": [plan == find_usual(fastest) for plan in fastest],
     }
     arms = [
@@ -101,11 +103,11 @@ def judge_results(workload: Workload, results: Sequence[TuneResult]) -> tuple[li
 
 
 def list_ties(result: TuneResult) -> list[Plan]:
-    """The plans that a search says its recommended one cannot be told from."""
+    """Return the plans that a search says its recommended one cannot be told from."""
     rows = {trial.id: trial.plan for trial in (*result.trials, *result.repeats)}
     return [rows[id] for id in result.picks.recommended.tied_with]
 
 
 def find_usual(plans: Sequence[Plan]) -> Plan:
-    """The one that comes up most; of equals, the first."""
+    """Return the one that comes up most; of equals, the first."""
     return collections.Counter(plans).most_common(1)[0][0]

@@ -1,4 +1,4 @@
-"""Search strategies on simulated machines whose truth is known: how far from the best plan they end, at what cost.
+"""How far from the best plan search strategies end, at what cost, on simulated machines whose truth is known.
 
     python -m benchmarks search_replay              # 400 workloads, every strategy
     python -m benchmarks.search_replay --worst 10   # the workloads where a strategy ends farthest off, and why
@@ -13,22 +13,16 @@ import argparse
 import dataclasses
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from benchmarks._machines import SimulatedMachine, draw_machines
 from benchmarks._machines_explain import describe_row, explain
 from benchmarks._machines_recorded import GridRecording, read_recordings
-from benchmarks._machines_score import (
-    Score,
-    find_recorded_truths,
-    find_truths,
-    is_known,
-    run_search,
-)
+from benchmarks._machines_score import Score, find_recorded_truths, find_truths, is_known, run_search
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Interval, Target, build_arm, compute_bounds, judge
+from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.stats import compute_interval, compute_proportion_interval
 
 NAME = "search_replay"
@@ -48,6 +42,15 @@ N_QUICK = 20
 N_EXHAUSTIVE = 20  # of the small grid: it is there to show what noise and the rule for ties cost by themselves
 N_ORDERS = 20  # searches of a recorded grid, each with the recorded runs in another order
 CLOSE_PCT = 2.0
+METRICS = {
+    "regret_pct": "regret_pct",
+    "regret_before_ties_pct": "fastest_regret_pct",
+    "trials": "n_trials",
+    "end_to_end_trials": "n_end_to_end",
+    "repeats": "n_repeats",
+    "out_of_memory": "n_out_of_memory",
+}
+"""The name of an arm's figure → the field of a score."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,27 +60,27 @@ class Goal:
     n_points: int
     figure: str
     limit: float
-    read: Callable[[Score], float]
+    read: str  # of a score
     quantile: float | None = None  # None: the mean
 
 
 GOALS = (
-    Goal(n_points=336, figure="regret, median, %", limit=0.5, read=lambda s: s.regret_pct, quantile=0.5),
-    Goal(n_points=336, figure="regret, p90, %", limit=2.0, read=lambda s: s.regret_pct, quantile=0.9),
-    Goal(n_points=336, figure="regret, p99, %", limit=5.0, read=lambda s: s.regret_pct, quantile=0.99),
-    Goal(n_points=336, figure="trials, repeats included, mean", limit=24, read=lambda s: s.n_trials),
-    Goal(n_points=336, figure="end-to-end trials, mean", limit=10, read=lambda s: s.n_end_to_end),
-    Goal(n_points=336, figure="out of memory, mean", limit=0.1, read=lambda s: s.n_out_of_memory),
-    Goal(n_points=2688, figure="regret, mean, %", limit=1.5, read=lambda s: s.regret_pct),
-    Goal(n_points=2688, figure="regret, p90, %", limit=4.0, read=lambda s: s.regret_pct, quantile=0.9),
-    Goal(n_points=2688, figure="trials, repeats included, mean", limit=32, read=lambda s: s.n_trials),
+    Goal(n_points=336, figure="regret, median, %", limit=0.5, read="regret_pct", quantile=0.5),
+    Goal(n_points=336, figure="regret, p90, %", limit=2.0, read="regret_pct", quantile=0.9),
+    Goal(n_points=336, figure="regret, p99, %", limit=5.0, read="regret_pct", quantile=0.99),
+    Goal(n_points=336, figure="trials, repeats included, mean", limit=24, read="n_trials"),
+    Goal(n_points=336, figure="end-to-end trials, mean", limit=10, read="n_end_to_end"),
+    Goal(n_points=336, figure="out of memory, mean", limit=0.1, read="n_out_of_memory"),
+    Goal(n_points=2688, figure="regret, mean, %", limit=1.5, read="regret_pct"),
+    Goal(n_points=2688, figure="regret, p90, %", limit=4.0, read="regret_pct", quantile=0.9),
+    Goal(n_points=2688, figure="trials, repeats included, mean", limit=32, read="n_trials"),
 )
 
 
 def run(context: Context) -> Findings:
     n_machines = N_QUICK if context.quick else N_MACHINES
     machines = draw_machines(range(FIRST_SEED, FIRST_SEED + n_machines))
-    known = [name for name in STRATEGIES if is_known(name)]
+    known = list(filter(is_known, STRATEGIES))
     arms: list[Arm] = []
     targets: list[Target] = []
     for n_points in POINTS:
@@ -99,22 +102,21 @@ def run(context: Context) -> Findings:
 def score_machines(
     machines: Sequence[SimulatedMachine], n_points: int, strategies: Sequence[str]
 ) -> dict[str, list[Score]]:
-    """Every strategy on every machine, one machine after the other."""
+    """Run every strategy on every machine, one machine after the other."""
     scores: dict[str, list[Score]] = {name: [] for name in strategies}
     for number, machine in enumerate(machines):
         truths = find_truths(machine, n_points)
         for name in strategies:
             if name == "exhaustive" and (number >= N_EXHAUSTIVE or n_points != POINTS[0]):
                 continue
-            score = run_search(truths, name)
-            scores[name].append(dataclasses.replace(score, rows=()))
+            scores[name].append(dataclasses.replace(run_search(truths, name), rows=()))
         machine.forget_truths()
         _say_progress(number + 1, len(machines), n_points)
     return scores
 
 
 def score_recording(recording: GridRecording, strategy: str, *, n_orders: int) -> list[Score]:
-    """One strategy on one recorded grid, with the runs of each plan in another order each time."""
+    """Run one strategy on one recorded grid, with the runs of each plan in another order each time."""
     return [
         dataclasses.replace(run_search(find_recorded_truths(recording, seed), strategy), rows=())
         for seed in range(n_orders)
@@ -122,60 +124,51 @@ def score_recording(recording: GridRecording, strategy: str, *, n_orders: int) -
 
 
 def describe_scores(case: str, name: str, scores: Sequence[Score]) -> list[Arm]:
-    """An arm a figure; its samples, one a search, hold the quantiles that the targets speak of."""
-    columns: Mapping[str, list[float]] = {
-        "regret_pct": [score.regret_pct for score in scores],
-        "regret_before_ties_pct": [score.fastest_regret_pct for score in scores],
-        "trials": [float(score.n_trials) for score in scores],
-        "end_to_end_trials": [float(score.n_end_to_end) for score in scores],
-        "repeats": [float(score.n_repeats) for score in scores],
-        "out_of_memory": [float(score.n_out_of_memory) for score in scores],
-    }
-    note = summarize(scores)
+    """Build an arm a figure; its samples, one a search, hold the quantiles that the targets speak of."""
+    common = {"case": case, "arm": name, "unit_of_replication": "search of one workload", "note": summarize(scores)}
     return [
-        build_arm(values, case=case, arm=name, metric=metric, unit_of_replication="search of one workload", note=note)
-        for metric, values in columns.items()
+        build_arm([float(getattr(score, figure)) for score in scores], metric=metric, **common)
+        for metric, figure in METRICS.items()
     ]
 
 
 def summarize(scores: Sequence[Score]) -> str:
-    """One line: the figures a median does not show."""
+    """Write the figures that a median does not show, in one line."""
+
+    def mean(figure: str) -> float:
+        return statistics.fmean(getattr(score, figure) for score in scores)
+
     regret = np.array([score.regret_pct for score in scores])
     close = int((regret <= CLOSE_PCT).sum())
     low, high = compute_proportion_interval(close, len(scores))
     return (
         f"regret mean {regret.mean():.2f}, median {np.median(regret):.2f}, p90 {_find_quantile(regret, 0.9):.2f}, "
         f"p99 {_find_quantile(regret, 0.99):.2f} %; within {CLOSE_PCT:g} %: {100 * close / len(scores):.0f} % "
-        f"({100 * low:.0f} to {100 * high:.0f}); trials {_mean(scores, 'n_trials'):.1f}, of them end to end "
-        f"{_mean(scores, 'n_end_to_end'):.1f} and repeats {_mean(scores, 'n_repeats'):.1f}; out of memory "
-        f"{_mean(scores, 'n_out_of_memory'):.2f} a search"
+        f"({100 * low:.0f} to {100 * high:.0f}); trials {mean('n_trials'):.1f}, of them end to end "
+        f"{mean('n_end_to_end'):.1f} and repeats {mean('n_repeats'):.1f}; out of memory "
+        f"{mean('n_out_of_memory'):.2f} a search"
     )
 
 
 def judge_goals(n_points: int, scores: Sequence[Score]) -> list[Target]:
     found = []
     for goal in GOALS:
-        if goal.n_points == n_points:
-            values = [float(goal.read(score)) for score in scores]
-            measured, ci95 = _estimate(values, goal.quantile)
-            found.append(judge(f"{n_points} points: {goal.figure}", measured, ci95, at_most=goal.limit))
+        if goal.n_points != n_points:
+            continue
+        values = [float(getattr(score, goal.read)) for score in scores]
+        if goal.quantile is None:
+            measured, ci95 = statistics.fmean(values), compute_interval(values) if len(values) > 1 else None
+        else:
+            is_median = goal.quantile == 0.5
+            measured = statistics.median(values) if is_median else _find_quantile(values, goal.quantile)
+            ci95 = compute_bounds(values, goal.quantile)
+        found.append(judge(f"{n_points} points: {goal.figure}", measured, ci95, at_most=goal.limit))
     return found
 
 
-def _estimate(values: Sequence[float], quantile: float | None) -> tuple[float, Interval | None]:
-    if quantile is None:
-        return statistics.fmean(values), compute_interval(values) if len(values) > 1 else None
-    measured = statistics.median(values) if quantile == 0.5 else _find_quantile(values, quantile)
-    return measured, compute_bounds(values, quantile)
-
-
 def _find_quantile(values: Sequence[float] | np.ndarray, quantile: float) -> float:
-    """One of the values, the higher of two: few of them lie in a tail, and a line between two is no figure of any."""
+    """Return one of the values, the higher of two: few lie in a tail, and a line between two is no figure of any."""
     return float(np.quantile(values, quantile, method="higher"))
-
-
-def _mean(scores: Sequence[Score], name: str) -> float:
-    return statistics.fmean(getattr(score, name) for score in scores)
 
 
 def _list_notes(n_machines: int, known: Sequence[str], recordings: Sequence[GridRecording]) -> list[str]:

@@ -10,7 +10,6 @@ trains from a seed on 10,000 images and reads the accuracy of 20 nearest neighbo
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 import tempfile
 import time
@@ -20,9 +19,10 @@ from typing import Any
 
 import torch
 
-from benchmarks._rounds import Round, compute_differences_pct, compute_means, run_rounds
-from benchmarks._runner import ROOT, Context, Findings, open_peers_of_data
-from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
+from benchmarks import _rounds
+from benchmarks._rounds import Round, compute_differences_pct, compute_means, compute_ratios, run_rounds
+from benchmarks._runner import Context, Findings, find_data, open_peers_of_data
+from benchmarks._schema import Arm, Target, build_arm, judge, judge_median
 from benchmarks._simclr_loop import build_plain_loader, build_v2_loader, run_plain_steps
 from fulltilt.config import Config, config_from_values, plan_of
 from fulltilt.data import make_stl10
@@ -43,6 +43,7 @@ CLAIM = (
 NEEDS_PEERS = True
 DEVICES = ("cpu", "cuda")
 
+IMAGES = "cifar10_jpeg.tar.xz"
 SIDE, WINDOW = 32, 4
 
 
@@ -78,7 +79,7 @@ Arms = dict[str, Callable[[], float]]
 
 
 def run(context: Context) -> Findings:
-    source = find_images()
+    source = find_data(IMAGES)
     open_peers_of_data()
     n_threads, size = torch.get_num_threads(), SIZES[context.device]
     torch.set_num_threads(1)
@@ -87,43 +88,24 @@ def run(context: Context) -> Findings:
             limit, n_labelled = count_images(size, quick=context.quick)
             make_stl10(source, folder, size=SIDE, limit=limit, n_labelled=n_labelled)
             arms, targets = measure_speed(Path(folder), size, quick=context.quick)
-            learnt, margins = measure_learning(Path(folder), size, quick=context.quick)
+            learnt, margin = measure_learning(Path(folder), size, quick=context.quick)
     finally:
         torch.set_num_threads(n_threads)
-    return Findings(
-        arms=(*arms, *learnt),
-        targets=(*targets, *margins),
-        notes=(
-            f"views of both loops: {VIEWS.format(side=SIDE)}; what is learnt from has {LEARNING_SIDE} pixels",
-            f"{size.model} with SimCLR's projector, temperature 0.2, AdamW, {size.precision}, 1 thread; workers only "
-            "in v2",
-            "the plain loop is benchmarks/_simclr_loop.py: PIL images through torchvision's transforms, one by one",
-            "torchvision v2: on uint8 tensors in memory, floats at the end, persistent workers; a block is "
-            "a pass of its own, its start included",
-            f"BatchNorm sees {size.batch_size} images at a time in accumulation and caching, "
-            f"{size.batch_size * WINDOW} in the large batch",
-        ),
+    notes = (
+        f"views of both loops: {VIEWS.format(side=SIDE)}; what is learnt from has {LEARNING_SIDE} pixels",
+        f"{size.model} with SimCLR's projector, temperature 0.2, AdamW, {size.precision}, 1 thread; workers only in v2",
+        "the plain loop is benchmarks/_simclr_loop.py: PIL images through torchvision's transforms, one by one",
+        "torchvision v2: on uint8 tensors in memory, floats at the end, persistent workers; a block is "
+        "a pass of its own, its start included",
+        f"BatchNorm sees {size.batch_size} images at a time in accumulation and caching, "
+        f"{size.batch_size * WINDOW} in the large batch",
     )
+    return Findings(arms=(*arms, *learnt), targets=(*targets, margin), notes=notes)
 
 
 def count_images(size: Size, *, quick: bool) -> tuple[int, int]:
-    """All of them, and those with a label; never fewer than a window takes, since short batches are dropped."""
-    if quick:
-        return max(600, 2 * WINDOW * size.batch_size), 200
-    return N_IMAGES, N_LABELLED
-
-
-def find_images() -> Path:
-    """The CIFAR-10 images for tests and benchmarks.
-
-    Raises:
-        FileNotFoundError: they are not there.
-    """
-    folder = Path(os.environ.get("FULLTILT_DATA", ROOT / ".." / "shared" / "data"))
-    path = folder / "cifar10_jpeg.tar.xz"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there; set FULLTILT_DATA to the folder that holds it")
-    return path
+    """Count all images, and those with a label; never fewer than a window takes, since short batches are dropped."""
+    return (max(600, 2 * WINDOW * size.batch_size), 200) if quick else (N_IMAGES, N_LABELLED)
 
 
 def measure_speed(folder: Path, size: Size, *, quick: bool) -> tuple[list[Arm], list[Target]]:
@@ -140,49 +122,30 @@ def measure_speed(folder: Path, size: Size, *, quick: bool) -> tuple[list[Arm], 
             block()
         rounds = run_rounds(list(contestants), lambda name: contestants[name](), n_rounds=n_rounds)  # noqa: B023
         unit = f"round of two blocks an arm, {n_batches} batches of {size.batch_size} images each, arms in turn"
-        arms += [
-            build_arm(
-                compute_means(rounds, name, float),
-                case=case,
-                arm=name,
-                metric="views_per_s",
-                unit_of_replication=unit,
-            )
-            for name in contestants
-        ]
-        targets.append(judge_window(rounds) if case == "window" else judge_speedup(rounds, case))
+        arms += _rounds.build_arms(rounds, case=case, metric="views_per_s", unit_of_replication=unit)
+        if case == "window":
+            costs = compute_differences_pct(rounds, ACCUMULATED, CACHED)
+            name = "window: time of gradient caching above plain accumulation, %"
+            targets.append(judge_median(name, costs, at_most=MAX_CACHING_COST_PCT))
+        else:
+            least = MIN_SPEEDUP if case == "views" else 1.0
+            name = f"{case}: times as fast as the plain loop"
+            targets.append(judge_median(name, compute_ratios(rounds, OURS, PLAIN), at_least=least))
         if case == "views":
             targets.append(judge_against_v2(rounds))
     return arms, targets
 
 
-def judge_speedup(rounds: Sequence[Round[float]], case: str) -> Target:
-    ratios = [1 + pct / 100 for pct in compute_differences_pct(rounds, OURS, PLAIN, float)]
-    interval = compute_bounds(ratios)
-    name = f"{case}: times as fast as the plain loop"
-    return judge(name, statistics.median(ratios), interval, at_least=MIN_SPEEDUP if case == "views" else 1.0)
-
-
 def judge_against_v2(rounds: Sequence[Round[float]]) -> Target:
-    """Ours over the better of v2's arms, round by round."""
-    ours, *theirs = (compute_means(rounds, name, float) for name in (OURS, *V2))
+    """Hold ours against the better of v2's arms, round by round."""
+    ours, *theirs = (compute_means(rounds, name) for name in (OURS, *V2))
     ratios = [own / max(others) for own, *others in zip(ours, *theirs, strict=True)]
-    name = "views: times as fast as DataLoader with torchvision v2"
-    return judge(name, statistics.median(ratios), compute_bounds(ratios), at_least=MIN_OVER_V2)
-
-
-def judge_window(rounds: Sequence[Round[float]]) -> Target:
-    """How much longer a window takes with its samples compared with each other, in percent."""
-    costs = compute_differences_pct(rounds, ACCUMULATED, CACHED, float)
-    interval = compute_bounds(costs)
-    name = "window: time of gradient caching above plain accumulation, %"
-    return judge(name, statistics.median(costs), interval, at_most=MAX_CACHING_COST_PCT)
+    return judge_median("views: times as fast as DataLoader with torchvision v2", ratios, at_least=MIN_OVER_V2)
 
 
 def build_view_arms(folder: Path, size: Size, n_steps: int) -> Arms:
     run = build(folder, size, accumulate=1)
     ours, plain = cycle(run), cycle_plain(run, size)
-    images, _ = run.dataset.get_batch(range(len(run.dataset)))
     place = TrainStep(run).place  # views count where they are trained on
 
     def make_ours() -> None:
@@ -195,22 +158,19 @@ def build_view_arms(folder: Path, size: Size, n_steps: int) -> Arms:
         for _ in range(n_steps):
             place(next(plain))
 
-    n_views = 2 * size.batch_size * n_steps
-
-    def plan_v2(n_workers: int) -> Callable[[], float]:
+    def plan_v2(n_workers: int) -> Callable[[], None]:
+        images = read_images(run)
         loader = build_v2_loader(images, SIDE, size.batch_size, n_batches=n_steps, n_workers=n_workers)
 
         def make_v2() -> None:
             for views in loader:
                 place(views)
 
-        return time_block(make_v2, n_views, size.device)
+        return make_v2
 
-    arms = {
-        PLAIN: time_block(make_plain, n_views, size.device),
-        OURS: time_block(make_ours, n_views, size.device),
-    }
-    return arms | {name: plan_v2(n_workers) for name, n_workers in V2.items()}
+    blocks = {PLAIN: make_plain, OURS: make_ours} | {name: plan_v2(n_workers) for name, n_workers in V2.items()}
+    n_views = 2 * size.batch_size * n_steps
+    return {name: time_block(block, n_views, size.device) for name, block in blocks.items()}
 
 
 def build_step_arms(folder: Path, size: Size, n_steps: int) -> Arms:
@@ -227,10 +187,8 @@ def build_step_arms(folder: Path, size: Size, n_steps: int) -> Arms:
         )
 
     n_views = 2 * size.batch_size * n_steps
-    return {
-        PLAIN: time_block(train_plain, n_views, size.device),
-        OURS: time_block(train_ours, n_views, size.device),
-    }
+    blocks = {PLAIN: train_plain, OURS: train_ours}
+    return {name: time_block(block, n_views, size.device) for name, block in blocks.items()}
 
 
 def build_window_arms(folder: Path, size: Size, n_steps: int) -> Arms:
@@ -252,7 +210,7 @@ def build_window_arms(folder: Path, size: Size, n_steps: int) -> Arms:
 
 
 def time_block(block: Callable[[], None], n_views: int, device: str) -> Callable[[], float]:
-    """On a GPU the device is done before the block begins and when it ends."""
+    """Return a block that is timed; on a GPU the device is done before it begins and when it ends."""
 
     def synchronize() -> None:
         if device == "cuda":
@@ -276,10 +234,13 @@ def cycle(run: Run) -> Iterator[Any]:
 
 
 def cycle_plain(run: Run, size: Size) -> Iterator[Any]:
-    images, _ = run.dataset.get_batch(range(len(run.dataset)))
-    loader = build_plain_loader(images, SIDE, size.batch_size)
+    loader = build_plain_loader(read_images(run), SIDE, size.batch_size)
     while True:
         yield from loader
+
+
+def read_images(run: Run) -> torch.Tensor:
+    return run.dataset.get_batch(range(len(run.dataset)))[0]
 
 
 def build(folder: Path, size: Size, *, accumulate: int, exact: bool = True) -> Run:
@@ -310,19 +271,14 @@ def build_config(
             },
             "optim": {"lr": 4e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.1},
             "speed": {"accumulate": accumulate, "threads": 1, "precision": size.precision},
-            "run": {
-                "epochs": epochs,
-                "device": size.device,
-                "seed": seed,
-                "evaluate_every": f"{epochs} epochs",
-            },
+            "run": {"epochs": epochs, "device": size.device, "seed": seed, "evaluate_every": f"{epochs} epochs"},
         },
         base_dir=".",
     )
 
 
-def measure_learning(folder: Path, size: Size, *, quick: bool) -> tuple[list[Arm], list[Target]]:
-    """Accuracy of nearest neighbours by features of the encoder as it is drawn, and as it is trained."""
+def measure_learning(folder: Path, size: Size, *, quick: bool) -> tuple[list[Arm], Target]:
+    """Read the accuracy of nearest neighbours by features of the encoder as it is drawn, and as it is trained."""
     n_seeds, epochs = (1, 1) if quick else (6, 10)
     size = dataclasses.replace(size, batch_size=LEARNING_BATCH_SIZE)
     before, after = [], []
@@ -334,19 +290,18 @@ def measure_learning(folder: Path, size: Size, *, quick: bool) -> tuple[list[Arm
         with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as out_dir:
             after.append(train(config, out_dir=out_dir).metrics["knn_accuracy"])
     note = f"{epochs} epochs in windows of {LEARNING_BATCH_SIZE} × {WINDOW}"
-    arms = [
-        build_arm(values, case="learning", arm=arm, metric="knn_accuracy", unit_of_replication="seed", note=note)
-        for arm, values in (("random encoder", before), ("trained encoder", after))
-    ]
+    common = {"case": "learning", "unit_of_replication": "seed"}
     margins = [late - early for early, late in zip(before, after, strict=True)]
-    margin = build_arm(
-        margins, case="learning", arm="trained encoder", metric="knn_accuracy_margin", unit_of_replication="seed"
-    )
-    return [*arms, margin], [judge_margins(margins)]
+    arms = [
+        build_arm(before, arm="random encoder", metric="knn_accuracy", note=note, **common),
+        build_arm(after, arm="trained encoder", metric="knn_accuracy", note=note, **common),
+        build_arm(margins, arm="trained encoder", metric="knn_accuracy_margin", **common),
+    ]
+    return arms, judge_margins(margins)
 
 
 def judge_margins(margins: Sequence[float]) -> Target:
-    """The mean margin over seeds, by Student's t: seeds are drawn alike, and are too few for more."""
+    """Hold the mean margin over seeds against its target, by Student's t, as seeds are too few for more."""
     interval = compute_interval(margins) if len(margins) > 1 else (None, None)
     name = "learning: accuracy above the random encoder's, mean"
     return judge(name, statistics.fmean(margins), interval, at_least=MIN_MARGIN)

@@ -1,6 +1,6 @@
 """``make demo``: tune real data on this machine, apply the pick to a copy of the YAML, train with both, compare.
 
-Everything here goes through the command line as a user would; this file only lines the commands up and does sums.
+Everything here goes through the command line as a user would; this file lines the commands up and does sums.
 """
 
 from __future__ import annotations
@@ -70,35 +70,28 @@ def say(text: str) -> None:
     console.print(f"\n[bold]{text}[/]")
 
 
-def run(*words: str) -> None:
+def run(*words: str, quiet: bool = False) -> None:
     """Run a fulltilt command and end with its exit code when it fails."""
-    console.print(f"$ fulltilt {' '.join(words)}", markup=False, style="dim")
-    code = subprocess.run([sys.executable, "-m", "fulltilt", *words]).returncode
-    if code:
-        sys.exit(code)
+    if not quiet:
+        console.print(f"$ fulltilt {' '.join(words)}", markup=False, style="dim")
+    done = subprocess.run([sys.executable, "-m", "fulltilt", *words], capture_output=quiet, text=True)
+    if done.returncode:
+        sys.stderr.write((done.stdout or "") + (done.stderr or ""))
+        sys.exit(done.returncode)
 
 
 def train(name: str, config: Path, *, seed: int) -> dict[str, Any]:
     out = OUT / "train" / f"{config.stem}-{seed}"
+    words = ["train", str(config), f"run.seed={seed}", "--epochs", str(N_EPOCHS), "--out", str(out), "--quiet"]
     with console.status(f"training {name}, seed {seed}"):
-        run_quietly(
-            *("train", str(config), f"run.seed={seed}", "--epochs", str(N_EPOCHS)),
-            *("--out", str(out), "--quiet", "--json", f"{out}.json"),
-        )
+        run(*words, "--json", f"{out}.json", quiet=True)
     return json.loads(Path(f"{out}.json").read_text())
 
 
-def run_quietly(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "fulltilt", *words], capture_output=True, text=True)
-    if done.returncode:
-        sys.stderr.write(done.stdout + done.stderr)
-        sys.exit(done.returncode)
-
-
 def report(runs: dict[str, list[dict[str, Any]]]) -> None:
-    """Throughput, time to the same validation accuracy, and both accuracies: faster must not mean learning worse."""
-    results_of_all = [result for results in runs.values() for result in results]
-    target = min(max(point["metrics"]["accuracy"] for point in result["evaluations"]) for result in results_of_all)
+    """Print throughput, time to the same validation accuracy, and accuracy: faster must not mean learning worse."""
+    every = [result for results in runs.values() for result in results]
+    target = min(max(point["metrics"]["accuracy"] for point in result["evaluations"]) for result in every)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("", "samples/s (95 % interval)", f"time to {100 * target:.1f} % accuracy", "final accuracy"):
         table.add_column(title)
@@ -110,7 +103,7 @@ def report(runs: dict[str, list[dict[str, Any]]]) -> None:
         table.add_row(
             name,
             f"{statistics.geometric_mean(speeds):,.0f} ({low:,.0f} to {high:,.0f})",
-            " ".join([format_duration(statistics.median(times)), describe_range(times, format_duration)]),
+            f"{format_duration(statistics.median(times))} {describe_range(times, format_duration)}",
             f"{100 * statistics.mean(final):.1f} % {describe_range(final, lambda x: f'{100 * x:.1f}')}",
         )
     console.print(table)
@@ -128,7 +121,7 @@ def describe_range(values: list[float], show: Callable[[float], str]) -> str:
 
 
 def find_time_to(result: dict[str, Any], target: float) -> float:
-    """Training seconds until an evaluation first reached ``target``; evaluation itself is not counted."""
+    """Return the training seconds until an evaluation first reached ``target``; evaluation itself is not counted."""
     return next(point["training_seconds"] for point in result["evaluations"] if point["metrics"]["accuracy"] >= target)
 
 

@@ -1,4 +1,4 @@
-"""Training under the guides' name: ``fulltilt train`` with its flags."""
+"""Run ``fulltilt train`` with its flags, under the name that the guides use."""
 
 import sys
 

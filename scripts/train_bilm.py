@@ -1,4 +1,4 @@
-"""Guide 004's training: ``fulltilt train`` with its flags, and the guide's metrics files in ``results/metrics``."""
+"""Run guide 004's training: ``fulltilt train`` with its flags, and the guide's metrics files in ``results/metrics``."""
 
 import sys
 

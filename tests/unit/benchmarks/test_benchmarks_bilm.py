@@ -35,13 +35,7 @@ def test_packing_sequences_of_one_length_changes_nothing():
     lengths = torch.full((4,), 6)
     with torch.no_grad():
         packed, plain = (build_model(h)(inputs, targets, lengths) for h in (BEFORE, COSTS["packed sequences"].without))
-    for one, other in zip(packed, plain, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_layers_in_one_call_have_the_same_parameters():
-    sizes = [sum(p.numel() for p in build_model(COSTS[n].without).parameters()) for n in COSTS]
-    assert len(set(sizes)) == 1
+    torch.testing.assert_close(packed, plain)
 
 
 def test_both_directions_see_their_side_only():
@@ -55,16 +49,16 @@ def test_both_directions_see_their_side_only():
     assert differs == [[False] * 3 + [True] * 3, [True] * 3 + [False] * 3]
 
 
-def test_every_cost_spares_one_thing():
+def test_every_cost_spares_one_thing_and_no_parameter():
+    sizes = set()
     for name, cost in COSTS.items():
         changed = [f for f, value in vars(cost.without).items() if value != getattr(ALL_EACH_BATCH, f)]
         assert 1 <= len(changed) <= 2, name
         assert cost.how_often
+        sizes.add(sum(p.numel() for p in build_model(cost.without).parameters()))
+    assert len(sizes) == 1, "layers in one call have the same parameters"
     assert AFTER.packs
     assert AFTER.reads_every_step, "the guide's changes leave the true costs"
-
-
-def test_intervals_count_batches():
     assert [is_due(i, 3) for i in range(4)] == [True, False, False, True]
     assert not is_due(0, 0)
 
@@ -92,9 +86,15 @@ def test_batches_come_in_the_engines_order_over_epochs():
     assert all(torch.equal(a, b) for a, b in zip(taken, expected, strict=False))
 
 
-def test_our_arm_trains_and_is_looked_at_on_the_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(_bilm_arms, "MODEL", SMALL)
+@pytest.fixture
+def _small_model(monkeypatch):
+    for module in (_bilm_arms, _bilm_costs):
+        monkeypatch.setattr(module, "MODEL", SMALL)
     monkeypatch.setattr(_bilm_arms, "VOCAB_SIZE", 20_000)
+
+
+@pytest.mark.usefixtures("_small_model")
+def test_our_arm_trains_and_is_looked_at_on_the_way(tmp_path):
     options = {"softmax": "chunked"}
     found = _bilm_arms.train_ours(None, SIZE, "cpu", tmp_path, 0, options=options, evaluate_every=2)
     assert [there.n_words for there in found] == [n_steps * 3 * 6 for n_steps in (2, 4)]
@@ -104,10 +104,9 @@ def test_our_arm_trains_and_is_looked_at_on_the_way(tmp_path, monkeypatch):
     assert all(1 < there.perplexity < 25_000 for there in found)
 
 
-def test_the_guides_arm_trains_the_same_number_of_words(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("_small_model")
+def test_the_guides_arm_trains_the_same_number_of_words(tmp_path):
     pytest.importorskip("pandas", reason="pandas is of the peers' environment")
-    monkeypatch.setattr(_bilm_arms, "MODEL", SMALL)
-    monkeypatch.setattr(_bilm_arms, "VOCAB_SIZE", 20_000)
     done = _bilm_arms.train_guide(None, SIZE, "cpu", tmp_path, 0, habits=BEFORE)
     assert done.n_words == 5 * 3 * 6
     assert 1 < done.perplexity < 25_000
@@ -149,11 +148,9 @@ def test_what_a_thing_costs_is_what_leaving_it_out_saves():
     assert arms == {_bilm_costs.EVERYTHING: 11.0, _bilm_costs.AGAIN: 0.0, "3 metrics": 4.0}
 
 
-def test_on_a_cpu_each_cost_is_told_by_one_of_the_two_ways(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("_small_model")
+def test_on_a_cpu_each_cost_is_told_by_one_of_the_two_ways(tmp_path):
     pytest.importorskip("pandas", reason="pandas is of the peers' environment")
-    monkeypatch.setattr(_bilm_arms, "MODEL", SMALL)
-    monkeypatch.setattr(_bilm_costs, "MODEL", SMALL)
-    monkeypatch.setattr(_bilm_arms, "VOCAB_SIZE", 20_000)
     arms = _bilm_costs.measure_costs(None, SIZE, "cpu", tmp_path)
     named = [arm.arm for arm in arms if arm.metric == _bilm_costs.METRIC and arm.arm != _bilm_costs.AGAIN]
     only_on_cuda = {"2 cuDNN deterministic", "5 empty_cache"}

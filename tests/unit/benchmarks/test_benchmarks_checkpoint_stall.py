@@ -24,8 +24,11 @@ from torch import nn
 from fulltilt.hardware import count_usable_cores
 
 
-def build_small_model():
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+@pytest.fixture
+def _small_model(monkeypatch):
+    monkeypatch.setattr(
+        checkpoint_stall, "build_model", lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+    )
 
 
 def build_times(steps_each, stall_s, step_s=1.0):
@@ -55,17 +58,17 @@ def test_a_machine_that_became_slower_for_good_is_no_stall_of_the_later_checkpoi
     assert compute_stall(slower, 24)[0] == pytest.approx(0.0)
 
 
-def test_a_block_asks_for_the_batches_that_it_times(monkeypatch):
-    monkeypatch.setattr(checkpoint_stall, "build_model", build_small_model)
+@pytest.mark.usefixtures("_small_model")
+def test_a_block_asks_for_the_batches_that_it_times():
     measure = functools.partial(checkpoint_stall.measure_block, device="cpu", batch_size=2, steps_each=6, n_threads=1)
     foreground, without = measure(FOREGROUND), measure(WITHOUT)
     assert min(foreground.still_s, foreground.step_s, without.step_s) > 0
     assert (foreground.waited_s, without.still_s, without.waited_s) == (0.0, 0.0, 0.0)
 
 
-def test_the_benchmark_runs_from_its_own_entry(monkeypatch):
+@pytest.mark.usefixtures("_small_model")
+def test_the_benchmark_runs_from_its_own_entry():
     """It handed its block an argument that this does not take, and ended before the first step."""
-    monkeypatch.setattr(checkpoint_stall, "build_model", build_small_model)
     findings = checkpoint_stall.run(Context(device="cpu", quick=True))
     cases = [*checkpoint_stall.plan_cases("cpu", count_usable_cores())]
     assert [target.name.partition(":")[0] for target in findings.targets] == cases
@@ -85,29 +88,21 @@ def test_a_core_is_left_where_there_are_two(device, n_cores, expected):
     assert checkpoint_stall.plan_cases(device, n_cores) == expected
 
 
-def build_rounds(beside_ms, foreground_ms):
-    """Rounds whose blocks took so much longer by the checkpoint."""
-
+@pytest.mark.parametrize(
+    ("beside_ms", "foreground_ms", "met"),
+    [
+        ([3.0 + i / 100 for i in range(8)], [10.0] * 8, True),
+        ([7.0 + i / 100 for i in range(8)], [10.0] * 8, False),
+        # Rounds whose foreground stall drowned in noise were left out of a ratio, and what remained looked sure.
+        ([4.0, 40.0, 40.0, 4.0, 40.0, 40.0], [10.0, -2.0, -1.0, 10.0, -2.0, 0.0], None),
+    ],
+)
+def test_the_claim_is_half_of_the_foreground_in_every_round(beside_ms, foreground_ms, met):
     def block(stall_ms):
-        return Block(stall_s=stall_ms / 1000, step_s=0.01, still_s=0.0, waited_s=0.0)
+        return (Block(stall_s=stall_ms / 1000, step_s=0.01, still_s=0.0, waited_s=0.0),) * 2
 
-    return [
-        {WITHOUT: (block(0),) * 2, FOREGROUND: (block(f),) * 2, BESIDE: (block(b),) * 2}
-        for b, f in zip(beside_ms, foreground_ms, strict=True)
-    ]
-
-
-def test_rounds_whose_foreground_stall_drowned_in_noise_count():
-    """They were left out of a ratio, and what remained looked sure."""
-    arm, target = judge_stalls(
-        build_rounds([4.0, 40.0, 40.0, 4.0, 40.0, 40.0], [10.0, -2.0, -1.0, 10.0, -2.0, 0.0]), EVERY_CORE
-    )
-    assert arm.n == 6
-    assert arm.samples[:2] == pytest.approx((-1.0, 41.0))
-    assert target.met is not True
-
-
-@pytest.mark.parametrize(("beside_ms", "met"), [(3.0, True), (7.0, False)])
-def test_the_claim_is_half_of_the_foreground(beside_ms, met):
-    arm, target = judge_stalls(build_rounds([beside_ms + i / 100 for i in range(8)], [10.0] * 8), CORE_LEFT)
+    pairs = list(zip(beside_ms, foreground_ms, strict=True))
+    rounds = [{WITHOUT: block(0), FOREGROUND: block(f), BESIDE: block(b)} for b, f in pairs]
+    arm, target = judge_stalls(rounds, CORE_LEFT)
+    assert arm.samples == pytest.approx([b - 0.5 * f for b, f in pairs])
     assert (arm.metric, arm.case, target.met) == ("stall_above_limit_ms", CORE_LEFT, met)

@@ -18,9 +18,7 @@ def build_result(*accuracies):
         SimpleNamespace(metrics={"accuracy": accuracy}, training_seconds=10.0 * number)
         for number, accuracy in enumerate(accuracies, 1)
     ]
-    return SimpleNamespace(
-        evaluations=evaluations, metrics=evaluations[-1].metrics, training_seconds=evaluations[-1].training_seconds
-    )
+    return SimpleNamespace(evaluations=evaluations, **vars(evaluations[-1]))
 
 
 def test_a_gpu_trains_the_recipe_as_it_stands_and_a_cpu_a_small_one(tmp_path):
@@ -40,7 +38,7 @@ def test_the_time_to_the_goal_is_that_of_the_first_evaluation_there():
 
 @pytest.mark.parametrize(("device", "met"), [("cuda", False), ("cpu", None)])
 def test_only_the_whole_recipe_is_held_against_the_goal(device, met, monkeypatch, tmp_path):
-    monkeypatch.setattr(cifar10_recipe, "find_images", lambda: tmp_path)
+    monkeypatch.setattr(cifar10_recipe, "find_data", lambda name: tmp_path)
     answers = iter([build_result(0.9, 0.93), *[build_result(0.9, 0.92)] * 5])
     monkeypatch.setattr(cifar10_recipe, "train_seed", lambda config: next(answers))
     findings = cifar10_recipe.run(Context(device=device, quick=False))

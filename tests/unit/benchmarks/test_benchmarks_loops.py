@@ -29,6 +29,7 @@ from benchmarks._loops import (
     fetch_batches,
     measure_block,
 )
+from benchmarks._runner import silence_peers
 from torch.utils.data import DataLoader
 
 from fulltilt.records import EpochDone
@@ -43,10 +44,6 @@ def build_rows(n_batches: int, *, first: int = 0, last: int = 1) -> MarkedRows:
     return MarkedRows(inputs, targets, batch_size=8, first=first, last=last)
 
 
-def test_every_arm_has_a_note_on_its_settings():
-    assert NOTES.keys() == ARMS.keys()
-
-
 @pytest.mark.parametrize("arm", [arm for arm in HERE if arm != REFERENCE])
 def test_every_arm_ends_with_the_weights_of_the_hand_written_loop(arm):
     torch.manual_seed(0)
@@ -54,7 +51,7 @@ def test_every_arm_ends_with_the_weights_of_the_hand_written_loop(arm):
     other = copy.deepcopy(model)
     start = [parameter.detach().clone() for parameter in model.parameters()]
     ARMS[REFERENCE](model, build_rows(6))
-    with _loops._silence_peers():
+    with silence_peers():
         ARMS[arm](other, build_rows(6))
     trained = list(model.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(start, trained, strict=True))
@@ -62,12 +59,9 @@ def test_every_arm_ends_with_the_weights_of_the_hand_written_loop(arm):
 
 
 def test_the_arm_with_metrics_logs_them(monkeypatch):
+    assert NOTES.keys() == ARMS.keys()
     rows = []
-
-    def build_listeners(folder):
-        return (rows.append,)
-
-    monkeypatch.setattr(_loops, "build_listeners", build_listeners)
+    monkeypatch.setattr(_loops, "build_listeners", lambda folder: (rows.append,))
     ARMS[OURS_LISTENING](build_model(16), build_rows(24))
     (told,) = [event.metrics for event in rows if isinstance(event, EpochDone)]
     assert 0 <= told["accuracy"] <= 1
@@ -78,7 +72,7 @@ def test_lightning_writes_the_metric_and_draws_its_bar(monkeypatch, tmp_path):
     drawn = io.StringIO()
     monkeypatch.setattr(_loops.io, "StringIO", lambda: drawn)
     monkeypatch.setattr(_loops.tempfile, "TemporaryDirectory", lambda prefix: contextlib.nullcontext(str(tmp_path)))
-    with _loops._silence_peers():
+    with silence_peers():
         ARMS[LIGHTNING_LISTENING](build_model(16), build_rows(120))
     (written,) = tmp_path.rglob("metrics.csv")
     lines = written.read_text().splitlines()

@@ -60,67 +60,54 @@ def test_the_simulator_shares_no_code_with_the_models_that_search_it():
     assert not [name for name in loaded if name.startswith(("fulltilt.tuner", "fulltilt.measure", "fulltilt.stats"))]
 
 
-def test_without_workers_the_loop_that_waits_pays_for_everything_in_turn():
-    step_s = simulate(device_s=0.020, launch_s=0.001, receive_s=0.002, n_ahead=0)
-    assert step_s == pytest.approx(0.010 + 0.020)  # the device starts with the first kernel; nothing is received
-    assert simulate(device_s=0.020, copy_s=0.003, n_ahead=0) == pytest.approx(0.033)
+TWO_CORES = dataclasses.replace(IDEAL_HOST, n_cores=2)
+SIBLINGS = dataclasses.replace(IDEAL_HOST, n_cores=8, has_siblings=True, sibling_gain=0.25)
 
 
-def test_a_loop_that_runs_ahead_makes_batches_while_the_device_computes():
-    assert simulate(device_s=0.020, launch_s=0.001) == pytest.approx(0.020)
-    assert simulate(device_s=0.004, launch_s=0.001) == pytest.approx(0.011)
+@pytest.mark.parametrize(
+    ("host", "given", "step_s", "rel"),
+    [
+        # Without workers a loop that waits pays for everything in turn; the device starts with the first kernel.
+        (IDEAL_HOST, {"device_s": 0.020, "launch_s": 0.001, "receive_s": 0.002, "n_ahead": 0}, 0.030, 1e-6),
+        (IDEAL_HOST, {"device_s": 0.020, "copy_s": 0.003, "n_ahead": 0}, 0.033, 1e-6),
+        # A loop that runs ahead makes batches while the device computes.
+        (IDEAL_HOST, {"device_s": 0.020, "launch_s": 0.001}, 0.020, 1e-6),
+        (IDEAL_HOST, {"device_s": 0.004, "launch_s": 0.001}, 0.011, 1e-6),
+        # Workers share the making of batches; more of them than cores only take turns.
+        (IDEAL_HOST, {"n_workers": 2}, 0.010 / 2, 0.02),
+        (IDEAL_HOST, {"n_workers": 4}, 0.010 / 4, 0.02),
+        (IDEAL_HOST, {"n_workers": 16}, 0.010 / 16, 0.02),
+        (TWO_CORES, {"n_workers": 2}, 0.005, 0.02),
+        (TWO_CORES, {"n_workers": 16}, 0.005, 0.02),
+        # The second thread of a core adds what it adds.
+        (SIBLINGS, {"n_workers": 4}, 0.010 / 4, 0.02),
+        (SIBLINGS, {"n_workers": 8}, 0.010 / (4 + 4 * 0.25), 0.02),
+        # The slower of loader and device sets the pace; launching slowly holds the device up.
+        (IDEAL_HOST, {"n_workers": 4, "device_s": 0.020, "launch_s": 0.001}, 0.020, 1e-6),
+        (IDEAL_HOST, {"n_workers": 4, "device_s": 0.001, "launch_s": 0.001}, 0.0025, 0.05),
+        (IDEAL_HOST, {"n_workers": 8, "device_s": 0.002, "launch_s": 0.009}, 0.009, 0.01),
+        # A blocking copy waits for the device and delays it.
+        (IDEAL_HOST, {"n_workers": 8, "device_s": 0.020, "launch_s": 0.001, "lag_s": 0.002}, 0.022, 1e-6),
+        (IDEAL_HOST, {"n_workers": 8, "device_s": 0.020, "launch_s": 0.001, "copy_s": 0.004}, 0.024, 1e-6),
+        # The pinning thread is a stage of its own.
+        (IDEAL_HOST, {"n_workers": 8, "pin_s": 0.006}, 0.006, 0.02),
+        # Storage serves only so many streams.
+        (IDEAL_HOST, {"n_workers": 4, "storage_share": 0.5}, 0.0025, 0.02),
+        (IDEAL_HOST, {"n_workers": 16, "storage_share": 0.5}, 0.010 * (0.5 + 0.5 * 4) / 16, 0.02),
+    ],
+)
+def test_the_queue_comes_to_the_step_that_is_known(host, given, step_s, rel):
+    assert simulate(host, **given) == pytest.approx(step_s, rel=rel)
 
 
-@pytest.mark.parametrize("n_workers", [2, 4, 16])
-def test_workers_share_the_making_of_batches(n_workers):
-    assert simulate(n_workers=n_workers) == pytest.approx(0.010 / n_workers, rel=0.02)
-
-
-def test_more_workers_than_cores_only_take_turns():
-    two_cores = dataclasses.replace(IDEAL_HOST, n_cores=2)
-    assert simulate(two_cores, n_workers=2) == pytest.approx(0.005, rel=0.02)
-    assert simulate(two_cores, n_workers=16) == pytest.approx(0.005, rel=0.02)
-
-
-def test_the_second_thread_of_a_core_adds_what_it_adds():
-    host = dataclasses.replace(IDEAL_HOST, n_cores=8, has_siblings=True, sibling_gain=0.25)
-    assert simulate(host, n_workers=4) == pytest.approx(0.010 / 4, rel=0.02)
-    assert simulate(host, n_workers=8) == pytest.approx(0.010 / (4 + 4 * 0.25), rel=0.02)
-
-
-def test_the_slower_of_loader_and_device_sets_the_pace():
-    assert simulate(n_workers=4, device_s=0.020, launch_s=0.001) == pytest.approx(0.020)
-    assert simulate(n_workers=4, device_s=0.001, launch_s=0.001) == pytest.approx(0.0025, rel=0.05)
-
-
-def test_a_blocking_copy_waits_for_the_device_and_delays_it():
-    free = simulate(n_workers=8, device_s=0.020, launch_s=0.001, lag_s=0.002)
-    blocking = simulate(n_workers=8, device_s=0.020, launch_s=0.001, copy_s=0.004)
-    assert free == pytest.approx(0.022)
-    assert blocking == pytest.approx(0.024)
-
-
-def test_launching_slowly_holds_the_device_up():
-    assert simulate(n_workers=8, device_s=0.002, launch_s=0.009) == pytest.approx(0.009, rel=0.01)
-
-
-def test_the_pinning_thread_is_a_stage_of_its_own():
-    assert simulate(n_workers=8, pin_s=0.006) == pytest.approx(0.006, rel=0.02)
+def test_the_pinning_thread_takes_the_interpreter_from_the_loop():
     slowed = dataclasses.replace(IDEAL_HOST, pin_gil=0.5)
     assert simulate(slowed, n_workers=8, pin_s=0.006, launch_s=0.004) > 0.0065
 
 
-def test_storage_serves_only_so_many_streams():
-    assert simulate(n_workers=4, storage_share=0.5) == pytest.approx(0.0025, rel=0.02)
-    assert simulate(n_workers=16, storage_share=0.5) == pytest.approx(0.010 * (0.5 + 0.5 * 4) / 16, rel=0.02)
-
-
-def test_batch_times_that_vary_cost_throughput_in_order():
+def test_batch_times_that_vary_cost_throughput_in_order_and_have_their_mean_over_every_stratum():
     even = simulate(n_workers=4, device_s=0.0025, launch_s=0.0001)
     assert simulate(n_workers=4, device_s=0.0025, launch_s=0.0001, make_variation=0.5) > 1.02 * even
-
-
-def test_drawn_batch_times_have_their_mean_over_every_stratum():
     spread = draw_spread(3)
     assert np.allclose(spread.reshape(-1, 16).mean(axis=1), 0.0)
     assert not np.array_equal(spread[:16], spread[16:32])
@@ -151,7 +138,7 @@ def test_a_machine_is_the_same_each_time_and_its_noise_is_not():
     assert rows[0] == rows[1]
     machine = SimulatedMachine(5)
     rates = [machine(plan, id=f"t{i}", why="w").samples_per_s for i in range(60)]
-    truth = machine.true_samples_per_s(plan)
+    truth = plan["batch_size"] / machine.find_truths([plan])[0].step_s
     assert statistics.median(rates) == pytest.approx(truth, rel=0.05)
     assert 0.003 < statistics.stdev(rates) / truth < 0.05
 
@@ -168,13 +155,9 @@ def test_every_kind_answers_a_row_with_its_figures(kind):
     assert (row.memory_allocated_peak_gib is None) == (kind == "loader")
     assert (row.receive_ms is None) == (kind != "loader")
     assert set(row.null_reasons) >= {"phases_ms", "gpu_utilization_pct"}
-
-
-def test_a_loader_without_workers_receives_nothing():
-    machine = SimulatedMachine(3)
-    row = machine(machine.space(336).user_plan.replace(num_workers=0), id="t1", why="w", kind="loader")
-    assert row.status == "ok"
-    assert row.receive_ms is None
+    if kind == "loader":
+        alone = machine(plan.replace(num_workers=0), id="t8", why="w", kind=kind)
+        assert (alone.status, alone.receive_ms) == ("ok", None), "without workers nothing is received"
 
 
 def test_memory_ends_at_the_card_and_fake_tensors_know_no_card():
@@ -188,12 +171,9 @@ def test_memory_ends_at_the_card_and_fake_tensors_know_no_card():
     assert machine(plan, id="t2", why="w", kind="device").status == "out_of_memory"
     assert machine(plan, id="t3", why="w", kind="memory").memory_allocated_peak_gib > machine.memory_gib
     assert machine(plan, id="t4", why="w", kind="loader").status == "ok"
-    assert machine.true_samples_per_s(plan) is None
-
-
-def test_where_fake_tensors_fail_the_row_says_so():
-    machine = next(m for m in map(SimulatedMachine, itertools.count()) if m.fake_tensors_fail)
-    row = machine(machine.space(336).user_plan, id="t1", why="w", kind="memory")
+    assert not machine.fits(plan)
+    failing = next(m for m in map(SimulatedMachine, itertools.count()) if m.fake_tensors_fail)
+    row = failing(failing.space(336).user_plan, id="t1", why="w", kind="memory")
     assert (row.status, row.kind) == ("error", "memory")
     assert "depends on the data" in row.reason
 
@@ -259,20 +239,16 @@ def test_device_time_jumps_where_algorithms_and_waves_change():
     assert max(misses) > 0.05
 
 
-def test_spaces_have_the_sizes_that_are_spoken_of():
-    with_conv, without = find_machine(family="cnn"), find_machine(family="gpt")
-    assert len(with_conv.space(336).grid()) == len(without.space(336).grid()) == 336
-    assert len(with_conv.space(2688).grid()) == 2688
-    assert len(without.space(2688).grid()) == 1344
-    with pytest.raises(ValueError, match="336 or 2688"):
-        with_conv.space(100)
-
-
-def test_no_plan_of_a_space_is_refused_by_its_guards():
-    for machine in (find_machine(family="cnn"), find_machine(family="gpt"), find_machine(family="tabular")):
+def test_spaces_have_the_sizes_that_are_spoken_of_and_no_plan_that_its_guards_refuse():
+    for family, n_points in (("cnn", 2688), ("gpt", 1344), ("tabular", 1344)):
+        machine = find_machine(family=family)
+        assert len(machine.space(336).grid()) == 336
         space = machine.space(2688)
+        assert len(space.grid()) == n_points
         assert not any(find_obstacles(plan, machine.facts) for plan in space.grid())
         assert space.user_plan in space.grid()
+    with pytest.raises(ValueError, match="336 or 2688"):
+        machine.space(100)
 
 
 def test_workloads_are_of_every_kind():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from benchmarks._machines_recorded import (
     VERSION,
     GridRecording,
     RecordedMachine,
-    find_device_part,
-    find_loader_part,
+    find_part,
     read_recordings,
 )
 from benchmarks._machines_score import find_recorded_truths, run_search
@@ -75,11 +73,19 @@ def test_every_part_was_run_once(recorded):
     assert len(recorded.rows) <= sum(count_planned(space, N_REPEATS).values())
 
 
-def test_a_device_probe_above_one_that_ran_out_of_memory_is_not_run_and_answers_so(recorded):
+def test_what_did_not_fit_is_out_of_memory_also_where_it_was_not_run(recorded):
     machine = RecordedMachine(recorded)
     row = machine(recorded.user_plan.replace(batch_size=8192, precision="fp32"), id="t1", why="w", kind="device")
     assert (row.status, row.kind) == ("out_of_memory", "device")
     assert "smaller batch" in row.reason
+    skipped = next(row.plan for row in recorded.rows if row.status == "skipped")
+    row = machine(skipped, id="t1", why="w")
+    assert row.status == "out_of_memory"
+    assert row.null_reasons["samples_per_s"] == "the trial ended with out_of_memory"
+    with pytest.raises(KeyError, match="batch_size=7"):
+        machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w")
+    with pytest.raises(KeyError, match="no loader probe"):
+        machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w", kind="loader")
 
 
 def test_rounds_turn_around(recorded):
@@ -103,13 +109,6 @@ def test_a_file_that_is_no_recording_is_refused_with_its_name(text, tmp_path):
         GridRecording.read(path)
 
 
-def test_another_version_is_refused(recorded, tmp_path):
-    path = tmp_path / "grid-x-cpu.json"
-    path.write_text(json.dumps({**json.loads(recorded.to_text()), "version": 2}), encoding="utf-8")
-    with pytest.raises(DataError, match="version 2"):
-        GridRecording.read(path)
-
-
 def test_answers_are_the_recorded_rows_in_an_order_of_the_seed(recorded):
     plan = recorded.user_plan
     rates = [row.samples_per_s for row in recorded.rows if row.plan == plan and row.kind in WHOLE_RUNS]
@@ -125,41 +124,20 @@ def test_answers_are_the_recorded_rows_in_an_order_of_the_seed(recorded):
 
 
 def test_a_part_answers_for_every_plan_that_shares_it(recorded):
-    machine = RecordedMachine(recorded)
-    plan = recorded.user_plan
-    same = machine(plan.replace(num_workers=4, pin_memory=True), id="t1", why="w", kind="device")
-    assert same.samples_per_s == machine(plan.replace(num_workers=0), id="t2", why="w", kind="device").samples_per_s
-    assert same.plan["num_workers"] == 4
-    loader = machine(plan.replace(num_workers=4, precision="fp32"), id="t3", why="w", kind="loader")
-    low = recorded.axes["precision"][-1]
-    assert (
-        loader.samples_per_s
-        == machine(plan.replace(num_workers=4, precision=low), id="t4", why="w", kind="loader").samples_per_s
-    )
-    assert loader.receive_ms is not None
+    machine, plan = RecordedMachine(recorded), recorded.user_plan.replace(num_workers=4)
 
+    def ask(kind, **changes):
+        return machine(plan.replace(**changes), id="t1", why="w", kind=kind)
 
-def test_the_parts_of_a_plan_keep_what_both_feel(recorded):
-    plan = recorded.user_plan.replace(batch_size=128, num_workers=4, compile=True, threads=3)
-    device, loader = find_device_part(plan), find_loader_part(plan)
-    assert (device["batch_size"], device["threads"], device["compile"], device["num_workers"]) == (128, 3, True, 0)
-    assert (loader["batch_size"], loader["threads"], loader["compile"], loader["num_workers"]) == (128, 3, False, 4)
-
-
-def test_what_did_not_fit_is_out_of_memory_also_where_it_was_not_run(recorded):
-    machine = RecordedMachine(recorded)
-    skipped = next(row.plan for row in recorded.rows if row.status == "skipped")
-    row = machine(skipped, id="t1", why="w")
-    assert row.status == "out_of_memory"
-    assert row.null_reasons["samples_per_s"] == "the trial ended with out_of_memory"
-
-
-def test_a_plan_that_was_not_recorded_is_named(recorded):
-    machine = RecordedMachine(recorded)
-    with pytest.raises(KeyError, match="batch_size=7"):
-        machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w")
-    with pytest.raises(KeyError, match="no loader probe"):
-        machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w", kind="loader")
+    assert ask("device", pin_memory=True).samples_per_s == ask("device", num_workers=0).samples_per_s
+    assert ask("device").plan["num_workers"] == 4
+    rates = {ask("loader", precision=precision).samples_per_s for precision in recorded.axes["precision"]}
+    assert len(rates) == 1
+    assert ask("loader").receive_ms is not None
+    plan = plan.replace(batch_size=128, compile=True, threads=3)
+    parts = [find_part(plan, kind) for kind in ("device", "loader")]
+    found = [(part["batch_size"], part["threads"], part["compile"], part["num_workers"]) for part in parts]
+    assert found == [(128, 3, True, 0), (128, 3, False, 4)], "a part keeps what both feel"
 
 
 def test_truths_are_medians_and_a_search_is_scored_against_them(recorded):
@@ -181,7 +159,8 @@ def test_every_strategy_of_the_product_can_be_answered_from_a_recording(recorded
 
 
 def test_settings_on_the_command_line_are_values():
-    settings = _record_grid._parse_settings(["data.batch_size=64", "speed.precision=fp32", "a.b=[1, 2]", "c=true"])
+    words = ["data.batch_size=64", "speed.precision=fp32", "a.b=[1, 2]", "c=true"]
+    settings = dict(map(_record_grid._parse_setting, words))
     assert settings == {"data.batch_size": 64, "speed.precision": "fp32", "a.b": [1, 2], "c": True}
 
 

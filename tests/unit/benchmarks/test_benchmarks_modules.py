@@ -60,14 +60,15 @@ def test_all_benchmarks_are_found_where_no_peer_can_be_imported():
         assert module == f"benchmarks.{name}", "a benchmark is called as its file"
 
 
-@pytest.mark.parametrize("name", sorted(find_benchmarks()))
-def test_a_benchmark_says_what_it_claims(name):
-    module = find_benchmarks()[name]
-    assert module.CLAIM.endswith(".")
-    assert isinstance(module.NEEDS_PEERS, bool)
-    assert module.DEVICES
-    assert set(module.DEVICES) <= {"cpu", "cuda"}
-    assert module.__doc__
+def test_every_benchmark_says_what_it_claims_and_stands_in_the_documentation():
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for name, module in find_benchmarks().items():
+        assert module.CLAIM.endswith("."), name
+        assert isinstance(module.NEEDS_PEERS, bool)
+        assert module.DEVICES
+        assert set(module.DEVICES) <= {"cpu", "cuda"}
+        assert module.__doc__
+        assert f"| `{name}` |" in text
 
 
 def test_every_result_file_holds_a_result_of_a_benchmark_that_exists():
@@ -93,16 +94,14 @@ def check_figures(result: BenchmarkResult) -> None:
         assert judge(target.name, target.measured, target.ci95, **limits).met == target.met
 
 
+ARM = build_arm([1.0, 2.0, 3.0], case="c", arm="a", metric="seconds", unit_of_replication="run")
+FINDINGS = Findings(arms=(ARM,), targets=(judge("t", 2.0, ARM.ci95, at_most=2.5),), notes=("n",))
+
+
 def test_figures_that_do_not_follow_from_their_samples_are_seen():
-    arm = build_arm([1.0, 2.0, 3.0], case="c", arm="a", metric="seconds", unit_of_replication="run")
-    run = build_benchmark(lambda context: Findings(arms=(dataclasses.replace(arm, median=1.5),), targets=()))
+    wrong = dataclasses.replace(FINDINGS, arms=(dataclasses.replace(ARM, median=1.5),))
     with pytest.raises(AssertionError):
-        check_figures(run_benchmark(run, Context(device="cpu", quick=True)))
-
-
-def test_every_benchmark_stands_in_the_list_of_the_documentation():
-    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert [name for name in find_benchmarks() if f"| `{name}` |" not in text] == []
+        check_figures(run_benchmark(build_benchmark(lambda context: wrong), Context(device="cpu", quick=True)))
 
 
 def build_benchmark(run) -> SimpleNamespace:
@@ -110,12 +109,8 @@ def build_benchmark(run) -> SimpleNamespace:
 
 
 def test_a_run_becomes_a_result_file_that_reads_back(tmp_path, monkeypatch):
-    def run(context):
-        arm = build_arm([1.0, 2.0, 3.0], case="c", arm="a", metric="seconds", unit_of_replication="run")
-        return Findings(arms=(arm,), targets=(judge("t", 2.0, arm.ci95, at_most=2.5),), notes=("n",))
-
     monkeypatch.setattr(_runner, "RESULTS", tmp_path / "results")
-    result = run_benchmark(build_benchmark(run), Context(device="cpu", quick=False))
+    result = run_benchmark(build_benchmark(lambda context: FINDINGS), Context(device="cpu", quick=False))
     path = write_result(result)
     assert path == tmp_path / "results" / "made_up-cpu.json"
     assert loads(BenchmarkResult, path.read_text(encoding="utf-8")) == result
@@ -194,8 +189,7 @@ def test_a_benchmark_of_two_gpus_is_skipped_by_name_with_fewer(monkeypatch, caps
 
     def run(context):
         ran.append(context.device)
-        arm = build_arm([1.0], case="c", arm="a", metric="seconds", unit_of_replication="run")
-        return Findings(arms=(arm,), targets=())
+        return FINDINGS
 
     module = find_benchmarks()["ddp_efficiency"]
     monkeypatch.setattr(module, "run", run)
@@ -215,8 +209,7 @@ def test_a_benchmark_of_two_gpus_is_skipped_by_name_with_fewer(monkeypatch, caps
 def test_a_quick_run_writes_no_result(monkeypatch, capsys, tmp_path):
     def run(context):
         assert context.quick
-        arm = build_arm([1.0], case="c", arm="a", metric="seconds", unit_of_replication="run")
-        return Findings(arms=(arm,), targets=())
+        return FINDINGS
 
     monkeypatch.setattr(_runner, "RESULTS", tmp_path)
     monkeypatch.setattr("benchmarks.__main__.find_benchmarks", lambda: {"made_up": build_benchmark(run)})

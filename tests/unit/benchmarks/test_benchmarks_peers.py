@@ -14,9 +14,9 @@ import torch
 from benchmarks import _peers_finders, batch_finders
 from benchmarks._peers_finders import FINDERS, Finder, find_with_timm, is_available
 from benchmarks._peers_job import Attempt, Job
-from benchmarks._peers_process import Found, Search, Tried, describe_death, read_unfinished, run_search
+from benchmarks._peers_process import Found, Search, describe_death, read_unfinished, run_search
 from benchmarks._peers_workloads import CASES, cnn, transformer
-from benchmarks._runner import ROOT, Context
+from benchmarks._runner import ROOT, Context, silence_peers
 from benchmarks.batch_finders import (
     OURS,
     build_settings,
@@ -24,7 +24,6 @@ from benchmarks.batch_finders import (
     describe_measured,
     describe_searches,
     describe_tune,
-    is_measured,
     judge_searches,
     list_cases,
     measure_again,
@@ -68,32 +67,28 @@ def job():
 # The job: what a finder ran.
 
 
-def test_steps_that_ended_are_counted_by_their_samples(job):
+def test_steps_that_ended_are_counted_and_told_when_they_begin(job):
+    told = []
+    job.on_attempt = lambda job: told.append(len(job.attempts))
     job.run_steps(4)
-    assert job.attempts == [Attempt(batch_size=4, largest_step=4, status="ok")]
+    job.run_steps(2)
+    assert job.attempts == [Attempt(batch_size=size, largest_step=size, status="ok") for size in (4, 2)]
+    assert told == [1, 2]
+    first, second = job.build_model(), job.build_model()
+    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
 
 
-def test_a_batch_above_the_data_counts_as_what_the_data_has():
-    job = Job(cnn, device="cpu", n_steps=1)
-    job.dataset = torch.utils.data.Subset(job.dataset, range(6))
-    job.run_steps(16)
-    assert [(a.batch_size, a.largest_step) for a in job.attempts] == [(16, 6)]
-
-
-def test_short_data_begins_again_until_the_steps_are_done():
+@pytest.mark.parametrize(("batch_size", "steps"), [(4, [4, 2, 4, 2, 4]), (16, [6] * 5)])
+def test_short_data_begins_again_and_bounds_the_step_that_counts(batch_size, steps):
     seen = []
     job = Job(cnn, device="cpu", n_steps=5)
     job.dataset = torch.utils.data.Subset(job.dataset, range(6))
     job.workload = dataclasses.replace(
         cnn, loss=lambda outputs, targets: seen.append(len(targets)) or outputs.square().mean()
     )
-    job.run_steps(4)
-    assert seen == [4, 2, 4, 2, 4]
-
-
-def test_every_run_starts_from_the_same_weights(job):
-    first, second = job.build_model(), job.build_model()
-    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
+    job.run_steps(batch_size)
+    assert seen == steps
+    assert [(a.batch_size, a.largest_step) for a in job.attempts] == [(batch_size, max(steps))]
 
 
 @pytest.mark.parametrize(
@@ -149,10 +144,11 @@ def get_peer(name: str) -> Finder:
     return FINDERS[name]
 
 
-def test_every_finder_names_its_settings_with_a_link():
+def test_every_finder_names_its_settings_with_a_link_and_a_missing_one_is_told():
     for finder in FINDERS.values():
         assert "https://" in finder.settings
         assert finder.n_steps >= 3
+    assert not is_available(dataclasses.replace(FINDERS["timm"], package="no_such_package"))
 
 
 def test_accelerate_goes_down_by_tenths_and_ends_where_it_fits():
@@ -173,7 +169,7 @@ def test_accelerate_by_default_starts_at_128_and_looks_no_further():
 def test_lightning_is_recorded_from_inside_its_own_steps(mode):
     finder = get_peer(f"lightning, {mode}")
     job = build_fitting(20, CPU_WORDS)
-    with _peers_finders.silence_peers():
+    with silence_peers():
         found = finder.find(job, 8192)
     tried = [(a.batch_size, a.status) for a in job.attempts]
     assert tried[:5] == [(2, "ok"), (4, "ok"), (8, "ok"), (16, "ok"), (32, "out_of_memory")]
@@ -190,22 +186,22 @@ def timm_rules(monkeypatch):
     monkeypatch.setattr(_peers_finders, "load_timm_decay", lambda: rules)
 
 
-def test_timms_loop_decays_until_a_batch_runs(timm_rules):
-    job = build_fitting(10, CPU_WORDS)
-    assert find_with_timm(job, 64) == 8
-    assert [a.batch_size for a in job.attempts] == [64, 32, 16, 8]
-
-
-def test_timms_loop_stops_at_an_error_that_is_no_lack_of_memory(timm_rules):
-    job = build_fitting(10, "an illegal memory access was encountered")
-    with pytest.raises(RuntimeError, match="illegal"):
-        find_with_timm(job, 64)
-    assert [a.batch_size for a in job.attempts] == [64]
-
-
-def test_timms_loop_that_finds_nothing_says_so(timm_rules):
-    with pytest.raises(RuntimeError, match="decayed the batch size to 0"):
-        find_with_timm(build_fitting(0, CPU_WORDS), 4)
+@pytest.mark.parametrize(
+    ("fitting", "words", "start", "said", "tried"),
+    [
+        (10, CPU_WORDS, 64, None, [64, 32, 16, 8]),
+        (10, "an illegal memory access was encountered", 64, "illegal", [64]),
+        (0, CPU_WORDS, 4, "decayed the batch size to 0", [4, 2, 1]),
+    ],
+)
+def test_timms_loop_decays_until_a_batch_runs_and_stops_at_other_errors(timm_rules, fitting, words, start, said, tried):
+    job = build_fitting(fitting, words)
+    if said is None:
+        assert find_with_timm(job, start) == tried[-1]
+    else:
+        with pytest.raises(RuntimeError, match=said):
+            find_with_timm(job, start)
+    assert [a.batch_size for a in job.attempts] == tried
 
 
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed here")
@@ -222,11 +218,6 @@ def test_timms_own_rules_are_read_without_importing_timm():
     assert done.stdout.split() == ["384", "False", "False"]
 
 
-def test_a_peer_that_is_missing_is_named():
-    missing = dataclasses.replace(FINDERS["timm"], package="no_such_package")
-    assert not is_available(missing)
-
-
 # One search in a process of its own.
 
 
@@ -240,48 +231,29 @@ def test_a_search_comes_back_with_what_it_tried():
     found = run_search(build_search())
     assert found.failure is None
     assert (found.recommended, found.n_out_of_memory, found.has_run_its_own) == (64, 0, True)
-    assert found.tried == (Tried(batch_size=64, largest_step=64, status="ok"),)
+    assert found.tried == (Attempt(batch_size=64, largest_step=64, status="ok"),)
     assert found.seconds > 0
 
 
-def test_a_process_that_dies_is_a_failure_with_its_last_word():
-    found = run_search(build_search(finder="no such finder"))
-    assert found.recommended is None
-    assert "no such finder" in found.failure
-
-
-DYING_PROCESS = Found(
-    recommended=None,
-    seconds=2.0,
-    tried=(
-        Tried(batch_size=64, largest_step=64, status="ok"),
-        Tried(batch_size=128, largest_step=0, status="error"),
-    ),
+@pytest.mark.parametrize(
+    ("changes", "deadline_s", "said"),
+    [({"finder": "no such finder"}, 60.0, "no such finder"), ({}, 0.05, "no answer after 0.05 s")],
 )
+def test_a_process_that_dies_or_takes_too_long_is_a_failure(changes, deadline_s, said):
+    found = run_search(build_search(**changes), deadline_s=deadline_s)
+    assert found.recommended is None
+    assert said in found.failure
 
 
 def test_a_process_that_dies_leaves_what_it_had_tried():
-    line = json.dumps(encode(DYING_PROCESS))
+    tried = (Attempt(batch_size=64, largest_step=64, status="ok"), Attempt(batch_size=128))
+    line = json.dumps(encode(Found(recommended=None, seconds=2.0, tried=tried)))
     found = read_unfinished(f"not the last line\n{line}\n", describe_death(-11, ""))
     assert found.failure == "the process was ended by SIGSEGV"
     assert [(a.batch_size, a.status, a.said) for a in found.tried] == [
         (64, "ok", None), (128, "error", "the process was ended by SIGSEGV"),
     ]  # fmt: skip
     assert (found.seconds, found.recommended) == (2.0, None)
-
-
-def test_every_attempt_is_told_when_it_begins():
-    told = []
-    job = Job(transformer, device="cpu", n_steps=1, on_attempt=lambda job: told.append(len(job.attempts)))
-    job.run_steps(4)
-    job.run_steps(2)
-    assert told == [1, 2]
-
-
-def test_a_search_that_takes_too_long_is_a_failure():
-    found = run_search(build_search(), deadline_s=0.05)
-    assert found.recommended is None
-    assert "no answer after 0.05 s" in found.failure
 
 
 @pytest.mark.parametrize(
@@ -295,7 +267,7 @@ def test_a_search_that_takes_too_long_is_a_failure():
     ],
 )
 def test_only_a_whole_step_of_that_many_samples_counts_as_run(tried, recommended, was_run):
-    rows = tuple(Tried(batch_size=a, largest_step=b, status=status) for a, b, status in tried)
+    rows = tuple(Attempt(batch_size=a, largest_step=b, status=status) for a, b, status in tried)
     assert Found(recommended=recommended, seconds=1.0, tried=rows).has_run_its_own is was_run
 
 
@@ -303,15 +275,11 @@ def test_only_a_whole_step_of_that_many_samples_counts_as_run(tried, recommended
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
-def test_the_batch_size_is_the_only_axis(case):
+def test_the_batch_size_is_the_only_axis_and_the_data_holds_the_largest(case):
     config = resolve_target(case.target, build_settings(case, FULL)).config
     space = build_space(config, Facts(device_type="cpu", n_cores_usable=2))
     assert {name: values for name, values in space.axes.items() if len(values) > 1} == {"batch_size": case.batch_sizes}
     assert plan_of(config)["threads"] == 1
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
-def test_the_data_holds_the_largest_batch(case):
     assert len(case.workload.dataset()) >= max(case.batch_sizes)
 
 
@@ -333,25 +301,29 @@ def build_trial(size: int, rate: float | None, peak_gib: float = 0.5, **changes)
 
 RATES = {64: 200.0, 8192: 100.0}
 SEARCHES = {
-    OURS: Found(recommended=64, seconds=9.0, tried=(Tried(batch_size=64, largest_step=64, status="ok"),)),
+    OURS: Found(recommended=64, seconds=9.0, tried=(Attempt(batch_size=64, largest_step=64, status="ok"),)),
     "lightning, power": Found(
         recommended=8192, seconds=2.0,
         tried=(
-            Tried(batch_size=4096, largest_step=4096, status="ok"),
-            Tried(batch_size=9000, largest_step=0, status="out_of_memory", said="RuntimeError: can't allocate memory"),
+            Attempt(batch_size=4096, largest_step=4096, status="ok"),
+            Attempt(batch_size=9000, largest_step=0, status="out_of_memory", said="RuntimeError: no memory"),
         ),
     ),
     "timm": Found(recommended=None, seconds=1.0, failure="RuntimeError: could not create a primitive"),
 }  # fmt: skip
 
 
+def measure(run_batch, sizes=(64, 8192), *, n_rounds=6, limit_bytes=GIB):
+    return measure_again(sizes, run_batch, n_rounds=n_rounds, limit_bytes=limit_bytes)
+
+
 @pytest.fixture
 def measured():
-    return measure_again([64, 8192], lambda size: build_trial(size, RATES[size]), n_rounds=6)
+    return measure(lambda size: build_trial(size, RATES[size]))
 
 
 def test_what_was_recommended_is_measured_in_every_round(measured):
-    arms = {(arm.arm, arm.metric): arm for arm in describe_measured("case", SEARCHES, measured, GIB)}
+    arms = {(arm.arm, arm.metric): arm for arm in describe_measured("case", SEARCHES, measured)}
     assert arms[OURS, "samples_per_s"].samples == (200.0,) * 6
     assert arms["lightning, power", "samples_per_s"].median == 100.0
     assert arms["lightning, power", "ratio_of_fulltilt_to_it"].median == 2.0
@@ -360,50 +332,39 @@ def test_what_was_recommended_is_measured_in_every_round(measured):
 
 
 def test_a_recommendation_that_cannot_be_run_has_no_rate_and_is_told():
-    measured = measure_again(
-        [64, 8192], lambda size: build_trial(size, RATES[size] if size == 64 else None), n_rounds=1
-    )
-    assert is_measured(SEARCHES[OURS], measured)
-    assert not is_measured(SEARCHES["lightning, power"], measured)
-    assert {arm.arm for arm in describe_measured("case", SEARCHES, measured, GIB)} == {OURS}
-    said = "\n".join(describe_findings(CASE, SEARCHES, measured, GIB))
+    measured = measure(lambda size: build_trial(size, RATES[size] if size == 64 else None), n_rounds=1)
+    assert {arm.arm for arm in describe_measured("case", SEARCHES, measured)} == {OURS}
+    said = "\n".join(describe_findings(CASE, SEARCHES, measured))
     assert "8192 of lightning, power was left out: 2 of 2 runs failed, out_of_memory: no room" in said
 
 
 def test_a_batch_that_fails_now_and_then_has_no_figure():
     answers = iter([build_trial(64, 200.0), build_trial(64, None), build_trial(64, 200.0), build_trial(64, 200.0)])
-    measured = measure_again([64], lambda size: next(answers), n_rounds=2)
+    measured = measure(lambda size: next(answers), [64], n_rounds=2)
     assert measured.failures == {64: "1 of 4 runs failed, out_of_memory: no room"}
-    assert not is_measured(SEARCHES[OURS], measured)
+    assert describe_measured("case", {OURS: SEARCHES[OURS]}, measured) == []
 
 
 def test_nothing_that_runs_leaves_nothing_measured():
-    measured = measure_again([64], lambda size: build_trial(size, None), n_rounds=1)
-    assert [t.name for t in judge_searches("case", SEARCHES, measured, GIB)] == [
+    measured = measure(lambda size: build_trial(size, None), [64], n_rounds=1)
+    assert [t.name for t in judge_searches("case", SEARCHES, measured)] == [
         "case: recommendations of fulltilt that it never ran"
     ]
-    assert measure_again([], build_trial, n_rounds=1).rounds == []
+    assert measure(build_trial, []).rounds == []
 
 
 def test_the_targets_say_who_was_beaten_and_what_was_kept(measured):
-    targets = {target.name: target for target in judge_searches("case", SEARCHES, measured, GIB)}
+    targets = {target.name: target for target in judge_searches("case", SEARCHES, measured)}
     assert targets["case: fulltilt's over that of lightning, power"].measured == 2.0
     assert targets["case: memory of fulltilt's, % of the limit"].met is True
     assert all(target.met for target in targets.values())
-    broken = judge_searches("case", SEARCHES, measured, GIB // 4)
+    broken = judge_searches("case", SEARCHES, dataclasses.replace(measured, limit_gib=0.25))
     assert [target.met for target in broken if "memory" in target.name] == [False]
-
-
-def test_a_slower_recommendation_misses_its_target():
-    measured = measure_again([64, 8192], lambda size: build_trial(size, 90.0 if size == 64 else 100.0), n_rounds=6)
-    (target,) = [t for t in judge_searches("case", SEARCHES, measured, GIB) if "lightning" in t.name]
-    assert target.met is False
-
-
-def test_the_same_recommendation_is_no_race(measured):
-    searches = {OURS: SEARCHES[OURS], "timm": dataclasses.replace(SEARCHES[OURS], seconds=1.0)}
-    (target,) = [t for t in judge_searches("case", searches, measured, GIB) if "timm" in t.name]
-    assert (target.measured, target.note) == (1.0, "the same batch size")
+    slower = measure(lambda size: build_trial(size, 90.0 if size == 64 else 100.0))
+    assert [t.met for t in judge_searches("case", SEARCHES, slower) if "lightning" in t.name] == [False]
+    same = {OURS: SEARCHES[OURS], "timm": dataclasses.replace(SEARCHES[OURS], seconds=1.0)}
+    (race,) = [t for t in judge_searches("case", same, measured) if "timm" in t.name]
+    assert (race.measured, race.note) == (1.0, "the same batch size")
 
 
 def test_what_a_search_cost_is_counted_from_what_it_tried():
@@ -417,10 +378,10 @@ def test_what_a_search_cost_is_counted_from_what_it_tried():
 
 
 def test_findings_are_told_in_words(measured):
-    said = list(describe_findings(CASE, SEARCHES, measured, GIB))
-    assert any("lightning, power recommends 8192, never run; the largest it ran was 4096" in line for line in said)
-    assert any("timm ended without a recommendation: RuntimeError: could not create" in line for line in said)
-    assert any("first of 1 failures: RuntimeError: can't allocate memory" in line for line in said)
+    said = "\n".join(describe_findings(CASE, SEARCHES, measured))
+    assert "lightning, power recommends 8192, never run; the largest it ran was 4096" in said
+    assert "timm ended without a recommendation: RuntimeError: could not create" in said
+    assert "first of 1 failures: RuntimeError: no memory" in said
 
 
 def test_our_own_search_is_counted_as_the_others_are():

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from benchmarks import trial_startup
-from benchmarks._startup import STAGES, Startup, _Stopwatch, start_fresh_python
+from benchmarks._startup import Stopwatch, start_fresh_python
 from benchmarks.plan_quality import describe_duel, find_fastest, list_workloads
 
 from fulltilt.levers import load_catalogue
@@ -14,29 +14,19 @@ from fulltilt.records import Trial, TrialRequest, dumps, loads
 from fulltilt.tuner.question.source import resolve_target
 
 
-@pytest.fixture(scope="module")
-def workloads(tmp_path_factory):
-    return list_workloads(tmp_path_factory.mktemp("plans"))
-
-
-def test_there_are_three_workloads_of_moderate_size(workloads):
-    assert len({workload.name for workload in workloads}) == 3
-    for workload in workloads:
-        benchmark = resolve_target(workload.target, workload.settings).config.benchmark
+def test_there_are_three_workloads_of_moderate_size_and_the_users_own_is_found_by_its_path(tmp_path):
+    tasks = {}
+    for workload in list_workloads(tmp_path):
+        config = resolve_target(workload.target, workload.settings).config
+        tasks[workload.name] = config.task.partition("(")[0]
+        benchmark = config.benchmark
         sizes = [len(benchmark.batch_sizes), len(benchmark.num_workers_options), *map(len, benchmark.levers.values())]
         assert 8 <= math.prod(sizes) <= 24
         assert set(workload.axes) == {"batch_size", "num_workers", *benchmark.levers}
         assert set(workload.axes) <= load_catalogue().keys()
-        assert benchmark.test_mixed_precision is False
-        assert benchmark.test_pin_memory is False
-
-
-def test_the_users_own_workload_is_found_by_its_path(workloads):
-    aims = [resolve_target(workload.target, workload.settings) for workload in workloads]
-    assert [aim.config.task.partition("(")[0] for aim in aims] == [
-        "classification", "benchmarks._tabular:workload", "diffusion",
-    ]  # fmt: skip
-    assert all(aim.config.run.device == "cpu" for aim in aims)
+        assert benchmark.test_mixed_precision is benchmark.test_pin_memory is False
+        assert config.run.device == "cpu"
+    assert list(tasks.values()) == ["classification", "benchmarks._tabular:workload", "diffusion"]
 
 
 def test_the_grids_best_is_the_fastest_row_that_ran():
@@ -62,40 +52,20 @@ def test_the_request_holds_a_whole_plan_and_survives_its_way():
     assert loads(TrialRequest, dumps(request)) == request
 
 
-def test_startup_ratios_are_of_means_in_one_round():
-    def build(seconds):
-        return Startup(configured_s=seconds, built_s=0.0, measuring_s=0.0)
-
-    rounds = [{"fresh python": (build(2.0), build(4.0)), "zygote, running": (build(0.1), build(0.2))}]
-    ratios = trial_startup.compute_ratios(rounds, lambda startup: startup.configured_s)
-    assert ratios == pytest.approx([20.0])
-
-
 def test_a_stage_counts_when_it_is_told_for_the_first_time():
-    watch = _Stopwatch()
+    watch = Stopwatch()
     told = [watch.take({"progress": {"stage": stage}}) for stage in ("configured", "built", "measuring", "measuring")]
     assert told == [False, False, True, False]
-    startup = watch.read("")
-    assert 0 <= startup.configured_s <= startup.built_s <= startup.measuring_s
+    seconds = [watch.read("")[stage] for stage in ("configured", "built", "measuring")]
+    assert 0 <= seconds[0] <= seconds[1] <= seconds[2]
 
 
 def test_a_trial_that_ends_too_early_is_an_error_with_its_own_words():
-    watch = _Stopwatch()
-    watch.take({"progress": {"stage": STAGES[0]}})
+    watch = Stopwatch()
+    watch.take({"progress": {"stage": "configured"}})
     watch.take({"failure": {"exception_type": "DataError"}})
     with pytest.raises(RuntimeError, match="before it was built: no such file"):
         watch.read("no such file\n")
-
-
-def test_a_round_of_startups_is_one_repetition():
-    """Both blocks of a round counted: 16 repetitions of 8 rounds."""
-    rounds = [
-        {"zygote, running": tuple(Startup(configured_s=s, built_s=s, measuring_s=s) for s in (first, first + 2.0))}
-        for first in (1.0, 2.0, 3.0)
-    ]
-    arms = trial_startup.build_arms(rounds)
-    assert [arm.case for arm in arms] == list(trial_startup.READERS)
-    assert {arm.samples for arm in arms} == {(2.0, 3.0, 4.0)}
 
 
 def test_a_killed_trial_leaves_its_temporary_files_where_it_was_told_to(tmp_path, monkeypatch):
@@ -103,7 +73,6 @@ def test_a_killed_trial_leaves_its_temporary_files_where_it_was_told_to(tmp_path
     usual.mkdir()
     told.mkdir()
     monkeypatch.setenv("TMPDIR", str(usual))
-    startup = start_fresh_python(trial_startup.build_request(), told)
-    assert startup.measuring_s > 0
+    assert start_fresh_python(trial_startup.build_request(), told)["measuring"] > 0
     assert list(usual.iterdir()) == []
     assert len(list(told.glob("fulltilt-*"))) == 1

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import types
+from types import SimpleNamespace
 
 from benchmarks.plan_quality import Workload
-from benchmarks.search_repeat import describe_exception, find_usual, judge_results, list_ties
+from benchmarks.search_repeat import describe_exception, find_usual, judge_results
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial
 
-A, B, C = (default_plan({"batch_size": size}) for size in (16, 32, 64))
+A, B, C = PLANS = [default_plan({"batch_size": size}) for size in (16, 32, 64)]
 WORKLOAD = Workload(name="made up", target="none", settings={}, axes=("batch_size",))
 
 
 def build_result(recommended, ties=(), rates=(3.0, 2.0, 1.0)):
     trials = tuple(
         Trial(id=f"t{i}", plan=plan, status="ok", samples_per_s=rate)
-        for i, (plan, rate) in enumerate(zip((A, B, C), rates, strict=True))
+        for i, (plan, rate) in enumerate(zip(PLANS, rates, strict=True))
     )
-    ids = {trial.plan: trial.id for trial in trials}
-    chosen = next(trial for trial in trials if trial.plan == recommended)
-    pick = types.SimpleNamespace(trial=chosen, tied_with=tuple(ids[plan] for plan in ties), runs_samples_per_s=())
-    return types.SimpleNamespace(
-        trials=trials,
-        repeats=(),
-        picks=types.SimpleNamespace(recommended=pick),
-        search=types.SimpleNamespace(n_end_to_end=3, seconds=1.0, detectable_pct=5.0),
-    )
+    tied_with = tuple(f"t{PLANS.index(plan)}" for plan in ties)
+    pick = SimpleNamespace(trial=trials[PLANS.index(recommended)], tied_with=tied_with, runs_samples_per_s=())
+    search = SimpleNamespace(n_end_to_end=3, seconds=1.0, detectable_pct=5.0)
+    return SimpleNamespace(trials=trials, repeats=(), picks=SimpleNamespace(recommended=pick), search=search)
 
 
 def test_a_declared_tie_with_the_usual_plan_is_agreement_and_silence_is_not():
-    results = [build_result(A), build_result(A), build_result(B, ties=[A]), build_result(C, ties=[B])]
+    results = [build_result(A), build_result(A), build_result(B, ties=[C, A]), build_result(C, ties=[B])]
     arms, exceptions = judge_results(WORKLOAD, results)
     agrees = {arm.arm: arm.samples for arm in arms if arm.metric == "agrees"}
     assert exceptions == [3]
     assert agrees["recommended, or a tie of it"] == (1.0, 1.0, 1.0, 0.0)
     assert agrees["recommended"] == (1.0, 1.0, 0.0, 0.0)
+    assert find_usual([B, A, A, B]) == B, "of equals the first"
 
 
 def test_an_exception_is_told_with_what_its_search_knew_of_the_usual_plan():
@@ -51,10 +47,4 @@ def test_an_exception_is_told_with_what_its_search_knew_of_the_usual_plan():
 def test_the_fastest_row_is_held_against_its_own_usual_plan():
     results = [build_result(A), build_result(A, rates=(1.0, 5.0, 2.0)), build_result(A, rates=(1.0, 4.0, 2.0))]
     arms, _ = judge_results(WORKLOAD, results)
-    fastest = next(arm for arm in arms if arm.arm == "fastest row")
-    assert fastest.samples == (0.0, 1.0, 1.0)
-
-
-def test_ties_are_plans_of_rows():
-    assert list_ties(build_result(A, ties=[B, C])) == [B, C]
-    assert find_usual([B, A, A, B]) == B, "of equals the first"
+    assert next(arm for arm in arms if arm.arm == "fastest row").samples == (0.0, 1.0, 1.0)

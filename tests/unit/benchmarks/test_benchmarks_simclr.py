@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 from benchmarks import simclr
-from benchmarks._simclr_loop import build_v2_loader, run_plain_steps
+from benchmarks._simclr_loop import build_plain_loader, build_v2_loader, run_plain_steps
 from benchmarks.simclr import MIN_MARGIN, judge_margins
 
 
@@ -17,9 +17,6 @@ def test_the_margin_over_seeds_has_students_interval():
     assert target.measured == pytest.approx(0.05)
     assert target.ci95 == pytest.approx((0.05 - 0.009386, 0.05 + 0.009386), abs=1e-6)
     assert target.met is True
-
-
-def test_seeds_that_lie_apart_decide_nothing():
     assert judge_margins([MIN_MARGIN + d for d in (-0.02, 0.03, -0.01, 0.02, 0.0, 0.01)]).met is None
     assert judge_margins([1.0]).met is None, "one seed says nothing of others"
 
@@ -40,42 +37,32 @@ def test_torchvisions_views_are_the_same_steps_and_a_pass_has_no_more_batches_th
     images_NCHW = torch.randint(256, (40, 3, 12, 12), dtype=torch.uint8)
     batches = list(build_v2_loader(images_NCHW, 8, 10, n_batches=3, n_workers=0))
     assert len(batches) == 3
-    first_BCHW, second_BCHW = batches[0]
-    assert first_BCHW.shape == second_BCHW.shape == (10, 3, 8, 8)
-    assert first_BCHW.dtype == torch.float32
-    assert 0.5 < first_BCHW.max() <= 1
-    assert not torch.equal(first_BCHW, second_BCHW)
+    for first_BCHW, second_BCHW in (batches[0], next(iter(build_plain_loader(images_NCHW, 8, 10)))):
+        assert first_BCHW.shape == second_BCHW.shape == (10, 3, 8, 8)
+        assert first_BCHW.dtype == torch.float32
+        assert 0.5 < first_BCHW.max() <= 1
+        assert not torch.equal(first_BCHW, second_BCHW)
 
 
 @pytest.mark.parametrize("device", simclr.DEVICES)
-def test_every_device_has_its_size_in_the_configuration(device, tmp_path):
+def test_every_device_has_its_size_and_a_whole_window_of_images(device, tmp_path):
     size = simclr.SIZES[device]
     assert size.device == device
     config = simclr.build_config(tmp_path, size)
-    assert (config.run.device, config.data.batch_size, config.speed.precision) == (
-        device,
-        size.batch_size,
-        size.precision,
-    )
-    assert simclr.SIZES["cpu"] == simclr.Size(
-        device="cpu", batch_size=64, model="small_cnn(width=16)", precision="fp32"
-    )
-
-
-@pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("device", simclr.DEVICES)
-def test_there_is_a_whole_window_of_images_at_every_size(device, quick):
-    n_images, n_labelled = simclr.count_images(simclr.SIZES[device], quick=quick)
-    assert n_images - n_labelled >= simclr.WINDOW * simclr.SIZES[device].batch_size
+    found = (config.run.device, config.data.batch_size, config.speed.precision)
+    assert found == (device, size.batch_size, size.precision)
+    for quick in (True, False):
+        n_images, n_labelled = simclr.count_images(size, quick=quick)
+        assert n_images - n_labelled >= simclr.WINDOW * size.batch_size
 
 
 def test_a_block_on_a_gpu_is_timed_between_two_looks_at_the_device(monkeypatch):
     order = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("synchronize"))
-    assert simclr.time_block(lambda: order.append("block"), 10, "cuda")() > 0
-    assert order == ["synchronize", "block", "synchronize"]
-    simclr.time_block(lambda: order.append("block"), 10, "cpu")()
-    assert order[3:] == ["block"]
+    for device, expected in (("cuda", ["synchronize", "block", "synchronize"]), ("cpu", ["block"])):
+        order.clear()
+        assert simclr.time_block(lambda: order.append("block"), 10, device)() > 0
+        assert order == expected
 
 
 def test_the_plain_loop_computes_in_the_precision_of_ours():
