@@ -42,11 +42,9 @@ def run(args: argparse.Namespace) -> int:
 def print_comparison(console: Console, document: dict[str, Any]) -> None:
     from fulltilt.report.compare_text import (
         build_figures_table,
-        describe_control,
         describe_differences,
-        describe_reasons,
         describe_refusal,
-        describe_shown,
+        describe_remarks,
         describe_sides,
         describe_statistics,
     )
@@ -62,6 +60,5 @@ def print_comparison(console: Console, document: dict[str, Any]) -> None:
     console.print(f"\n[bold]Figures[/] ({describe_statistics(document)})")
     console.print(build_figures_table(document))
     console.print()
-    for line in [describe_shown(document), describe_control(document), *document["notes"], *describe_reasons(document)]:
-        if line:
-            console.print(f"· {line}", markup=False)
+    for line in describe_remarks(document):
+        console.print(f"· {line}", markup=False)

@@ -27,6 +27,7 @@ from fulltilt.records.trial import (
     Trial,
     TrialRequest,
     WorkloadSource,
+    find_damage,
     is_busy_pressure,
 )
 
@@ -62,6 +63,7 @@ __all__ = [
     "decode",
     "dumps",
     "encode",
+    "find_damage",
     "format_bytes",
     "format_gib",
     "format_rate",

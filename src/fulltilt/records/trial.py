@@ -20,6 +20,16 @@ PROBES = ("device", "loader", "memory")
 """Kinds that run a part: the step on batches already on the device, the loader alone, one step on fake tensors."""
 
 
+_LEAST = {
+    "samples_per_s": 0.0,
+    "seconds": 0.0,
+    "memory_allocated_peak_gib": 0.0,
+    "memory_reserved_peak_gib": 1e-9,
+    "memory_rss_peak_gib": 1e-9,
+}
+"""The tuner's models cannot be fitted to smaller figures."""
+
+
 def is_busy_pressure(cpu_pressure_pct: float | None) -> bool:
     """Whether figures measured under this pressure are those of a busy machine."""
     return (cpu_pressure_pct or 0.0) > BUSY_PCT
@@ -103,3 +113,14 @@ class Trial:
     def is_busy(self) -> bool:
         """Whether its figures are those of a busy machine."""
         return is_busy_pressure(self.cpu_pressure_pct)
+
+
+def find_damage(trial: Trial) -> str | None:
+    """Return which figure of a row no run can have measured; None where all are possible."""
+    if trial.status == "ok" and trial.kind != "memory" and not trial.samples_per_s:
+        return f"status is ok, and samples_per_s is {trial.samples_per_s}"
+    for name, least in _LEAST.items():
+        value = getattr(trial, name)
+        if value is not None and not least <= value <= 1e15:
+            return f"{name} is {value:g}, which nothing takes or reaches"
+    return None

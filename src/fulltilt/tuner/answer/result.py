@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.records import VERSION, Machine, Plan, Trial, decode, encode
-from fulltilt.records.consistency import describe_contradictions, find_contradictions
 from fulltilt.records.run_folder import write_atomic
 from fulltilt.report import build_trials_csv, build_tune_html
 from fulltilt.report.compare_sides import RESULT_FILE
@@ -119,12 +118,9 @@ class TuneResult:
         """Build a result from its document.
 
         Raises:
-            ValueError: a key is missing or has another type, names it; or a figure is not what the rows give.
+            ValueError: a key is missing or has another type; names it.
         """
-        result = decode(cls, document)
-        if problems := find_contradictions(document):
-            raise ValueError(f"{describe_contradictions(problems)}; run the search again")
-        return result
+        return decode(cls, document)
 
 
 def write_result(result: TuneResult, folder: Path) -> list[Path]:

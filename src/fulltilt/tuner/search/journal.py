@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, decode, dumps
-from fulltilt.records.consistency import find_row_contradictions
+from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, dumps, find_damage, loads
 from fulltilt.records.run_folder import RunFolder
 
 JOURNAL_FILE = "trials.jsonl"
@@ -83,21 +81,20 @@ class Journal:
         return f"t{max(numbers, default=0) + 1}"
 
     def _read(self, folder: RunFolder) -> None:
-        """A row that contradicts itself is as good as unreadable: its plan is measured again instead."""
+        """Leave out what cannot be read, and rows with impossible figures: their plan is measured again instead."""
         seen: set[str] = set()
         for number, line in enumerate(folder.read_lines(JOURNAL_FILE), start=1):
             place = f"{folder.path / JOURNAL_FILE}:{number}"
             try:
-                row = json.loads(line)
-                trial = decode(Trial, row)
-                problems = find_row_contradictions(row)
+                trial = loads(Trial, line)
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 self.notes.append(f"{place}: unreadable row left out ({error})")
                 continue
-            problems += [f"{trial.id}: an earlier row is called so, too"] if trial.id in seen else []
-            if problems:
-                said = "; ".join(problems)
-                self.notes.append(f"{place}: the row was changed or damaged and is left out, to be run again ({said})")
+            problem = "an earlier row is called so, too" if trial.id in seen else find_damage(trial)
+            if problem is not None:
+                self.notes.append(
+                    f"{place}: the row was changed or damaged and is left out, to be run again ({trial.id}: {problem})"
+                )
                 continue
             seen.add(trial.id)
             self.trials.append(trial)
