@@ -201,18 +201,18 @@ def _list_train_words(args: argparse.Namespace, config: Config) -> list[str]:
 
 def print_result(console: Console, document: Mapping[str, Any]) -> None:
     """The table, the picks and the notes, for people."""
-    from fulltilt.report import (
+    from fulltilt.report.outcome import describe_outcome
+    from fulltilt.report.summary import (
         PICK_TITLES,
-        build_trials_table,
         describe_advice,
         describe_hints,
         describe_marks,
-        describe_outcome,
         describe_pick,
         describe_same_pick,
         describe_search,
         describe_verification,
     )
+    from fulltilt.report.table import build_trials_table
 
     console.print()
     console.print(build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width))
@@ -243,7 +243,7 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
 
 def _mark_picks(picks: Mapping[str, Any]) -> dict[str, str]:
     """Row id → the picks it is."""
-    from fulltilt.report import PICK_TITLES
+    from fulltilt.report.summary import PICK_TITLES
 
     names: dict[str, list[str]] = {}
     for name in PICK_TITLES:

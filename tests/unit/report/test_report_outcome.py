@@ -14,7 +14,7 @@ from tests.unit.report.report_documents import (
     with_savings,
 )
 
-from fulltilt.report import build_tune_html, describe_marks, describe_pick
+from fulltilt.report.html import build_tune_html
 from fulltilt.report.outcome import (
     describe_epoch,
     describe_gain,
@@ -22,6 +22,7 @@ from fulltilt.report.outcome import (
     describe_resolution,
     describe_savings,
 )
+from fulltilt.report.summary import describe_marks, describe_pick
 from fulltilt.report.table import BUSY_MARK
 
 

@@ -19,12 +19,9 @@ from tests.unit.report.report_documents import (
 )
 
 from fulltilt.levers import default_plan
-from fulltilt.report import (
-    build_trials_csv,
-    build_trials_table,
-    build_tune_html,
+from fulltilt.report.html import build_tune_html
+from fulltilt.report.summary import (
     describe_advice,
-    describe_busy,
     describe_hints,
     describe_marks,
     describe_pick,
@@ -32,8 +29,9 @@ from fulltilt.report import (
     describe_search,
     describe_verification,
     format_duration,
-    format_throughput,
 )
+from fulltilt.report.table import build_trials_table, describe_busy, format_throughput
+from fulltilt.report.trials_csv import build_trials_csv
 
 
 def test_the_page_is_well_formed_and_holds_every_row_and_reason():

@@ -13,8 +13,9 @@ from typing import Any
 
 from fulltilt.records import VERSION, Machine, Plan, Trial, decode, encode
 from fulltilt.records.run_folder import write_atomic
-from fulltilt.report import build_trials_csv, build_tune_html
 from fulltilt.report.compare_sides import RESULT_FILE
+from fulltilt.report.html import build_tune_html
+from fulltilt.report.trials_csv import build_trials_csv
 from fulltilt.stats import compute_interval
 from fulltilt.tuner.answer.advice import Advice
 from fulltilt.tuner.answer.hints import Hint
