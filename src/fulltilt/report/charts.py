@@ -150,7 +150,7 @@ def compute_ticks_between(low: float, high: float, n: int = 5) -> list[float]:
 
 
 def compute_log_ticks(low: float, high: float) -> list[float]:
-    """Compute round figures from at most ``low`` to at least ``high``: the wider, the fewer a power of ten. Both above 0."""
+    """Compute round figures around ``low`` and ``high``, both above 0: the wider the span, the fewer of each power."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(max(high, low)) - 1e-9)
     factors = (1, 2, 5) if last - first <= 3 else (1, 3) if last - first <= 5 else (1,)
     ticks = [factor * 10.0**power for power in range(first, max(last, first + 1) + 1) for factor in factors]

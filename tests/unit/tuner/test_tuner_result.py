@@ -10,7 +10,7 @@ import pytest
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Machine, Roof
-from fulltilt.tuner.answer.finish import _tie_with_baseline, finish_result
+from fulltilt.tuner.answer.finish import finish_result, tie_with_baseline
 from fulltilt.tuner.answer.hints import find_hints
 from fulltilt.tuner.answer.quality import judge
 from fulltilt.tuner.answer.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds, read_schema
@@ -84,8 +84,8 @@ def test_a_plan_of_which_a_run_failed_is_no_tie():
     )
     picks = recommend.pick([row for row in unproven.trials if row.plan != USER], user_plan=USER, memory_limit_gib=8.0)
     before = dataclasses.replace(unproven, trials=failed, picks=picks)
-    assert _tie_with_baseline(before) == before
-    assert _tie_with_baseline(dataclasses.replace(before, trials=unproven.trials)) != before
+    assert tie_with_baseline(before) == before
+    assert tie_with_baseline(dataclasses.replace(before, trials=unproven.trials)) != before
 
 
 def build_verification():
