@@ -1,4 +1,4 @@
-"""The result of a search, and its JSON contract (``tune.schema.json`` beside this file)."""
+"""The result of a search, and its JSON contract (``tune.schema.json`` in ``fulltilt.tuner``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESULT_FILES = (RESULT_FILE, CSV_FILE, PAGE_FILE)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSummary:
-    """How the rows came about.
+    """How the rows of a search came about.
 
     Attributes:
         grid_size: Rows that the full grid has, plans that come to the same counted once.
@@ -107,7 +107,7 @@ class TuneResult:
     version: int = VERSION
 
     def to_document(self) -> dict[str, Any]:
-        """The JSON contract as plain values."""
+        """Return the JSON contract as plain values."""
         document = encode(self)
         return {"version": document.pop("version"), **document}
 
@@ -125,7 +125,7 @@ class TuneResult:
 
 
 def write_result(result: TuneResult, folder: Path) -> list[Path]:
-    """The result, all its rows for a spreadsheet, and the page. For who holds the folder's lock.
+    """Write the result, all its rows for a spreadsheet, and the page. The caller holds the folder's lock.
 
     Raises:
         StorageError: no space left.
@@ -139,10 +139,10 @@ def write_result(result: TuneResult, folder: Path) -> list[Path]:
 
 
 def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[Trial] = ()) -> EpochSeconds:
-    """Samples over samples per second: the geometric mean of the plan's runs side by side, as for what is saved.
+    """Compute samples over samples per second: the geometric mean of the plan's runs side by side, as for savings.
 
-    The interval is that of the row's throughput, turned round. Where the plan ran in several processes it is widened to
-    the interval over those: the next run is another process, and steps inside one say nothing of how these differ.
+    The interval is that of the row's throughput, turned round, and widened to that over the plan's processes: the next
+    run is another process, and steps inside one say nothing of how these differ.
 
     Args:
         runs: Every whole run; those of the plan in the newest comparison count, as they do for the pick.
@@ -151,17 +151,18 @@ def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[T
         return EpochSeconds(estimate=None, ci95=None)
     rates = [run.samples_per_s for run in find_confirmed(runs) if run.plan == trial.plan and run.samples_per_s]
     intervals = [trial.samples_per_s_ci95] if trial.samples_per_s_ci95 is not None else []
+    rate = trial.samples_per_s
     if len(rates) > 1:
+        rate = statistics.geometric_mean(rates)
         low, high = compute_interval([math.log(rate) for rate in rates])
         intervals.append((math.exp(low), math.exp(high)))
     known = [interval for interval in intervals if min(interval) > 0]
-    estimate = n_samples / (statistics.geometric_mean(rates) if len(rates) > 1 else trial.samples_per_s)
     if not known:
-        return EpochSeconds(estimate=estimate, ci95=None)
-    low, high = min(interval[0] for interval in known), max(interval[1] for interval in known)
-    return EpochSeconds(estimate=estimate, ci95=(min(n_samples / high, estimate), max(n_samples / low, estimate)))
+        return EpochSeconds(estimate=n_samples / rate, ci95=None)
+    low, high = min(rate, *(low for low, _ in known)), max(rate, *(high for _, high in known))
+    return EpochSeconds(estimate=n_samples / rate, ci95=(n_samples / high, n_samples / low))
 
 
 def read_schema() -> dict[str, Any]:
-    """The JSON Schema of the document."""
+    """Read the JSON Schema of the document."""
     return json.loads((resources.files("fulltilt.tuner") / "tune.schema.json").read_text(encoding="utf-8"))
