@@ -1,4 +1,4 @@
-"""The language between rooms: frozen, keyword-only records with units in their names, and one JSON codec."""
+"""The records that rooms exchange, frozen and with units in their names, and their JSON codec."""
 
 from fulltilt.records._codec import VERSION, decode, dumps, encode, loads
 from fulltilt.records.events import (

@@ -1,4 +1,4 @@
-"""A trial: what is asked of a trial process, and the row it becomes."""
+"""The request to a trial process, and the row that comes of it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def is_busy_pressure(cpu_pressure_pct: float | None) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadSource:
-    """How a trial process gets the workload: always a resolved configuration, which may name ``module:object``.
+    """What a trial process builds the workload from: a resolved configuration, which may name ``module:object``.
 
-    ``pickled`` is base64 cloudpickle of a Workload that has no import path (a notebook's); it only ever
-    travels from a parent to its own child.
+    ``pickled`` is base64 cloudpickle of a Workload that has no import path (a notebook's); it travels from a parent to
+    its own child only.
     """
 
     config: dict[str, Any]
@@ -52,7 +52,7 @@ class WorkloadSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRequest:
-    """One JSON line to a trial process."""
+    """A request to a trial process, sent as one JSON line."""
 
     id: str
     source: WorkloadSource
@@ -105,13 +105,13 @@ class Trial:
 
     @property
     def device_memory_peak_gib(self) -> float | None:
-        """Of the device used: what the allocator reserved on a GPU, the process tree's peak on a CPU."""
+        """Peak memory of the device used: reserved by the allocator on a GPU, of the process tree on a CPU."""
         reserved_gib = self.memory_reserved_peak_gib
         return reserved_gib if reserved_gib is not None else self.memory_rss_peak_gib
 
     @property
     def is_busy(self) -> bool:
-        """Whether its figures are those of a busy machine."""
+        """Whether a busy machine ran it."""
         return is_busy_pressure(self.cpu_pressure_pct)
 
 
