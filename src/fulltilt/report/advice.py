@@ -103,7 +103,7 @@ def describe_effect(effect_pct: float, ci95_pct: Interval | None, noise_pct: flo
 
 
 def describe_tried(row: Trial, others: Sequence[str]) -> str:
-    return f"in {row.id}, which differs in {', '.join(others)} too," if others else f"({row.id})"
+    return f" in {row.id}, which differs in {', '.join(others)} too," if others else f" ({row.id})"
 
 
 def describe_probed(without: Trial, probe: Trial) -> str:

@@ -18,6 +18,7 @@ MAX_LIMIT_SHARE = 3
 MAX_SERIES = 6  # more lines than colours cannot be told apart
 MAX_MARKS = 40  # points of a line; with more the marks hide it
 BAR_PITCH = 24
+N_TICKS = 5
 EMPTY = '<p class="note">nothing was measured</p>'
 _COLOURS = tuple(f"var(--c{i})" for i in range(MAX_SERIES))
 
@@ -129,22 +130,22 @@ def build_bar_chart(bars: Sequence[Bar], *, x_title: str, colours: Mapping[str, 
 SMALLEST = 1e-300  # below it a fifth of a figure may be 0
 
 
-def compute_ticks(top: float, n: int = 5) -> list[float]:
+def compute_ticks(top: float) -> list[float]:
     """Compute round figures from 0 to at least ``top``: steps of 1, 2 or 5 times a power of ten."""
     if top <= SMALLEST or not math.isfinite(top):
         return [0.0, 1.0]
-    raw = top / n
+    raw = top / N_TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
     return [i * step for i in range(math.ceil(top / step - 1e-9) + 1)]
 
 
-def compute_ticks_between(low: float, high: float, n: int = 5) -> list[float]:
+def compute_ticks_between(low: float, high: float) -> list[float]:
     """Compute round figures from at most ``low`` to at least ``high``."""
     if not high - low > max(SMALLEST, 1e-12 * abs(low)):
         room = 0.05 * (abs(low) if abs(low) > 100 * SMALLEST else 1.0)
         low, high = low - room, high + room
-    step = compute_ticks(high - low, n)[1]
+    step = compute_ticks(high - low)[1]
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
 

@@ -9,7 +9,7 @@ import pytest
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PhasesMs, Roof
 from fulltilt.tuner.answer.advice import build_advice, compute_bound, compute_roof_share, find_ceilings
-from fulltilt.tuner.answer.lever_advice import build_lever_advice, compute_effect
+from fulltilt.tuner.answer.lever_advice import Findings, build_lever_advice, compute_effect
 from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 PLAN = default_plan({"batch_size": 100})
@@ -101,7 +101,10 @@ def test_mfu_of_several_gpus_is_that_of_one_of_them():
     assert share.roof_fraction_pct == pytest.approx(100 * (1e9 * 100 / 1e12) / 0.080 / 2.0 / 2)
     assert share.text.endswith("of each of 2 devices, on average")
     on_gpus = dataclasses.replace(FACTS, device_type="cuda")
-    shares = [build_advice(row, [row], roofs=ROOFS, axes={}, facts=facts)[0].roof for facts in (FACTS, on_gpus)]
+    shares = [
+        build_advice(Findings(recommended=row, rows=[row], roofs=ROOFS, axes={}, facts=facts))[0].roof
+        for facts in (FACTS, on_gpus)
+    ]
     assert [share.mfu_pct for share in shares] == pytest.approx([100.0, 50.0]), "ranks on a CPU share its roof"
 
 
@@ -140,7 +143,7 @@ def test_a_roof_that_cannot_be_compared_with_is_null_with_the_reason(row, roofs,
 
 def test_reasons_of_missing_parts_are_named_by_their_place():
     row = dataclasses.replace(make_row(1), phases_ms=None, null_reasons={"phases_ms": "they do not close"})
-    advice, reasons = build_advice(row, [row], axes={}, facts=FACTS)
+    advice, reasons = build_advice(Findings(recommended=row, rows=[row], axes={}, facts=FACTS))
     assert (advice.bound, advice.roof) == (None, None)
     assert reasons == {"advice.bound": "they do not close", "advice.roof": "no roof was measured in this search"}
 
@@ -165,8 +168,8 @@ def test_probes_of_the_plans_own_parts_stand_beside_it_and_others_do_not():
 
 
 def advise(recommended, rows, *, axes=None, facts=FACTS, **given):
-    found = build_lever_advice(recommended, [recommended, *rows], axes=axes or {}, facts=facts, **given)
-    return {(advice.lever, advice.value): advice for advice in found}
+    found = Findings(recommended=recommended, rows=[recommended, *rows], axes=axes or {}, facts=facts, **given)
+    return {(advice.lever, advice.value): advice for advice in build_lever_advice(found)}
 
 
 BEST = make_row(1, 1000.0)

@@ -6,13 +6,13 @@ Every figure comes from a row of the search or from a roof measured in it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from fulltilt.levers import Facts, load_catalogue
-from fulltilt.records import Plan, Roof, Trial
+from fulltilt.levers import load_catalogue
+from fulltilt.records import Roof, Trial
 from fulltilt.report.advice import SLOWER_SIDE, describe_bound, describe_ceiling, describe_roof
-from fulltilt.tuner.answer.lever_advice import LeverAdvice, build_lever_advice, list_busy
+from fulltilt.tuner.answer.lever_advice import Findings, LeverAdvice, build_lever_advice, list_busy
 from fulltilt.tuner.answer.savings import Interval
 
 BoundKind = Literal["compute", "data", "transfer", "optimizer", "other"]
@@ -91,39 +91,19 @@ class Advice:
     levers: tuple[LeverAdvice, ...] = ()
 
 
-def build_advice(
-    recommended: Trial,
-    rows: Sequence[Trial],
-    *,
-    probes: Sequence[Trial] = (),
-    roofs: Sequence[Roof] = (),
-    axes: Mapping[str, Sequence[object]],
-    facts: Facts,
-    noise_pct: float | None = None,
-    tied: Collection[Plan] = (),
-) -> tuple[Advice, dict[str, str]]:
-    """Build the advice on one row, and the reasons for its missing parts by dotted name.
-
-    Args:
-        rows: The whole runs to compare with, repeats included.
-        roofs: Measured in this search, on this device.
-        axes: Lever → values that the search could try.
-        noise_pct: How far repeats of one plan lay apart.
-        tied: Plans that the search does not tell from the recommended one.
-    """
-    bound, bound_reason = compute_bound(recommended)
-    n_roofs = recommended.n_devices if facts.device_type == "cuda" else 1
-    roof, roof_reason = compute_roof_share(recommended, roofs, n_roofs=n_roofs)
+def build_advice(found: Findings) -> tuple[Advice, dict[str, str]]:
+    """Build the advice on the recommended row, and the reasons for its missing parts by dotted name."""
+    row = found.recommended
+    bound, bound_reason = compute_bound(row)
+    n_roofs = row.n_devices if found.facts.device_type == "cuda" else 1
+    roof, roof_reason = compute_roof_share(row, found.roofs, n_roofs=n_roofs)
     reasons = {"advice.bound": bound_reason, "advice.roof": roof_reason}
     if roof is not None and roof.roof_fraction_pct is None:
         reasons["advice.roof.roof_fraction_pct"] = bound_reason
     if roof is not None and roof.mfu_ci95_pct is None:
         reasons["advice.roof.mfu_ci95_pct"] = "the recommended row has no interval"
-    levers = build_lever_advice(
-        recommended, rows, probes=probes, axes=axes, facts=facts, noise_pct=noise_pct, tied=tied
-    )
-    ceilings = find_ceilings(recommended, probes)
-    advice = Advice(trial_id=recommended.id, bound=bound, roof=roof, ceilings=ceilings, levers=levers)
+    ceilings, levers = find_ceilings(row, found.probes), build_lever_advice(found)
+    advice = Advice(trial_id=row.id, bound=bound, roof=roof, ceilings=ceilings, levers=levers)
     return advice, {name: reason for name, reason in reasons.items() if reason}
 
 

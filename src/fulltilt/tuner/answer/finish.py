@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fulltilt.levers import Facts
 from fulltilt.tuner.answer.advice import build_advice
+from fulltilt.tuner.answer.lever_advice import Findings
 from fulltilt.tuner.answer.result import TuneResult
 from fulltilt.tuner.answer.savings import build_savings
 from fulltilt.tuner.picks.picks import Pick
@@ -44,9 +45,9 @@ def finish_result(
     )
     if savings is not None and savings.verdict == "no gain":
         result = tie_with_baseline(result)
-    advice, advice_reasons = build_advice(
-        chosen,
-        runs,
+    found = Findings(
+        recommended=chosen,
+        rows=runs,
         probes=result.probes,
         roofs=result.machine.roofs,
         axes=axes,
@@ -54,6 +55,7 @@ def finish_result(
         noise_pct=search.noise_pct,
         tied={row.plan for row in runs if row.id in result.picks.recommended.tied_with},
     )
+    advice, advice_reasons = build_advice(found)
     if roofs_missing and not result.machine.roofs:
         advice_reasons["advice.roof"] = roofs_missing
     reasons = {**result.null_reasons, **savings_reasons, **advice_reasons}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from fulltilt.levers import Facts, Lever, load_catalogue
-from fulltilt.records import Plan, Trial
+from fulltilt.records import Plan, Roof, Trial
 from fulltilt.report.advice import TIED, UNTRIED, describe_effect, describe_probed, describe_tried, name_lever
 from fulltilt.tuner.answer.savings import Interval
 from fulltilt.tuner.picks.recommend import CONFIRMING
@@ -51,28 +51,36 @@ def list_busy(*rows: Trial) -> tuple[str, ...]:
     return tuple(row.id for row in rows if row.is_busy)
 
 
-def build_lever_advice(
-    recommended: Trial,
-    rows: Sequence[Trial],
-    *,
-    probes: Sequence[Trial] = (),
-    axes: Mapping[str, Sequence[object]],
-    facts: Facts,
-    noise_pct: float | None = None,
-    tied: Collection[Plan] = (),
-) -> tuple[LeverAdvice, ...]:
-    """Build one entry per lever and value that is off; values that were never run come first.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What a search found, as far as advice rests on it.
 
-    Args:
+    Attributes:
+        rows: The whole runs to compare ``recommended`` with, repeats included.
+        roofs: Measured in this search, on this device.
+        axes: Lever → values that the search could try.
+        noise_pct: How far repeats of one plan lay apart.
         tied: Plans that the search does not tell from the recommended one, whatever one run of them showed.
     """
-    found = [
-        _find_run(lever, value, recommended, rows, probes, noise_pct or 0.0, tied)
-        or _explain_missing(lever, value, recommended, rows, axes, facts)
+
+    recommended: Trial
+    rows: Sequence[Trial]
+    probes: Sequence[Trial] = ()
+    roofs: Sequence[Roof] = ()
+    axes: Mapping[str, Sequence[object]]
+    facts: Facts
+    noise_pct: float | None = None
+    tied: Collection[Plan] = ()
+
+
+def build_lever_advice(found: Findings) -> tuple[LeverAdvice, ...]:
+    """Build one entry per lever and value that is off; values that were never run come first."""
+    advice = [
+        _find_run(lever, value, found) or _explain_missing(lever, value, found)
         for lever in load_catalogue().values()
-        for value in _list_values(lever, recommended)
+        for value in _list_values(lever, found.recommended)
     ]
-    return tuple(sorted(found, key=lambda advice: _ORDER.index(advice.state)))
+    return tuple(sorted(advice, key=lambda each: _ORDER.index(each.state)))
 
 
 def _list_values(lever: Lever, recommended: Trial) -> list[Any]:
@@ -87,38 +95,31 @@ def _list_values(lever: Lever, recommended: Trial) -> list[Any]:
     return []
 
 
-def _find_run(
-    lever: Lever,
-    value: Any,
-    recommended: Trial,
-    rows: Sequence[Trial],
-    probes: Sequence[Trial],
-    noise_pct: float,
-    tied: Collection[Plan],
-) -> LeverAdvice | None:
+def _find_run(lever: Lever, value: Any, found: Findings) -> LeverAdvice | None:
     """Describe a run that differs in the value alone, else a probe of the value alone, else any run that has it."""
-    ran = [row for row in rows if row.plan.get(lever.name) == value and row.status == "ok" and row.samples_per_s]
+    recommended, noise_pct = found.recommended, found.noise_pct or 0.0
+    ran = [row for row in found.rows if row.plan.get(lever.name) == value and row.status == "ok" and row.samples_per_s]
     ranked = sorted(ran, key=lambda row: (row.kind in CONFIRMING, row.samples_per_s or 0.0))
     alone = [row for row in ranked if not _list_differences(row, recommended, lever.name)]
-    pair = None if alone else _find_probe_pair(lever.name, value, recommended, probes)
+    pair = None if alone else _find_probe_pair(lever.name, value, found)
+    state: LeverState
     if pair is not None:
         base, row = pair
-        state, place, noise_pct = "probed alone", describe_probed(*pair), 0.0
+        state, where, noise_pct = "probed alone", describe_probed(*pair), 0.0
     elif ran:
         beside = [row for row in alone if row.kind in CONFIRMING] or alone
         base, row = recommended, beside[(len(beside) - 1) // 2] if beside else ranked[-1]
         others = _list_differences(row, recommended, lever.name)
-        state = "tried in company" if others else "tried alone"
-        place = f" {describe_tried(row, others)}"
+        state, where = "tried in company" if others else "tried alone", describe_tried(row, others)
     else:
         return None
     effect_pct, ci95_pct = compute_effect(base, row)
-    said = f"{name_lever(lever.name, value)}{place} {describe_effect(effect_pct, ci95_pct, noise_pct)}"
+    said = f"{name_lever(lever.name, value)}{where} {describe_effect(effect_pct, ci95_pct, noise_pct)}"
     return LeverAdvice(
         lever=lever.name,
         value=value,
         state=state,
-        text=said + (TIED if pair is None and row.plan in tied else ""),
+        text=said + (TIED if pair is None and row.plan in found.tied else ""),
         trial_id=row.id,
         effect_pct=effect_pct,
         effect_ci95_pct=ci95_pct,
@@ -126,31 +127,24 @@ def _find_run(
     )
 
 
-def _find_probe_pair(lever: str, value: Any, recommended: Trial, probes: Sequence[Trial]) -> tuple[Trial, Trial] | None:
+def _find_probe_pair(lever: str, value: Any, found: Findings) -> tuple[Trial, Trial] | None:
     """Find the newest probes of one part without and with the value, equal in everything else."""
-    fine = {(p.kind, p.plan): p for p in probes if p.status == "ok" and p.samples_per_s and p.kind != "memory"}
+    fine = {(p.kind, p.plan): p for p in found.probes if p.status == "ok" and p.samples_per_s and p.kind != "memory"}
     for (kind, plan), probe in reversed(fine.items()):
-        without = fine.get((kind, plan.replace(**{lever: recommended.plan[lever]})))
+        without = fine.get((kind, plan.replace(**{lever: found.recommended.plan[lever]})))
         if plan.get(lever) == value and without is not None:
             return without, probe
     return None
 
 
-def _explain_missing(
-    lever: Lever,
-    value: Any,
-    recommended: Trial,
-    rows: Sequence[Trial],
-    axes: Mapping[str, Sequence[object]],
-    facts: Facts,
-) -> LeverAdvice:
+def _explain_missing(lever: Lever, value: Any, found: Findings) -> LeverAdvice:
     """Say why no run tells anything about the value, and what one would need."""
-    plan = recommended.plan.replace(**{lever.name: value})
-    having = [row for row in rows if row.plan.get(lever.name) == value]
+    plan, facts = found.recommended.plan.replace(**{lever.name: value}), found.facts
+    having = [row for row in found.rows if row.plan.get(lever.name) == value]
     ran = [row for row in having if row.status != "skipped"]
     row = (ran or having or [None])[-1]
     obstacle = lever.guard(value, plan, facts) or (row.reason if row is not None and not ran else None)
-    state: LeverState = "not reached" if value in axes.get(lever.name, ()) else "not in the space"
+    state: LeverState = "not reached" if value in found.axes.get(lever.name, ()) else "not in the space"
     if obstacle is not None or row is not None:
         state = "failed" if obstacle is None else "cannot apply"
     note = lever.note(value, plan, facts) if state == "not in the space" else None
