@@ -7,6 +7,7 @@ file of ``python -m benchmarks``).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -114,14 +115,15 @@ def read_side(path: str | Path) -> Side:
         UsageError: it is not there, is no JSON, is of another version, or is not a whole result.
     """
     file = _find_file(Path(path))
-    is_log = file.name == EVENTS_FILE
-    document = None if is_log else _load(file)
-    kind: Kind = "train" if is_log else _find_kind(file, document)
+    kind: Kind = "train"
+    read = functools.partial(_read_train_folder, file.parent)
+    if file.name != EVENTS_FILE:
+        document = _load(file)
+        kind = _find_kind(file, document)
+        readers = {"tune": _read_tune, "train": _read_train, "benchmark": _read_benchmark}
+        read = functools.partial(readers[kind], file, document)
     try:
-        if is_log:
-            side = _read_train_folder(file.parent)
-        else:
-            side = {"tune": _read_tune, "train": _read_train, "benchmark": _read_benchmark}[kind](file, document)
+        side = read()
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise UsageError(
             f"{path} looks like the result of {kind}, but is not whole: {error!r}; make the result again"
@@ -168,8 +170,8 @@ def _find_kind(path: Path, document: Any) -> Kind:
     known = document if isinstance(document, Mapping) else {}
     if "error" in known and "rc" in known:
         raise UsageError(f"{path} says why {known.get('command') or 'a command'} has no result: {known['error']}")
-    kind = next((kind for kind, keys in _MARKS.items() if all(key in known for key in keys)), None)
-    if kind is None:
+    kinds: list[Kind] = [kind for kind, keys in _MARKS.items() if all(key in known for key in keys)]
+    if not kinds:
         raise UsageError(f"{path} is no result of {', '.join(_MARKS)}; give what --json wrote, or a run folder")
     version = known.get("version", VERSION)
     if version != VERSION:
@@ -177,7 +179,7 @@ def _find_kind(path: Path, document: Any) -> Kind:
             f"{path} is of version {version!r} of the result format, this fulltilt reads version {VERSION}; compare it "
             "with the fulltilt that wrote it, or make the result again"
         )
-    return kind
+    return kinds[0]
 
 
 def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:

@@ -96,9 +96,9 @@ def _list_charts(
             yield f"Validation {name_metric(metric)}", metric, _drop_empty(curves)
     for metric, curves in training.items():
         yield f"Training {name_metric(metric)}", metric, _drop_empty(curves)
-    rates = {name: [(at, at.lr) for at in intervals] for name, intervals in lines.items()}
+    rates: Curves = {name: [(at, at.lr) for at in intervals] for name, intervals in lines.items()}
     yield "Learning rate", "learning rate", rates
-    speeds = {name: [(at, at.samples_per_s) for at in intervals] for name, intervals in lines.items()}
+    speeds: Curves = {name: [(at, at.samples_per_s) for at in intervals] for name, intervals in lines.items()}
     yield "Throughput", "samples/s", speeds
 
 

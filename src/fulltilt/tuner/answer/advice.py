@@ -113,7 +113,7 @@ def compute_bound(row: Trial) -> tuple[Bound | None, str | None]:
     if phases is None or phases.forward is None or not phases.step:
         return None, row.null_reasons.get("phases_ms", "the row has no phases")
     times = {name: getattr(phases, name) or 0.0 for names in BOUND_PHASES.values() for name in names}
-    parts = {kind: sum(times[name] for name in names) for kind, names in BOUND_PHASES.items()}
+    parts: dict[BoundKind, float] = {kind: sum(times[n] for n in names) for kind, names in BOUND_PHASES.items()}
     kind = max(parts, key=lambda name: parts[name])
     phase = max(BOUND_PHASES[kind], key=lambda name: times[name])
     share = min(1.0, parts[kind] / phases.step)

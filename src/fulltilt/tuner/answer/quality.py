@@ -124,11 +124,11 @@ def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
 
 def _describe_place(documents: Sequence[Mapping[str, Any]]) -> str:
     """``on the validation set of 360 samples after 2 epochs``, as far as all documents say the same."""
-    sizes = {document.get("n_validation_samples") for document in documents}
-    epochs = {document["evaluations"][-1].get("epoch") for document in documents if document["evaluations"]}
+    sizes: set[Any] = {document.get("n_validation_samples") for document in documents}
+    epochs: set[Any] = {document["evaluations"][-1].get("epoch") for document in documents if document["evaluations"]}
     said = "on the validation set"
     if len(sizes) == 1 and None not in sizes:
-        said += f" of {count(*sizes, 'sample')}"
+        said += f" of {count(sizes.pop(), 'sample')}"
     if len(epochs) == 1 and None not in epochs:
         said += f" after {count(epochs.pop() + 1, 'epoch')}"
     return said

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
 from fulltilt.stats import compute_contrast_interval
@@ -77,7 +77,7 @@ def build_savings(
     """
     if baseline is None:
         return None, {"savings": "the user's own plan was not run"}
-    ids = {"baseline_id": baseline.id, "recommended_id": recommended.id}
+    ids: dict[str, Any] = {"baseline_id": baseline.id, "recommended_id": recommended.id}
     if baseline.plan == recommended.plan:
         if not any(run.status == "ok" and run.plan != baseline.plan for run in runs):
             return None, {"savings": "only one plan ran to its end, the settings as they were"}
@@ -95,7 +95,7 @@ def build_savings(
     rates = [statistics.geometric_mean(_read_rates(side[:n_pairs])) for side in (before, after)]
     speedup = rates[1] / rates[0]
     others = [_find_beside(runs, plan) for plan in {run.plan for run in runs} - {baseline.plan, recommended.plan}]
-    low, high = compute_speedup_ci95(*map(_read_rates, (before, after)), list(map(_read_rates, others)))
+    low, high = compute_speedup_ci95(_read_rates(before), _read_rates(after), list(map(_read_rates, others)))
     reach = math.exp(_compute_reach(runs, compared, n_pairs))
     low, high = min(low, speedup / reach), max(high, speedup * reach)
     gain_ci95_pct = _compute_gain_pct(low), _compute_gain_pct(high)
@@ -119,7 +119,12 @@ def build_savings(
     if n_samples is not None and n_epochs is not None:
         before_s, after_s = (n_samples * n_epochs / rate for rate in rates)
         saved_s_ci95 = before_s * gain_ci95_pct[0] / 100, before_s * gain_ci95_pct[1] / 100
-        times = {"before_s": before_s, "after_s": after_s, "saved_s": before_s - after_s, "saved_s_ci95": saved_s_ci95}
+        times: dict[str, Any] = {
+            "before_s": before_s,
+            "after_s": after_s,
+            "saved_s": before_s - after_s,
+            "saved_s_ci95": saved_s_ci95,
+        }
         savings = dataclasses.replace(savings, **times)
     reasons = _explain_nulls(
         savings, "the dataset has no length" if n_samples is None else "the length of the run is not known"
