@@ -57,5 +57,5 @@ class Measurement:
 
 
 def format_rate(per_s: float) -> str:
-    """``1,234``, and below 100 three figures: ``3.22``, ``0.004``."""
+    """Format a rate: ``1,234``, and below 100 three figures: ``3.22``, ``0.004``."""
     return f"{per_s:,.0f}" if abs(per_s) >= 100 else f"{per_s:.3g}"

@@ -46,7 +46,7 @@ class Plan(Mapping[str, Any]):
 
     @property
     def key(self) -> str:
-        """A stable text of the plan: equal plans have equal keys, in every process and release."""
+        """Return a text of the plan: equal plans have equal texts, in every process and release."""
         return json.dumps(self._values, sort_keys=True, separators=(",", ":"))
 
     @property

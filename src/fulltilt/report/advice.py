@@ -86,6 +86,7 @@ def describe_ceiling(probe: Trial, row: Trial) -> str:
 
 
 def name_lever(lever: str, value: Any) -> str:
+    """``compile yes``, ``precision bf16``."""
     return f"{lever} {'yes' if value is True else value}"
 
 

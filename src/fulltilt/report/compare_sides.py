@@ -76,7 +76,7 @@ class Figure:
 
     @property
     def value(self) -> float:
-        """The samples as one figure."""
+        """Compute the samples as one figure."""
         is_mean = self.statistic == "geometric mean"
         return (statistics.geometric_mean if is_mean else statistics.median)(self.samples)
 

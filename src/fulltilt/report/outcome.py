@@ -147,7 +147,7 @@ def _describe_unconfirmed(savings: Mapping[str, Any], verification: Mapping[str,
 
 
 def _describe_time_saved(saved_pct: float, *, n_digits: int = 0) -> str:
-    """``34 % less training time``, ``12 % more training time``, ``the same training time``."""
+    """Say a share of time saved: ``34 % less training time``, ``the same training time``."""
     shown = f"{abs(saved_pct):.{n_digits}f}"
     return (
         f"{shown} % {'less' if saved_pct > 0 else 'more'} training time" if float(shown) else "the same training time"

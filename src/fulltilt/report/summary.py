@@ -87,7 +87,7 @@ def _shorten(names: Sequence[str]) -> str:
 
 
 def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, Any]) -> str:
-    """``t7 (batch_size 64, compile yes)``"""
+    """Name a tie by what its plan has other: ``t7 (batch_size 64, compile yes)``."""
     if plan is None:
         return id
     other = [f"{name} {format_value(value)}" for name, value in plan.items() if value != picked.get(name)]
@@ -166,12 +166,12 @@ def describe_verification(document: Document) -> str | None:
 
 
 def count(n: int, what: str) -> str:
-    """``1 plan``, ``3 plans``."""
+    """Count in words: ``1 plan``, ``3 plans``."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def format_duration(seconds: float) -> str:
-    """``0.42 s``, ``17 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Format seconds: ``0.42 s``, ``17 s``, ``3 min 05 s``, ``2 h 10 min``."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     if seconds < 60:

@@ -100,7 +100,7 @@ def _describe_fullest_part(row: Row) -> str:
 
 
 def format_throughput(row: Row) -> str:
-    """``1,234 ± 2 %``: half the 95 % interval's width beside the figure."""
+    """Format samples/s with half the width of the 95 % interval: ``1,234 ± 2 %``."""
     value, interval = row.get("samples_per_s"), row.get("samples_per_s_ci95")
     if value is None:
         return ""
@@ -117,7 +117,7 @@ def is_busy(row: Row) -> bool:
 
 
 def mark_busy(figure: str, row: Row) -> str:
-    """``1,234 ± 2.8 % *`` in a row of a busy machine; ``describe_busy`` says what the mark means."""
+    """Mark a figure in a row of a busy machine: ``1,234 ± 2.8 % *``. ``describe_busy`` explains the mark."""
     return f"{figure} {BUSY_MARK}" if figure and is_busy(row) else figure
 
 
@@ -152,7 +152,7 @@ def describe_pressure(row: Row) -> str:
 
 
 def format_value(value: Any) -> str:
-    """``yes``, ``no``, ``–`` for None, everything else as it is."""
+    """Format a setting: ``yes``, ``no``, ``–`` for None, everything else as it is."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "–" if value is None else str(value)
@@ -192,5 +192,5 @@ def _fixed(value: float | None, digits: int) -> str:
 
 
 def _gib(value: float | None) -> str:
-    """``0.29``; two figures of what two decimals would round to nothing."""
+    """Format ``0.29``, and two figures of what two decimals would round to nothing."""
     return f"{value:.2g}" if value is not None and 0 < value < 0.01 else _fixed(value, 2)

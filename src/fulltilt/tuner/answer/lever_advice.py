@@ -175,6 +175,6 @@ def compute_effect(base: Trial, row: Trial) -> tuple[float, Interval | None]:
 
 
 def _compute_half(interval: Interval, rate: float) -> float:
-    """Half the interval of the logarithm, so that no speed is more than 100 % slower than another."""
+    """Compute half the interval of the logarithm, so that no speed is more than 100 % slower than another."""
     low, high = interval
     return math.log(high / low) / 2 if low > 0 else math.log(high / rate)

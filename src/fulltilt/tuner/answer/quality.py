@@ -123,7 +123,7 @@ def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _describe_place(documents: Sequence[Mapping[str, Any]]) -> str:
-    """``on the validation set of 360 samples after 2 epochs``, as far as all documents say the same."""
+    """Say where quality was measured: ``on the validation set of 360 samples after 2 epochs``."""
     sizes: set[Any] = {document.get("n_validation_samples") for document in documents}
     epochs: set[Any] = {document["evaluations"][-1].get("epoch") for document in documents if document["evaluations"]}
     said = "on the validation set"

@@ -87,7 +87,7 @@ def say_fastest(chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial]) ->
 
 
 def count_plans(rows: Sequence[object]) -> str:
-    """``1 plan``, ``3 plans``."""
+    """Count in words: ``1 plan``, ``3 plans``."""
     return "1 plan" if len(rows) == 1 else f"{len(rows)} plans"
 
 
