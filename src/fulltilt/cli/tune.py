@@ -215,7 +215,7 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
     from fulltilt.report.table import build_trials_table
 
     console.print()
-    console.print(build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width))
+    console.print(build_trials_table(document["trials"], marked=_mark_picks(document), width=console.width))
     legend = describe_marks(document)
     if legend:
         console.print(legend, style="dim", markup=False)
@@ -241,15 +241,11 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         _print_lines(console, advice)
 
 
-def _mark_picks(picks: Mapping[str, Any]) -> dict[str, str]:
+def _mark_picks(document: Mapping[str, Any]) -> dict[str, str]:
     """Row id → the picks it is."""
-    from fulltilt.report.summary import PICK_TITLES
+    from fulltilt.report.summary import name_picks
 
-    names: dict[str, list[str]] = {}
-    for name in PICK_TITLES:
-        pick = picks.get(name)
-        if pick:
-            names.setdefault(pick["id"], []).append(name)
+    names = name_picks(document)
     is_one = len(names) == 1
     return {id: "every pick" if is_one and len(own) > 1 else ", ".join(own) for id, own in names.items()}
 

@@ -84,9 +84,6 @@ class RunFolder:
             os.close(self._lock)
             self._lock = -1
 
-    def write_atomic(self, name: str, content: str | bytes) -> Path:
-        return write_atomic(self.path / name, content)
-
     def append_line(self, name: str, line: str) -> None:
         """Append one line durably: it is on the disk when this returns, or StorageError is raised."""
         append_line(self.path / name, line)
@@ -98,7 +95,7 @@ class RunFolder:
         """Write what the results that will lie here depend on; for a folder that holds none yet."""
         mine: dict[str, Any] = {"command": self._command, "fingerprint": compute_fingerprint(parts)}
         mine |= {"parts": dict(parts), "set_aside": self.set_aside}
-        self.write_atomic(FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
+        write_atomic(self.path / FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
 
     def _claim(self, parts: Mapping[str, Any], command: str, results: Sequence[str], aging: Collection[str]) -> bool:
         """Take the folder for a run with these parts; whether it goes on from results that lie there."""

@@ -22,6 +22,7 @@ from fulltilt.report.summary import (
     describe_same_pick,
     describe_search,
     describe_verification,
+    name_picks,
     read_recommended,
 )
 from fulltilt.report.table import (
@@ -227,11 +228,7 @@ def _phase_bars(measured: Sequence[Row], recommended: str | None) -> str:
 
 
 def _table(rows: Sequence[Row], document: Document) -> str:
-    picked: dict[str, list[str]] = {}
-    for key, pick in document["picks"].items():
-        if pick:
-            picked.setdefault(pick["id"], []).append(key)
-    columns = build_columns(rows)
+    picked, columns = name_picks(document), build_columns(rows)
     head = "".join(f"<th>{escape(column.title)}</th>" for column in columns)
     body = []
     for row in rows:

@@ -31,7 +31,9 @@ def describe_gain(document: Document) -> str | None:
     pick, baseline = read_recommended(document), document.get("baseline") or {}
     savings = document.get("savings") or {}
     verdict = savings.get("verdict")
-    if verdict in ("no gain", "same plan") or not baseline.get("samples_per_s") or pick.get("id") == baseline.get("id"):
+    if verdict in ("no gain", "same plan") or not pick or not baseline.get("samples_per_s"):
+        return None
+    if pick["id"] == baseline["id"]:
         return None
     compared = [] if savings.get("gain_pct") is None else _list_compared(document)
     plans = baseline["plan"], pick["plan"]

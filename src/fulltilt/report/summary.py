@@ -35,6 +35,15 @@ def read_recommended(document: Document) -> Mapping[str, Any]:
     return document["picks"].get("recommended") or {}
 
 
+def name_picks(document: Document) -> dict[str, list[str]]:
+    """Map the id of each picked row to the picks it is."""
+    names: dict[str, list[str]] = {}
+    for key in PICK_TITLES:
+        if pick := document["picks"].get(key):
+            names.setdefault(pick["id"], []).append(key)
+    return names
+
+
 def describe_plan(plan: Mapping[str, Any]) -> str:
     """Name what differs from PyTorch's defaults: ``batch_size 128, num_workers 2, precision bf16``."""
     parts = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records import PHASES
-from fulltilt.report.summary import PICK_TITLES, Document
+from fulltilt.report.summary import Document, name_picks
 from fulltilt.report.table import is_busy
 
 FIGURES = (
@@ -26,11 +26,8 @@ def build_trials_csv(document: Document) -> str:
     """
     rows = [*document["trials"], *document.get("repeats", ()), *document.get("probes", ())]
     unique = {row["id"]: row for row in (*rows, document.get("baseline")) if row}
-    picks = {name: (document["picks"].get(name) or {}).get("id") for name in PICK_TITLES}
-    lines = [
-        _build_line(unique[id], [name for name, own in picks.items() if own == id])
-        for id in sorted(unique, key=lambda id: (len(id), id))
-    ]
+    picked = name_picks(document)
+    lines = [_build_line(unique[id], picked.get(id, [])) for id in sorted(unique, key=lambda id: (len(id), id))]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fieldnames=list(_build_line(_EMPTY, [])), lineterminator="\n")
     writer.writeheader()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
+from fulltilt.report.summary import count
 from fulltilt.stats import compute_contrast_interval
 from fulltilt.tuner.picks.recommend import find_confirmed
 from fulltilt.tuner.picks.undecided import CLEAR, compute_spread, estimate_error
@@ -77,58 +78,49 @@ def build_savings(
     """
     if baseline is None:
         return None, {"savings": "the user's own plan was not run"}
-    ids: dict[str, Any] = {"baseline_id": baseline.id, "recommended_id": recommended.id}
+    ids: dict[str, Any] = {"baseline_id": baseline.id, "recommended_id": recommended.id, "search_s": search_s}
     if baseline.plan == recommended.plan:
         if not any(run.status == "ok" and run.plan != baseline.plan for run in runs):
             return None, {"savings": "only one plan ran to its end, the settings as they were"}
-        same = Savings(verdict="same plan", search_s=search_s, **ids)
+        same = Savings(verdict="same plan", **ids)
         return same, _explain_nulls(same, "the settings as they were are the recommended ones")
     if baseline.status != "ok":
         return None, {"savings": f"the user's own plan ended with {baseline.status}: {baseline.reason}"}
     before, after = (_find_beside(runs, plan) for plan in (baseline.plan, recommended.plan))
     n_pairs = min(len(before), len(after))
     if n_pairs < MIN_PAIRS:
-        rounds = "1 round" if n_pairs == 1 else f"{n_pairs} rounds"
-        missing = f"the recommended plan and the user's own ran side by side in {rounds}, {MIN_PAIRS} are needed"
-        return None, {"savings": missing}
-    compared = sorted([*before[:n_pairs], *after[:n_pairs]], key=_read_order)
-    rates = [statistics.geometric_mean(_read_rates(side[:n_pairs])) for side in (before, after)]
-    speedup = rates[1] / rates[0]
+        missing = "the recommended plan and the user's own ran side by side in"
+        return None, {"savings": f"{missing} {count(n_pairs, 'round')}, {MIN_PAIRS} are needed"}
     others = [_find_beside(runs, plan) for plan in {run.plan for run in runs} - {baseline.plan, recommended.plan}]
-    low, high = compute_speedup_ci95(_read_rates(before), _read_rates(after), list(map(_read_rates, others)))
-    reach = math.exp(_compute_reach(runs, compared, n_pairs))
-    low, high = min(low, speedup / reach), max(high, speedup * reach)
-    gain_ci95_pct = _compute_gain_pct(low), _compute_gain_pct(high)
+    paired_ci95 = compute_speedup_ci95(_read_rates(before), _read_rates(after), list(map(_read_rates, others)))
+    compared = sorted([*before[:n_pairs], *after[:n_pairs]], key=_read_order)
+    before_rate, after_rate = (statistics.geometric_mean(_read_rates(side[:n_pairs])) for side in (before, after))
+    speedup, reach = after_rate / before_rate, math.exp(_compute_reach(runs, compared, n_pairs))
+    low, high = min(paired_ci95[0], speedup / reach), max(paired_ci95[1], speedup * reach)
+    low_pct, high_pct = _compute_gain_pct(low), _compute_gain_pct(high)
+    verdict: SavingsVerdict = "no gain" if low <= 1 <= high else "faster" if low > 1 else "slower"
+    figures: dict[str, Any] = {"gain_pct": _compute_gain_pct(speedup), "gain_ci95_pct": (low_pct, high_pct)}
+    unpaid = f"{verdict}: nothing pays the search back"
+    if verdict == "faster" and any(run.is_busy for run in compared):
+        unpaid = "runs of a busy machine were compared: what they show is no claim for a quiet one"
+    elif verdict == "faster":  # each second of training with the faster plan saves ``speedup − 1`` seconds
+        figures["payback_s"] = search_s / (speedup - 1)
+        figures["payback_s_ci95"] = (search_s / (high - 1), search_s / (low - 1))
+    if n_samples is not None and n_epochs is not None:
+        before_s, after_s = n_samples * n_epochs / before_rate, n_samples * n_epochs / after_rate
+        figures |= {"before_s": before_s, "after_s": after_s, "saved_s": before_s - after_s}
+        figures["saved_s_ci95"] = (before_s * low_pct / 100, before_s * high_pct / 100)
     savings = Savings(
-        verdict="no gain" if low <= 1 <= high else "faster" if low > 1 else "slower",
-        search_s=search_s,
+        verdict=verdict,
         n_pairs=n_pairs,
         compared_ids=tuple(run.id for run in compared),
-        gain_pct=_compute_gain_pct(speedup),
-        gain_ci95_pct=gain_ci95_pct,
         n_samples=n_samples,
         n_epochs=n_epochs,
         **ids,
+        **figures,
     )
-    unpaid = f"{savings.verdict}: nothing pays the search back"
-    if savings.verdict == "faster" and any(run.is_busy for run in compared):
-        unpaid = "runs of a busy machine were compared: what they show is no claim for a quiet one"
-    elif savings.verdict == "faster":  # each second of training with the faster plan saves ``speedup − 1`` seconds
-        ci95 = search_s / (high - 1), search_s / (low - 1)
-        savings = dataclasses.replace(savings, payback_s=search_s / (speedup - 1), payback_s_ci95=ci95)
-    if n_samples is not None and n_epochs is not None:
-        before_s, after_s = (n_samples * n_epochs / rate for rate in rates)
-        saved_s_ci95 = before_s * gain_ci95_pct[0] / 100, before_s * gain_ci95_pct[1] / 100
-        times: dict[str, Any] = {
-            "before_s": before_s,
-            "after_s": after_s,
-            "saved_s": before_s - after_s,
-            "saved_s_ci95": saved_s_ci95,
-        }
-        savings = dataclasses.replace(savings, **times)
-    reasons = _explain_nulls(
-        savings, "the dataset has no length" if n_samples is None else "the length of the run is not known"
-    )
+    no_run = "the dataset has no length" if n_samples is None else "the length of the run is not known"
+    reasons = _explain_nulls(savings, no_run)
     return savings, reasons | {name: unpaid for name in reasons if "payback" in name}
 
 
