@@ -86,6 +86,7 @@ class EpochSeconds:
 class TuneResult:
     """What ``fulltilt tune`` found. ``to_json_text`` is the stable document; ``read`` takes one back."""
 
+    version: int = VERSION
     machine: Machine
     workload: dict[str, Any]
     trials: tuple[Trial, ...]
@@ -104,12 +105,10 @@ class TuneResult:
     notes: tuple[str, ...] = ()
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     folder: str | None = None
-    version: int = VERSION
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON contract as plain values."""
-        document = encode(self)
-        return {"version": document.pop("version"), **document}
+        return encode(self)
 
     def to_json_text(self) -> str:
         return json.dumps(self.to_document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
