@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "too) are put side by side without differences in percent, and those of two machines without a verdict; the "
         "first lines say so. Two trainings may differ in their recipe, optimizer included: their training time to the "
         "quality that both reached says which is better. Refused with exit code 2 are two kinds of result, two "
-        "benchmarks, another version of the format, and figures that cannot be. A and B are geometric means of a "
+        "benchmarks, another version of the format, and a file that is not whole. A and B are geometric means of a "
         "plan's runs side by side, as in the choice of tune, whose tables show the median run; of a training's folder "
         "they are means over its epochs."
     )
@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
     console.print(f" ({words.describe_statistics(document)})")
     console.print(words.build_figures_table(document))
     console.print()
-    told = [words.describe_shown(document), words.describe_control(document), *document["notes"]]
-    for line in filter(None, [*told, *words.describe_reasons(document)]):
+    for line in words.describe_remarks(document):
         console.print(f"· {line}")
     return 0

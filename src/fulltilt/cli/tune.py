@@ -178,7 +178,18 @@ def _without_verification(result: TuneResult, reason: str) -> TuneResult:
 
 def print_result(console: Console, document: Mapping[str, Any]) -> None:
     """Print the table, the picks and the notes, for people."""
-    from fulltilt import report
+    from fulltilt.report.outcome import describe_outcome
+    from fulltilt.report.summary import (
+        PICK_TITLES,
+        describe_advice,
+        describe_hints,
+        describe_marks,
+        describe_pick,
+        describe_same_pick,
+        describe_search,
+        describe_verification,
+    )
+    from fulltilt.report.table import build_trials_table
 
     def print_section(title: str, lines: Iterable[str | None]) -> None:
         told = [line for line in lines if line]
@@ -187,40 +198,37 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
             _print_lines(console, told)
 
     console.print()
-    console.print(
-        report.build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width)
-    )
-    legend = report.describe_marks(document)
+    console.print(build_trials_table(document["trials"], marked=_mark_picks(document), width=console.width))
+    legend = describe_marks(document)
     if legend:
         console.print(legend, style="dim")
     outcome = [
-        *report.describe_outcome(document),
-        report.describe_verification(document),
-        report.describe_search(document),
+        *describe_outcome(document),
+        describe_verification(document),
+        describe_search(document),
     ]
     print_section("What it comes to", outcome)
     shown: dict[str, Mapping[str, Any]] = {}
-    for name, title in report.PICK_TITLES.items():
+    for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)
         if not pick:
             continue
         console.print(f"\n{title}", style="bold")
         first = shown.setdefault(pick["id"], pick)
-        same = [f"the same plan; {report.describe_same_pick(pick, first)}"] if first is not pick else None
-        for line in same or report.describe_pick(pick, document["trials"]):
+        same = [f"the same plan; {describe_same_pick(pick, first)}"] if first is not pick else None
+        for line in same or describe_pick(pick, document["trials"]):
             console.print(f"  {line}")
-    print_section("Notes", [*report.describe_hints(document), *document.get("notes", ())])
-    print_section("What would make it faster still", report.describe_advice(document))
+    print_section("Notes", [*describe_hints(document), *document.get("notes", ())])
+    print_section("What would make it faster still", describe_advice(document))
 
 
-def _mark_picks(picks: Mapping[str, Any]) -> dict[str, str]:
+def _mark_picks(document: Mapping[str, Any]) -> dict[str, str]:
     """Return row id → the names of its picks."""
-    from fulltilt.report import PICK_TITLES
+    from fulltilt.report.summary import name_picks
 
-    ids = {name: picks[name]["id"] for name in PICK_TITLES if picks.get(name)}
-    if len(set(ids.values())) == 1 < len(ids):
-        return dict.fromkeys(ids.values(), "every pick")
-    return {id: ", ".join(name for name, own in ids.items() if own == id) for id in ids.values()}
+    names = name_picks(document)
+    is_one = len(names) == 1
+    return {id: "every pick" if is_one and len(own) > 1 else ", ".join(own) for id, own in names.items()}
 
 
 def _print_lines(console: Console, lines: Iterable[str]) -> None:

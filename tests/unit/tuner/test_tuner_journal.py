@@ -57,14 +57,7 @@ def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"samples_per_s": 11.0}, "t2: samples_per_s is 11, its blocks lie between 9.9 and 10.1"),
-        ({"samples_per_s": 10.05}, "samples_per_s 10.05 at phases_ms.step"),
-        ({"samples_per_s_ci95": [20.0, 30.0]}, "outside of its samples_per_s_ci95 20 to 30"),
-        ({"effective_batch_size": 4096}, "effective_batch_size is 4096"),
-        ({"status": "error"}, "status is error, and only a run that ended well has samples_per_s"),
         ({"samples_per_s": None}, "status is ok, and samples_per_s is None"),
-        ({"observed": {"precision": "bf16"}}, "its plan has precision fp32, observed in the run was bf16"),
-        ({"observed": {}}, "observed is empty, and levers are read back inside a run before it counts"),
         ({"memory_rss_peak_gib": -1.0}, "memory_rss_peak_gib is -1, which nothing takes or reaches"),
         ({"memory_rss_peak_gib": 0.0}, "memory_rss_peak_gib is 0, which nothing takes or reaches"),
         ({"memory_rss_peak_gib": 1e300}, "memory_rss_peak_gib is 1e+300, which nothing takes or reaches"),
@@ -72,7 +65,7 @@ def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(tmp_path):
         ({"id": "t1"}, "t1: an earlier row is called so, too"),
     ],
 )
-def test_a_row_that_contradicts_itself_is_left_out_to_be_run_again(tmp_path, changes, said):
+def test_a_row_that_cannot_be_is_left_out_to_be_run_again(tmp_path, changes, said):
     with open_folder(tmp_path) as folder:
         for row in (make_row("t1"), make_row("t2")):
             Journal(folder).append(row)

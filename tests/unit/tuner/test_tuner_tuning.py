@@ -14,7 +14,7 @@ from fulltilt.hardware import read_machine
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import WorkloadSource
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.report import describe_search
+from fulltilt.report.summary import describe_search
 from fulltilt.tuner import tune
 from fulltilt.tuner.answer import conclude
 from fulltilt.tuner.picks import recommend

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from fulltilt.records import Plan, Trial, decode, dumps
-from fulltilt.records.consistency import find_row_contradictions
+from fulltilt.records import Plan, Trial, dumps, find_damage, loads
 from fulltilt.records.run_folder import RunFolder
 
 JOURNAL_FILE = "trials.jsonl"
@@ -77,21 +75,20 @@ class Journal:
         return f"t{max(numbers, default=0) + 1}"
 
     def _read(self, folder: RunFolder) -> None:
-        """Read the rows. One that contradicts itself counts as unreadable: its plan is measured again."""
+        """Read the rows. A damaged one, or one with impossible figures, is left out and measured again."""
         seen: set[str] = set()
         for number, line in enumerate(folder.read_lines(JOURNAL_FILE), start=1):
             place = f"{folder.path / JOURNAL_FILE}:{number}"
             try:
-                row = json.loads(line)
-                trial = decode(Trial, row)
-                problems = find_row_contradictions(row)
+                trial = loads(Trial, line)
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 self.notes.append(f"{place}: unreadable row left out ({error})")
                 continue
-            problems += [f"{trial.id}: an earlier row is called so, too"] if trial.id in seen else []
-            if problems:
-                said = "; ".join(problems)
-                self.notes.append(f"{place}: the row was changed or damaged and is left out, to be run again ({said})")
+            problem = "an earlier row is called so, too" if trial.id in seen else find_damage(trial)
+            if problem is not None:
+                self.notes.append(
+                    f"{place}: the row was changed or damaged and is left out, to be run again ({trial.id}: {problem})"
+                )
                 continue
             seen.add(trial.id)
             self.trials.append(trial)
