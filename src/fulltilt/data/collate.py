@@ -33,24 +33,20 @@ def fast_collate(samples: Sequence[Any]) -> Any:
 
 def _collate_column(values: Sequence[Any]) -> Any:
     first = values[0]
-    if isinstance(first, torch.Tensor):
-        return _stack(values)
     if type(first) is int:
         return torch.tensor(values)
-    return default_collate(values)
-
-
-def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if not isinstance(first, torch.Tensor):
+        return default_collate(values)
+    shapes = {tuple(tensor.shape) for tensor in values}
     if len(shapes) > 1:
         raise DataError(
             f"samples of one batch differ in shape: {', '.join(map(str, sorted(shapes)[:4]))}; "
             f"add resize(…), center_crop(…) or random_resized_crop(…) to data.transform, or give a collate function"
         )
     if get_worker_info() is None:
-        return torch.stack(tuple(tensors))
-    out = empty_shared((len(tensors), *tensors[0].shape), tensors[0].dtype)
-    return torch.stack(tuple(tensors), out=out)
+        return torch.stack(tuple(values))
+    out = empty_shared((len(values), *first.shape), first.dtype)
+    return torch.stack(tuple(values), out=out)
 
 
 def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.nn import functional
 
 from fulltilt.data.images import cifar10_formats
 from fulltilt.data.images.cifar10 import cifar10
@@ -19,6 +18,7 @@ from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.data.images.stl10 import MARK, MAX_CLASSES, UNDER_WAY
 from fulltilt.data.new_file import Counter, Progress, check_name, check_room, new_file
 from fulltilt.data.splits import spread_rows
+from fulltilt.data.transforms.steps import resize_images
 from fulltilt.errors import DataError
 
 REMEDY = "write fewer images (--limit) or smaller ones (--size)"
@@ -143,11 +143,8 @@ def _write_bytes(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def _resize_and_crop(image_CHW: Tensor, size: int) -> Tensor:
-    height, width = image_CHW.shape[1:]
-    if (height, width) == (size, size):
-        return image_CHW
-    scale = size / min(height, width)
-    shape = (max(size, round(height * scale)), max(size, round(width * scale)))
-    resized_CHW = functional.interpolate(image_CHW[None], size=shape, mode="bilinear", antialias=True)[0]
-    top, left = (shape[0] - size) // 2, (shape[1] - size) // 2
+    scale = size / min(image_CHW.shape[1:])
+    height, width = (max(size, round(edge * scale)) for edge in image_CHW.shape[1:])
+    resized_CHW = resize_images(image_CHW[None], height, width)[0]
+    top, left = (height - size) // 2, (width - size) // 2
     return resized_CHW[:, top : top + size, left : left + size]

@@ -69,7 +69,9 @@ def _read_death(death: re.Match[str], iterator: Any) -> WorkerDiedError:
         return _describe_death(pids, None, int(death["code"]))
     if death["signal"]:
         words = death["signal"].strip()
-        return _describe_death(pids, _find_signal(words), None, words)
+        # torch names a signal by strsignal's words: SIGKILL is "Killed".
+        named = (s for s in signal.valid_signals() if (signal.strsignal(s) or "").lower() == words.lower())
+        return _describe_death(pids, next(named, None), None, words)
     return _find_death(iterator, pids[0]) or _describe_death(pids, None, None)
 
 
@@ -86,11 +88,6 @@ def _describe_death(
     room = _read_shm_room() if number == signal.SIGBUS else ""
     remedy = _REMEDIES.get(number or 0, "run with num_workers 0 to see the error where it happens")
     return WorkerDiedError(f"data worker (pid {', '.join(map(str, pids))}) died: {how}; {room}{remedy}")
-
-
-def _find_signal(words: str) -> int | None:
-    """Turn strsignal's words, by which torch names a signal, into its number: ``Killed`` into 9."""
-    return next((s for s in signal.valid_signals() if (signal.strsignal(s) or "").lower() == words.lower()), None)
 
 
 def _read_shm_room() -> str:

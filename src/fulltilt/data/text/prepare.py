@@ -16,7 +16,6 @@ from fulltilt.data.text.tokens import (
     Tokenizer,
     Vocabulary,
     build_vocabulary,
-    compute_digest,
     count_words,
     describe_source,
     digest_text,
@@ -112,7 +111,7 @@ def _build_manifest(
         "n_words": len(vocabulary),
         "tokenizer": tokenizer,
         "vocabulary_blake2b": digest_text(vocabulary.to_text()),
-        "sources": [describe_source(path, compute_digest(path)) for path in files],
+        "sources": [describe_source(path) for path in files],
     }
 
 

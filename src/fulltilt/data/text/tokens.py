@@ -101,9 +101,9 @@ class TokenStream(NamedTuple):
     source: str
 
 
-def describe_source(path: Path, digest: str) -> dict[str, Any]:
+def describe_source(path: Path) -> dict[str, Any]:
     """Describe a text, so that a later change of it is noticed."""
-    stat = path.stat()
+    digest, stat = compute_digest(path), path.stat()
     return {"path": str(path.resolve()), "n_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "blake2b": digest}
 
 
