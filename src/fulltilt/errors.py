@@ -148,7 +148,7 @@ class DeviceMemoryError(TrainingError):
 
 
 def find_remedy(message: str) -> str | None:
-    """Return the last part of a message that is built as above, without the log it names; None without such a part."""
+    """Return the remedy at the end of a message, without the log it names; None where there is none."""
     _, found, remedy = _LOG.sub("", message.strip()).rpartition("; ")
     return remedy if found else None
 

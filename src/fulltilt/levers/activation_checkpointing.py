@@ -235,6 +235,7 @@ def _apply(setup: Setup, value: bool | str) -> None:
 
 
 def count_wrapped(model: Any) -> int:
+    """Count the modules that run under checkpointing."""
     return sum(hasattr(type(m), MARK) for m in model.modules())
 
 
