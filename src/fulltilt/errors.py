@@ -1,22 +1,15 @@
 """Every error that fulltilt raises on purpose, each with the exit code of the command line.
 
 FulltiltError                 1
-├── UsageError                2   wrong flags, wrong call
-│   ├── ConfigError           2   a configuration file: carries file, line and key
-│   ├── DataError             2   a data file is missing, unreadable, truncated or too short
-│   ├── DeviceError           2   the device asked for is not there
-│   ├── PlanObstacleError     2   a lever's value cannot apply to this model on this machine
-│   └── RunFolderError        2   the output folder is locked or belongs to another run
-├── NoPlanError               3   the search ran, and no plan can run, or none may be written
-├── StorageError              1   no space left, read-only file system
-│   └── ResultUnwrittenError  1   the search found something and its files could not be written: carries the result
-└── TrainingError             1   the run itself failed
-    ├── NonFiniteLossError    1
-    ├── WorkerDiedError       1   a data worker died
-    ├── RankFailedError       1   one of several training processes died or failed
-    │   └── RankHungError     1   it stood still while the others waited for it
-    ├── FakeRunError          1   the step cannot be taken on fake tensors
-    └── DeviceMemoryError     1   out of memory, whichever spelling
+├── UsageError                2
+│   └── ConfigError, DataError, DeviceError, PlanObstacleError, RunFolderError
+├── NoPlanError               3
+├── StorageError              1
+│   └── ResultUnwrittenError
+└── TrainingError             1
+    ├── NonFiniteLossError, WorkerDiedError, FakeRunError, DeviceMemoryError
+    └── RankFailedError
+        └── RankHungError
 
 A message says the fact, the values and the remedy: ``batch_size 512 is larger than the dataset (360 samples);
 use batch_size 360 or less``.
@@ -47,6 +40,8 @@ class FulltiltError(Exception):
 
 
 class UsageError(FulltiltError):
+    """A wrong flag or a wrong call."""
+
     exit_code = 2
 
 
@@ -67,19 +62,19 @@ class ConfigError(UsageError):
 
 
 class DataError(UsageError):
-    pass
+    """A data file is missing, unreadable, truncated or too short."""
 
 
 class DeviceError(UsageError):
-    pass
+    """The device asked for is not there."""
 
 
 class PlanObstacleError(UsageError):
-    pass
+    """A lever's value cannot apply to this model on this machine."""
 
 
 class RunFolderError(UsageError):
-    pass
+    """The output folder is locked or belongs to another run."""
 
 
 class NoPlanError(FulltiltError):
@@ -101,11 +96,11 @@ class NoPlanError(FulltiltError):
 
 
 class StorageError(FulltiltError):
-    pass
+    """No space is left, or the file system is read-only."""
 
 
 class ResultUnwrittenError(StorageError):
-    """``result`` is the ``TuneResult`` that was found."""
+    """The files of a search could not be written; ``result`` is the ``TuneResult`` that was found."""
 
     def __init__(self, message: str, result: Any):
         super().__init__(message)
@@ -113,15 +108,15 @@ class ResultUnwrittenError(StorageError):
 
 
 class TrainingError(FulltiltError):
-    pass
+    """The run itself failed."""
 
 
 class NonFiniteLossError(TrainingError):
-    pass
+    """A loss is not finite."""
 
 
 class WorkerDiedError(TrainingError):
-    pass
+    """A data worker died."""
 
 
 class RankFailedError(TrainingError):
@@ -133,7 +128,7 @@ class RankFailedError(TrainingError):
 
 
 class RankHungError(RankFailedError):
-    pass
+    """A training process stood still while the others waited for it."""
 
 
 class FakeRunError(TrainingError):
@@ -149,11 +144,11 @@ class FakeRunError(TrainingError):
 
 
 class DeviceMemoryError(TrainingError):
-    pass
+    """Memory ran out, on the device or the host."""
 
 
 def find_remedy(message: str) -> str | None:
-    """Return the last part of a message that is built as above, without the log it names; None without such a part."""
+    """Return the remedy at the end of a message, without the log it names; None where there is none."""
     _, found, remedy = _LOG.sub("", message.strip()).rpartition("; ")
     return remedy if found else None
 

@@ -50,7 +50,7 @@ def read_oom_kills(root: Root = "/") -> int | None:
 
 
 def _read_memory_groups(root: Root) -> Iterator[tuple[int, int]]:
-    """Yield limit and use in bytes of every group that has a limit, idle pages of files left out of the use."""
+    """Yield limit and use in bytes of every group with a limit; idle pages of files are not used."""
     for folder in _group_folders(root, "memory"):
         for limit_name, usage_name, idle_name in _MEMORY_FILES:
             limit, usage = ((read_text(root, f"{folder}/{name}") or "").strip() for name in (limit_name, usage_name))

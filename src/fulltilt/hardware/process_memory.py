@@ -41,6 +41,8 @@ class ProcessMemory:
 
 
 class _Rollup(NamedTuple):
+    """Memory of one process."""
+
     rss_bytes: int
     pss_bytes: int
     private_bytes: int

@@ -117,18 +117,13 @@ def _count_segments(module: Any) -> int:
     return max(1, round(math.sqrt(len(module)))) if plain else 1
 
 
-def wrap_block(module: Any) -> None:
-    """Let ``module`` run its forward under ``torch.utils.checkpoint``, in place.
-
-    Its class is replaced by a subclass of the same name: parameter names, hooks and ``isinstance`` stay as they are,
-    and a deep copy of the model computes with its own weights.
-    """
-    module.__class__ = _build_wrapped_class(type(module), _count_segments(module))
-
-
 @functools.cache
 def _build_wrapped_class(base: Any, n_segments: int) -> Any:
-    """Build one class for all blocks of a class, so that they still compile to one graph."""
+    """Build the subclass that runs the forward of ``base`` under ``torch.utils.checkpoint``.
+
+    A module that takes it as its class keeps parameter names, hooks and ``isinstance``, and a deep copy of the model
+    computes with its own weights. Blocks of one class share it, so that they compile to one graph.
+    """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
@@ -236,10 +231,11 @@ def _apply(setup: Setup, value: bool | str) -> None:
     if not blocks:
         raise PlanObstacleError(f"activation_checkpointing=True: {_NOTHING_TO_WRAP}")
     for block in blocks:
-        wrap_block(block)
+        block.__class__ = _build_wrapped_class(type(block), _count_segments(block))
 
 
 def count_wrapped(model: Any) -> int:
+    """Count the modules that run under checkpointing."""
     return sum(hasattr(type(m), MARK) for m in model.modules())
 
 

@@ -17,7 +17,7 @@ def _apply(setup: Setup, value: bool) -> None:
 
 
 def _observe(setup: Setup) -> bool:
-    """True when every 4-d weight, and the first input a step computed on where it is 4-d, is stored channels last."""
+    """Whether every 4-d weight, and the first 4-d input of a step, is stored channels last."""
     import torch
 
     if setup.input_memory_format is not torch.channels_last:

@@ -34,6 +34,7 @@ class CacheRelease:
             self._call()
 
     def start_epoch(self, epoch: int) -> None:
+        """Count an epoch as it starts."""
         if self._unit == "epoch" and epoch > 0 and epoch % self._count == 0:
             self._call()
 

@@ -12,8 +12,8 @@ def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
 
 
 def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    text = "under WSL2 the first allocation can fail with a CUDA driver error (pytorch/pytorch#192330); then use false"
-    return text if value and facts.is_wsl else None
+    fact = "under WSL2 the first allocation can fail with a CUDA driver error (pytorch/pytorch#192330)"
+    return f"{fact}; if it does, use false" if value and facts.is_wsl else None
 
 
 def _apply(setup: Setup, value: bool) -> None:

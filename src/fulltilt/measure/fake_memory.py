@@ -52,7 +52,7 @@ _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribut
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FakePeak:
-    """Live bytes at the fullest moment of two training steps and one evaluation step; the parts add up to the total."""
+    """Live bytes at the fullest moment of two training steps and one evaluation step. The parts add up."""
 
     batch_size: int
     phase: Phase  # in which that moment was
@@ -151,6 +151,8 @@ def _take_steps(
 
 
 class _Entry(NamedTuple):
+    """A storage in the ledger."""
+
     reference: Any  # weak, kept for its callback
     n_bytes: int
     kind: Kind
@@ -158,6 +160,8 @@ class _Entry(NamedTuple):
 
 
 class _Peak(NamedTuple):
+    """The fullest moment of the ledger so far."""
+
     total: int
     number: int  # of the entry that made it
     split: Counter[Kind]

@@ -36,8 +36,6 @@ def apply_memory_limit(device: torch.device | str, limit_bytes: int) -> None:
         DeviceError: the device knows no limit.
     """
     device = torch.device(device)
-    if limit_bytes <= 0:
-        raise DeviceMemoryError(f"a memory limit of {limit_bytes} bytes leaves nothing to train with; give more")
     if device.type == "cuda":
         _limit_cuda(device, limit_bytes)
     elif device.type == "cpu":
@@ -80,7 +78,7 @@ def _limit_cpu(limit_bytes: int) -> None:
 def _limit_cuda(device: torch.device, limit_bytes: int) -> None:
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     reserved_bytes = torch.cuda.memory_reserved(device)
-    if reserved_bytes > limit_bytes:
+    if reserved_bytes >= limit_bytes:
         raise _build_error(limit_bytes, reserved_bytes, f"{device} memory")
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 

@@ -50,6 +50,8 @@ class StepSample:
 
 @dataclasses.dataclass(slots=True)
 class _PendingStep:
+    """A step whose marks the device has not reached yet."""
+
     begin: Any
     laps: list[tuple[str, Any]]
     end: Any

@@ -81,7 +81,7 @@ def _measure_copy(device: torch.device, seconds: float, sheet: DataSheet | None)
 
 
 def _choose_size(device: torch.device, dtype: torch.dtype, seconds: float) -> int:
-    """Find the largest power of two up to 2048 (8192 on a GPU) that takes no more than its share of the time.
+    """Find the largest matrix size that is fast enough: a power of two up to 2048, on a GPU 8192.
 
     A type without hardware support may run hundreds of times slower. On a CPU one thread is timed: on a busy machine
     the threads of a short call wait for each other for longer than they compute, and the size would stay too small.

@@ -155,13 +155,13 @@ def compute_quantile_interval(values: ArrayLike, quantile: float, confidence: fl
 def compute_contrast_interval(
     values: ArrayLike, first: int, second: int, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Compute an interval of the mean of arm ``second`` minus that of arm ``first``; all arms ran once in each round.
+    """Compute an interval of how far the mean of arm ``second`` lies above that of arm ``first``.
 
     What a round adds to all of its arms drops out, and the spread is that of all arms: with 4 arms in 2 rounds the t
     quantile is 3.2 instead of 12.7.
 
     Args:
-        values: Shape (arms, rounds); logarithms, where ratios are meant.
+        values: Shape (arms, rounds): every arm ran once in each round. Logarithms, where ratios are meant.
 
     Raises:
         ValueError: fewer than 2 arms or rounds, or a value that is not finite.

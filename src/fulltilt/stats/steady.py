@@ -63,7 +63,7 @@ def _halves_agree(tail: NDArray[np.float64], tolerance_pct: float) -> bool:
 
 
 def _count_warm_head(tail: NDArray[np.float64], tolerance_pct: float) -> int:
-    """Count samples before the first three in a row within the band of the tail's second half; later ones are noise."""
+    """Count samples before the first three in a row within the band of the tail's second half."""
     half = tail.size // 2
     level = float(np.median(tail[-half:]))
     band = max(tolerance_pct / 100 * abs(level), _Z * _estimate_noise(tail))

@@ -146,13 +146,6 @@ def test_kernel_without_children_files_and_rollups(plant):
     assert memory.private_bytes is None
 
 
-def watch_until_trip(watchdog: MemoryWatchdog) -> str | None:
-    end = time.monotonic() + 300
-    while watchdog.check() is None and time.monotonic() < end:
-        time.sleep(0.02)
-    return watchdog.trip
-
-
 def test_watchdog_leaves_what_fits_alone():
     with running(GROW + READY_AND_WAIT) as process:
         watchdog = MemoryWatchdog(process.pid, 256 * MIB)
@@ -163,9 +156,11 @@ def test_watchdog_leaves_what_fits_alone():
 def test_watchdog_counts_data_workers():
     fork = "for _ in range(3):\n  if os.fork() == 0:\n    " + GROW + "    break\n"
     with running(fork + READY_AND_WAIT, n_ready=4) as process:
-        trip = watch_until_trip(MemoryWatchdog(process.pid, 150 * MIB))
-    assert trip is not None
-    assert "the limit is 150 MiB" in trip
+        watchdog = MemoryWatchdog(process.pid, 150 * MIB)
+        end = time.monotonic() + 300
+        while watchdog.check() is None and time.monotonic() < end:
+            time.sleep(0.02)
+    assert "the limit is 150 MiB" in watchdog.trip
 
 
 # 32 MiB: containers have a /dev/shm of 64 MiB where nobody asked for more.
