@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial, WorkloadSource, dumps, loads
 from fulltilt.tuner.trials.process import Zygote
 from fulltilt.tuner.trials.rows import NULLABLE
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.trials.target import ProcessTarget
 
 BODIES = Path(__file__).parents[1] / "faults"

@@ -211,6 +211,16 @@ def _read_state(act, answer):
     )
 
 
+def _list_loaded(act, answer):
+    """What was there when the process was forked."""
+    loaded = set(sys.modules)
+    from fulltilt.tuner.trials.server import PRELOAD
+
+    torch = sys.modules.get("torch")
+    state = {"missing": sorted({*PRELOAD} - loaded), "has_cuda_context": torch is None or torch.cuda.is_initialized()}
+    answer({"state": state})
+
+
 def _end_by_batch_size(act, answer):
     """64 is fine, 512 is too large, 7 fails."""
     size = act["plan"]["batch_size"]
@@ -247,6 +257,7 @@ ACTS = {
     "kill_zygote_with_loner": _kill_zygote_with_loner,
     "share_batches": _share_batches,
     "state": _read_state,
+    "loaded": _list_loaded,
     "by_batch_size": _end_by_batch_size,
     "tune_inside": _tune_inside,
 }

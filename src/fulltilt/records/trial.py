@@ -49,6 +49,7 @@ class TrialRequest:
     plan: Plan
     device: str  # "cpu", "cuda", "cuda:1"
     n_steps: int  # timed optimizer steps at least; blocks may need more
+    kind: str = "trial"  # what to do with it: a name of ``tuner.trials.kinds.KINDS``
     seed: int = 0
     memory_limit_bytes: int | None = None  # of each rank
     deadline_s: float = 120.0

@@ -5,11 +5,11 @@ import io
 
 import pytest
 from rich.console import Console
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.cli._live import show_search
 from fulltilt.levers import default_plan
 from fulltilt.tuner import SearchNoted, SearchStarted, TrialDone
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 PLAN = default_plan({"batch_size": 64})
 

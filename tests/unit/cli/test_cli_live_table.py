@@ -5,12 +5,12 @@ import io
 
 import pytest
 from rich.console import Console
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.cli._live import show_search
 from fulltilt.cli._live_table import LiveTable
 from fulltilt.levers import default_plan
 from fulltilt.tuner import SearchNoted, SearchStarted, TrialCut, TrialDone, TrialProgressed, TrialStarted
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 STARTED = SearchStarted(

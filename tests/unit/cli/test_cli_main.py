@@ -4,13 +4,13 @@ import subprocess
 import sys
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, _shared, build_parser, parse_arguments, run_command
 from fulltilt.cli._shared import show_progress, write_json
 from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.tuner import SearchStarted, TrialDone
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 STARTED = SearchStarted(strategy="s", grid_size=4, n_planned=4, n_resumed=0, device="cpu", folder="runs/tune/a")
 TRIAL = SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))(default_plan(), id="t1", why="")

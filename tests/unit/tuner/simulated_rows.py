@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from tests.simulated_target import Answer, SimulatedTarget
+
 from fulltilt.levers import default_plan
 from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.picks.recommend import pick
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 USER = default_plan({"batch_size": 32})
 

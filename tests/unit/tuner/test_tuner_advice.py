@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PhasesMs, Roof
 from fulltilt.tuner.answer.advice import build_advice, compute_bound, compute_roof_share, find_ceilings
 from fulltilt.tuner.answer.lever_advice import build_lever_advice, compute_effect
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 PLAN = default_plan({"batch_size": 100})
 FACTS = Facts(device_type="cpu", has_conv=True, has_any_conv=True, has_c_compiler=True, optimizer="AdamW")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import default_plan
 from fulltilt.records import PhasesMs
 from fulltilt.tuner.answer.hints import find_hints, find_search_hints
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 QUIET = SimulatedTarget(lambda plan: Answer(samples_per_s=100.0))(default_plan(), id="t1", why="")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.errors import RunFolderError
 from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.session import END_TO_END, REPEAT
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 PLAN = default_plan()
 
@@ -34,10 +34,10 @@ def test_rows_come_back_in_order_and_once(tmp_path):
             journal.append(row)
     with open_folder(tmp_path) as folder:
         journal = Journal(folder)
-    assert journal.take(PLAN, END_TO_END).id == "t1"
-    assert journal.take(PLAN, END_TO_END) is None
-    assert [journal.take(PLAN, REPEAT).id for _ in range(2)] == ["t2", "t3"]
-    assert journal.take(PLAN, REPEAT) is None
+    assert journal.take((PLAN, END_TO_END, None, None)).id == "t1"
+    assert journal.take((PLAN, END_TO_END, None, None)) is None
+    assert [journal.take((PLAN, REPEAT, None, None)).id for _ in range(2)] == ["t2", "t3"]
+    assert journal.take((PLAN, REPEAT, None, None)) is None
     assert journal.next_id() == "t4"
     assert journal.spent_s == 6.0
 

@@ -10,6 +10,7 @@ import statistics
 
 import jsonschema
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import Machine, Roof
@@ -20,7 +21,6 @@ from fulltilt.tuner.answer.quality import judge
 from fulltilt.tuner.answer.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds, read_schema
 from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.picks.recommend import LearningRate
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 USER = default_plan({"batch_size": 32})
 MACHINE = Machine(

@@ -6,10 +6,10 @@ import dataclasses
 import math
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import default_plan
 from fulltilt.tuner.answer.savings import build_savings, compute_speedup_ci95
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 USER = default_plan({"batch_size": 32})
 FAST = USER.replace(num_workers=4)

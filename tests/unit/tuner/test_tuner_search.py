@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from tests.simulated_target import Answer, SimulatedTarget
+
 from fulltilt.levers import Facts, default_plan, find_obstacles
 from fulltilt.records import PROBES
 from fulltilt.records.run_folder import RunFolder
@@ -15,7 +17,6 @@ from fulltilt.tuner.search.finals import run_finals
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.progress import TrialDone, TrialStarted
 from fulltilt.tuner.search.session import END_TO_END, REPEAT, Ask, Session, Skip
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 BASE = default_plan({"batch_size": 32})
 SIZES = (16, 32, 64, 128, 256)

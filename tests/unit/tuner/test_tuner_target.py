@@ -28,10 +28,8 @@ def build_outcome(**memory):
         evidence=Evidence(has_result=True, exit_code=0),
         measurement=measurement,
         reply={},
-        traceback=None,
         log_path=Path("t1.log"),
         seconds=1.0,
-        stray_pids=(),
     )
 
 
@@ -69,8 +67,8 @@ def test_without_a_limit_nothing_is_held_against_one():
 class Recording(ProcessTarget):
     """Keeps the request, and answers as a process would that measured what it was asked for."""
 
-    def _run(self, request, kind):
-        self.request, self.kind = request, kind
+    def _run(self, request):
+        self.request = request
         return build_outcome()
 
 
@@ -88,12 +86,12 @@ def test_over_ranks_a_probe_takes_one_ranks_part_and_its_rate_counts_for_all(tmp
     target = Recording(source, device="cpu", folder=tmp_path, rank_devices=("cpu", "cpu"))
     plan = default_plan({"batch_size": 34})
     probe = target(plan, id="t1", why="", kind="device")
-    assert (target.request.plan["batch_size"], target.kind) == (17, "device")
+    assert (target.request.plan["batch_size"], target.request.kind) == (17, "device")
     assert (probe.plan, probe.n_devices, probe.batch_size_per_device) == (plan, 2, 17)
     assert (probe.samples_per_s, probe.samples_per_s_ci95) == (200.0, (198.0, 202.0))
     assert probe.block_samples_per_s == (200.0, 200.0)
     assert "its rate counts 2 times" in probe.notes[-1]
 
     whole = target(plan, id="t2", why="")
-    assert (target.request.plan, target.request.rank_devices, target.kind) == (plan, ("cpu", "cpu"), "trial")
+    assert (target.request.plan, target.request.rank_devices, target.request.kind) == (plan, ("cpu", "cpu"), "trial")
     assert (whole.samples_per_s, whole.notes) == (100.0, ())

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.config import config_from_values
 from fulltilt.errors import NoPlanError, RunFolderError
@@ -28,7 +29,6 @@ from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
 from fulltilt.tuner.search.search import Search, merge_facts, run_finalists, run_strategy
 from fulltilt.tuner.search.session import Session, Skip
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.trials.target import ProbeResult
 
 USER = default_plan({"batch_size": 32})
@@ -45,7 +45,7 @@ def make_search(session, space=SPACE, options=OPTIONS, **given):
     aim = TuneTarget(config=config, source=WorkloadSource(config={}, base_dir="."), name="x", code={})
     question = Question(aim=aim, options=options, machine=read_machine(), path=Path("out"))
     probe = ProbeResult(facts=space.facts, workload={})
-    parts = {"question": question, "folder": None, "journal": Journal(), "target": None, "probe": probe} | given
+    parts = {"question": question, "folder": None, "target": None, "probe": probe} | given
     return Search(space=space, session=session, memory_gib=8.0, **parts)
 
 
@@ -326,11 +326,11 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
     workload = {"name": "digits", "n_samples": 1280, "learning_rate": 0.1, "notes": notes}
     probe = ProbeResult(facts=facts, workload=workload)
     with RunFolder(tmp_path / "run", fingerprint_parts={}, command="tune", results=[]) as folder:
-        session, journal = Session(answer, Journal()), Journal()
+        session = Session(answer, Journal())
         search_to_the_end(session, SPACE, OPTIONS) if has_interval else session.run(search.exhaustive(SPACE))
         aim = TuneTarget(config=config, source=source, name="digits", code={})
         question = Question(aim=aim, options=OPTIONS, machine=read_machine(), path=tmp_path)
-        given = {"question": question, "folder": folder, "journal": journal, "probe": probe}
+        given = {"question": question, "folder": folder, "probe": probe}
         result = conclude.conclude(make_search(session, **given), (), "")
     assert result.epoch_seconds.estimate == pytest.approx(2.0)
     assert (result.epoch_seconds.ci95 is not None) == has_interval

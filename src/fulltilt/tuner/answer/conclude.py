@@ -123,7 +123,7 @@ def _assemble(search: Search, roofs: Sequence[Roof]) -> TuneResult:
         probes=tuple(session.probes),
         hints=(*find_hints(chosen, search.memory_gib), *find_search_hints(table)),
         notes=(
-            *search.journal.notes,
+            *session.journal.notes,
             *space.notes,
             *_list_notes_of_kept(probe, space),
             *_note_trust(session, chosen, summary, space),

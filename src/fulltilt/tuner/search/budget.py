@@ -38,10 +38,10 @@ class Refusal:
 
 
 def compute_search_s(budget_s: float) -> float:
-    """Of a budget without what is kept back for the roofs."""
+    """Seconds that a budget leaves for the search, when the roofs have theirs."""
     return budget_s - min(ROOFS_S, ROOFS_SHARE * budget_s)
 
 
 def compute_budget_s(search_s: float) -> float:
-    """The budget of which so much is left for the search."""
+    """The budget in seconds that leaves so much for the search."""
     return min(search_s / (1 - ROOFS_SHARE), search_s + ROOFS_S)

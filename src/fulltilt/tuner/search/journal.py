@@ -6,11 +6,14 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, decode, dumps
+from fulltilt.records import Plan, Trial, decode, dumps
 from fulltilt.records.consistency import find_row_contradictions
 from fulltilt.records.run_folder import RunFolder
 
 JOURNAL_FILE = "trials.jsonl"
+
+Key = tuple[Plan, str, str | None, int | None]
+"""Plan, kind, comparison and round: what tells whether a recorded row answers."""
 
 
 class Journal:
@@ -27,19 +30,18 @@ class Journal:
         self._folder = folder
         self.trials: list[Trial] = []
         self.notes: list[str] = []
-        self._recorded: dict[tuple[Plan, str, str | None, int | None], list[Trial]] = defaultdict(list)
+        self._recorded: dict[Key, list[Trial]] = defaultdict(list)
         if folder is not None:
             self._read(folder)
         self.n_found = len(self.trials)
 
-    def take(self, plan: Plan, kind: str, comparison: str | None = None, round: int | None = None) -> Trial | None:
-        """The next recorded row of this plan that was not handed out yet."""
-        waiting = self._recorded.get((plan, kind, comparison, round))
-        return waiting.pop(0) if waiting else None
+    def take(self, key: Key) -> Trial | None:
+        """The next recorded row that was not handed out yet."""
+        return self._recorded[key].pop(0) if self.holds(key) else None
 
-    def holds(self, plan: Plan, kind: str, comparison: str | None = None, round: int | None = None) -> bool:
+    def holds(self, key: Key) -> bool:
         """Whether ``take`` would hand out a row."""
-        return bool(self._recorded.get((plan, kind, comparison, round)))
+        return bool(self._recorded.get(key))
 
     def enter_round(self, comparison: str | None, runs: Sequence[tuple[Plan, str]]) -> int:
         """The number of the next round: of one that was recorded whole, else a new one.
@@ -49,18 +51,17 @@ class Journal:
         """
         recorded = {key[3] for key, rows in self._recorded.items() if key[2] == comparison and rows}
         for number in sorted(number for number in recorded if number is not None):
-            if all(self.holds(plan, kind, comparison, number) for plan, kind in runs):
+            if all(self.holds((plan, kind, comparison, number)) for plan, kind in runs):
                 return number
             broken = [key for key in self._recorded if key[2:] == (comparison, number)]
             ids = ", ".join(row.id for key in broken for row in self._recorded.pop(key))
             self.notes.append(f"{ids}: of a round that was broken off, set aside: a round counts only whole")
         return 1 + max((row.round or 0 for row in self.trials if row.comparison == comparison), default=0)
 
-    def take_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> list[Trial]:
+    def take_rest(self, kinds: Collection[str]) -> list[Trial]:
         """All recorded rows of these kinds that were not handed out yet, in the order they were written."""
-        waiting = {trial.id for (_, kind, *_), rows in self._recorded.items() if kind in kinds for trial in rows}
-        for key in [key for key in self._recorded if key[1] in kinds]:
-            del self._recorded[key]
+        keys = [key for key in self._recorded if key[1] in kinds]
+        waiting = {trial.id for key in keys for trial in self._recorded.pop(key)}
         return [trial for trial in self.trials if trial.id in waiting]
 
     def append(self, trial: Trial) -> None:
@@ -72,10 +73,6 @@ class Journal:
         if self._folder is not None:
             self._folder.append_line(JOURNAL_FILE, dumps(trial))
         self.trials.append(trial)
-
-    @property
-    def spent_s(self) -> float:
-        return sum(trial.seconds for trial in self.trials)
 
     def next_id(self) -> str:
         """One above the highest number in use."""

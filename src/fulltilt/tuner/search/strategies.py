@@ -1,7 +1,4 @@
-"""Strategies: which plans to run, in which order, and when to stop.
-
-Each is a generator function of a Space (see ``session``). ``confirm`` runs after any of them.
-"""
+"""Strategies: which plans to run, in which order, and when to stop; each a generator function of a Space."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def run_own_plan(space: Space, *, is_limited: bool) -> Strategy:
 
 
 def run_nearest(space: Space) -> Strategy:
-    """The user's plan, or the nearest one in the space."""
+    """Run the user's plan, or the nearest one in the space."""
     yield Ask(plan=project(space), why="the user's plan, or the nearest one in the space")
 
 

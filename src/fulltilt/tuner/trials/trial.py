@@ -75,7 +75,9 @@ def _run_body(message: Mapping[str, Any], answer: Answer, body: str) -> int:
         try:
             # torch's handler raises whenever a dead data worker is noticed, also while its death is being told.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _lift_memory_limit()
+            # What ran out of memory is still held by the frames of the traceback; telling of it needs some more.
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
             text = "".join(traceback.format_exception(failure))
             # Without a reader, or without room for the log, the other way of telling is still open.
             with contextlib.suppress(OSError, ValueError):
@@ -88,27 +90,19 @@ def _run_body(message: Mapping[str, Any], answer: Answer, body: str) -> int:
     return 1
 
 
-def _lift_memory_limit() -> None:
-    """What ran out of memory is still held by the frames of the traceback; telling of it needs some more."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
 def describe_failure(error: BaseException, text: str) -> dict[str, str]:
+    """What is told of an exception with its traceback ``text``."""
     name = type(error).__name__
+    try:
+        said = str(error).strip() or name
+    except Exception as own:  # process boundary: a user's __str__ may raise anything
+        said = f"its message cannot be read ({type(own).__name__})"
     return {
         "exception_type": name,
         "exception_types": " ".join(_list_types(error)),
-        "message": (_read_message(error) or name)[:TRACEBACK_LIMIT_CHARS],
+        "message": said[:TRACEBACK_LIMIT_CHARS],
         "traceback": text[-TRACEBACK_LIMIT_CHARS:],
     }
-
-
-def _read_message(error: BaseException) -> str:
-    try:
-        return str(error).strip()
-    except Exception as own:  # process boundary: a user's __str__ may raise anything
-        return f"its message cannot be read ({type(own).__name__})"
 
 
 def _list_types(error: BaseException) -> list[str]:
