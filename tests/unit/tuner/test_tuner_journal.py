@@ -39,7 +39,6 @@ def test_rows_come_back_in_order_and_once(tmp_path):
     assert [journal.take((PLAN, REPEAT, None, None)).id for _ in range(2)] == ["t2", "t3"]
     assert journal.take((PLAN, REPEAT, None, None)) is None
     assert journal.next_id() == "t4"
-    assert journal.spent_s == 6.0
 
 
 def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(tmp_path):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulltilt.tuner.search.model.memory import Correction, MemoryCurve
+from fulltilt.tuner.search.model.memory import MARGIN_PCT, Correction, MemoryCurve
 
 POWERS = tuple(2**k for k in range(11))
+MARGIN = 1 + MARGIN_PCT / 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +136,7 @@ def test_measured_fits_without_a_margin_and_predicted_needs_one():
     assert curve.largest_safe_batch([16, 32, 64], BENT(64)) == 64
     between = BENT(32) + (BENT(64) - BENT(32)) / 2
     assert curve.largest_safe_batch([16, 32, 48], between) == 32
-    assert curve.largest_safe_batch([16, 32, 48], between, margin_pct=0.0) == 48
+    assert curve.largest_safe_batch([16, 32, 48], between * MARGIN) == 48
     assert curve.largest_safe_batch([16, 32], 1.0) is None
 
 
@@ -143,8 +144,8 @@ def test_safe_means_that_the_upper_end_of_the_estimate_fits():
     curve = MemoryCurve(real=BENT.at(32), fake=BENT.at(*POWERS))
     estimate = curve.predict_gib(256)
     assert estimate.low < estimate.gib < estimate.high
-    assert curve.largest_safe_batch([32, 256], estimate.gib * 1.01, margin_pct=0.0) == 32
-    assert curve.largest_safe_batch([32, 256], estimate.high * 1.01, margin_pct=0.0) == 256
+    assert curve.largest_safe_batch([32, 256], estimate.gib * 1.01 * MARGIN) == 32
+    assert curve.largest_safe_batch([32, 256], estimate.high * 1.01 * MARGIN) == 256
 
 
 def test_what_ran_out_of_memory_and_all_above_it_is_never_safe():
@@ -165,18 +166,10 @@ def test_another_arm_inherits_offset_and_ratio():
     assert estimate.low <= true <= estimate.high
 
 
-@pytest.mark.parametrize("points", [{0: 1.0}, {4: 0.0}, {4: float("nan")}, {4: float("inf")}])
-def test_points_that_cannot_be_are_refused(points):
-    with pytest.raises(ValueError, match="point: batch"):
-        MemoryCurve(real=points)
-
-
 def test_where_nothing_is_known_nothing_is_predicted():
-    with pytest.raises(ValueError, match="nothing to predict"):
+    with pytest.raises(ValueError, match="empty"):
         MemoryCurve(fake={8: 1.0}).predict_gib(16)
     assert MemoryCurve().largest_safe_batch(POWERS, 100.0) is None
-    with pytest.raises(ValueError, match="at least 1"):
-        MemoryCurve(real={8: 1.0}).predict_gib(0)
 
 
 FLAT = Peak(((2.0, 0.0), (0.0, 0.00125)))  # rises from 1,600 on

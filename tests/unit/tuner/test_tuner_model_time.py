@@ -13,7 +13,7 @@ from fulltilt.levers import default_plan
 from fulltilt.records import Measurement, PhasesMs
 from fulltilt.tuner.search.model.arms import ArmTimes, Point, device_arm, feed_arm
 from fulltilt.tuner.search.model.curve import Curve
-from fulltilt.tuner.search.model.loader_time import LoaderPoint, LoaderTime
+from fulltilt.tuner.search.model.loader_time import LoaderTime
 from fulltilt.tuner.search.model.step_time import StepTime
 from fulltilt.tuner.trials.rows import build_row
 
@@ -64,9 +64,16 @@ def test_an_arm_that_was_measured_is_not_guessed():
     assert ArmTimes([*points, together])(BOTH, 64) == pytest.approx(0.9)
 
 
+def build_loader(seconds):
+    """Of (workers, batch) → seconds, on 8 cores."""
+    points = {}
+    for (n_workers, batch), took_s in seconds.items():
+        points.setdefault(n_workers, []).append(Point(arm=FEED, batch=batch, seconds=took_s))
+    return LoaderTime(points, n_cores=8)
+
+
 def test_workers_divide_loading_up_to_the_cores():
-    points = [LoaderPoint(feed=FEED, n_workers=n, batch=64, seconds=s) for n, s in ((0, 1.0), (4, 0.25))]
-    loader = LoaderTime(points, n_cores=8)
+    loader = build_loader({(0, 64): 1.0, (4, 64): 0.25})
     assert loader(FEED, 4, 64) == pytest.approx(0.25)
     assert 0.25 < loader(FEED, 2, 64) < 1.0
     assert loader(FEED, 8, 64) == pytest.approx(0.125)
@@ -74,23 +81,15 @@ def test_workers_divide_loading_up_to_the_cores():
 
 
 def test_small_batches_cost_what_the_nearest_number_of_workers_paid_for_them():
-    points = [
-        LoaderPoint(feed=FEED, n_workers=0, batch=64, seconds=1.0),
-        LoaderPoint(feed=FEED, n_workers=8, batch=64, seconds=0.125),
-        LoaderPoint(feed=FEED, n_workers=8, batch=1, seconds=0.05),
-    ]
-    loader = LoaderTime(points, n_cores=8)
+    loader = build_loader({(0, 64): 1.0, (8, 64): 0.125, (8, 1): 0.05})
     assert loader(FEED, 8, 1) == pytest.approx(0.05)
     assert loader(FEED, 4, 1) > 0.05
 
 
 def test_numbers_of_workers_are_held_against_each_other_at_the_batch_where_both_ran():
     """A small batch that loads slowly once counted as if more workers were slower."""
-    points = [
-        *(LoaderPoint(feed=FEED, n_workers=n, batch=64, seconds=s) for n, s in ((0, 1.0), (4, 0.25), (8, 0.125))),
-        LoaderPoint(feed=FEED, n_workers=8, batch=1, seconds=0.1),
-    ]
-    assert LoaderTime(points, n_cores=8)(FEED, 4, 64) == pytest.approx(0.25)
+    loader = build_loader({(0, 64): 1.0, (4, 64): 0.25, (8, 64): 0.125, (8, 1): 0.1})
+    assert loader(FEED, 4, 64) == pytest.approx(0.25)
 
 
 def make_row(kind, rate, *, optimizer_ms=None, receive_ms=None, **levers):

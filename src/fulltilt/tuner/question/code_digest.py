@@ -136,10 +136,8 @@ def _list_used(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[s
 
 def _list_names(code: types.CodeType) -> list[str]:
     """Names that a function looks up outside of itself, those of functions inside it too."""
-    inner = [
-        name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _list_names(constant)
-    ]
-    return [*code.co_names, *inner]
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return [*code.co_names, *(name for each in inner for name in _list_names(each))]
 
 
 def _read_source(part: Any) -> str:

@@ -13,10 +13,9 @@ from typing import Any
 from fulltilt.config import ComponentCall, Config, parse_call
 from fulltilt.records.run_folder import FINGERPRINT_FILE
 
-MAX_FILES = 10_000
-"""Of a folder; on a network file system each costs a round trip."""
+MAX_FILES = 10_000  # of a folder; on a network file system each costs a round trip
 PATH_NAMES = ("path", "root")
-DEFAULT_ROOT = "data"
+DEFAULT_ROOT = "data"  # what the data sets below read when they are given no path
 _SPLITS = ("train", "val", "valid", "validation", "test")
 _BATCHES = ("data_batch_*", "test_batch*")
 READS = {
@@ -24,8 +23,7 @@ READS = {
     "image_folder": _SPLITS,
     "stl10": ("*_X.bin", "*_y.bin", "class_names.txt", "stl10_binary"),
 }
-"""What a data set reads of a folder, which may hold other data too; of one without any of it, all counts. These data
-sets read ``DEFAULT_ROOT`` when they are given no path."""
+"""What a data set reads of a folder, which may hold other data too; of one without any of it, all counts."""
 
 
 def stamp_data(config: Config) -> dict[str, dict[str, Any]]:
@@ -42,7 +40,8 @@ def stamp_data(config: Config) -> dict[str, dict[str, Any]]:
         path = Path(config.base_dir) / Path(text).expanduser()
         with contextlib.suppress(OSError):  # out of reach, or a text too long to be a path
             if path.is_file():
-                stamps[text] = _stamp_file(path)
+                status = path.stat()
+                stamps[text] = {"n_bytes": status.st_size, "modified": _format_time(status.st_mtime_ns)}
             elif path.is_dir():
                 stamps[text] = _stamp_folder(path, readers)
     return stamps
@@ -56,10 +55,8 @@ def _find_readers(config: Config) -> dict[str, list[str]]:
         readers[config.data.path] = [call.name for call in calls]
     task = parse_call(config.task)
     for call in (task, *calls):
-        own = list(_find_paths(call))
-        if not own and config.data.path is None and call.name in READS and call is not task:
-            own = [DEFAULT_ROOT]
-        for text in own:
+        reads_default = call is not task and call.name in READS and config.data.path is None
+        for text in list(_find_paths(call)) or ([DEFAULT_ROOT] if reads_default else []):
             readers.setdefault(text, []).append(call.name)
     return readers
 
@@ -79,11 +76,6 @@ def is_path(value: object, name: str | int) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(is_path(part, name) for part in value)
     return isinstance(value, str) and bool(name in PATH_NAMES or "/" in value or Path(value).suffix)
-
-
-def _stamp_file(path: Path) -> dict[str, Any]:
-    status = path.stat()
-    return {"n_bytes": status.st_size, "modified": _format_time(status.st_mtime_ns)}
 
 
 def _stamp_folder(path: Path, readers: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.levers import Lever, load_catalogue
@@ -53,33 +54,25 @@ def _part_levers(space: Space) -> list[frozenset[str]]:
 
 def _find_reads(lever: Lever, space: Space, values: Mapping[str, tuple[Any, ...]]) -> set[str]:
     """Levers that the guard looks at, whatever these say: what it reads next may depend on what it read before."""
-    known: set[str] = set()
-    while True:
-        names = sorted(known)
-        reads: set[str] = set()
-        for own in values[lever.name]:
-            for others in itertools.product(*(values[name] for name in names)):
-                plan = _ReadPlan({**space.base, **dict(zip(names, others, strict=True)), lever.name: own}, reads)
-                lever.guard(own, plan, space.facts)
-        if reads <= known:
-            return known
+    known, reads = set[str](), set[str]()
+    while not known or not reads <= known:
         known |= reads
+        names = sorted(known)
+        for own, *others in itertools.product(values[lever.name], *(values[name] for name in names)):
+            plan = _ReadPlan({**space.base, **dict(zip(names, others, strict=True)), lever.name: own}, reads)
+            lever.guard(own, plan, space.facts)
+        if not reads:
+            break
+    return known
 
 
-class _ReadPlan(Mapping[str, Any]):
+class _ReadPlan(UserDict[str, Any]):
     """A plan that notes which of its levers were read."""
 
     def __init__(self, values: Mapping[str, Any], reads: set[str]):
-        self._values, self._reads = values, reads
+        super().__init__(values)
+        self._reads = reads
 
     def __getitem__(self, name: str) -> Any:
-        value = self._values[name]
         self._reads.add(name)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        self._reads.update(self._values)
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        return super().__getitem__(name)

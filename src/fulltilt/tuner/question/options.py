@@ -173,11 +173,9 @@ def _find_device_memory_bytes(options: TuneOptions, machine: Machine) -> int | N
 
     None: one of them is not known.
     """
-    smallest: int | None = None
+    totals = []
     for name in options.rank_devices or (options.device,):
         index = int(name.partition(":")[2] or 0)
-        total_bytes = machine.devices[index].memory_total_bytes if index < len(machine.devices) else None
-        if total_bytes is None:
-            return None
-        smallest = total_bytes if smallest is None else min(smallest, total_bytes)
-    return None if smallest is None else compute_usable_device_bytes(smallest, is_wsl=machine.is_wsl)
+        totals.append(machine.devices[index].memory_total_bytes if index < len(machine.devices) else None)
+    known = [total_bytes for total_bytes in totals if total_bytes is not None]
+    return compute_usable_device_bytes(min(known), is_wsl=machine.is_wsl) if len(known) == len(totals) else None

@@ -45,8 +45,7 @@ def resolve_target(
         UsageError: it is none of these. ConfigError: the configuration cannot be used.
     """
     config, name, pickled, own = _read_target(target)
-    if settings:
-        config = _apply_settings(config, settings)
+    config = _apply_settings(config, settings) if settings else config
     source = WorkloadSource(
         config=config.to_values(),
         base_dir=config.base_dir,
@@ -54,33 +53,31 @@ def resolve_target(
         import_paths=find_import_paths(config.base_dir),
         pickled=pickled,
     )
-    code = digest_modules(config, source.import_paths) | (own or {})
+    code = digest_modules(config, source.import_paths) | own
     return TuneTarget(config=config, source=source, name=config.run.name or name, code=code)
 
 
-def _read_target(target: Any) -> tuple[Config, str, str | None, dict[str, str] | None]:
+def _read_target(target: Any) -> tuple[Config, str, str | None, dict[str, str]]:
     """Configuration, name, pickled workload, digests of the pickled workload's code."""
     if isinstance(target, Config):
         name = Path(target.source).stem if target.source else target.task.replace(":", ".")
-        return target, name, None, None
+        return target, name, None, {}
     if isinstance(target, str | os.PathLike):
         text = os.fspath(target)
         if ":" in text and not Path(text).exists():
-            return _build_config(text), text.replace(":", "."), None, None
-        return load_config(text), Path(text).stem, None, None
+            return _build_config(task=text), text.replace(":", "."), None, {}
+        return load_config(text), Path(text).stem, None, {}
     if all(hasattr(target, name) for name in ("model", "dataset", "loss")):
-        path = find_import_path(target)
-        name = getattr(target, "name", "workload")
+        path, name = find_import_path(target), getattr(target, "name", "workload")
         if path is not None:
-            return _build_config(path), name, None, None
-        return _build_config(None), name, pickle_workload(target), digest_workload(target)
+            return _build_config(task=path), name, None, {}
+        return _build_config(), name, pickle_workload(target), digest_workload(target)
     raise UsageError(
         f"tune takes a Config, a Workload, a configuration file or 'module:object', not {type(target).__name__}"
     )
 
 
-def _build_config(task: str | None) -> Config:
-    values = {} if task is None else {"task": task}
+def _build_config(**values: str) -> Config:
     return config_from_values(values, base_dir=str(Path.cwd()))
 
 

@@ -2,16 +2,17 @@
 
     memory on fake tensors  →  device probes  →  loader probes  →  whole runs, each where the model hopes most
 
-Only whole runs are picked from; the model says which are worth the time, and learns from each (``tuner.model``).
+Only whole runs are picked from; the model (``search.model``) says which are worth the time, and learns from each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Generator
 
-from fulltilt.levers import Lever, load_catalogue
+from fulltilt.levers import load_catalogue
 from fulltilt.records import PROBES, Plan, Trial, format_rate
 from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.space import COUPLED, Space
@@ -75,19 +76,15 @@ def count_trials(space: Space, effort: Effort = FULL) -> dict[str, int]:
     if not space.axes:
         return {"end_to_end": 0}
     plans = Candidates(space, project(space))
-    n_batches = len(plans.batches)
-    levers = {of_loader: plans.list_levers(of_loader=of_loader) for of_loader in (False, True)}
-    n_flips = {of_loader: sum(len(space.axes[name]) for name in names) for of_loader, names in levers.items()}
-    n_fake_flips = sum(
-        len(space.axes[name]) for name in levers[False] if _shows_on_fake_tensors(load_catalogue()[name])
-    )
-    n_counts = len(plans.counts)
-    n_arms = math.prod(len(space.axes[name]) + 1 for name in levers[False])
-    n_feeds = math.prod(len(space.axes[name]) + 1 for name in levers[True]) * n_counts
+    device, loader = (plans.list_levers(of_loader=of_loader) for of_loader in (False, True))
+    n_values = {name: len(values) for name, values in space.axes.items()}
+    n_batches, n_counts = len(plans.batches), len(plans.counts)
+    n_arms, n_feeds = (math.prod(n_values[name] + 1 for name in levers) for levers in (device, loader))
+    n_fake = sum(n_values[name] for name in device if _shows_on_fake_tensors(name))
     return {
-        "memory": min(n_batches, N_FAKE + N_DOUBT) + 2 * n_fake_flips,
-        "device": min(n_batches * n_arms, 2 + n_flips[False] + effort.n_curve),
-        "loader": min(n_batches * n_feeds, n_counts + n_flips[True] + 3),
+        "memory": min(n_batches, N_FAKE + N_DOUBT) + 2 * n_fake,
+        "device": min(n_batches * n_arms, 2 + sum(n_values[name] for name in device) + effort.n_curve),
+        "loader": min(n_batches * n_feeds * n_counts, n_counts + sum(n_values[name] for name in loader) + 3),
         "end_to_end": min(count_grid(space), effort.n_whole + 1 + effort.count_polish(space)),
     }
 
@@ -99,18 +96,19 @@ def model_first(space: Space, effort: Effort = FULL) -> Strategy:
     search = _Search(space, effort)
     yield from search.estimate_memory()
     yield from search.probe_levers()
-    if search.known.can_predict:
+    if search.known.device:
         yield from search.probe_loader()
         yield from (search.probe_feed() if search.known.is_loader_bound else search.probe_batches())
         yield from search.run_whole()
         yield from search.polish()
         yield from search.look_again()
-    if not search.known.can_predict or search.known.is_off:
+    if not search.known.device or search.known.is_off:
         yield from coordinate_descent(space) if effort is FULL else coordinate_descent(space, max_rounds=1)
 
 
-def _shows_on_fake_tensors(lever: Lever) -> bool:
+def _shows_on_fake_tensors(name: str) -> bool:
     """Whether a pre-pass can tell what the lever does to memory: what an allocator keeps it cannot."""
+    lever = load_catalogue()[name]
     return "memory" in lever.trades and lever.stage != "environment"
 
 
@@ -144,19 +142,18 @@ class _Search:
         The largest batch first: where even that takes little, memory decides nothing and no more is asked.
         """
         batches = self._plans.batches
-        levers = [n for n in self._plans.list_levers(of_loader=False) if _shows_on_fake_tensors(load_catalogue()[n])]
         for number, batch in enumerate(reversed(spread(batches, N_FAKE))):
             trial = yield from self._ask_fake(self._base, batch)
             is_late = number > 0 and self._fake_s > self._effort.fake_s  # one point is no curve
             if trial.status != "ok" or self.known.memory.is_ample or is_late:
                 return
         yield from self._settle_doubts(self._base)
-        for lever in levers:
-            for plan in self._plans.flip(self._base, lever):
-                for batch in (batches[0], batches[-1]):
-                    if self._fake_s > self._effort.fake_s:
-                        return
-                    yield from self._ask_fake(plan, batch)
+        levers = [name for name in self._plans.list_levers(of_loader=False) if _shows_on_fake_tensors(name)]
+        flipped = [plan for lever in levers for plan in self._plans.flip(self._base, lever)]
+        for plan, batch in itertools.product(flipped, (batches[0], batches[-1])):
+            if self._fake_s > self._effort.fake_s:
+                return
+            yield from self._ask_fake(plan, batch)
 
     def _settle_doubts(self, plan: Plan) -> Strategy:
         """Further fake points of an arm where those it has leave open what fits."""
@@ -170,13 +167,12 @@ class _Search:
     def probe_levers(self) -> Strategy:
         """The user's arm on the device, then lever by lever at a batch in the middle, keeping what gains."""
         first = self.known.choose_first(self._base, self._plans.find_nearest_batch(self._base[COUPLED]))
-        yield from self._ask_device(
-            self._base, first, "settings as near the user's as a probe can be, on data that lies on the device"
-        )
+        why = "settings as near the user's as a probe can be, on data that lies on the device"
+        yield from self._ask_device(self._base, first, why)
         smallest = self._plans.batches[0]
-        if not self.known.can_predict and smallest < first:
+        if not self.known.device and smallest < first:
             yield from self._ask_device(self._base, smallest, f"batch {first} failed")
-        if not self.known.can_predict:
+        if not self.known.device:
             return
         self._middle = self.known.choose_middle(self._base)
         best = yield from self._ask_device(self._fast, self._middle, "a batch at which levers are compared")
@@ -247,17 +243,13 @@ class _Search:
             if number >= self._effort.min_whole and self.known.noise is None and hope < WORTH:
                 break
             row = yield from self._ask("end_to_end", plan, _describe_hope(expected, hope))
-            if number == 0 and row.status == "ok" and (row.samples_per_s or 0.0) < SHORT * expected:
-                yield from self._pin(plan)
+            is_short = number == 0 and row.status == "ok" and (row.samples_per_s or 0.0) < SHORT * expected
+            if is_short and "pin_memory" in self._space.axes and not plan["pin_memory"]:
+                for pinned in self._plans.flip(plan, "pin_memory"):  # copies, and what they hold up, are in no probe
+                    yield from self._ask("end_to_end", pinned, "slower than predicted: batches from page-locked memory")
         free = self.known.choose_without_workers(plans)
         if free is not None and free[1] > OVERLAP:
             yield from self._ask("end_to_end", free[0], f"no workers, {math.expm1(free[1]):+.1%} if loading overlaps")
-
-    def _pin(self, plan: Plan) -> Strategy:
-        """The same plan from page-locked memory: copies to the device, and what they hold up, are in no probe."""
-        if "pin_memory" in self._space.axes and not plan["pin_memory"]:
-            for pinned in self._plans.flip(plan, "pin_memory"):
-                yield from self._ask("end_to_end", pinned, "slower than predicted: batches from page-locked memory")
 
     def polish(self) -> Strategy:
         """Plans one step away from the best: the way that gained just now, where loading is the slower side more and
@@ -281,9 +273,8 @@ class _Search:
                 may_stop = n_in_vain >= self._effort.min_polish and self.known.noise is None
                 if chosen is None or (may_stop and chosen[2] < -POLISH_REACH):
                     return
-            plan, expected, _ = chosen
-            why = f"next to the best so far, predicted {format_rate(expected)} samples/s"
-            yield from self._ask("end_to_end", plan, why)
+            why = f"next to the best so far, predicted {format_rate(chosen[1])} samples/s"
+            yield from self._ask("end_to_end", chosen[0], why)
             n_in_vain += 1
 
     def look_again(self) -> Strategy:

@@ -57,11 +57,8 @@ class ArmTimes:
         self._points: dict[Arm, dict[int, float]] = {}
         for point in points:
             self._points.setdefault(point.arm, {})[point.batch] = point.seconds
-        if not self._points:
-            raise ValueError("no point was measured")
-        reference = max(self._points.values(), key=len)
-        self._curve = Curve(reference)
-        self._ratios = {arm: self._compute_ratios(points) for arm, points in self._points.items()}
+        self._curve = Curve(max(self._points.values(), key=len))
+        self._ratios = {arm: {b: s / self._curve(b) for b, s in found.items()} for arm, found in self._points.items()}
         self._singles = self._find_singles()
         self._bases: dict[Arm, tuple[Arm, frozenset[tuple[str, Any]]]] = {}
 
@@ -71,9 +68,6 @@ class ArmTimes:
         for change in missing:
             seconds *= _read_ratio(self._singles.get(change, {}), batch)
         return seconds
-
-    def _compute_ratios(self, points: Mapping[int, float]) -> dict[int, float]:
-        return {batch: seconds / self._curve(batch) for batch, seconds in points.items()}
 
     def _find_singles(self) -> dict[tuple[str, Any], dict[int, float]]:
         """(lever, value) → ratios of an arm with it over the same arm with another value, where both were measured."""

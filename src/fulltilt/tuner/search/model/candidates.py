@@ -60,20 +60,13 @@ class Candidates:
         """
         if self._space.n_combinations <= COUNTABLE:
             return self._space.grid()
-        levers_of_loader = self.list_levers(of_loader=True)
+        of_device, of_loader = self.list_levers(of_loader=False), self.list_levers(of_loader=True)
         if feed is not None:
-            for lever in levers_of_loader:
+            for lever in of_loader:
                 fast = self._space.with_value(fast, lever, feed[lever])
-        moved = [fast]
-        for lever in [*self.list_levers(of_loader=False), *levers_of_loader]:
-            moved += self.flip(fast, lever)
-        plans: dict[Plan, None] = {}
-        for plan in moved:
-            for count in self.counts:
-                placed = self._space.with_value(plan, "num_workers", count)
-                for batch in self.batches:
-                    plans[self._space.with_value(placed, COUPLED, batch)] = None
-        return list(plans)
+        moved = [fast, *(plan for lever in (*of_device, *of_loader) for plan in self.flip(fast, lever))]
+        placed = [self._space.with_value(plan, "num_workers", count) for plan in moved for count in self.counts]
+        return list({self._space.with_value(plan, COUPLED, batch): None for plan in placed for batch in self.batches})
 
     def list_neighbours(self, plan: Plan, levers: Collection[str]) -> list[Plan]:
         """The plan with one of the levers moved: to the next value on an ordered axis, to any on the others.

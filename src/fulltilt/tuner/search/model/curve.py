@@ -20,8 +20,6 @@ class Curve:
     """
 
     def __init__(self, points: Mapping[int, float]):
-        if not points:
-            raise ValueError("a curve needs a point at least")
         self.batches = sorted(points)
         self._seconds = [points[batch] for batch in self.batches]
 
@@ -46,6 +44,6 @@ class Curve:
 
 
 def interpolate(at: float, xs: tuple[float, float], ys: tuple[float, float]) -> float:
-    """On the straight line in logarithms through two points."""
+    """Read the straight line in logarithms through two points."""
     share = math.log(at / xs[0]) / math.log(xs[1] / xs[0])
     return ys[0] * (ys[1] / ys[0]) ** share

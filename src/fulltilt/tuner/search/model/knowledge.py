@@ -38,24 +38,18 @@ class Knowledge:
         """Take in a row; one that was asked twice comes back as the same row and counts once."""
         self.memory.learn(trial)
         rows = {"device": self.device, "loader": self.loader, "end_to_end": self.whole}.get(trial.kind)
-        if rows is None:
-            return
-        found = rows if trial.status == "ok" else self.failed
-        if trial not in found:
-            found.append(trial)
-
-    @property
-    def can_predict(self) -> bool:
-        return bool(self.device)
+        if rows is not None:
+            found = rows if trial.status == "ok" else self.failed
+            if trial not in found:
+                found.append(trial)
 
     @property
     def is_off(self) -> bool:
         """Whether every whole run came out far from what was predicted before any of them, or none ran well."""
         if not self.whole:
             return True
-        plain = self._build_model(learn=False)
-        means, _ = plain.predict_log_rate([row.plan for row in self.whole])
-        errors = [math.log(row.samples_per_s or math.nan) - mean for row, mean in zip(self.whole, means, strict=True)]
+        means, _ = self._build_model(learn=False).predict_log_rate([row.plan for row in self.whole])
+        errors = [math.log(_read_rate(row)) - mean for row, mean in zip(self.whole, means, strict=True)]
         spread = max(errors) - min(errors)  # an error that all share does not disturb the ranking
         return min(map(abs, errors)) > OFF_BY and spread > OFF_BY
 
@@ -84,7 +78,9 @@ class Knowledge:
     def choose_whole(self, plans: Sequence[Plan]) -> tuple[Plan, float, float] | None:
         """Plan, predicted samples/s, and how far above the best measured its logarithm may lie."""
         tried = {row.plan for row in (*self.whole, *self.failed)}
-        refused = self._find_refused_count()
+        # Workers whose loader failed by itself: a whole run with as many would too.
+        failed = [row.plan["num_workers"] for row in self.failed if row.kind == "loader" and row.plan["num_workers"]]
+        refused = min(failed, default=math.inf)
         left = [p for p in plans if p not in tried and p["num_workers"] < refused and self.memory.fits(p)]
         if not left:
             return None
@@ -100,20 +96,14 @@ class Knowledge:
         None where one was run already, or on a CPU, where they share cores.
         """
         best = self.find_best()
-        tried = [row.plan for row in (*self.whole, *self.failed)]
         left = [p for p in plans if p["num_workers"] == 0 and self.memory.fits(p)]
-        is_seen = any(plan["num_workers"] == 0 for plan in tried)
+        is_seen = any(row.plan["num_workers"] == 0 for row in (*self.whole, *self.failed))
         if best is None or is_seen or not left or not self.loader or self._space.facts.device_type == "cpu":
             return None
         model = self._build_model(learn=False)
         rates = [model.predict_overlap_log_rate(plan) for plan in left]
         at = max(range(len(left)), key=rates.__getitem__)
         return left[at], rates[at] - math.log(_read_rate(best))
-
-    def _find_refused_count(self) -> float:
-        """The smallest number of workers above 0 whose loader failed by itself: a whole run with as many would too."""
-        counts = [row.plan["num_workers"] for row in self.failed if row.kind == "loader"]
-        return min((count for count in counts if count), default=math.inf)
 
     def choose_first(self, base: Plan, wanted: int) -> int:
         """Of the first device probe: ``choose_middle``'s where fake points say what fits, which saves a probe."""

@@ -29,7 +29,7 @@ class PlanMemory:
         self._fakes: dict[Arm, dict[int, float]] = {}
         self._peaks: dict[Arm, dict[int, float]] = {}
         self._refused: dict[Arm, set[int]] = {}
-        self._largest = 0
+        self._largest = 0  # batch that ran
         self._safe: dict[Arm, frozenset[int] | None] = {}  # emptied by everything learnt
 
     def learn(self, row: Trial) -> None:
@@ -42,23 +42,21 @@ class PlanMemory:
         elif row.kind == "loader":
             return
         elif row.status == "out_of_memory":
-            self._refuse(row, arm, batch)
+            # What ran in the arm by itself is not too large for it: then loading took the memory.
+            if not any(known >= batch for known in self._peaks.get(arm, ())):
+                self._refused.setdefault(arm, set()).add(batch)
         elif row.status == "ok":
             self._largest = max(self._largest, batch)
             if (gib := row.device_memory_peak_gib) and _is_of_the_step(row):
                 peaks = self._peaks.setdefault(arm, {})
                 peaks[batch] = max(gib, peaks.get(batch, 0.0))
 
-    def _refuse(self, row: Trial, arm: Arm, batch: int) -> None:
-        """A batch that ran in the arm by itself is not too large for it: then loading took the memory."""
-        if not any(known >= batch for known in self._peaks.get(arm, ())):
-            self._refused.setdefault(arm, set()).add(batch)
-
     def fits(self, plan: Plan) -> bool:
         """Whether memory is predicted to stay below the limit. Where nothing is known: at most twice what ran."""
         arm = device_arm(plan)
         if arm not in self._safe:
-            self._safe[arm] = self._find_safe_batches(arm)
+            curve = self._build_curve(arm)
+            self._safe[arm] = None if curve is None else self._list_safe(curve)
         safe = self._safe[arm]
         if safe is not None and not self.is_ample:
             return plan["batch_size"] in safe
@@ -94,11 +92,7 @@ class PlanMemory:
         estimate = curve.predict_gib(above[0])
         return above[0] if estimate.low <= self._limit_gib and estimate.high <= EDGE * self._limit_gib else None
 
-    def _find_safe_batches(self, arm: Arm) -> frozenset[int] | None:
-        """None where no curve can be drawn."""
-        curve = self._build_curve(arm)
-        if curve is None:
-            return None
+    def _list_safe(self, curve: MemoryCurve) -> frozenset[int]:
         return frozenset(b for b in self._batches if curve.largest_safe_batch([b], self._limit_gib) is not None)
 
     def _build_curve(self, arm: Arm) -> MemoryCurve | None:
