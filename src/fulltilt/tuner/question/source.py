@@ -125,10 +125,10 @@ def pickle_workload(workload: Any) -> str:
 
 def find_import_paths(base_dir: str) -> tuple[str, ...]:
     """Folders of this process' search path that a trial needs: what is not the interpreter's own, and the base."""
-    own = (sys.prefix, sys.base_prefix, sys.exec_prefix)
+    own = [str(Path(prefix).resolve()) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
     paths = [base_dir, str(Path.cwd())]
     for entry in sys.path:
-        path = str(Path(entry or ".").resolve())
-        if Path(path).is_dir() and not any(path == p or path.startswith(p + os.sep) for p in own):
-            paths.append(path)
+        path = Path(entry or ".").resolve()
+        if path.is_dir() and not any(path.is_relative_to(prefix) for prefix in own):
+            paths.append(str(path))
     return tuple(dict.fromkeys(paths))

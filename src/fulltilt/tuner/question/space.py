@@ -190,10 +190,9 @@ def _read_further_axes(levers: Mapping[str, Sequence[Any]]) -> dict[str, tuple[A
 def _suggest_further_axes(user: Plan, facts: Facts, taken: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """Levers with more than one value that may help here; what the configuration switched off stays as it is."""
     asked = {COUPLED, "num_workers", "precision", "pin_memory", *taken}
-    free = {
-        name for name, lever in load_catalogue().items() if lever.is_offered and not lever.changes_recipe(user[name])
-    }
-    suggested = {name: _suggest(name, user, facts) for name in load_catalogue() if name in free - asked}
+    levers = [lever for name, lever in load_catalogue().items() if name not in asked and lever.is_offered]
+    free = [lever.name for lever in levers if not lever.changes_recipe(user[lever.name])]
+    suggested = {name: _suggest(name, user, facts) for name in free}
     return {name: values for name, values in suggested.items() if len(values) > 1}
 
 
