@@ -83,7 +83,17 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
         if not folder.is_resumed:  # a first use of the data may have fetched or prepared them
             folder.state_fingerprint(question.list_fingerprint_parts())
         memory_gib = find_memory_gib(options, question.machine)
-        space = _span_space(question, probe.facts, _choose_room_gib(memory_gib, target.memory_limit_bytes))
+        room = [] if memory_gib is None else [memory_gib * recommend.MEMORY_SAFETY_PCT / 100]
+        room += [] if target.memory_limit_bytes is None else [target.memory_limit_bytes / 2**30]
+        space = build_space(
+            question.aim.config,
+            merge_facts(probe.facts, question.machine, options),
+            batch_sizes=options.batch_sizes,
+            num_workers=options.num_workers,
+            free_batch=options.free_batch,
+            all_levers=options.strategy == "model_first",
+        )
+        space = dataclasses.replace(space, memory_gib=min(room, default=None))
         n_sides = strategies.count_finalists(options.strategy) + 2  # the user's plan, and one more where rows are noisy
         session = Session(
             target,
@@ -101,15 +111,13 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
             folder=folder,
             target=target,
             probe=probe,
-            space=dataclasses.replace(space, notes=(*notes, *space.notes)),
+            space=space,
             session=session,
             memory_gib=memory_gib,
             end_s=end_s,
         )
         _announce(search, tell)
-        for note in (*journal.notes, *space.notes):
-            tell(SearchNoted(message=note))
-        yield search
+        yield dataclasses.replace(search, space=dataclasses.replace(space, notes=(*notes, *space.notes)))
 
 
 def run_strategy(search: Search) -> None:
@@ -196,38 +204,17 @@ def _build_target(question: Question, folder: RunFolder, tell: OnEvent) -> Proce
     )
 
 
-def _span_space(question: Question, facts: Facts, room_gib: float | None) -> Space:
-    options = question.options
-    space = build_space(
-        question.aim.config,
-        merge_facts(facts, question.machine, options),
-        batch_sizes=options.batch_sizes,
-        num_workers=options.num_workers,
-        free_batch=options.free_batch,
-        all_levers=options.strategy == "model_first",
-    )
-    return dataclasses.replace(space, memory_gib=room_gib)
-
-
-def _choose_room_gib(memory_gib: float | None, trial_limit_bytes: int | None) -> float | None:
-    """What the search plans with: below the safety limit, and below what a trial is given."""
-    limits = [] if memory_gib is None else [memory_gib * recommend.MEMORY_SAFETY_PCT / 100]
-    if trial_limit_bytes is not None:
-        limits.append(trial_limit_bytes / 2**30)
-    return min(limits, default=None)
-
-
 def _announce(search: Search, tell: OnEvent) -> None:
     options, space, session = search.options, search.space, search.session
-    tell(
-        SearchStarted(
-            strategy=strategies.name_strategy(options.strategy),
-            grid_size=count_grid(space) + len(space.skipped),
-            n_planned=sum(session.planned.values()),
-            n_resumed=session.journal.n_found,
-            device=options.device,
-            folder=str(search.folder.path),
-            user_plan=space.user_plan,
-            memory_room_gib=space.memory_gib,
-        )
+    started = SearchStarted(
+        strategy=strategies.name_strategy(options.strategy),
+        grid_size=count_grid(space) + len(space.skipped),
+        n_planned=sum(session.planned.values()),
+        n_resumed=session.journal.n_found,
+        device=options.device,
+        folder=str(search.folder.path),
+        user_plan=space.user_plan,
+        memory_room_gib=space.memory_gib,
     )
+    for event in (started, *(SearchNoted(message=note) for note in (*session.journal.notes, *space.notes))):
+        tell(event)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
 from fulltilt.tuner.search.budget import Refusal
-from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.journal import Journal, Key
 from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialStarted
 from fulltilt.tuner.trials.rows import build_row
 from fulltilt.tuner.trials.target import Target
@@ -117,7 +117,7 @@ class Session:
         alike: dict[str, list[Trial]] = {}
         for row in rows:
             if row.status == "error" and row.kind != "memory":
-                words, _, _ = (row.reason or "").partition(" (log: ")  # each trial has a log of its own
+                words = (row.reason or "").partition(" (log: ")[0]  # each trial has a log of its own
                 alike.setdefault(words, []).append(row)
         for failed in alike.values():
             kinds = {*WHOLE_RUNS, *(row.kind for row in failed)}
@@ -141,7 +141,8 @@ class Session:
                 if isinstance(wish, Ask) and wish.together:
                     self._round = self.journal.enter_round(wish.comparison, wish.together)
                 answer = None
-                if isinstance(wish, Skip) or self._is_known(wish):
+                key = self._find_key(wish)
+                if isinstance(wish, Skip) or key[:2] in self._known or self.journal.holds(key):
                     answer = self._answer(wish)
                 elif not despite_errors and self.common_error:
                     strategy.close()
@@ -186,7 +187,7 @@ class Session:
 
     def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
         """What a trial will take: what the plan took before, else the median of its like. 0 before the first."""
-        ran = [row for row in (*self.rows, *self.probes) if row.seconds > 0]
+        ran = self._list_ran()
         alike = [row for row in ran if row.kind == kind or (row.kind in WHOLE_RUNS and kind in WHOLE_RUNS)]
         own = [row.seconds for row in alike if row.plan == plan]
         if own:
@@ -194,10 +195,7 @@ class Session:
         others = alike or [row for row in ran if row.kind != "memory"] or ran  # estimates of memory run no step
         return statistics.median([row.seconds for row in others]) if others else 0.0
 
-    def _is_known(self, wish: Ask) -> bool:
-        return (wish.plan, wish.kind) in self._known or self.journal.holds(self._find_key(wish))
-
-    def _find_key(self, wish: Ask | Skip) -> tuple[Plan, str, str | None, int | None]:
+    def _find_key(self, wish: Ask | Skip) -> Key:
         if isinstance(wish, Skip):
             return wish.plan, END_TO_END, None, None
         return wish.plan, wish.kind, wish.comparison, None if wish.comparison is None else self._round
@@ -214,19 +212,21 @@ class Session:
         if isinstance(wish, Ask):
             trial = self._run_trial(wish, id)
         else:
-            trial = build_row(
-                wish.plan, id=id, why=wish.why, status="skipped", reason=wish.reason, n_devices=self.n_devices
-            )
-        if trial is None:
-            return None
-        self.journal.append(trial)
-        return self._keep(trial)
+            why, reason = wish.why, wish.reason
+            trial = build_row(wish.plan, id=id, why=why, status="skipped", reason=reason, n_devices=self.n_devices)
+        if trial is not None:
+            self.journal.append(trial)
+        return None if trial is None else self._keep(trial)
 
     def _run_trial(self, wish: Ask, id: str) -> Trial | None:
-        self._enter_stage(wish.kind)
-        n_planned = self._count_planned()
+        # Probes, whole runs, repeats: what an earlier stage did not need never comes. A whole run before any probe is
+        # the user's own plan.
+        if wish.kind not in PROBES and (self.probes or wish.kind != END_TO_END):
+            is_over = (*PROBES, END_TO_END) if wish.kind != END_TO_END else PROBES
+            self._ahead |= dict.fromkeys(is_over, 0)
+        n_done, n_planned = self._count()
         self.on_event(
-            TrialStarted(id=id, plan=wish.plan, why=wish.why, kind=wish.kind, n_done=self._n_done, n_planned=n_planned)
+            TrialStarted(id=id, plan=wish.plan, why=wish.why, kind=wish.kind, n_done=n_done, n_planned=n_planned)
         )
         if not self.n_run:
             self._ready_s = self.elapsed_s
@@ -250,44 +250,25 @@ class Session:
         (self.probes if trial.kind in PROBES else self.rows).append(trial)
         stage = REPEAT if trial.kind == BASELINE else trial.kind
         self._ahead[stage] = max(0, self._ahead.get(stage, 0) - 1)
+        n_done, n_planned = self._count()
+        left_s = self._estimate_left_s()
         self.on_event(
-            TrialDone(
-                trial=trial,
-                n_done=self._n_done,
-                n_planned=self._count_planned(),
-                seconds_left=self._estimate_left_s(),
-                is_resumed=is_resumed,
-            )
+            TrialDone(trial=trial, n_done=n_done, n_planned=n_planned, seconds_left=left_s, is_resumed=is_resumed)
         )
         return trial
 
-    @property
-    def _n_done(self) -> int:
-        return len(self.rows) + len(self.probes)
-
-    def _list_seconds(self) -> list[float]:
-        return [row.seconds for row in (*self.rows, *self.probes) if row.seconds > 0]
+    def _list_ran(self) -> list[Trial]:
+        return [row for row in (*self.rows, *self.probes) if row.seconds > 0]
 
     def _estimate_left_s(self) -> float | None:
         """What may still come at most, each kind as long as its like took; the rest of the budget bounds it."""
-        left_s = None if self.budget_s is None else max(0.0, self.left_s)
-        if not self._list_seconds():
-            return left_s
         ahead_s = sum(n_left * self._estimate_s(kind) for kind, n_left in self._ahead.items())
-        return ahead_s if left_s is None else min(ahead_s, left_s)
+        left_s = max(0.0, min(ahead_s if self._list_ran() else math.inf, self.left_s))
+        return left_s if math.isfinite(left_s) else None
 
-    def _enter_stage(self, kind: str) -> None:
-        """A search probes, runs whole, measures again: what an earlier stage did not need never comes.
-
-        Whole runs before any probe are the user's own plan.
-        """
-        if kind not in PROBES and (self.probes or kind != END_TO_END):
-            is_over = (*PROBES, END_TO_END) if kind != END_TO_END else PROBES
-            self._ahead |= dict.fromkeys(is_over, 0)
-
-    def _count_planned(self) -> int:
-        """What was done, and what may still come: no more than the budget holds at the pace so far."""
-        n_left, seconds = sum(self._ahead.values()), self._list_seconds()
-        if self.budget_s is not None and seconds:
-            n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(seconds))))
-        return self._n_done + n_left
+    def _count(self) -> tuple[int, int]:
+        """Trials that are done, and that with those that may still come: no more than the budget holds at the pace."""
+        n_done, n_left, ran = len(self.rows) + len(self.probes), sum(self._ahead.values()), self._list_ran()
+        if self.budget_s is not None and ran:
+            n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(row.seconds for row in ran))))
+        return n_done, n_done + n_left

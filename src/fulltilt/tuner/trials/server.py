@@ -11,6 +11,7 @@ with its socket, or when its parent dies, and takes its trial with it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -125,7 +126,10 @@ class _Server:
                         break
                 ended = _reap()
                 if self._trial in ended:
-                    self._report_end(self._trial, ended[self._trial])
+                    pid, code = self._trial, os.waitstatus_to_exitcode(ended[self._trial])
+                    self._clean_up(pid)  # before it is told: whoever is told may be killed before it can
+                    self._trial = None
+                    _say(self._control, say="exited", pid=pid, exit_code=code)
         if self._trial is not None:  # nobody else is left to clean up after it
             self._clean_up(self._trial)
 
@@ -181,22 +185,20 @@ class _Server:
             os.close(self._wakeup)
             os.close(writer)
             request, answers, log = descriptors
-            _redirect(log)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for standard, file in enumerate((null, log, log)):
+                os.dup2(file, standard)
+            os.close(null)
+            os.close(log)
             from fulltilt.tuner.trials import trial
 
             code = trial.serve_request(request, answers, scratch=message["scratch"], body=message["body"])
-            _run_exit_functions()
+            atexit._run_exitfuncs()  # as ``sys.exit`` would: temporary folders of user code go with it
         finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
-
-    def _report_end(self, trial: int, status: int) -> None:
-        """The trial's own process is dead: end the rest of it and say so."""
-        self._clean_up(trial)  # here: whoever is told may be killed before it can
-        self._trial = None
-        _say(self._control, say="exited", pid=trial, exit_code=os.waitstatus_to_exitcode(status))
 
     def _clean_up(self, trial: int) -> None:
         proctree.remove_shared_segments({trial, *_end_all()})
@@ -233,22 +235,6 @@ def _choose_scratch_home() -> str:
     if len(usual) <= HOME_LIMIT_CHARS or not os.access(SHORT_HOME, os.W_OK | os.X_OK):
         return usual
     return SHORT_HOME
-
-
-def _redirect(log: int) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(null)
-    os.close(log)
-
-
-def _run_exit_functions() -> None:
-    """What ``sys.exit`` would run: temporary folders of user code go with it."""
-    import atexit
-
-    atexit._run_exitfuncs()
 
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
