@@ -63,3 +63,22 @@ def _build_measurement(plan: Plan, answer: Answer) -> Measurement:
         null_reasons={},
         observed={"batch_size": plan["batch_size"]},
     )
+
+
+class Clock:
+    """Seconds that pass only while a simulated trial runs."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def time(self, rate: Callable[[Plan], float], seconds: Callable[[Plan], float]) -> Callable[[Plan], Answer]:
+        """How a trial ends that takes so long."""
+
+        def answer(plan: Plan) -> Answer:
+            self.now_s += seconds(plan)
+            return Answer(samples_per_s=rate(plan), seconds=seconds(plan))
+
+        return answer
