@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tests.simulated_target import Answer, SimulatedTarget
 
-from fulltilt.errors import NoPlanError, RunFolderError, StorageError, TrainingError, UsageError
+from fulltilt.errors import NoPlanError, StorageError, TrainingError, UsageError
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource, classify_outcome
 from fulltilt.records.run_folder import RunFolder
@@ -30,6 +30,7 @@ from fulltilt.tuner.trials.rows import build_trial
 from fulltilt.tuner.trials.target import ProcessTarget
 
 HERE = Path(__file__).parent
+BODIES = (str(HERE), str(HERE.parent / "chaos"))  # where the bodies of trials lie
 GIB = 2**30
 IMPORTS = f"import sys; sys.path += [{str(HERE)!r}, {str(HERE.parents[1])!r}]\n"  # of code that imports this file
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
@@ -81,7 +82,7 @@ def _build_runner(zygote, tmp_path):
 
 
 def build_source(**config):
-    return WorkloadSource(config=config, base_dir=".", import_paths=(str(HERE),))
+    return WorkloadSource(config=config, base_dir=".", import_paths=BODIES)
 
 
 def is_alive(pid: int) -> bool:
@@ -104,7 +105,7 @@ def build_zygote_of(tmp_path, monkeypatch):
 
 
 def check_family_is_gone(note: Path) -> None:
-    """What ``hang_with_family`` left: processes, a name in shared memory, a file and its folder."""
+    """What ``hang_with_company`` left: processes, a name in shared memory, a file and its folder."""
     pid, child, loner, file = note.read_text().split()
     wait_until(lambda: not any(is_alive(int(p)) for p in (pid, child, loner)))
     assert not Path(f"/dev/shm/torch_{pid}_12345_0").exists()
@@ -112,7 +113,7 @@ def check_family_is_gone(note: Path) -> None:
 
 
 def is_written(note: Path) -> bool:
-    """Whether ``hang_with_family`` has come to its hang."""
+    """Whether ``hang_with_company`` has come to its hang."""
     return note.exists() and len(note.read_text().split()) == 4
 
 
@@ -123,42 +124,32 @@ def test_a_trial_that_works_is_ok(run):
 
 
 @pytest.mark.parametrize(
-    ("details", "status", "words"),
+    ("type", "message", "status", "words"),
     [
-        ({"type": "RuntimeError", "message": "shapes cannot be multiplied"}, "error", "shapes cannot be multiplied"),
-        ({"type": "MemoryError"}, "out_of_memory", "MemoryError"),
-        ({"type": "OutOfMemoryError", "message": "Tried to allocate 2 GiB"}, "out_of_memory", "Tried to allocate"),
-        ({"message": "CUDA out of memory. Tried to allocate 2.00 GiB"}, "out_of_memory", "CUDA out of memory"),
-        ({"message": "CUDA error: out of memory"}, "out_of_memory", "CUDA error"),
-        ({"message": "HIP out of memory. Tried to allocate"}, "out_of_memory", "HIP"),
-        ({"message": "MPS backend out of memory (MPS allocated: 9 GB)"}, "out_of_memory", "MPS"),
-        ({"message": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"}, "out_of_memory", "CUBLAS"),
-        ({"message": "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"}, "out_of_memory", "CUDNN"),
-        ({"message": "bus error in a worker: insufficient shared memory (shm)"}, "out_of_memory", "shm"),
-        ({"message": "Unable to allocate 3 GiB for an array with shape"}, "out_of_memory", "array"),
-        ({"message": "[Errno 12] Cannot allocate memory"}, "out_of_memory", "Errno 12"),
-        ({"message": "loss is nan at step 3"}, "error", "nan"),
+        ("RuntimeError", "shapes cannot be multiplied", "error", "shapes cannot be multiplied"),
+        ("MemoryError", "", "out_of_memory", "MemoryError"),
+        ("OutOfMemoryError", "Tried to allocate 2 GiB", "out_of_memory", "Tried to allocate"),
+        ("RuntimeError", "CUDA out of memory. Tried to allocate 2.00 GiB", "out_of_memory", "CUDA out of memory"),
     ],
-    ids=lambda value: value.get("message", value.get("type"))[:24] if isinstance(value, dict) else None,
-)  # fmt: skip
-def test_an_exception_becomes_its_status(run, details, status, words):
-    outcome = run("raise", **details)
+)
+def test_an_exception_becomes_its_status(run, type, message, status, words):
+    outcome = run("raise_error", type=type, message=message)
     found, reason = classify_outcome(outcome.evidence)
     assert found == status
     assert words in reason
     log = outcome.log_path.read_text()
     assert "Traceback" in log
-    assert "trial_bodies.py" in log
+    assert "chaos_bodies.py" in log
 
 
 @pytest.mark.parametrize(
     ("act", "details", "words"),
     [
-        ("exit", {"code": 0}, "no result"),
-        ("exit", {"code": 3}, "exit code 3"),
-        ("signal", {"signal": int(signal.SIGKILL)}, "SIGKILL"),
-        ("signal", {"signal": int(signal.SIGABRT)}, "SIGABRT"),
-        ("signal", {"signal": int(signal.SIGTERM)}, "SIGTERM"),
+        ("leave_at_once", {"code": 0}, "no result"),
+        ("leave_at_once", {"code": 3}, "exit code 3"),
+        ("send", {"number": int(signal.SIGKILL)}, "SIGKILL"),
+        ("send", {"number": int(signal.SIGABRT)}, "SIGABRT"),
+        ("send", {"number": int(signal.SIGTERM)}, "SIGTERM"),
         ("segfault", {}, "SIGSEGV"),
     ],
 )
@@ -169,20 +160,20 @@ def test_a_sudden_end_is_an_error_that_says_how(run, act, details, words):
 
 
 def test_a_child_that_prints_error_and_is_fine_is_ok(run):
-    outcome = run("print_error")
+    outcome = run("print_and_finish", words="ERROR: something harmless, CUDA error: out of memory")
     assert classify_outcome(outcome.evidence)[0] == "ok"
     assert "ERROR: something harmless" in outcome.log_path.read_text()
 
 
 def test_words_of_an_earlier_attempt_do_not_reach_this_one(run):
-    run("raise", message="CUDA out of memory")
-    assert classify_outcome(run("exit", code=3).evidence)[0] == "error"
+    run("raise_error", message="CUDA out of memory")
+    assert classify_outcome(run("leave_at_once", code=3).evidence)[0] == "error"
 
 
 def test_a_hang_ends_at_its_deadline_with_all_of_its_family(run, tmp_path):
     note = tmp_path / "note"
     for deadline_s in (2, 20, 200):  # the first one, but where the machine is so busy that it does not come to hang
-        outcome = run("hang_with_family", note=str(note), deadline_s=deadline_s)
+        outcome = run("hang_with_company", note=str(note), deadline_s=deadline_s)
         if is_written(note):
             break
     status, reason = classify_outcome(outcome.evidence)
@@ -192,12 +183,12 @@ def test_a_hang_ends_at_its_deadline_with_all_of_its_family(run, tmp_path):
 
 
 def test_a_child_that_ignores_sigterm_still_ends(run):
-    assert classify_outcome(run("hang", deadline_s=0.5).evidence)[0] == "timeout"
+    assert classify_outcome(run("hang", ignoring=[int(signal.SIGTERM)], deadline_s=0.5).evidence)[0] == "timeout"
 
 
 def test_silence_after_the_first_steps_is_a_timeout(run, monkeypatch):
     monkeypatch.setattr(process, "SILENCE_FLOOR_S", 0.5)
-    status, reason = classify_outcome(run("silent").evidence)
+    status, reason = classify_outcome(run("stay_silent").evidence)
     assert status == "timeout"
     assert "no step done for" in reason
 
@@ -238,7 +229,7 @@ def test_a_trial_below_its_limit_is_left_alone(run):
 
 
 def test_a_trial_process_starts_clean(run):
-    state = run("state").reply["state"]
+    state = run("tell_state").reply["state"]
     assert state["session"] == state["pid"]
     assert state["sigterm_default"]
     assert not state["sigint_ignored"]
@@ -257,7 +248,7 @@ def test_tune_inside_a_trial_says_so(run):
 def test_a_zygote_that_dies_is_started_again(run_light, tmp_path, light_zygote):
     light_zygote.start()
     before = light_zygote.pid
-    outcome = run_light("kill_zygote_once", note=str(tmp_path / "marker"))
+    outcome = run_light("kill_zygote", marker=str(tmp_path / "marker"))
     assert classify_outcome(outcome.evidence)[0] == "ok"
     assert light_zygote.pid != before
 
@@ -418,11 +409,11 @@ def test_a_zygote_that_starts_slower_than_the_budget_is_not_waited_for(build_zyg
 
 def test_the_zygote_has_one_thread_and_no_device_context(tmp_path):
     with Zygote(tmp_path / "zygote.log", body="trial_bodies:do") as full:
-        state = _build_runner(full, tmp_path)("loaded").reply["state"]
+        state = _build_runner(full, tmp_path)("tell_state").reply["state"]
         seen = psutil.Process(full.pid)
         assert seen.num_threads() == 1
         assert not [file.path for file in seen.open_files() if file.path.startswith("/dev/nvidia")]
-    assert state == {"missing": [], "has_cuda_context": False}
+    assert (state["missing"], state["has_cuda_context"]) == ([], False)
 
 
 def test_the_zygote_ends_with_its_parent(tmp_path):
@@ -432,7 +423,7 @@ def test_the_zygote_ends_with_its_parent(tmp_path):
 import test_faults_trials as t
 path = t.Path({str(tmp_path)!r})
 zygote = t.Zygote(path / "z.log", body="trial_bodies:do", preload=("json",))
-t._build_runner(zygote, path)("hang_with_family", note={str(note)!r})
+t._build_runner(zygote, path)("hang_with_company", note={str(note)!r})
 """
     parent = subprocess.Popen([sys.executable, "-c", IMPORTS + code])
     wait_until(lambda: is_written(note))
@@ -453,7 +444,7 @@ def test_an_interrupt_ends_the_trial_and_its_family(run_light, tmp_path, interru
     helper = threading.Thread(target=interrupt)
     helper.start()
     with pytest.raises(KeyboardInterrupt):
-        run_light("hang_with_family", note=str(note))
+        run_light("hang_with_company", note=str(note))
     helper.join()
     check_family_is_gone(note)
 
@@ -465,7 +456,7 @@ def test_a_log_that_cannot_be_written_is_a_storage_error(run, tmp_path):
 
 
 def test_a_failed_row_names_its_log(run):
-    outcome = run("raise", message="first line\nsecond line")
+    outcome = run("raise_error", message="first line\nsecond line")
     trial = build_trial(default_plan(), outcome, id="t1", why="")
     assert trial.reason == f"RuntimeError: first line (log: {outcome.log_path})"
 
@@ -487,23 +478,6 @@ t.run_small_search({str(tmp_path / "out")!r})
     assert 1 <= len(kept) < 6
     asked = run_small_search(str(tmp_path / "out"))
     assert kept + asked == [1, 2, 4, 8, 16, 32]
-
-
-def test_enospc_is_a_storage_error_that_says_to_free_some(tmp_path):
-    with RunFolder(tmp_path / "out", fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-        journal = Journal(folder)
-        target = SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))
-        (folder.path / "trials.jsonl").symlink_to("/dev/full")
-        with pytest.raises(StorageError, match="no space left"):
-            journal.append(target(default_plan(), id="t1", why=""))
-
-
-def test_a_second_search_in_the_same_folder_is_refused(tmp_path):
-    with (
-        RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]),
-        pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"),
-    ):
-        RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"])
 
 
 def run_small_search(path: str) -> list[int]:
