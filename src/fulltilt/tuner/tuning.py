@@ -1,4 +1,4 @@
-"""``tune``: from a question to its answer, by running plans."""
+"""Answer a question about the fastest settings by running plans: ``tune``."""
 
 from __future__ import annotations
 

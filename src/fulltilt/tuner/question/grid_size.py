@@ -1,4 +1,4 @@
-"""How many plans a grid holds, without making them: a grid of a GPU has tens of thousands, at 18 µs each.
+"""Count the plans of a grid without making them: a GPU's has tens of thousands, and each costs 18 µs.
 
 Plans come to the same where a guard resets a value. A guard is a function of the levers that it reads, so levers of
 which none reads another are counted apart, and the counts multiplied.
@@ -24,7 +24,7 @@ def count_grid(space: Space) -> int:
 
 
 def _count_part(space: Space, part: frozenset[str]) -> int:
-    """Distinct values of these levers over their part of the grid; the others, which they do not see, stay put."""
+    """Count the distinct values of these levers; the others, which they do not read, stay put."""
     axes = {name: space.axes[name] for name in space.axes if name in part}
     found = set()
     for values in itertools.product(*axes.values()):
@@ -36,7 +36,7 @@ def _count_part(space: Space, part: frozenset[str]) -> int:
 
 
 def _part_levers(space: Space) -> list[frozenset[str]]:
-    """The levers of the plan in parts: two are in one when a guard of the one reads the other, or moves it."""
+    """Divide the levers into parts: two are in one where a guard of one reads the other, or moves it."""
     catalogue = load_catalogue()
     values = {
         name: tuple(dict.fromkeys((*space.axes.get(name, ()), space.base[name], catalogue[name].default)))
@@ -53,7 +53,7 @@ def _part_levers(space: Space) -> list[frozenset[str]]:
 
 
 def _find_reads(lever: Lever, space: Space, values: Mapping[str, tuple[Any, ...]]) -> set[str]:
-    """Levers that the guard looks at, whatever these say: what it reads next may depend on what it read before."""
+    """Find the levers that the guard reads; which it reads next may depend on what it read before."""
     known, reads = set[str](), set[str]()
     while not known or not reads <= known:
         known |= reads

@@ -1,4 +1,4 @@
-"""From what a user hands to ``tune`` to what a trial process can build: a configuration and where its code lies."""
+"""Turn what a user hands to ``tune`` into what a trial process can build."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TuneTarget:
-    """What is tuned.
-
-    Attributes:
-        code: Digests of the user's own code as far as it can be found, by file; a change of it makes old rows stale.
-    """
+    """A workload to tune, in the form that a trial process can build."""
 
     config: Config
     source: WorkloadSource
     name: str
-    code: Mapping[str, str]
+    code: Mapping[str, str]  # digests of the user's own code as far as it is found; a change of it makes old rows stale
 
 
 def resolve_target(
@@ -58,7 +54,7 @@ def resolve_target(
 
 
 def _read_target(target: Any) -> tuple[Config, str, str | None, dict[str, str]]:
-    """Configuration, name, pickled workload, digests of the pickled workload's code."""
+    """Return the configuration, name, pickled workload and digests of the pickled workload's code."""
     if isinstance(target, Config):
         name = Path(target.source).stem if target.source else target.task.replace(":", ".")
         return target, name, None, {}
@@ -94,7 +90,7 @@ def _apply_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def find_import_path(workload: Any) -> str | None:
-    """``module:name`` under which a trial process can import this very object; None when there is no such name."""
+    """Find ``module:name`` under which a trial can import this very object; None when it has no such name."""
     for module_name, module in list(sys.modules.items()):
         names = {module_name, getattr(module, "__name__", None)}  # __mp_main__ is __main__ under another key
         if "__main__" in names or getattr(module, "__file__", None) is None:
@@ -107,7 +103,7 @@ def find_import_path(workload: Any) -> str | None:
 
 
 def pickle_workload(workload: Any) -> str:
-    """Base64 cloudpickle: functions of a notebook or of ``__main__`` travel by value.
+    """Pickle a workload as base64 text; functions of a notebook or of ``__main__`` travel by value.
 
     Raises:
         UsageError: it holds something that cannot be pickled.
@@ -124,7 +120,7 @@ def pickle_workload(workload: Any) -> str:
 
 
 def find_import_paths(base_dir: str) -> tuple[str, ...]:
-    """Folders of this process' search path that a trial needs: what is not the interpreter's own, and the base."""
+    """List the search paths that a trial needs: the base and what is not the interpreter's own."""
     own = [str(Path(prefix).resolve()) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
     paths = [base_dir, str(Path.cwd())]
     for entry in sys.path:

@@ -28,7 +28,7 @@ COUPLED = "batch_size"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """Levers and their values, the plan they vary, and what cannot apply.
+    """Levers with the values to try, the plan they vary, and the values that cannot apply.
 
     Attributes:
         axes: Lever → values, in the order given; batch sizes ascend.
@@ -50,11 +50,11 @@ class Space:
     notes: tuple[str, ...] = ()
 
     def with_value(self, plan: Plan, lever: str, value: Any) -> Plan:
-        """The plan with one lever moved, made canonical."""
+        """Return the plan with one lever moved, made canonical."""
         return canonicalize(plan.replace(**self.list_changes(lever, value)), self.facts, keep=(lever,))
 
     def list_changes(self, lever: str, value: Any) -> dict[str, Any]:
-        """The lever, and those that have to move with it; the latter only to values that the search may try."""
+        """Return the lever and those that must move with it, as far as the search may try their values."""
         changes = {lever: value}
         if lever == COUPLED and self.effective_batch_size is not None:
             changes["accumulate"] = self.effective_batch_size // value
@@ -62,7 +62,7 @@ class Space:
         return changes | {other: needed for other, needed in needs.items() if needed in self.axes.get(other, ())}
 
     def grid(self) -> list[Plan]:
-        """Every plan once: combinations of the other levers in their order, batch sizes ascending within each."""
+        """List every plan once: the other levers in their order, batch sizes ascending within each combination."""
         others = [name for name in self.axes if name != COUPLED]
         plans: dict[Plan, None] = {}
         for values in itertools.product(*(self.axes[name] for name in others)):
@@ -72,7 +72,7 @@ class Space:
         return list(plans)
 
     def holds(self, plan: Plan) -> bool:
-        """Whether it is one of ``grid()``, where a value that its guard refuses stands at the default."""
+        """Whether the plan is one of ``grid()``, where a value that its guard refuses stands at the default."""
         catalogue = load_catalogue()
         chosen = {}
         for name, values in self.axes.items():
@@ -86,7 +86,7 @@ class Space:
 
     @property
     def n_combinations(self) -> int:
-        """Size of the product of the axes, before plans that come to the same were folded together."""
+        """Size of the product of the axes, before equal plans are folded together."""
         return math.prod(len(values) for values in self.axes.values())
 
 
@@ -99,7 +99,7 @@ def build_space(
     free_batch: bool = False,
     all_levers: bool = False,
 ) -> Space:
-    """Axes by flag, then by the ``benchmark`` section, then by what the levers suggest for this machine.
+    """Choose the axes by flag, then by the ``benchmark`` section, then by what levers suggest here.
 
     Args:
         all_levers: Where ``benchmark.levers`` is null, try every lever that leaves the recipe alone: for searches
@@ -159,7 +159,7 @@ def _resolve_base(config: Config, facts: Facts) -> tuple[Plan, list[str]]:
 
 
 def _build_switch_axes(config: Config, user: Plan, facts: Facts) -> dict[str, tuple[Any, ...]]:
-    """Axes of ``test_mixed_precision`` and ``test_pin_memory``; where they are null, what suits the machine."""
+    """Build the axes of ``test_mixed_precision`` and ``test_pin_memory``; null means what suits the machine."""
     axes: dict[str, tuple[Any, ...]] = {}
     asked = config.benchmark.test_mixed_precision
     if asked is not False:
@@ -188,7 +188,7 @@ def _read_further_axes(levers: Mapping[str, Sequence[Any]]) -> dict[str, tuple[A
 
 
 def _suggest_further_axes(user: Plan, facts: Facts, taken: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Levers with more than one value that may help here; what the configuration switched off stays as it is."""
+    """Suggest levers that may help here, without those that the configuration settles."""
     asked = {COUPLED, "num_workers", "precision", "pin_memory", *taken}
     levers = [lever for name, lever in load_catalogue().items() if name not in asked and lever.is_offered]
     free = [lever.name for lever in levers if not lever.changes_recipe(user[lever.name])]
@@ -197,7 +197,7 @@ def _suggest_further_axes(user: Plan, facts: Facts, taken: Mapping[str, Any]) ->
 
 
 def _suggest(name: str, user: Plan, facts: Facts) -> tuple[Any, ...]:
-    """The lever's candidates for this machine, the user's own value among them."""
+    """Return the lever's candidates for this machine, with the user's own value."""
     values = tuple(load_catalogue()[name].candidates(facts))
     if user[name] in values:
         return values
@@ -214,7 +214,7 @@ def _suggest_batch_sizes(user: Plan, facts: Facts, *, is_free: bool) -> tuple[in
 
 
 def suggest_divisors(effective: int, own: int | None = None) -> tuple[int, ...]:
-    """Up to six divisors of the effective batch from itself down to its sixteenth, spaced by ⅔ or more.
+    """Suggest up to six divisors of the effective batch, from itself down to its sixteenth, spaced by ⅔ or more.
 
     ``own`` joins them, and where it is the smallest so does the next one below it, so that both sides of it are tried.
     """
@@ -253,14 +253,14 @@ def _drop_impossible(
 
 
 def find_nearest(value: Any, values: Sequence[Any]) -> Any:
-    """Of numbers the nearest, of two equally near the smaller; of others the first."""
+    """Return the nearest number, the smaller of two equally near; of other values the first."""
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, *values)):
         return min(values, key=lambda v: (abs(v - value), v))
     return values[0]
 
 
 def _find_reason(space: Space, name: str, value: Any) -> str | None:
-    """Why no plan can have this value: its guard refuses it whatever the levers it may depend on say."""
+    """Say why no plan can have this value: its guard refuses it whatever other levers say."""
     catalogue = load_catalogue()
     moved = [{other: each} for other, values in space.axes.items() if other != name for each in values]
     reason = None

@@ -1,4 +1,4 @@
-"""Coordinate descent: one lever at a time. The baseline of every search, and what takes over where models fail."""
+"""Coordinate descent: move one lever at a time. It takes over where models fail."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Climb:
             yield from self.visit(plan, f"round {number}: {lever} {value}, the rest as it is so far")
 
     def _walk(self, lever: str, values: Sequence[Any], number: int) -> Strategy:
-        """From the best value outward on both sides, as long as that gains."""
+        """Try values from the best one outward on both sides, as long as that gains."""
         for step in (1, -1):
             at = values.index(self.plan[lever]) if self.plan[lever] in values else 0
             while 0 <= (at := at + step) < len(values):
@@ -82,7 +82,7 @@ class _Climb:
 
 
 def project(space: Space) -> Plan:
-    """The user's plan, each lever moved to the nearest value of its axis."""
+    """Return the user's plan with each lever moved to the nearest value of its axis."""
     plan = space.base
     for lever, values in space.axes.items():
         if plan[lever] not in values:
@@ -93,5 +93,5 @@ def project(space: Space) -> Plan:
 
 
 def without_batch(plan: Plan) -> Plan:
-    """The plan as far as it is the same at every batch size."""
+    """Return the part of a plan that is the same at every batch size."""
     return plan.replace(batch_size=0, accumulate=0)

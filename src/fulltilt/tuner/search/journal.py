@@ -1,4 +1,4 @@
-"""Every trial on disk before the next one starts, so that a search that is killed goes on where it was."""
+"""Write every trial to disk before the next one starts, so that a killed search goes on where it was."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Journal:
         self.n_found = len(self.trials)
 
     def take(self, key: Key) -> Trial | None:
-        """The next recorded row that was not handed out yet."""
+        """Hand out the next recorded row of this key; None where all were."""
         return self._recorded[key].pop(0) if self.holds(key) else None
 
     def holds(self, key: Key) -> bool:
@@ -44,7 +44,7 @@ class Journal:
         return bool(self._recorded.get(key))
 
     def enter_round(self, comparison: str | None, runs: Sequence[tuple[Plan, str]]) -> int:
-        """The number of the next round: of one that was recorded whole, else a new one.
+        """Return the number of the next round: of one that was recorded whole, else a new one.
 
         What was recorded of a round that was broken off is set aside: rows made beside each other tell which plan is
         faster, and one made after a kill, minutes later, once decided it alone.
@@ -59,7 +59,7 @@ class Journal:
         return 1 + max((row.round or 0 for row in self.trials if row.comparison == comparison), default=0)
 
     def take_rest(self, kinds: Collection[str]) -> list[Trial]:
-        """All recorded rows of these kinds that were not handed out yet, in the order they were written."""
+        """Hand out all recorded rows of these kinds that are left, in the order they were written."""
         keys = [key for key in self._recorded if key[1] in kinds]
         waiting = {trial.id for key in keys for trial in self._recorded.pop(key)}
         return [trial for trial in self.trials if trial.id in waiting]
@@ -75,12 +75,12 @@ class Journal:
         self.trials.append(trial)
 
     def next_id(self) -> str:
-        """One above the highest number in use."""
+        """Return one above the highest number in use."""
         numbers = [int(t.id[1:]) for t in self.trials if t.id[:1] == "t" and t.id[1:].isdigit()]
         return f"t{max(numbers, default=0) + 1}"
 
     def _read(self, folder: RunFolder) -> None:
-        """A row that contradicts itself is as good as unreadable: its plan is measured again instead."""
+        """Read the rows. One that contradicts itself counts as unreadable: its plan is measured again."""
         seen: set[str] = set()
         for number, line in enumerate(folder.read_lines(JOURNAL_FILE), start=1):
             place = f"{folder.path / JOURNAL_FILE}:{number}"

@@ -36,7 +36,7 @@ GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """How much a search does at most. ``FULL`` unless it is to be quick.
+    """Limits of a search: ``FULL`` unless it is to be quick.
 
     Attributes:
         n_whole, min_whole: Whole runs that the model chooses, and those that run whatever it hopes.
@@ -72,7 +72,7 @@ Answer = Generator[Ask | Skip, Trial, Trial]
 
 
 def count_trials(space: Space, effort: Effort = FULL) -> dict[str, int]:
-    """Kind → rows that a search on a quiet machine adds at most, where its models can be built."""
+    """Count the rows that a search on a quiet machine adds at most, by kind, where its models can be built."""
     if not space.axes:
         return {"end_to_end": 0}
     plans = Candidates(space, project(space))
@@ -118,13 +118,13 @@ def _has_gained(before: Trial, after: Trial) -> bool:
 
 
 def _describe_hope(expected: float, hope: float) -> str:
-    """A plan that hopes for less than the best so far runs because little is known of it: nothing more is promised."""
+    """Describe a prediction; a plan that hopes for less than the best so far promises no gain."""
     gain = f", {math.expm1(hope):+.1%} at best" if 0 < hope < math.inf else ""
     return f"predicted {format_rate(expected)} samples/s{gain}"
 
 
 class _Search:
-    """The stages, each a part of the strategy's generator, over what is ``known`` so far."""
+    """The stages of the strategy, over what is ``known`` so far."""
 
     def __init__(self, space: Space, effort: Effort):
         self._space, self._effort = space, effort
@@ -137,7 +137,7 @@ class _Search:
         self._fake_s = 0.0  # spent on estimates of memory
 
     def estimate_memory(self) -> Strategy:
-        """Peaks on fake tensors: a curve for the user's arm, two points for each lever that changes memory.
+        """Estimate peaks on fake tensors: a curve for the user's arm, two points for each lever that changes memory.
 
         The largest batch first: where even that takes little, memory decides nothing and no more is asked.
         """
@@ -156,7 +156,7 @@ class _Search:
             yield from self._ask_fake(plan, batch)
 
     def _settle_doubts(self, plan: Plan) -> Strategy:
-        """Further fake points of an arm where those it has leave open what fits."""
+        """Estimate further fake points of an arm where its own leave open what fits."""
         for _ in range(N_DOUBT):
             batch = self.known.memory.find_doubtful_batch(plan)
             if batch is None or self._is_spent or self._fake_s > self._effort.fake_s:
@@ -165,7 +165,7 @@ class _Search:
                 return
 
     def probe_levers(self) -> Strategy:
-        """The user's arm on the device, then lever by lever at a batch in the middle, keeping what gains."""
+        """Probe the user's settings on the device, then lever by lever at a middle batch, keeping what gains."""
         first = self.known.choose_first(self._base, self._plans.find_nearest_batch(self._base[COUPLED]))
         why = "settings as near the user's as a probe can be, on data that lies on the device"
         yield from self._ask_device(self._base, first, why)
@@ -186,7 +186,7 @@ class _Search:
                     self._fast, best = plan, row
 
     def probe_loader(self) -> Strategy:
-        """Workers none, half as many as cores and as many; then what else changes loading, where it can matter."""
+        """Probe no workers, half as many as cores and as many; then other levers of loading, where it can matter."""
         fewest, *further = self._plans.choose_counts()
         row = yield from self._ask_count(fewest)
         if row.status != "ok" or self.known.compute_loading_share(row) < NEGLIGIBLE_LOADING:
@@ -202,7 +202,7 @@ class _Search:
                 yield from self._ask_loader(plan, self._middle, f"the loader alone, {lever} {plan[lever]}")
 
     def probe_feed(self) -> Strategy:
-        """Where loading is the slower side: numbers of workers next to the best, then other batch sizes with it."""
+        """Probe further workers next to the best, then other batch sizes with it, where loading is the slower side."""
         counts = self._plans.counts
         for _ in range(self._effort.n_feed):
             probed = {row.plan["num_workers"] for row in self.known.loader}
@@ -221,7 +221,7 @@ class _Search:
                 yield from self._ask_loader(best.plan, batch, "the loader alone, at another batch size")
 
     def probe_batches(self) -> Strategy:
-        """Where the device is the slower side: the fast arm over batch sizes, and the loader at one more."""
+        """Probe the fastest settings over batch sizes, and the loader at one more, where the device is slower."""
         yield from self._probe_curve()
         if len(self.known.loader) > 1 and not self._is_spent:
             other = self._plans.find_nearest_batch(self._middle / 4)
@@ -229,7 +229,7 @@ class _Search:
             yield from self._ask_loader(feed, other, "the loader alone, at another batch size")
 
     def run_whole(self) -> Strategy:
-        """The plan that may be the fastest, again and again, until no other hopes for more than was measured.
+        """Run the plan that may be the fastest until no other hopes for more than was measured.
 
         On a noisy machine as many as there may be: what was measured is fast or slow by chance.
         """
@@ -252,8 +252,7 @@ class _Search:
             yield from self._ask("end_to_end", free[0], f"no workers, {math.expm1(free[1]):+.1%} if loading overlaps")
 
     def polish(self) -> Strategy:
-        """Plans one step away from the best: the way that gained just now, where loading is the slower side more and
-        fewer workers, then by hope.
+        """Run plans one step from the best: onward where that gained, other workers if loading is slow, then by hope.
 
         Some run after each gain whatever the model hopes: it knows nothing of what it does not see. On a noisy machine
         all of them do.
@@ -278,7 +277,7 @@ class _Search:
             n_in_vain += 1
 
     def look_again(self) -> Strategy:
-        """On a noisy machine further plans: one step away from the best, then by hope wherever they lie.
+        """Run further plans on a noisy machine: one step away from the best, then by hope wherever they lie.
 
         One run that was slow by chance speaks against a lever for all plans that the model knows of, and probes by
         chance led the search to where it is. Of 20 searches that were repeated, one stopped while each run still
@@ -303,7 +302,7 @@ class _Search:
         return self._plans.list_plans(self._fast, self.known.find_fastest_feed().plan if self.known.loader else None)
 
     def _probe_curve(self) -> Strategy:
-        """The fast arm at further batch sizes: upward as long as memory surely allows, the ends, then the gaps."""
+        """Probe the fastest settings at further batch sizes: upward as memory allows, the ends, then the gaps."""
         arm = device_arm(self._fast)
         failed: set[int] = set()
         for _ in range(self._effort.n_curve):

@@ -1,4 +1,4 @@
-"""One search, from the first question to the trial processes to the last run: its stages, and what they share."""
+"""The stages of one search, and what they share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICK_RESERVE_SHARE = 0.5  # of the budget at most: the pick and the user's plan
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """What the stages of a search share.
+    """A search that is open: what its stages share.
 
     Attributes:
         probe: What building the workload once has told.
@@ -58,7 +58,7 @@ class Search:
 
 @contextlib.contextmanager
 def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: float) -> Iterator[Search]:
-    """Build the workload once, span the space of plans, and be ready to run them; ends the trial processes.
+    """Build the workload once, span the space of plans, and be ready to run them; end the trial processes after.
 
     Args:
         start_s: When the search began, on ``time.monotonic``.
@@ -168,7 +168,7 @@ def measure_roofs(search: Search) -> tuple[tuple[Roof, ...], str]:
 
 
 def merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:
-    """Complete what the probe read inside a trial by what the machine says; of several ranks as for one of them."""
+    """Complete what a trial read of the machine; with several ranks, for one of them."""
     n_ranks, free_bytes = options.n_ranks, facts.free_ram_bytes
     n_cores = machine.n_cores_usable if facts.n_cores_usable <= 1 else facts.n_cores_usable
     if free_bytes is not None:  # the limit of a trial is a rank's already

@@ -1,4 +1,4 @@
-"""Drives a strategy: asks the target, keeps the journal, counts, and stops at the budget.
+"""Drive a strategy: ask the target, keep the journal, count, and stop at the budget.
 
 A strategy is a generator. It yields ``Ask`` (run this plan; the trial comes back from ``yield``) or ``Skip`` (a row for
 a plan that need not run), and decides from what it gets. It does no I/O of its own, so a new strategy is one function.
@@ -55,7 +55,7 @@ Strategy = Generator[Ask | Skip, Trial, None]
 
 @dataclasses.dataclass
 class Session:
-    """One search in progress.
+    """A search in progress, which answers what strategies ask.
 
     Attributes:
         budget_s: Wall time of this search; rows of earlier ones in the same folder cost none of it. None: no limit.
@@ -98,7 +98,7 @@ class Session:
 
     @property
     def left_s(self) -> float:
-        """Of the budget; infinite without one."""
+        """Seconds left of the budget; infinite without one."""
         return math.inf if self.budget_s is None else self.budget_s - self.elapsed_s
 
     @property
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def common_error(self) -> Sequence[Trial]:
-        """Rows of one error that ``N_ALIKE`` plans or more met, where nothing of their kind ran; else none.
+        """Rows of one error that ``N_ALIKE`` plans or more met while nothing of their kind ran; else none.
 
         Nothing further is begun then but on request. Out of memory and a deadline are no such errors: another plan may
         well fit. Neither are estimates on fake tensors, which cannot run every model.
@@ -127,7 +127,7 @@ class Session:
         return ()
 
     def find_shortfall(self) -> Refusal | None:
-        """Why a search with the same budget would begin nothing that ends; None where it goes on from these rows."""
+        """Say why the same budget would begin nothing that ends; None where a search goes on from these rows."""
         least = min(self._refusals, key=lambda refusal: refusal.search_s, default=None)
         if least is None or self.budget_s is None or least.search_s <= self.budget_s:
             return None
@@ -186,7 +186,7 @@ class Session:
         return must_stop
 
     def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
-        """What a trial will take: what the plan took before, else the median of its like. 0 before the first."""
+        """Estimate the seconds of a trial: its plan's last, else the median of its like; 0 before the first."""
         ran = self._list_ran()
         alike = [row for row in ran if row.kind == kind or (row.kind in WHOLE_RUNS and kind in WHOLE_RUNS)]
         own = [row.seconds for row in alike if row.plan == plan]
@@ -201,7 +201,7 @@ class Session:
         return wish.plan, wish.kind, wish.comparison, None if wish.comparison is None else self._round
 
     def _answer(self, wish: Ask | Skip) -> Trial | None:
-        """The row, run or known; None where the end of the budget broke the trial off."""
+        """Return the row, run or known; None where the end of the budget broke the trial off."""
         key = self._find_key(wish)
         if key[:2] in self._known:
             return self._known[key[:2]]
@@ -261,13 +261,13 @@ class Session:
         return [row for row in (*self.rows, *self.probes) if row.seconds > 0]
 
     def _estimate_left_s(self) -> float | None:
-        """What may still come at most, each kind as long as its like took; the rest of the budget bounds it."""
+        """Estimate the seconds left at most: what may come, each as long as its like, within the budget."""
         ahead_s = sum(n_left * self._estimate_s(kind) for kind, n_left in self._ahead.items())
         left_s = max(0.0, min(ahead_s if self._list_ran() else math.inf, self.left_s))
         return left_s if math.isfinite(left_s) else None
 
     def _count(self) -> tuple[int, int]:
-        """Trials that are done, and that with those that may still come: no more than the budget holds at the pace."""
+        """Count the trials that are done, and all that are planned, no more than the budget holds at this pace."""
         n_done, n_left, ran = len(self.rows) + len(self.probes), sum(self._ahead.values()), self._list_ran()
         if self.budget_s is not None and ran:
             n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(row.seconds for row in ran))))

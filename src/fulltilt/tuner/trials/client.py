@@ -1,4 +1,4 @@
-"""The parent's handle on the zygote: start it, talk to it, end it."""
+"""The parent's handle on the trial server: start it, talk to it, end it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MARK_VARIABLE = "FULLTILT_ZYGOTE"  # tells what came from one zygote, also when 
 
 
 class ZygoteDiedError(TrainingError):
-    """The process that trials are forked from is gone; what ran in it is lost."""
+    """The process that trials are forked from is gone, with what ran in it."""
 
 
 class Zygote:
@@ -94,18 +94,18 @@ class Zygote:
         self._scratch_home = ready["scratch_home"]
 
     def name_scratch(self) -> str:
-        """A folder for the temporary files of one trial, that is not there yet; it has to be started."""
+        """Name a new folder for the temporary files of one trial; the server has to be started."""
         return os.path.join(self._scratch_home, f"fulltilt-{secrets.token_hex(4)}")
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send it a message, and open files with it."""
+        """Send a message, and open files with it."""
         try:
             socket.send_fds(self._get_socket(), [json.dumps(message).encode()], descriptors)
         except ConnectionError:
             raise ZygoteDiedError(self._describe_end()) from None
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message; None when there was none in time."""
+        """Return the next message; None when there was none in time."""
         if not select.select([self], [], [], timeout_s)[0]:
             return None
         try:
@@ -157,7 +157,7 @@ def wait_for_start(
     still_limit_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """The first message of a process that starts. One that is slow but at work is waited for, one that hangs is not.
+    """Wait for the first message of a process while it is at work; give up on one that hangs.
 
     Args:
         receive: The message that came within so many seconds, or None.
@@ -194,7 +194,7 @@ def _describe_late_start(waited_s: float, still_s: float, work: proctree.Work | 
 
 
 def _bootstrap() -> str:
-    """Code for ``python -c``: ``-m`` would need the package on the path and would put the working folder in front."""
+    """Return code for ``python -c``; ``-m`` would need the package on the path, the working folder first."""
     home = str(Path(__file__).resolve().parents[3])
     return (
         f"import sys; home = {home!r}; home in sys.path or sys.path.append(home); "

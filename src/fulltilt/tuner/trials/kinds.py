@@ -1,4 +1,4 @@
-"""What a trial process can be asked for, one function a kind; ``run_request`` chooses by the table at the end."""
+"""Do what a trial process can be asked for: one function a kind, chosen by the table at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a trial process builds the run that a request asks for, and measures it."""
+"""Build the run that a request asks for, and measure it, in a trial process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRESS_INTERVAL_S = 0.25
 
 
 def measure_built(measure: Measure, run: Any, request: TrialRequest, answer: Answer) -> Measurement:
-    """``measure`` a built run as the request asks for, saying how far it is."""
+    """Measure a built run as the request asks for, and tell how far it is."""
     answer({"progress": {"stage": "built"}})
     with explain_workers():
         return measure(
@@ -29,7 +29,7 @@ def measure_built(measure: Measure, run: Any, request: TrialRequest, answer: Ans
 
 
 def report_parts_of(measure: Measure, answer: Answer) -> Measure:
-    """``measure``, which then also says which part of a run is rehearsed, as it begins."""
+    """Have ``measure`` also tell which part of a run is rehearsed, as it begins."""
     return functools.partial(measure, on_part=lambda part: answer({"progress": {"stage": "rehearsing", "part": part}}))
 
 
@@ -80,7 +80,7 @@ def _unpickle(pickled: str) -> Any:
 
 
 def report_steps(answer: Answer) -> Callable[[int], None]:
-    """A sign of life after a block of steps, not so often that whoever reads it takes cores from the trial."""
+    """Build a report of steps as a sign of life, rare enough to take no cores from the trial."""
     last_s = -math.inf
 
     def report(n_steps: int) -> None:

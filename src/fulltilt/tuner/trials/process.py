@@ -1,4 +1,4 @@
-"""The parent's side of a trial process: start it, watch it, end all of it, and say what was seen.
+"""Start a trial process, watch it, end all of it, and say what was seen.
 
 A trial is watched from outside: a deadline, silence after its first steps, the memory of its process tree, its
 exit. ``run_trial_process`` never raises for what happens inside a trial; that becomes Evidence.
@@ -82,7 +82,7 @@ def run_trial_process(
 
 
 class _Watch:
-    """One trial process from fork to the end of its last descendant."""
+    """Watches one trial process from fork to the end of its last descendant."""
 
     def __init__(self, request: TrialRequest, zygote: Zygote, log_path: Path, on_progress: OnProgress | None):
         self._request, self._zygote, self._log_path, self._on_progress = request, zygote, log_path, on_progress
@@ -120,7 +120,7 @@ class _Watch:
             os.close(answers)
 
     def close(self) -> None:
-        """After the end, and also on the way out of an interrupt: leave nothing behind."""
+        """Leave nothing behind, after the end and on the way out of an interrupt."""
         if self._is_asked and self._exit_code is None:
             if self._pid is not None:
                 self._seen_pids.update(proctree.kill_session(self._pid))
@@ -131,7 +131,7 @@ class _Watch:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def collect_evidence(self) -> Evidence:
-        """Say what was seen; asked at the end, when all answers are read."""
+        """Say what was seen, when all answers are read."""
         where = f", in the part '{self._part}'" if self._part else ""
         said = {name: str(self._failure.get(name, "")) for name in ("exception_type", "exception_types", "message")}
         return Evidence(
@@ -147,7 +147,7 @@ class _Watch:
         )
 
     def _fork(self) -> int:
-        """Have the zygote fork; returns the descriptor to read answers from."""
+        """Have the server fork; return the descriptor to read answers from."""
         request = os.memfd_create("fulltilt-request")
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
@@ -198,7 +198,7 @@ class _Watch:
             self._zygote.send({"do": "kill"})
 
     def _find_missed_deadline(self, elapsed_s: float) -> tuple[str, str] | None:
-        """What was missed, and the remedy where there is one."""
+        """Return which deadline was missed, and the remedy where there is one."""
         request = self._request
         if elapsed_s > request.deadline_s:
             is_untimed = request.kind in TIMED_KINDS and self._progress_s is None and self._part is None
@@ -252,7 +252,7 @@ class _MemoryWatch:
         self._next_s = 0.0
 
     def check(self) -> str | None:
-        """Say what passed the limit; looks no oftener than its share of a core allows."""
+        """Say which tree passed the limit; look no oftener than its share of a core allows."""
         start = time.monotonic()
         if start < self._next_s:
             return None
@@ -265,7 +265,7 @@ class _MemoryWatch:
 
 
 def _parse_answer(line: bytes) -> dict[str, Any]:
-    """Empty for a torn or foreign line: code of the user's may write to a descriptor that is not its own."""
+    """Parse one line; empty for a torn or foreign one, which user code may write by mistake."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -274,7 +274,7 @@ def _parse_answer(line: bytes) -> dict[str, Any]:
 
 
 def _read_measurement(reply: Mapping[str, Any]) -> Measurement | None:
-    """None without one, and for one that cannot be read."""
+    """Decode the measurement; None without one that can be read."""
     try:
         return decode(Measurement, reply["measurement"])
     except (KeyError, ValueError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""A trial over several ranks: its own process starts them as ``train`` does, watches them, and answers for all.
+"""Run a trial over several ranks: its process starts them as ``train`` does, and answers for all.
 
 No rank outlives it: each ends with its connection to it, and the trial server ends whatever is below it.
 """
@@ -17,7 +17,7 @@ DEADLINE_SHARE = 0.75  # of the trial's usual deadline: a rank that hangs is nam
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialAnswered(Event):
-    """An answer of rank 0 on the way."""
+    """An answer of rank 0 while the trial runs."""
 
     message: dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Rows of the table, from what a process measured and how it ended."""
+"""Build rows of the table from what a process measured and how it ended."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def build_row(
     seconds: float = 0.0,
     n_devices: int = 1,
 ) -> Trial:
-    """A trial with its null reasons complete; the figures of ``measurement`` join when the status is ok."""
+    """Build a trial with its null reasons; figures of ``measurement`` join when the status is ok."""
     figures: dict[str, Any] = {}
     reasons: Mapping[str, str] = {}
     if status == "ok" and measurement is not None:
@@ -95,7 +95,7 @@ def _complete_reasons(figures: Mapping[str, Any], given: Mapping[str, str], *, d
 
 
 def _judge(measurement: Measurement | None, kind: str, limit_bytes: int | None) -> tuple[Status, str | None]:
-    """What a trial that ended well is worth: it may have sent no rate, or have peaked above its limit."""
+    """Judge a trial that ended well: it may have sent no rate, or have peaked above its limit."""
     if measurement is None:
         return "error", "the trial ended well but sent no measurement"
     rate, used_gib = measurement.samples_per_s, measurement.device_memory_peak_gib

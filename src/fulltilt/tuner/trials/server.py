@@ -1,4 +1,4 @@
-"""The process that trials are forked from: torch is loaded, nothing has run, one thread, no device context.
+"""The process that trials are forked from, with torch loaded, one thread and no device context.
 
 ``client.Zygote`` starts it with the descriptor of one end of a SOCK_SEQPACKET pair; messages are JSON objects.
 In: ``fork`` (with three descriptors: request, answers, log), ``kill``. Out: ``ready``, ``failed``, ``forked``,
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _install_signals() -> int:
-    """SIGINT is the parent's business; SIGCHLD and SIGTERM wake the loop. Returns the descriptor to wait on."""
+    """Leave SIGINT to the parent; return the descriptor on which SIGCHLD and SIGTERM wake the loop."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the loop runs there is nothing to end
@@ -85,7 +85,7 @@ def _install_signals() -> int:
 
 
 def _import_modules(names: tuple[str, ...] | list[str]) -> None:
-    """Import with nothing that a fork would break.
+    """Import modules without what a fork would break.
 
     OpenBLAS would start its pool at import. A module that asks whether CUDA is there would initialise the driver,
     unless torch answers through NVML.
@@ -103,7 +103,7 @@ def _import_modules(names: tuple[str, ...] | list[str]) -> None:
 
 
 class _Server:
-    """Waits for requests and for the end of the trial that runs: one at a time."""
+    """Forks a trial at a request, and tells its end; one trial at a time."""
 
     def __init__(self, control: socket.socket, wakeup: int):
         self._control, self._wakeup = control, wakeup
@@ -152,7 +152,7 @@ class _Server:
         return True
 
     def _fork_trial(self, message: dict[str, Any], descriptors: list[int]) -> int:
-        """The folder for temporary files is made and removed here: this process outlives a search that is killed.
+        """Fork a trial, with a folder for temporary files that is removed here: this process outlives its search.
 
         The search names it, and so can remove it whenever this process is the one that was killed.
         """
@@ -170,7 +170,7 @@ class _Server:
         return pid
 
     def _become_trial(self, message: dict[str, Any], descriptors: list[int], parent: int) -> NoReturn:
-        """In the child: a session, default signals and a log of its own, then the trial, then out."""
+        """In the child: get a session, default signals and a log, run the trial, and exit."""
         code = 1
         try:
             os.setsid()
@@ -206,7 +206,7 @@ class _Server:
 
 
 def _reap() -> dict[int, int]:
-    """Process → status of every child that has ended."""
+    """Collect every child that has ended: process → status."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0] != 0:
@@ -230,7 +230,7 @@ def _end_all() -> set[int]:
 
 
 def _choose_scratch_home() -> str:
-    """The usual folder, unless a data worker's socket in a folder below it would get too long a name."""
+    """Choose the usual temporary folder, unless a worker's socket below it would get too long a name."""
     usual = tempfile.gettempdir()
     if len(usual) <= HOME_LIMIT_CHARS or not os.access(SHORT_HOME, os.W_OK | os.X_OK):
         return usual

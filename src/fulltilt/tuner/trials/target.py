@@ -1,4 +1,4 @@
-"""What a search optimises: something that turns a plan into a trial."""
+"""Turn a plan into a trial: what a search optimises."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOFS_MEASURE_S = 2.5
 
 
 class Target(Protocol):
-    """Plan → Trial. Never raises for what goes wrong inside a trial: that is a status and a reason.
+    """Turns a plan into a trial. What goes wrong inside one never raises: it is a status and a reason.
 
     A trial has the plan, id, kind and why it was asked for, a figure exactly when its status is ok (``samples_per_s``;
     of kind "memory" the estimated ``memory_allocated_peak_gib``), a reason exactly when it is not, and a null reason
@@ -47,7 +47,7 @@ class Target(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """What the facts probe found: for guards, and for the report."""
+    """Facts of the built workload, for guards and for the report."""
 
     facts: Facts
     workload: dict[str, Any]
@@ -55,7 +55,7 @@ class ProbeResult:
 
 @dataclasses.dataclass
 class ProcessTarget:
-    """The real target: each plan in a process of its own, forked from a zygote that has torch loaded.
+    """Runs each plan in a process of its own, forked from a server that has torch loaded.
 
     Attributes:
         source: The workload.
@@ -108,7 +108,7 @@ class ProcessTarget:
         )
 
     def close(self) -> None:
-        """End the zygote and whatever still runs below it."""
+        """End the server and whatever still runs below it."""
         self._zygote.close()
 
     def read_facts(self, plan: Plan) -> ProbeResult:
@@ -145,7 +145,7 @@ class ProcessTarget:
         return self.end_s is not None and time.monotonic() >= self.end_s
 
     def _compute_limit_s(self, usual_s: float) -> float:
-        """A time limit, cut to what is left of the budget."""
+        """Cut a time limit to what is left of the budget."""
         return usual_s if self.end_s is None else min(usual_s, max(MIN_ANSWER_S, self.end_s - time.monotonic()))
 
     def _build_request(self, plan: Plan, id: str, kind: str) -> TrialRequest:
@@ -179,7 +179,7 @@ class ProcessTarget:
 
 
 def take_part(request: TrialRequest, n_ranks: int) -> TrialRequest:
-    """The largest part of a batch that one of ``n_ranks`` gets, in training and in evaluation."""
+    """Give one rank's part of the batch, the largest, to training and evaluation."""
     config: dict[str, Any] = dict(request.source.config)
     data = config.get("data") or {}
     if data.get("val_batch_size"):
@@ -192,7 +192,7 @@ def take_part(request: TrialRequest, n_ranks: int) -> TrialRequest:
 
 
 def count_for_ranks(part: Measurement, n_parts: float) -> Measurement:
-    """What one rank's part of a batch measured alone would be of all ranks, were they not in each other's way."""
+    """Scale what one rank's part measured alone to all ranks, as if none were in another's way."""
     rate, interval = part.samples_per_s, part.samples_per_s_ci95
     return dataclasses.replace(
         part,
@@ -204,7 +204,7 @@ def count_for_ranks(part: Measurement, n_parts: float) -> Measurement:
 
 
 def _build_error(outcome: ProcessOutcome) -> FulltiltError:
-    """The error of a workload that cannot be built, of the class it had in its process."""
+    """Build the error of a workload that cannot be built, of the class it had in its process."""
     status, reason = classify_outcome(outcome.evidence)
     cls = getattr(errors, outcome.evidence.exception_type or "", None)
     said = outcome.evidence.message

@@ -1,9 +1,8 @@
-"""The boundary of a trial process: one request comes in, answers go out as JSON lines.
+"""Serve one request in a trial process: it comes in, answers go out as JSON lines.
 
-The zygote calls ``serve_request``; by hand it is ``python -m fulltilt.tuner.trials.trial < request.json``, where the
-request is one encoded ``TrialRequest`` (with ``"kind": "facts"`` for the probe). Answers, one object a line:
-``{"progress": {…}}`` whenever a block of steps is done, then one of ``{"measurement": {…}}``,
-``{"facts": {…}, "workload": {…}}`` and ``{"failure": {"exception_type", "message", "traceback"}}``.
+The trial server calls ``serve_request``; by hand it is ``python -m fulltilt.tuner.trials.trial < request.json``, where
+the request is one encoded ``TrialRequest``. Answers, one object a line: ``{"progress": {…}}`` now and then, then what
+its kind answers (``kinds``), or ``{"failure": {"exception_type", "message", "traceback", …}}``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def refuse_inside_trial(call: str) -> None:
 
 
 def serve_request(request: int, answers: int, *, scratch: str, body: str = DEFAULT_BODY) -> int:
-    """Read one request, run it, answer; returns the exit code. This is the boundary of the process."""
+    """Read one request, run it, answer, and return the exit code: the boundary of the process."""
     faulthandler.enable()
     keep_cache()  # before TMPDIR moves: trials and training runs share what was compiled
     os.environ["TMPDIR"] = scratch
@@ -91,7 +90,7 @@ def _run_body(message: Mapping[str, Any], answer: Answer, body: str) -> int:
 
 
 def describe_failure(error: BaseException, text: str) -> dict[str, str]:
-    """What is told of an exception with its traceback ``text``."""
+    """Describe an exception, with its traceback ``text``, for the parent."""
     name = type(error).__name__
     try:
         said = str(error).strip() or name
@@ -106,7 +105,7 @@ def describe_failure(error: BaseException, text: str) -> dict[str, str]:
 
 
 def _list_types(error: BaseException) -> list[str]:
-    """Class and base classes of an exception, and of what it was raised from: a wrapped out-of-memory is still one."""
+    """List the classes of an exception and of its causes: a wrapped out-of-memory is still one."""
     names: dict[str, None] = {}
     seen: list[BaseException] = []
     cause: BaseException | None = error
@@ -118,7 +117,7 @@ def _list_types(error: BaseException) -> list[str]:
 
 
 def _restore_blas_threads() -> None:
-    """Give numpy's OpenBLAS the threads it would have had; the zygote loaded it with one."""
+    """Give numpy's OpenBLAS its usual threads; the server loaded it with one."""
     wanted = int(os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or 0)
     maps = Path("/proc/self/maps").read_text()
     files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "openblas" in line and ".so" in line}
@@ -131,7 +130,7 @@ def _restore_blas_threads() -> None:
 
 
 def main() -> int:
-    """One request on stdin, answers on stdout."""
+    """Serve one request from stdin, with answers on stdout."""
     with tempfile.TemporaryDirectory(prefix="fulltilt-") as scratch:
         answers = os.dup(1)
         os.dup2(2, 1)  # what user code prints must not mix with the answers

@@ -1,4 +1,4 @@
-"""An arm: one choice of a group of levers. What an arm that was not measured takes follows from those that were."""
+"""Predict the time of an arm, one choice of a group of levers, from the arms that were measured."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _COUNTED_APART = ("batch_size", "num_workers", "accumulate")
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def device_arm(plan: Plan) -> Arm:
-    """The levers that change what the device computes."""
+    """Return the levers that change what the device computes."""
     return _select(plan, of_loader=False)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def feed_arm(plan: Plan) -> Arm:
-    """The levers that change how batches are fetched and copied, without the batch size and the number of workers."""
+    """Return the levers that change how batches are fetched, without batch size and number of workers."""
     return _select(plan, of_loader=True)
 
 
@@ -46,7 +46,7 @@ class Point:
 
 
 class ArmTimes:
-    """Seconds over batch size for any arm, from measured points of some.
+    """Predicts seconds over batch size for any arm, from measured points of some.
 
     The arm with most points is the reference and has a curve of its own. Another arm is the reference times a ratio
     that may change with the batch. An arm without points is the measured one that shares most with it, times the
@@ -70,7 +70,7 @@ class ArmTimes:
         return seconds
 
     def _find_singles(self) -> dict[tuple[str, Any], dict[int, float]]:
-        """(lever, value) → ratios of an arm with it over the same arm with another value, where both were measured."""
+        """Compute (lever, value) → ratios of an arm with it over the same arm with another value."""
         singles: dict[tuple[str, Any], dict[int, float]] = {}
         for arm, ratios in self._ratios.items():
             for other, base in self._ratios.items():
@@ -83,7 +83,7 @@ class ArmTimes:
         return singles
 
     def _find_base(self, arm: Arm) -> tuple[Arm, frozenset[tuple[str, Any]]]:
-        """The measured arm that shares most with ``arm``, and what has to change from it."""
+        """Find the measured arm that shares most with ``arm``, and what must change from it."""
         wanted = frozenset(arm)
 
         def count_unknown(base: Arm) -> tuple[int, int, int]:
@@ -96,7 +96,7 @@ class ArmTimes:
 
 
 def _read_ratio(ratios: Mapping[int, float], batch: int) -> float:
-    """The ratio at a batch: between two points by the logarithm of the batch, beyond them the nearest, else 1."""
+    """Interpolate the ratio at a batch by its logarithm; beyond the points return the nearest, without any 1."""
     if not ratios:
         return 1.0
     if len(ratios) == 1 or batch <= min(ratios):

@@ -1,4 +1,4 @@
-"""A positive quantity over the batch size, between a few measured points and a little beyond."""
+"""Interpolate a positive quantity over the batch size, and go a little beyond its points."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONE_EXPONENT = 0.8  # of the batch, where one point is all there is: a part of 
 
 
 class Curve:
-    """Seconds over batch size.
+    """Interpolates seconds over the batch size.
 
     At a point the figure itself; between two a straight line in logarithms; above the last the line through the last
     two, below the first the line through the first two, neither with a negative constant part nor a negative slope.

@@ -1,4 +1,4 @@
-"""Seconds per batch of the loader alone, over workers and batch size."""
+"""Predict the seconds per batch of the loader alone, over workers and batch size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONE_EFFICIENCY = 0.85  # of a worker, where none was measured
 
 
 class LoaderTime:
-    """Workers divide the time of a batch by a speed-up that is read between the measured numbers of workers.
+    """Divides the time of a batch by the speed-up of its workers, interpolated between measured numbers of them.
 
     Beyond the largest measured number it grows as the cores allow: workers past the usable cores take turns.
 
@@ -36,7 +36,7 @@ class LoaderTime:
         return self._times[nearest](feed, batch) * self._read_speedup(nearest) / self._read_speedup(n_workers)
 
     def _compute_speedups(self, by_workers: Mapping[int, Sequence[Point]]) -> dict[int, float]:
-        """Over one worker's rate (or none's), for each number of workers that was measured.
+        """Compute the speed-up of each measured number of workers over one worker (or none).
 
         Like is held against like: where both were measured at a batch and a feed, nothing else counts.
         """

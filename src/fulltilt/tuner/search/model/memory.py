@@ -1,4 +1,4 @@
-"""Peak memory over the batch size: what a few real probes and many fake ones say about every batch, and how surely.
+"""Predict peak memory over the batch size from a few real probes and many fake ones, with bounds.
 
 The peak is the largest of the moments of a step, and each moment holds something fixed and something per sample:
 peak(b) = max of aᵢ + sᵢ·b. With aᵢ at least what is always there (parameters, optimizer state), two bounds follow that
@@ -39,7 +39,7 @@ Basis = Literal["measured", "chord", "fake_corrected", "extrapolated"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """A predicted peak in GiB; ``low`` to ``high`` holds it if the curve is of the stated form."""
+    """A predicted peak in GiB, which lies in ``low`` to ``high`` if the curve has the stated form."""
 
     gib: float
     low: float
@@ -49,7 +49,7 @@ class MemoryEstimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """real = offset_gib + ratio · fake, with standard deviations. The default is what is known before any probe.
+    """Coefficients of real = offset_gib + ratio · fake with standard deviations, before any probe by default.
 
     A fake peak misses scratch, from nothing to a third of the peak and mostly below 2 % (by case in
     ``benchmarks/results/memory_prediction-cpu.json``), and context or libraries, for which 0 to 0.9 GiB is assumed.
@@ -64,7 +64,7 @@ class Correction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryCurve:
-    """What is known of one arm: a choice of all levers that change memory, but the batch size.
+    """Memory of one arm, a choice of all levers that change memory, over the batch size.
 
     Args:
         real: Batch size → measured peak, GiB.
@@ -87,7 +87,7 @@ class MemoryCurve:
             object.__setattr__(self, name, dict(sorted(getattr(self, name).items())))
 
     def predict_gib(self, batch: int) -> MemoryEstimate:
-        """Peak at ``batch``.
+        """Predict the peak at ``batch``.
 
         Raises:
             ValueError: nothing is known: no real point and fewer than two fake ones.
@@ -107,13 +107,13 @@ class MemoryCurve:
         return MemoryEstimate(gib=low, low=low, high=high, basis="extrapolated")
 
     def largest_safe_batch(self, candidates: Sequence[int], limit_gib: float) -> int | None:
-        """The largest candidate that fits: measured below the limit, or predicted to with ``MARGIN_PCT`` to spare."""
+        """Return the largest candidate measured below the limit, or predicted to with ``MARGIN_PCT`` to spare."""
         if not self.real and not self._has_fake:
             return None
         return max((c for c in self._drop_refused(candidates) if self._is_safe(c, limit_gib)), default=None)
 
     def find_doubtful_batch(self, candidates: Sequence[int], limit_gib: float) -> int | None:
-        """The batch whose own fake point would tell whether candidates fit that are not safe and may fit.
+        """Find the batch whose own fake point would tell whether doubtful candidates fit.
 
         First that of the real point they are predicted from, then the middle one of them. None: no candidate is in
         doubt, or no fake point would change that.
@@ -134,7 +134,7 @@ class MemoryCurve:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the slope between real points repeated while the part that grows with the batch was plain to see."""
+        """Whether the slope between real points repeated, where plainly much grows with the batch."""
         if len(self.real) < 3:
             return False
         last, slopes = max(self.real), _find_slopes(self.real)
@@ -143,7 +143,7 @@ class MemoryCurve:
         return abs(slopes[-2] / slopes[-1] - 1) <= SETTLED_PCT / 100
 
     def compute_correction(self) -> Correction:
-        """What real points say about the fake points at the same batch; the prior where there are none."""
+        """Learn the correction from real points with fake points at the same batch; without any return the prior."""
         if not self._has_fake or not self._teachers:
             return self.prior
         batches = np.array(self._teachers, dtype=float)
@@ -162,7 +162,7 @@ class MemoryCurve:
         )
 
     def transfer(self, fake: Mapping[int, float], *, persistent_gib: float = 0.0) -> MemoryCurve:
-        """The curve of another arm, of which only fake points are known, with what this one taught as its prior.
+        """Build the curve of another arm with fake points only, with what this one taught as its prior.
 
         Arms differ in their kernels, so the prior is wider than what this arm would say of itself.
         """
@@ -180,7 +180,7 @@ class MemoryCurve:
 
     @property
     def _teachers(self) -> list[int]:
-        """Batches that were measured and estimated, and measured ones that lie where the curve can only be straight."""
+        """Batches with a real and a fake point, and real ones where the fake curve can only be straight."""
         if self.inferred:
             return [b for b in self.real if b in self.fake and b not in self.inferred]
         return [b for b in self.real if min(self.fake) <= b <= max(self.fake) and not self._is_vague(b, EXACT_PCT)]
@@ -191,7 +191,7 @@ class MemoryCurve:
         return high - low > tolerance_pct / 100 * high
 
     def _bound_fake(self, batch: int) -> tuple[float, float]:
-        """What the fake curve can be at ``batch``: below the chord, above its neighbours' lines (it is convex).
+        """Bound the fake curve at ``batch``: below the chord, above its neighbours' lines (it is convex).
 
         Beyond its points it is taken to go on straight; never below the smallest line through 0.
         """
@@ -208,7 +208,7 @@ class MemoryCurve:
         return min(max(low, max(p for b, p in self.fake.items() if b < batch)), high), high
 
     def _predict_by_fake(self, batch: int, low: float, high: float) -> MemoryEstimate:
-        """From the nearest real point on by the corrected fake curve; between two through both, below the chord."""
+        """Follow the corrected fake curve from the nearest real point on; between two through both."""
         correction, (fake_low, fake_high) = self.compute_correction(), self._bound_fake(batch)
         below = max((b for b in self.real if b < batch), default=None)
         above = min((b for b in self.real if b > batch), default=None)
@@ -232,7 +232,7 @@ class MemoryCurve:
         return MemoryEstimate(gib=gib, low=least, high=most, basis=basis)
 
     def _bound(self, batch: int) -> tuple[float, float]:
-        """The two bounds of the head of this file, from the real points alone."""
+        """Compute the two bounds of the head of this file, from the real points alone."""
         below, above = [b for b in self.real if b < batch], [b for b in self.real if b > batch]
         low, high = _bound_by_lines(self.real, batch)
         low = max(low, self.persistent_gib)
@@ -254,13 +254,13 @@ class MemoryCurve:
 
 
 def _find_slopes(points: Mapping[int, float]) -> list[float]:
-    """GiB per sample between neighbours; ``points`` are sorted."""
+    """Return GiB per sample between neighbours; ``points`` are sorted."""
     batches = list(points)
     return [(points[b] - points[a]) / (b - a) for a, b in itertools.pairwise(batches)]
 
 
 def _bound_by_lines(points: Mapping[int, float], batch: int) -> tuple[float, float]:
-    """What a convex curve can be beside its points: above the lines through two neighbours, below the chord."""
+    """Bound a convex curve: above the lines through two neighbours, below the chord."""
     below, above = [b for b in points if b < batch], [b for b in points if b > batch]
     pairs = [(pair[0], pair[1]) for pair in (below[-2:], above[:2]) if len(pair) == 2]
     low = max((_read_line(points, a, b, batch) for a, b in pairs), default=-math.inf)

@@ -1,4 +1,4 @@
-"""Which plans fit: one memory curve an arm, from fake points, real peaks and refusals of all arms together."""
+"""Tell which plans fit: one memory curve an arm, from the rows of all arms together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EDGE = 1.15  # of the safety limit: up to here a probe surely runs, since the de
 
 
 class PlanMemory:
-    """What the rows so far say about the memory of any plan.
+    """Tells from the rows so far how much memory any plan takes.
 
     Args:
         base_arm: The user's; its fake curve is the one that others are compared with.
@@ -52,7 +52,7 @@ class PlanMemory:
                 peaks[batch] = max(gib, peaks.get(batch, 0.0))
 
     def fits(self, plan: Plan) -> bool:
-        """Whether memory is predicted to stay below the limit. Where nothing is known: at most twice what ran."""
+        """Whether memory is predicted to stay below the limit; without knowledge, at most twice what ran."""
         arm = device_arm(plan)
         if arm not in self._safe:
             curve = self._build_curve(arm)
@@ -65,7 +65,7 @@ class PlanMemory:
 
     @property
     def is_ample(self) -> bool:
-        """Whether the largest batch takes so little, by its fake point, that memory decides nothing."""
+        """Whether memory decides nothing: the largest batch takes little by its fake point."""
         largest_gib = self._fakes.get(self._base_arm, {}).get(self._batches[-1])
         return largest_gib is not None and largest_gib + CONTEXT_GIB <= AMPLE * self._limit_gib
 
@@ -75,12 +75,12 @@ class PlanMemory:
         return self.is_ample or self._build_curve(self._base_arm) is not None
 
     def find_doubtful_batch(self, plan: Plan) -> int | None:
-        """The batch at which a fake point of the plan's arm would tell whether batches fit that are refused now."""
+        """Find the batch at which a fake point of the plan's arm would tell whether refused batches fit."""
         curve = None if self.is_ample else self._build_curve(device_arm(plan))
         return None if curve is None else curve.find_doubtful_batch(self._batches, self._limit_gib)
 
     def find_edge(self, plan: Plan, known: Collection[int]) -> int | None:
-        """The first batch above the known ones that may stay below the limit, if only just, and surely runs.
+        """Return the first batch above the known ones that surely runs, and may just stay below the limit.
 
         The limit keeps a part of the memory back, so a probe there is no risk, and its peak says whether it counts.
         """
@@ -96,7 +96,7 @@ class PlanMemory:
         return frozenset(b for b in self._batches if curve.largest_safe_batch([b], self._limit_gib) is not None)
 
     def _build_curve(self, arm: Arm) -> MemoryCurve | None:
-        """The arm's own real and fake points, and what the user's arm taught; None: nothing is known."""
+        """Build the arm's curve from its own points and what the user's arm taught; None where nothing is known."""
         real, refused, fake = self._peaks.get(arm, {}), self._refused.get(arm, set()), self._estimate_fake(arm)
         base_fake = self._fakes.get(self._base_arm, {})
         if arm != self._base_arm and fake and len(base_fake) > 1:
@@ -109,7 +109,7 @@ class PlanMemory:
         return MemoryCurve(real=real, fake=fake, refused=refused)
 
     def _estimate_fake(self, arm: Arm) -> Mapping[int, float]:
-        """The arm's fake points; where it has none, the user's arm's, times the ratio of each lever that differs."""
+        """Return the arm's fake points; without any the user's arm's, times the ratio of each lever that differs."""
         own, base = self._fakes.get(arm, {}), self._fakes.get(self._base_arm, {})
         if arm == self._base_arm or len(own) >= len(base) > 0:
             return own
@@ -136,7 +136,7 @@ def _is_of_the_step(row: Trial) -> bool:
 
 
 def _read_share(points: Mapping[int, float], base: Mapping[int, float], batch: int) -> float:
-    """Memory of a lever's arm over the user's arm at a batch of the user's arm.
+    """Divide the memory of a lever's arm by that of the user's arm at one of its batches.
 
     Both have a part that stays and one that grows with the batch, and a lever may change either: between the smallest
     and the largest batch where both are known, the lever's arm is the straight function of the user's that holds there.

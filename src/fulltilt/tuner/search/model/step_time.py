@@ -1,4 +1,4 @@
-"""Samples per second of any plan: device and loader joined by a smooth maximum, corrected by what whole runs showed."""
+"""Predict samples per second: join device and loader by a smooth maximum, correct by whole runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKER_COST = 0.005  # of the logarithm of samples/s, for each doubling: workers
 
 
 class StepTime:
-    """What is known so far, asked for any plan.
+    """Predicts the step time of any plan from the rows so far.
 
     Args:
         device: Rows of kind "device" with status ok.
@@ -55,14 +55,14 @@ class StepTime:
         self._errors = _Errors(errors, NOISE_SD if noise is None else noise)
 
     def predict_log_rate(self, plans: Sequence[Plan]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of ln(samples/s), shape (P,) each."""
+        """Predict mean and standard deviation of ln(samples/s), shape (P,) each."""
         raw = [math.log(plan.effective_batch_size / self.predict_step_s(plan)) for plan in plans]
         cost = [WORKER_COST * math.log2(1 + plan["num_workers"]) for plan in plans]
         shift, sd = self._errors.predict(np.array([self.describe(plan) for plan in plans]))
         return np.array(raw) - cost + shift, sd
 
     def predict_step_s(self, plan: Plan) -> float:
-        """Seconds of an optimizer step, uncorrected."""
+        """Predict the seconds of an optimizer step, uncorrected."""
         batch, n_workers, accumulate = plan["batch_size"], plan["num_workers"], plan["accumulate"]
         key = (device_arm(plan), feed_arm(plan), batch, n_workers, accumulate)
         if key not in self._cache:
@@ -70,7 +70,7 @@ class StepTime:
         return self._cache[key]
 
     def predict_overlap_log_rate(self, plan: Plan) -> float:
-        """ln(samples/s) without workers where making a batch and computing the one before overlap, at best.
+        """Predict ln(samples/s) without workers if loading and computing overlap, at best.
 
         A process that launched a step on a GPU is free until something waits for it; whether that is so no probe says.
         """
@@ -79,7 +79,7 @@ class StepTime:
         return math.log(plan.effective_batch_size / max(device_s, load_s + launch_s))
 
     def describe(self, plan: Plan) -> np.ndarray:
-        """What errors of the prediction may depend on, scaled so that a distance of 1 is far."""
+        """Return features on which errors may depend, scaled so that a distance of 1 is far."""
         device_s, load_s = self._split(plan)
         n_workers = plan["num_workers"]
         # Where the device waits for data anyway, what it computes faster or slower says little of the whole.
@@ -96,7 +96,7 @@ class StepTime:
         )
 
     def _split(self, plan: Plan) -> tuple[float, float]:
-        """Seconds of the device and of the loader for one step, each alone."""
+        """Return the seconds of the device and of the loader for one step, each alone."""
         batch, accumulate, arm = plan["batch_size"], plan["accumulate"], device_arm(plan)
         device_s = accumulate * self._micro(arm, batch) + self._update(arm, batch)
         if self._loader is None:
@@ -121,7 +121,7 @@ class StepTime:
 
 
 class _Errors:
-    """ln(measured/predicted) over plans: a Gaussian process of few points, with a part that all plans share.
+    """Models ln(measured/predicted) over plans: a Gaussian process with a part that all plans share.
 
     Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorithm 2.1.
     """
@@ -154,7 +154,7 @@ def _join(*seconds: float) -> float:
 
 
 def _to_number(value: object) -> float:
-    """A lever's value as a coordinate: switches and names are apart, counts by their logarithm."""
+    """Map a lever's value to a coordinate: switches and names apart, counts by their logarithm."""
     if value is None:
         return -1.0
     if isinstance(value, bool):
@@ -165,13 +165,13 @@ def _to_number(value: object) -> float:
 
 
 def _read_update_s(row: Trial) -> float:
-    """Seconds of the optimizer in a step; 0 where the phases are void, so that it counts with the rest."""
+    """Return the seconds of the optimizer in a step; 0 where phases are void, so that it counts with the rest."""
     phases = row.phases_ms
     return 0.0 if phases is None or phases.optimizer is None else phases.optimizer / 1e3
 
 
 def _compute_micro_s(row: Trial) -> float:
-    """Seconds of one micro-batch without the optimizer's."""
+    """Return the seconds of one micro-batch without the optimizer's."""
     step_s = row.plan.effective_batch_size / (row.samples_per_s or math.nan)
     return max(step_s - _read_update_s(row), 0.02 * step_s) / row.plan["accumulate"]
 
@@ -190,7 +190,7 @@ def _group_by_workers(loader: Sequence[Trial]) -> dict[int, list[Point]]:
 
 
 def _fit_receive(loader: Sequence[Trial]) -> tuple[float, float]:
-    """Seconds that taking a ready batch costs the training process: of any batch, and of each sample in it.
+    """Fit the seconds that taking a ready batch costs the training process: a fixed part, and one per sample.
 
     The steepest line from the smallest batch to the largest that lies on or above all that was seen. Where that would
     begin below 0, and of one batch size, everything is counted by the sample: nothing is received in less than no time.
@@ -206,6 +206,6 @@ def _fit_receive(loader: Sequence[Trial]) -> tuple[float, float]:
 
 
 def _group_by_pinning(loader: Sequence[Trial]) -> dict[bool, Sequence[Trial]]:
-    """A thread that pins takes the batches itself: what is left to the training process is another matter."""
+    """Split loader rows by pinning: a thread that pins leaves other work to the training process."""
     groups = {pinned: [row for row in loader if bool(row.plan["pin_memory"]) is pinned] for pinned in (False, True)}
     return {pinned: rows or loader for pinned, rows in groups.items()}
