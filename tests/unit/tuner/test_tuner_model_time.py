@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement, PhasesMs
-from fulltilt.tuner.search.model.arms import ArmTimes, Point, device_arm, feed_arm
-from fulltilt.tuner.search.model.curve import Curve
+from fulltilt.tuner.search.model.arms import ArmTimes, Curve, Point, device_arm, feed_arm
 from fulltilt.tuner.search.model.loader_time import LoaderTime
 from fulltilt.tuner.search.model.step_time import StepTime
 from fulltilt.tuner.trials.rows import build_row

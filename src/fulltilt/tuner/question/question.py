@@ -36,9 +36,9 @@ class Question:
         return RunFolder(self.path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA))
 
     def list_fingerprint_parts(self) -> dict[str, Any]:
-        """List what rows depend on. Budget and strategy are no part: more of a search may be asked for later.
+        """List what rows depend on, in the user's words: a refusal names the parts that changed.
 
-        A refusal names the parts that changed, so they are called what the user calls them.
+        Budget and strategy are no part: more of a search may be asked for later.
         """
         aim, options, machine = self.aim, self.options, self.machine
         limit_bytes = options.memory_limit_bytes

@@ -28,26 +28,16 @@ COUPLED = "batch_size"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """Levers with the values to try, the plan they vary, and the values that cannot apply.
+    """Levers with the values to try, the plan they vary, and the values that cannot apply."""
 
-    Attributes:
-        axes: Lever → values, in the order given; batch sizes ascend.
-        base: The user's plan, moved onto the axes where it lies off them; batch size aside.
-        user_plan: The user's plan, made applicable.
-        effective_batch_size: Held by every plan; None when it is free.
-        memory_gib: What a plan may use of the device's memory; None: not known.
-        skipped: Values that apply in no plan of the grid, as (plan, reason).
-        notes: What was changed about the user's own plan, in words.
-    """
-
-    axes: Mapping[str, tuple[Any, ...]]
-    base: Plan
-    user_plan: Plan
+    axes: Mapping[str, tuple[Any, ...]]  # lever → values, in the order given; batch sizes ascend
+    base: Plan  # the user's, moved onto the axes where it lies off them; batch size aside
+    user_plan: Plan  # made applicable
     facts: Facts
-    effective_batch_size: int | None = None
-    memory_gib: float | None = None
-    skipped: tuple[tuple[Plan, str], ...] = ()
-    notes: tuple[str, ...] = ()
+    effective_batch_size: int | None = None  # of every plan; None when it is free
+    memory_gib: float | None = None  # that a plan may use of the device; None: not known
+    skipped: tuple[tuple[Plan, str], ...] = ()  # values that apply in no plan of the grid, with the reason
+    notes: tuple[str, ...] = ()  # what was changed about the user's own plan, in words
 
     def with_value(self, plan: Plan, lever: str, value: Any) -> Plan:
         """Return the plan with one lever moved, made canonical."""

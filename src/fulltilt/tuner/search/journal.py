@@ -17,13 +17,10 @@ Key = tuple[Plan, str, str | None, int | None]
 
 
 class Journal:
-    """The rows of one search, in memory and in its run folder.
+    """The rows of one search, in memory and, with a folder, on disk.
 
-    Rows are handed out again in the order they were written: the first request for a plan gets the first row of
-    that plan and kind, and so on, so a plan that is measured three times is not measured a fourth time on resume.
-
-    Args:
-        folder: None keeps the rows in memory only.
+    The first request for a plan gets the first recorded row of that plan and kind, and so on: a plan that is measured
+    three times is not measured a fourth time on resume.
     """
 
     def __init__(self, folder: RunFolder | None = None):

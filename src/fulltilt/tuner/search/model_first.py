@@ -36,28 +36,17 @@ GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """Limits of a search: ``FULL`` unless it is to be quick.
+    """Limits of a search: ``FULL`` unless it is to be quick."""
 
-    Attributes:
-        n_whole, min_whole: Whole runs that the model chooses, and those that run whatever it hopes.
-        n_polish, min_polish: The same of plans next to the best, counted from the last gain; one for each lever where
-            there are more levers.
-        n_noisy: Of further plans where the machine is noisy, counted from the last gain; twice as many together.
-        n_curve: Batch sizes at which the fast arm is probed.
-        n_feed: Numbers of workers next to the best, where loading is the slower side.
-        fake_s: Of the memory pre-pass together: a large model's takes seconds a point.
-        probe_s: Of all probes together. Past it nothing is probed but what a prediction cannot do without.
-    """
-
-    n_whole: int = 4
-    min_whole: int = 3
-    n_polish: int = 6
-    min_polish: int = 3
-    n_noisy: int = 6
-    n_curve: int = 5
-    n_feed: int = 3
-    fake_s: float = 30.0
-    probe_s: float = math.inf
+    n_whole: int = 4  # whole runs that the model chooses,
+    min_whole: int = 3  # and of these, whatever it hopes
+    n_polish: int = 6  # plans next to the best, from the last gain on; one for each lever where there are more levers
+    min_polish: int = 3  # of these, whatever the model hopes
+    n_noisy: int = 6  # further plans on a noisy machine, from the last gain on; twice as many together
+    n_curve: int = 5  # batch sizes at which the fast arm is probed
+    n_feed: int = 3  # numbers of workers next to the best, where loading is the slower side
+    fake_s: float = 30.0  # of the memory pre-pass together: a large model's takes seconds a point
+    probe_s: float = math.inf  # of all probes; past it only what a prediction cannot do without is probed
 
     def count_polish(self, space: Space) -> int:
         return max(self.n_polish, len(space.axes)) if math.isinf(self.probe_s) else self.n_polish
@@ -279,9 +268,8 @@ class _Search:
     def look_again(self) -> Strategy:
         """Run further plans on a noisy machine: one step away from the best, then by hope wherever they lie.
 
-        One run that was slow by chance speaks against a lever for all plans that the model knows of, and probes by
-        chance led the search to where it is. Of 20 searches that were repeated, one stopped while each run still
-        gained, one step short of where the others ended.
+        One run that was slow by chance speaks against a lever for all plans that the model knows of. Of 20 searches
+        that were repeated, one stopped while each run still gained, one step short of where the others ended.
         """
         plans, n_in_vain = self._list_plans(), 0
         for _ in range(2 * self._effort.n_noisy):

@@ -34,22 +34,16 @@ QUICK_RESERVE_SHARE = 0.5  # of the budget at most: the pick and the user's plan
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """A search that is open: what its stages share.
-
-    Attributes:
-        probe: What building the workload once has told.
-        memory_gib: Of the device; None: not known.
-        end_s: When the budget ends, on ``time.monotonic``; None: never.
-    """
+    """A search that is open: what its stages share."""
 
     question: Question
     folder: RunFolder
     target: ProcessTarget
-    probe: ProbeResult
+    probe: ProbeResult  # what building the workload once has told
     space: Space
     session: Session
-    memory_gib: float | None
-    end_s: float | None = None
+    memory_gib: float | None  # of the device; None: not known
+    end_s: float | None = None  # of the budget, on ``time.monotonic``; None: never
 
     @property
     def options(self) -> TuneOptions:
@@ -60,8 +54,7 @@ class Search:
 def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: float) -> Iterator[Search]:
     """Build the workload once, span the space of plans, and be ready to run them; end the trial processes after.
 
-    Args:
-        start_s: When the search began, on ``time.monotonic``.
+    ``start_s`` is when the search began, on ``time.monotonic``.
 
     Raises:
         NoPlanError: the budget ended first. FulltiltError: the workload cannot be built.

@@ -55,41 +55,29 @@ Strategy = Generator[Ask | Skip, Trial, None]
 
 @dataclasses.dataclass
 class Session:
-    """A search in progress, which answers what strategies ask.
-
-    Attributes:
-        budget_s: Wall time of this search; rows of earlier ones in the same folder cost none of it. None: no limit.
-        reserve_trials: Trials whose time is kept back for measuring the finalists again.
-        reserve_share: Of the budget at most is kept back for them.
-        planned: Kind → trials at most, for progress only.
-        start_s: When the search began, on ``clock``: now, or earlier when it had to be prepared.
-        n_devices: That a trial runs on; for the rows of plans that are skipped.
-        rows: Whole runs, and plans that were skipped.
-        n_run: Processes started by this session.
-        cut: What the end of the budget broke off; no row, for it says nothing of its plan.
-    """
+    """A search in progress, which answers what strategies ask."""
 
     target: Target
     journal: Journal
     _: dataclasses.KW_ONLY
-    budget_s: float | None = None
-    reserve_trials: int = 4
-    reserve_share: float = RESERVE_SHARE
-    planned: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    budget_s: float | None = None  # wall time of this search; rows that lay in the folder cost none of it
+    reserve_trials: int = 4  # whose time is kept back for measuring the finalists again
+    reserve_share: float = RESERVE_SHARE  # of the budget at most is kept back for them
+    planned: Mapping[str, int] = dataclasses.field(default_factory=dict)  # kind → trials at most, for progress only
     on_event: OnEvent = lambda event: None
     clock: Callable[[], float] = time.monotonic
-    start_s: float | None = None
-    n_devices: int = 1
+    start_s: float | None = None  # when the search began, on ``clock``; None: now
+    n_devices: int = 1  # that a trial runs on; for the rows of plans that are skipped
 
     def __post_init__(self) -> None:
         self._start_s = self.clock() if self.start_s is None else self.start_s
         self.earlier_s = sum(trial.seconds for trial in self.journal.trials)  # of rows that lay in the folder
-        self.rows: list[Trial] = []
+        self.rows: list[Trial] = []  # whole runs, and plans that were skipped
         self.probes: list[Trial] = []
-        self.n_run = 0
+        self.n_run = 0  # processes started by this session
         self.n_resumed = 0
         self.is_budget_spent = False
-        self.cut: Trial | None = None
+        self.cut: Trial | None = None  # what the end of the budget broke off; it says nothing of its plan
         self._known: dict[tuple[Plan, str], Trial] = {}
         self._ahead = dict(self.planned)  # kind → trials that may still come
         self._refusals: list[Refusal] = []

@@ -74,20 +74,15 @@ def count_finalists(strategy: str, rows: Sequence[Trial] = ()) -> int:
     """Choose how many plans are measured again, by how noisy the rows of the search are.
 
     The fastest of a whole grid's noisy rows are mostly lucky ones: over 20 simulated workloads the exhaustive search
-    lost 1.72 % on average with two of them and loses 1.14 % with four (``benchmarks/results/search_replay-cpu.json``).
-    Searches that run few plans, each for a reason, lost no less with a third; on a noisy machine theirs are lucky
-    ones, too.
+    lost 1.72 % on average with two of them and 1.14 % with four (``benchmarks/results/search_replay-cpu.json``).
+    Searches that run few plans, each for a reason, lost no less with a third.
     """
     whole = [row for row in rows if row.kind == END_TO_END and row.status == "ok"]
     return {"exhaustive": 4, "quick": 1}.get(strategy, 4 if is_noisy(whole) else 2)
 
 
 def count_planned(space: Space, strategy: str, *, is_limited: bool) -> dict[str, int]:
-    """Estimate the number of trials by kind, for a progress display; skipped values are rows too.
-
-    Args:
-        is_limited: By a budget: then the user's own plan runs first.
-    """
+    """Estimate the number of trials by kind, for a progress display; with a budget the user's own plan runs first."""
     if strategy in ("model_first", "quick"):
         counts = count_trials(space, QUICK if strategy == "quick" else FULL)
     elif strategy == "exhaustive":

@@ -36,10 +36,8 @@ class ZygoteDiedError(TrainingError):
 class Zygote:
     """A handle on the process that trials are forked from; started at the first trial, one trial at a time.
 
-    Args:
-        log_path: Where its own stderr goes.
-        body: ``module:function`` that a trial process calls with (request, answer).
-        preload: Modules it imports; its own list when empty.
+    Its stderr goes to ``log_path``. A trial process calls ``body`` (``module:function``) with (request, answer).
+    ``preload`` names the modules it imports in place of its own list.
     """
 
     def __init__(self, log_path: Path, *, body: str = DEFAULT_BODY, preload: tuple[str, ...] = ()):

@@ -2,11 +2,8 @@
 
 ``client.Zygote`` starts it with the descriptor of one end of a SOCK_SEQPACKET pair; messages are JSON objects.
 In: ``fork`` (with three descriptors: request, answers, log), ``kill``. Out: ``ready``, ``failed``, ``forked``,
-``refused``, ``exited``.
-
-When the last process of a trial should be gone, this process ends what is left of it before it reports
-``exited``. It is a subreaper, so that also holds for what moved to a session of its own. It ends
-with its socket, or when its parent dies, and takes its trial with it.
+``refused``, ``exited``. It ends what is left of a trial before it reports ``exited``; as a subreaper it also finds what
+moved to a session of its own. It ends with its socket, or when its parent dies, and takes its trial with it.
 """
 
 from __future__ import annotations

@@ -57,31 +57,22 @@ class ProbeResult:
 class ProcessTarget:
     """Runs each plan in a process of its own, forked from a server that has torch loaded.
 
-    Attributes:
-        source: The workload.
-        device: Resolved: "cpu", "cuda:0".
-        folder: Where the logs of the trials go, one file each.
-        n_steps: Timed optimizer steps per trial, at least.
-        memory_limit_bytes: Of each rank.
-        rank_devices: Where whole runs train, one process a device; empty: in one, on ``device``. A probe takes one
-            rank's part of the batch there, and its rate counts for all of them.
-        on_progress: Gets the id of the running trial and each sign of life.
-        end_s: When the budget ends, on ``time.monotonic``: no start and no trial is waited for beyond it. None: never.
+    Over several ranks a probe takes one rank's part of the batch on ``device``, and its rate counts for all of them.
     """
 
     source: WorkloadSource
     _: dataclasses.KW_ONLY
-    device: str
-    folder: Path
-    n_steps: int = 20
+    device: str  # resolved: "cpu", "cuda:0"
+    folder: Path  # where the logs of the trials go, one file each
+    n_steps: int = 20  # timed optimizer steps per trial, at least
     seed: int = 0
-    memory_limit_bytes: int | None = None
+    memory_limit_bytes: int | None = None  # of each rank
     deadline_s: float = 120.0
     max_measure_s: float | None = None
-    rank_devices: Sequence[str] = ()
+    rank_devices: Sequence[str] = ()  # where whole runs train, one process a device; empty: in one, on ``device``
     zygote: Zygote | None = None
-    on_progress: Callable[[str, Mapping[str, Any]], None] | None = None
-    end_s: float | None = None
+    on_progress: Callable[[str, Mapping[str, Any]], None] | None = None  # gets the trial's id and each sign of life
+    end_s: float | None = None  # of the budget, on ``time.monotonic``: nothing is waited for beyond it; None: never
 
     def __post_init__(self) -> None:
         self._zygote = self.zygote or Zygote(self.folder / "zygote.log")

@@ -12,11 +12,7 @@ from fulltilt.tuner.question.space import COUNTABLE, COUPLED, Space
 
 
 class Candidates:
-    """Lists plans of a space, and values of its axes to probe.
-
-    Args:
-        base: The user's plan, moved onto the axes.
-    """
+    """Lists plans of a space, and values of its axes to probe; ``base`` is the user's plan, moved onto the axes."""
 
     def __init__(self, space: Space, base: Plan):
         self._space = space
@@ -52,11 +48,8 @@ class Candidates:
     def list_plans(self, fast: Plan, feed: Plan | None) -> list[Plan]:
         """List the grid; of a large one the fastest settings so far and each lever moved from them.
 
-        What is left out differs in two levers at least from what probes found to be fastest.
-
-        Args:
-            fast: With the fastest settings of the device.
-            feed: With those of the loader; None where it was not probed.
+        What is left out differs in two levers at least from what probes found to be fastest: ``fast`` on the device,
+        ``feed`` for the loader, None where it was not probed.
         """
         if self._space.n_combinations <= COUNTABLE:
             return self._space.grid()

@@ -18,12 +18,7 @@ OFF_BY = 0.35  # of the logarithm: a model that errs by as much, always, is not 
 
 
 class Knowledge:
-    """Holds rows by what ran, in the order they came, and answers from them.
-
-    Args:
-        base: The user's plan, moved onto the axes of the space.
-        batches: Batch sizes that may be asked for, ascending.
-    """
+    """Holds rows by what ran, in the order they came, and answers from them; batch sizes ascend."""
 
     def __init__(self, space: Space, base: Plan, batches: Sequence[int]):
         self._space, self._batches = space, tuple(batches)

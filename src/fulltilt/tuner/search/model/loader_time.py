@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fulltilt.tuner.search.model.arms import Arm, ArmTimes, Point
-from fulltilt.tuner.search.model.curve import interpolate
+from fulltilt.tuner.search.model.arms import Arm, ArmTimes, Point, interpolate
 
 LONE_EFFICIENCY = 0.85  # of a worker, where none was measured
 

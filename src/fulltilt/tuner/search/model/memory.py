@@ -64,23 +64,14 @@ class Correction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryCurve:
-    """Memory of one arm, a choice of all levers that change memory, over the batch size.
+    """Memory of one arm, a choice of all levers that change memory, over the batch size."""
 
-    Args:
-        real: Batch size → measured peak, GiB.
-        fake: Batch size → peak on fake tensors, GiB. A single one says nothing about other batches.
-        refused: Batch sizes that ran out of memory.
-        persistent_gib: What is there at every moment (parameters, optimizer state); 0 is always true.
-        prior: What another arm taught (``transfer``).
-        inferred: Batch sizes whose fake point was scaled from another arm's: no teachers either.
-    """
-
-    real: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    fake: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    refused: Collection[int] = ()
-    persistent_gib: float = 0.0
-    prior: Correction = Correction()
-    inferred: Collection[int] = ()
+    real: Mapping[int, float] = dataclasses.field(default_factory=dict)  # batch size → measured peak, GiB
+    fake: Mapping[int, float] = dataclasses.field(default_factory=dict)  # → peak on fake tensors; one alone is no curve
+    refused: Collection[int] = ()  # batch sizes that ran out of memory
+    persistent_gib: float = 0.0  # of parameters and optimizer state, always there; 0 is always true
+    prior: Correction = Correction()  # what another arm taught (``transfer``)
+    inferred: Collection[int] = ()  # batches whose fake point was scaled from another arm's: no teachers either
 
     def __post_init__(self) -> None:
         for name in ("real", "fake"):
