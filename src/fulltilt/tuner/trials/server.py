@@ -58,7 +58,11 @@ def main() -> None:
     """
     number, *preload = sys.argv[1:]
     control = socket.socket(fileno=int(number))
-    wakeup = _install_signals()
+    wakeup, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # on which SIGCHLD and SIGTERM wake the loop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's business
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the loop runs there is nothing to end
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     proctree.set_death_signal(signal.SIGTERM)
     proctree.become_subreaper()
     try:
@@ -69,16 +73,6 @@ def main() -> None:
     gc.freeze()  # what is loaded now stays shared with every trial
     _say(control, say="ready", scratch_home=_choose_scratch_home())
     _Server(control, wakeup).serve()
-
-
-def _install_signals() -> int:
-    """Leave SIGINT to the parent; return the descriptor on which SIGCHLD and SIGTERM wake the loop."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the loop runs there is nothing to end
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    return reader
 
 
 def _import_modules(names: tuple[str, ...] | list[str]) -> None:

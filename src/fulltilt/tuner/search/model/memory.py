@@ -152,7 +152,7 @@ class MemoryCurve:
             ratio=float(ratio), offset_gib=float(offset), ratio_sd=float(ratio_sd), offset_sd_gib=float(offset_sd)
         )
 
-    def transfer(self, fake: Mapping[int, float], *, persistent_gib: float = 0.0) -> MemoryCurve:
+    def transfer(self, fake: Mapping[int, float]) -> MemoryCurve:
         """Build the curve of another arm with fake points only, with what this one taught as its prior.
 
         Arms differ in their kernels, so the prior is wider than what this arm would say of itself.
@@ -163,7 +163,7 @@ class MemoryCurve:
             ratio_sd=max(learnt.ratio_sd, Correction().ratio_sd),
             offset_sd_gib=math.hypot(learnt.offset_sd_gib, Correction().offset_sd_gib / 10),
         )
-        return MemoryCurve(fake=fake, persistent_gib=persistent_gib, prior=prior)
+        return MemoryCurve(fake=fake, prior=prior)
 
     @property
     def _has_fake(self) -> bool:
@@ -186,14 +186,14 @@ class MemoryCurve:
 
         Beyond its points it is taken to go on straight; never below the smallest line through 0.
         """
-        batches, peaks = list(self.fake), list(self.fake.values())
         if batch in self.fake:
             return self.fake[batch], self.fake[batch]
-        if batch > batches[-1]:
-            end = peaks[-1] + _find_slopes(self.fake)[-1] * (batch - batches[-1])
+        first, last, slopes = min(self.fake), max(self.fake), _find_slopes(self.fake)
+        if batch > last:
+            end = self.fake[last] + slopes[-1] * (batch - last)
             return end, end
-        if batch < batches[0]:
-            end = max(peaks[0] * batch / batches[0], peaks[0] + _find_slopes(self.fake)[0] * (batch - batches[0]))
+        if batch < first:
+            end = max(self.fake[first] * batch / first, self.fake[first] + slopes[0] * (batch - first))
             return end, end
         low, high = _bound_by_lines(self.fake, batch)
         return min(max(low, max(p for b, p in self.fake.items() if b < batch)), high), high

@@ -55,8 +55,9 @@ class PlanMemory:
         """Whether memory is predicted to stay below the limit; without knowledge, at most twice what ran."""
         arm = device_arm(plan)
         if arm not in self._safe:
-            curve = self._build_curve(arm)
-            self._safe[arm] = None if curve is None else self._list_safe(curve)
+            curve, limit_gib = self._build_curve(arm), self._limit_gib
+            fitting = (b for b in self._batches if curve and curve.largest_safe_batch([b], limit_gib) is not None)
+            self._safe[arm] = None if curve is None else frozenset(fitting)
         safe = self._safe[arm]
         if safe is not None and not self.is_ample:
             return plan["batch_size"] in safe
@@ -91,9 +92,6 @@ class PlanMemory:
             return None
         estimate = curve.predict_gib(above[0])
         return above[0] if estimate.low <= self._limit_gib and estimate.high <= EDGE * self._limit_gib else None
-
-    def _list_safe(self, curve: MemoryCurve) -> frozenset[int]:
-        return frozenset(b for b in self._batches if curve.largest_safe_batch([b], self._limit_gib) is not None)
 
     def _build_curve(self, arm: Arm) -> MemoryCurve | None:
         """Build the arm's curve from its own points and what the user's arm taught; None where nothing is known."""
