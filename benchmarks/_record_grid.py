@@ -45,7 +45,7 @@ def run_recording(
     space: Space,
     *,
     n_repeats: int,
-    on_event: Callable[[SearchEvent], None] | None = None,
+    on_event: Callable[[SearchEvent], None] = lambda event: None,
 ) -> Session:
     """The grid, the parts, and the further rounds; the session holds the rows."""
     session = Session(target, journal, on_event=on_event, planned=count_planned(space, n_repeats))
