@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -17,8 +18,6 @@ PLAN = default_plan()
 
 
 def make_row(id, **changes):
-    import dataclasses
-
     row = SimulatedTarget(lambda plan: Answer(samples_per_s=10.0, seconds=2.0))(PLAN, id=id, why="")
     return dataclasses.replace(row, **changes)
 

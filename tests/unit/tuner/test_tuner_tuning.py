@@ -216,10 +216,9 @@ def test_a_quick_search_keeps_time_for_the_last_stage():
 
 
 def test_the_users_plan_has_the_next_fastest_beside_it_where_it_is_the_only_finalist():
-    session = Session(
-        SimulatedTarget(lambda plan: Answer(samples_per_s={16: 100.0, 64: 98.0}[plan["batch_size"]])), Journal()
-    )
-    space = dataclasses.replace(SPACE, user_plan=USER.replace(batch_size=16), base=USER.replace(batch_size=16))
+    rates, own = {16: 100.0, 64: 98.0}, USER.replace(batch_size=16)
+    session = Session(SimulatedTarget(lambda plan: Answer(samples_per_s=rates[plan["batch_size"]])), Journal())
+    space = dataclasses.replace(SPACE, user_plan=own, base=own)
     session.run(search.exhaustive(space))
     run_finals(session, space, n_finalists=1)
     assert {row.plan["batch_size"] for row in session.rows if row.kind == "repeat"} == {16, 64}
@@ -257,15 +256,10 @@ def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_pa
 @pytest.mark.parametrize("strategy", search.STRATEGIES)
 def test_the_users_own_plan_is_the_first_whole_run_of_every_search_that_may_end_early(strategy):
     """It ran in the last stage only: a short budget ended at another plan that nothing had been compared with."""
-    session, _ = run_in_time(10.0, 1000.0, dataclasses.replace(OPTIONS, strategy=strategy))
-    first = session.rows[0]
+    options = dataclasses.replace(OPTIONS, strategy=strategy)
+    first = run_in_time(10.0, 1000.0, options)[0].rows[0]
     assert (first.plan, first.kind, first.id) == (USER, "end_to_end", "t1")
-
-
-def test_a_budget_that_holds_one_run_ends_at_the_settings_as_they_were():
-    for strategy in search.STRATEGIES:
-        session, _ = run_in_time(10.0, 15.0, dataclasses.replace(OPTIONS, strategy=strategy))
-        assert pick_from(session).plan == USER
+    assert pick_from(run_in_time(10.0, 15.0, options)[0]).plan == USER, "a budget that holds one run ends there"
 
 
 def test_settings_that_cannot_apply_are_a_row_that_says_why_and_others_run():
