@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def watch_loaders(s: Session) -> None:
-    """Have both loaders of a run tell when they wait long; from the main thread, which is the one that waits."""
+    """Have both loaders of a run tell when they wait long, from the thread that waits."""
     for split, loader in (("training", s.run.loader), ("validation", s.validation)):
         if isinstance(loader, GuardedLoader):
             # Not the session: the loader would keep it, and its model, until the collector comes by.
@@ -34,5 +34,5 @@ def _tell(announce: Announcer, split: str, seconds: float, pids: Sequence[int], 
         "0 the data set is read in the training process, where Ctrl-C shows the line"
     )
     announce.note(said, level="warning")
-    if not announce.has_listeners:  # a rank that is not the first: its last words are told where it is found to hang
+    if not announce.listeners:  # a rank that is not the first: its last words are told where it is found to hang
         print(said, file=sys.stderr, flush=True)

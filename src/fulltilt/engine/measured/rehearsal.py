@@ -24,13 +24,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.data import fast_collate
 from fulltilt.data.batched import BatchedDataset
+from fulltilt.engine.announce import is_out_of_memory, read_first_line
 from fulltilt.engine.build.budget import count_bytes, estimate_state_bytes
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.evaluate import evaluate
 from fulltilt.engine.loop.limits import read_limits
-from fulltilt.engine.loop.replan import is_out_of_memory, read_first_line
 from fulltilt.engine.loop.saving import collect_checkpoint, save_session
-from fulltilt.engine.loop.session import Session, assemble_session
+from fulltilt.engine.loop.session import Session, build_session
 from fulltilt.engine.measured.endless_steps import EndlessSteps
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, StorageError, WorkerDiedError
 from fulltilt.measure import MemoryMeter, MemoryPeaks
@@ -91,7 +91,7 @@ class Rehearsal:
             with self._guard("evaluation", "evaluation and a checkpoint"):
                 limits = read_limits(run.config, None, max_steps=MAX_STEPS if run.steps_per_epoch is None else None)
                 limits = dataclasses.replace(limits, on_full_disk="stop")  # raised, and told as a note here
-                self._session = assemble_session(run, limits, Path(), training_metrics=False)
+                self._session = build_session(run, limits, Path(), training_metrics=False)
 
     def play(
         self, steps: EndlessSteps, meter: MemoryMeter, on_part: Callable[[Part], None] | None = None
