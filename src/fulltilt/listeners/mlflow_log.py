@@ -8,15 +8,13 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.listeners._held import HeldEvents
-from fulltilt.listeners._run_id import read_run_id, write_run_id
-from fulltilt.listeners._scalars import WithFigures, list_scalars
-from fulltilt.listeners._settings import list_settings
+from fulltilt.listeners._tracked import WithFigures, list_scalars, list_settings, read_run_id, write_run_id
 from fulltilt.records import Event, RunEnded, RunStarted
 
 EXPERIMENT = "fulltilt"
@@ -62,24 +60,30 @@ class MlflowLog:
     def __call__(self, event: Event) -> None:
         if isinstance(event, RunStarted) and not self._is_open:
             self._start(event)
-        if self.run_id is None or not self._held.add(event):
+        if self.run_id is None or not (due := self._held.add(event)):
             return
-        self._unsent += [metric for held in self._held.take() for metric in self._list_metrics(held)]
-        self._send()
+        self._unsent += [metric for held in due for metric in self._list_metrics(held)]
+        while self._unsent:
+            part = self._unsent[:N_METRICS_PER_CALL]
+            with self._storage_errors(f"{len(self._unsent)} figures wait"):
+                self._client.log_batch(self.run_id, metrics=part)
+            del self._unsent[: len(part)]
         if isinstance(event, RunEnded):
-            self._end(event)
+            self._is_open = False
+            with self._storage_errors("the run stays open there"):
+                self._client.set_tag(self.run_id, "fulltilt.reason", event.reason)
+                status = STATUS.get(event.reason, "FAILED")
+                self._client.set_terminated(self.run_id, status, _to_ms(event.time_s))
 
     def _start(self, event: RunStarted) -> None:
         self.run_id = None
         with self._storage_errors("nothing of this run is logged there"):
             self.path.mkdir(parents=True, exist_ok=True)
             self._client = self._mlflow.MlflowClient(tracking_uri=self.tracking_uri)
-            run_id = read_run_id(self.path, first_step=event.first_step)
-            if run_id is not None:
+            if run_id := read_run_id(self.path, first_step=event.first_step):
                 self._client.update_run(run_id, status="RUNNING")
             else:
-                run_id = self._create_run(event)
-                write_run_id(self.path, run_id)
+                write_run_id(self.path, run_id := self._create_run(event))
             self.run_id = run_id
         self._is_open = True
 
@@ -92,8 +96,8 @@ class MlflowLog:
         run = self._client.create_run(experiment, start_time=_to_ms(event.time_s), run_name=event.name)
         settings = list_settings(event).items()
         params = [entities.Param(_clean(key), str(value)[:MAX_PARAM_LENGTH]) for key, value in settings]
-        for part in _split(params, N_PARAMS_PER_CALL):
-            self._client.log_batch(run.info.run_id, params=part)
+        for start in range(0, len(params), N_PARAMS_PER_CALL):
+            self._client.log_batch(run.info.run_id, params=params[start : start + N_PARAMS_PER_CALL])
         self._client.set_tag(run.info.run_id, "fulltilt.out_dir", event.out_dir)
         return run.info.run_id
 
@@ -104,19 +108,6 @@ class MlflowLog:
             self._mlflow.entities.Metric(_clean(name), value, _to_ms(event.time_s), event.step)
             for name, value in list_scalars(event).items()
         ]
-
-    def _send(self) -> None:
-        while self._unsent:
-            part = self._unsent[:N_METRICS_PER_CALL]
-            with self._storage_errors(f"{len(self._unsent)} figures wait"):
-                self._client.log_batch(self.run_id, metrics=part)
-            del self._unsent[: len(part)]
-
-    def _end(self, event: RunEnded) -> None:
-        self._is_open = False
-        with self._storage_errors("the run stays open there"):
-            self._client.set_tag(self.run_id, "fulltilt.reason", event.reason)
-            self._client.set_terminated(self.run_id, STATUS.get(event.reason, "FAILED"), _to_ms(event.time_s))
 
     @contextlib.contextmanager
     def _storage_errors(self, lost: str) -> Iterator[None]:
@@ -143,13 +134,8 @@ def _import_mlflow() -> Any:
 
 
 def _clean(name: str) -> str:
-    """A name as MLflow allows it: letters, digits and ``_ - . : /`` and spaces."""
+    """Replace what MLflow does not allow in a name: all but letters, digits, ``_ - . : /`` and spaces."""
     return re.sub(r"[^\w\-.: /]", "_", name)
-
-
-def _split(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _to_ms(time_s: float) -> int:

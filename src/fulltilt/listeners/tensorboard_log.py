@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import UsageError
-from fulltilt.listeners._scalars import WithFigures, list_scalars
+from fulltilt.listeners._tracked import WithFigures, list_scalars
 from fulltilt.records import Event, RunEnded, RunStarted, StepsDone
 
 
@@ -21,7 +21,14 @@ class TensorBoardLog:
 
     def __init__(self, folder: str | Path):
         self.path = Path(folder)
-        self._writer_class = _import_writer()
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UsageError(
+                f"TensorBoardLog needs the tensorboard package ({error}); pip install 'fulltilt[track]', "
+                "or leave TensorBoard out"
+            ) from error
+        self._writer_class = SummaryWriter
         self._writer: Any = None
 
     def __call__(self, event: Event) -> None:
@@ -40,14 +47,3 @@ class TensorBoardLog:
                 self._writer.add_scalar(name, value, event.step)
             if not isinstance(event, StepsDone):
                 self._writer.flush()
-
-
-def _import_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError(
-            f"TensorBoardLog needs the tensorboard package ({error}); pip install 'fulltilt[track]', "
-            "or leave TensorBoard out"
-        ) from error
-    return SummaryWriter

@@ -13,9 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fulltilt.errors import StorageError, UsageError
-from fulltilt.listeners._run_id import read_run_id, write_run_id
-from fulltilt.listeners._scalars import WithFigures, list_scalars
-from fulltilt.listeners._settings import list_settings
+from fulltilt.listeners._tracked import WithFigures, list_scalars, list_settings, read_run_id, write_run_id
 from fulltilt.records import Event, RunEnded, RunStarted
 
 PROJECT = "fulltilt"
@@ -40,7 +38,13 @@ class WandbLog:
 
     def __init__(self, folder: str | Path, *, mode: str | None = None):
         self.path = Path(folder)
-        self._wandb = _import_wandb()
+        try:
+            self._wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise UsageError(
+                f"the wandb logger needs the package wandb ({error}); pip install 'fulltilt[wandb]', or leave wandb "
+                "out of run.loggers"
+            ) from error
         self._mode = mode
         self._run: Any = None
 
@@ -50,16 +54,13 @@ class WandbLog:
         elif self._run is None:
             return
         elif isinstance(event, RunEnded):
-            self._end(event)
+            run, self._run = self._run, None
+            with self._storage_errors("end the run", "its last figures may be missing there"):
+                run.summary["reason"] = event.reason
+                run.finish(exit_code=1 if event.reason.startswith("failed") else 0)
         elif isinstance(event, WithFigures):
             with self._storage_errors("take a row", "it is missing there"):
                 self._run.log(list_scalars(event), step=event.step)
-
-    def _end(self, event: RunEnded) -> None:
-        run, self._run = self._run, None
-        with self._storage_errors("end the run", "its last figures may be missing there"):
-            run.summary["reason"] = event.reason
-            run.finish(exit_code=1 if event.reason.startswith("failed") else 0)
 
     def _start(self, event: RunStarted) -> Any:
         mode = self._mode or os.environ.get("WANDB_MODE") or ("online" if has_login(self._wandb) else "offline")
@@ -68,9 +69,8 @@ class WandbLog:
         own = self.path / "wandb"
         with self._storage_errors("start", "nothing of this run is logged there"):
             own.mkdir(parents=True, exist_ok=True)
-            run_id = read_run_id(own, first_step=event.first_step)
-            is_new = run_id is None
-            run_id = run_id or secrets.token_hex(4)
+            known_id = read_run_id(own, first_step=event.first_step)
+            run_id = known_id or secrets.token_hex(4)
             run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", PROJECT),
                 name=event.name,
@@ -78,7 +78,7 @@ class WandbLog:
                 dir=str(self.path),
                 mode=mode,
                 config=list_settings(event),
-                resume="allow" if mode == "online" and not is_new else None,
+                resume="allow" if mode == "online" and known_id else None,
                 reinit="create_new",
                 settings=self._wandb.Settings(silent=True, console="off"),  # the terminal is the progress bar's
             )
@@ -94,27 +94,13 @@ class WandbLog:
 
 
 def has_login(wandb: Any) -> bool:
-    """Whether W&B would find somebody's key without asking: in the environment or in the netrc file."""
+    """Tell whether W&B finds somebody's key without asking: in the environment or in the netrc file."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(wandb.setup().settings.base_url).hostname or ""
     named = os.environ.get("NETRC")
-    places = [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]
-    return any(_knows_host(path, host) for path in places)
-
-
-def _knows_host(path: Path, host: str) -> bool:
-    try:
-        return host in netrc.netrc(path).hosts
-    except (OSError, netrc.NetrcParseError):
-        return False
-
-
-def _import_wandb() -> Any:
-    try:
-        return importlib.import_module("wandb")
-    except ImportError as error:
-        raise UsageError(
-            f"the wandb logger needs the package wandb ({error}); pip install 'fulltilt[wandb]', or leave wandb out of "
-            "run.loggers"
-        ) from error
+    for path in [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]:
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            if host in netrc.netrc(path).hosts:
+                return True
+    return False

@@ -95,43 +95,6 @@ def test_mlflow_holds_the_events_and_a_resumed_run_goes_on_in_it(tmp_path, monke
     assert list(tmp_path.iterdir()) == [tmp_path / "mlflow"], "nothing is written elsewhere"
 
 
-def test_what_mlflow_does_not_take_is_told_and_sent_later(tmp_path, monkeypatch):
-    """The server goes away in the middle of a run: training hears a StorageError, and no figure is lost."""
-    mlflow = pytest.importorskip("mlflow")
-    taken = []
-
-    class Client:
-        def __init__(self, tracking_uri):
-            self.is_up = True
-
-        def get_experiment_by_name(self, name):
-            return type("Experiment", (), {"experiment_id": "1"})
-
-        def create_run(self, *args, **options):
-            return type("Run", (), {"info": type("Info", (), {"run_id": "r1"})})
-
-        def log_batch(self, run_id, metrics=(), params=()):
-            if not self.is_up:
-                raise mlflow.exceptions.MlflowException("the server is gone")
-            taken.extend((m.key, m.step) for m in metrics)
-
-        def set_tag(self, *args):
-            pass
-
-        def set_terminated(self, *args):
-            taken.append("terminated")
-
-    monkeypatch.setattr(mlflow, "MlflowClient", Client)
-    log = MlflowLog(tmp_path, tracking_uri="http://nowhere.invalid")
-    log(EVENTS[0])
-    log._client.is_up = False
-    with pytest.raises(StorageError, match=r"http://nowhere\.invalid cannot be written: the server is gone; 2 figures"):
-        log(EPOCH)
-    log._client.is_up = True
-    log(ended())
-    assert taken == [("epoch/loss", 2), ("epoch/accuracy", 2), "terminated"]
-
-
 def read_wandb_records(path):
     """Records of a ``.wandb`` file: LevelDB's log format, blocks of 32 KiB, after a header of 7 bytes."""
     pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
@@ -256,6 +219,7 @@ class FakeTracker:
         return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"r{len(self.runs)}"))
 
     def log_batch(self, run_id, metrics=(), params=()):
+        self._answer()
         self.rows += sorted({step for *_, step in metrics})
 
     def set_tag(self, *args):
@@ -271,8 +235,8 @@ class FakeTracker:
 
 def build_faked(kind, folder, monkeypatch):
     fake = FakeTracker()
-    module = sys.modules[kind.__module__]
-    monkeypatch.setattr(module, "_import_wandb" if kind is WandbLog else "_import_mlflow", lambda: fake)
+    for name in ("wandb", "mlflow", "sqlalchemy"):
+        monkeypatch.setitem(sys.modules, name, fake)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     return kind(folder), fake
@@ -300,3 +264,17 @@ def test_what_wandb_does_not_take_is_a_storage_error(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="W&B could not end the run"):
         log(ended())
     log(EPOCH)  # after its end nothing is asked of it
+
+
+def test_what_mlflow_does_not_take_is_told_and_sent_later(tmp_path, monkeypatch):
+    """The server goes away in the middle of a run: training hears a StorageError, and no figure is lost."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://nowhere.invalid")
+    log, fake = build_faked(MlflowLog, tmp_path, monkeypatch)
+    log(started())
+    fake.is_up = False
+    with pytest.raises(StorageError, match=r"http://nowhere\.invalid cannot be written: the server is gone; 2 figures"):
+        log(EPOCH)
+    assert fake.rows == []
+    fake.is_up = True
+    log(ended())
+    assert (fake.rows, fake.ends) == ([2], ["FINISHED"])
