@@ -58,7 +58,7 @@ REMEDIES = {
 
 
 class LargestSamples(NamedTuple):
-    """Numbers of a loader's largest samples, as many as a batch has, and how many were looked at."""
+    """A batch of a loader's largest samples: their numbers in the dataset, and how many were looked at."""
 
     indices: list[int]
     n_looked: int
@@ -66,7 +66,7 @@ class LargestSamples(NamedTuple):
 
 
 class Rehearsal:
-    """The parts of a run that come after its steps.
+    """Runs the parts of a training run that come beside its steps.
 
     Make it before the first step, as ``train`` makes its session: what a run holds from its start to its end (rows of
     the validation set that lie on the device, copies of buffers) is there beside the steps then.
@@ -91,12 +91,12 @@ class Rehearsal:
             with self._guard("evaluation", "evaluation and a checkpoint"):
                 limits = read_limits(run.config, None, max_steps=MAX_STEPS if run.steps_per_epoch is None else None)
                 limits = dataclasses.replace(limits, on_full_disk="stop")  # raised, and told as a note here
-                self._session = build_session(run, limits, Path(), training_metrics=False)
+                self._session = build_session(run, limits, Path())
 
     def play(
         self, steps: EndlessSteps, meter: MemoryMeter, on_part: Callable[[Part], None] | None = None
     ) -> dict[Part, MemoryPeaks]:
-        """Run the parts that this run has, one after the other; the peaks of each.
+        """Run the parts that this run has, one after the other, and return the peaks of each.
 
         Args:
             steps: Those that were measured, in the middle of their epoch.
@@ -120,31 +120,31 @@ class Rehearsal:
         return peaks
 
     def _list_parts(self, steps: EndlessSteps) -> Iterator[tuple[Part, Callable[[], None]]]:
-        largest = self._find_largest(self._run.loader, self._run.batch_size)
+        run, s = self._run, self._session
+        largest = self._find_largest(run.loader, run.batch_size)
         if largest is not None:
             yield "largest samples", lambda: self._step_on(steps, largest)
-        s = self._session
         if s is None:
             return
         if s.limits.evaluate_every is not None:
             if s.limits.evaluate_every.unit == "epochs":
                 steps.leave_epoch()
-            if self._run.workload.assess is not None:
-                name = self._run.workload.name
-                self.notes.append(f"memory: the assessment of {name} (workload.assess) is not in the peak")
+            if run.workload.assess is not None:
+                self.notes.append(f"memory: the assessment of {run.workload.name} (workload.assess) is not in the peak")
             if s.validation is not None:
                 yield "evaluation", lambda: self._evaluate(s, s.validation)
         if self._saves and self._has_time_to_save(s):
             yield "checkpoint", lambda: self._save(s)
 
     def _step_on(self, steps: EndlessSteps, largest: LargestSamples) -> None:
-        batches = RepeatedBatch(self._run.loader, largest.indices, N_LARGEST_STEPS * self._run.setup.accumulate)
+        n_batches = N_LARGEST_STEPS * self._run.setup.accumulate
+        batches = RepeatedBatch(self._run.loader, largest.indices, n_batches)
         dealt = self._run.deal(batches, self._run.lane)  # type: ignore[arg-type]
         for _ in range(N_LARGEST_STEPS):
             steps.step_on(dealt)
 
     def _evaluate(self, s: Session, loader: Any) -> None:
-        """The first batch, or that of the largest samples where they differ in size."""
+        """Evaluate the first batch, or one of the largest samples where they differ in size."""
         largest = self._find_largest(loader, loader.batch_size)
         if largest is not None:
             loader = RepeatedBatch(loader, largest.indices, 1)
@@ -224,7 +224,7 @@ class RepeatedBatch:
 def find_largest_samples(
     loader: Any, batch_size: int, *, clock: Callable[[], float] = time.monotonic
 ) -> LargestSamples | None:
-    """The largest samples of a loader's dataset; None where all have one size, or where it streams.
+    """Find the largest samples of a loader's dataset; None where all have one size, or where it streams.
 
     Looks at samples spread over the dataset, each joined to a batch of its own: at 64, and where those differ at up to
     1,024, as far as two seconds reach. Samples that are stacked as they are must have one size and are not looked at.
@@ -251,7 +251,7 @@ def find_largest_samples(
 
 
 def _may_differ(loader: Any) -> bool:
-    """Whether something joins the samples that could make one size of several: code of the user's own."""
+    """Tell whether code of the user's own joins the samples, which could make one size of several."""
     fetcher = loader.dataset
     if isinstance(fetcher, IterableDataset) or isinstance(fetcher.source, BatchedDataset):
         return False
@@ -259,5 +259,5 @@ def _may_differ(loader: Any) -> bool:
 
 
 def read_batch(loader: Any, indices: list[int]) -> Any:
-    """Those samples of a loader's map-style dataset, joined as the loader joins them."""
+    """Read samples of a loader's map-style dataset, joined as the loader joins them."""
     return loader.collate_fn(loader.dataset.__getitems__(indices))

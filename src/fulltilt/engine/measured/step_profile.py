@@ -31,7 +31,7 @@ SNAPSHOT_ENTRIES = 200_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorTime:
-    """One operator, without those that it calls.
+    """Time of one operator, without those that it calls.
 
     Attributes:
         device_ms_per_step: Of the kernels that it queued; None without a GPU.
@@ -47,7 +47,7 @@ class OperatorTime:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepProfile:
-    """Operators, the costliest first.
+    """What some steps spent their time on: operators, the costliest first.
 
     Attributes:
         trace_path: For chrome://tracing or ui.perfetto.dev.
@@ -80,7 +80,7 @@ def profile_steps(config: Config, *, device: torch.device, n_steps: int, out_dir
 
 @contextlib.contextmanager
 def _telling_where(out_dir: Path) -> Iterator[None]:
-    """Around writing alone: an OSError of a step is that of the data, and comes through as it is."""
+    """Tell where writing failed. Put it around writing alone: an OSError of a step is that of the data."""
     try:
         yield
     except OSError as error:
