@@ -178,31 +178,17 @@ class MetricsTracker:
                 spread.add(row[name], row["seconds"] if name == "throughput" else row["n_batches"])
 
     def _store_pass(self, event: EpochDone | Evaluated, split: str, metrics: Mapping[str, float]) -> None:
-        row = {
-            "epoch": event.epoch,
-            "step": event.step,
-            "timestamp": event.time_s,
-            "split": split,
-            **{column: metrics.get(name) for column, name in FIGURES.items()},
-            "epoch_time": event.seconds,
-            "memory_gib": self._find_memory(2**30),
-        }
+        figures = [metrics.get(name) for name in FIGURES.values()]
+        values = (event.epoch, event.step, event.time_s, split, *figures, event.seconds, self._find_memory(2**30))
+        row = dict(zip(TRAINING, values, strict=True))
         self._training.append([row])
         self._passes.append(row)
         if split != "train":
-            self._errors.append(
-                [
-                    {
-                        "epoch": event.epoch,
-                        "step": event.step,
-                        "category": group,
-                        "share_pct": 100 * metrics.get(f"share/{group}", math.nan),
-                        "error_pct": value,
-                    }
-                    for name, value in metrics.items()
-                    if (group := name.removeprefix("error_pct/")) != name
-                ]
-            )
+            for name, error_pct in metrics.items():
+                if (group := name.removeprefix("error_pct/")) != name:
+                    share_pct = 100 * metrics.get(f"share/{group}", math.nan)
+                    values = (event.epoch, event.step, group, share_pct, error_pct)
+                    self._errors.append([dict(zip(ERRORS, values, strict=True))])
         self._write_summaries()
 
     def _write_summaries(self) -> None:

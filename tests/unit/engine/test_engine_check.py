@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from fulltilt import Workload
 from fulltilt.config import config_from_values
 from fulltilt.engine.check import checklist as checks
-from fulltilt.engine.check.checklist import describe_error, measure_state_bytes, run_checks
+from fulltilt.engine.check.checklist import describe_error, run_checks
 from fulltilt.hardware import FakeNvml, NvmlDevice, NvmlProcess, build_status
 
 GIB = 2**30
@@ -185,14 +185,10 @@ def test_an_error_is_told_in_the_users_terms(error, said):
     assert describe_error(error).startswith(said)
 
 
-def test_the_state_is_measured_as_a_checkpoint_would_hold_it(monkeypatch, tmp_path):
-    from fulltilt.engine.build.builder import build_run
-    from fulltilt.levers import default_plan
-
-    workload = Workload(model=lambda: nn.Linear(256, 256), dataset=build_data, loss=nn.CrossEntropyLoss())
-    with build_run(None, default_plan({"batch_size": 8}), device="cpu", workload=workload) as built:
-        n_bytes = measure_state_bytes(built)
-    assert 4 * 256 * 257 <= n_bytes < 6 * 256 * 257
+def test_the_disk_needs_three_times_the_state_of_model_and_optimizer(monkeypatch, tmp_path):
+    parts = {"model": lambda: nn.Linear(4, 2**18), "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}
+    items = run(monkeypatch, tmp_path, **parts)
+    assert items["disk"].text.startswith("checkpoints and logs need about 15 MiB in ")
 
 
 def test_a_step_within_the_memory_limit_is_told_as_an_estimate_and_taken(monkeypatch, tmp_path):

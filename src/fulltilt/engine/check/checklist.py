@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ import torch
 from fulltilt.config import Config, plan_of
 from fulltilt.data.loading.sampler import Share
 from fulltilt.engine.build.assemble import build_workload
-from fulltilt.engine.build.budget import estimate_host_budget
+from fulltilt.engine.build.budget import count_bytes, estimate_host_budget
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.check.memory_limit import forecast_memory
@@ -263,7 +262,8 @@ def _check_checkpoints(config: Config) -> CheckItem:
 
 def _check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
     """Tell the room for checkpoints (two kept, one being written), and what earlier runs left there."""
-    need = 3 * measure_state_bytes(run) if config.run.checkpoint_every else 0
+    state = [run.setup.model.state_dict(), run.setup.optimizer.state_dict()]
+    need = 3 * count_bytes(state) if config.run.checkpoint_every else 0
     free = read_filesystem(out_dir).free_bytes
     earlier = 0
     for parent, _, names in os.walk(out_dir):
@@ -276,13 +276,6 @@ def _check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
     return CheckItem("disk", "problem" if free is not None and need > free else "ok", text)
 
 
-def measure_state_bytes(run: Run) -> int:
-    """Measure the bytes of model and optimizer as a checkpoint holds them."""
-    counter = _ByteCounter()
-    torch.save({"model": run.setup.model.state_dict(), "optimizer": run.setup.optimizer.state_dict()}, counter)
-    return counter.n_bytes
-
-
 def describe_error(error: BaseException) -> str:
     """Put an error in the user's terms: ours as they are, others with their class, or as out of memory."""
     if isinstance(error, FulltiltError):
@@ -291,17 +284,3 @@ def describe_error(error: BaseException) -> str:
         Evidence(exit_code=1, exception_type=type(error).__name__, message=str(error).strip() or "no message")
     )
     return f"out of memory: {reason}; use a smaller data.batch_size" if status == "out_of_memory" else str(reason)
-
-
-class _ByteCounter(io.RawIOBase):
-    """A file that keeps only how much was written."""
-
-    n_bytes = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data) -> int:  # type: ignore[override]
-        size = memoryview(data).nbytes
-        self.n_bytes += size
-        return size

@@ -26,19 +26,13 @@ Layout = tuple[torch.device, torch.dtype, torch.Size, tuple[int, ...]]
 
 @dataclasses.dataclass(kw_only=True)
 class Written:
-    """How a write ended. ``error`` is what ``save_checkpoint`` raised, None when the file is there.
-
-    Attributes:
-        seconds: Of the write itself.
-        stall_s: Training stood still until it could go on beside the write; all of a write in the foreground.
-        waited_s: Training stood still later, for the end of the write.
-    """
+    """How a write ended."""
 
     path: Path | None = None
-    error: BaseException | None = None
-    seconds: float = 0.0
-    stall_s: float = 0.0
-    waited_s: float = 0.0
+    error: BaseException | None = None  # what ``save_checkpoint`` raised; None when the file is there
+    seconds: float = 0.0  # of the write itself
+    stall_s: float = 0.0  # until training could go on beside it; all of a write in the foreground
+    waited_s: float = 0.0  # that training stood still later, for its end
 
 
 class HostCopies:

@@ -20,22 +20,15 @@ Weights = Literal["model", "ema"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """What was written.
-
-    Attributes:
-        weights: "model", or "ema": the moving average of the weights.
-        checkpoint: Where they come from.
-        metadata: As it stands in the file: text by name.
-        notes: What the file does not hold, and why the checkpoint is not the newest.
-    """
+    """What was written."""
 
     path: str
-    weights: Weights
-    checkpoint: str
+    weights: Weights  # "ema": the moving average of the weights
+    checkpoint: str  # where they come from
     n_tensors: int
     n_bytes: int
-    metadata: dict[str, str]
-    notes: tuple[str, ...] = ()
+    metadata: dict[str, str]  # as it stands in the file
+    notes: tuple[str, ...] = ()  # what the file does not hold, and why the checkpoint is not the newest
 
 
 def export_weights(folder: str | Path, out: str | Path, *, weights: Weights | None = None) -> Export:

@@ -23,31 +23,19 @@ _NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """What training came to.
+    """What training came to."""
 
-    Attributes:
-        metrics: Of the newest evaluation; empty when there was none.
-        loss: Mean training loss of the newest whole epoch.
-        epoch: Whole epochs.
-        seconds: Of this process, from build to end.
-        training_seconds: Of the whole run, evaluation and checkpoints left out.
-        samples_per_s: Over those.
-        reason: "finished" or "interrupted".
-        evaluations: All of the run, in order: the way to a time to accuracy.
-        n_validation_samples: Of the set that they are made on; None without one, and where its length is not known.
-    """
-
-    metrics: dict[str, float]
-    loss: float | None
-    epoch: int
+    metrics: dict[str, float]  # of the newest evaluation; empty when there was none
+    loss: float | None  # mean over the newest whole epoch
+    epoch: int  # whole epochs
     step: int
-    seconds: float
-    training_seconds: float
-    samples_per_s: float
+    seconds: float  # of this process, from build to end
+    training_seconds: float  # of the whole run, evaluation and checkpoints left out
+    samples_per_s: float  # over those
     out_dir: str
-    reason: str
-    evaluations: tuple[Evaluated, ...] = ()
-    n_validation_samples: int | None = None
+    reason: str  # "finished" or "interrupted"
+    evaluations: tuple[Evaluated, ...] = ()  # all of the run, in order: the way to a time to accuracy
+    n_validation_samples: int | None = None  # None without such a set, and where its length is not known
     notes: tuple[str, ...] = ()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,19 +14,20 @@ from typing import Any
 import torch
 
 from fulltilt.config import Config, plan_of
+from fulltilt.data import GuardedLoader
 from fulltilt.engine.announce import Announcer, describe_resume, is_out_of_memory
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.checkpoints import checkpoint
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.engine.loop.limits import Limits
-from fulltilt.engine.loop.long_wait import watch_loaders
 from fulltilt.engine.loop.promise import build_watch
 from fulltilt.engine.loop.session import Restart, Session, build_session
 from fulltilt.engine.loop.sizes import Sizes, apply_sizes, leave_out_tail
 from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.ranks.world import World
 from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError
+from fulltilt.hardware import describe_process_state
 from fulltilt.levers import load_catalogue
 from fulltilt.records import Listener, RunEnded
 from fulltilt.records.run_folder import RunFolder
@@ -117,6 +120,29 @@ def _build(job: Job, after: Restart | None, stack: contextlib.ExitStack) -> Sess
     notes += [loaded.note] if loaded is not None else []
     run.notes += [note for note in notes if note]
     return session
+
+
+def watch_loaders(s: Session) -> None:
+    """Have both loaders of a run say why, when they wait long for a batch."""
+    for split, loader in (("training", s.run.loader), ("validation", s.validation)):
+        if isinstance(loader, GuardedLoader):
+            # Not the session: the loader would keep it, and its model, until the collector comes by.
+            loader.on_long_wait = functools.partial(_tell_long_wait, s.announce, split)
+
+
+def _tell_long_wait(announce: Announcer, split: str, seconds: float, pids: Sequence[int], due_from: int | None) -> None:
+    workers = "; ".join(
+        f"data worker {number} of {len(pids)} (pid {pid}) {describe_process_state(pid)}"
+        for number, pid in enumerate(pids, start=1)
+    )
+    due = "" if due_from is None else f"; the next one is due from data worker {due_from + 1}"
+    said = (
+        f"no {split} batch came for {seconds:.0f} s, and batches come in order: {workers}{due}; with data.num_workers "
+        "0 the data set is read in the training process, where Ctrl-C shows the line"
+    )
+    announce.note(said, level="warning")
+    if not announce.listeners:  # a rank that is not the first: its last words are told where it is found to hang
+        print(said, file=sys.stderr, flush=True)
 
 
 def _describe_start(s: Session, loaded: checkpoint.LoadedCheckpoint | None, resume: bool) -> Iterator[str]:

@@ -17,33 +17,21 @@ from fulltilt.engine.step.train_step import StepOutcome
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-    """The position of a run. Whole numbers and floats only: it is saved as it stands.
+    """The position of a run. Whole numbers and floats only: it is saved as it stands."""
 
-    Attributes:
-        epoch: The epoch under way, from 0; its end counts to it until ``next_epoch``.
-        step: Optimizer steps since the start of the run.
-        samples_in_epoch: Samples consumed: the index in the epoch's order where a resumed run goes on.
-        micro_in_epoch: Micro-batches consumed, for data that streams and cannot jump.
-        epoch_sums: Sums over the samples of the epoch that were read back: the loss and the training metrics.
-        is_epoch_announced: The epoch's end was told to the listeners, its evaluation is still missing.
-        evaluated_step: The step of the newest evaluation.
-        loss_only_epoch: An epoch in which a run went on with other training metrics. They have no sum over all of its
-            samples, so it has a mean of the loss only.
-    """
-
-    epoch: int = 0
-    step: int = 0
+    epoch: int = 0  # under way; its end counts to it until ``next_epoch``
+    step: int = 0  # optimizer steps since the start of the run
     step_in_epoch: int = 0
-    samples_in_epoch: int = 0
-    micro_in_epoch: int = 0
+    samples_in_epoch: int = 0  # the index in the epoch's order where a resumed run goes on
+    micro_in_epoch: int = 0  # micro-batches consumed, for data that streams and cannot jump
     n_samples: int = 0
     training_seconds: float = 0.0
     epoch_seconds: float = 0.0
-    epoch_sums: dict[str, float] = dataclasses.field(default_factory=dict)
-    is_epoch_announced: bool = False
-    evaluated_step: int = -1
+    epoch_sums: dict[str, float] = dataclasses.field(default_factory=dict)  # of loss and metrics, as far as read back
+    is_epoch_announced: bool = False  # the listeners know of its end; its evaluation is still missing
+    evaluated_step: int = -1  # of the newest evaluation
     last_loss: float | None = None
-    loss_only_epoch: int = -1
+    loss_only_epoch: int = -1  # went on with other training metrics: of this epoch only the loss has a whole sum
 
     def count(self, outcome: StepOutcome) -> None:
         _, n_samples, n_micro = outcome
@@ -88,6 +76,8 @@ class Keeper:
 
 
 N_HELD = 16  # micro-batches; one value a sample each
+Metrics = Mapping[str, Callable[[Any, Any], Tensor]]
+"""Name → function of outputs and targets that gives one value a sample."""
 
 
 class LossMeter:
@@ -100,12 +90,7 @@ class LossMeter:
     Of several ranks each adds its parts, and ``take`` joins them: all read the same figures.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None,
-        world: World = ALONE,
-    ):
+    def __init__(self, device: torch.device, metrics: Metrics | None = None, world: World = ALONE):
         self._device, self._world = device, world
         self._metrics = dict(metrics or {})
         self._names = ("loss", *self._metrics)

@@ -31,16 +31,11 @@ PLACES = {"step": "in a step", "update": "in the update", "evaluation": "in an e
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Replan:
-    """How a run goes on.
-
-    Attributes:
-        keeps_step: The state after the last whole step is intact; else only the newest checkpoint is.
-        reason: What ran out of memory, in a sentence.
-    """
+    """How a run goes on."""
 
     sizes: Sizes
-    keeps_step: bool
-    reason: str
+    keeps_step: bool  # the state after the last whole step is intact; else only the newest checkpoint is
+    reason: str  # what ran out of memory, in a sentence
 
 
 class RankReplanError(DeviceMemoryError):

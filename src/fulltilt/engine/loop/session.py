@@ -54,23 +54,15 @@ class OpenInterval(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restart:
-    """What an attempt takes over from the one before, which ran out of memory; the rest is in the checkpoint.
-
-    Attributes:
-        sizes: What its batches are cut to.
-        n_replans: How often this process has gone on with smaller batches.
-        attempt: Its number at least.
-        started_s: When the first attempt began, by ``time.perf_counter``.
-        step, metrics: Where the run stands, should the attempt not even begin.
-    """
+    """What an attempt takes over from the one before, which ran out of memory; the rest is in the checkpoint."""
 
     sizes: Sizes
-    n_replans: int
-    attempt: int
-    started_s: float
-    step: int
-    notes: tuple[str, ...] = ()
+    n_replans: int  # how often this process has gone on with smaller batches
+    attempt: int  # its number at least
+    started_s: float  # when the first attempt began, by ``time.perf_counter``
+    step: int  # where the run stands, should the attempt not even begin; with the metrics there
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -68,12 +68,11 @@ class LargestSamples(NamedTuple):
 class Rehearsal:
     """Runs the parts of a training run that come beside its steps.
 
-    Make it before the first step, as ``train`` makes its session: what a run holds from its start to its end (rows of
-    the validation set that lie on the device, copies of buffers) is there beside the steps then.
+    Make it before the first step, as ``train`` makes its session: what a run holds from start to end (rows of the
+    validation set on the device, copies of buffers) is there beside the steps then.
 
     Args:
-        run: Built from a configuration. Without one there is no telling how it would evaluate and save, and only the
-            largest samples are rehearsed.
+        run: Without a configuration it does not say how it evaluates and saves: only the largest samples are taken.
         saves: False leaves the checkpoint out, which takes as long as the disk does.
 
     Attributes:
@@ -133,7 +132,13 @@ class Rehearsal:
                 self.notes.append(f"memory: the assessment of {run.workload.name} (workload.assess) is not in the peak")
             if s.validation is not None:
                 yield "evaluation", lambda: self._evaluate(s, s.validation)
-        if self._saves and self._has_time_to_save(s):
+        n_bytes = estimate_state_bytes(run)
+        if self._saves and n_bytes > MAX_CHECKPOINT_BYTES:  # a trial has a deadline, and a disk may take 10 s for a GiB
+            size = format_bytes(n_bytes)
+            self.notes.append(
+                f"memory: a checkpoint of about {size} takes too long for a trial; the peak is without it"
+            )
+        elif self._saves:
             yield "checkpoint", lambda: self._save(s)
 
     def _step_on(self, steps: EndlessSteps, largest: LargestSamples) -> None:
@@ -151,16 +156,6 @@ class Rehearsal:
         bare = dataclasses.replace(s.run, workload=dataclasses.replace(s.run.workload, assess=None))
         n_asked = itertools.count()
         evaluate(bare, loader, should_stop=lambda: next(n_asked) > 0)
-
-    def _has_time_to_save(self, s: Session) -> bool:
-        """A trial has a deadline, and a disk may take 10 s for a GiB."""
-        size = estimate_state_bytes(s.run)
-        if size <= MAX_CHECKPOINT_BYTES:
-            return True
-        self.notes.append(
-            f"memory: a checkpoint of about {format_bytes(size)} takes too long for a trial; the peak is without it"
-        )
-        return False
 
     def _save(self, s: Session) -> None:
         with tempfile.TemporaryDirectory(prefix="fulltilt-checkpoint-") as folder:
