@@ -9,43 +9,31 @@ import threading
 import types
 import typing
 
+import listener_events as events
 import pytest
+from listener_events import tell
 
 from fulltilt.config.model import LoggerName
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.listeners import LOGGERS, CsvLog, MlflowLog, TensorBoardLog, WandbLog, build_loggers
 from fulltilt.listeners.wandb_log import has_login
-from fulltilt.records import EpochDone, Evaluated, Noted, RunEnded, RunStarted, StepsDone
+from fulltilt.records import Noted, RunEnded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other people's packages
 
 
 def started(**changes):
-    values = {
-        "name": "digits",
-        "out_dir": "runs/x",
-        "device": "cpu",
-        "plan": {"precision": "bf16"},
-        "n_parameters": 94_186,
-        "n_samples": 1437,
-        "steps_per_epoch": 2,
-        "n_epochs": 1,
-        "config": {"optim": {"lr": 0.002, "clip_norm": None}, "task": "classification"},
-        "time_s": 1000.0,
-    }
-    return RunStarted(**(values | changes))
+    config = {"optim": {"lr": 0.002, "clip_norm": None}, "task": "classification"}
+    return events.started(plan={"precision": "bf16"}, config=config, time_s=1000.0, **changes)
 
 
 def steps_done(step, loss):
-    figures = {"seconds": 0.5, "loss": loss, "lr": 0.1 / step, "samples_per_s": 128.0 + step, "time_s": 1000.0 + step}
-    phases = {"forward": 2.5, "h2d": None}
-    return StepsDone(epoch=0, step=step, step_in_epoch=step, n_steps=1, n_samples=64, phases_ms=phases, **figures)
+    figures = {"lr": 0.1 / step, "samples_per_s": 128.0 + step, "time_s": 1000.0 + step}
+    return events.steps_done(step, loss, phases_ms={"forward": 2.5, "h2d": None}, **figures)
 
 
-EPOCH = EpochDone(epoch=0, step=2, loss=0.375, metrics={"accuracy": 0.5}, seconds=1.0, samples_per_s=128.0)
-EVALUATED = Evaluated(
-    epoch=0, step=2, split="val", metrics={"loss": 0.25, "top-5 @ k": 0.75}, seconds=1.0, training_seconds=1.0
-)
+EPOCH = events.epoch_done(step=2, loss=0.375, metrics={"accuracy": 0.5})
+EVALUATED = events.evaluated(step=2, metrics={"loss": 0.25, "top-5 @ k": 0.75})
 NOTED = Noted(message="a note is no figure")
 EVENTS = (started(), steps_done(1, 0.5), NOTED, steps_done(2, 0.25), EPOCH, EVALUATED)
 EXPECTED = {
@@ -75,9 +63,7 @@ def test_mlflow_holds_the_events_and_a_resumed_run_goes_on_in_it(tmp_path, monke
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    log = MlflowLog(tmp_path / "mlflow")
-    for event in (*EVENTS, ended("interrupted")):
-        log(event)
+    log = tell(MlflowLog(tmp_path / "mlflow"), *EVENTS, ended("interrupted"))
     run, figures = read_mlflow(log)
     assert figures == EXPECTED | {"val/top-5 _ k": [(2, 0.75)]}
     assert run.data.params["optim.lr"] == "0.002"
@@ -85,9 +71,7 @@ def test_mlflow_holds_the_events_and_a_resumed_run_goes_on_in_it(tmp_path, monke
     assert "optim.clip_norm" not in run.data.params, "null says nothing"
     assert (run.info.run_name, run.info.status, run.info.start_time) == ("digits", "KILLED", 1_000_000)
 
-    resumed = MlflowLog(tmp_path / "mlflow")
-    for event in (started(first_step=2), steps_done(3, 0.125), ended()):
-        resumed(event)
+    resumed = tell(MlflowLog(tmp_path / "mlflow"), started(first_step=2), steps_done(3, 0.125), ended())
     assert resumed.run_id == log.run_id
     run, figures = read_mlflow(resumed)
     assert figures["train/loss"] == [(1, 0.5), (2, 0.25), (3, 0.125)]
@@ -139,9 +123,7 @@ def test_wandb_without_a_login_holds_the_events_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     folder = tmp_path / "run"
-    log = WandbLog(folder)
-    for event in (*EVENTS, ended("failed: ValueError: x")):
-        log(event)
+    tell(WandbLog(folder), *EVENTS, ended("failed: ValueError: x"))
     wandb.teardown()
     config, figures, exit_code = read_wandb(folder)
     assert figures == EXPECTED | {"val/top-5 @ k": [(2, 0.75)]}
@@ -247,8 +229,7 @@ def build_faked(kind, folder, monkeypatch):
 def test_a_run_that_replans_stays_one_run(kind, first_step, tmp_path, monkeypatch):
     """Memory ran out: a second RunStarted, without a RunEnded before it."""
     log, fake = build_faked(kind, tmp_path, monkeypatch)
-    for event in (started(), steps_done(1, 0.5), started(first_step=first_step), steps_done(2, 0.25), EPOCH, ended()):
-        log(event)
+    tell(log, started(), steps_done(1, 0.5), started(first_step=first_step), steps_done(2, 0.25), EPOCH, ended())
     assert (len(fake.runs), len(fake.ends)) == (1, 1)
     assert set(fake.rows) == {1, 2}
     log(started())
