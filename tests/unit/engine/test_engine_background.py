@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from training_cases import Recorder, build_config, build_workload, read_weights, run_train
+from training_cases import Recorder, build_config, read_weights, run_train
 
 from fulltilt.engine.checkpoints import background, checkpoint
 from fulltilt.engine.checkpoints.background import BackgroundWriter, HostCopies, mark_arrivals
@@ -99,6 +99,20 @@ def test_one_write_at_a_time(tmp_path, monkeypatch):
     assert not writer.is_busy
 
 
+def test_a_stall_begins_when_training_stopped_and_a_write_that_ended_by_itself_was_not_waited_for(
+    tmp_path, monkeypatch
+):
+    disk, writer = Held(monkeypatch, StorageError("no space left")), BackgroundWriter()
+    disk.go.set()
+    writer.start(tmp_path, {"step": 1}, began_s=time.perf_counter() - 1000)
+    while not writer.is_done:
+        time.sleep(0.001)
+    written = writer.collect()
+    assert written.stall_s >= 1000
+    assert written.waited_s == 0.0
+    assert isinstance(written.error, StorageError), "an error of the thread comes with its collection"
+
+
 def test_what_training_does_meanwhile_is_in_the_next_checkpoint_only(tmp_path, monkeypatch):
     weight, places, writer = torch.zeros(1000), [], BackgroundWriter()
     for value in (1.0, 2.0, 3.0):
@@ -113,24 +127,6 @@ def test_what_training_does_meanwhile_is_in_the_next_checkpoint_only(tmp_path, m
         assert torch.equal(saved, torch.full((1000,), value))
     assert len(set(places)) == 1
     assert weight.data_ptr() not in places
-
-
-def test_a_stall_begins_when_training_stopped_and_leaves_the_wait_for_the_write_out(tmp_path, monkeypatch):
-    disk, writer = Held(monkeypatch), BackgroundWriter()
-    disk.go.set()
-    writer.start(tmp_path, {"step": 1}, began_s=time.perf_counter() - 1000)
-    written = writer.collect()
-    assert written.stall_s >= 1000
-    assert 0 <= written.waited_s < 1000
-
-
-def test_a_write_that_ended_by_itself_was_not_waited_for(tmp_path, monkeypatch):
-    disk, writer = Held(monkeypatch), BackgroundWriter()
-    disk.go.set()
-    writer.start(tmp_path, {"step": 1})
-    writer._thread.join()
-    assert writer.is_done
-    assert writer.collect().waited_s == 0.0
 
 
 def test_the_wait_for_a_slow_disk_is_no_training_time(tmp_path, monkeypatch):
@@ -148,13 +144,6 @@ def test_the_wait_for_a_slow_disk_is_no_training_time(tmp_path, monkeypatch):
     assert len(saved) > 2
     assert still_s > 0
     assert result.training_seconds + still_s <= result.seconds
-
-
-def test_an_error_of_the_thread_comes_with_its_collection(tmp_path, monkeypatch):
-    disk, writer = Held(monkeypatch, StorageError("no space left")), BackgroundWriter()
-    disk.go.set()
-    writer.start(tmp_path, {"step": 1})
-    assert isinstance(writer.collect().error, StorageError)
 
 
 def test_a_run_with_checkpoints_beside_it_ends_as_one_without(tmp_path):
@@ -222,20 +211,16 @@ def test_told_to_continue_it_goes_on_says_so_and_saves_again_later(tmp_path, mon
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] == 12
 
 
-def test_at_the_end_of_a_run_nothing_is_said_to_go_on(tmp_path, monkeypatch):
-    FullAt(monkeypatch, *range(2, 20))
+@pytest.mark.parametrize(("every", "n_saved", "kept"), [("1 epoch", 1, "step 6 is kept, --resume"), (None, 0, "no")])
+def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_in_any_case(
+    tmp_path, monkeypatch, every, n_saved, kept
+):
+    FullAt(monkeypatch, *range(n_saved + 1, 20))
     recorder = Recorder()
-    config = build_config(run__checkpoint_every="1 epoch", run__on_full_disk="continue")
-    with pytest.raises(StorageError, match=r"no checkpoint of step 12: .* step 6 is kept, --resume goes on from there"):
+    config = build_config(run__checkpoint_every=every, run__on_full_disk="continue")
+    with pytest.raises(StorageError, match=f"no checkpoint of step 12: .*{kept}"):
         run_train(tmp_path, config, recorder)
-    assert not [note for note in recorder.of(Noted) if note.level == "warning"]
-
-
-def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_in_any_case(tmp_path, monkeypatch):
-    FullAt(monkeypatch, 1)
-    config = build_config(run__checkpoint_every=None, run__on_full_disk="continue")
-    with pytest.raises(StorageError, match="no checkpoint of step 12"):
-        run_train(tmp_path, config, workload=build_workload())
+    assert not [note for note in recorder.of(Noted) if note.level == "warning"], "nothing is said to go on"
 
 
 def test_copies_of_a_gpu_are_waited_for_on_its_own_stream_whichever_is_current(monkeypatch):
