@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
+from fulltilt.errors import UsageError
 from fulltilt.records import EpochDone, Evaluated, RunStarted, StepsDone
 from fulltilt.records.run_folder import write_atomic
 from fulltilt.records.settings import flatten_settings
 
 FILE = "run_id"
 WithFigures = StepsDone | EpochDone | Evaluated
+
+
+def import_package(name: str, *, logger: str, extra: str) -> Any:
+    """Import what a logger needs.
+
+    Raises:
+        UsageError: it is not installed; names the extra that installs it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"the {logger} logger needs the package {name.split('.')[-1]} ({error}); pip install 'fulltilt[{extra}]', "
+            f"or leave {logger} out of run.loggers"
+        ) from error
 
 
 def list_scalars(event: WithFigures) -> dict[str, float]:

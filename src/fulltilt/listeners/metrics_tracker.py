@@ -19,7 +19,8 @@ from fulltilt.listeners.csv_log import Table
 from fulltilt.records import EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
 from fulltilt.records.run_folder import append_line, read_lines, write_atomic
 
-EFFICIENCY = ("epoch", "step", "timestamp", "n_samples", "n_batches", "seconds", "throughput", "memory_per_sample")
+EFFICIENCY = ("epoch", "step", "timestamp", "n_samples", "n_batches", "seconds", "throughput")
+EFFICIENCY += ("memory_per_sample", "forward_time")
 FIGURES = {
     "total_loss": "loss",
     "forward_loss": "forward_loss",
@@ -92,7 +93,7 @@ class MetricsTracker:
         read_memory: Callable[[str], int | None] | None = None,
     ):
         self._folder = Path(folder)
-        self._efficiency = Table(self._folder / "efficiency_metrics.csv", (*EFFICIENCY, "forward_time"))
+        self._efficiency = Table(self._folder / "efficiency_metrics.csv", EFFICIENCY)
         self._training = Table(self._folder / "training_metrics.csv", TRAINING)
         self._errors = Table(self._folder / "error_analysis.csv", ERRORS)
         self._held = HeldEvents(clock)
@@ -158,17 +159,11 @@ class MetricsTracker:
         return None if n_bytes is None else n_bytes / unit_bytes
 
     def _build_efficiency_row(self, event: StepsDone) -> dict[str, Any]:
-        return {
-            "epoch": event.epoch,
-            "step": event.step,
-            "timestamp": event.time_s,
-            "n_samples": event.n_samples,
-            "n_batches": -(-event.n_samples // self._batch_size),
-            "seconds": event.seconds,
-            "throughput": event.samples_per_s,
-            "memory_per_sample": self._find_memory(2**20 * self._batch_size),
-            "forward_time": event.phases_ms.get("forward"),
-        }
+        n_batches = -(-event.n_samples // self._batch_size)
+        values = (event.epoch, event.step, event.time_s, event.n_samples, n_batches, event.seconds)
+        memory_mib = self._find_memory(2**20 * self._batch_size)
+        values += (event.samples_per_s, memory_mib, event.phases_ms.get("forward"))
+        return dict(zip(EFFICIENCY, values, strict=True))
 
     def _add(self, row: Mapping[str, Any]) -> None:
         self._n_samples += int(row["n_samples"])

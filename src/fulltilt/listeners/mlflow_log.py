@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fulltilt.errors import StorageError, UsageError
+from fulltilt.errors import StorageError
+from fulltilt.listeners import _tracked
 from fulltilt.listeners._held import HeldEvents
-from fulltilt.listeners._tracked import WithFigures, list_scalars, list_settings, read_run_id, write_run_id
+from fulltilt.listeners._tracked import WithFigures, import_package, list_scalars, list_settings
 from fulltilt.records import Event, RunEnded, RunStarted
 
 EXPERIMENT = "fulltilt"
@@ -34,24 +33,23 @@ class MlflowLog:
     Logging intervals are stored once a second (``_held.py``). What a server does not take is kept and sent with what
     comes next.
 
-    Args:
-        folder: Of this run's MLflow files.
+    Attributes:
         tracking_uri: Of the store; ``MLFLOW_TRACKING_URI`` where that is set, else the file in ``folder``.
-        clock: Seconds from any start.
-
-    Raises:
-        UsageError: mlflow is not installed.
+        run_id: MLflow's name of the run; None before it began.
     """
 
-    def __init__(
-        self, folder: str | Path, *, tracking_uri: str | None = None, clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, folder: str | Path):
         self.path = Path(folder).resolve()
         local = f"sqlite:///{self.path}/mlflow.db"
-        self.tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local
+        self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or local
         self._is_local = self.tracking_uri == local
-        self._mlflow = _import_mlflow()
-        self._held = HeldEvents(clock)
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports to a server from a thread otherwise
+        self._mlflow = import_package("mlflow", logger="mlflow", extra="mlflow")
+        # mlflow-skinny installs without it and fails at its first write
+        import_package("sqlalchemy", logger="mlflow", extra="mlflow")
+        for name in ("mlflow.store.db.utils", "alembic"):  # they tell every table they make, through the progress bar
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._held = HeldEvents()
         self._client: Any = None
         self._unsent: list[Any] = []
         self._is_open = False
@@ -80,10 +78,10 @@ class MlflowLog:
         with self._storage_errors("nothing of this run is logged there"):
             self.path.mkdir(parents=True, exist_ok=True)
             self._client = self._mlflow.MlflowClient(tracking_uri=self.tracking_uri)
-            if run_id := read_run_id(self.path, first_step=event.first_step):
+            if run_id := _tracked.read_run_id(self.path, first_step=event.first_step):
                 self._client.update_run(run_id, status="RUNNING")
             else:
-                write_run_id(self.path, run_id := self._create_run(event))
+                _tracked.write_run_id(self.path, run_id := self._create_run(event))
             self.run_id = run_id
         self._is_open = True
 
@@ -116,21 +114,6 @@ class MlflowLog:
         except (self._mlflow.exceptions.MlflowException, OSError) as error:
             first_line = str(error).strip().split("\n")[0]
             raise StorageError(f"{self.tracking_uri} cannot be written: {first_line}; {lost}") from error
-
-
-def _import_mlflow() -> Any:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports to a server from a thread otherwise
-    try:
-        mlflow = importlib.import_module("mlflow")
-        importlib.import_module("sqlalchemy")  # mlflow-skinny installs without it and fails at its first write
-    except ImportError as error:
-        raise UsageError(
-            f"the mlflow logger needs the packages mlflow and sqlalchemy ({error}); pip install 'fulltilt[mlflow]', "
-            "or leave mlflow out of run.loggers"
-        ) from error
-    for name in ("mlflow.store.db.utils", "alembic"):  # they tell every table they make, through the progress bar
-        logging.getLogger(name).setLevel(logging.WARNING)
-    return mlflow
 
 
 def _clean(name: str) -> str:

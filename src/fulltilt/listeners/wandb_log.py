@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import netrc
 import os
 import secrets
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fulltilt.errors import StorageError, UsageError
-from fulltilt.listeners._tracked import WithFigures, list_scalars, list_settings, read_run_id, write_run_id
+from fulltilt.errors import StorageError
+from fulltilt.listeners import _tracked
+from fulltilt.listeners._tracked import WithFigures, import_package, list_scalars, list_settings
 from fulltilt.records import Event, RunEnded, RunStarted
 
 PROJECT = "fulltilt"
@@ -30,22 +30,11 @@ class WandbLog:
 
     Args:
         folder: Of the run; W&B makes its folder ``wandb`` there.
-        mode: "offline" or "online", instead of looking for a login.
-
-    Raises:
-        UsageError: wandb is not installed.
     """
 
-    def __init__(self, folder: str | Path, *, mode: str | None = None):
+    def __init__(self, folder: str | Path):
         self.path = Path(folder)
-        try:
-            self._wandb = importlib.import_module("wandb")
-        except ImportError as error:
-            raise UsageError(
-                f"the wandb logger needs the package wandb ({error}); pip install 'fulltilt[wandb]', or leave wandb "
-                "out of run.loggers"
-            ) from error
-        self._mode = mode
+        self._wandb = import_package("wandb", logger="wandb", extra="wandb")
         self._run: Any = None
 
     def __call__(self, event: Event) -> None:
@@ -63,13 +52,13 @@ class WandbLog:
                 self._run.log(list_scalars(event), step=event.step)
 
     def _start(self, event: RunStarted) -> Any:
-        mode = self._mode or os.environ.get("WANDB_MODE") or ("online" if has_login(self._wandb) else "offline")
+        mode = os.environ.get("WANDB_MODE") or ("online" if has_login(self._wandb) else "offline")
         if mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline is offline, for its crash reports too
         own = self.path / "wandb"
         with self._storage_errors("start", "nothing of this run is logged there"):
             own.mkdir(parents=True, exist_ok=True)
-            known_id = read_run_id(own, first_step=event.first_step)
+            known_id = _tracked.read_run_id(own, first_step=event.first_step)
             run_id = known_id or secrets.token_hex(4)
             run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -82,7 +71,7 @@ class WandbLog:
                 reinit="create_new",
                 settings=self._wandb.Settings(silent=True, console="off"),  # the terminal is the progress bar's
             )
-            write_run_id(own, run_id)
+            _tracked.write_run_id(own, run_id)
         return run
 
     @contextlib.contextmanager

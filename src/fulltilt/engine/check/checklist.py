@@ -57,7 +57,6 @@ def run_checks(
     out_dir: Path,
     rank_devices: Sequence[str] = (),
     memory_limit_bytes: int | None = None,
-    nvml: Nvml | None = None,
 ) -> list[CheckItem]:
     """Build everything, take one training step and read one validation sample, then go through the checklist.
 
@@ -73,9 +72,8 @@ def run_checks(
         rank_devices: Of a run over several processes, one each; empty: one process on ``device``.
         memory_limit_bytes: What a process of the run may use of its device; a step that is estimated above it is a
             problem, and is not taken.
-        nvml: The driver's library; the machine's own when None.
     """
-    n_ranks, nvml = max(1, len(rank_devices)), nvml or RealNvml()
+    n_ranks, nvml = max(1, len(rank_devices)), RealNvml()
     items = [item for name in dict.fromkeys(rank_devices or (device,)) for item in check_gpu(name, nvml)]
     try:
         workload = build_workload(config)

@@ -68,8 +68,13 @@ def _save_batch(s: Session, step: int, loss: float) -> str:
     step_in_epoch = s.progress.step_in_epoch - (s.progress.step - step)
     first_sample = (step_in_epoch - 1) * run.batch_size * run.setup.accumulate
     try:
-        batches = _read_window(s, first_sample)
-        indices = _find_indices(s, first_sample, sum(map(count_samples, batches)))
+        if s.loader_state is not None:
+            run.loader_generator.set_state(s.loader_state)
+        rest = skip_to(run, s.progress.epoch, first_sample, first_sample // run.batch_size)
+        batches = list(itertools.islice(rest, run.setup.accumulate))
+        n_samples, sampler, indices = sum(map(count_samples, batches)), run.loader.sampler, None
+        if isinstance(sampler, EpochSampler):
+            indices = sampler.compute_order()[first_sample : first_sample + n_samples].tolist()
         content = {
             "step": step,
             "epoch": s.progress.epoch,
@@ -101,21 +106,6 @@ def describe_batch(batches: Sequence[Any], indices: Sequence[int] | None) -> str
     more = f" and {len(named) - N_SHOWN} more" if len(named) > N_SHOWN else ""
     what = "of the training set" if indices is not None else "of the batch"
     return f"it holds NaN or infinity in sample {', '.join(map(str, named[:N_SHOWN]))}{more} {what}"
-
-
-def _read_window(s: Session, first_sample: int) -> list[Any]:
-    """Read the micro-batches of one accumulation window again."""
-    if s.loader_state is not None:
-        s.run.loader_generator.set_state(s.loader_state)
-    batches = skip_to(s.run, s.progress.epoch, first_sample, first_sample // s.run.batch_size)
-    return list(itertools.islice(batches, s.run.setup.accumulate))
-
-
-def _find_indices(s: Session, first_sample: int, n_samples: int) -> list[int] | None:
-    sampler = s.run.loader.sampler
-    if not isinstance(sampler, EpochSampler):
-        return None
-    return sampler.compute_order()[first_sample : first_sample + n_samples].tolist()
 
 
 def _find_bad_samples(batch: Any) -> list[int]:

@@ -62,7 +62,8 @@ def profile_steps(config: Config, *, device: torch.device, n_steps: int, out_dir
     """
     if n_steps < 1:
         raise UsageError(f"{n_steps} steps cannot be profiled; at least 1 is needed")
-    with build_run(config, plan_of(config), device=str(device), workload=build_workload(config), strict=False) as run:
+    workload = build_workload(config)
+    with build_run(config, plan_of(config), device=device, workload=workload, strict=False) as run:
         with _telling_where(out_dir):
             out_dir.mkdir(parents=True, exist_ok=True)
         return _profile(run, n_steps, out_dir)
