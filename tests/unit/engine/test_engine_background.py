@@ -13,29 +13,6 @@ from fulltilt.errors import StorageError
 from fulltilt.records import CheckpointSaved, CheckpointStarted, Noted, StepsDone
 
 
-def test_the_copy_does_not_follow_what_training_does_next():
-    weight = torch.ones(4)
-    state = {"model": {"weight": weight, "tied": weight.detach()}, "step": 3, "sums": [(weight * 2, "x")]}
-    copy = HostCopies().copy(state)
-    weight.add_(1)
-    assert torch.equal(copy["model"]["weight"], torch.ones(4))
-    assert copy["model"]["weight"] is copy["model"]["tied"]
-    assert copy["sums"][0][1] == "x"
-
-
-def test_what_was_written_beside_is_what_would_have_been_written(tmp_path):
-    state = {"model": {"a": torch.randn(5, 3).t(), "empty": torch.zeros(0)}, "rng": [1, (2.5, None)]}
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    checkpoint.save_checkpoint(tmp_path / "a", state)
-    writer = BackgroundWriter()
-    writer.start(tmp_path / "b", state)
-    assert writer.collect().error is None
-    plain, beside = (checkpoint.load_checkpoint(tmp_path / name).state for name in "ab")
-    assert plain["rng"] == beside["rng"]
-    assert all(torch.equal(plain["model"][name], beside["model"][name]) for name in plain["model"])
-
-
 def list_places(copy):
     return [value.data_ptr() for value in (*copy["model"].values(), *copy["sums"])]
 
@@ -44,22 +21,21 @@ def test_the_next_copy_of_the_same_shapes_takes_the_memory_of_the_one_before():
     """New memory cost page faults at every checkpoint, and training waited for them."""
     copies, weight = HostCopies(), torch.ones(5, 3)
     state = {"model": {"a": weight, "tied": weight.detach(), "turned": weight.t()}, "sums": [torch.zeros(2)]}
+    state |= {"rng": [(weight * 2, "x", None)], "empty": torch.zeros(0)}
     first = copies.copy(state)
     places = list_places(first)
     weight.mul_(3)
+    assert torch.equal(first["model"]["a"], torch.ones(5, 3)), "a copy does not follow what training does next"
+    assert first["model"]["a"] is first["model"]["tied"]
+    assert first["rng"][0][1:] == ("x", None)
     second = copies.copy(state)
     assert list_places(second) == places
     assert len(set(places)) == 3, "tensors that are one stay one, a view has its own"
     assert torch.equal(second["model"]["a"], torch.full((5, 3), 3.0))
     assert torch.equal(second["model"]["turned"], torch.full((3, 5), 3.0))
-
-
-def test_tensors_that_became_two_are_copied_apart():
-    copies, weight = HostCopies(), torch.ones(4)
-    copies.copy({"a": weight, "b": weight.detach()})
-    parted = copies.copy({"a": weight, "b": torch.zeros(4)})
-    assert torch.equal(parted["a"], torch.ones(4))
-    assert torch.equal(parted["b"], torch.zeros(4))
+    parted = copies.copy({"model": {"a": weight, "tied": torch.zeros(5, 3)}})["model"]
+    assert torch.equal(parted["a"], weight)
+    assert torch.equal(parted["tied"], torch.zeros(5, 3)), "tensors that became two are copied apart"
 
 
 @pytest.mark.parametrize("changed", [torch.full((2, 2), 7.0), torch.full((4,), 7, dtype=torch.int64)])

@@ -1,6 +1,5 @@
 """Out of memory in a run: what it goes on with, that nothing is skipped, and that the losses are those of the plan."""
 
-import math
 import time
 
 import pytest
@@ -224,20 +223,6 @@ def test_a_stream_that_drops_its_last_batch_is_not_cut_anew(tmp_path):
         run_train(tmp_path, config, workload=workload)
 
 
-def test_buffers_come_back_as_they_were_kept():
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4).double())
-    guard = LastStep(model)
-    model[0](torch.randn(8, 4))
-    guard.keep()
-    kept = {name: value.clone() for name, value in model.state_dict().items()}
-    model[0](torch.randn(8, 4))
-    model[1](torch.randn(8, 4).double())
-    assert not all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
-    guard.bring_back()
-    assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
-    assert not math.isnan(float(kept["0.running_mean"].sum()))
-
-
 def test_a_loss_that_compares_samples_keeps_the_whole_window_as_its_batch(tmp_path):
     """Plain micro-batches of 8 would compare 8 samples with each other instead of 16."""
 
@@ -314,13 +299,10 @@ def test_a_session_that_cannot_be_opened_again_ends_the_run_for_its_listeners(tm
 
 
 def test_an_interval_that_a_replan_cuts_has_the_seconds_of_both_parts(tmp_path):
-    def slow(inputs):
-        time.sleep(0.05)
-        return inputs
-
-    class Slow(nn.Module):
+    class Slow(nn.Identity):
         def forward(self, x):
-            return slow(x) if self.training else x
+            time.sleep(0.05 * self.training)
+            return x
 
     config = build_config(run__log_every_n_steps=6, run__epochs=1, run__checkpoint_every=None)
     workload = build_plain(model=lambda: build_model(Card(8, from_call=5), Slow()))

@@ -105,25 +105,6 @@ def test_a_streamed_dataset_needs_a_length_for_a_schedule(tmp_path):
         run_train(tmp_path, workload=build_workload(dataset=PointStream))
 
 
-def test_accumulated_micro_batches_have_the_losses_of_the_large_batch(tmp_path):
-    """90 samples: one window of 64 and a tail of 26, which micro-batches of 16 split as 16 + 10."""
-    workload = build_workload(
-        model=lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)),
-        dataset=lambda: Points(noise=0),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
-        prepare=None,
-    )
-    losses = []
-    for batch_size, accumulate in ((64, 1), (16, 4)):
-        config = build_config(
-            data__batch_size=batch_size, speed__accumulate=accumulate, run__epochs=5, run__log_every_n_steps=1
-        )
-        _, recorder = run_train(tmp_path / str(batch_size), config, workload=workload)
-        losses.append([(e.step, e.n_samples, e.loss) for e in recorder.of(StepsDone)])
-    assert [row[:2] for row in losses[0]] == [row[:2] for row in losses[1]]
-    torch.testing.assert_close([row[2] for row in losses[0]], [row[2] for row in losses[1]], rtol=1e-5, atol=1e-6)
-
-
 def test_a_finished_run_resumes_to_the_same_result(tmp_path):
     first, _ = run_train(tmp_path)
     again, recorder = run_train(tmp_path, resume=True)
@@ -154,12 +135,17 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before_and_the_run_ends_the
     assert recorder.list_figures() == expected.list_figures()
 
 
-def test_more_epochs_go_on_from_the_checkpoint(tmp_path):
+def test_more_epochs_with_other_levers_of_speed_go_on_from_the_checkpoint_and_so_does_training_time(tmp_path):
     config = {"optim__schedule": "constant", "optim__warmup": 0}
-    run_train(tmp_path / "a", build_config(run__epochs=1, **config))
+    first, _ = run_train(tmp_path / "a", build_config(run__epochs=1, **config))
     longer, _ = run_train(tmp_path / "a", build_config(**config), resume=True, epochs=3)
     straight, _ = run_train(tmp_path / "b", build_config(run__epochs=3, **config))
     assert longer.metrics == straight.metrics
+    assert longer.training_seconds > first.training_seconds
+    assert [e.step for e in longer.evaluations] == [6, 12, 18]
+    assert longer.evaluations[0] == first.evaluations[0]
+    with_workers = build_config(data__num_workers=1, **config)
+    assert run_train(tmp_path / "a", with_workers, resume=True, epochs=4)[0].step == 24
 
 
 @pytest.mark.parametrize(
@@ -352,7 +338,7 @@ def test_a_checkpoint_is_told_before_it_is_written(tmp_path):
     assert steps_on_disk == [(0, 4, 4), (4, 8, 8), (8, 12, 12), (12, 12, 12)]  # the last holds the evaluation
 
 
-def test_a_bug_in_a_listener_ends_the_run_and_the_others_hear_why(tmp_path):
+def test_a_bug_in_a_listener_or_the_model_ends_the_run_and_the_others_hear_why(tmp_path):
     from fulltilt.engine.loop.train import train
 
     def broken(event):
@@ -364,15 +350,12 @@ def test_a_bug_in_a_listener_ends_the_run_and_the_others_hear_why(tmp_path):
         train(build_config(), out_dir=tmp_path, listeners=[recorder, broken], workload=build_workload())
     assert recorder.events[-1].reason == "failed: ValueError: no such column"
 
-
-def test_a_model_that_raises_is_told_and_raised(tmp_path):
     class Broken(nn.Linear):
         def forward(self, x):
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    recorder = Recorder()
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        run_train(tmp_path, recorder=recorder, workload=build_workload(model=lambda: Broken(6, 3)))
+        run_train(tmp_path / "model", recorder=recorder, workload=build_workload(model=lambda: Broken(6, 3)))
     assert recorder.events[-1].reason.startswith("failed: RuntimeError: mat1")
 
 
@@ -394,12 +377,6 @@ def test_out_of_memory_comes_with_its_remedy(tmp_path, error):
         run_train(tmp_path, config, workload=build_workload(model=lambda: Hungry(6, 3)))
 
 
-def test_levers_that_trade_speed_only_may_change_on_resume(tmp_path):
-    run_train(tmp_path, max_steps=6)
-    result, _ = run_train(tmp_path, build_config(data__num_workers=1), resume=True)
-    assert (result.reason, result.step) == ("finished", 12)
-
-
 def test_times_of_training_leave_evaluation_and_checkpoints_out(tmp_path):
     result, recorder = run_train(tmp_path, build_config(run__checkpoint_every="2 steps"))
     beside = sum(e.seconds for e in recorder.of(Evaluated)) + sum(e.seconds for e in recorder.of(CheckpointSaved))
@@ -409,31 +386,18 @@ def test_times_of_training_leave_evaluation_and_checkpoints_out(tmp_path):
     assert times == sorted(times)
 
 
-def test_training_time_goes_on_after_a_resume(tmp_path):
-    first, _ = run_train(tmp_path, max_steps=6)
-    second, _ = run_train(tmp_path, resume=True)
-    assert second.training_seconds > first.training_seconds
-    assert [e.step for e in second.evaluations] == [6, 12]
-    assert second.evaluations[0] == first.evaluations[0]
-
-
 def test_training_metrics_come_when_asked_for(tmp_path):
     _, silent = run_train(tmp_path / "a")
     _, asked = run_train(tmp_path / "b", training_metrics=True)
     assert silent.of(EpochDone)[-1].metrics == {}
     assert 0.3 < asked.of(EpochDone)[-1].metrics["accuracy"] <= 1.0
     assert [e.loss for e in asked.of(StepsDone)] == [e.loss for e in silent.of(StepsDone)]
-
-
-def test_metrics_of_half_an_epoch_are_not_those_of_it(tmp_path):
-    """A run that went on with training metrics in the middle of an epoch showed half of its accuracy."""
-    run_train(tmp_path, max_steps=3)  # of 6
-    _, asked = run_train(tmp_path, resume=True, training_metrics=True)
-    first, second = asked.of(EpochDone)
-    assert first.metrics == {}
-    assert 0.3 < second.metrics["accuracy"] <= 1.0
-    _, whole = run_train(tmp_path / "whole")
-    assert [event.loss for event in asked.of(EpochDone)] == [event.loss for event in whole.of(EpochDone)]
+    # A run that went on with training metrics in the middle of an epoch showed half of its accuracy.
+    run_train(tmp_path / "c", max_steps=3)  # of 6
+    _, later = run_train(tmp_path / "c", resume=True, training_metrics=True)
+    assert later.of(EpochDone)[0].metrics == {}
+    assert 0.3 < later.of(EpochDone)[1].metrics["accuracy"] <= 1.0
+    assert [event.loss for event in later.of(EpochDone)] == [event.loss for event in silent.of(EpochDone)]
 
 
 class CountReads(TorchDispatchMode):
