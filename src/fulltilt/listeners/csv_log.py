@@ -22,12 +22,9 @@ EPOCH_COLUMNS = ("epoch", "step", "split", "loss", "seconds", "samples_per_s", "
 class CsvLog:
     """Appends rows as they come, and rewrites them only when a new metric needs a column.
 
-    A resumed run goes on in the same files: the rows that came after its checkpoint are dropped first, so that
-    every step is there once.
-
-    Rows of steps are stored once a second and before every checkpoint; only a killed process loses some
-    (``_held.py``), and the resumed run repeats those steps. What was stored by a checkpoint or by the end of the run
-    is on the disk.
+    A resumed run goes on in the same files: the rows that came after its checkpoint are dropped first, so that every
+    step is there once. Rows of steps are stored once a second (``_held.py``); what a checkpoint counts on is on the
+    disk before it.
     """
 
     def __init__(self, out_dir: str | Path, *, clock: Callable[[], float] = time.monotonic):

@@ -20,8 +20,7 @@ class EventLog:
     Nothing is ever removed: after a resume the repeated steps are there twice, told apart by ``attempt`` and
     by the ``RunStarted`` in front of them. A loss that is not finite is ``null``.
 
-    Logging intervals are stored once a second and before every checkpoint (``_held.py``). What was stored by a
-    checkpoint or by the end of the run is on the disk.
+    Logging intervals are stored once a second (``_held.py``); what a checkpoint counts on is on the disk before it.
     """
 
     def __init__(self, out_dir: str | Path, *, clock: Callable[[], float] = time.monotonic):

@@ -67,8 +67,7 @@ def run_checks(
     first rank's part of a batch, on the first device.
 
     Args:
-        device: Resolved: "cpu", "cuda:0".
-        out_dir: Where the run would write.
+        device: "cpu", "cuda:0".
         rank_devices: Of a run over several processes, one each; empty: one process on ``device``.
         memory_limit_bytes: What a process of the run may use of its device; a step that is estimated above it is a
             problem, and is not taken.

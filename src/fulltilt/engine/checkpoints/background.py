@@ -81,8 +81,9 @@ class HostCopies:
         self._kept = kept
         return copied
 
-    def find_devices(self) -> set[torch.device]:
-        """Find the devices that the newest copy came from."""
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where the newest copy came from."""
         return {layout[0] for layout, _ in self._kept.values()}
 
 
@@ -104,10 +105,7 @@ class BackgroundWriter:
         return self._thread is not None and not self._thread.is_alive()
 
     def start(self, folder: Path, state: Mapping[str, Any], *, began_s: float | None = None) -> None:
-        """Copy ``state`` and begin to write the copy. ``collect`` the one before first.
-
-        Args:
-            began_s: When training stopped for it, by ``time.perf_counter``; None: now.
+        """Copy ``state``, for which training stopped at ``began_s`` or now, and begin to write the copy.
 
         Cost: host memory of the size of the state, kept for the next one.
 
@@ -117,7 +115,7 @@ class BackgroundWriter:
             raise RuntimeError("a checkpoint is being written already: collect() it first")
         began_s = time.perf_counter() if began_s is None else began_s
         held = self._copies.copy(state)
-        events = mark_arrivals(self._copies.find_devices())
+        events = mark_arrivals(self._copies.devices)
         self._written = Written()
         # A daemon: a disk that hangs must not keep the program from ending; the old checkpoint is whole until then.
         write = threading.Thread(target=self._write, args=(folder, held, events), name="checkpoint-writer", daemon=True)

@@ -83,11 +83,9 @@ def run_phase(
 
 
 class FeatureSource:
-    """Computes features of the images that a task's evaluation sees, and keeps them on disk.
+    """Computes features of the images that a task's evaluation sees, and keeps them in ``folder``.
 
-    Args:
-        folder: Where they are kept.
-        digest: Of the checkpoint and the data.
+    ``digest`` is that of the checkpoint and the data.
     """
 
     def __init__(

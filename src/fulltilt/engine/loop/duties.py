@@ -162,9 +162,7 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
 def save(s: Session, *, is_last: bool = False) -> None:
     """Write a checkpoint, unless this position is saved already; with ``run.async_checkpoint`` beside training.
 
-    Args:
-        is_last: Nothing follows: the file is whole when this returns, and a full disk is an error whatever
-            ``run.on_full_disk`` says.
+    After the last one nothing follows: its file is whole when this returns, and a full disk is an error in any case.
 
     Raises:
         StorageError: no space; the checkpoint before is kept.

@@ -66,10 +66,7 @@ def evaluate(
 
     Args:
         loader: None: the workload has no validation set, and only assesses.
-        should_stop: Asked before each batch; true ends the evaluation without a result.
-
-    Returns:
-        ``{"loss": …, metric: …}``, None when stopped.
+        should_stop: Asked before each batch; true ends the evaluation, which then returns None.
 
     Raises:
         DataError: no batch came.

@@ -21,12 +21,12 @@ COMPILE_HANG_LIMIT_S = 600.0  # a rank may compile alone, for a batch of another
 
 
 def must_launch(config: Config, device: str | None = None) -> bool:
-    """Whether a run needs processes of its own: it has several devices, or is to be started again when it dies."""
+    """Tell whether a run needs processes of its own: several devices, or a start anew when it dies."""
     return not is_rank() and (len(plan_devices(config, device)) > 1 or config.run.max_restarts > 0)
 
 
 def choose_hang_limit_s(wanted_s: float | None, *, compiles: bool) -> float:
-    """How long one rank may stand still while the others wait for it, where ``run.hang_timeout_s`` is ``wanted_s``."""
+    """Choose how long one rank may stand still while the others wait for it; ``wanted_s`` is the user's choice."""
     from fulltilt.engine.ranks.group import HANG_LIMIT_S
 
     return wanted_s or (COMPILE_HANG_LIMIT_S if compiles else HANG_LIMIT_S)

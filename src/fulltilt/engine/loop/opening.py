@@ -68,21 +68,17 @@ def open_folder(job: Job) -> Iterator[None]:
 def open_session(job: Job, after: Restart | None) -> Iterator[Session]:
     """Build the run, and restore its checkpoint when resuming.
 
-    Args:
-        after: The attempt before this one, which ran out of memory. Listeners are told when no other can follow it.
+    After an attempt that ran out of memory, listeners are told when no other one can follow it.
     """
     with contextlib.ExitStack() as stack:
         try:
             session = _build(job, after, stack)
         except Exception as error:  # told to the listeners, and raised again
             if after is not None:
-                Announcer(job.listeners, attempt=after.attempt)(
-                    RunEnded,
-                    reason=f"failed: {type(error).__name__}: {error}",
-                    step=after.step,
-                    seconds=time.perf_counter() - after.started_s,
-                    metrics=dict(after.metrics),
-                )
+                announce = Announcer(job.listeners, attempt=after.attempt)
+                reason = f"failed: {type(error).__name__}: {error}"
+                seconds = time.perf_counter() - after.started_s
+                announce(RunEnded, reason=reason, step=after.step, seconds=seconds, metrics=dict(after.metrics))
             raise
         yield session
 

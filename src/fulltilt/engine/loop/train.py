@@ -75,9 +75,7 @@ def train(
     Args:
         listeners: Called with every event, in order.
         resume: Go on from the checkpoint in ``out_dir``, if there is one.
-        epochs: Instead of ``run.epochs``.
-        device: Instead of ``run.device``.
-        workload: Instead of what ``config`` names.
+        epochs, device, workload: Instead of what ``config`` says.
         max_steps: Leave after so many optimizer steps of the whole run. Schedules keep to the epochs.
         training_metrics: Compute the workload's metrics on training batches too; costs a few operators per step.
         memory_limit_bytes: What this process may use from now on: imitates a smaller card, or a smaller machine.

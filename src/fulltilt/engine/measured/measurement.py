@@ -66,8 +66,7 @@ def run_measured(
     when all have ended it, and the memory of the rank that took the most. The first one decides how long that takes.
 
     Args:
-        n_steps: Timed optimizer steps at least.
-        max_measure_s: Stop adding blocks after this long.
+        n_steps: Timed optimizer steps at least; no block is added after ``max_measure_s``.
         on_progress: Told the optimizer steps taken so far, after every block; of several ranks on the first.
         on_part: Told each part that is rehearsed, as it begins (``rehearsal.py``).
         batches: Taken instead of the run's own epochs; they must not end.

@@ -77,9 +77,6 @@ class Rehearsal:
 
     Attributes:
         notes: What was not rehearsed, and why.
-
-    Raises:
-        DeviceMemoryError: there is no memory for the validation set.
     """
 
     def __init__(self, run: Run, *, saves: bool = True):
@@ -95,11 +92,7 @@ class Rehearsal:
     def play(
         self, steps: EndlessSteps, meter: MemoryMeter, on_part: Callable[[Part], None] | None = None
     ) -> dict[Part, MemoryPeaks]:
-        """Run the parts that this run has, one after the other, and return the peaks of each.
-
-        Args:
-            steps: Those that were measured, in the middle of their epoch.
-            on_part: Told each part as it begins.
+        """Run the parts that this run has, after the measured ``steps``, and return the peaks of each.
 
         Raises:
             DeviceMemoryError: memory ran out; says in which part.
