@@ -87,11 +87,13 @@ def _describe_write(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> 
     if finding["gain_pct"] is None:
         return f"{finding['ceiling_pct']:.0f} % of a step; not proved: {evidence['not_proved']}"
     low, high = finding["gain_ci95_pct"]
+    took = f"{evidence['write_ms_per_step']:.1f} ms"
     if low <= 0:
-        return f"{evidence['write_ms_per_step']:.1f} ms; no gain without it can be told ({low:.1f} to {high:.1f} %)"
+        return f"{took}; no gain without it can be told ({low:.1f} to {high:.1f} %)"
+    a_a_low, a_a_high = evidence["a_a_ci95_pct"]
     return (
-        f"{evidence['write_ms_per_step']:.1f} ms; without it {finding['gain_pct']:.1f} % less "
-        f"({low:.1f} to {high:.1f}) in {evidence['n_rounds']} rounds"
+        f"{took}; {finding['gain_pct']:.1f} % less without ({low:.1f} to {high:.1f}; {evidence['n_rounds']} rounds); "
+        f"A/A {a_a_low:.1f} to {a_a_high:.1f}"
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from .held import Held
 from .sites import Sites
 from .spans import DATA_WAIT, FILE_WRITE
-from .streams import PLAIN_ENCODINGS, HeldStream, TimedFile, find_timed_file
+from .streams import HeldStream, TimedFile, find_plain_encoding, find_timed_file
 from .user_code import find_user_frame
 
 WINDOW_STEPS = 20  # steps of a window; the file must be written in MIN_HIT_SHARE of them
@@ -150,12 +150,21 @@ class FileCalls:
             return self._open_real(file, mode, *args, **kwargs)
         path = self._resolve(file)
         options = {name: value for name, value in given.items() if value is not None}
-        if self.is_removed and path == self.target and options.get("encoding") in PLAIN_ENCODINGS:
-            self._held.begin(path)
+        has_codec = "b" in mode or find_plain_encoding(options.get("encoding")) is not None
+        if self._must_hold(path, None if has_codec else "its encoding has a mark at its start, or is not known"):
             return HeldStream(self._held, path, file, mode, options)
         self._let_go(path, how)
         self._note_open(path)
         return self.time(self._build_stream, "open", path, path, file, mode, how, options)
+
+    def _must_hold(self, path, obstacle=None):
+        """Return whether this write is to be held back; rule the file out if it cannot be."""
+        if not self.is_removed or path != self.target:
+            return False
+        obstacle = obstacle or self._off_the_clock(self._held.begin, path)
+        if obstacle:
+            self.refused[path], self.is_removed = obstacle, False
+        return self.is_removed
 
     def _build_stream(self, path, file, mode, how, options):
         """Build the stream that ``open`` would return, over a file that times its calls."""
@@ -184,8 +193,7 @@ class FileCalls:
                 return self._dump(self._save_real, "torch.save", f, (obj, f, *args), kwargs)
             return self._save_real(obj, f, *args, **kwargs)
         path = self._resolve(f)
-        if self.is_removed and path == self.target:
-            self._held.begin(path)
+        if self._must_hold(path):
             self._off_the_clock(self._save_to_memory, path, obj, args, kwargs)
             return None
         self._let_go(path, "w")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -16,6 +17,7 @@ import weakref
 
 BY_PATH = ("stat", "lstat", "open", "replace", "rename", "remove", "unlink", "link", "symlink", "truncate", "utime")
 ALWAYS = ("scandir", "system", "fork", "posix_spawn", "execv", "execve", "_exit", "kill", "killpg", "abort")
+MIN_ROOM_BYTES = 256 << 20
 
 
 class Held:
@@ -32,17 +34,29 @@ class Held:
         self._lock = threading.RLock()
 
     def begin(self, path):
-        """Guard every call that could look at the file, before its first write is held back."""
+        """Guard every call that could look at the file, before its first write is held back.
+
+        Returns:
+            Why the file cannot be held back, or None.
+        """
         with self._lock:
             if self._guarded:
-                return
-            found = self._stat(path)
+                return None
+            try:
+                found, has_room = self._stat(path), _has_room(path)
+            except OSError:
+                return "it is not there when it is opened"
+            if not has_room:
+                return "the disk is nearly full or file sizes are limited, and a write must fail in its own step"
             self._file = found.st_dev, found.st_ino
+            if any(self._is_file(int(number)) for number in os.listdir("/proc/self/fd")):
+                return "the script keeps it open"
             for name in BY_PATH + ALWAYS:
                 self._replace(os, name, self._guard(getattr(os, name), name in BY_PATH))
             self._replace(subprocess.Popen, "__init__", self._guard(subprocess.Popen.__init__, False))
             if _is_main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, self._end_by_signal)
+            return None
 
     def keep(self, path, how, content):
         """Hold ``content`` back; a rewrite of the file replaces what was held back before."""
@@ -62,13 +76,7 @@ class Held:
 
     def touches(self, file):
         """Return whether ``file``, a path or descriptor, is the file that is held back."""
-        if not self._guarded:
-            return False
-        try:
-            found = self._stat(file)
-        except (OSError, TypeError, ValueError):
-            return False
-        return (found.st_dev, found.st_ino) == self._file
+        return bool(self._guarded) and self._is_file(file)
 
     def look(self):
         """Write what is held back, because something may look at the file, and report the look."""
@@ -90,6 +98,13 @@ class Held:
             for stream in list(self.streams):
                 stream.switch()
 
+    def _is_file(self, file):
+        try:
+            found = self._stat(file)
+        except (OSError, TypeError, ValueError):
+            return False
+        return (found.st_dev, found.st_ino) == self._file
+
     def _write(self, path, how, content):
         with self.open(path, how + "b") as stream:
             stream.write(content)
@@ -110,6 +125,11 @@ class Held:
     def _end_by_signal(self, number, frame):
         self.release()
         os.kill(os.getpid(), number)
+
+
+def _has_room(path):
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize >= MIN_ROOM_BYTES and resource.getrlimit(resource.RLIMIT_FSIZE)[0] < 0
 
 
 def _is_main_thread():

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 import io
+import locale
 
-PLAIN_ENCODINGS = (None, "utf-8", "utf8", "ascii", "latin-1")  # encodings that write no byte order mark
+
+def find_plain_encoding(encoding):
+    """Return the codec of ``open``'s ``encoding`` if it writes no byte order mark and ASCII as ASCII, else None."""
+    name = locale.getpreferredencoding(False) if encoding in (None, "locale") else encoding
+    try:
+        codec = codecs.lookup(name).name
+    except (LookupError, TypeError):
+        return None
+    return codec if codec in ("utf-8", "ascii", "iso8859-1") else None
 
 
 class TimedFile(io.FileIO):
@@ -37,20 +47,29 @@ class HeldStream:
     def __init__(self, held, path, file, mode, options):
         self._held, self._path, self._options = held, path, options
         self._parts, self._real = [], None
+        self._codec, self._errors = find_plain_encoding(options.get("encoding")), options.get("errors", "strict")
         self.name, self.mode, self.closed = file, mode, False
         held.streams.add(self)
+
+    @property
+    def __class__(self):
+        """For ``isinstance``: the class of the stream that it stands for."""
+        return io.BufferedIOBase if "b" in self.mode else io.TextIOWrapper
 
     def write(self, data):
         if self._real is not None:
             return self._real.write(data)
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
         if "b" not in self.mode:
             if not isinstance(data, str):
                 raise TypeError(f"write() argument must be str, not {type(data).__name__}")
+            if not data.isascii():
+                data.encode(self._codec, self._errors)  # what cannot be encoded raises now, as in a real stream
             self._parts.append(data)
             return len(data)
-        self._parts.append(
-            data if isinstance(data, bytes) else bytes(memoryview(data))
-        )  # a copy, as the caller may change its buffer
+        # A copy, as the caller may change its buffer.
+        self._parts.append(data if isinstance(data, bytes) else bytes(memoryview(data)))
         return len(self._parts[-1])
 
     def writelines(self, lines):
@@ -72,6 +91,8 @@ class HeldStream:
             self._held.off_the_clock(self._hand_over)
 
     def __enter__(self):
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
         return self
 
     def __exit__(self, *error):

@@ -91,7 +91,7 @@ def judge(observation: Observation) -> list[Finding]:
             line=costliest.line,
             verdict="unconfirmed",
             evidence={"path": costliest.where, "call": costliest.does, "write_ms_per_step": write_ms},
-            ceiling_pct=100 * write_ms / step_ms,
+            ceiling_pct=min(100 * write_ms / step_ms, 100.0),
             numerics="equal",
             fix=FIX,
         )
@@ -107,8 +107,10 @@ def _add_proof(finding: Finding, observation: Observation) -> Finding:
         why = "it is another file each time"
     elif path in observation.refused:
         why = observation.refused[path]
+    elif path != observation.target:
+        why = "another file was compared"
     elif proof is None:
-        why = "the run was too short, or another file was compared"
+        why = "the run was too short"
     elif not proof.is_quiet:
         why = "too noisy to tell: the step with it differed from itself"
     if why is not None or proof is None:
@@ -116,7 +118,12 @@ def _add_proof(finding: Finding, observation: Observation) -> Finding:
     return dataclasses.replace(
         finding,
         verdict="act" if proof.is_act else "note",
-        evidence={**finding.evidence, "n_rounds": proof.n_rounds, "n_a_a_rounds": proof.n_a_a_rounds},
+        evidence={
+            **finding.evidence,
+            "n_rounds": proof.n_rounds,
+            "n_a_a_rounds": proof.n_a_a_rounds,
+            "a_a_ci95_pct": proof.a_a_ci95_pct,
+        },
         gain_pct=proof.gain_pct,
         gain_ci95_pct=proof.gain_ci95_pct,
     )
