@@ -1,5 +1,6 @@
 """The parts that run inside a watched script, each on its own."""
 
+import io
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from fulltilt.attach.inside import files as files_module
+from fulltilt.attach.inside import held as held_module
 from fulltilt.attach.inside import spans as spans_module
 from fulltilt.attach.inside.blocks import MAX_ROUNDS, N_SETTLING, N_TIMED, PRESENT, PRESENT_AGAIN, REMOVED, Blocks
 from fulltilt.attach.inside.files import WINDOW_STEPS, FileCalls
@@ -111,11 +113,20 @@ def calls(tmp_path, monkeypatch):
     files_module.builtins.open = files_module.io.open = calls._open_real
     torch.save = calls._save_real
     json.dump, pickle.dump = json.dump.__wrapped__, pickle.dump.__wrapped__
+    while KEPT_OPEN:
+        os.close(KEPT_OPEN.popitem()[1])
+
+
+KEPT_OPEN = {}
+"""Path → the descriptor by which a test reads a file beside its writes."""
 
 
 def rewrite_json(path, step):
     with open(path, "w") as file:
+        assert isinstance(file, io.TextIOWrapper)
         json.dump({"step": step, "more": list(range(step))}, file, indent=1)
+    with pytest.raises(ValueError, match="closed"):
+        file.write("too late")
 
 
 def rewrite_pickle(path, step):
@@ -125,7 +136,7 @@ def rewrite_pickle(path, step):
 
 
 def rewrite_text(path, step):
-    Path(path).write_text(f"step {step}\n" * step, encoding="utf-8")
+    Path(path).write_text(f"step {step}\n" * step)
 
 
 def save_tensors(path, step):
@@ -133,8 +144,17 @@ def save_tensors(path, step):
 
 
 def append_line(path, step):
-    with open(path, "a", encoding="utf-8", newline="") as file:
+    with open(path, "a", encoding="UTF-8", newline="") as file:
         file.write(f"{step},ß\r\n")
+
+
+def write_what_cannot_be_encoded(path, step):
+    with open(path, "w", encoding="ascii") as file:
+        file.write(f"{step} ")
+        try:
+            file.write("ß")
+        except UnicodeEncodeError:
+            file.write("ss")
 
 
 def replace_whole(path, step):
@@ -202,14 +222,24 @@ def read_by_another_name(path, step):
     os.close(descriptor)
 
 
+def read_by_a_descriptor_that_stays_open(path, step):
+    rewrite_text(path, step)
+    if path not in KEPT_OPEN:
+        KEPT_OPEN[path] = os.open(path, os.O_RDONLY)
+    assert os.pread(KEPT_OPEN[path], 10**6, 0) == f"step {step}\n".encode() * step
+
+
 def leave_it_open(path, step):
     json.dump([step], open(path, "w"))  # noqa: SIM115
 
 
-QUIET = [rewrite_json, rewrite_pickle, rewrite_text, save_tensors, append_line, change_what_was_written, leave_it_open]
+QUIET = [
+    *(rewrite_json, rewrite_pickle, rewrite_text, save_tensors, append_line, change_what_was_written, leave_it_open),
+    write_what_cannot_be_encoded,
+]
 LOOKING = [
     *(read_it_too, ask_for_its_size, sync_it, ask_for_the_position, look_while_it_is_open),
-    *(count_in_another_process, read_by_another_name),
+    *(count_in_another_process, read_by_another_name, read_by_a_descriptor_that_stays_open),
 ]
 
 
@@ -254,6 +284,22 @@ def test_a_file_that_cannot_be_held_back_is_refused_by_name(calls, tmp_path, wri
     assert any(why in said for said in calls.refused.values())
 
 
+def write_with_a_mark(path, step):
+    Path(path).write_text(str(step), encoding="utf-16")
+
+
+@pytest.mark.parametrize(
+    ("write", "room_bytes", "why"), [(write_with_a_mark, 0, "encoding"), (rewrite_text, 1 << 62, "nearly full")]
+)
+def test_a_write_that_must_happen_in_its_step_is_not_held_back(calls, tmp_path, monkeypatch, write, room_bytes, why):
+    monkeypatch.setattr(held_module, "MIN_ROOM_BYTES", room_bytes)
+    path = tmp_path / "file"
+    assert take_steps(calls, write, path, WINDOW_STEPS + 1, held={WINDOW_STEPS + 1}) == 0
+    assert why in calls.refused[str(path)]
+    assert not calls.is_comparable
+    assert str(WINDOW_STEPS + 1).encode() in path.read_bytes().replace(b"\0", b"")
+
+
 def test_what_is_held_back_is_serialised_at_once_and_off_the_clock(calls, tmp_path):
     path = str(tmp_path / "file")
     rewrite_json(path, 1)
@@ -285,7 +331,7 @@ def test_time_of_a_write_is_booked_to_the_users_line(calls, tmp_path):
     rewrite_json(str(tmp_path / "file"), 3)
     does = {site["does"]: site for site in calls.sites.list()}
     assert {"open", "json.dump", "close"} <= set(does)
-    assert does["json.dump"]["line"] == rewrite_json.__code__.co_firstlineno + 2
+    assert does["json.dump"]["line"] == rewrite_json.__code__.co_firstlineno + 3
     assert calls._observer.spans.totals_ns[FILE_WRITE] >= sum(site["ns"] for site in does.values()) > 0
 
 
