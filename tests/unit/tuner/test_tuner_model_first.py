@@ -7,15 +7,16 @@ import math
 
 import pytest
 
+from tests.unit.tuner.simulated_rows import build_bare_row
+
 from fulltilt.levers import Facts, default_plan
-from fulltilt.records import PROBES, Measurement, Plan
+from fulltilt.records import PROBES, Plan
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.model_first import FULL, QUICK, model_first
 from fulltilt.tuner.search.session import Session
 from fulltilt.tuner.search.strategies import count_finalists
-from fulltilt.tuner.trials.rows import build_row
 
 BATCHES = tuple(2**i for i in range(14))
 WORKERS = (0, 2, 4, 8, 12, 16)
@@ -35,10 +36,9 @@ class Machine:
     load_s: float = 1e-3  # per sample and worker
     gain: float = 3.0  # of bf16
     gib_per_sample: float = 0.004
-    fake_fails: bool = False
-    device_fails: bool = False
+    failing: tuple[str, ...] = ()  # kinds of probes that end with an error
     deceives: bool = False  # whole runs have nothing to do with the probes
-    most_workers: int | None = None  # the loader of more than these fails
+    most_workers: float = math.inf  # the loader of more than these fails
     gib_per_worker: float = 0.0
     half_width: float = 0.01  # of the interval of a run, as a share of its rate
 
@@ -49,25 +49,19 @@ class Machine:
         self.asked.append((kind, plan))
         batch, n_workers = plan["batch_size"], plan["num_workers"]
         peak = self.compute_peak_gib(batch) + (self.gib_per_worker * n_workers if kind == "end_to_end" else 0.0)
-        failure = None
-        if kind != "device" and self.most_workers is not None and n_workers > self.most_workers:
-            failure = ("out_of_memory", "no space left in /dev/shm")
-        elif (kind == "memory" and self.fake_fails) or (kind == "device" and self.device_fails):
-            failure = ("error", "refused")
+        status = "ok"
+        if kind != "device" and n_workers > self.most_workers:
+            status = "out_of_memory"
+        elif kind in self.failing:
+            status = "error"
         elif kind not in ("loader", "memory") and peak > 12.0:
-            failure = ("out_of_memory", "too large")
-        if failure is not None:
-            return build_row(plan, id=id, why=why, kind=kind, status=failure[0], reason=failure[1], seconds=1.0)
-        rate = batch / self.compute_step_s(plan, kind)
-        measured = Measurement(
-            phases_ms=None, samples_per_s=rate,
+            status = "out_of_memory"
+        rate, is_fake = batch / self.compute_step_s(plan, kind), kind == "memory"
+        return build_bare_row(
+            plan, kind, id=id, why=why, status=status, samples_per_s=rate, block_samples_per_s=(rate,),
             samples_per_s_ci95=(rate * (1 - self.half_width), rate * (1 + self.half_width)),
-            block_samples_per_s=(rate,), n_steps=8, n_warmup_steps=2,
-            memory_allocated_peak_gib=peak - 0.4 if kind == "memory" else peak,
-            memory_reserved_peak_gib=None if kind == "memory" else peak,
-            observed={"batch_size": batch},
+            memory_allocated_peak_gib=peak - 0.4 * is_fake, memory_reserved_peak_gib=None if is_fake else peak,
         )  # fmt: skip
-        return build_row(plan, id=id, why=why, kind=kind, status="ok", reason=None, measurement=measured, seconds=1.0)
 
     def compute_peak_gib(self, batch):
         return 0.5 + self.gib_per_sample * batch
@@ -93,9 +87,9 @@ class Hill(Machine):
         return super().compute_step_s(plan, kind) * (1 + 0.12 * far)
 
 
-def search(machine, space=SPACE):
+def search(machine, space=SPACE, effort=FULL):
     session = Session(machine, Journal())
-    assert session.run(model_first(space))
+    assert session.run(model_first(space, effort))
     return session
 
 
@@ -156,11 +150,10 @@ def test_a_noisy_machine_is_looked_at_for_as_long_as_runs_gain():
 
     axes = {"batch_size": tuple(32 * 2**i for i in range(12)), "num_workers": (0,)}
     space = dataclasses.replace(SPACE, axes=axes, memory_gib=math.inf)
-    session = Session(Ladder(half_width=0.12, gib_per_sample=0.0), Journal())
-    assert session.run(model_first(space, dataclasses.replace(FULL, n_whole=1, n_polish=1, n_noisy=2)))
-    whys = [row.why.partition(":")[0] for row in session.rows]
-    assert whys.count("the machine is noisy") == 4
-    batches = [row.plan["batch_size"] for row in session.rows]
+    effort = dataclasses.replace(FULL, n_whole=1, n_polish=1, n_noisy=2)
+    rows = search(Ladder(half_width=0.12, gib_per_sample=0.0), space, effort).rows
+    assert sum(row.why.startswith("the machine is noisy:") for row in rows) == 4
+    batches = [row.plan["batch_size"] for row in rows]
     assert batches == sorted(batches, reverse=True)
 
 
@@ -183,8 +176,7 @@ def test_a_first_run_far_below_its_prediction_is_tried_from_page_locked_memory()
     assert session.rows[1].plan == session.rows[0].plan.replace(pin_memory=True)
     assert "page-locked" in session.rows[1].why
     assert max(session.rows, key=lambda row: row.samples_per_s).plan["pin_memory"]
-    as_predicted = search(Machine(load_s=1e-4))
-    assert not any("page-locked" in row.why for row in as_predicted.rows)
+    assert not any("page-locked" in row.why for row in search(Machine(load_s=1e-4)).rows), "it ran as predicted"
 
 
 class Overlapping(Machine):
@@ -235,10 +227,6 @@ def test_numbers_of_workers_run_only_where_they_may_come_near_the_best():
     assert {row.plan["num_workers"] for row in rows} == {16}
 
 
-def list_whole_batches(session):
-    return [row.plan["batch_size"] for row in (*session.rows, *session.probes) if row.kind not in ("memory", "loader")]
-
-
 @pytest.mark.parametrize(
     "compute_peak_gib",
     [
@@ -252,15 +240,15 @@ def test_what_fits_is_run_up_to_the_largest_and_nothing_that_memory_is_predicted
     machine = Machine(load_s=1e-4)
     machine.compute_peak_gib = compute_peak_gib
     session = search(machine)
-    assert not [row for row in (*session.rows, *session.probes) if row.status == "out_of_memory"]
-    assert max(list_whole_batches(session)) == 2048  # 8.7 of 10 GiB
+    rows = (*session.rows, *session.probes)
+    assert not [row for row in rows if row.status == "out_of_memory"]
+    # 8.7 of 10 GiB
+    assert max(row.plan["batch_size"] for row in rows if row.kind not in ("memory", "loader")) == 2048
     assert sum(row.kind == "memory" for row in session.probes) <= 12
 
 
 def test_a_quick_search_stops_probing_when_its_time_is_over():
-    full, quick = search(Machine()), Session(Machine(), Journal())
-    effort = dataclasses.replace(QUICK, probe_s=8.0)
-    assert quick.run(model_first(SPACE, effort))
+    full, quick = search(Machine()), search(Machine(), effort=dataclasses.replace(QUICK, probe_s=8.0))
     assert sum(row.seconds for row in quick.probes) <= 8.0 + 2.0, "the probe under way, and the first of the loader"
     assert {row.kind for row in quick.probes} == {"memory", "device", "loader"}
     assert len(quick.probes) < len(full.probes)
@@ -269,7 +257,7 @@ def test_a_quick_search_stops_probing_when_its_time_is_over():
 
 @pytest.mark.parametrize(
     ("machine", "share"),
-    [(Machine(load_s=1e-4, gib_per_sample=1e-6), 0.97), (Machine(load_s=1e-4, fake_fails=True), 0.95)],
+    [(Machine(load_s=1e-4, gib_per_sample=1e-6), 0.97), (Machine(load_s=1e-4, failing=("memory",)), 0.95)],
     ids=["memory decides nothing", "it climbs by real probes, without fake tensors"],
 )
 def test_one_estimate_of_memory_is_enough_where_it_decides_nothing_or_fails(machine, share):
@@ -283,8 +271,7 @@ def test_a_loader_that_costs_nothing_is_probed_once():
     machine.compute_step_s = lambda plan, kind="end_to_end": (
         1e-6 * plan["batch_size"] if kind == "loader" else 0.002 + 1e-3 * plan["batch_size"]
     )
-    session = search(machine)
-    assert sum(row.kind == "loader" for row in session.probes) == 1
+    assert sum(row.kind == "loader" for row in search(machine).probes) == 1
 
 
 def test_workers_whose_loader_failed_alone_are_not_run_whole():
@@ -296,10 +283,8 @@ def test_workers_whose_loader_failed_alone_are_not_run_whole():
 
 
 def test_memory_of_workers_is_not_held_against_the_batch():
-    machine = Machine(load_s=1e-4, gib_per_worker=0.6)
-    session = search(machine)
-    tried = {(row.plan["batch_size"], row.plan["num_workers"]) for row in session.rows if row.status == "ok"}
-    assert max(batch for batch, _ in tried) >= 1024
+    rows = search(Machine(load_s=1e-4, gib_per_worker=0.6)).rows
+    assert max(row.plan["batch_size"] for row in rows if row.status == "ok") >= 1024
 
 
 def test_errors_of_either_sign_are_no_shared_one():
@@ -313,7 +298,7 @@ def test_errors_of_either_sign_are_no_shared_one():
     assert len(search(Deceiving(load_s=1e-3)).rows) > 12
 
 
-@pytest.mark.parametrize(("machine", "share"), [(Machine(device_fails=True), 0.9), (Machine(deceives=True), 1.0)])
+@pytest.mark.parametrize(("machine", "share"), [(Machine(failing=("device",)), 0.9), (Machine(deceives=True), 1.0)])
 def test_where_no_probe_runs_or_the_model_errs_throughout_coordinate_descent_takes_over(machine, share):
     assert find_fastest_rate(search(machine)) >= share * find_best_rate(machine) * (1 - 1e-6)
 
@@ -333,10 +318,9 @@ def test_a_search_that_is_started_again_asks_nothing_twice(tmp_path):
         with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
             session = Session(machine, Journal(folder))
             session.run(model_first(SPACE))
-        return machine, session
+        return machine.asked, [row.id for row in session.probes]
 
-    first, whole = run()
-    second, again = run()
-    assert first.asked
-    assert second.asked == []
-    assert [row.id for row in again.probes] == [row.id for row in whole.probes]
+    (asked, ids), (asked_again, ids_again) = run(), run()
+    assert asked
+    assert asked_again == []
+    assert ids == ids_again
