@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -58,12 +59,11 @@ class WatchedTarget:
         self.tallies: dict[str, Tally] = collections.defaultdict(Tally)
         self.zygote = Zygote(folder / "zygote.log", body="chaos_bodies:do", preload=("json",))
         config = {"schedule": str(folder / "schedule.json"), "notes": str(self.notes)}
-        acts = [{"act": fault.act, "details": fault.details} for fault in schedule]
-        (folder / "schedule.json").write_text(json.dumps(acts))
+        (folder / "schedule.json").write_text(json.dumps([dataclasses.asdict(fault) for fault in schedule]))
         here = str(Path(chaos_bodies.__file__).parent)
         source = WorkloadSource(config=config, base_dir=".", import_paths=(here,))
-        self.usual = ProcessTarget(source, device="cpu", folder=folder, deadline_s=300.0, zygote=self.zygote)
-        self.short = ProcessTarget(source, device="cpu", folder=folder, deadline_s=HANG_DEADLINE_S, zygote=self.zygote)
+        build = functools.partial(ProcessTarget, source, device="cpu", folder=folder, zygote=self.zygote)
+        self.usual, self.short = build(deadline_s=300.0), build(deadline_s=HANG_DEADLINE_S)
         self.descriptors: dict[int, int] = {}
         self.warm_mib = 0.0
 
@@ -71,9 +71,8 @@ class WatchedTarget:
         number = plan["batch_size"]
         fault = self.schedule[number - 1]
         if fault.has_full_log:
-            log = self.folder / "logs" / f"{id}.log"
-            log.parent.mkdir(exist_ok=True)
-            log.symlink_to("/dev/full")
+            (self.folder / "logs").mkdir(exist_ok=True)
+            (self.folder / "logs" / f"{id}.log").symlink_to("/dev/full")
         trial = (self.short if fault.hangs else self.usual)(plan, id=id, **asked)
         self._judge(fault, trial)
         self._look_around(fault, id)
@@ -101,11 +100,10 @@ class WatchedTarget:
         left = find_processes(self.mark, spare={zygote}) + find_files(self.tmp, self.notes)
         left += [f"child {pid}" for pid in find_children(os.getpid()) if pid != zygote]
         self.notes.unlink(missing_ok=True)
-        for pid, whose in ((os.getpid(), "this process"), (zygote, "the zygote")):
-            if pid is not None:
-                n_open = count_descriptors(pid)
-                if n_open > self.descriptors.setdefault(pid, n_open):
-                    left.append(f"{n_open} descriptors of {whose}, {self.descriptors[pid]} at first")
+        for pid in filter(None, (os.getpid(), zygote)):
+            n_open = count_descriptors(pid)
+            if n_open > self.descriptors.setdefault(pid, n_open):
+                left.append(f"{n_open} descriptors of process {pid}, {self.descriptors[pid]} at first")
         self.problems += [f"{id} {fault.name}: left {what}" for what in left]
 
 
@@ -131,7 +129,7 @@ def test_every_injected_failure_gets_its_status_and_leaves_nothing(tmp_path, tmp
     start_s = time.monotonic()
     with RunFolder(tmp_path / "out", fingerprint_parts={}, command="tune", results=[JOURNAL_FILE]) as folder:
         session = Session(target, Journal(folder))
-        session.run(ask_all(len(schedule)))
+        session.run(Ask(plan=schedule_plan(number), why="chaos") for number in range(1, N_TRIALS + 1))
         target.zygote.close()
         kept = Journal(folder)
     say(build_table(target.tallies, {fault.name: fault for fault in schedule}, time.monotonic() - start_s))
@@ -144,11 +142,6 @@ def test_every_injected_failure_gets_its_status_and_leaves_nothing(tmp_path, tmp
     assert (kept.trials, kept.notes) == (session.rows, [])
     picks = recommend.pick(session.rows, user_plan=schedule_plan(1), memory_limit_gib=None)
     assert schedule[picks.recommended.trial.plan["batch_size"] - 1].status == "ok"
-
-
-def ask_all(n: int):
-    for number in range(1, n + 1):
-        yield Ask(plan=schedule_plan(number), why="chaos")
 
 
 def schedule_plan(number: int):

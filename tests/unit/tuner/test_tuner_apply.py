@@ -86,11 +86,10 @@ def test_only_what_differs_is_written_and_comments_stay(config, file):
     applied, written = apply(file, config, changes, SQRT)
     assert "+" in applied.diff
     assert (plan_of(written), written.optim.lr) == (planned.plan, 0.2)
-    assert {"# mine", "# tuned by hand"} <= {"#" + line.partition("#")[2] for line in file.read_text().splitlines()}
+    assert all(comment in file.read_text() for comment in ("# mine", "# tuned by hand\n"))
 
 
 def test_nothing_is_written_that_was_not_compared_with_the_settings_as_they_were(config, file):
-    """A short budget wrote what had run alone into the file, with a line below it that nothing says it is faster."""
     result = recommend(config, {"num_workers": 2})
     result.baseline, result.picks.recommended.trial.id = None, "t9"
     with pytest.raises(NoPlanError, match=r"left as it was.*nothing is known of how t9 compares.*larger --budget"):
@@ -113,7 +112,6 @@ def test_a_rate_that_the_file_does_not_set_is_not_written(config, start):
 
 
 def test_the_rate_follows_the_file_that_is_written_and_not_the_one_that_was_searched(config, write):
-    """A rate that was made from the searched file's own once stood beside the batch of another file."""
     file = write("dataset: digits\nbatch_size: 64\nlearning_rate: 0.03  # mine\n")
     _, written = apply(file, config, {"batch_size": 128}, SQRT)
     assert (written.data.batch_size, written.optim.lr) == (128, pytest.approx(0.03 * 2**0.5, rel=1e-8))
@@ -122,7 +120,6 @@ def test_the_rate_follows_the_file_that_is_written_and_not_the_one_that_was_sear
 
 
 def test_there_and_back_again_the_rate_is_as_it_was(config, file):
-    """Three digits of each rate added up to another rate after some searches."""
     for batch_size in (64, 32) * 3:
         rate = LearningRate(rule="sqrt", start=config.optim.lr, to=None)
         _, config = apply(file, config, {"batch_size": batch_size}, rate)
@@ -229,11 +226,9 @@ def test_a_promise_of_an_earlier_search_gives_way(config, file):
 
 
 def test_a_promise_of_another_plan_does_not_outlive_it(config, file):
-    """A search that can promise nothing once left the promise of the search before it beside its own plan."""
     _, promised = apply(file, config, {}, **PROMISED)
     assert promised.digest == config.digest, "a promise makes no other configuration: the search goes on in its folder"
-    applied, written = apply(file, config, {})
-    assert (applied.diff, written.run.promise is None) == ("", False)
+    assert apply(file, config, {})[0].diff == ""
     applied, written = apply(file, config, {"num_workers": 2}, ci95=(100.0, 300.0))
     assert written.run.promise is None
     assert applied.notes == ("no run.promise was written: the plan ran 0 times side by side, 2 are needed",)
@@ -241,7 +236,6 @@ def test_a_promise_of_another_plan_does_not_outlive_it(config, file):
 
 @pytest.mark.parametrize("busy", ["row", "run beside it", None])
 def test_a_promise_of_a_busy_machine_is_marked(config, file, busy):
-    """From 0 to 1,000 samples/s was promised, and neither the file nor ``train`` said why so little."""
     result = recommend(config, {"compile": True}, **(BUSY if busy == "row" else {}), **PROMISED)
     if busy == "run beside it":
         result.repeats = (make_trial(result.picks.recommended.trial.plan, samples_per_s=150.0, **BUSY),)
@@ -261,10 +255,10 @@ def test_a_promise_outlives_a_lever_that_is_added_later(config):
 
 @pytest.mark.parametrize(("measured", "written"), [(1, None), (2, 2)])
 def test_a_file_gets_a_promise_of_as_many_processes_as_it_trains_in(write, measured, written):
-    """What was measured on one device says nothing of several."""
     file = write(TEXT + "run: {device: cpu, n_ranks: 2}\nspeed:\n  threads: 1\n")
     _, config = apply(file, load_config(file), {"compile": True}, n_devices=measured, **PROMISED)
-    assert ("compile: true  # fulltilt tune" + ": 1,234 samples/s" * (written is not None)) in file.read_text()
+    figure = ": 1,234 samples/s" if written else ""
+    assert f"compile: true  # fulltilt tune{figure}\n" in file.read_text()
     assert getattr(config.run.promise, "n_ranks", None) == written
 
 
@@ -289,7 +283,6 @@ def test_a_file_that_is_not_writable_is_refused_and_stays(config, file):
     ],
 )
 def test_a_file_of_another_workload_is_refused_and_stays(write, other, said):
-    """``threads: 1  # fulltilt tune`` once stood in the file of another model, which nobody had measured."""
     searched = load_config(write(f"task: classification\n{TEXT}", "searched.yaml"))
     file = write(other)
     with pytest.raises(UsageError, match=said) as refused:
@@ -314,7 +307,6 @@ def test_a_file_of_another_workload_is_refused_and_stays(write, other, said):
     ],
 )
 def test_a_path_that_is_given_by_its_place_is_no_other_data_set(write, there, here, is_same):
-    """A file with the data on another disk was refused, though ``root=`` of the same was not."""
     text = "{{model: 'wideresnet({})', data: {{dataset: {}}}}}"
     searched = load_config(write(text.format("width=2, depth=16", there), "searched.yaml"))
     file = write(text.format("depth=16, width=2", here))

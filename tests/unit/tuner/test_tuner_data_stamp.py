@@ -125,7 +125,6 @@ def write_stl10(folder):
 )
 @pytest.mark.parametrize("root", ["", "(root=data)"])
 def test_other_data_beside_those_that_are_read_change_nothing(tmp_path, dataset, write_data, part, root):
-    """a search over cifar10 lost its rows when a file for another configuration was made in data/"""
     write_data(tmp_path / "data")
     options = {"cache": False} if dataset == "cifar10" else {}
     assert DATASETS[dataset](base_dir=str(tmp_path), **options)[0]

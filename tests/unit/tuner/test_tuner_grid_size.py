@@ -55,7 +55,6 @@ def large():
 
 @pytest.mark.slow
 def test_a_large_grid_is_counted_exactly(large):
-    """Above 5,000 combinations these were given out as the plans of the grid: 18,432 where there were 10,752."""
     assert large.n_combinations > COUNTABLE
     assert count_grid(large) == len(large.grid()) < large.n_combinations
 

@@ -35,7 +35,6 @@ def with_phases(**changes):
     ],
 )
 def test_a_hint_says_its_numbers_and_none_that_was_not_read(row, limit_gib, rule, words):
-    """``tasks waited for a core 0 % of the time`` was a kernel that does not say."""
     (hint,) = find_hints(row, limit_gib)
     assert (hint.rule, hint.trial_id) == (rule, "t1")
     assert words in hint.text

@@ -24,7 +24,6 @@ def list_neighbours(plan):
 
 
 def test_a_neighbour_that_cannot_run_is_not_offered():
-    """Searches once ran them: workers kept alive where there are none, an error in the table."""
     for plan in (BASE, SPACE.with_value(BASE, "num_workers", 1)):
         assert list_neighbours(plan)
         assert not any(find_obstacles(near, SPACE.facts) for near in list_neighbours(plan))

@@ -88,7 +88,6 @@ def make_row(kind, rate, *, optimizer_ms=None, receive_ms=None, **levers):
 
 
 def build(*rows, on_cpu=False, noise=None):
-    """The model of what these rows say."""
     device, loader, whole = ([row for row in rows if row.kind == kind] for kind in ("device", "loader", "end_to_end"))
     return StepTime(device=device, loader=loader, whole=whole, n_cores=8, on_cpu=on_cpu, noise=noise)
 
@@ -118,7 +117,6 @@ def test_on_the_cpu_loading_takes_cores_from_the_step():
 
 
 def test_receiving_a_batch_costs_something_of_any_batch_and_something_of_each_sample():
-    """The dearest sample of a small batch was once the price of every sample: large batches looked slow."""
     rows = make_row("device", 1e6, batch_size=2048), load(7e4, batch_size=32, receive_ms=0.40)
     model, slowed = (build(*rows, load(3e5, batch_size=2048, receive_ms=receive_ms)) for receive_ms in (0.42, 20.0))
     assert model.predict_step_s(PLAN.replace(num_workers=8, batch_size=2048)) < 1.01 * 2048 / 3e5
@@ -153,8 +151,6 @@ def test_whole_runs_correct_the_prediction_near_them_most():
 
 
 def test_where_loading_bounds_the_step_one_precision_teaches_of_the_other():
-    """Whole runs once went into switches of a device that waited for data whatever they were."""
-
     def learn_shift(load_rate):
         parts = make_row("device", 4000.0), make_row("device", 8000.0, precision="bf16"), load(load_rate)
         whole = make_row("end_to_end", 0.8 * min(load_rate, 4000.0), num_workers=8)
