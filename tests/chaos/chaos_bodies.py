@@ -66,8 +66,6 @@ class Child:
         self.begin()
         self.answer({"measurement": measurement})
 
-    # How it can go wrong with an exception.
-
     def raise_error(self, type: str = "RuntimeError", message: str = "") -> None:
         raise (getattr(builtins, type, None) or builtins.type(type, (RuntimeError,), {}))(message)
 
@@ -93,8 +91,6 @@ class Child:
     def call_exit(self, code: int) -> None:
         sys.exit(code)
 
-    # Memory, for real.
-
     def ask_for_too_much(self) -> None:
         _limit_data(64 * MIB)
         bytearray(1024 * MIB)
@@ -106,8 +102,8 @@ class Child:
         while True:
             pieces.append(bytes(500))
 
-    def abort_with(self, words: str, n_threads: int = 0) -> None:
-        for _ in range(n_threads):
+    def abort_with(self, words: str) -> None:
+        for _ in range(30):
             threading.Thread(target=time.sleep, args=(FOREVER_S,), daemon=True).start()
         os.write(2, words.encode())
         os.abort()
@@ -131,8 +127,6 @@ class Child:
                 f"unable to allocate shared memory(shm) for file </torch_1_1_0>: {error.strerror} ({error.errno})"
             ) from None
 
-    # Signals and exit codes.
-
     def send(self, number: int) -> None:
         os.kill(os.getpid(), number)
         time.sleep(FOREVER_S)
@@ -150,17 +144,13 @@ class Child:
             file.truncate(0)
             view[0]
 
-    def leave_at_once(self, code: int, words: str = "") -> None:
-        os.write(2, words.encode())
+    def leave_at_once(self, code: int) -> None:
         os._exit(code)
-
-    # Hanging.
 
     def hang(self, ignoring: list[int] | None = None) -> None:
         for number in ignoring or ():
             signal.signal(number, signal.SIG_IGN)
-        while True:
-            time.sleep(FOREVER_S)
+        time.sleep(FOREVER_S)
 
     def spin(self) -> None:
         while True:
@@ -171,8 +161,8 @@ class Child:
     def leave_tracked_memory(self) -> None:
         from multiprocessing import shared_memory
 
-        self.segment = shared_memory.SharedMemory(create=True, size=4096)
-        self.note(f"/dev/shm/{self.segment.name}")
+        segment = shared_memory.SharedMemory(create=True, size=4096)
+        self.note(f"/dev/shm/{segment.name}")
 
     def start_family(self) -> None:
         """Children by fork and by exec, in this session and out of it, and one that had a parent."""
@@ -183,8 +173,7 @@ class Child:
                     os.setsid()
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 if os.fork() == 0 or is_loner:
-                    while True:
-                        time.sleep(FOREVER_S)
+                    time.sleep(FOREVER_S)
                 os._exit(0)
 
     def leave_names(self) -> None:
@@ -212,8 +201,6 @@ class Child:
             pipe.write(b"\n")
         self.finish()
 
-    # Innocent.
-
     def print_and_finish(self, words: str) -> None:
         print(words, flush=True)
         print(words, file=sys.stderr, flush=True)
@@ -224,8 +211,6 @@ class Child:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         print(words)
         self.finish()
-
-    # The zygote.
 
     def kill_zygote(self, has_family: bool = False, marker: str | None = None) -> None:
         """With a marker, the first time only."""

@@ -91,8 +91,8 @@ def list_faults(folder: Path) -> list[Fault]:
     return [
         *(fault(name, "raise_error", (message or type).splitlines()[0].strip(), type=type, message=message)
           for name, (type, message) in RAISED.items()),
-        fault("oom: abort, c++", "abort_with", "alloc", words=CPP, n_threads=30),
-        fault("oom: abort, rust", "abort_with", "alloc", words=RUST, n_threads=30),
+        fault("oom: abort, c++", "abort_with", "alloc", words=CPP),
+        fault("oom: abort, rust", "abort_with", "alloc", words=RUST),
         fault("oom: real, one block", "ask_for_too_much", "MemoryError"),
         fault("oom: real, to the brim", "fill_memory", "MemoryError"),
         fault("oom: in the cause", "raise_from_memory", "step 3 failed"),
