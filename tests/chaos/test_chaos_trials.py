@@ -16,15 +16,8 @@ from pathlib import Path
 import chaos_bodies
 import pytest
 from chaos_catalogue import HANG_DEADLINE_S, Fault, build_schedule, list_faults
-from tests.faults.leftovers import (
-    count_descriptors,
-    find_children,
-    find_files,
-    find_processes,
-    mark_processes,
-    read_peak_mib,
-    reset_peak_memory,
-)
+from tests.faults import leftovers
+from tests.faults.leftovers import find_processes, mark_processes, read_peak_mib
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial, WorkloadSource
@@ -40,10 +33,7 @@ SEED = int(os.environ.get("FULLTILT_CHAOS_SEED") or secrets.randbelow(10**6))
 WARM_TRIALS = 200  # the first ones fill caches
 MEMORY_PER_TRIAL_KIB = 32.0  # a row of the journal has some kilobytes
 PEAK_MIB = 48.0  # above the resident set at the start: four times the longest line that is kept
-
-
-Tallies = dict[str, list[tuple[float, bool]]]
-"""Fault → seconds and whether the status was wrong, of each trial."""
+Tallies = dict[str, list[tuple[float, bool]]]  # fault → seconds and whether the status was wrong, of each trial
 
 
 class WatchedTarget:
@@ -75,7 +65,7 @@ class WatchedTarget:
         self._look_around(fault, id)
         if number == min(WARM_TRIALS, len(self.schedule)):
             gc.collect()
-            reset_peak_memory()
+            leftovers.reset_peak_memory()
             self.warm_mib = read_peak_mib()
         if number % 100 == 0:
             self.say(f"  {number} of {len(self.schedule)}, {len(self.problems)} problems")
@@ -91,11 +81,11 @@ class WatchedTarget:
 
     def _look_around(self, fault: Fault, id: str) -> None:
         zygote = self.zygote.pid
-        left = find_processes(self.mark, spare={zygote}) + find_files(self.tmp, self.notes)
-        left += [f"child {pid}" for pid in find_children(os.getpid()) if pid != zygote]
+        left = find_processes(self.mark, spare={zygote}) + leftovers.find_files(self.tmp, self.notes)
+        left += [f"child {pid}" for pid in leftovers.find_children(os.getpid()) if pid != zygote]
         self.notes.unlink(missing_ok=True)
         for pid in filter(None, (os.getpid(), zygote)):
-            n_open = count_descriptors(pid)
+            n_open = leftovers.count_descriptors(pid)
             if n_open > self.descriptors.setdefault(pid, n_open):
                 left.append(f"{n_open} descriptors of process {pid}, {self.descriptors[pid]} at first")
         self.problems += [f"{id} {fault.name}: left {what}" for what in left]

@@ -41,15 +41,15 @@ def test_a_file_is_known_by_its_size_and_its_time(tmp_path):
     assert stamp(tmp_path, dataset="hdf5", path="a.h5")["a.h5"]["n_bytes"] == 2
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda folder: write(folder / "dog" / "3.png"),
-        lambda folder: write(folder / "cat" / "1.png", time_ns=NEW_NS),
-        lambda folder: write(folder / "cat" / "1.png", "longer"),
-        lambda folder: (folder / "cat" / "1.png").unlink(),
-    ],
-)
+CHANGES = {
+    "one more": lambda folder: write(folder / "dog/3.png"),
+    "a newer one": lambda folder: write(folder / "cat/1.png", time_ns=NEW_NS),
+    "a longer one": lambda folder: write(folder / "cat/1.png", "longer"),
+    "one less": lambda folder: (folder / "cat/1.png").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_folder_is_known_by_its_files(tmp_path, change):
     for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
         write(tmp_path / "images" / name)
