@@ -22,12 +22,7 @@ class Answer:
 
 
 class SimulatedTarget:
-    """Plan → Trial by a function; keeps what it was asked.
-
-    Args:
-        answer: How a plan's trial ends.
-        on_call: Called before each answer, for a test that counts or interrupts.
-    """
+    """Plan → Trial by ``answer``; keeps what it was asked. ``on_call`` comes before each, to count or interrupt."""
 
     def __init__(self, answer: Callable[[Plan], Answer], *, on_call: Callable[[Plan], None] | None = None):
         self._answer, self._on_call = answer, on_call
@@ -38,12 +33,11 @@ class SimulatedTarget:
             self._on_call(plan)
         self.asked.append(plan)
         answer = self._answer(plan)
-        measurement = _build_measurement(plan, answer) if answer.status == "ok" else None
-        reason = None if answer.status == "ok" else answer.reason or f"simulated {answer.status}"
-        return build_row(
-            plan, id=id, why=why, kind=kind, status=answer.status, reason=reason, measurement=measurement,
-            seconds=answer.seconds,
-        )  # fmt: skip
+        if answer.status == "ok":
+            end = {"reason": None, "measurement": _build_measurement(plan, answer)}
+        else:
+            end = {"reason": answer.reason or f"simulated {answer.status}"}
+        return build_row(plan, id=id, why=why, kind=kind, status=answer.status, seconds=answer.seconds, **end)
 
 
 def _build_measurement(plan: Plan, answer: Answer) -> Measurement:
@@ -51,18 +45,12 @@ def _build_measurement(plan: Plan, answer: Answer) -> Measurement:
     half = rate * answer.spread_pct / 100
     step_ms = 1000 * plan.effective_batch_size / rate
     shares = {"data_wait": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1, "other": 0.0, "step": 1.0}
-    phases = PhasesMs(h2d=None, **{name: share * step_ms for name, share in shares.items()})
     return Measurement(
-        phases_ms=phases,
-        samples_per_s=rate,
-        samples_per_s_ci95=(rate - half, rate + half),
-        block_samples_per_s=(rate - half, rate, rate + half),
-        n_steps=24,
-        n_warmup_steps=8,
-        memory_rss_peak_gib=answer.memory_gib,
-        null_reasons={},
-        observed={"batch_size": plan["batch_size"]},
-    )
+        phases_ms=PhasesMs(h2d=None, **{name: share * step_ms for name, share in shares.items()}),
+        samples_per_s=rate, samples_per_s_ci95=(rate - half, rate + half),
+        block_samples_per_s=(rate - half, rate, rate + half), n_steps=24, n_warmup_steps=8,
+        memory_rss_peak_gib=answer.memory_gib, null_reasons={}, observed={"batch_size": plan["batch_size"]},
+    )  # fmt: skip
 
 
 class Clock:

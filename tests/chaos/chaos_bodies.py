@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import ctypes
 import json
 import mmap
@@ -36,43 +38,36 @@ class Child:
     def __init__(self, answer: Callable[[Mapping[str, Any]], None], notes: Path, request: Mapping[str, Any]):
         self.answer, self.notes, self.request = answer, notes, request
 
-    def act(self, name: str, details: Mapping[str, Any]) -> None:
-        getattr(self, name)(**details)
+    def act(self, names: str, details: Mapping[str, Any]) -> None:
+        """Acts in turn, with commas between them; ``details`` are for the last one."""
+        *before, last = names.split(", ")
+        for name in before:
+            getattr(self, name)()
+        getattr(self, last)(**details)
 
     def note(self, path: str) -> str:
         with self.notes.open("a") as stream:
             stream.write(path + "\n")
         return path
 
+    def begin(self) -> None:
+        self.answer({"progress": {"stage": "measuring"}})
+
     def finish(self, rate: float = 1000.0) -> None:
         plan = self.request["plan"]
         step_ms = 1000 * plan["batch_size"] * plan.get("accumulate", 1) / rate  # a row is held against itself
         phases = dict.fromkeys(("data_wait", "forward", "backward", "optimizer"), step_ms / 4)
-        self.answer({"progress": {"stage": "measuring"}})
-        self.answer(
-            {
-                "measurement": {
-                    "phases_ms": {**phases, "h2d": None, "other": 0.0, "step": step_ms},
-                    "samples_per_s": rate,
-                    "samples_per_s_ci95": [rate - 1, rate + 1],
-                    "block_samples_per_s": [rate - 1, rate, rate + 1],
-                    "n_steps": 12,
-                    "n_warmup_steps": 4,
-                    "memory_rss_peak_gib": 0.1,
-                    "null_reasons": {},
-                    "observed": {"batch_size": plan["batch_size"]},  # a row is kept only where levers were read back
-                }
-            }
-        )
+        measurement = {
+            "phases_ms": {**phases, "h2d": None, "other": 0.0, "step": step_ms}, "samples_per_s": rate,
+            "samples_per_s_ci95": [rate - 1, rate + 1], "block_samples_per_s": [rate - 1, rate, rate + 1],
+            "n_steps": 12, "n_warmup_steps": 4, "memory_rss_peak_gib": 0.1, "null_reasons": {},
+            "observed": {"batch_size": plan["batch_size"]},  # a row is kept only where levers were read back
+        }  # fmt: skip
+        self.begin()
+        self.answer({"measurement": measurement})
 
-    # How it can go wrong with an exception.
-
-    def raise_error(self, type: str = "RuntimeError", message: str = "", base: str = "RuntimeError") -> None:
-        raise _find_class(type, base)(message)
-
-    def raise_in_step(self, stage: str) -> None:
-        self.answer({"progress": {"stage": "measuring"}})
-        raise ValueError(f"planted in {stage}")
+    def raise_error(self, type: str = "RuntimeError", message: str = "") -> None:
+        raise (getattr(builtins, type, None) or builtins.type(type, (RuntimeError,), {}))(message)
 
     def raise_from_memory(self) -> None:
         try:
@@ -96,8 +91,6 @@ class Child:
     def call_exit(self, code: int) -> None:
         sys.exit(code)
 
-    # Memory, for real.
-
     def ask_for_too_much(self) -> None:
         _limit_data(64 * MIB)
         bytearray(1024 * MIB)
@@ -109,15 +102,15 @@ class Child:
         while True:
             pieces.append(bytes(500))
 
-    def abort_with(self, words: str, n_threads: int = 0) -> None:
-        for _ in range(n_threads):
+    def abort_with(self, words: str) -> None:
+        for _ in range(30):
             threading.Thread(target=time.sleep, args=(FOREVER_S,), daemon=True).start()
         os.write(2, words.encode())
         os.abort()
 
     def die_of_kernel(self, counter: str, is_worker: bool = False) -> None:
         """The counter stands for the kernel's; that it moved is all the evidence that there is."""
-        _count_up(Path(counter))
+        Path(counter).write_text(str(int(Path(counter).read_text()) + 1))
         if is_worker:
             raise RuntimeError("DataLoader worker (pid 4242) is killed by signal: Killed. ")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -133,8 +126,6 @@ class Child:
             raise RuntimeError(
                 f"unable to allocate shared memory(shm) for file </torch_1_1_0>: {error.strerror} ({error.errno})"
             ) from None
-
-    # Signals and exit codes.
 
     def send(self, number: int) -> None:
         os.kill(os.getpid(), number)
@@ -153,60 +144,27 @@ class Child:
             file.truncate(0)
             view[0]
 
-    def leave_at_once(self, code: int, words: str = "") -> None:
-        os.write(2, words.encode())
+    def leave_at_once(self, code: int) -> None:
         os._exit(code)
-
-    def finish_then_segfault(self) -> None:
-        self.finish()
-        ctypes.string_at(0)
-
-    # Hanging.
 
     def hang(self, ignoring: list[int] | None = None) -> None:
         for number in ignoring or ():
             signal.signal(number, signal.SIG_IGN)
-        while True:
-            time.sleep(FOREVER_S)
+        time.sleep(FOREVER_S)
 
     def spin(self) -> None:
         while True:
             pass
 
-    def finish_then_hang(self) -> None:
-        self.finish()
-        self.hang()
-
-    def hang_without_answers(self) -> None:
-        os.closerange(3, 256)
-        self.hang()
-
-    def hang_with_family(self) -> None:
-        self._start_family()
-        self._leave_names()
-        self.hang()
-
     # What it leaves behind.
 
-    def leave_family(self, end: str, number: int = 0) -> None:
-        self._start_family()
-        self._end(end, number)
-
-    def leave_names(self, end: str, number: int = 0) -> None:
-        self._leave_names()
-        self._end(end, number)
-
-    def leave_tracked_memory(self, end: str, number: int = 0) -> None:
+    def leave_tracked_memory(self) -> None:
         from multiprocessing import shared_memory
 
         segment = shared_memory.SharedMemory(create=True, size=4096)
         self.note(f"/dev/shm/{segment.name}")
-        self._end(end, number)
 
-    def _end(self, end: str, number: int) -> None:
-        {"finish": self.finish, "send": lambda: self.send(number), "raise": self.raise_error}[end]()
-
-    def _start_family(self) -> None:
+    def start_family(self) -> None:
         """Children by fork and by exec, in this session and out of it, and one that had a parent."""
         for is_loner in (False, True):
             subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=is_loner)
@@ -215,11 +173,10 @@ class Child:
                     os.setsid()
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 if os.fork() == 0 or is_loner:
-                    while True:
-                        time.sleep(FOREVER_S)
+                    time.sleep(FOREVER_S)
                 os._exit(0)
 
-    def _leave_names(self) -> None:
+    def leave_names(self) -> None:
         Path(self.note(f"/dev/shm/torch_{os.getpid()}_{self.request['id']}_0")).write_bytes(b"x" * 4096)
         deep = Path(tempfile.mkdtemp(prefix="pymp-")) / "a" / "b"
         deep.mkdir(parents=True)
@@ -229,27 +186,20 @@ class Child:
 
     # The pipe that answers go through.
 
-    def close_pipe_and_finish(self) -> None:
+    def close_pipe(self) -> None:
         os.closerange(3, 256)
-        self.finish()
 
-    def write_garbage(self, lines: list[str], end: str = "finish") -> None:
-        pipe = _find_pipe()
+    def write_garbage(self, lines: list[str], *, finishes: bool = True) -> None:
         for line in lines:
-            os.write(pipe, line.encode("latin-1"))
-        self._end(end, 0) if end else os._exit(0)
+            os.write(_find_pipe(), line.encode("latin-1"))
+        self.finish() if finishes else os._exit(0)
 
     def flood(self, n_mib: int) -> None:
-        pipe = _find_pipe()
-        piece = b"{" * MIB
-        for _ in range(n_mib):
-            rest = piece
-            while rest:
-                rest = rest[os.write(pipe, rest) :]
-        os.write(pipe, b"\n")
+        with open(_find_pipe(), "wb", closefd=False) as pipe:
+            for _ in range(n_mib):
+                pipe.write(b"{" * MIB)
+            pipe.write(b"\n")
         self.finish()
-
-    # Innocent.
 
     def print_and_finish(self, words: str) -> None:
         print(words, flush=True)
@@ -262,27 +212,18 @@ class Child:
         print(words)
         self.finish()
 
-    # The zygote.
-
     def kill_zygote(self, has_family: bool = False, marker: str | None = None) -> None:
         """With a marker, the first time only."""
         if marker is not None:
-            path = Path(f"{marker}-{self.request['id']}")
-            if path.exists():
+            try:
+                Path(f"{marker}-{self.request['id']}").touch(exist_ok=False)
+            except FileExistsError:
                 return self.finish()
-            path.touch()
         if has_family:
-            self._start_family()
+            self.start_family()
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(FOREVER_S)
         return None
-
-
-def _find_class(name: str, base: str) -> type[BaseException]:
-    import builtins
-
-    found = getattr(builtins, name, None)
-    return found if found is not None else type(name, (getattr(builtins, base),), {})
 
 
 def _limit_data(more_bytes: int) -> None:
@@ -302,18 +243,10 @@ def _mount_small_shm() -> bool:
     )
 
 
-def _count_up(counter: Path) -> None:
-    counter.write_text(str(int(counter.read_text()) + 1))
-
-
 def _find_pipe() -> int:
     """The answer pipe, as code finds it that writes to a descriptor by mistake."""
-    for name in os.listdir("/proc/self/fd"):
-        number = int(name)
-        if number > 2:
-            try:
-                if stat.S_ISFIFO(os.fstat(number).st_mode):
-                    return number
-            except OSError:
-                continue
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if number > 2 and stat.S_ISFIFO(os.fstat(number).st_mode):
+                return number
     raise LookupError("no pipe is open")

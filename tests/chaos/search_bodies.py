@@ -36,12 +36,11 @@ def do(request: Mapping[str, Any], answer: Answer) -> None:
     if plan["batch_size"] >= 128:
         return child.raise_error("MemoryError")
     if plan["batch_size"] == 8 and plan["num_workers"] == 1:
-        return child.leave_family("raise")
+        return child.act("start_family, raise_error", {})
     if plan["batch_size"] == 16 and plan["num_workers"] == 0:
-        return child.leave_tracked_memory("send", 9)
-    child._start_family()
-    child._leave_names()
-    return child.finish(rate=100.0 * plan["batch_size"] ** 0.5 + 7 * plan["num_workers"])
+        return child.act("leave_tracked_memory, send", {"number": 9})
+    rate = 100.0 * plan["batch_size"] ** 0.5 + 7 * plan["num_workers"]
+    return child.act("start_family, leave_names, finish", {"rate": rate})
 
 
 def main(folder: str) -> None:

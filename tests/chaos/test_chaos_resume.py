@@ -27,6 +27,10 @@ SEED = int(os.environ.get("FULLTILT_CHAOS_SEED") or secrets.randbelow(10**6))
 PATIENCE_S = 120.0
 
 
+def read_if_there(file: Path) -> str:
+    return file.read_text(errors="replace") if file.exists() else ""
+
+
 class KilledSearch:
     """Searches in one run folder, one after the other, with a folder for temporary files that is watched."""
 
@@ -39,8 +43,7 @@ class KilledSearch:
     def start(self) -> subprocess.Popen:
         env = os.environ | {"TMPDIR": str(self.tmp), "CHAOS_NOTES": str(self.notes)}
         program = [sys.executable, search_bodies.__file__, str(self.folder / "out")]
-        log = (self.folder / "search.log").open("wb")
-        with log:
+        with (self.folder / "search.log").open("wb") as log:
             return subprocess.Popen(program, env=env, cwd=self.folder, stdout=subprocess.PIPE, stderr=log)
 
     def finish(self) -> int:
@@ -60,15 +63,13 @@ class KilledSearch:
         search.communicate()
 
     def count_lines(self) -> int:
-        return self.journal.read_bytes().count(b"\n") if self.journal.exists() else 0
+        return read_if_there(self.journal).count("\n")
 
     def read_rows(self) -> list[Trial]:
-        text = self.journal.read_text() if self.journal.exists() else ""
-        return [loads(Trial, line) for line in text.split("\n")[:-1]]
+        return [loads(Trial, line) for line in read_if_there(self.journal).split("\n")[:-1]]
 
     def count_starts(self) -> int:
-        file = self.notes / search_bodies.STARTS
-        return len(file.read_text().split()) if file.exists() else 0
+        return len(read_if_there(self.notes / search_bodies.STARTS).split())
 
     def find_leftovers(self) -> list[str]:
         return find_processes(self.mark) + find_files(self.tmp, self.notes / "names")
@@ -101,7 +102,12 @@ def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(tmp_pa
     kept = drop_broken_rounds(search.read_rows(), whole.read_rows())
     assert n_taken_over == sum(row in kept for row in rows)
     assert count_ends(kept) == count_ends(whole.read_rows())
-    check_report(search.folder / "out", kept)
+    document = json.loads((search.folder / "out" / "tune.json").read_text())
+    result = TuneResult.read(document)
+    assert {row.id for row in (*result.trials, *result.repeats)} == {row.id for row in kept}
+    assert {row.status for row in result.trials} == {"ok", "out_of_memory", "error", "skipped"}
+    assert result.picks.recommended.trial.plan["batch_size"] == 64
+    assert build_tune_html(document).rstrip().endswith("</html>")
 
 
 def drop_broken_rounds(rows: list[Trial], whole: list[Trial]) -> list[Trial]:
@@ -109,15 +115,6 @@ def drop_broken_rounds(rows: list[Trial], whole: list[Trial]) -> list[Trial]:
     sizes = collections.Counter((row.comparison, row.round) for row in rows if row.round)
     n_together = sum(row.round == 1 for row in whole)
     return [row for row in rows if not row.round or sizes[row.comparison, row.round] == n_together]
-
-
-def check_report(folder: Path, rows: list[Trial]) -> None:
-    document = json.loads((folder / "tune.json").read_text())
-    result = TuneResult.read(document)
-    assert {row.id for row in (*result.trials, *result.repeats)} == {row.id for row in rows}
-    assert {row.status for row in result.trials} == {"ok", "out_of_memory", "error", "skipped"}
-    assert result.picks.recommended.trial.plan["batch_size"] == 64
-    assert build_tune_html(document).rstrip().endswith("</html>")
 
 
 def count_ends(rows: list[Trial]) -> collections.Counter:

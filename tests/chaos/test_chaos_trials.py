@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -15,15 +16,8 @@ from pathlib import Path
 import chaos_bodies
 import pytest
 from chaos_catalogue import HANG_DEADLINE_S, Fault, build_schedule, list_faults
-from tests.faults.leftovers import (
-    count_descriptors,
-    find_children,
-    find_files,
-    find_processes,
-    mark_processes,
-    read_peak_mib,
-    reset_peak_memory,
-)
+from tests.faults import leftovers
+from tests.faults.leftovers import find_processes, mark_processes, read_peak_mib
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial, WorkloadSource
@@ -39,13 +33,7 @@ SEED = int(os.environ.get("FULLTILT_CHAOS_SEED") or secrets.randbelow(10**6))
 WARM_TRIALS = 200  # the first ones fill caches
 MEMORY_PER_TRIAL_KIB = 32.0  # a row of the journal has some kilobytes
 PEAK_MIB = 48.0  # above the resident set at the start: four times the longest line that is kept
-
-
-@dataclasses.dataclass
-class Tally:
-    n: int = 0
-    n_wrong: int = 0
-    seconds: float = 0.0
+Tallies = dict[str, list[tuple[float, bool]]]  # fault → seconds and whether the status was wrong, of each trial
 
 
 class WatchedTarget:
@@ -55,15 +43,14 @@ class WatchedTarget:
         self.schedule, self.folder, self.tmp, self.mark, self.say = schedule, folder, tmp, mark, say
         self.notes = folder / "notes"
         self.problems: list[str] = []
-        self.tallies: dict[str, Tally] = collections.defaultdict(Tally)
+        self.tallies: Tallies = collections.defaultdict(list)
         self.zygote = Zygote(folder / "zygote.log", body="chaos_bodies:do", preload=("json",))
         config = {"schedule": str(folder / "schedule.json"), "notes": str(self.notes)}
-        acts = [{"act": fault.act, "details": fault.details} for fault in schedule]
-        (folder / "schedule.json").write_text(json.dumps(acts))
+        (folder / "schedule.json").write_text(json.dumps([dataclasses.asdict(fault) for fault in schedule]))
         here = str(Path(chaos_bodies.__file__).parent)
         source = WorkloadSource(config=config, base_dir=".", import_paths=(here,))
-        self.usual = ProcessTarget(source, device="cpu", folder=folder, deadline_s=300.0, zygote=self.zygote)
-        self.short = ProcessTarget(source, device="cpu", folder=folder, deadline_s=HANG_DEADLINE_S, zygote=self.zygote)
+        build = functools.partial(ProcessTarget, source, device="cpu", folder=folder, zygote=self.zygote)
+        self.usual, self.short = build(deadline_s=300.0), build(deadline_s=HANG_DEADLINE_S)
         self.descriptors: dict[int, int] = {}
         self.warm_mib = 0.0
 
@@ -71,41 +58,36 @@ class WatchedTarget:
         number = plan["batch_size"]
         fault = self.schedule[number - 1]
         if fault.has_full_log:
-            log = self.folder / "logs" / f"{id}.log"
-            log.parent.mkdir(exist_ok=True)
-            log.symlink_to("/dev/full")
+            (self.folder / "logs").mkdir(exist_ok=True)
+            (self.folder / "logs" / f"{id}.log").symlink_to("/dev/full")
         trial = (self.short if fault.hangs else self.usual)(plan, id=id, **asked)
         self._judge(fault, trial)
         self._look_around(fault, id)
         if number == min(WARM_TRIALS, len(self.schedule)):
             gc.collect()
-            reset_peak_memory()
+            leftovers.reset_peak_memory()
             self.warm_mib = read_peak_mib()
         if number % 100 == 0:
-            n_wrong = sum(tally.n_wrong for tally in self.tallies.values())
-            self.say(f"  {number} of {len(self.schedule)}, {n_wrong} wrong statuses, {len(self.problems)} problems")
+            self.say(f"  {number} of {len(self.schedule)}, {len(self.problems)} problems")
         return trial
 
     def _judge(self, fault: Fault, trial: Trial) -> None:
-        tally = self.tallies[fault.name]
-        tally.n += 1
-        tally.seconds += trial.seconds
         reason = trial.reason or ""
-        if trial.status != fault.status or fault.words not in reason or bool(reason) == (trial.status == "ok"):
-            tally.n_wrong += 1
+        is_wrong = trial.status != fault.status or fault.words not in reason or bool(reason) == (trial.status == "ok")
+        self.tallies[fault.name].append((trial.seconds, is_wrong))
+        if is_wrong:
             wanted = f"{fault.status} ({fault.words!r})"
             self.problems.append(f"{trial.id} {fault.name}: wanted {wanted}, got {trial.status} ({reason})")
 
     def _look_around(self, fault: Fault, id: str) -> None:
         zygote = self.zygote.pid
-        left = find_processes(self.mark, spare={zygote}) + find_files(self.tmp, self.notes)
-        left += [f"child {pid}" for pid in find_children(os.getpid()) if pid != zygote]
+        left = find_processes(self.mark, spare={zygote}) + leftovers.find_files(self.tmp, self.notes)
+        left += [f"child {pid}" for pid in leftovers.find_children(os.getpid()) if pid != zygote]
         self.notes.unlink(missing_ok=True)
-        for pid, whose in ((os.getpid(), "this process"), (zygote, "the zygote")):
-            if pid is not None:
-                n_open = count_descriptors(pid)
-                if n_open > self.descriptors.setdefault(pid, n_open):
-                    left.append(f"{n_open} descriptors of {whose}, {self.descriptors[pid]} at first")
+        for pid in filter(None, (os.getpid(), zygote)):
+            n_open = leftovers.count_descriptors(pid)
+            if n_open > self.descriptors.setdefault(pid, n_open):
+                left.append(f"{n_open} descriptors of process {pid}, {self.descriptors[pid]} at first")
         self.problems += [f"{id} {fault.name}: left {what}" for what in left]
 
 
@@ -131,10 +113,10 @@ def test_every_injected_failure_gets_its_status_and_leaves_nothing(tmp_path, tmp
     start_s = time.monotonic()
     with RunFolder(tmp_path / "out", fingerprint_parts={}, command="tune", results=[JOURNAL_FILE]) as folder:
         session = Session(target, Journal(folder))
-        session.run(ask_all(len(schedule)))
+        session.run(Ask(plan=schedule_plan(number), why="chaos") for number in range(1, N_TRIALS + 1))
         target.zygote.close()
         kept = Journal(folder)
-    say(build_table(target.tallies, {fault.name: fault for fault in schedule}, time.monotonic() - start_s))
+    say(build_table(target.tallies, time.monotonic() - start_s))
 
     assert target.problems == []
     assert find_processes(mark) == []
@@ -146,20 +128,14 @@ def test_every_injected_failure_gets_its_status_and_leaves_nothing(tmp_path, tmp
     assert schedule[picks.recommended.trial.plan["batch_size"] - 1].status == "ok"
 
 
-def ask_all(n: int):
-    for number in range(1, n + 1):
-        yield Ask(plan=schedule_plan(number), why="chaos")
-
-
 def schedule_plan(number: int):
     return default_plan({"batch_size": number})
 
 
-def build_table(tallies: dict[str, Tally], faults: dict[str, Fault], seconds: float) -> str:
-    lines = [f"{'fault':<36}{'n':>5}  {'status':<14}{'wrong':>5}{'s each':>9}"]
-    for name, tally in sorted(tallies.items()):
-        each_s = tally.seconds / tally.n
-        lines.append(f"{name:<36}{tally.n:>5}  {faults[name].status:<14}{tally.n_wrong:>5}{each_s:>9.2f}")
-    n, n_wrong = sum(t.n for t in tallies.values()), sum(t.n_wrong for t in tallies.values())
-    lines.append(f"{n - n_wrong} of {n} got their status, in {seconds:.0f} s (seed {SEED})")
+def build_table(tallies: Tallies, seconds: float) -> str:
+    lines = [f"{'fault':<36}{'n':>5}{'wrong':>7}{'s each':>9}"]
+    for name, ends in sorted(tallies.items()):
+        lasted_s, wrong = zip(*ends, strict=True)
+        lines.append(f"{name:<36}{len(ends):>5}{sum(wrong):>7}{sum(lasted_s) / len(ends):>9.2f}")
+    lines.append(f"{N_TRIALS} trials in {seconds:.0f} s (seed {SEED})")
     return "\n".join(lines)

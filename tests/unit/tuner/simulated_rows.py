@@ -7,17 +7,28 @@ import dataclasses
 from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import default_plan
+from fulltilt.records import Measurement
 from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.picks.recommend import pick
+from fulltilt.tuner.trials.rows import build_row
 
 USER = default_plan({"batch_size": 32})
 
 
-def make_row(number, rate, *, memory=1.0, spread_pct=0.5, status="ok", kind="end_to_end", **levers):
-    plan = USER.replace(**levers)
-    answer = Answer(samples_per_s=rate, memory_gib=memory, spread_pct=spread_pct, status=status)
-    row = SimulatedTarget(lambda _: answer)(plan, id=f"t{number}", why="")
+def make_row(
+    number, rate, *, plan=USER, memory=1.0, spread_pct=0.5, status="ok", reason=None, kind="end_to_end", **levers
+):
+    answer = Answer(samples_per_s=rate, memory_gib=memory, spread_pct=spread_pct, status=status, reason=reason)
+    row = SimulatedTarget(lambda _: answer)(plan.replace(**levers), id=f"t{number}", why="")
     return dataclasses.replace(row, kind=kind, memory_rss_peak_gib=row.memory_rss_peak_gib if memory else None)
+
+
+def build_bare_row(plan, kind, *, id="t1", why="", status="ok", **figures):
+    """A row with these figures alone, where ``make_row`` fills in those of a usual run."""
+    usual = {"phases_ms": None, "samples_per_s": 1.0, "samples_per_s_ci95": None, "block_samples_per_s": ()}
+    measured = Measurement(**{**usual, "n_steps": 8, "n_warmup_steps": 2, **figures})
+    reason = None if status == "ok" else "refused"
+    return build_row(plan, id=id, why=why, kind=kind, status=status, reason=reason, measurement=measured, seconds=1.0)
 
 
 def run_beside(number, *rates, comparison="abc", **options):

@@ -20,9 +20,9 @@ from fulltilt.tuner.question.data_stamp import DEFAULT_ROOT, READS, stamp_data
 OLD_NS, NEW_NS = 1_600_000_000_000_000_000, 1_600_000_000_000_000_001
 
 
-def write(path, text="x", time_ns=OLD_NS):
+def write(path, content="x", time_ns=OLD_NS):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     os.utime(path, ns=(time_ns, time_ns))
 
 
@@ -41,15 +41,15 @@ def test_a_file_is_known_by_its_size_and_its_time(tmp_path):
     assert stamp(tmp_path, dataset="hdf5", path="a.h5")["a.h5"]["n_bytes"] == 2
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda folder: write(folder / "dog" / "3.png"),
-        lambda folder: write(folder / "cat" / "1.png", time_ns=NEW_NS),
-        lambda folder: write(folder / "cat" / "1.png", "longer"),
-        lambda folder: (folder / "cat" / "1.png").unlink(),
-    ],
-)
+CHANGES = {
+    "one more": lambda folder: write(folder / "dog/3.png"),
+    "a newer one": lambda folder: write(folder / "cat/1.png", time_ns=NEW_NS),
+    "a longer one": lambda folder: write(folder / "cat/1.png", "longer"),
+    "one less": lambda folder: (folder / "cat/1.png").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_folder_is_known_by_its_files(tmp_path, change):
     for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
         write(tmp_path / "images" / name)
@@ -62,9 +62,8 @@ def test_a_folder_is_known_by_its_files(tmp_path, change):
 def test_what_a_run_writes_beside_the_data_is_no_data(tmp_path):
     write(tmp_path / "cat" / "1.png")
     first = stamp(tmp_path, dataset="image_folder", path=".")
-    write(tmp_path / "runs" / "tune" / "a" / "fingerprint.json")
-    write(tmp_path / "runs" / "tune" / "a" / "trials.jsonl")
-    write(tmp_path / ".cache" / "x")
+    for name in ("runs/tune/a/fingerprint.json", "runs/tune/a/trials.jsonl", ".cache/x"):
+        write(tmp_path / name)
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     (tmp_path / "round").symlink_to(tmp_path)
     assert stamp(tmp_path, dataset="image_folder", path=".") == first
@@ -73,7 +72,7 @@ def test_what_a_run_writes_beside_the_data_is_no_data(tmp_path):
 def test_a_large_folder_costs_no_more_than_its_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(data_stamp, "MAX_FILES", 4)
     for number in range(9):
-        write(tmp_path / "images" / f"{number // 3}" / f"{number}.png")
+        write(tmp_path / f"images/{number // 3}/{number}.png")
     assert stamp(tmp_path, dataset="image_folder", path="images")["images"]["n_files"] == 4
 
 
@@ -98,17 +97,15 @@ def test_the_folder_that_a_data_set_reads_when_none_is_named_is_seen(tmp_path):
 
 
 def write_cifar10(folder):
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        path = folder / "cifar-10-batches-py" / name
-        write(path)
-        path.write_bytes(pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}))
+    batch = pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]})
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        write(folder / "cifar-10-batches-py" / name, batch)
 
 
 def write_images(folder, classes=("cat",)):
     for split, name in itertools.product(("train", "test"), classes):
-        path = folder / split / name / "1.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (32, 32)).save(path)
+        write(folder / split / name / "1.png")
+        Image.new("RGB", (32, 32)).save(folder / split / name / "1.png")
 
 
 def write_stl10(folder):
@@ -128,14 +125,13 @@ def write_stl10(folder):
 )
 @pytest.mark.parametrize("root", ["", "(root=data)"])
 def test_other_data_beside_those_that_are_read_change_nothing(tmp_path, dataset, write_data, part, root):
-    """a search over cifar10 lost its rows when a file for another configuration was made in data/"""
     write_data(tmp_path / "data")
     options = {"cache": False} if dataset == "cifar10" else {}
     assert DATASETS[dataset](base_dir=str(tmp_path), **options)[0]
     first = stamp(tmp_path, dataset=dataset + root)
     assert first["data"]["n_files"] > 1
-    write(tmp_path / "data" / "events.h5")
-    write(tmp_path / "data" / "wikitext2" / "train.bin")
+    write(tmp_path / "data/events.h5")
+    write(tmp_path / "data/wikitext2/train.bin")
     assert stamp(tmp_path, dataset=dataset + root) == first
     os.utime(tmp_path / "data" / part, ns=(OLD_NS + 10**18, OLD_NS + 10**18))
     assert stamp(tmp_path, dataset=dataset + root) != first

@@ -5,53 +5,39 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.simulated_target import Answer, SimulatedTarget
+from tests.unit.tuner.simulated_rows import make_row
 
-from fulltilt.levers import default_plan
 from fulltilt.records import PhasesMs
 from fulltilt.tuner.answer.hints import find_hints, find_search_hints
 
-QUIET = SimulatedTarget(lambda plan: Answer(samples_per_s=100.0))(default_plan(), id="t1", why="")
+QUIET = make_row(1, 100.0)
+
+
+def change(**changes):
+    return dataclasses.replace(QUIET, **changes)
 
 
 def with_phases(**changes):
     phases = {"data_wait": 1.0, "h2d": None, "forward": 4.0, "backward": 4.0, "optimizer": 0.9, "other": 0.1}
-    return dataclasses.replace(QUIET, phases_ms=PhasesMs(**(phases | {"step": 10.0} | changes)))
+    return change(phases_ms=PhasesMs(**(phases | {"step": 10.0} | changes)))
 
 
 @pytest.mark.parametrize(
     ("row", "limit_gib", "rule", "words"),
     [
         (with_phases(data_wait=3.0), None, "data-wait", "30 % of the step waits for data"),
-        (dataclasses.replace(QUIET, gpu_utilization_pct=40.0), None, "utilization", "40 %"),
-        (dataclasses.replace(QUIET, memory_reserved_peak_gib=2.0), 10.0, "memory", "a larger batch"),
-        (dataclasses.replace(QUIET, memory_reserved_peak_gib=9.5), 10.0, "memory", "leaves room"),
-        (
-            dataclasses.replace(QUIET, cpu_pressure_pct=40.0),
-            None,
-            "contention",
-            "tasks waited for a core 40 % of the time: data",
-        ),
-        (
-            dataclasses.replace(QUIET, steal_pct=12.0),
-            None,
-            "contention",
-            "the host took 12 % of the cores' time for others: data",
-        ),
-        (
-            dataclasses.replace(QUIET, null_reasons={"phases_ms": "no phase claims 12 %"}),
-            None,
-            "phases",
-            "no phase claims 12 %",
-        ),
+        (change(gpu_utilization_pct=40.0), None, "utilization", "40 %"),
+        (change(memory_reserved_peak_gib=2.0), 10.0, "memory", "a larger batch"),
+        (change(memory_reserved_peak_gib=9.5), 10.0, "memory", "leaves room"),
+        (change(cpu_pressure_pct=40.0), None, "contention", "tasks waited for a core 40 % of the time: data"),
+        (change(steal_pct=12.0), None, "contention", "the host took 12 % of the cores' time for others: data"),
+        (change(null_reasons={"phases_ms": "no phase claims 12 %"}), None, "phases", "no phase claims 12 %"),
     ],
 )
 def test_a_hint_says_its_numbers_and_none_that_was_not_read(row, limit_gib, rule, words):
-    """``tasks waited for a core 0 % of the time`` was a kernel that does not say."""
-    found = find_hints(row, limit_gib)
-    assert [hint.rule for hint in found] == [rule]
-    assert words in found[0].text
-    assert found[0].trial_id == "t1"
+    (hint,) = find_hints(row, limit_gib)
+    assert (hint.rule, hint.trial_id) == (rule, "t1")
+    assert words in hint.text
 
 
 @pytest.mark.parametrize(
@@ -59,10 +45,10 @@ def test_a_hint_says_its_numbers_and_none_that_was_not_read(row, limit_gib, rule
     [
         (with_phases(), None),
         (with_phases(data_wait=None, other=None), None),
-        (dataclasses.replace(QUIET, gpu_utilization_pct=70.0), None),
-        (dataclasses.replace(QUIET, memory_reserved_peak_gib=7.0), 10.0),
+        (change(gpu_utilization_pct=70.0), None),
+        (change(memory_reserved_peak_gib=7.0), 10.0),
         (QUIET, 1000.0),
-        (dataclasses.replace(QUIET, phases_ms=None), None),
+        (change(phases_ms=None), None),
     ],
 )
 def test_no_hint_inside_the_bands(row, limit_gib):
@@ -70,8 +56,7 @@ def test_no_hint_inside_the_bands(row, limit_gib):
 
 
 def test_failed_rows_are_pointed_out():
-    failed = SimulatedTarget(lambda plan: Answer(status="error", reason="boom"))(default_plan(), id="t2", why="")
-    found = find_search_hints([QUIET, failed])
-    assert found[0].evidence == {"n_failed": 1, "ids": ["t2"]}
-    assert "boom" in found[0].text
+    (hint,) = find_search_hints([QUIET, make_row(2, None, status="error", reason="boom")])
+    assert hint.evidence == {"n_failed": 1, "ids": ["t2"]}
+    assert "boom" in hint.text
     assert find_search_hints([QUIET]) == ()

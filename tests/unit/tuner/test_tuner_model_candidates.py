@@ -24,11 +24,9 @@ def list_neighbours(plan):
 
 
 def test_a_neighbour_that_cannot_run_is_not_offered():
-    """Searches once ran them: workers kept alive where there are none, an error in the table."""
     for plan in (BASE, SPACE.with_value(BASE, "num_workers", 1)):
-        found = list_neighbours(plan)
-        assert found
-        assert not [obstacle for near in found for obstacle in find_obstacles(near, SPACE.facts)]
+        assert list_neighbours(plan)
+        assert not any(find_obstacles(near, SPACE.facts) for near in list_neighbours(plan))
     assert not any(near["persistent_workers"] or near["prefetch_factor"] for near in list_neighbours(BASE))
 
 
@@ -41,8 +39,7 @@ def test_ordered_axes_move_by_one_and_switches_to_every_value():
 
 def test_the_next_number_of_workers_is_the_next_larger_one_in_whatever_order_they_were_named():
     space = dataclasses.replace(SPACE, axes={**AXES, "num_workers": (8, 0, 4)})
-    plan = BASE.replace(num_workers=8)
-    found = Candidates(space, BASE).list_neighbours(plan, ["num_workers"])
+    found = Candidates(space, BASE).list_neighbours(BASE.replace(num_workers=8), ["num_workers"])
     assert [near["num_workers"] for near in found] == [4]
 
 

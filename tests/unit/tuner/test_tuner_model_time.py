@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.tuner.simulated_rows import build_bare_row
 
 from fulltilt.levers import default_plan
-from fulltilt.records import Measurement, PhasesMs
+from fulltilt.records import PhasesMs
 from fulltilt.tuner.search.model.arms import ArmTimes, Curve, Point, device_arm, feed_arm
 from fulltilt.tuner.search.model.loader_time import LoaderTime
 from fulltilt.tuner.search.model.step_time import StepTime
-from fulltilt.tuner.trials.rows import build_row
 
 PLAN = default_plan({"batch_size": 64})
 FP32, BF16 = device_arm(PLAN), device_arm(PLAN.replace(precision="bf16"))
@@ -53,9 +54,9 @@ def test_gains_of_levers_multiply_only_where_they_were_not_measured_together():
 
 def build_loader(seconds):
     """Of (workers, batch) → seconds, on 8 cores."""
-    points = {}
+    points = collections.defaultdict(list)
     for (n_workers, batch), took_s in seconds.items():
-        points.setdefault(n_workers, []).append(Point(arm=FEED, batch=batch, seconds=took_s))
+        points[n_workers].append(Point(arm=FEED, batch=batch, seconds=took_s))
     return LoaderTime(points, n_cores=8)
 
 
@@ -68,15 +69,11 @@ def test_workers_divide_loading_up_to_the_cores():
 
 
 def test_small_batches_cost_what_the_nearest_number_of_workers_paid_for_them():
-    loader = build_loader({(0, 64): 1.0, (8, 64): 0.125, (8, 1): 0.05})
-    assert loader(FEED, 8, 1) == pytest.approx(0.05)
-    assert loader(FEED, 4, 1) > 0.05
-
-
-def test_numbers_of_workers_are_held_against_each_other_at_the_batch_where_both_ran():
     """A small batch that loads slowly once counted as if more workers were slower."""
     loader = build_loader({(0, 64): 1.0, (4, 64): 0.25, (8, 64): 0.125, (8, 1): 0.1})
-    assert loader(FEED, 4, 64) == pytest.approx(0.25)
+    assert loader(FEED, 8, 1) == pytest.approx(0.1)
+    assert loader(FEED, 4, 1) > 0.1
+    assert loader(FEED, 4, 64) == pytest.approx(0.25), "held against each other at the batch where both ran"
 
 
 def make_row(kind, rate, *, optimizer_ms=None, receive_ms=None, **levers):
@@ -84,67 +81,52 @@ def make_row(kind, rate, *, optimizer_ms=None, receive_ms=None, **levers):
     step_ms = 1e3 * plan.effective_batch_size / rate
     phases = None
     if optimizer_ms is not None:
-        rest = step_ms - optimizer_ms
-        phases = PhasesMs(
-            data_wait=0.0, h2d=0.0, forward=rest / 3, backward=rest * 2 / 3, optimizer=optimizer_ms, other=0.0,
-            step=step_ms,
-        )  # fmt: skip
-    measured = Measurement(
-        phases_ms=phases, samples_per_s=rate, samples_per_s_ci95=(rate, rate), block_samples_per_s=(rate,), n_steps=8,
-        n_warmup_steps=2, receive_ms=receive_ms,
-    )  # fmt: skip
-    return build_row(plan, id="t1", why="", kind=kind, status="ok", reason=None, measurement=measured)
+        compute_ms = {"forward": (step_ms - optimizer_ms) / 3, "backward": (step_ms - optimizer_ms) * 2 / 3}
+        phases = PhasesMs(data_wait=0.0, h2d=0.0, other=0.0, optimizer=optimizer_ms, step=step_ms, **compute_ms)
+    rates = {"samples_per_s": rate, "samples_per_s_ci95": (rate, rate), "block_samples_per_s": (rate,)}
+    return build_bare_row(plan, kind, phases_ms=phases, receive_ms=receive_ms, **rates)
 
 
-def build(*, device=(), loader=(), whole=(), on_cpu=False, noise=None):
+def build(*rows, on_cpu=False, noise=None):
+    device, loader, whole = ([row for row in rows if row.kind == kind] for kind in ("device", "loader", "end_to_end"))
     return StepTime(device=device, loader=loader, whole=whole, n_cores=8, on_cpu=on_cpu, noise=noise)
 
 
+def load(rate, **levers):
+    return make_row("loader", rate, **{"num_workers": 8, **levers})
+
+
+DEVICE = make_row("device", 1000.0)
+
+
 def test_without_workers_loading_and_computing_take_turns_and_with_them_they_overlap():
-    device = [make_row("device", 1000.0)]
-    loader = [make_row("loader", 500.0), make_row("loader", 4000.0, num_workers=8)]
-    model = build(device=device, loader=loader)
+    model = build(DEVICE, load(500.0, num_workers=0), load(4000.0))
     assert model.predict_step_s(PLAN) == pytest.approx(0.064 + 0.128)
     assert 0.064 <= model.predict_step_s(PLAN.replace(num_workers=8)) < 1.05 * 0.064
 
 
 def test_the_optimizer_is_paid_once_a_window():
-    model = build(device=[make_row("device", 640.0, optimizer_ms=20.0)])
-    once = model.predict_step_s(PLAN)
-    window = model.predict_step_s(PLAN.replace(accumulate=4))
-    assert once == pytest.approx(0.1)
-    assert window == pytest.approx(4 * 0.08 + 0.02)
+    model = build(make_row("device", 640.0, optimizer_ms=20.0))
+    assert model.predict_step_s(PLAN) == pytest.approx(0.1)
+    assert model.predict_step_s(PLAN.replace(accumulate=4)) == pytest.approx(4 * 0.08 + 0.02)
 
 
 def test_on_the_cpu_loading_takes_cores_from_the_step():
-    device, loader = [make_row("device", 1000.0)], [make_row("loader", 10.0), make_row("loader", 80.0, num_workers=8)]
-    busy, apart = (build(device=device, loader=loader, on_cpu=on_cpu) for on_cpu in (True, False))
-    plan = PLAN.replace(num_workers=8)
-    assert busy.predict_step_s(plan) > apart.predict_step_s(plan)
+    rows, plan = (DEVICE, load(10.0, num_workers=0), load(80.0)), PLAN.replace(num_workers=8)
+    assert build(*rows, on_cpu=True).predict_step_s(plan) > build(*rows).predict_step_s(plan)
 
 
 def test_receiving_a_batch_costs_something_of_any_batch_and_something_of_each_sample():
-    """The dearest sample of a small batch was once the price of every sample: large batches looked slow."""
-    device = [make_row("device", 1e6, batch_size=2048)]
-    loader = [
-        make_row("loader", 7e4, num_workers=8, batch_size=32, receive_ms=0.40),
-        make_row("loader", 3e5, num_workers=8, batch_size=2048, receive_ms=0.42),
-    ]
-    model = build(device=device, loader=loader)
+    rows = make_row("device", 1e6, batch_size=2048), load(7e4, batch_size=32, receive_ms=0.40)
+    model, slowed = (build(*rows, load(3e5, batch_size=2048, receive_ms=receive_ms)) for receive_ms in (0.42, 20.0))
     assert model.predict_step_s(PLAN.replace(num_workers=8, batch_size=2048)) < 1.01 * 2048 / 3e5
-    slow = [*loader[:1], make_row("loader", 3e5, num_workers=8, batch_size=2048, receive_ms=20.0)]
-    slowed = build(device=device, loader=slow)
     assert slowed.predict_step_s(PLAN.replace(num_workers=8, batch_size=4096)) > 0.039
 
 
 def test_receiving_a_small_batch_never_takes_less_than_nothing():
     """Through 0.1 ms at 16 and 2 ms at 64 went a line that began at −0.53 ms: at 8 it was as dear as +0.22 ms."""
-    device = [make_row("device", 1e9, batch_size=8)]
-    loader = [
-        make_row("loader", 1e9, num_workers=8, batch_size=16, receive_ms=0.1),
-        make_row("loader", 1e9, num_workers=8, batch_size=64, receive_ms=2.0),
-    ]
-    model = build(device=device, loader=loader)
+    loader = load(1e9, batch_size=16, receive_ms=0.1), load(1e9, batch_size=64, receive_ms=2.0)
+    model = build(make_row("device", 1e9, batch_size=8), *loader)
     seconds = [model.predict_step_s(PLAN.replace(num_workers=8, batch_size=size)) for size in (1, 8, 16, 64)]
     assert seconds == sorted(seconds)
     assert seconds[0] == pytest.approx(2e-3 / 64, rel=0.01)
@@ -152,42 +134,29 @@ def test_receiving_a_small_batch_never_takes_less_than_nothing():
 
 
 def test_what_is_left_to_receive_beside_a_pinning_thread_is_told_by_pinned_batches():
-    device = [make_row("device", 1e6)]
-    loader = [
-        make_row("loader", 1e6, num_workers=8, receive_ms=20.0),
-        make_row("loader", 1e6, num_workers=8, receive_ms=0.01, pin_memory=True),
-    ]
-    model = build(device=device, loader=loader)
+    loader = load(1e6, receive_ms=20.0), load(1e6, receive_ms=0.01, pin_memory=True)
+    model = build(make_row("device", 1e6), *loader)
     assert model.predict_step_s(PLAN.replace(num_workers=8)) >= 0.02
     assert model.predict_step_s(PLAN.replace(num_workers=8, pin_memory=True)) < 0.001
 
 
 def test_whole_runs_correct_the_prediction_near_them_most():
-    parts = {
-        "device": [make_row("device", 1000.0), make_row("device", 1200.0, batch_size=1024)],
-        "loader": [make_row("loader", 1e6)],
-    }
+    parts = DEVICE, make_row("device", 1200.0, batch_size=1024), load(1e6, num_workers=0)
     plans = [PLAN, PLAN.replace(batch_size=4096, num_workers=8, precision="bf16")]
-    (near_before, far_before), _ = build(**parts).predict_log_rate(plans)
-    after, sds = build(**parts, whole=[make_row("end_to_end", 700.0)]).predict_log_rate(plans)
+    (near_before, far_before), _ = build(*parts).predict_log_rate(plans)
+    after, sds = build(*parts, make_row("end_to_end", 700.0)).predict_log_rate(plans)
     assert math.exp(after[0]) == pytest.approx(700.0, rel=0.03)
     assert abs(after[0] - near_before) > abs(after[1] - far_before) > 0
     assert sds[0] < sds[1]
 
 
 def test_where_loading_bounds_the_step_one_precision_teaches_of_the_other():
-    """Whole runs once went into switches of a device that waited for data whatever they were."""
-
     def learn_shift(load_rate):
-        device = [
-            make_row("device", 4000.0, num_workers=0),
-            make_row("device", 8000.0, num_workers=0, precision="bf16"),
-        ]
-        loader = [make_row("loader", load_rate, num_workers=8)]
+        parts = make_row("device", 4000.0), make_row("device", 8000.0, precision="bf16"), load(load_rate)
+        whole = make_row("end_to_end", 0.8 * min(load_rate, 4000.0), num_workers=8)
         other = PLAN.replace(num_workers=8, precision="bf16")
-        whole = [make_row("end_to_end", 0.8 * min(load_rate, 4000.0), num_workers=8)]
-        (before,), _ = build(device=device, loader=loader).predict_log_rate([other])
-        (after,), (sd,) = build(device=device, loader=loader, whole=whole).predict_log_rate([other])
+        (before,), _ = build(*parts).predict_log_rate([other])
+        (after,), (sd,) = build(*parts, whole).predict_log_rate([other])
         return before - after, sd
 
     bound, sd_bound = learn_shift(400.0)
@@ -197,17 +166,15 @@ def test_where_loading_bounds_the_step_one_precision_teaches_of_the_other():
 
 
 def test_of_plans_that_should_be_equal_fewer_workers_are_preferred():
-    model = build(
-        device=[make_row("device", 1000.0)], loader=[make_row("loader", 1e7), make_row("loader", 1e7, num_workers=8)]
-    )
+    model = build(DEVICE, load(1e7, num_workers=0), load(1e7))
     means, _ = model.predict_log_rate([PLAN.replace(num_workers=2), PLAN.replace(num_workers=8)])
     assert means[0] > means[1]
     assert np.isfinite(means).all()
 
 
 def test_a_noisy_run_moves_the_prediction_less_and_leaves_it_less_sure():
-    device, whole = [make_row("device", 1000.0)], [make_row("end_to_end", 1300.0)]
-    quiet, noisy = (build(device=device, whole=whole, noise=noise).predict_log_rate([PLAN]) for noise in (None, 0.2))
+    rows = DEVICE, make_row("end_to_end", 1300.0)
+    quiet, noisy = (build(*rows, noise=noise).predict_log_rate([PLAN]) for noise in (None, 0.2))
     assert math.exp(quiet[0][0]) == pytest.approx(1300.0, rel=0.01)
     assert 1000.0 < math.exp(noisy[0][0]) < 1200.0
     assert noisy[1][0] > 5 * quiet[1][0]

@@ -30,10 +30,16 @@ FLAGS = {
     "batch_sizes": None, "num_workers": None, "steps": None, "device": "cpu", "memory_limit": None,
     "exhaustive": False, "quick": False, "budget": None, "free_batch": False, "lr_rule": "sqrt", "deadline": None,
 }  # fmt: skip
+TWO_RANKS = config_from_values({"run": {"device": "cpu", "n_ranks": 2}}, base_dir=".")
 
 
 def build(config=None, **flags):
     return build_options(config or config_from_values({}, base_dir="."), **(FLAGS | flags))
+
+
+def find_limits(options, machine=MACHINE):
+    """Bytes that a trial may take, and GiB that a pick may take."""
+    return choose_trial_limit_bytes(options, machine), find_memory_gib(options, machine)
 
 
 def test_text_with_units_becomes_bytes_and_seconds():
@@ -78,33 +84,29 @@ def test_bad_flags_say_the_value(flags, words):
 
 
 def test_a_limit_that_is_asked_for_holds_for_trials_and_picks():
-    options = build(memory_limit=4 * GIB)
-    assert choose_trial_limit_bytes(options, MACHINE) == 4 * GIB
-    assert find_memory_gib(options, MACHINE) == 4.0
+    assert find_limits(build(memory_limit=4 * GIB)) == (4 * GIB, 4.0)
 
 
 def test_without_one_a_cpu_keeps_a_tenth_of_what_is_free_and_minds_the_cgroup():
-    assert choose_trial_limit_bytes(build(), MACHINE) == int(0.9 * 20 * GIB)
+    assert find_limits(build()) == (int(0.9 * 20 * GIB), 32.0)
     boxed = dataclasses.replace(MACHINE, memory_limit_bytes=2 * GIB)
-    assert choose_trial_limit_bytes(build(), boxed) == int(0.9 * 2 * GIB)
-    assert (find_memory_gib(build(), MACHINE), find_memory_gib(build(), boxed)) == (32.0, 2.0)
+    assert find_limits(build(), boxed) == (int(0.9 * 2 * GIB), 2.0)
 
 
 def test_a_gpu_is_limited_only_where_it_would_spill_and_then_below_that():
     wsl, options = dataclasses.replace(MACHINE, is_wsl=True), dataclasses.replace(build(), device="cuda:1")
-    usable_bytes = int(0.95 * 24 * GIB)
-    assert (choose_trial_limit_bytes(options, MACHINE), choose_trial_limit_bytes(options, wsl)) == (None, usable_bytes)
-    assert (find_memory_gib(options, MACHINE), find_memory_gib(options, wsl)) == (24.0, usable_bytes / GIB)
+    usable = int(0.95 * 24 * GIB), int(0.95 * 24 * GIB) / GIB
+    assert find_limits(options) == (None, 24.0)
+    assert find_limits(options, wsl) == usable
     assert find_memory_gib(dataclasses.replace(options, device="cuda:7"), MACHINE) is None
     large, small = (dataclasses.replace(options, memory_limit_bytes=n * GIB) for n in (24, 12))
-    assert [choose_trial_limit_bytes(asked, wsl) for asked in (large, small)] == [usable_bytes, 12 * GIB]
-    assert find_memory_gib(large, wsl) == usable_bytes / GIB
+    assert find_limits(large, wsl) == usable
+    assert find_limits(small, wsl) == (12 * GIB, 12.0)
     assert choose_trial_limit_bytes(large, MACHINE) == 24 * GIB
 
 
 def test_devices_are_those_that_train_would_take():
-    two = config_from_values({"run": {"device": "cpu", "n_ranks": 2}}, base_dir=".")
-    assert build(two, device=None).rank_devices == ("cpu", "cpu")
+    assert build(TWO_RANKS, device=None).rank_devices == ("cpu", "cpu")
     assert build(device="cpu").rank_devices == ()
     with pytest.raises(UsageError, match="leave n_ranks out, or name as many devices"):
         build(config_from_values({"run": {"device": [0, 1], "n_ranks": 3}}, base_dir="."), device=None)
@@ -112,10 +114,8 @@ def test_devices_are_those_that_train_would_take():
 
 def test_ranks_on_a_cpu_divide_its_memory_and_a_limit_that_is_asked_for_is_each_ones():
     two = dataclasses.replace(build(), rank_devices=("cpu", "cpu"))
-    assert choose_trial_limit_bytes(two, MACHINE) == int(0.9 * 10 * GIB)
-    assert find_memory_gib(two, MACHINE) == 16.0
-    asked = dataclasses.replace(two, memory_limit_bytes=4 * GIB)
-    assert (choose_trial_limit_bytes(asked, MACHINE), find_memory_gib(asked, MACHINE)) == (4 * GIB, 4.0)
+    assert find_limits(two) == (int(0.9 * 10 * GIB), 16.0)
+    assert find_limits(dataclasses.replace(two, memory_limit_bytes=4 * GIB)) == (4 * GIB, 4.0)
 
 
 def test_of_several_gpus_the_smallest_sets_the_limit():
@@ -126,9 +126,8 @@ def test_of_several_gpus_the_smallest_sets_the_limit():
 
 
 def test_a_search_over_ranks_has_longer_deadlines_and_says_what_its_figures_are_of():
-    two = config_from_values({"run": {"device": "cpu", "n_ranks": 2}}, base_dir=".")
-    assert build(two).deadline_s == 120.0 + RANK_START_S
-    assert build(two, deadline="7s").deadline_s == 7.0
-    (note,) = note_ranks(build(two))
+    assert build(TWO_RANKS).deadline_s == 120.0 + RANK_START_S
+    assert build(TWO_RANKS, deadline="7s").deadline_s == 7.0
+    (note,) = note_ranks(build(TWO_RANKS))
     assert "measured in 2 processes (cpu, cpu)" in note
     assert note_ranks(build()) == ()
