@@ -379,10 +379,7 @@ def test_a_name_out_of_a_file_does_not_steer_the_terminal(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("interval", "said"),
-    [
-        ([-100.0, 17_578_705_576.0], "-100 to more than +9,900 %"),
-        ([-36.8, 58.4], "-36.8 to +58.4 %"),
-    ],
+    [([-100.0, 17_578_705_576.0], "-100 to more than +9,900 %"), ([-36.8, 58.4], "-36.8 to +58.4 %")],
 )
 def test_an_interval_that_says_nothing_has_no_ten_digits(interval, said):
     row = {"name": "rate", "a": 1.0, "b": 1.2, "change_pct": 20.0, "ci_pct": interval, "detectable_pct": interval[1],

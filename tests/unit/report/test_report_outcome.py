@@ -3,16 +3,7 @@
 import copy
 
 import pytest
-from tests.unit.report.report_documents import (
-    BUSY,
-    DOCUMENT,
-    PICK,
-    ROWS,
-    Page,
-    build_row,
-    with_runs,
-    with_savings,
-)
+from tests.unit.report.report_documents import BUSY, DOCUMENT, PICK, ROWS, Page, build_row, with_runs, with_savings
 
 from fulltilt.report.html import build_tune_html
 from fulltilt.report.outcome import (

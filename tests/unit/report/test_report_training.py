@@ -184,8 +184,7 @@ def test_a_lever_that_ran_with_other_values_than_asked_for_is_named_with_both(tm
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
-    [(None, "holds no events.jsonl"), ([started()], "holds no step yet"), ([], "holds no step yet")],
+    ("events", "said"), [(None, "holds no events.jsonl"), ([started()], "holds no step yet"), ([], "holds no step yet")]
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, capsys, events, said):
     folder = tmp_path / "r"
