@@ -201,7 +201,6 @@ raise_illegal_access = workload(
 )
 say_nan = workload(loss=lambda outputs, targets: outputs.sum() * float("nan"))
 exit_clean = workload(lambda: sys.exit(0))
-exit_at_once = workload(lambda: os._exit(5))
 interrupt = workload(lambda: raise_error(KeyboardInterrupt()))
 
 say_cuda_memory = workload(lambda: raise_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")))
@@ -215,8 +214,6 @@ fill_shared_memory = workload(data=without_room())
 allocate_too_much = workload(lambda: torch.empty(1 << 50))
 
 kill = workload(lambda: send(signal.SIGKILL))
-terminate = workload(lambda: send(signal.SIGTERM))
-abort = workload(os.abort)
 segfault = workload(lambda: ctypes.string_at(0))
 bus_error = workload(read_cut_file)
 kill_worker = workload(data=lambda: WorkerEnds(lambda: send(signal.SIGKILL)))
