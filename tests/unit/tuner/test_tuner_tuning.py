@@ -45,14 +45,15 @@ def make_question(options=OPTIONS, path=Path("out"), **values):
     return Question(aim=aim, options=options, machine=read_machine(), path=path)
 
 
-def search_to_the_end(session, space=SPACE, options=OPTIONS):
+def search_to_the_end(session, space=SPACE, options=OPTIONS, *, workload=None, has_finalists=True):
     """Run the strategy and the finalists of a session whose target is simulated; what its stages share."""
     made = Search(
         question=make_question(options), folder=SimpleNamespace(path="out"), target=None, space=space,
-        probe=ProbeResult(facts=space.facts, workload={}), session=session, memory_gib=8.0,
+        probe=ProbeResult(facts=space.facts, workload=workload or {}), session=session, memory_gib=8.0,
     )  # fmt: skip
     run_strategy(made)
-    run_finalists(made)
+    if has_finalists:
+        run_finalists(made)
     return made
 
 
@@ -268,10 +269,9 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
         return row if has_interval else dataclasses.replace(row, samples_per_s_ci95=None)
 
     notes = ["batch_size=32: try 64", "num_workers=0: read in the training process"]
-    facts = Facts(device_type="cpu", n_samples=1280)
-    made = search_to_the_end(Session(answer, Journal()), dataclasses.replace(SPACE, facts=facts))
-    probe = ProbeResult(facts=facts, workload={"name": "digits", "n_samples": 1280, "notes": notes})
-    result = conclude(dataclasses.replace(made, probe=probe), (), "")
+    space = dataclasses.replace(SPACE, facts=Facts(device_type="cpu", n_samples=1280))
+    more = {"workload": {"name": "digits", "notes": notes}, "has_finalists": has_interval}
+    result = conclude(search_to_the_end(Session(answer, Journal()), space, **more), (), "")
     assert result.epoch_seconds.estimate == pytest.approx(2.0)
     assert (result.epoch_seconds.ci95 is not None) == has_interval
     assert ("epoch_seconds.ci95" in result.null_reasons) == (not has_interval)
