@@ -148,9 +148,8 @@ def test_the_legend_counts_the_probes_that_advice_rests_on():
 def test_a_row_of_a_busy_machine_is_marked_with_a_legend_wherever_rows_are_shown(pressure_pct, is_marked):
     first = ROWS[0] | {"cpu_pressure_pct": pressure_pct, "notes": ["a", "b"], "memory_peak_part": "largest samples"}
     document = DOCUMENT | {"trials": [first, *ROWS[1:]], "probes": []}
-    [rates] = [
-        column.cells for column in build_trials_table(document["trials"]).columns if column.header == "samples/s"
-    ]
+    columns = build_trials_table(document["trials"]).columns
+    [rates] = [column.cells for column in columns if column.header == "samples/s"]
     marked = "1,000 ± 2.0 % *" if is_marked else "1,000 ± 2.0 %"
     assert [cell.plain for cell in rates] == [marked, "1,500 ± 2.0 %", ""]
     html = build_tune_html(document)
@@ -222,8 +221,8 @@ def test_a_plan_that_is_picked_twice_names_its_ties_where_they_are_others(tied, 
         ),
         (
             {"seconds": 19.2, "earlier_s": 72.0},
-            "3 plans run of a grid of 3, 1 out of memory, 19 s in this run, 1 min 12 s in trials of earlier ones in this "
-            "folder",
+            "3 plans run of a grid of 3, 1 out of memory, 19 s in this run, 1 min 12 s in trials of earlier ones in "
+            "this folder",
         ),
     ],
 )
