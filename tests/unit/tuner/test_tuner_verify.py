@@ -1,7 +1,5 @@
 """What a verification refuses before it trains anything."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
