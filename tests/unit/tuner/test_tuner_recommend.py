@@ -14,14 +14,14 @@ from fulltilt.tuner.picks.picks import Pick, describe_changes
 SMALL, MEDIUM, LARGE = {"batch_size": 16}, {"batch_size": 64}, {"batch_size": 256}
 
 
+def make_rows(*rows):
+    """Rows t1, t2, … of (samples/s, GiB, levers)."""
+    return [make_row(i, rate, memory=memory, **levers) for i, (rate, memory, levers) in enumerate(rows, start=1)]
+
+
 def test_each_pick_follows_its_own_rule():
-    rows = [
-        make_row(1, 1000.0, memory=2.0, **MEDIUM),
-        make_row(2, 1500.0, memory=9.0, **LARGE),
-        make_row(3, 600.0, memory=1.0, **SMALL),
-        make_row(4, None, status="out_of_memory", batch_size=512),
-    ]
-    picks = pick_from(rows, limit_gib=10.0)
+    rows = make_rows((1000.0, 2.0, MEDIUM), (1500.0, 9.0, LARGE), (600.0, 1.0, SMALL))
+    picks = pick_from([*rows, make_row(4, None, status="out_of_memory", batch_size=512)], limit_gib=10.0)
     assert [p.trial.id for p in (picks.throughput, picks.efficiency, picks.recommended)] == ["t2", "t3", "t1"]
     assert "8.00 GiB, 80 % of 10.00 GiB" in picks.recommended.rule
 
@@ -29,25 +29,21 @@ def test_each_pick_follows_its_own_rule():
 @pytest.mark.parametrize(
     ("rows", "chosen", "said"),
     [
-        ([make_row(1, 1000.0, memory=9.5), make_row(2, 900.0, memory=9.0, **SMALL)], "t2", "no row has memory at"),
+        ([(1000.0, 9.5, {}), (900.0, 9.0, SMALL)], "t2", "no row has memory at most 8.00 GiB"),
         (  # not the least memory of all: another with a thousandth more of it is three times as fast
-            [
-                make_row(1, 300.0, memory=9.00, batch_size=8),
-                make_row(2, 900.0, memory=9.01, num_workers=2),
-                make_row(3, 2000.0, memory=9.5, **MEDIUM),
-            ],
+            [(300.0, 9.00, SMALL), (900.0, 9.01, {"num_workers": 2}), (2000.0, 9.5, MEDIUM)],
             "t2",
             "least memory highest samples/s of 2 plans (9.00 GiB, and up to 2 % more)",
         ),
-        ([make_row(1, 2000.0, memory=None, **MEDIUM), make_row(2, 1000.0)], "t2", "memory at most 8.00 GiB"),
-        ([make_row(1, 2000.0, memory=None)], "t1", "memory at most 8.00 GiB"),
+        ([(2000.0, None, MEDIUM), (1000.0, 1.0, {})], "t2", "memory at most 8.00 GiB"),
+        ([(2000.0, None, {})], "t1", "memory at most 8.00 GiB"),
     ],
 )
 def test_the_memory_limit_leaves_the_smallest_rows_and_those_below_it(rows, chosen, said):
-    made = pick_from(rows, limit_gib=10.0)
+    made = pick_from(make_rows(*rows), limit_gib=10.0)
     assert made.recommended.trial.id == chosen
     assert said in made.recommended.rule
-    assert made.throughput.trial.samples_per_s == max(row.samples_per_s for row in rows)
+    assert made.throughput.trial.samples_per_s == max(rate for rate, _, _ in rows)
 
 
 def test_without_any_memory_figure_there_is_no_pick_by_memory():
@@ -211,12 +207,7 @@ def test_the_learning_rate_follows_only_a_batch_that_was_allowed_to_change(rate,
     ("runs", "chosen", "said"),
     [
         (
-            [
-                make_row(1, 1000.0, memory=8.0, **LARGE),
-                make_row(2, 910.0, memory=3.0, **MEDIUM),
-                make_row(3, 890.0, memory=1.0, **SMALL),
-                make_row(4, 950.0, memory=5.0, batch_size=128),
-            ],
+            make_rows((1000.0, 8.0, LARGE), (910.0, 3.0, MEDIUM), (890.0, 1.0, SMALL), (950.0, 5.0, {"threads": 1})),
             "t2",
             "least memory of 3 plans with at least 90 % of the best speed (1,000 samples/s, t1)",
         ),
@@ -229,17 +220,13 @@ def test_the_learning_rate_follows_only_a_batch_that_was_allowed_to_change(rate,
             "best confirmed speed (440 samples/s, the geometric mean of 3 runs, t5)",
         ),
         (
-            [
-                make_row(1, 950.0, memory=1.0, **SMALL),
-                make_row(2, 1000.0, memory=1.01, **MEDIUM),
-                make_row(3, 1040.0, memory=1.5, batch_size=128),
-            ],
+            make_rows((950.0, 1.0, SMALL), (1000.0, 1.01, MEDIUM), (1040.0, 1.5, {"batch_size": 128})),
             "t2",
             "the fastest of 2 plans within 2 % of it",
         ),
         (  # a row from a faster minute would make every confirmed one too slow
             [
-                make_row(1, 2000.0, memory=9.0, **LARGE),
+                *make_rows((2000.0, 9.0, LARGE)),
                 *run_beside(2, 1000.0, memory=4.0, **MEDIUM),
                 *run_beside(3, 950.0, memory=2.0, **SMALL),
             ],
@@ -247,7 +234,7 @@ def test_the_learning_rate_follows_only_a_batch_that_was_allowed_to_change(rate,
             "of the best confirmed speed (1,000 samples/s, t2)",
         ),
         (
-            [make_row(1, 1000.0), make_row(2, 810.0)],
+            make_rows((1000.0, 1.0, {}), (810.0, 1.0, {})),
             "t2",
             "of the best speed (900 samples/s, the geometric mean of 2 runs, t2)",
         ),
