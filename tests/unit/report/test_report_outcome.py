@@ -104,7 +104,6 @@ def test_what_was_decided_is_said_before_the_picks():
 
 
 def test_a_saving_of_a_busy_machine_is_no_promise_for_a_quiet_one():
-    """``112.67 ×``, ``99.1 % is saved`` and ``paid for itself after 0.34 s`` were a minute of contention."""
     document = set_rates(with_runs("t1", "t5", gain_pct=99.1124, gain_ci95_pct=[98.5, 99.5]), t2=1e5, t5=126900.0)
     (line,) = describe_savings(document)
     assert line.startswith("on a machine as busy as this one was, which is no claim for a quiet one: this run")

@@ -281,7 +281,6 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
 
 @pytest.mark.parametrize(("found_gib", "left_gib"), [(3, 3), (50, 5)])
 def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
-    """On a CPU the probe ran under a rank's limit already: its room is no second time divided."""
     machine = dataclasses.replace(read_machine(), memory_available_bytes=10 * 2**30)
     two = dataclasses.replace(OPTIONS, rank_devices=("cpu", "cpu"))
     facts = merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), machine, two)
