@@ -1,7 +1,5 @@
 """Real trials of workloads that go wrong: torch, the engine, data workers and limits are all what users get."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -21,27 +19,21 @@ CASES = [
     ("fine", "ok", "", {}),
     ("fine", "ok", "", WORKERS),
     ("print_and_go_on", "ok", "", {}),
-    ("catch_memory_error", "ok", "", {}),
     ("leave_family", "ok", "", {}),
     ("leave_names", "ok", "", {}),
     ("write_to_pipe", "ok", "", {}),
-    ("raise_in_first_step", "error", "ValueError: planted in forward", {}),
     ("raise_later", "error", "ValueError: planted in forward", {}),
     ("raise_later", "error", "ValueError: planted in forward", WORKERS),
-    ("raise_in_backward", "error", "planted in backward", {}),
     ("raise_in_loss", "error", "planted in the loss", {}),
     ("raise_in_model", "error", "planted in the model", {}),
     ("raise_in_dataset", "error", "planted in the dataset", {}),
     ("raise_in_optimizer", "error", "planted in the optimizer", {}),
     ("raise_in_worker", "error", "planted in a worker", {}),
     ("raise_in_worker", "error", "Caught ValueError in DataLoader worker", WORKERS),
-    ("raise_shapes", "error", "cannot be multiplied", {}),
-    ("raise_illegal_access", "error", "illegal memory access", {}),
     ("say_nan", "error", "the loss is nan", {}),
     ("exit_clean", "error", "SystemExit: 0", {}),
     ("interrupt", "error", "KeyboardInterrupt", {}),
     ("say_cuda_memory", "out_of_memory", "CUDA out of memory", {}),
-    ("say_memory_error", "out_of_memory", "MemoryError", {}),
     ("worker_says_memory", "out_of_memory", "no room for sample 40", {}),
     ("worker_says_memory", "out_of_memory", "MemoryError", WORKERS),
     ("allocate_too_much", "out_of_memory", "allocate", {}),

@@ -1,7 +1,5 @@
 """Real child processes that fail in every way we know of: each is a row with a reason, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -53,14 +51,6 @@ def light_zygote(tmp_path):
 
 
 @pytest.fixture
-def interruptible():
-    """A test run in the background starts with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
 def run(zygote, tmp_path):
     """Run one act in a trial process and return its outcome."""
     return _build_runner(zygote, tmp_path)
@@ -84,6 +74,10 @@ def _build_runner(zygote, tmp_path):
 
 def build_source(**config):
     return WorkloadSource(config=config, base_dir=".", import_paths=BODIES)
+
+
+def judge(outcome):
+    return classify_outcome(outcome.evidence)
 
 
 def is_alive(pid: int) -> bool:
@@ -118,15 +112,9 @@ def is_written(note: Path) -> bool:
     return note.exists() and len(note.read_text().split()) == 4
 
 
-def test_a_trial_that_works_is_ok(run):
-    outcome = run("finish")
-    assert classify_outcome(outcome.evidence) == ("ok", None)
-    assert outcome.measurement.samples_per_s == 1000.0
-
-
 def test_an_exception_is_the_reason_and_its_traceback_is_in_the_log(run):
     outcome = run("raise_error", type="MemoryError", message="no room")
-    assert classify_outcome(outcome.evidence) == ("out_of_memory", "MemoryError: no room")
+    assert judge(outcome) == ("out_of_memory", "MemoryError: no room")
     log = outcome.log_path.read_text()
     assert "Traceback" in log
     assert "chaos_bodies.py" in log
@@ -142,33 +130,32 @@ def test_an_exception_is_the_reason_and_its_traceback_is_in_the_log(run):
     ],
 )
 def test_a_sudden_end_is_an_error_that_says_how(run, act, details, words):
-    status, reason = classify_outcome(run(act, **details).evidence)
+    status, reason = judge(run(act, **details))
     assert status == "error"
     assert words in reason
 
 
 def test_a_child_that_prints_error_and_is_fine_is_ok(run):
     outcome = run("print_and_finish", words="ERROR: something harmless, CUDA error: out of memory")
-    assert classify_outcome(outcome.evidence)[0] == "ok"
+    assert judge(outcome)[0] == "ok"
     assert "ERROR: something harmless" in outcome.log_path.read_text()
 
 
 def test_words_of_an_earlier_attempt_do_not_reach_this_one(run):
     run("raise_error", message="CUDA out of memory")
-    assert classify_outcome(run("leave_at_once", code=3).evidence)[0] == "error"
+    assert judge(run("leave_at_once", code=3))[0] == "error"
 
 
 def test_silence_after_the_first_steps_is_a_timeout(run, monkeypatch):
     monkeypatch.setattr(process, "SILENCE_FLOOR_S", 0.5)
-    status, reason = classify_outcome(run("stay_silent").evidence)
+    status, reason = judge(run("stay_silent"))
     assert status == "timeout"
     assert "no step done for" in reason
 
 
 def test_the_memory_watchdog_ends_a_trial_above_its_limit_and_names_the_part(run):
     sizes = {"n_blocks": 20, "block_bytes": 64 * 2**20, "hold_s": 250}
-    outcome = run("allocate", memory_limit_bytes=GIB, part="evaluation", **sizes)
-    status, reason = classify_outcome(outcome.evidence)
+    status, reason = judge(run("allocate", memory_limit_bytes=GIB, part="evaluation", **sizes))
     assert status == "out_of_memory"
     assert "limit is 1.00 GiB" in reason
     assert reason.endswith("in the part 'evaluation'")
@@ -176,7 +163,7 @@ def test_the_memory_watchdog_ends_a_trial_above_its_limit_and_names_the_part(run
 
 def test_a_trial_below_its_limit_is_left_alone(run):
     outcome = run("allocate", memory_limit_bytes=2 * GIB, n_blocks=2, block_bytes=64 * 2**20, pause_s=0.3)
-    assert classify_outcome(outcome.evidence)[0] == "ok"
+    assert judge(outcome)[0] == "ok"
 
 
 def test_a_trial_process_starts_clean(run):
@@ -198,15 +185,15 @@ def test_a_zygote_that_dies_is_started_again(run_light, tmp_path, light_zygote):
     light_zygote.start()
     before = light_zygote.pid
     outcome = run_light("kill_zygote", marker=str(tmp_path / "marker"))
-    assert classify_outcome(outcome.evidence)[0] == "ok"
+    assert judge(outcome)[0] == "ok"
     assert light_zygote.pid != before
 
 
 def test_a_zygote_that_dies_twice_is_an_error_and_the_next_trial_runs(run_light):
-    status, reason = classify_outcome(run_light("kill_zygote").evidence)
+    status, reason = judge(run_light("kill_zygote"))
     assert status == "error"
     assert "SIGKILL, twice" in reason
-    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    assert judge(run_light("finish"))[0] == "ok"
 
 
 def test_no_folder_stays_of_a_zygote_that_was_killed_before_it_answered(build_zygote_of, tmp_path, monkeypatch):
@@ -224,7 +211,7 @@ os.fork = die
         monkeypatch.setenv("TMPDIR", home)
         with build_zygote_of(code) as started:
             outcome = _build_runner(started, tmp_path)("finish")
-        assert "SIGKILL, twice" in classify_outcome(outcome.evidence)[1]
+        assert "SIGKILL, twice" in judge(outcome)[1]
         assert (Path(home) / "seen").read_text() == "1 1 ", "it was there at the death, and gone at the next one's"
         assert list(Path(home).glob("fulltilt-*")) == []
 
@@ -240,19 +227,19 @@ def test_what_left_its_session_ends_though_the_zygote_was_killed(run_light, tmp_
 def test_a_zygote_that_was_stopped_costs_a_timeout_and_the_next_trial_runs(run_light, monkeypatch):
     monkeypatch.setattr(process, "EXIT_PATIENCE_S", 0.5)
     monkeypatch.setattr(zygote_client, "EXIT_PATIENCE_S", 0.5)
-    assert classify_outcome(run_light("stop_zygote", deadline_s=0.5).evidence)[0] == "timeout"
+    assert judge(run_light("stop_zygote", deadline_s=0.5))[0] == "timeout"
     monkeypatch.undo()
-    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    assert judge(run_light("finish"))[0] == "ok"
 
 
 def test_a_folder_for_temporary_files_that_vanished_costs_a_new_zygote(light_zygote, tmp_path, monkeypatch):
     home = Path(tempfile.mkdtemp())
     monkeypatch.setenv("TMPDIR", str(home))
     run_light = _build_runner(light_zygote, tmp_path)
-    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    assert judge(run_light("finish"))[0] == "ok"
     before = light_zygote.pid
     home.rmdir()
-    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    assert judge(run_light("finish"))[0] == "ok"
     assert light_zygote.pid != before
 
 
@@ -380,7 +367,7 @@ t._build_runner(zygote, path)("hang_with_company", note={str(note)!r})
     check_family_is_gone(note)
 
 
-def test_an_interrupt_ends_the_trial_and_its_family(run_light, tmp_path, interruptible):
+def test_an_interrupt_ends_the_trial_and_its_family(run_light, tmp_path):
     note = tmp_path / "note"
 
     def interrupt():

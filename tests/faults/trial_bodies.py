@@ -1,7 +1,5 @@
 """What the trial processes of the fault tests do beside what those of the chaos run do (``chaos_bodies``)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
