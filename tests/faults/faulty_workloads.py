@@ -1,7 +1,5 @@
 """Workloads as a user would write them, each with one thing wrong: small, and real in everything else."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap
@@ -27,35 +25,20 @@ N_SAMPLES = 256
 
 
 class Net(nn.Module):
-    """``do`` is called in the forward pass of step ``at``, and returns what to add to the outputs."""
+    """``do`` is called in the forward pass of the third step, and returns what to add to the outputs."""
 
-    def __init__(self, do=None, at=3):
+    def __init__(self, do=None):
         super().__init__()
         self.layer = nn.Linear(8, 2)
-        self.do, self.at, self.n_calls = do, at, 0
+        self.do, self.n_calls = do, 0
 
     def forward(self, x):
         self.n_calls += 1
         outputs = self.layer(x)
-        if self.do is not None and self.n_calls == self.at:
+        if self.do is not None and self.n_calls == 3:
             found = self.do()
             outputs = outputs if found is None else outputs + found
         return outputs
-
-
-class FailsInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise ArithmeticError("planted in backward")
-
-
-class BackwardNet(Net):
-    def forward(self, x):
-        return FailsInBackward.apply(super().forward(x))
 
 
 class WorkerEnds(Dataset):
@@ -178,34 +161,25 @@ def corrupt_answers():
                 os.write(int(path.name), garbage)
 
 
-def workload(do=None, at=3, data=dataset, net=Net, loss=None, optimizer=None):
+def workload(do=None, data=dataset, loss=None, optimizer=None, model=None):
+    model = model or (lambda: Net(do))
     return fulltilt.Workload(
-        model=lambda: net(do, at), dataset=data, loss=loss or nn.CrossEntropyLoss(), optimizer=optimizer, name="faulty"
+        model=model, dataset=data, loss=loss or nn.CrossEntropyLoss(), optimizer=optimizer, name="faulty"
     )
 
 
 fine = workload()
-raise_in_first_step = workload(lambda: raise_error(ValueError("planted in forward")), at=1)
 raise_later = workload(lambda: raise_error(ValueError("planted in forward")))
-raise_in_backward = workload(net=BackwardNet)
 raise_in_loss = workload(loss=lambda outputs, targets: raise_error(ValueError("planted in the loss")))
-raise_in_model = fulltilt.Workload(
-    model=lambda: raise_error(ValueError("planted in the model")), dataset=dataset, loss=nn.CrossEntropyLoss()
-)
+raise_in_model = workload(model=lambda: raise_error(ValueError("planted in the model")))
 raise_in_dataset = workload(data=lambda: raise_error(ValueError("planted in the dataset")))
 raise_in_optimizer = workload(optimizer=lambda parameters: raise_error(ValueError("planted in the optimizer")))
 raise_in_worker = workload(data=lambda: WorkerEnds(lambda: raise_error(ValueError("planted in a worker"))))
-raise_shapes = workload(lambda: torch.ones(3, 5) @ torch.ones(3, 5))
-raise_illegal_access = workload(
-    lambda: raise_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
-)
 say_nan = workload(loss=lambda outputs, targets: outputs.sum() * float("nan"))
 exit_clean = workload(lambda: sys.exit(0))
-exit_at_once = workload(lambda: os._exit(5))
 interrupt = workload(lambda: raise_error(KeyboardInterrupt()))
 
 say_cuda_memory = workload(lambda: raise_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")))
-say_memory_error = workload(lambda: raise_error(MemoryError()))
 worker_says_memory = workload(data=lambda: WorkerEnds(lambda: raise_error(MemoryError("no room for sample 40"))))
 fill_memory = workload(allocate)
 fill_memory_in_python = workload(allocate_in_python)
@@ -215,8 +189,6 @@ fill_shared_memory = workload(data=without_room())
 allocate_too_much = workload(lambda: torch.empty(1 << 50))
 
 kill = workload(lambda: send(signal.SIGKILL))
-terminate = workload(lambda: send(signal.SIGTERM))
-abort = workload(os.abort)
 segfault = workload(lambda: ctypes.string_at(0))
 bus_error = workload(read_cut_file)
 kill_worker = workload(data=lambda: WorkerEnds(lambda: send(signal.SIGKILL)))
@@ -229,19 +201,10 @@ hang_in_step = workload(hang)
 hang_ignoring = workload(lambda: hang(ignore=True))
 hang_worker = workload(data=lambda: WorkerEnds(hang))
 stop_itself = workload(lambda: send(signal.SIGSTOP))
-hang_in_model = fulltilt.Workload(model=hang, dataset=dataset, loss=nn.CrossEntropyLoss())
+hang_in_model = workload(model=hang)
 hang_with_family = workload(hang_in_company)
 
 print_and_go_on = workload(print_error)
 leave_family = workload(start_family)
 leave_names = workload(leave_files)
 write_to_pipe = workload(corrupt_answers)
-catch_memory_error = workload(lambda: catch(torch.empty, 1 << 50))
-
-
-def catch(function, *arguments):
-    """As code does that tries a smaller buffer next."""
-    try:
-        function(*arguments)
-    except (RuntimeError, MemoryError) as error:
-        print(error, file=sys.stderr)

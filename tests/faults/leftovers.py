@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 from pathlib import Path
+
+import pytest
 
 MARK = "FULLTILT_CHAOS"
 
@@ -58,3 +61,19 @@ def reset_peak_memory() -> None:
 def read_peak_mib() -> float:
     """Largest resident set since ``reset_peak_memory``."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+
+
+@contextlib.contextmanager
+def watch_leftovers(import_path: Path, **environment: str):
+    """Yield a folder for temporary files and the mark of all that is started; modules of the path can be imported."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as tmp:
+        patch.syspath_prepend(str(import_path))
+        for name, value in ({"OMP_NUM_THREADS": "1", "TMPDIR": tmp} | environment).items():
+            patch.setenv(name, value)
+        patch.setattr(tempfile, "tempdir", None)
+        yield Path(tmp), mark_processes(patch)
+
+
+def find_all(mark: str, folder: Path, *, spare: set[int | None]) -> list[str]:
+    """Processes and names in /dev/shm with the mark, and what lies in the folder for temporary files."""
+    return find_processes(mark, spare=spare) + find_shared_names(mark) + [*map(str, folder.iterdir())]

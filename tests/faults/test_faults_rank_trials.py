@@ -3,12 +3,11 @@
 import contextlib
 import dataclasses
 import os
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from leftovers import find_files, find_processes, find_shared_names, mark_processes
+from leftovers import find_all, watch_leftovers
 
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
@@ -17,8 +16,6 @@ from fulltilt.tuner.trials.process import Zygote, run_trial_process
 from fulltilt.tuner.trials.rows import build_trial
 
 HERE = Path(__file__).parent
-TWO = ("cpu", "cpu")
-MIB = 2**20
 pytestmark = pytest.mark.timeout(900)  # processes that load torch: minutes on a machine that is busy
 
 
@@ -33,25 +30,19 @@ class Trials:
     def run(self, source, **changes):
         request = TrialRequest(
             id="t1", source=source, plan=default_plan({"batch_size": 16}), device="cpu", n_steps=1, seed=3,
-            deadline_s=600.0, max_measure_s=0.1, rank_devices=TWO,
+            deadline_s=600.0, max_measure_s=0.1, rank_devices=("cpu", "cpu"),
         )  # fmt: skip
         request = dataclasses.replace(request, **changes)
         return run_trial_process(request, zygote=self.zygote, log_path=self.folder / "t1.log")
 
     def find_leftovers(self):
-        found = find_processes(self.mark, spare={self.zygote.pid})
-        return found + find_shared_names(self.mark) + find_files(self.tmp, self.folder / "notes")
+        return find_all(self.mark, self.tmp, spare={self.zygote.pid})
 
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trials")
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as tmp:
-        patch.syspath_prepend(str(HERE))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("TMPDIR", tmp)
-        patch.setattr(tempfile, "tempdir", None)
-        trials = Trials(folder, Path(tmp), mark_processes(patch))
+    with watch_leftovers(HERE) as (tmp, mark):
+        trials = Trials(tmp_path_factory.mktemp("trials"), tmp, mark)
         with contextlib.closing(trials.zygote):
             yield trials
         assert trials.find_leftovers() == []
@@ -73,9 +64,8 @@ def plant(act, **more):
 )
 def test_what_goes_wrong_in_one_rank_ends_the_trial_of_all_and_names_it(trials, act, status, words, limit_mib):
     """the other rank waits for it for ever; the trial's deadline is ten minutes away"""
-    outcome = trials.run(
-        plant(act, fault_s=os.devnull), memory_limit_bytes=None if limit_mib is None else limit_mib * MIB
-    )
+    limit = {} if limit_mib is None else {"memory_limit_bytes": limit_mib * 2**20}
+    outcome = trials.run(plant(act, fault_s=os.devnull), **limit)
     row = build_trial(default_plan({"batch_size": 16}), outcome, id="t1", why="", n_devices=2)
     if act == "die" and row.status == "out_of_memory":  # the kernel killed somebody, somewhere, meanwhile
         status = "out_of_memory"
@@ -86,12 +76,8 @@ def test_what_goes_wrong_in_one_rank_ends_the_trial_of_all_and_names_it(trials, 
 
 
 def test_out_of_memory_in_one_rank_ends_the_trial_within_30_s(trials, tmp_path):
-    """of the moment it happens; what the processes need to start is a matter of the machine
-
-    Nothing but the failure itself can end it so soon: a rank may stand still for ten minutes, as with compile.
-    """
-    planted = plant("run_out_of_memory", fault_s=str(tmp_path / "fault_s"), run={"hang_timeout_s": 600.0})
-    outcome = trials.run(planted)
+    """Nothing but the failure itself can end it so soon: a rank may stand still for ten minutes, as with compile."""
+    outcome = trials.run(plant("run_out_of_memory", fault_s=str(tmp_path / "fault_s"), run={"hang_timeout_s": 600.0}))
     took_s = time.monotonic() - float((tmp_path / "fault_s").read_text())
     assert build_trial(default_plan({}), outcome, id="t1", why="", n_devices=2).status == "out_of_memory"
     assert took_s < 30
@@ -108,5 +94,4 @@ def test_two_ranks_measure_the_whole_job_on_the_batches_of_one(trials):
     assert both.samples_per_s_ci95[0] <= both.samples_per_s <= both.samples_per_s_ci95[1]
     assert 0 < both.memory_rss_peak_gib < 2 * alone.memory_rss_peak_gib  # of one rank, not of two
     assert both.flops_per_sample == alone.flops_per_sample
-    assert both.phases_ms is not None
     assert trials.find_leftovers() == []

@@ -1,21 +1,11 @@
-"""Fifty real trials of workloads that go wrong: torch, the engine, data workers and limits are all what users get."""
-
-from __future__ import annotations
+"""Real trials of workloads that go wrong: torch, the engine, data workers and limits are all what users get."""
 
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
-from tests.faults.leftovers import (
-    count_descriptors,
-    find_children,
-    find_files,
-    find_processes,
-    find_shared_names,
-    mark_processes,
-)
+from tests.faults.leftovers import count_descriptors, find_all, watch_leftovers
 
 from fulltilt.levers import default_plan
 from fulltilt.tuner.question.source import resolve_target
@@ -23,38 +13,27 @@ from fulltilt.tuner.trials.process import Zygote
 from fulltilt.tuner.trials.target import ProcessTarget
 
 HERE = Path(__file__).parent
-LIMIT_BYTES = 768 * 2**20
-HANG_DEADLINE_S = 1.5
-WORKERS = {"workers": 1}
-LIMITED = {"limit_bytes": LIMIT_BYTES}
-HANGS = {"deadline_s": HANG_DEADLINE_S}
+WORKERS, LIMITED, HANGS = {"workers": 1}, {"limit_bytes": 768 * 2**20}, {"deadline_s": 1.5}
 
 CASES = [
     ("fine", "ok", "", {}),
     ("fine", "ok", "", WORKERS),
     ("print_and_go_on", "ok", "", {}),
-    ("catch_memory_error", "ok", "", {}),
     ("leave_family", "ok", "", {}),
     ("leave_names", "ok", "", {}),
     ("write_to_pipe", "ok", "", {}),
-    ("raise_in_first_step", "error", "ValueError: planted in forward", {}),
     ("raise_later", "error", "ValueError: planted in forward", {}),
     ("raise_later", "error", "ValueError: planted in forward", WORKERS),
-    ("raise_in_backward", "error", "planted in backward", {}),
     ("raise_in_loss", "error", "planted in the loss", {}),
     ("raise_in_model", "error", "planted in the model", {}),
     ("raise_in_dataset", "error", "planted in the dataset", {}),
     ("raise_in_optimizer", "error", "planted in the optimizer", {}),
     ("raise_in_worker", "error", "planted in a worker", {}),
     ("raise_in_worker", "error", "Caught ValueError in DataLoader worker", WORKERS),
-    ("raise_shapes", "error", "cannot be multiplied", {}),
-    ("raise_illegal_access", "error", "illegal memory access", {}),
     ("say_nan", "error", "the loss is nan", {}),
     ("exit_clean", "error", "SystemExit: 0", {}),
-    ("exit_at_once", "error", "exit code 5", {}),
     ("interrupt", "error", "KeyboardInterrupt", {}),
     ("say_cuda_memory", "out_of_memory", "CUDA out of memory", {}),
-    ("say_memory_error", "out_of_memory", "MemoryError", {}),
     ("worker_says_memory", "out_of_memory", "no room for sample 40", {}),
     ("worker_says_memory", "out_of_memory", "MemoryError", WORKERS),
     ("allocate_too_much", "out_of_memory", "allocate", {}),
@@ -63,13 +42,10 @@ CASES = [
     ("fill_memory_in_python", "out_of_memory", "", LIMITED),
     ("fill_memory_in_worker", "out_of_memory", "", LIMITED | WORKERS),
     ("fill_own_limit", "out_of_memory", "allocate", {}),
-    ("kill", "error", "SIGKILL", {}),
     ("kill", "error", "SIGKILL", WORKERS),
-    ("terminate", "error", "SIGTERM", {}),
-    ("abort", "error", "SIGABRT", {}),
     ("segfault", "error", "SIGSEGV", {}),
     ("bus_error", "error", "SIGBUS", {}),
-    ("kill_worker", "error", "killed by SIGKILL", WORKERS),
+    ("kill_worker", "error", ") died: killed by SIGKILL", WORKERS),
     ("segfault_worker", "error", "killed by SIGSEGV", WORKERS),
     ("bus_error_worker", "error", "killed by SIGBUS", WORKERS),
     ("exit_worker", "error", "exit code 7", WORKERS),
@@ -87,9 +63,8 @@ class Trials:
     """Real trials from one zygote, in a folder for temporary files that is watched."""
 
     def __init__(self, folder: Path, tmp: Path, mark: str):
-        self.folder, self.tmp, self.mark = folder, tmp, mark
+        self.folder, self.tmp, self.mark, self.n_run = folder, tmp, mark, 0
         self.zygote = Zygote(folder / "zygote.log")
-        self.n_run = 0
 
     def run(self, name, *, workers=0, deadline_s=120.0, limit_bytes=None, **levers):
         self.n_run += 1
@@ -101,26 +76,15 @@ class Trials:
         return target(plan, id=f"t{self.n_run}", why="")
 
     def find_leftovers(self) -> list[str]:
-        children = [f"child {pid}" for pid in find_children(os.getpid()) if pid in self._list_own()]
-        names = find_shared_names(self.mark) + find_files(self.tmp, self.folder / "notes")
-        return find_processes(self.mark, spare={self.zygote.pid}) + children + names
-
-    def _list_own(self) -> set[int]:
-        """Children of this process that carry the mark, but for the zygote; other tests have children too."""
-        return {int(text.split()[1]) for text in find_processes(self.mark, spare={self.zygote.pid})}
+        return find_all(self.mark, self.tmp, spare={self.zygote.pid})
 
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trials")
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as tmp:
-        patch.syspath_prepend(str(HERE))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("TMPDIR", tmp)
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))  # kept between trials, on purpose
-        patch.setattr(tempfile, "tempdir", None)
-        mark = mark_processes(patch)
-        trials = Trials(folder, Path(tmp), mark)
+    # What was compiled is kept between trials, on purpose.
+    with watch_leftovers(HERE, TORCHINDUCTOR_CACHE_DIR=str(folder / "compiled")) as (tmp, mark):
+        trials = Trials(folder, tmp, mark)
         yield trials
         trials.zygote.close()
         assert trials.find_leftovers() == []

@@ -1,7 +1,5 @@
 """Real child processes that fail in every way we know of: each is a row with a reason, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -17,9 +15,10 @@ import pytest
 from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.errors import NoPlanError, StorageError, TrainingError, UsageError
-from fulltilt.levers import default_plan
+from fulltilt.levers import Facts, default_plan
 from fulltilt.records import TrialRequest, WorkloadSource, classify_outcome
 from fulltilt.records.run_folder import RunFolder
+from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.session import Session
 from fulltilt.tuner.search.strategies import exhaustive
@@ -52,14 +51,6 @@ def light_zygote(tmp_path):
 
 
 @pytest.fixture
-def interruptible():
-    """A test run in the background starts with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
 def run(zygote, tmp_path):
     """Run one act in a trial process and return its outcome."""
     return _build_runner(zygote, tmp_path)
@@ -83,6 +74,10 @@ def _build_runner(zygote, tmp_path):
 
 def build_source(**config):
     return WorkloadSource(config=config, base_dir=".", import_paths=BODIES)
+
+
+def judge(outcome):
+    return classify_outcome(outcome.evidence)
 
 
 def is_alive(pid: int) -> bool:
@@ -117,26 +112,9 @@ def is_written(note: Path) -> bool:
     return note.exists() and len(note.read_text().split()) == 4
 
 
-def test_a_trial_that_works_is_ok(run):
-    outcome = run("finish")
-    assert classify_outcome(outcome.evidence) == ("ok", None)
-    assert outcome.measurement.samples_per_s == 1000.0
-
-
-@pytest.mark.parametrize(
-    ("type", "message", "status", "words"),
-    [
-        ("RuntimeError", "shapes cannot be multiplied", "error", "shapes cannot be multiplied"),
-        ("MemoryError", "", "out_of_memory", "MemoryError"),
-        ("OutOfMemoryError", "Tried to allocate 2 GiB", "out_of_memory", "Tried to allocate"),
-        ("RuntimeError", "CUDA out of memory. Tried to allocate 2.00 GiB", "out_of_memory", "CUDA out of memory"),
-    ],
-)
-def test_an_exception_becomes_its_status(run, type, message, status, words):
-    outcome = run("raise_error", type=type, message=message)
-    found, reason = classify_outcome(outcome.evidence)
-    assert found == status
-    assert words in reason
+def test_an_exception_is_the_reason_and_its_traceback_is_in_the_log(run):
+    outcome = run("raise_error", type="MemoryError", message="no room")
+    assert judge(outcome) == ("out_of_memory", "MemoryError: no room")
     log = outcome.log_path.read_text()
     assert "Traceback" in log
     assert "chaos_bodies.py" in log
@@ -146,78 +124,38 @@ def test_an_exception_becomes_its_status(run, type, message, status, words):
     ("act", "details", "words"),
     [
         ("leave_at_once", {"code": 0}, "no result"),
-        ("leave_at_once", {"code": 3}, "exit code 3"),
         ("send", {"number": int(signal.SIGKILL)}, "SIGKILL"),
         ("send", {"number": int(signal.SIGABRT)}, "SIGABRT"),
         ("send", {"number": int(signal.SIGTERM)}, "SIGTERM"),
-        ("segfault", {}, "SIGSEGV"),
     ],
 )
 def test_a_sudden_end_is_an_error_that_says_how(run, act, details, words):
-    status, reason = classify_outcome(run(act, **details).evidence)
+    status, reason = judge(run(act, **details))
     assert status == "error"
     assert words in reason
 
 
 def test_a_child_that_prints_error_and_is_fine_is_ok(run):
     outcome = run("print_and_finish", words="ERROR: something harmless, CUDA error: out of memory")
-    assert classify_outcome(outcome.evidence)[0] == "ok"
+    assert judge(outcome)[0] == "ok"
     assert "ERROR: something harmless" in outcome.log_path.read_text()
 
 
 def test_words_of_an_earlier_attempt_do_not_reach_this_one(run):
     run("raise_error", message="CUDA out of memory")
-    assert classify_outcome(run("leave_at_once", code=3).evidence)[0] == "error"
-
-
-def test_a_hang_ends_at_its_deadline_with_all_of_its_family(run, tmp_path):
-    note = tmp_path / "note"
-    for deadline_s in (2, 20, 200):  # the first one, but where the machine is so busy that it does not come to hang
-        outcome = run("hang_with_company", note=str(note), deadline_s=deadline_s)
-        if is_written(note):
-            break
-    status, reason = classify_outcome(outcome.evidence)
-    assert status == "timeout"
-    assert f"deadline is {deadline_s} s" in reason
-    check_family_is_gone(note)
-
-
-def test_a_child_that_ignores_sigterm_still_ends(run):
-    assert classify_outcome(run("hang", ignoring=[int(signal.SIGTERM)], deadline_s=0.5).evidence)[0] == "timeout"
+    assert judge(run("leave_at_once", code=3))[0] == "error"
 
 
 def test_silence_after_the_first_steps_is_a_timeout(run, monkeypatch):
     monkeypatch.setattr(process, "SILENCE_FLOOR_S", 0.5)
-    status, reason = classify_outcome(run("stay_silent").evidence)
+    status, reason = judge(run("stay_silent"))
     assert status == "timeout"
     assert "no step done for" in reason
 
 
-def test_processes_that_outlive_the_trial_are_ended(run, tmp_path):
-    note = tmp_path / "orphan"
-    outcome = run("leave_orphan", note=str(note))
-    assert classify_outcome(outcome.evidence)[0] == "ok"
-    assert not is_alive(int(note.read_text()))
-
-
-def test_a_killed_data_worker_is_an_error_that_names_it(run):
-    status, reason = classify_outcome(run("lose_worker").evidence)
-    assert status == "error"
-    assert "WorkerDiedError" in reason
-    assert "SIGKILL" in reason
-
-
-def test_a_real_out_of_memory_under_rlimit(run):
-    details = {"n_blocks": 40, "block_bytes": 100 * 2**20, "limit_bytes": GIB}
-    status, reason = classify_outcome(run("allocate", **details).evidence)
-    assert status == "out_of_memory"
-    assert "allocate" in reason
-
-
 def test_the_memory_watchdog_ends_a_trial_above_its_limit_and_names_the_part(run):
     sizes = {"n_blocks": 20, "block_bytes": 64 * 2**20, "hold_s": 250}
-    outcome = run("allocate", memory_limit_bytes=GIB, part="evaluation", **sizes)
-    status, reason = classify_outcome(outcome.evidence)
+    status, reason = judge(run("allocate", memory_limit_bytes=GIB, part="evaluation", **sizes))
     assert status == "out_of_memory"
     assert "limit is 1.00 GiB" in reason
     assert reason.endswith("in the part 'evaluation'")
@@ -225,16 +163,14 @@ def test_the_memory_watchdog_ends_a_trial_above_its_limit_and_names_the_part(run
 
 def test_a_trial_below_its_limit_is_left_alone(run):
     outcome = run("allocate", memory_limit_bytes=2 * GIB, n_blocks=2, block_bytes=64 * 2**20, pause_s=0.3)
-    assert classify_outcome(outcome.evidence)[0] == "ok"
+    assert judge(outcome)[0] == "ok"
 
 
 def test_a_trial_process_starts_clean(run):
     state = run("tell_state").reply["state"]
     assert state["session"] == state["pid"]
-    assert state["sigterm_default"]
-    assert not state["sigint_ignored"]
-    assert state["stdin_empty"]
-    assert state["trial"] == "t1"
+    signals = state["sigterm_default"], state["sigint_ignored"]
+    assert (*signals, state["stdin_empty"], state["trial"]) == (True, False, True, "t1")
     assert state["tmpdir"] != tempfile.gettempdir()
     assert state["n_descriptors"] <= 6  # three standard ones, answers, and two of the listing itself
 
@@ -249,19 +185,18 @@ def test_a_zygote_that_dies_is_started_again(run_light, tmp_path, light_zygote):
     light_zygote.start()
     before = light_zygote.pid
     outcome = run_light("kill_zygote", marker=str(tmp_path / "marker"))
-    assert classify_outcome(outcome.evidence)[0] == "ok"
+    assert judge(outcome)[0] == "ok"
     assert light_zygote.pid != before
 
 
 def test_a_zygote_that_dies_twice_is_an_error_and_the_next_trial_runs(run_light):
-    status, reason = classify_outcome(run_light("kill_zygote").evidence)
+    status, reason = judge(run_light("kill_zygote"))
     assert status == "error"
     assert "SIGKILL, twice" in reason
-    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    assert judge(run_light("finish"))[0] == "ok"
 
 
 def test_no_folder_stays_of_a_zygote_that_was_killed_before_it_answered(build_zygote_of, tmp_path, monkeypatch):
-    """Each left an empty one in the folder for temporary files, for good."""
     code = """
 import os, pathlib, signal, tempfile
 
@@ -276,7 +211,7 @@ os.fork = die
         monkeypatch.setenv("TMPDIR", home)
         with build_zygote_of(code) as started:
             outcome = _build_runner(started, tmp_path)("finish")
-        assert "SIGKILL, twice" in classify_outcome(outcome.evidence)[1]
+        assert "SIGKILL, twice" in judge(outcome)[1]
         assert (Path(home) / "seen").read_text() == "1 1 ", "it was there at the death, and gone at the next one's"
         assert list(Path(home).glob("fulltilt-*")) == []
 
@@ -292,19 +227,19 @@ def test_what_left_its_session_ends_though_the_zygote_was_killed(run_light, tmp_
 def test_a_zygote_that_was_stopped_costs_a_timeout_and_the_next_trial_runs(run_light, monkeypatch):
     monkeypatch.setattr(process, "EXIT_PATIENCE_S", 0.5)
     monkeypatch.setattr(zygote_client, "EXIT_PATIENCE_S", 0.5)
-    assert classify_outcome(run_light("stop_zygote", deadline_s=0.5).evidence)[0] == "timeout"
+    assert judge(run_light("stop_zygote", deadline_s=0.5))[0] == "timeout"
     monkeypatch.undo()
-    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    assert judge(run_light("finish"))[0] == "ok"
 
 
 def test_a_folder_for_temporary_files_that_vanished_costs_a_new_zygote(light_zygote, tmp_path, monkeypatch):
     home = Path(tempfile.mkdtemp())
     monkeypatch.setenv("TMPDIR", str(home))
     run_light = _build_runner(light_zygote, tmp_path)
-    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    assert judge(run_light("finish"))[0] == "ok"
     before = light_zygote.pid
     home.rmdir()
-    assert classify_outcome(run_light("finish").evidence)[0] == "ok"
+    assert judge(run_light("finish"))[0] == "ok"
     assert light_zygote.pid != before
 
 
@@ -394,7 +329,6 @@ def test_facts_that_take_longer_than_the_budget_are_no_plan_and_say_so(hanging_t
 
 
 def test_a_zygote_that_starts_slower_than_the_budget_is_not_waited_for(build_zygote_of, tmp_path):
-    """Its own limit of 120 s was waited for, with a budget of 20 s."""
     zygote = build_zygote_of("import time; time.sleep(3600)")
     target = ProcessTarget(build_source(), device="cpu", folder=tmp_path, zygote=zygote)
     target.end_s = time.monotonic() + 0.5
@@ -417,7 +351,6 @@ def test_the_zygote_has_one_thread_and_no_device_context(tmp_path):
 
 
 def test_the_zygote_ends_with_its_parent(tmp_path):
-    """SIGKILL of the parent while a trial hangs: the zygote and the trial's whole family are gone."""
     note = tmp_path / "note"
     code = f"""
 import test_faults_trials as t
@@ -434,7 +367,7 @@ t._build_runner(zygote, path)("hang_with_company", note={str(note)!r})
     check_family_is_gone(note)
 
 
-def test_an_interrupt_ends_the_trial_and_its_family(run_light, tmp_path, interruptible):
+def test_an_interrupt_ends_the_trial_and_its_family(run_light, tmp_path):
     note = tmp_path / "note"
 
     def interrupt():
@@ -482,16 +415,11 @@ t.run_small_search({str(tmp_path / "out")!r})
 
 def run_small_search(path: str) -> list[int]:
     """Six batch sizes on a simulated target; returns those that were run now."""
-    from fulltilt.levers import Facts
-    from fulltilt.tuner.question.space import Space
-
     base = default_plan()
-    space = Space(
-        axes={"batch_size": (1, 2, 4, 8, 16, 32)}, base=base, user_plan=base, facts=Facts(device_type="cpu")
-    )  # fmt: skip
+    axes, facts = {"batch_size": (1, 2, 4, 8, 16, 32)}, Facts(device_type="cpu")
     target = SimulatedTarget(lambda plan: Answer(samples_per_s=float(plan["batch_size"])))
     with RunFolder(path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-        Session(target, Journal(folder)).run(exhaustive(space))
+        Session(target, Journal(folder)).run(exhaustive(Space(axes=axes, base=base, user_plan=base, facts=facts)))
     return [plan["batch_size"] for plan in target.asked]
 
 

@@ -1,9 +1,6 @@
 """What the trial processes of the fault tests do beside what those of the chaos run do (``chaos_bodies``)."""
 
-from __future__ import annotations
-
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -33,10 +30,6 @@ class Child(chaos_bodies.Child):
         Path(note).write_text(f"{os.getpid()} {child.pid} {loner.pid} {file.name}")
         time.sleep(600)
 
-    def leave_orphan(self, note):
-        Path(note).write_text(str(subprocess.Popen(SLEEP, start_new_session=True).pid))
-        self.finish()
-
     def stay_silent(self):
         self.answer({"progress": {"stage": "measuring"}})
         time.sleep(600)
@@ -58,10 +51,7 @@ class Child(chaos_bodies.Child):
             stream.write(f"{loner.pid} {forked}\n")
         self.kill_zygote()
 
-    def allocate(self, n_blocks, block_bytes, limit_bytes=None, part=None, pause_s=0, hold_s=0):
-        """Real memory, under a real limit on the data segment."""
-        if limit_bytes:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    def allocate(self, n_blocks, block_bytes, part=None, pause_s=0, hold_s=0):
         import torch
 
         if part:
@@ -86,29 +76,6 @@ class Child(chaos_bodies.Child):
 
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)), num_workers=1)
         self.answer({"state": {"sum": sum(float(batch.sum()) for (batch,) in loader)}})
-
-    def lose_worker(self):
-        """A loader of ours whose worker is killed while it loads."""
-        import torch
-
-        class Deadly(torch.utils.data.Dataset):
-            def __len__(self):
-                return 8
-
-            def __getitem__(self, index):
-                if index == 3:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return torch.zeros(2)
-
-        from fulltilt.data import build_loader, explain_loader_error
-
-        loader = build_loader(Deadly(), batch_size=1, shuffle=False, drop_last=False, options={"num_workers": 1})
-        try:
-            for _ in loader:
-                pass
-        except (RuntimeError, OSError, EOFError) as error:
-            raise explain_loader_error(error) or error from error
-        self.finish()
 
     def tell_state(self):
         """What the process is like, and what was there when it was forked."""

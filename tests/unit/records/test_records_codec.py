@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -13,16 +14,10 @@ PHASES = PhasesMs(data_wait=0.5, h2d=None, forward=2.0, backward=4.0, optimizer=
 
 def build_trial(**changes):
     values = {
-        "id": "t3",
-        "plan": PLAN,
-        "status": "ok",
-        "effective_batch_size": 128,
-        "batch_size_per_device": 64,
-        "phases_ms": PHASES,
-        "samples_per_s": 18285.7,
-        "samples_per_s_ci95": (18000.0, 18500.0),
+        "id": "t3", "plan": PLAN, "status": "ok", "effective_batch_size": 128, "batch_size_per_device": 64,
+        "phases_ms": PHASES, "samples_per_s": 18285.7, "samples_per_s_ci95": (18000.0, 18500.0),
         "null_reasons": {"h2d": "no copy to a device on the CPU"},
-    }
+    }  # fmt: skip
     return Trial(**values | changes)
 
 
@@ -35,17 +30,12 @@ def build_trial(**changes):
             id="t1", source=WorkloadSource(config={"task": "a:b"}, base_dir="."), plan=PLAN, device="cpu", n_steps=10
         ),
         Measurement(
-            phases_ms=PHASES,
-            samples_per_s=1.0,
-            samples_per_s_ci95=(0.5, 1.5),
-            block_samples_per_s=(1.0, 1.1),
-            n_steps=16,
-            n_warmup_steps=8,
-            observed={"num_workers": 0},
+            phases_ms=PHASES, samples_per_s=1.0, samples_per_s_ci95=(0.5, 1.5), block_samples_per_s=(1.0, 1.1),
+            n_steps=16, n_warmup_steps=8, observed={"num_workers": 0},
         ),
     ],
     ids=lambda record: type(record).__name__,
-)
+)  # fmt: skip
 def test_a_record_survives_the_codec(record):
     assert loads(type(record), dumps(record)) == record
 
@@ -65,12 +55,9 @@ def test_keys_that_join_later_are_ignored():
     ],
 )
 def test_a_wrong_value_is_named(change, said):
-    data = {
-        key: value for key, value in ({"id": "t1", "plan": {}, "status": "ok"} | change).items() if value is not None
-    }
-    with pytest.raises(ValueError, match="Trial") as caught:
-        decode(Trial, data)
-    assert said in str(caught.value)
+    data = {"id": "t1", "plan": {}, "status": "ok"} | change
+    with pytest.raises(ValueError, match=re.escape(said)):
+        decode(Trial, {key: value for key, value in data.items() if value is not None})
 
 
 def test_no_file_ever_holds_a_non_finite_number():

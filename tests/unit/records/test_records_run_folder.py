@@ -22,6 +22,12 @@ def open_run(path, parts=PARTS, command="tune", *, writes=None):
     return folder
 
 
+def open_aging(path, data=1, **parts):
+    """A run folder whose results are set aside when the size of its data changes."""
+    parts = {**PARTS, "data": data, **parts}
+    return RunFolder(path, fingerprint_parts=parts, command="tune", results=[JOURNAL, "verify"], aging=("data",))
+
+
 def run_python(code, path):
     """What ``code`` printed in a process of its own, and how that ended; files end at 20 bytes where it says so."""
     limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -40,40 +46,31 @@ def test_the_same_run_resumes_and_another_is_refused_with_what_changed(tmp_path)
         open_run(tmp_path / "run", command="train")
 
 
-def open_aging(path, **parts):
-    results = [JOURNAL, "verify"]
-    parts = {**PARTS, "data": {"a.h5": {"n_bytes": 1}}, **parts}
-    return RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=("data",))
-
-
 def test_results_of_other_data_are_set_aside_and_said(tmp_path):
-    """Rows of yesterday's file were once taken for rows of today's."""
+    data = {number: {"a.h5": {"n_bytes": number}} for number in (1, 2, 3)}
     for number in (1, 2):
-        with open_aging(tmp_path, data={"a.h5": {"n_bytes": number}}) as folder:
+        with open_aging(tmp_path, data[number]) as folder:
             assert not folder.is_resumed
             assert folder.read_lines(JOURNAL) == []
             folder.append_line(JOURNAL, f"of {number}")
             (tmp_path / "verify").mkdir()
-    with open_aging(tmp_path, data={"a.h5": {"n_bytes": 3}}) as folder:
+    with open_aging(tmp_path, data[3]) as folder:
         assert folder.set_aside == (
             "earlier results are set aside as trials-2.jsonl, verify-2 (changed: data.a.h5.n_bytes 2 → 3)"
         )
-    assert (tmp_path / "trials-1.jsonl").read_text() == "of 1\n"
-    assert (tmp_path / "trials-2.jsonl").read_text() == "of 2\n"
-    with open_aging(tmp_path, data={"a.h5": {"n_bytes": 3}}) as folder:
         folder.append_line(JOURNAL, "of 3")
-    with open_aging(tmp_path, data={"a.h5": {"n_bytes": 3}}) as folder:
+    assert [(tmp_path / f"trials-{number}.jsonl").read_text() for number in (1, 2)] == ["of 1\n", "of 2\n"]
+    with open_aging(tmp_path, data[3]) as folder:
         assert folder.set_aside is None
 
 
 def test_what_was_set_aside_is_said_by_the_first_run_that_has_a_result(tmp_path):
-    """An edit that broke the model moved the rows away, and the run after the next edit no longer said so."""
+    """An edit that breaks the model moves the rows away."""
     with open_aging(tmp_path) as folder:
         folder.append_line(JOURNAL, "one")
-    with open_aging(tmp_path, data={}) as folder:
-        folder.state_fingerprint({**PARTS, "data": {}})
+    with open_aging(tmp_path, 2) as folder:
+        folder.state_fingerprint({**PARTS, "data": 2})
     with open_aging(tmp_path) as folder:
-        assert folder.set_aside is not None
         assert folder.set_aside.startswith("earlier results are set aside as trials-1.jsonl (changed: data")
 
 
@@ -89,17 +86,16 @@ def test_what_does_not_age_is_refused_whatever_else_changed(tmp_path):
     with open_aging(tmp_path) as folder:
         folder.append_line(JOURNAL, "one")
     with pytest.raises(RunFolderError, match=r"changed: data.*machine m1 → m2"):
-        open_aging(tmp_path, machine="m2", data={})
+        open_aging(tmp_path, 2, machine="m2")
     assert read_lines(tmp_path / JOURNAL) == ["one"]
 
 
 def test_a_fingerprint_that_is_stated_later_is_the_one_that_counts(tmp_path):
     """Data that the first search fetched are there from the start of the second one."""
-    fetched = {"a.h5": {"n_bytes": 9}}
-    with open_aging(tmp_path, data={}) as folder:
-        folder.state_fingerprint({**PARTS, "data": fetched})
+    with open_aging(tmp_path, 0) as folder:
+        folder.state_fingerprint({**PARTS, "data": 9})
         folder.append_line(JOURNAL, "one")
-    with open_aging(tmp_path, data=fetched) as folder:
+    with open_aging(tmp_path, 9) as folder:
         assert folder.is_resumed
 
 
@@ -209,7 +205,6 @@ def test_a_link_keeps_leading_to_its_file(tmp_path):
 
 
 def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path):
-    """``--json /dev/full`` once put a file in the place of the device."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read = []

@@ -1,25 +1,25 @@
 """A synthetic document in the shape of the JSON contract, and a page taken apart."""
 
+import re
+import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
 from fulltilt.levers import default_plan
 
 
 def build_row(trial_id, *, status="ok", samples_per_s=1000.0, reason=None, **plan):
-    ok = status == "ok"
     phases = {"data_wait": 1.0, "h2d": None, "forward": 3.0, "backward": 5.0, "optimizer": 0.5, "other": 0.5}
-    return {
-        "id": trial_id,
-        "plan": dict(default_plan()) | {"batch_size": 32, "num_workers": 0, "precision": "fp32"} | plan,
-        "status": status,
-        "reason": reason,
-        "phases_ms": {**phases, "step": 10.0} if ok else None,
-        "samples_per_s": samples_per_s if ok else None,
-        "samples_per_s_ci95": [samples_per_s * 0.98, samples_per_s * 1.02] if ok else None,
-        "gpu_utilization_pct": None,
-        "memory_reserved_peak_gib": None,
-        "memory_rss_peak_gib": 0.5 if ok else None,
+    measured = {
+        "phases_ms": {**phases, "step": 10.0},
+        "samples_per_s": samples_per_s,
+        "samples_per_s_ci95": [samples_per_s * 0.98, samples_per_s * 1.02],
+        "memory_rss_peak_gib": 0.5,
     }
+    return {
+        "id": trial_id, "status": status, "reason": reason, "gpu_utilization_pct": None,
+        "plan": dict(default_plan()) | {"batch_size": 32, "num_workers": 0, "precision": "fp32"} | plan,
+        "memory_reserved_peak_gib": None, **(measured if status == "ok" else dict.fromkeys(measured)),
+    }  # fmt: skip
 
 
 ROWS = [
@@ -60,6 +60,10 @@ class Page(HTMLParser):
         self.text.append(data)
         if "td" in self.open:
             self.cells[-1] += data
+
+
+def read_svg(html):
+    return ET.fromstring(re.search(r"<svg.*?</svg>", html, re.S).group())
 
 
 SAVINGS = {

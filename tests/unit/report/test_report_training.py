@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.report.report_documents import read_svg
 
 from fulltilt.cli import run_command
 from fulltilt.errors import UsageError
@@ -23,55 +24,34 @@ N_PER_EPOCH = 4
 
 def started(first_step=0, **changes):
     values = {
-        "name": "digits <b>",
-        "out_dir": "x",
-        "device": "cpu",
-        "plan": {"precision": "fp32", "batch_size": 64},
-        "n_parameters": 1000,
-        "n_samples": 256,
-        "steps_per_epoch": N_PER_EPOCH,
-        "n_epochs": 2,
+        "name": "digits <b>", "out_dir": "x", "device": "cpu", "plan": {"precision": "fp32", "batch_size": 64},
+        "n_parameters": 1000, "n_samples": 256, "steps_per_epoch": N_PER_EPOCH, "n_epochs": 2,
         "config": {"optim": {"lr": 0.1}, "data": {"batch_size": 64}, "run": {"name": None}},
-    }
+    }  # fmt: skip
     return RunStarted(**(values | changes), first_step=first_step, attempt=1 if first_step else 0)
 
 
 def steps_done(step, *, loss=None, seconds=0.5):
+    epoch, n_before = divmod(step - 1, N_PER_EPOCH)
     return StepsDone(
-        epoch=(step - 1) // N_PER_EPOCH,
-        step=step,
-        step_in_epoch=(step - 1) % N_PER_EPOCH + 1,
-        n_steps=1,
-        n_samples=64,
-        seconds=seconds,
-        loss=1.0 / step if loss is None else loss,
-        lr=0.1,
-        samples_per_s=64 / seconds,
-    )
+        epoch=epoch, step=step, step_in_epoch=n_before + 1, n_steps=1, n_samples=64, seconds=seconds,
+        loss=1.0 / step if loss is None else loss, lr=0.1, samples_per_s=64 / seconds,
+    )  # fmt: skip
 
 
-def epoch_done(step):
-    return EpochDone(
-        epoch=step // N_PER_EPOCH - 1, step=step, loss=2.0 / step, metrics={}, seconds=2.0, samples_per_s=128.0
-    )
-
-
-def evaluated(step, accuracy, *, seconds_a_step=0.5):
-    metrics = {"loss": 1.5 / step, "accuracy": accuracy}
-    at = {"epoch": step // N_PER_EPOCH - 1, "step": step, "training_seconds": step * seconds_a_step}
-    return Evaluated(split="val", metrics=metrics, seconds=0.1, **at)
-
-
-def ended(step, reason="finished"):
-    return RunEnded(reason=reason, step=step, seconds=9.0, metrics={})
+def ended(step):
+    return RunEnded(reason="finished", step=step, seconds=9.0, metrics={})
 
 
 def list_epochs(n, accuracies, *, first=1, seconds=0.5):
     for step in range(first, n * N_PER_EPOCH + 1):
         yield steps_done(step, seconds=seconds)
-        if step % N_PER_EPOCH == 0:
-            yield epoch_done(step)
-            yield evaluated(step, accuracies[step // N_PER_EPOCH - 1], seconds_a_step=seconds)
+        epoch, n_left = divmod(step, N_PER_EPOCH)
+        if n_left == 0:
+            at = {"epoch": epoch - 1, "step": step}
+            yield EpochDone(**at, loss=2.0 / step, metrics={}, seconds=2.0, samples_per_s=128.0)
+            metrics = {"loss": 1.5 / step, "accuracy": accuracies[epoch - 1]}
+            yield Evaluated(**at, split="val", metrics=metrics, seconds=0.1, training_seconds=step * seconds)
 
 
 def write_run(folder, events):
@@ -83,8 +63,7 @@ def write_run(folder, events):
 
 @pytest.fixture
 def run_a(tmp_path):
-    events = [started(), Noted(message="a <note>"), *list_epochs(2, [0.5, 0.75]), ended(8)]
-    return write_run(tmp_path / "a", events)
+    return write_run(tmp_path / "a", [started(), Noted(message="a <note>"), *list_epochs(2, [0.5, 0.75]), ended(8)])
 
 
 def read_charts(html):
@@ -105,10 +84,8 @@ def test_every_curve_is_there_by_epoch_step_and_seconds(run_a):
     charts = read_charts(html)
     names = ["Loss", "Accuracy", "Learning rate", "Throughput"]
     assert list(charts) == [(name, axis) for name in names for axis in ("epoch", "step", "seconds")]
-    assert list_titles(charts["Accuracy", "step"]) == [
-        "validation: 0.5 at step 4, 2 s",
-        "validation: 0.75 at step 8, 4 s",
-    ]
+    titles = ["validation: 0.5 at step 4, 2 s", "validation: 0.75 at step 8, 4 s"]
+    assert list_titles(charts["Accuracy", "step"]) == titles
     lines = list(charts["Loss", "epoch"].iter("polyline"))
     assert [len(line.get("points").split()) for line in lines] == [8, 2], "training, validation"
     last_x = [float(line.get("points").split()[-1].split(",")[0]) for line in lines]
@@ -119,9 +96,8 @@ def test_every_curve_is_there_by_epoch_step_and_seconds(run_a):
 
 
 def test_steps_taken_again_after_a_crash_count_once(tmp_path):
-    first = list(list_epochs(2, [0.5, 0.1]))[
-        :-2
-    ]  # killed before the second epoch was told; the checkpoint is of step 4
+    # Killed before the second epoch was told; the checkpoint is of step 4.
+    first = list(list_epochs(2, [0.5, 0.1]))[:-2]
     again = [started(first_step=4), *list_epochs(2, [0.5, 0.75], first=5, seconds=0.25), ended(8)]
     run = read_training(write_run(tmp_path / "r", [started(), *first, *again]))
     assert [interval.step for interval in run.intervals] == list(range(1, 9))
@@ -184,8 +160,7 @@ def test_a_lever_that_ran_with_other_values_than_asked_for_is_named_with_both(tm
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
-    [(None, "holds no events.jsonl"), ([started()], "holds no step yet"), ([], "holds no step yet")],
+    ("events", "said"), [(None, "holds no events.jsonl"), ([started()], "holds no step yet"), ([], "holds no step yet")]
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, capsys, events, said):
     folder = tmp_path / "r"
@@ -204,18 +179,16 @@ def test_a_file_that_is_no_event_log_is_named(tmp_path):
 
 
 def test_a_long_curve_is_joined_without_losing_a_sample(tmp_path):
-    events = [started(), *(steps_done(step) for step in range(1, 1001))]
+    events = [started(), *map(steps_done, range(1, 1001))]
     intervals = read_training(write_run(tmp_path / "r", events)).intervals
     joined, size = join_intervals(intervals, 200)
-    assert (len(joined), size) == (200, 5)
+    assert (len(joined), size, joined[-1].step) == (200, 5, 1000)
     assert sum(i.n_samples for i in joined) == sum(i.n_samples for i in intervals)
     assert joined[0].loss == pytest.approx(sum(1 / step for step in range(1, 6)) / 5)
-    assert joined[-1].step == 1000
     assert joined[0].samples_per_s == pytest.approx(128.0)
 
 
 def test_a_replan_is_no_start_of_its_own(tmp_path):
-    """each one counted as another process"""
     replanned = Replanned(step=1, n_steps_lost=0, batch_size=32, accumulate=2, val_batch_size=None, reason="memory")
     events = [started(), steps_done(1), replanned, started(first_step=1), steps_done(2)]
     assert read_training(write_run(tmp_path / "r", events)).n_attempts == 1
@@ -230,14 +203,10 @@ def test_a_dense_line_hides_its_marks_and_keeps_its_figures():
     assert len(circles) == len(line)
 
 
-def read_svg(html):
-    return ET.fromstring(re.search(r"<svg.*?</svg>", html, re.S).group())
-
-
 def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis():
     line = [Point(x=i, y=y) for i, y in enumerate([4.0, 0.4, 0.04])]
     chart = read_svg(build_curve_chart({"a": [line]}, x_title="x", y_title="loss", is_log=True))
-    first, second, third = [float(circle.get("cy")) for circle in chart.iter("circle")]
+    first, second, third = (float(circle.get("cy")) for circle in chart.iter("circle"))
     assert second - first == pytest.approx(third - second, abs=0.2)
 
 
@@ -262,7 +231,6 @@ def test_the_direction_of_a_metric_goes_by_the_words_of_its_name(metric, directi
 
 
 def test_time_to_common_quality_is_that_of_the_worst_best():
-    fast = [(1.0, 0.5), (2.0, 0.9), (3.0, 0.8)]
-    slow = [(2.0, 0.6), (4.0, 0.85)]
-    assert find_times_to_common_quality([fast, slow], is_rising=True) == (0.85, [2.0, 4.0])
-    assert find_times_to_common_quality([fast, slow], is_rising=False) == (0.6, [1.0, 2.0])
+    runs = [[(1.0, 0.5), (2.0, 0.9), (3.0, 0.8)], [(2.0, 0.6), (4.0, 0.85)]]
+    assert find_times_to_common_quality(runs, is_rising=True) == (0.85, [2.0, 4.0])
+    assert find_times_to_common_quality(runs, is_rising=False) == (0.6, [1.0, 2.0])

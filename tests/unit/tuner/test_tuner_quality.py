@@ -1,7 +1,5 @@
 """Verdicts of ``--verify`` from planted learning curves."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -15,7 +13,7 @@ SETTINGS = {"speed.precision": "bf16"}
 
 def make_document(arm, seed, qualities, *, step_s=10.0, metric="accuracy"):
     evaluations = [
-        {"training_seconds": step_s * (i + 1), "metrics": {"loss": 1.0 - value, metric: value}}
+        {"epoch": i, "training_seconds": step_s * (i + 1), "metrics": {"loss": 1.0 - value, metric: value}}
         for i, value in enumerate(qualities)
     ]
     return {
@@ -99,9 +97,8 @@ def test_a_recommended_run_that_diverged_learns_worse_whatever_the_others_do(aft
 
 def test_settings_that_diverge_as_they_were_leave_nothing_to_compare_with():
     documents = diverge(make_pairs([[0.9]] * 2, [[0.9]] * 2), "as it was", 0, "loss")
-    with pytest.raises(
-        TrainingError, match=r"1 of 2 trainings .*as they were diverged \(seed 0\).*as it was-0.*optim\.lr"
-    ):
+    said = r"1 of 2 trainings .*as they were diverged \(seed 0\).*as it was-0.*optim\.lr"
+    with pytest.raises(TrainingError, match=said):
         judge(diverge(documents, "recommended", 1, "loss"), SETTINGS)
 
 
@@ -110,30 +107,25 @@ def test_an_evaluation_without_a_number_in_between_reaches_no_quality():
     for seed in (0, 1):
         documents = diverge(documents, "recommended", seed, "loss", "accuracy", at=0)
     made = judge(documents, SETTINGS)
-    assert made.verdict == "learns as well"
-    assert made.time_after_s == pytest.approx(15.0)
+    assert (made.verdict, made.time_after_s) == ("learns as well", pytest.approx(15.0))
 
 
-def test_training_without_an_evaluation_is_an_error_that_says_what_is_missing():
-    documents = [*make_pairs([[0.9], [0.9]], [[0.9], [0.9]])[:-1], make_document("recommended", 1, [])]
-    with pytest.raises(TrainingError, match=r"recommended-1 was trained without an evaluation.*validation set"):
-        judge(documents, SETTINGS)
-
-
-def test_arms_with_different_seeds_are_not_compared():
-    documents = [*make_pairs([[0.9], [0.9]], [[0.9], [0.9]])[:-1], make_document("recommended", 7, [0.9])]
-    with pytest.raises(ValueError, match="same seeds"):
+@pytest.mark.parametrize(
+    ("seed", "qualities", "error", "said"),
+    [
+        (1, [], TrainingError, r"recommended-1 was trained without an evaluation.*validation set"),
+        (7, [0.9], ValueError, "same seeds"),
+    ],
+)
+def test_trainings_that_cannot_be_compared_are_refused(seed, qualities, error, said):
+    documents = [*make_pairs([[0.9], [0.9]], [[0.9], [0.9]])[:-1], make_document("recommended", seed, qualities)]
+    with pytest.raises(error, match=said):
         judge(documents, SETTINGS)
 
 
 def test_pairs_that_came_out_equal_are_called_so_with_the_epochs_they_trained():
-    """``+0.00 % (+0.00 to +0.00 %)`` claimed an interval without width, of a validation set after one epoch."""
     documents = make_pairs([[0.5, 0.9], [0.6, 0.8]], [[0.5, 0.9], [0.6, 0.8]])
-    for document in documents:
-        for epoch, evaluation in enumerate(document["evaluations"]):
-            evaluation["epoch"] = epoch
-    text = judge(documents, SETTINGS).text
-    assert text.startswith(
+    assert judge(documents, SETTINGS).text.startswith(
         "learns as well: accuracy on the validation set after 2 epochs 0.85 → 0.85, both trainings of every pair came "
         "out equal (a loss of 1 % is allowed); "
     )
@@ -143,17 +135,13 @@ def test_pairs_that_came_out_equal_are_called_so_with_the_epochs_they_trained():
     assert "0.855 → 0.85, -0.58 % (" in changed
 
 
-def test_the_text_says_on_how_many_samples_the_quality_rests():
-    documents = make_pairs([[0.9], [0.91]], [[0.9], [0.91]])
-    for document in documents:
-        document["n_validation_samples"] = 360
-    assert ": accuracy on the validation set of 360 samples 0.905 → 0.905, " in judge(documents, SETTINGS).text
-    documents[0]["n_validation_samples"] = None  # trained before this was written
-    assert ": accuracy on the validation set 0.905 → 0.905, " in judge(documents, SETTINGS).text
+@pytest.mark.parametrize(("n_samples", "said"), [(360, " of 360 samples"), (None, "")])
+def test_the_text_says_on_how_many_samples_the_quality_rests(n_samples, said):
+    documents = [run | {"n_validation_samples": n_samples} for run in make_pairs([[0.9], [0.91]], [[0.9], [0.91]])]
+    assert f": accuracy on the validation set{said} after 1 epoch 0.905 → 0.905, " in judge(documents, SETTINGS).text
 
 
 def test_a_plan_that_takes_longer_is_not_said_to_take_less():
-    documents = make_pairs([[0.5, 0.9]] * 2, [[0.5, 0.9]] * 2)
-    for document in documents:
-        document["arm"] = {"as it was": "recommended", "recommended": "as it was"}[document["arm"]]
+    names = {"as it was": "recommended", "recommended": "as it was"}
+    documents = [run | {"arm": names[run["arm"]]} for run in make_pairs([[0.5, 0.9]] * 2, [[0.5, 0.9]] * 2)]
     assert "10 s → 20 s, 100 % more (100 to 100 %)" in judge(documents, SETTINGS).text

@@ -1,7 +1,5 @@
 """Picks follow their stated rules by the rows they are picked from."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -16,14 +14,14 @@ from fulltilt.tuner.picks.picks import Pick, describe_changes
 SMALL, MEDIUM, LARGE = {"batch_size": 16}, {"batch_size": 64}, {"batch_size": 256}
 
 
+def make_rows(*rows):
+    """Rows t1, t2, … of (samples/s, GiB, levers)."""
+    return [make_row(i, rate, memory=memory, **levers) for i, (rate, memory, levers) in enumerate(rows, start=1)]
+
+
 def test_each_pick_follows_its_own_rule():
-    rows = [
-        make_row(1, 1000.0, memory=2.0, **MEDIUM),
-        make_row(2, 1500.0, memory=9.0, **LARGE),
-        make_row(3, 600.0, memory=1.0, **SMALL),
-        make_row(4, None, status="out_of_memory", batch_size=512),
-    ]
-    picks = pick_from(rows, limit_gib=10.0)
+    rows = make_rows((1000.0, 2.0, MEDIUM), (1500.0, 9.0, LARGE), (600.0, 1.0, SMALL))
+    picks = pick_from([*rows, make_row(4, None, status="out_of_memory", batch_size=512)], limit_gib=10.0)
     assert [p.trial.id for p in (picks.throughput, picks.efficiency, picks.recommended)] == ["t2", "t3", "t1"]
     assert "8.00 GiB, 80 % of 10.00 GiB" in picks.recommended.rule
 
@@ -31,29 +29,21 @@ def test_each_pick_follows_its_own_rule():
 @pytest.mark.parametrize(
     ("rows", "chosen", "said"),
     [
-        (
-            [make_row(1, 1000.0, memory=9.5), make_row(2, 900.0, memory=9.0, **SMALL)],
-            "t2",
-            "no row has memory at most 8.00 GiB",
-        ),
-        (  # the least memory of all, though another with a thousandth more of it was three times as fast
-            [
-                make_row(1, 300.0, memory=9.00, batch_size=8),
-                make_row(2, 900.0, memory=9.01, num_workers=2),
-                make_row(3, 2000.0, memory=9.5, **MEDIUM),
-            ],
+        ([(1000.0, 9.5, {}), (900.0, 9.0, SMALL)], "t2", "no row has memory at most 8.00 GiB"),
+        (  # not the least memory of all: another with a thousandth more of it is three times as fast
+            [(300.0, 9.00, SMALL), (900.0, 9.01, {"num_workers": 2}), (2000.0, 9.5, MEDIUM)],
             "t2",
             "least memory highest samples/s of 2 plans (9.00 GiB, and up to 2 % more)",
         ),
-        ([make_row(1, 2000.0, memory=None, **MEDIUM), make_row(2, 1000.0)], "t2", "memory at most 8.00 GiB"),
-        ([make_row(1, 2000.0, memory=None)], "t1", "memory at most 8.00 GiB"),
+        ([(2000.0, None, MEDIUM), (1000.0, 1.0, {})], "t2", "memory at most 8.00 GiB"),
+        ([(2000.0, None, {})], "t1", "memory at most 8.00 GiB"),
     ],
 )
 def test_the_memory_limit_leaves_the_smallest_rows_and_those_below_it(rows, chosen, said):
-    made = pick_from(rows, limit_gib=10.0)
+    made = pick_from(make_rows(*rows), limit_gib=10.0)
     assert made.recommended.trial.id == chosen
     assert said in made.recommended.rule
-    assert made.throughput.trial.samples_per_s == max(row.samples_per_s for row in rows)
+    assert made.throughput.trial.samples_per_s == max(rate for rate, _, _ in rows)
 
 
 def test_without_any_memory_figure_there_is_no_pick_by_memory():
@@ -62,7 +52,6 @@ def test_without_any_memory_figure_there_is_no_pick_by_memory():
 
 
 def test_rows_above_the_limit_are_measured_again_too():
-    """The recommended plan had run once where no row was below the limit."""
     rows = [make_row(1, 900.0, memory=9.0, num_workers=2), make_row(2, 2000.0, memory=9.5, **MEDIUM)]
     finalists = recommend.select_finalists(rows, limit_gib=8.0)
     assert [plan["num_workers"] for plan in finalists] == [2]
@@ -106,14 +95,10 @@ def fail(number, reason, status="error"):
     ],
 )
 def test_where_no_plan_ran_the_failures_are_counted_and_the_most_common_one_has_its_remedy(rows, said, remedy):
-    """A damaged data file was answered with "use pin_memory false", for the skipped row is named last."""
     with pytest.raises(NoPlanError, match=said) as ended:
         pick_from([*rows, SKIPPED])
     assert ended.value.remedy == remedy
     assert "use pin_memory false" in str(ended.value)
-
-
-def test_a_search_without_a_trial_says_so():
     with pytest.raises(NoPlanError, match="ran no trial"):
         pick_from([])
 
@@ -122,99 +107,82 @@ def test_a_search_without_a_trial_says_so():
 @given(
     st.lists(
         st.tuples(
-            st.floats(1.0, 1e6),
-            st.floats(0.1, 20.0),
-            st.sampled_from([8, 16, 32, 64, 128]),
-            st.sampled_from([0, 1, 2, 4]),
-            st.sampled_from(["ok", "ok", "ok", "error", "out_of_memory"]),
+            *(st.floats(1.0, 1e6), st.floats(0.1, 20.0), st.sampled_from([8, 16, 32, 64, 128])),
+            *(st.sampled_from([0, 1, 2, 4]), st.sampled_from(["ok", "ok", "ok", "error", "out_of_memory"])),
         ),
-        min_size=1,
-        max_size=12,
-        unique_by=lambda item: (item[2], item[3]),
+        min_size=1, max_size=12, unique_by=lambda item: (item[2], item[3]),
     )
-)
+)  # fmt: skip
 def test_picks_are_rows_that_obey_their_rules(items):
     rows = [
         make_row(i, rate, memory=memory, batch_size=batch, num_workers=workers, status=status)
         for i, (rate, memory, batch, workers, status) in enumerate(items)
     ]
-    fine = [row for row in rows if row.status == "ok"]
+    fine = {row.id: row for row in rows if row.status == "ok"}
     if not fine:
         with pytest.raises(NoPlanError):
             pick_from(rows, limit_gib=10.0)
         return
     picks = pick_from(rows, limit_gib=10.0)
-    best = max(row.samples_per_s for row in fine)
+    best = max(row.samples_per_s for row in fine.values())
     assert picks.throughput.trial.samples_per_s >= 0.95 * best
-    ids = {row.id for row in fine}
-    fast = [row for row in fine if row.samples_per_s >= 0.9 * best]
-    least = min(row.memory_rss_peak_gib for row in fast)
+    fast = [row for row in fine.values() if row.samples_per_s >= 0.9 * best]
     assert picks.memory.trial in fast
-    assert picks.memory.trial.memory_rss_peak_gib <= 1.02 * least
+    assert picks.memory.trial.memory_rss_peak_gib <= 1.02 * min(row.memory_rss_peak_gib for row in fast)
     for made in (picks.throughput, picks.efficiency, picks.recommended, picks.memory):
-        assert {made.trial.id, *made.tied_with} <= ids
-        for other in made.tied_with:
-            row = next(r for r in fine if r.id == other)
-            if made is picks.throughput and row.samples_per_s >= made.trial.samples_per_s:  # at most 1 % above it
-                assert made.trial.effective_batch_size <= row.effective_batch_size
-    safe = [row for row in fine if row.memory_rss_peak_gib <= 8.0]
+        assert {made.trial.id, *made.tied_with} <= fine.keys()
+    for row in map(fine.get, picks.throughput.tied_with):
+        if row.samples_per_s >= picks.throughput.trial.samples_per_s:  # at most 1 % above it
+            assert picks.throughput.trial.effective_batch_size <= row.effective_batch_size
+    safe = [row.samples_per_s for row in fine.values() if row.memory_rss_peak_gib <= 8.0]
     if safe:
         assert picks.recommended.trial.memory_rss_peak_gib <= 8.0
-        assert picks.recommended.trial.samples_per_s >= 0.95 * max(row.samples_per_s for row in safe)
+        assert picks.recommended.trial.samples_per_s >= 0.95 * max(safe)
 
 
 def test_the_row_of_a_repeated_plan_is_the_median_of_its_later_runs():
-    """The run that made it a finalist was chosen for being fast: it would lift the figure by its luck."""
     rows = [make_row(1, 1300.0, **MEDIUM), make_row(2, 1250.0), *run_beside(3, 1200.0, 1210.0, 1290.0, **MEDIUM)]
     parts = recommend.merge_repeats(rows)
     assert [[row.id for row in part] for part in parts] == [["t4", "t2"], ["t1", "t3", "t5"]]
 
 
 def test_a_plan_that_failed_once_is_not_picked():
-    rows = [
-        make_row(1, 1300.0, **MEDIUM),
-        make_row(2, None, status="out_of_memory", kind="repeat", **MEDIUM),
-        make_row(3, 900.0),
-    ]
+    failed = make_row(2, None, status="out_of_memory", kind="repeat", **MEDIUM)
+    rows = [make_row(1, 1300.0, **MEDIUM), failed, make_row(3, 900.0)]
     table, _ = recommend.merge_repeats(rows)
     assert [row.status for row in table] == ["out_of_memory", "ok"]
     assert pick_from(rows).recommended.trial.id == "t3"
 
 
 def test_finalists_are_the_recommended_plan_and_those_that_may_be_as_fast():
-    rows = [
-        make_row(1, 1170.0, batch_size=64),
-        make_row(2, 1200.0, batch_size=128),
-        make_row(3, 1100.0),
-        make_row(4, 1050.0, batch_size=16, spread_pct=20.0),
-    ]
-    finalists = recommend.select_finalists(rows, limit_gib=None, n=3)
-    assert [plan["batch_size"] for plan in finalists] == [64, 128, 16]  # the last one's interval reaches the first
-    assert [plan["batch_size"] for plan in recommend.select_finalists(rows, limit_gib=None, n=1)] == [128]
+    rates = {64: 1170.0, 128: 1200.0, 32: 1100.0}
+    rows = [make_row(i, rate, batch_size=size) for i, (size, rate) in enumerate(rates.items())]
+    rows.append(make_row(4, 1050.0, spread_pct=20.0, **SMALL))
+    for n, sizes in ((3, [64, 128, 16]), (1, [128])):  # the interval of 16 reaches the first
+        finalists = recommend.select_finalists(rows, limit_gib=None, n=n)
+        assert [plan["batch_size"] for plan in finalists] == sizes
     assert recommend.select_finalists([], limit_gib=1.0) == []
 
 
-def test_changes_name_recipe_and_numerics():
-    changes = describe_changes(USER, USER.replace(batch_size=128, precision="bf16", num_workers=4))
-    assert changes["recipe"] == ("effective batch 32 → 128",)
-    assert changes["numerics"] == ("precision fp32 → bf16",)
-    kept = describe_changes(USER, USER.replace(batch_size=16, accumulate=2))
-    assert kept["recipe"][0].startswith("micro-batch 32 → 16, effective batch as before")
-    assert describe_changes(USER, USER) == {"recipe": (), "numerics": ()}
-
-
 @pytest.mark.parametrize(
-    ("before", "after", "recipe"),
+    ("levers", "recipe", "numerics"),
     [
-        ("stream", "ram", ()),
-        ("memory_map", "device", ()),
-        ("stream", "block_shuffled", ("placement stream → block_shuffled",)),
-        ("block_shuffled", "ram", ("placement block_shuffled → ram",)),
+        ({"batch_size": 128, "precision": "bf16"}, ("effective batch 32 → 128",), ("precision fp32 → bf16",)),
+        ({"num_workers": 4}, (), ()),
+        ({"placement": "ram"}, (), ()),
+        ({"placement": "device"}, (), ()),
+        ({"placement": "block_shuffled"}, ("placement stream → block_shuffled",), ()),
     ],
 )
-def test_where_rows_lie_is_no_change_of_the_recipe_but_their_order_is(before, after, recipe):
-    changes = describe_changes(USER.replace(placement=before), USER.replace(placement=after))
-    assert changes == {"recipe": recipe, "numerics": ()}
+def test_changes_name_recipe_and_numerics(levers, recipe, numerics):
+    assert describe_changes(USER, USER.replace(**levers)) == {"recipe": recipe, "numerics": numerics}
+
+
+def test_a_micro_batch_and_an_order_of_rows_that_is_given_up_are_named_as_changes():
+    changes = describe_changes(USER, USER.replace(batch_size=16, accumulate=2))
+    assert changes["recipe"][0].startswith("micro-batch 32 → 16, effective batch as before")
+    changes = describe_changes(USER.replace(placement="block_shuffled"), USER.replace(placement="ram"))
+    assert changes["recipe"] == ("placement block_shuffled → ram",)
 
 
 @pytest.mark.parametrize(
@@ -239,12 +207,7 @@ def test_the_learning_rate_follows_only_a_batch_that_was_allowed_to_change(rate,
     ("runs", "chosen", "said"),
     [
         (
-            [
-                make_row(1, 1000.0, memory=8.0, **LARGE),
-                make_row(2, 910.0, memory=3.0, **MEDIUM),
-                make_row(3, 890.0, memory=1.0, **SMALL),
-                make_row(4, 950.0, memory=5.0, batch_size=128),
-            ],
+            make_rows((1000.0, 8.0, LARGE), (910.0, 3.0, MEDIUM), (890.0, 1.0, SMALL), (950.0, 5.0, {"threads": 1})),
             "t2",
             "least memory of 3 plans with at least 90 % of the best speed (1,000 samples/s, t1)",
         ),
@@ -257,25 +220,21 @@ def test_the_learning_rate_follows_only_a_batch_that_was_allowed_to_change(rate,
             "best confirmed speed (440 samples/s, the geometric mean of 3 runs, t5)",
         ),
         (
-            [
-                make_row(1, 950.0, memory=1.0, **SMALL),
-                make_row(2, 1000.0, memory=1.01, **MEDIUM),
-                make_row(3, 1040.0, memory=1.5, batch_size=128),
-            ],
+            make_rows((950.0, 1.0, SMALL), (1000.0, 1.01, MEDIUM), (1040.0, 1.5, {"batch_size": 128})),
             "t2",
             "the fastest of 2 plans within 2 % of it",
         ),
         (  # a row from a faster minute would make every confirmed one too slow
             [
-                make_row(1, 2000.0, memory=9.0, **LARGE),
+                *make_rows((2000.0, 9.0, LARGE)),
                 *run_beside(2, 1000.0, memory=4.0, **MEDIUM),
                 *run_beside(3, 950.0, memory=2.0, **SMALL),
             ],
             "t3",
             "of the best confirmed speed (1,000 samples/s, t2)",
         ),
-        (  # a mean of two runs stood there without a word, 10 % off the row that was named with it
-            [make_row(1, 1000.0), make_row(2, 810.0)],
+        (
+            make_rows((1000.0, 1.0, {}), (810.0, 1.0, {})),
             "t2",
             "of the best speed (900 samples/s, the geometric mean of 2 runs, t2)",
         ),
@@ -304,7 +263,6 @@ def test_a_plan_is_judged_by_the_mean_of_its_runs_and_not_by_one_of_them():
     """Medians 1000 and 1010; means 1067 and 1007."""
     runs = [*run_beside(1, 990.0, 1000.0, 1220.0, **SMALL), *run_beside(4, 1000.0, 1010.0, 1011.0, **MEDIUM)]
     chosen = pick_from(runs).recommended
-    assert chosen.trial.plan["batch_size"] == 16
     assert chosen.trial.samples_per_s == 1000.0, "the row shown is that of the median run"
     assert chosen.runs_samples_per_s == (990.0, 1000.0, 1220.0)
     assert Pick.from_json(chosen.to_json()) == chosen
@@ -320,7 +278,6 @@ def test_a_recommendation_says_where_nothing_is_known_against_the_settings_as_th
 
 
 def test_a_rule_names_the_rows_that_showed_more_than_the_pick():
-    """``highest samples/s of 3 plans`` was said above a table in which another plan stood higher."""
     runs = [make_row(1, 1015.0, threads=1, memory=0.5), make_row(2, 985.0, threads=2)]
     runs += [*run_beside(10, 1000.0, 990.0, num_workers=2), *run_beside(20, 500.0, 505.0)]
     picks = pick_from(runs)

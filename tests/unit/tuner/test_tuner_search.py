@@ -1,8 +1,5 @@
 """Strategies on a simulated target: what they run, in which order, and when they stop."""
 
-from __future__ import annotations
-
-import contextlib
 import dataclasses
 
 import pytest
@@ -25,8 +22,8 @@ SIZES = (16, 32, 64, 128, 256)
 A, B, C = (BASE.replace(batch_size=size) for size in (32, 64, 128))
 
 
-def build_space(**axes):
-    return Space(axes=axes, base=BASE, user_plan=BASE, facts=Facts(device_type="cpu", n_cores_usable=4))
+def build_space(base=BASE, **axes):
+    return Space(axes=axes, base=base, user_plan=base, facts=Facts(device_type="cpu", n_cores_usable=4))
 
 
 def answer_like_a_machine(plan):
@@ -49,17 +46,29 @@ def run(strategy, answer=answer_like_a_machine, **options):
     return session, target, is_complete
 
 
+def open_folder(path):
+    return RunFolder(path, fingerprint_parts={}, command="tune", results=["trials.jsonl"])
+
+
 def run_in_folder(folder, strategy, target, **options):
     """A search that takes up the rows of the folder; its session, and notes of the journal."""
-    with RunFolder(folder, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as held:
+    with open_folder(folder) as held:
         session = Session(target, Journal(held), **options)
         session.run(strategy, may_use_reserve=True)
         session.adopt_rest()
         return session
 
 
-def take_10_s(clock):
-    return clock.time(lambda plan: 1.0, lambda plan: 10.0)
+def answer_1(plan):
+    return Answer(samples_per_s=1.0)
+
+
+def answer_by_size(plan):
+    return Answer(samples_per_s=plan["batch_size"], seconds=10.0)
+
+
+def take(clock, seconds):
+    return clock.time(lambda plan: 1.0, lambda plan: seconds)
 
 
 def find_fastest(session):
@@ -70,13 +79,9 @@ def ask_sizes(**asked):
     return (Ask(plan=BASE.replace(batch_size=size), why="", **asked) for size in SIZES)
 
 
-def test_exhaustive_has_a_row_for_every_plan_of_the_grid():
-    session, _, _ = run(search.exhaustive(SPACE))
-    assert [row.plan for row in session.rows] == SPACE.grid()
-
-
-def test_exhaustive_stops_a_batch_direction_at_its_out_of_memory():
+def test_exhaustive_has_a_row_for_every_plan_and_runs_none_above_one_that_ran_out_of_memory():
     session, target, _ = run(search.exhaustive(SPACE))
+    assert [row.plan for row in session.rows] == SPACE.grid()
     fp32 = [row for row in session.rows if row.plan["precision"] == "fp32" and row.plan["num_workers"] == 0]
     assert [row.status for row in fp32] == ["ok", "ok", "ok", "out_of_memory", "skipped"]
     assert fp32[-1].reason == "larger than batch 128, which ran out of memory"
@@ -92,13 +97,11 @@ def test_exhaustive_goes_on_after_an_error():
 def test_coordinate_descent_finds_the_best_plan_with_fewer_trials_than_the_grid():
     session, target, is_complete = run(search.coordinate_descent(SPACE))
     everything, _, _ = run(search.exhaustive(SPACE))
-    assert find_fastest(session).plan == find_fastest(everything).plan
-    assert (find_fastest(session).plan["batch_size"], find_fastest(session).plan["precision"]) == (128, "bf16"), (
-        "the larger batch that a later lever makes room for"
-    )
+    best = find_fastest(session).plan
+    assert best == find_fastest(everything).plan
+    assert (best["batch_size"], best["precision"]) == (128, "bf16"), "what a later lever makes room for"
     assert is_complete
-    assert len(target.asked) < len(everything.rows) / 2
-    assert len(target.asked) == len(set(target.asked))
+    assert len(target.asked) == len(set(target.asked)) < len(everything.rows) / 2
 
 
 def test_coordinate_descent_starts_at_the_users_plan_and_says_why_for_each_trial():
@@ -112,35 +115,31 @@ def test_coordinate_descent_starts_at_the_users_plan_and_says_why_for_each_trial
 
 
 def test_coordinate_descent_survives_a_start_that_does_not_run():
-    def answer(plan):
-        return Answer(status="error") if plan["batch_size"] == 32 else answer_like_a_machine(plan)
-
-    session, _, _ = run(search.coordinate_descent(SPACE), answer)
+    session, _, _ = run(
+        search.coordinate_descent(SPACE),
+        lambda plan: Answer(status="error") if plan == BASE else answer_like_a_machine(plan),
+    )
     assert any(row.status == "ok" for row in session.rows)
 
 
 def test_coordinate_descent_runs_no_lever_without_the_one_it_needs():
-    """With no workers there is nothing to prefetch: such plans ran, and ended as errors."""
-
-    def answer(plan):
-        return Answer(samples_per_s=100.0 + 10 * plan["num_workers"] + (plan["prefetch_factor"] or 0))
-
+    """With no workers there is nothing to prefetch."""
     space = build_space(prefetch_factor=(None, 4), persistent_workers=(False, True), num_workers=(0, 2))
-    session, target, _ = run(search.coordinate_descent(space), answer)
+    session, target, _ = run(
+        search.coordinate_descent(space),
+        lambda plan: Answer(samples_per_s=100.0 + 10 * plan["num_workers"] + (plan["prefetch_factor"] or 0)),
+    )
     assert not [plan for plan in target.asked if find_obstacles(plan, space.facts)]
     reasons = {row.reason for row in session.rows if row.status == "skipped"}
     assert any("prefetch_factor=4: there are no data workers to prefetch" in reason for reason in reasons)
-    best = find_fastest(session)
-    assert (best.plan["num_workers"], best.plan["prefetch_factor"]) == (2, 4)
+    best = find_fastest(session).plan
+    assert (best["num_workers"], best["prefetch_factor"]) == (2, 4)
 
 
 def test_coordinate_descent_keeps_the_effective_batch():
-    base = default_plan({"batch_size": 64, "accumulate": 4})
-    space = Space(
-        axes={"batch_size": (64, 128, 256)}, base=base, user_plan=base, facts=Facts(device_type="cpu"),
-        effective_batch_size=256,
-    )  # fmt: skip
-    session, _, _ = run(search.coordinate_descent(space), lambda plan: Answer(samples_per_s=plan["batch_size"]))
+    space = build_space(default_plan({"batch_size": 64, "accumulate": 4}), batch_size=(64, 128, 256))
+    space = dataclasses.replace(space, effective_batch_size=256)
+    session, _, _ = run(search.coordinate_descent(space), answer_by_size)
     assert {row.plan.effective_batch_size for row in session.rows} == {256}
 
 
@@ -154,13 +153,13 @@ def test_a_search_ends_on_noise_that_never_settles():
     assert len(target.asked) <= 20
 
 
-def test_impossible_values_are_rows():
-    space = Space(
-        axes={}, base=BASE, user_plan=BASE, facts=Facts(device_type="cpu"),
-        skipped=((BASE.replace(pin_memory=True), "pin_memory=True: no accelerator"),),
-    )  # fmt: skip
+def test_impossible_values_are_rows_that_never_reach_the_target():
+    reason = "pin_memory=True: no GPU"
+    space = dataclasses.replace(build_space(), skipped=((BASE.replace(pin_memory=True), reason),))
     session, target, _ = run(search.skip_impossible(space))
-    assert [(row.status, row.reason) for row in session.rows] == [("skipped", "pin_memory=True: no accelerator")]
+    [row] = session.rows
+    assert (row.kind, row.status, row.reason) == (END_TO_END, "skipped", reason)
+    assert row.null_reasons["samples_per_s"] == "not run"
     assert not target.asked
 
 
@@ -176,10 +175,10 @@ def test_impossible_values_are_rows():
 )
 def test_finalists_are_measured_again_in_rounds_until_they_are_told_apart(rates, spread_pct, asked):
     finalists = dict(zip((A, B, C), rates, strict=False))
-    answer = SimulatedTarget(lambda plan: Answer(samples_per_s=finalists[plan], spread_pct=spread_pct))
-    session = Session(answer, Journal())
-    session.run(confirm([*finalists]))
-    assert answer.asked == asked
+    session, target, _ = run(
+        confirm([*finalists]), lambda plan: Answer(samples_per_s=finalists[plan], spread_pct=spread_pct)
+    )
+    assert target.asked == asked
     assert {row.kind for row in session.rows} == {REPEAT}
 
 
@@ -197,8 +196,6 @@ def test_a_finalist_that_fails_when_run_again_ends_no_rounds():
 
 
 def test_repeats_of_another_comparison_are_no_answer(tmp_path):
-    """A search that was started again with another finalist once judged today's runs against yesterday's."""
-
     def confirm_at(rate, plans):
         target = SimulatedTarget(lambda plan: Answer(samples_per_s=rate + plan["batch_size"], spread_pct=0.1))
         return run_in_folder(tmp_path, confirm(plans), target), target.asked
@@ -212,8 +209,6 @@ def test_repeats_of_another_comparison_are_no_answer(tmp_path):
 
 
 def test_a_round_that_was_broken_off_is_begun_anew(tmp_path):
-    """A search was killed in its last round; the run that was left, made minutes later, decided the pick alone."""
-
     def confirm_at(rate):
         target = SimulatedTarget(lambda plan: Answer(samples_per_s=rate, spread_pct=0.1))
         session = run_in_folder(tmp_path, confirm([A, B]), target)
@@ -235,7 +230,7 @@ def test_a_round_that_was_broken_off_is_begun_anew(tmp_path):
 def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
     clock = Clock()
     session, target, is_complete = run(
-        search.exhaustive(SPACE), take_10_s(clock), budget_s=100.0, reserve_trials=4, clock=clock
+        search.exhaustive(SPACE), take(clock, 10.0), budget_s=100.0, reserve_trials=4, clock=clock
     )
     assert not is_complete
     assert session.is_budget_spent
@@ -245,10 +240,9 @@ def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
 
 
 def test_probes_leave_time_for_the_first_whole_run():
-    """Without one there is nothing to say: a budget once went into probes, and the first whole run came on top."""
     clock = Clock()
     session, target, is_complete = run(
-        ask_sizes(kind="device"), take_10_s(clock), budget_s=40.0, reserve_trials=0, clock=clock
+        ask_sizes(kind="device"), take(clock, 10.0), budget_s=40.0, reserve_trials=0, clock=clock
     )
     assert (len(target.asked), is_complete) == (3, False)
     session.run(search.run_nearest(SPACE))
@@ -256,13 +250,14 @@ def test_probes_leave_time_for_the_first_whole_run():
     assert clock() == 40.0
 
 
-def test_nothing_is_begun_when_the_budget_is_gone():
-    session, target, _ = run(search.exhaustive(SPACE), budget_s=20.0, start_s=0.0, clock=lambda: 20.0)
-    assert (target.asked, session.rows, session.is_budget_spent) == ([], [], True)
+@pytest.mark.parametrize(("clock_s", "n_rows"), [(0.0, 1), (20.0, 0)])
+def test_the_first_trial_runs_whatever_the_budget_unless_that_is_gone(clock_s, n_rows):
+    session, target, _ = run(search.exhaustive(SPACE), budget_s=0.001, start_s=0.0, clock=lambda: clock_s)
+    assert (len(session.rows), len(target.asked)) == (n_rows, n_rows)
+    assert session.is_budget_spent
 
 
 def test_a_trial_that_the_budget_breaks_off_is_no_row_and_runs_again_with_more_of_it(tmp_path):
-    """It was a row with status timeout: a finalist whose second run came too late counted as a plan that fails."""
     now = [0.0]
 
     def answer(plan):
@@ -282,14 +277,6 @@ def test_a_trial_that_the_budget_breaks_off_is_no_row_and_runs_again_with_more_o
     assert [row.status for row in again.rows] == ["ok"] * 5
 
 
-def test_a_round_is_begun_only_with_time_for_all_its_plans():
-    """A finalist was once measured again alone: the budget ended before the settings as they were had their turn."""
-    clock = Clock()
-    session, _, _ = run(search.run_nearest(SPACE), take_10_s(clock), budget_s=25.0, clock=clock)
-    assert not session.run(confirm([A, B]), may_use_reserve=True)
-    assert len(session.rows) == 1
-
-
 def test_a_repeat_is_expected_to_take_what_its_plan_took_before():
     clock = Clock()
     answer = clock.time(lambda plan: 1.0, lambda plan: 30.0 if plan == C else 1.0)
@@ -299,91 +286,39 @@ def test_a_repeat_is_expected_to_take_what_its_plan_took_before():
 
 
 def test_the_best_row_of_another_strategy_in_the_folder_is_a_finalist(tmp_path):
-    """A second search once picked among its own rows only, and recommended a slower plan than was known."""
     fast = BASE.replace(batch_size=64, num_workers=4)
     target = SimulatedTarget(lambda plan: Answer(samples_per_s=900.0 if plan == fast else 100.0))
     for plans in ([A, fast], [A, B]):
-        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+        with open_folder(tmp_path) as folder:
             session = Session(target, Journal(folder))
             session.run(Ask(plan=plan, why="") for plan in plans)
             session.adopt_rest((END_TO_END,))
             run_finals(session, SPACE, n_finalists=2)
             session.adopt_rest()
     table, _ = merge_repeats(session.rows)
-    picks = pick(table, user_plan=BASE, memory_limit_gib=None, runs=session.rows)
-    assert picks.recommended.trial.plan == fast
-    assert picks.recommended.trial.kind == REPEAT
+    picked = pick(table, user_plan=BASE, memory_limit_gib=None, runs=session.rows).recommended.trial
+    assert (picked.plan, picked.kind) == (fast, REPEAT)
 
 
 def test_a_skipped_row_is_of_as_many_devices_as_the_others():
-    session = Session(SimulatedTarget(lambda plan: Answer()), Journal(), n_devices=4)
-    session.run(Skip(plan=BASE.replace(batch_size=size), why="", reason="it cannot apply") for size in (10,))
+    session, _, _ = run((Skip(plan=BASE.replace(batch_size=size), reason="no") for size in (10,)), n_devices=4)
     assert (session.rows[0].n_devices, session.rows[0].batch_size_per_device) == (4, 3)
 
 
 def test_rows_on_disk_cost_no_budget_and_are_never_left_out(tmp_path):
-    """A search resumed after its budget was spent once reported one row of nine."""
-
-    def answer(plan):
-        return Answer(samples_per_s=float(plan["batch_size"]), seconds=10.0)
-
-    first = run_in_folder(tmp_path, search.exhaustive(SPACE), SimulatedTarget(answer))
-    idle = SimulatedTarget(answer)
+    first = run_in_folder(tmp_path, search.exhaustive(SPACE), SimulatedTarget(answer_by_size))
+    idle = SimulatedTarget(answer_by_size)
     again = run_in_folder(tmp_path, search.exhaustive(SPACE), idle, budget_s=1.0)
     assert idle.asked == []
     assert [row.id for row in again.rows] == [row.id for row in first.rows]
-    other = run_in_folder(tmp_path, confirm([BASE]), SimulatedTarget(answer), budget_s=1.0)
+    other = run_in_folder(tmp_path, confirm([BASE]), SimulatedTarget(answer_by_size), budget_s=1.0)
     assert {row.id for row in first.rows} <= {row.id for row in other.rows}
 
 
-def test_the_first_trial_runs_whatever_the_budget():
-    session, _, _ = run(search.exhaustive(SPACE), budget_s=0.001, clock=lambda: 5.0)
-    assert len(session.rows) == 1
-
-
 def test_a_plan_asked_twice_is_run_once_and_a_repeat_is_run_again():
-    def strategy():
-        yield Ask(plan=BASE, why="one")
-        yield Ask(plan=BASE, why="two")
-        yield Ask(plan=BASE, why="three", kind=REPEAT)
-
-    session, target, _ = run(strategy())
+    session, target, _ = run(Ask(plan=BASE, why="", kind=kind) for kind in (END_TO_END, END_TO_END, REPEAT))
     assert len(target.asked) == 2
     assert [row.id for row in session.rows] == ["t1", "t2"]
-
-
-def test_a_killed_search_repeats_no_finished_trial(tmp_path):
-    class KilledError(Exception):
-        pass
-
-    def search_once(limit):
-        calls = []
-
-        def count(plan):
-            if len(calls) == limit:
-                raise KilledError
-            calls.append(plan)
-
-        target = SimulatedTarget(answer_like_a_machine, on_call=count)
-        with (
-            RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder,
-            contextlib.suppress(KilledError),
-        ):
-            session = Session(target, Journal(folder))
-            session.run(search.exhaustive(SPACE))
-            session.run(confirm([A, B]))
-        return session, target
-
-    _, first = search_once(7)
-    _, second = search_once(20)
-    session, third = search_once(10_000)
-    whole, target, _ = run(search.exhaustive(SPACE))
-    assert [*first.asked, *second.asked, *third.asked][: len(target.asked)] == target.asked
-    n_asked = len(first.asked) + len(second.asked) + len(third.asked)
-    assert n_asked == len(target.asked) + 4
-    assert [row.plan for row in session.rows[: len(whole.rows)]] == [row.plan for row in whole.rows]
-    assert len({row.id for row in session.rows}) == len(session.rows)
-    assert session.n_resumed > 0
 
 
 def run_told(strategy, answer, **options):
@@ -403,39 +338,20 @@ def test_progress_says_what_is_left():
 
 def test_the_time_left_is_what_trials_of_each_kind_take():
     """A mean of all kinds said 20 s where 2 s of estimates were left, and 20 s where 100 s of whole runs were."""
-    events, answer = [], SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))
-    seconds = {"memory": 1.0, "device": 5.0, END_TO_END: 20.0}
-    session = Session(
-        lambda plan, **said: dataclasses.replace(answer(plan, **said), seconds=seconds[said["kind"]]), Journal(),
-        on_event=events.append, planned={"memory": 2, "device": 2, END_TO_END: 2},
-    )  # fmt: skip
-
-    def strategy():
-        for size, kind in enumerate((END_TO_END, "memory", "device", "memory"), start=1):
-            yield Ask(plan=BASE.replace(batch_size=size), why="w", kind=kind)
-
-    session.run(strategy())
-    done = [event for event in events if isinstance(event, TrialDone)]
+    runs = [(END_TO_END, 20.0), ("memory", 1.0), ("device", 5.0), ("memory", 1.0)]
+    plans = [BASE.replace(batch_size=size) for size in range(1, 5)]
+    done, _, _ = run_told(
+        (Ask(plan=plan, why="", kind=kind) for plan, (kind, _) in zip(plans, runs, strict=True)),
+        lambda plan: Answer(samples_per_s=1.0, seconds=runs[plans.index(plan)][1]),
+        planned={"memory": 2, "device": 2, END_TO_END: 2},
+    )
     assert [event.seconds_left for event in done] == [5 * 20, 1 + 2 * 20 + 20, 1 + 5 + 20, 5 + 20]
 
 
 def test_the_budget_bounds_what_is_left():
-    def answer(plan):
-        return Answer(samples_per_s=1.0, seconds=1.0 + plan["batch_size"] / 64)
-
-    done, _, _ = run_told(ask_sizes(), answer, planned={END_TO_END: 500}, budget_s=100.0)
+    done, _, _ = run_told(ask_sizes(), answer_by_size, planned={END_TO_END: 500}, budget_s=100.0)
     assert len(done) >= 3
     assert all(event.seconds_left <= 100.0 for event in done)
-
-
-def test_a_skipped_row_never_reaches_the_target():
-    def strategy():
-        trial = yield Skip(plan=BASE, reason="because")
-        assert trial.kind == END_TO_END
-
-    session, target, _ = run(strategy())
-    assert not target.asked
-    assert session.rows[0].null_reasons["samples_per_s"] == "not run"
 
 
 def test_planned_trials_are_an_upper_bound_here():
@@ -452,29 +368,24 @@ def test_planned_trials_are_an_upper_bound_here():
 )
 def test_the_users_plan_runs_in_the_rounds_of_the_finalists_and_once_in_each(finalists, kind, asked):
     baseline = Ask(plan=A, why="own", kind=kind)
-    session, target, _ = run(confirm(finalists, baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
+    session, target, _ = run(confirm(finalists, baseline=baseline), answer_1)
     assert target.asked == asked
     assert [row.kind for row in session.rows if row.plan == A] == [kind] * 2
 
 
 def test_the_count_of_planned_trials_follows_the_search():
-    """``of about 26 trials`` stood there to the end of a search that ran 11, and 18 for a grid of 5."""
     wishes = [(BASE, END_TO_END), (BASE, "device"), (BASE.replace(batch_size=16), END_TO_END), (BASE, REPEAT)]
-    done, _, _ = run_told(
-        (Ask(plan=plan, why="", kind=kind) for plan, kind in wishes), lambda plan: Answer(samples_per_s=1.0),
-        planned={"device": 9, "loader": 9, END_TO_END: 4, REPEAT: 6},
-    )  # fmt: skip
+    asked = (Ask(plan=plan, why="", kind=kind) for plan, kind in wishes)
+    done, _, _ = run_told(asked, answer_1, planned={"device": 9, "loader": 9, END_TO_END: 4, REPEAT: 6})
     assert [event.n_planned for event in done] == [28, 28, 2 + 4 - 1 + 6, 3 + 6]
 
 
 def test_the_count_of_planned_trials_is_no_more_than_the_budget_holds():
     clock = Clock()
-    done, _, target = run_told(
-        ask_sizes(), clock.time(lambda plan: 1.0, lambda plan: 3.0), budget_s=10.0, clock=clock,
-        planned={END_TO_END: 40}, reserve_trials=0,
-    )  # fmt: skip
-    assert len(target.asked) == 3
+    given = {"budget_s": 10.0, "clock": clock, "planned": {END_TO_END: 40}, "reserve_trials": 0}
+    done, _, target = run_told(ask_sizes(), take(clock, 3.0), **given)
     assert [event.n_planned for event in done] == [3, 3, 3]
+    assert len(target.asked) == 3
 
 
 def test_a_small_grid_plans_no_more_whole_runs_than_it_holds():

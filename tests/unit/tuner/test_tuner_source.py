@@ -1,7 +1,5 @@
 """From what a user hands over to what a trial can build."""
 
-from __future__ import annotations
-
 import base64
 import pickle
 import subprocess

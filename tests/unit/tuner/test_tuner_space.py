@@ -1,7 +1,5 @@
 """What a search may try: axes by precedence, plans that come to the same, the effective batch."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -14,14 +12,17 @@ from fulltilt.levers import Facts, find_obstacles
 from fulltilt.tuner.question.space import build_space, canonicalize, suggest_divisors
 
 CPU = Facts(device_type="cpu", n_cores_usable=4, n_samples=10_000, is_iterable=False, has_native_bf16=False)
-GPU = Facts(
-    device_type="cuda", compute_capability=(8, 0), n_cores_usable=4, n_samples=10_000, is_iterable=False,
-    has_native_bf16=True,
-)  # fmt: skip
+GPU = dataclasses.replace(CPU, device_type="cuda", compute_capability=(8, 0), has_native_bf16=True)
 
 
 def build_config(**sections):
     return config_from_values(sections, base_dir=".")
+
+
+HELD = dataclasses.replace(
+    GPU, placements=("stream", "ram", "device"), transforms="pipeline", data_bytes=1, free_ram_bytes=100,
+    free_device_bytes=100,
+)  # fmt: skip
 
 
 def test_flags_win_over_the_configuration_which_wins_over_suggestions():
@@ -54,10 +55,9 @@ def test_without_names_the_effective_batch_is_kept_exactly(batch_size, accumulat
 @given(st.integers(1, 5000))
 def test_divisors_divide_ascend_and_hold_the_whole(effective):
     values = suggest_divisors(effective)
-    assert all(effective % value == 0 for value in values)
+    assert not any(effective % value for value in values)
     assert list(values) == sorted(set(values))
-    assert values[-1] == effective
-    assert len(values) <= 6
+    assert (values[-1], len(values) <= 6) == (effective, True)
 
 
 def test_free_batch_doubles_from_the_users_up_to_the_dataset():
@@ -87,17 +87,15 @@ def test_a_value_that_can_apply_in_no_plan_is_one_skipped_row_with_its_reason():
 
 
 def test_values_that_need_another_lever_collapse_instead_of_being_run_twice():
-    benchmark = {"batch_sizes": [8], "num_workers_options": [0, 2], "test_mixed_precision": False}
     levers = {"persistent_workers": [False, True]}
-    space = build_space(build_config(benchmark={**benchmark, "levers": levers}), CPU)
+    benchmark = {"batch_sizes": [8], "num_workers_options": [0, 2], "test_mixed_precision": False, "levers": levers}
+    space = build_space(build_config(benchmark=benchmark), CPU)
     made = [(plan["num_workers"], plan["persistent_workers"]) for plan in space.grid()]
     assert made == [(0, False), (2, False), (2, True)]
     assert space.n_combinations - len(made) == 1
 
 
 def test_the_grid_holds_its_own_plans_and_no_others():
-    """``72 plans were not run`` of a grid that had been run whole: without workers ``prefetch_factor`` has its default,
-    which is no value of ``[4, 8]``. And a row that moved a lever which does not vary counted as one of the grid."""
     benchmark = {"batch_sizes": [8, 16], "num_workers_options": [0, 4], "levers": {"prefetch_factor": [4, 8]}}
     space = build_space(build_config(data={"batch_size": 8}, benchmark=benchmark), CPU)
     grid = space.grid()
@@ -109,37 +107,33 @@ def test_the_grid_holds_its_own_plans_and_no_others():
     assert not any(map(space.holds, [*others, busy.replace(prefetch_factor=None), busy.replace(num_workers=2)]))
 
 
-def test_the_users_own_impossible_value_is_replaced_and_said():
-    config = build_config(data={"pin_memory": True})
-    space = build_space(config, CPU)
-    assert space.user_plan["pin_memory"] is False
-    assert any("pin_memory=True of the configuration cannot apply" in note for note in space.notes)
+@pytest.mark.parametrize(
+    ("facts", "sections", "lever", "value", "said"),
+    [
+        (CPU, {"data": {"pin_memory": True}}, "pin_memory", False, "pin_memory=True of the configuration cannot apply"),
+        (CPU, {"use_amp": True}, "precision", "fp32", "emulated"),
+        (GPU, {"use_amp": True}, "precision", "bf16", ""),
+        # the transforms of the plan run in the loader
+        (HELD, {"data": {"placement": "auto"}}, "placement", "ram", "placement: auto is ram"),
+    ],
+)
+def test_the_users_own_impossible_or_automatic_value_is_replaced_and_said(facts, sections, lever, value, said):
+    space = build_space(build_config(**sections), facts)
+    assert space.user_plan[lever] == value
+    assert said in "; ".join(space.notes)
 
 
-def test_auto_precision_never_reaches_a_plan():
-    config = build_config(use_amp=True)
-    assert build_space(config, GPU).user_plan["precision"] == "bf16"
-    space = build_space(config, CPU)
-    assert space.user_plan["precision"] == "fp32"
-    assert any("emulated" in note for note in space.notes)
-
-
-HELD = dataclasses.replace(
-    GPU, placements=("stream", "ram", "device"), transforms="pipeline", data_bytes=1, free_ram_bytes=100,
-    free_device_bytes=100,
-)  # fmt: skip
 WORKERS = {"num_workers": 4, "pin_memory": True}
 
 
 def test_rows_on_the_device_bring_what_they_need_with_them():
-    """The device was no axis of a search that started with workers: no single lever moved from there reaches it."""
     space = build_space(build_config(data=WORKERS), HELD, all_levers=True)
     assert "device" in space.axes["placement"]
     assert not [reason for _, reason in space.skipped if reason.startswith("placement")]
     moved = space.with_value(space.user_plan, "placement", "device")
     assert not find_obstacles(moved, HELD)
-    assert (moved["placement"], moved["num_workers"], moved["pin_memory"]) == ("device", 0, False)
-    assert moved["transforms"] == "device"
+    levers = ("placement", "num_workers", "pin_memory", "transforms")
+    assert [moved[name] for name in levers] == ["device", 0, False, "device"]
     back = space.with_value(moved, "num_workers", 2)
     assert (back["placement"], back["num_workers"]) == ("stream", 2)
 
@@ -149,12 +143,6 @@ def test_what_the_user_left_out_of_the_search_is_not_brought_back():
     assert "device" not in space.axes["placement"]
     assert any(reason.startswith("placement=device: ") for _, reason in space.skipped)
     assert space.with_value(space.user_plan, "placement", "device")["num_workers"] == 4
-
-
-def test_auto_placement_never_reaches_a_plan():
-    space = build_space(build_config(data={"placement": "auto"}), HELD)
-    assert space.user_plan["placement"] == "ram"  # the transforms of the plan run in the loader
-    assert any("placement: auto is ram" in note for note in space.notes)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +162,7 @@ def test_a_batch_that_gives_some_rank_no_sample_is_skipped():
 
 def test_when_no_batch_size_can_apply_only_skipped_rows_are_left():
     space = build_space(build_config(), CPU, batch_sizes=[50_000])
-    assert not space.axes
-    assert [plan["batch_size"] for plan, _ in space.skipped] == [50_000]
+    assert (space.axes, [plan["batch_size"] for plan, _ in space.skipped]) == ({}, [50_000])
 
 
 @given(st.sampled_from([0, 1, 2]), st.booleans(), st.sampled_from([None, 2, 4]), st.booleans())

@@ -1,5 +1,6 @@
 """What becomes of a trial's end: the row, and the limit it is held against."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,15 @@ from fulltilt.tuner.trials.process import ProcessOutcome
 from fulltilt.tuner.trials.rows import build_trial
 from fulltilt.tuner.trials.target import ProcessTarget
 
-PHASES = PhasesMs(data_wait=0.0, h2d=None, forward=1.0, backward=2.0, optimizer=0.5, other=0.0, step=3.5)
-GIB = 2**30
+TIMED = Measurement(
+    phases_ms=PhasesMs(data_wait=0.0, h2d=None, forward=1.0, backward=2.0, optimizer=0.5, other=0.0, step=3.5),
+    samples_per_s=100.0, samples_per_s_ci95=(99.0, 101.0), block_samples_per_s=(100.0, 100.0), n_steps=16,
+    n_warmup_steps=8,
+)  # fmt: skip
 
 
 def build_outcome(**memory):
-    measurement = Measurement(
-        phases_ms=PHASES, samples_per_s=100.0, samples_per_s_ci95=(99.0, 101.0), block_samples_per_s=(100.0, 100.0),
-        n_steps=16, n_warmup_steps=8, **memory,
-    )  # fmt: skip
-    evidence = Evidence(has_result=True, exit_code=0)
+    measurement, evidence = dataclasses.replace(TIMED, **memory), Evidence(has_result=True, exit_code=0)
     return ProcessOutcome(evidence=evidence, measurement=measurement, reply={}, log_path=Path("t1.log"), seconds=1.0)
 
 
@@ -37,7 +37,7 @@ def build_outcome(**memory):
     ],
 )
 def test_a_run_that_peaked_above_its_limit_is_out_of_memory_though_it_ended_well(memory, limit_gib, said):
-    limit_bytes = None if limit_gib is None else limit_gib * GIB
+    limit_bytes = None if limit_gib is None else limit_gib * 2**30
     trial = build_trial(default_plan(), build_outcome(**memory), id="t1", why="", memory_limit_bytes=limit_bytes)
     assert trial.status == ("ok" if said is None else "out_of_memory")
     assert (trial.samples_per_s is None) is (said is not None)

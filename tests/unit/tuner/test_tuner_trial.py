@@ -1,7 +1,5 @@
 """What a trial process makes of errors before it answers."""
 
-from __future__ import annotations
-
 import pytest
 
 from fulltilt.errors import WorkerDiedError

@@ -1,9 +1,8 @@
 """What a search says about how far its own figures can be trusted."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.simulated_target import Answer, Clock, SimulatedTarget
@@ -16,8 +15,7 @@ from fulltilt.records import WorkloadSource
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.report.summary import describe_search
 from fulltilt.tuner import tune
-from fulltilt.tuner.answer import conclude
-from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.answer.conclude import conclude, select_baseline
 from fulltilt.tuner.question.options import TuneOptions
 from fulltilt.tuner.question.question import Question
 from fulltilt.tuner.question.source import TuneTarget
@@ -37,34 +35,46 @@ OPTIONS = TuneOptions(
     batch_sizes=(16, 64), num_workers=None, n_steps=4, device="cpu", memory_limit_bytes=None, strategy="exhaustive",
     budget_s=None, free_batch=False, lr_rule="sqrt", deadline_s=1.0, deadline_asked_s=None, max_measure_s=1.0,
 )  # fmt: skip
+QUICK = dataclasses.replace(OPTIONS, strategy="quick")
 
 
-def make_search(session, space=SPACE, options=OPTIONS, **given):
-    """What the stages share, of a session whose target is simulated."""
-    config = config_from_values({}, base_dir=".")
-    aim = TuneTarget(config=config, source=WorkloadSource(config={}, base_dir="."), name="x", code={})
-    question = Question(aim=aim, options=options, machine=read_machine(), path=Path("out"))
-    probe = ProbeResult(facts=space.facts, workload={})
-    parts = {"question": question, "folder": None, "target": None, "probe": probe} | given
-    return Search(space=space, session=session, memory_gib=8.0, **parts)
+def make_question(options=OPTIONS, path=Path("out"), **values):
+    config = config_from_values(values, base_dir=".")
+    source = WorkloadSource(config=config.to_values(), base_dir=".")
+    aim = TuneTarget(config=config, source=source, name="x", code={})
+    return Question(aim=aim, options=options, machine=read_machine(), path=path)
 
 
-def search_to_the_end(session, space=SPACE, options=OPTIONS):
-    search = make_search(session, space, options)
-    run_strategy(search)
-    run_finalists(search)
+def search_to_the_end(session, space=SPACE, options=OPTIONS, *, workload=None, has_finalists=True):
+    """Run the strategy and the finalists of a session whose target is simulated; what its stages share."""
+    made = Search(
+        question=make_question(options), folder=SimpleNamespace(path="out"), target=None, space=space,
+        probe=ProbeResult(facts=space.facts, workload=workload or {}), session=session, memory_gib=8.0,
+    )  # fmt: skip
+    run_strategy(made)
+    if has_finalists:
+        run_finalists(made)
+    return made
 
 
-def summarize(session, options=OPTIONS):
-    table, repeats = recommend.merge_repeats(session.rows)
-    picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
-    return conclude._summarize(make_search(session, options=options), table, repeats, picks), picks
+def search_all(answer, space=SPACE, options=OPTIONS, **session_options):
+    return search_to_the_end(Session(SimulatedTarget(answer), Journal(), **session_options), space, options)
 
 
-def run(answer, options=OPTIONS, **session_options):
-    session = search_all(answer, options=options, **session_options)
-    summary, picks = summarize(session, options)
-    return session, conclude._note_trust(session, picks.recommended.trial, summary, SPACE)
+def run(*given, **more):
+    made = search_all(*given, **more)
+    return made.session, conclude(made, (), "")
+
+
+def say_why_not(made):
+    """The error of a search in which no plan ran."""
+    with pytest.raises(NoPlanError) as ended:
+        conclude(made, (), "")
+    return ended.value
+
+
+def find_notes(result, words):
+    return [note for note in result.notes if words in note]
 
 
 def larger_is_faster(plan):
@@ -78,7 +88,7 @@ def answer_larger_is_faster(plan):
 def run_in_time(seconds, budget_s, options=OPTIONS):
     """Trials that take ``seconds`` each, on a clock of their own; the larger batch is the faster one."""
     clock = Clock()
-    return run(clock.time(larger_is_faster, lambda plan: seconds), options, budget_s=budget_s, clock=clock)
+    return run(clock.time(larger_is_faster, lambda plan: seconds), options=options, budget_s=budget_s, clock=clock)
 
 
 def search_in_folder(folder, clock, budget_s, *, prepared_s=0.0):
@@ -88,55 +98,31 @@ def search_in_folder(folder, clock, budget_s, *, prepared_s=0.0):
     with RunFolder(folder, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as held:
         start_s = clock() - prepared_s
         session = Session(target, Journal(held), budget_s=budget_s, clock=clock, start_s=start_s)
-        search_to_the_end(session)
-    return session, target.asked
-
-
-def search_all(answer, space=SPACE, options=OPTIONS, **session_options):
-    session = Session(SimulatedTarget(answer), Journal(), **session_options)
-    search_to_the_end(session, space, options)
-    return session
-
-
-def pick_from(session):
-    table, _ = recommend.merge_repeats(session.rows)
-    return recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
+        return session, conclude(search_to_the_end(session), (), ""), target.asked
 
 
 def test_finalists_and_the_users_plan_are_run_side_by_side():
-    session, notes = run(answer_larger_is_faster)
+    session, result = run(answer_larger_is_faster)
     asked = [(row.plan["batch_size"], row.kind) for row in session.rows]
     rounds = [(64, "repeat"), (32, "baseline")]
     assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds)]
-    assert notes == []
-    assert conclude.select_baseline(session.rows, USER).samples_per_s == 320.0
+    assert (result.notes, result.baseline.samples_per_s) == ((), 320.0)
 
 
 def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(tmp_path):
-    def open_folder(options, **data):
-        config = config_from_values({"task": "some:thing", "data": data}, base_dir=".")
-        source = WorkloadSource(config=config.to_values(), base_dir=".")
-        aim = TuneTarget(config=config, source=source, name="x", code={})
-        question = Question(aim=aim, options=options, machine=read_machine(), path=tmp_path)
+    def open_folder(options, batch_size):
+        question = make_question(options, tmp_path, task="some:thing", data={"batch_size": batch_size})
         return question.open_folder(["trials.jsonl"])
 
     quick = dataclasses.replace(OPTIONS, batch_sizes=None, strategy="quick", memory_limit_bytes=2**20)
-    with open_folder(OPTIONS, batch_size=64) as folder:
+    with open_folder(OPTIONS, 64) as folder:
         folder.append_line("trials.jsonl", "{}")
-    open_folder(dataclasses.replace(OPTIONS, strategy="model_first", budget_s=3.0), batch_size=64).close()
+    open_folder(dataclasses.replace(OPTIONS, strategy="model_first", budget_s=3.0), 64).close()
     with pytest.raises(RunFolderError) as refused:
-        open_folder(quick, batch_size=32)
-    changed = str(refused.value).partition("changed: ")[2].partition(")")[0]
-    assert changed.startswith(
-        "--batch-sizes 16 64 → not given, --memory-limit not given → 1 MiB = 1,048,576 bytes, --quick"
-    )
+        open_folder(quick, 32)
+    said = "--batch-sizes 16 64 → not given, --memory-limit not given → 1 MiB = 1,048,576 bytes, --quick"
+    assert f"changed: {said}" in str(refused.value)
     assert "data.batch_size 64 → 32" in str(refused.value)
-
-
-def test_a_machine_that_does_not_repeat_itself_is_called_noisy():
-    rates = iter([100.0, 900.0, 300.0, 100.0, 50.0, 20.0, 90.0, 800.0, *[500.0] * 20])
-    _, notes = run(lambda plan: Answer(samples_per_s=next(rates)))
-    assert any("lay" in note and "% apart" in note for note in notes)
 
 
 def test_a_finalist_that_fails_when_run_again_gives_way_to_one_that_does_not():
@@ -146,72 +132,56 @@ def test_a_finalist_that_fails_when_run_again_gives_way_to_one_that_does_not():
         seen.append(plan["batch_size"])
         if plan["batch_size"] == 64 and seen.count(64) > 1:
             return Answer(status="out_of_memory")
-        return Answer(samples_per_s=10.0 * plan["batch_size"])
+        return answer_larger_is_faster(plan)
 
-    session, _ = run(answer)
-    assert pick_from(session).plan["batch_size"] == 32  # the user's own: it competes
+    session, result = run(answer)
+    assert result.picks.recommended.trial.plan == USER
     assert {row.status for row in session.rows} == {"ok", "out_of_memory"}
 
 
 def test_a_recommendation_without_a_second_run_or_another_plan_says_so():
-    session, notes = run_in_time(10.0, 15.0)
+    session, result = run_in_time(10.0, 15.0)
     assert [row.plan["batch_size"] for row in session.rows] == [32]
-    assert any("measured once" in note and "budget" in note for note in notes)
-    assert any("t1 is the only plan that ran to its end" in note for note in notes)
+    assert any("budget" in note for note in find_notes(result, "measured once"))
+    assert find_notes(result, "t1 is the only plan that ran to its end")
 
 
 def test_a_plan_that_was_measured_again_alone_is_not_said_to_be_the_faster():
-    def answer(plan):
-        return Answer(status="error") if plan == USER else Answer(samples_per_s=10.0 * plan["batch_size"])
-
-    _, notes = run(answer)
-    assert any("no other beside it" in note for note in notes)
+    _, result = run(lambda plan: Answer(status="error") if plan == USER else answer_larger_is_faster(plan))
+    assert find_notes(result, "no other beside it")
 
 
 def test_settings_off_the_list_stay_only_with_the_reason():
-    """--batch-sizes 16 64 ended at 32, which nobody had asked for, without a word."""
     rates = {16: 100.0, 32: 900.0, 64: 300.0}
-    _, notes = run(lambda plan: Answer(samples_per_s=rates[plan["batch_size"]]))
+    _, result = run(lambda plan: Answer(samples_per_s=rates[plan["batch_size"]]))
+    assert result.picks.recommended.trial.plan == USER
     said = "the settings as they were stay, with batch_size 32, which is not among 16, 64: none of these proved faster"
-    assert any(note.startswith(said) for note in notes)
-    _, notes = run(answer_larger_is_faster)
-    assert not any("not among" in note for note in notes)
+    assert find_notes(result, said)
+    assert not find_notes(run(answer_larger_is_faster)[1], "not among")
 
 
 def test_a_budget_gone_before_the_first_run_blames_the_budget_and_no_lever():
-    """A value that was skipped, pin_memory on a CPU, stood there as the reason why no plan ran."""
-    session = Session(SimulatedTarget(lambda plan: Answer()), Journal(), budget_s=5.0, start_s=0.0, clock=lambda: 5.0)
-    session.run(iter_skip(USER.replace(pin_memory=True), "pin_memory=True: only for a GPU"))
-    search_to_the_end(session, SPACE, OPTIONS)
-    with pytest.raises(NoPlanError) as caught:
-        conclude._check_ran(session, SPACE)
-    assert "the budget was gone before the first run" in str(caught.value)
-    assert "larger --budget" in str(caught.value)
-    assert "pin_memory" not in str(caught.value)
-
-
-def iter_skip(plan, reason):
-    yield Skip(plan=plan, reason=reason)
+    session = Session(SimulatedTarget(answer_larger_is_faster), Journal(), budget_s=5.0, start_s=0.0, clock=lambda: 5.0)
+    impossible = [USER.replace(pin_memory=True)]
+    session.run(Skip(plan=plan, reason="pin_memory=True: only for a GPU") for plan in impossible)
+    said = str(say_why_not(search_to_the_end(session)))
+    assert "the budget was gone before the first run" in said
+    assert "larger --budget" in said
+    assert "pin_memory" not in said
 
 
 def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan_side_by_side():
-    """It was one round of coordinate descent, and the settings as they were did not run beside the pick."""
-    quick = dataclasses.replace(OPTIONS, strategy="quick")
-    session, _ = run(answer_larger_is_faster, quick)
+    session, result = run(answer_larger_is_faster, options=QUICK)
     assert {row.kind for row in session.probes} >= {"device", "loader"}
     again = [(row.plan["batch_size"], row.kind) for row in session.rows if row.kind != "end_to_end"]
     assert again == [(64, "repeat"), (32, "baseline"), (32, "baseline"), (64, "repeat")]
-    summary, _ = summarize(session, quick)
-    assert summary.strategy == "model_first"
-    assert summary.detectable_pct is not None
+    assert result.search.strategy == "model_first"
+    assert result.search.detectable_pct is not None
 
 
 def test_a_quick_search_keeps_time_for_the_last_stage():
-    quick = dataclasses.replace(OPTIONS, strategy="quick")
-    session, _ = run_in_time(6.0, 60.0, quick)
-    kinds = [row.kind for row in session.rows]
-    assert kinds.count("repeat") >= 1
-    assert kinds.count("baseline") >= 1
+    session, _ = run_in_time(6.0, 60.0, QUICK)
+    assert {"repeat", "baseline"} <= {row.kind for row in session.rows}
     assert session.elapsed_s <= 60.0
 
 
@@ -235,18 +205,12 @@ def test_a_part_of_the_budget_is_kept_for_the_roofs_and_counts_in_what_is_advise
     [(45.0, [[32, 16, 64], [64, 32, 32, 64], []]), (25.0, [[32, 16], [64], [64, 32], [32, 64], []])],
 )
 def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_path, budget_s, sizes):
-    """Seconds of the rows in the folder were taken off the budget: a repeated command ran nothing at all.
-
-    What is kept back for measuring again was then spent on the settings as they were alone, again and again.
-    """
-    clock, runs = Clock(), []
-    for _ in sizes:
-        session, asked = search_in_folder(tmp_path, clock, budget_s)
+    clock, n_found = Clock(), 0
+    for expected, more in zip(sizes, [*sizes[1:], []], strict=True):
+        session, result, asked = search_in_folder(tmp_path, clock, budget_s)
+        summary = result.search
+        assert [plan["batch_size"] for plan in asked] == expected
         assert session.elapsed_s <= budget_s
-        runs.append((asked, summarize(session)[0]))
-    assert [[plan["batch_size"] for plan in asked] for asked, _ in runs] == sizes
-    n_found = 0
-    for (asked, summary), more in zip(runs, [*sizes[1:], []], strict=True):
         assert (summary.seconds, summary.earlier_s) == (10.0 * len(asked), 10.0 * n_found)
         assert (summary.n_resumed, summary.n_end_to_end) == (n_found, n_found + len(asked))
         assert summary.stopped_by_budget == bool(more)
@@ -255,38 +219,32 @@ def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_pa
 
 @pytest.mark.parametrize("strategy", search.STRATEGIES)
 def test_the_users_own_plan_is_the_first_whole_run_of_every_search_that_may_end_early(strategy):
-    """It ran in the last stage only: a short budget ended at another plan that nothing had been compared with."""
     options = dataclasses.replace(OPTIONS, strategy=strategy)
     first = run_in_time(10.0, 1000.0, options)[0].rows[0]
     assert (first.plan, first.kind, first.id) == (USER, "end_to_end", "t1")
-    assert pick_from(run_in_time(10.0, 15.0, options)[0]).plan == USER, "a budget that holds one run ends there"
+    picked = run_in_time(10.0, 15.0, options)[1].picks.recommended.trial
+    assert picked.plan == USER, "a budget that holds one run ends there"
 
 
 def test_settings_that_cannot_apply_are_a_row_that_says_why_and_others_run():
-    own = USER.replace(batch_size=512)
-    facts = Facts(device_type="cpu", n_samples=100)
+    own, facts = USER.replace(batch_size=512), Facts(device_type="cpu", n_samples=100)
     space = dataclasses.replace(SPACE, user_plan=own, base=own, facts=facts)
-    session = search_all(answer_larger_is_faster, space)
-    baseline = conclude.select_baseline(session.rows, own)
-    assert baseline.status == "skipped"
-    assert "batch_size=512" in baseline.reason
+    session, result = run(answer_larger_is_faster, space)
+    assert result.baseline.status == "skipped"
+    assert "batch_size=512" in result.baseline.reason
     assert {row.plan["batch_size"] for row in session.rows if row.status == "ok"} == {16, 64}
 
 
 def test_runs_of_the_users_plan_that_ended_well_count_though_an_earlier_one_did_not():
-    """Two good runs beside the finalists were hidden by a timeout: nothing was known of what the pick saves."""
-    late = dataclasses.replace(
-        SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))(USER, id="t1", why=""), status="timeout"
-    )
+    late = SimulatedTarget(lambda plan: Answer(status="timeout"))(USER, id="t1", why="")
     session, _ = run(answer_larger_is_faster)
-    baseline = conclude.select_baseline([late, *session.rows], USER)
+    baseline = select_baseline([late, *session.rows], USER)
     assert (baseline.status, baseline.samples_per_s) == ("ok", 320.0)
-    assert conclude.select_baseline([late], USER).status == "timeout"
+    assert select_baseline([late], USER).status == "timeout"
 
 
 def test_the_search_is_counted_right():
-    session, _ = run(answer_larger_is_faster)
-    summary, _ = summarize(session, OPTIONS)
+    summary = run(answer_larger_is_faster)[1].search
     counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats, summary.n_off_grid)
     assert counted == (3, 2, 6, 3, 1), "the user's own plan is a row too, and not of this grid"
     said = describe_search({"search": dataclasses.asdict(summary)})
@@ -294,41 +252,26 @@ def test_the_search_is_counted_right():
     assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}
 
 
-def test_the_settings_as_they_were_are_recommended_where_they_are_the_fastest():
-    session, _ = run(lambda plan: Answer(samples_per_s=900.0 if plan == USER else 100.0))
-    assert pick_from(session).plan == USER
-
-
-def test_a_search_that_the_budget_ended_says_how_much_is_untried():
+@pytest.mark.parametrize(("budget_s", "n_untried"), [(12.0, 2), (35.0, 1)])
+def test_a_search_that_the_budget_ended_says_how_much_is_untried(budget_s, n_untried):
     """The user's own plan, which is no point of this grid, is not counted as one that was run."""
-    for budget_s, n_untried in ((12.0, 2), (35.0, 1)):
-        _, notes = run_in_time(10.0, budget_s)
-        said = f"the budget ended the search: {n_untried} plans of the grid were not run"
-        assert any(said in note and "the same command goes on from these rows" in note for note in notes)
+    said = f"the budget ended the search: {n_untried} plans of the grid were not run"
+    [note] = find_notes(run_in_time(10.0, budget_s)[1], said)
+    assert "the same command goes on from these rows" in note
 
 
 @pytest.mark.parametrize("has_interval", [True, False])
-def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(has_interval, tmp_path):
-    """The interval was once made a second time, and the reason why there was none stayed."""
+def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(has_interval):
     simulated = SimulatedTarget(answer_larger_is_faster)
 
     def answer(plan, **asked):
         row = simulated(plan, **asked)
         return row if has_interval else dataclasses.replace(row, samples_per_s_ci95=None)
 
-    config = config_from_values({"data": {"dataset": "digits"}}, base_dir=str(tmp_path))
-    source = WorkloadSource(config={}, base_dir=str(tmp_path))
-    facts = Facts(device_type="cpu", n_samples=1280)
     notes = ["batch_size=32: try 64", "num_workers=0: read in the training process"]
-    workload = {"name": "digits", "n_samples": 1280, "learning_rate": 0.1, "notes": notes}
-    probe = ProbeResult(facts=facts, workload=workload)
-    with RunFolder(tmp_path / "run", fingerprint_parts={}, command="tune", results=[]) as folder:
-        session = Session(answer, Journal())
-        search_to_the_end(session, SPACE, OPTIONS) if has_interval else session.run(search.exhaustive(SPACE))
-        aim = TuneTarget(config=config, source=source, name="digits", code={})
-        question = Question(aim=aim, options=OPTIONS, machine=read_machine(), path=tmp_path)
-        given = {"question": question, "folder": folder, "probe": probe}
-        result = conclude.conclude(make_search(session, **given), (), "")
+    space = dataclasses.replace(SPACE, facts=Facts(device_type="cpu", n_samples=1280))
+    more = {"workload": {"name": "digits", "notes": notes}, "has_finalists": has_interval}
+    result = conclude(search_to_the_end(Session(answer, Journal()), space, **more), (), "")
     assert result.epoch_seconds.estimate == pytest.approx(2.0)
     assert (result.epoch_seconds.ci95 is not None) == has_interval
     assert ("epoch_seconds.ci95" in result.null_reasons) == (not has_interval)
@@ -338,7 +281,6 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
 
 @pytest.mark.parametrize(("found_gib", "left_gib"), [(3, 3), (50, 5)])
 def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
-    """On a CPU the probe ran under a rank's limit already: its room is no second time divided."""
     machine = dataclasses.replace(read_machine(), memory_available_bytes=10 * 2**30)
     two = dataclasses.replace(OPTIONS, rank_devices=("cpu", "cpu"))
     facts = merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), machine, two)
@@ -346,12 +288,12 @@ def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
 
 
 def test_a_command_whose_budget_holds_no_further_run_says_so_with_the_budget_that_would(tmp_path):
-    """It promised that the same command goes on, and run three times it ended with the same rows."""
     clock = Clock()
 
     def search(budget_s):  # 2 s go into reading the facts
-        session, _ = search_in_folder(tmp_path, clock, budget_s, prepared_s=2.0)
-        return session.n_run, conclude._describe_next(session)
+        session, result, _ = search_in_folder(tmp_path, clock, budget_s, prepared_s=2.0)
+        [note] = find_notes(result, "the budget ended the search: ")
+        return session.n_run, note.partition("; ")[2]
 
     advice = "the next run takes about 10.0 s and {} s of the budget were left; give at least --budget 15s"
     # The first whole run begins while any time is left.
@@ -364,36 +306,31 @@ def test_a_command_whose_budget_holds_no_further_run_says_so_with_the_budget_tha
 
 
 def test_a_run_that_the_budget_broke_off_is_promised_to_nobody():
-    """One and the same run was begun and broken off at every repetition of the command."""
-    now = [0.0]
+    clock = Clock()
 
     def answer(plan):
-        seconds = 5.0 if plan == USER else 25.0
-        now[0] += seconds
-        status = "ok" if plan == USER else "timeout"
+        seconds, status = (5.0, "ok") if plan == USER else (25.0, "timeout")
+        clock.now_s += seconds
         return Answer(samples_per_s=1.0, status=status, seconds=seconds)
 
-    session = search_all(answer, budget_s=20.0, clock=lambda: now[0])
+    session, result = run(answer, budget_s=20.0, clock=clock)
     assert session.cut is not None
-    said = conclude._describe_next(session)
+    [said] = find_notes(result, "the budget ended the search")
     assert "the run that was ended takes more than 25.0 s and 15.0 s of the budget were left" in said
     assert "goes on" not in said
 
 
 def test_plans_that_failed_before_the_budget_ended_are_counted_against_the_grid():
-    """``no plan can run: 1 error`` was said of a grid of 1,040 plans, 1,039 of them untried."""
-    now = [0.0]
+    clock = Clock()
 
     def answer(plan):
-        now[0] += 10.0
+        clock.now_s += 10.0
         return Answer(status="error", reason="OSError: disk sector unreadable", seconds=10.0)
 
-    session = search_all(answer, budget_s=15.0, clock=lambda: now[0])
-    with pytest.raises(NoPlanError) as caught:
-        conclude._check_ran(session, SPACE)
+    ended = str(say_why_not(search_all(answer, budget_s=15.0, clock=clock)))
     said = "1 plan of 2 was tried before the budget ended, and it failed: error, t1: OSError: disk sector unreadable"
-    assert said in str(caught.value)
-    assert "--budget" in str(caught.value)
+    assert said in ended
+    assert "--budget" in ended
 
 
 BATCHES = (2, 4, 8, 16, 32, 64)
@@ -403,15 +340,15 @@ WIDE = dataclasses.replace(SPACE, axes={"batch_size": BATCHES})
 @pytest.mark.parametrize("strategy", search.STRATEGIES)
 @pytest.mark.parametrize("budget_s", [None, 1000.0])
 def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
-    """A dataset that raises was tried with batch after batch, up to 13 times."""
-    session = search_all(
+    made = search_all(
         lambda plan: Answer(status="error", reason=f"ValueError: no (log: {plan['batch_size']}.log)"), WIDE,
         dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
     )  # fmt: skip
-    assert len({row.plan for row in session.common_error}) <= 4
-    assert USER in {row.plan for row in session.rows}, "the settings as they were are tried, too"
-    with pytest.raises(NoPlanError, match=r"different plans failed with the same error and none ran.*ValueError: no"):
-        conclude._check_ran(session, WIDE)
+    assert len({row.plan for row in made.session.common_error}) <= 4
+    assert USER in {row.plan for row in made.session.rows}, "the settings as they were are tried, too"
+    said = str(say_why_not(made))
+    assert "different plans failed with the same error and none ran" in said
+    assert "ValueError: no" in said
 
 
 @pytest.mark.parametrize(
@@ -422,11 +359,7 @@ def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
     ],
 )
 def test_plans_that_fail_alike_are_answered_with_their_remedy_or_their_log(reason, remedy):
-    """The advice was ``t3: RuntimeError: shapes differ``."""
-    session = search_all(lambda plan: Answer(status="error", reason=reason), WIDE)
-    with pytest.raises(NoPlanError) as ended:
-        conclude._check_ran(session, WIDE)
-    assert ended.value.remedy == remedy
+    assert say_why_not(search_all(lambda plan: Answer(status="error", reason=reason), WIDE)).remedy == remedy
 
 
 @pytest.mark.parametrize("status", ["error", "out_of_memory", "timeout"])
@@ -439,45 +372,36 @@ def test_other_failures_do_not_stop_a_search(status):
         return Answer(status=status, reason=f"no {plan['batch_size']}" if status == "error" else "no")
 
     space = dataclasses.replace(WIDE, axes={"batch_size": BATCHES[::-1]})
-    session = search_all(answer, space, dataclasses.replace(OPTIONS, strategy="coordinate_descent"))
-    assert any(row.status == "ok" for row in session.rows)
+    made = search_all(answer, space, dataclasses.replace(OPTIONS, strategy="coordinate_descent"))
+    assert any(row.status == "ok" for row in made.session.rows)
 
 
 def test_the_settings_as_they_were_let_a_search_go_on():
     """Three plans of a grid may share a fault that the user's own does not have."""
-
-    def answer(plan):
-        if plan["batch_size"] < 16:
-            return Answer(status="error", reason="ValueError: too few samples for the norm")
-        return Answer(samples_per_s=10.0 * plan["batch_size"])
-
-    session = search_all(answer, WIDE)
+    failed = Answer(status="error", reason="ValueError: too few samples for the norm")
+    session, result = run(lambda plan: failed if plan["batch_size"] < 16 else answer_larger_is_faster(plan), WIDE)
     assert {row.plan["batch_size"] for row in session.rows} == set(BATCHES)
-    assert pick_from(session).plan["batch_size"] == 64
+    assert result.picks.recommended.trial.plan["batch_size"] == 64
 
 
-def test_the_advice_to_search_again_names_the_folder_that_lets_it():
-    """The same command reads its rows back: advice to repeat it could not be followed."""
+def test_a_machine_that_does_not_repeat_itself_is_called_noisy_with_the_folder_that_lets_the_search_run_again():
     rates = iter([100.0, 200.0, 150.0, *[200.0, 150.0, 90.0, 260.0] * 3])
-    _, notes = run(lambda plan: Answer(samples_per_s=next(rates)))
-    [said] = [note for note in notes if "lay" in note and "apart" in note]
+    _, result = run(lambda plan: Answer(samples_per_s=next(rates)))
+    [said] = [note for note in find_notes(result, "lay") if "% apart" in note]
     assert "--out and a new folder" in said
     assert said.endswith(": the same command only reads these rows back")
 
 
 def test_after_the_end_of_a_budget_the_same_command_is_not_said_to_read_rows_only():
-    """Beside it stood that the same command goes on from these rows."""
     clock, rates = Clock(), iter([100.0, 200.0, 150.0, 200.0, 260.0, 200.0, 260.0])
-    session, notes = run(clock.time(lambda plan: next(rates), lambda plan: 10.0), budget_s=75.0, clock=clock)
+    session, result = run(clock.time(lambda plan: next(rates), lambda plan: 10.0), budget_s=75.0, clock=clock)
     assert session.is_budget_spent
-    assert any("the same command goes on from these rows" in note for note in notes)
-    assert any("--out and a new folder" in note for note in notes)
-    assert not any("only reads these rows back" in note for note in notes)
+    assert find_notes(result, "the same command goes on from these rows")
+    assert find_notes(result, "--out and a new folder")
+    assert not find_notes(result, "only reads these rows back")
 
 
 def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_its_own(tmp_path, monkeypatch):
-    """They were renamed, and only a result said so: a search that was interrupted had none."""
-
     def end(folder):
         folder.append_line(JOURNAL_FILE, "{}")
         raise KeyboardInterrupt
@@ -490,8 +414,5 @@ def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_
         monkeypatch.setattr("fulltilt.tuner.question.question.stamp_data", lambda config, stamp=stamp: stamp)
         with pytest.raises(KeyboardInterrupt):
             tune(tmp_path / "a.yaml", device="cpu", out=tmp_path / "out", on_event=events.append)
-    assert events == [
-        SearchNoted(
-            message="earlier results are set aside as trials-1.jsonl (changed: files of the data.n_bytes 2 → 3)"
-        )
-    ]
+    said = "earlier results are set aside as trials-1.jsonl (changed: files of the data.n_bytes 2 → 3)"
+    assert events == [SearchNoted(message=said)]

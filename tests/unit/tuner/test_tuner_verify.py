@@ -1,7 +1,5 @@
 """What a verification refuses before it trains anything."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -12,8 +10,7 @@ from fulltilt.tuner.answer.verify import run_verification
 
 
 @pytest.mark.parametrize(
-    ("settings", "n_pairs", "words"),
-    [({"data.num_workers": 2}, 1, "at least 2"), ({}, 2, "nothing to compare")],
+    ("settings", "n_pairs", "words"), [({"data.num_workers": 2}, 1, "at least 2"), ({}, 2, "nothing to compare")]
 )
 def test_a_comparison_that_cannot_say_anything_is_refused(settings, n_pairs, words, tmp_path):
     with pytest.raises(ValueError, match=words):

@@ -1,9 +1,8 @@
 """How long the process that trials start from is waited for, by what is seen of it."""
 
-from __future__ import annotations
-
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,16 +18,15 @@ class FakeChild:
     """A process that starts on a clock of its own: at work until ``stops_s``, ready at ``ready_s``."""
 
     def __init__(self, *, ready_s=float("inf"), stops_s=float("inf"), is_seen=True):
-        self.now_s = 1000.0
-        self._begin_s, self._ready_s, self._stops_s, self._is_seen = self.now_s, ready_s, stops_s, is_seen
+        self.now_s, self.ready_s, self.stops_s, self.is_seen = 0.0, ready_s, stops_s, is_seen
 
     def receive(self, timeout_s):
         self.now_s += timeout_s
-        return READY if self.now_s - self._begin_s >= self._ready_s else None
+        return READY if self.now_s >= self.ready_s else None
 
     def read_work(self):
-        done_s = min(self.now_s - self._begin_s, self._stops_s)
-        return Work(cpu_s=0.01 * done_s, called_bytes=0, disk_bytes=int(done_s * 2**20)) if self._is_seen else None
+        done_s = min(self.now_s, self.stops_s)
+        return Work(cpu_s=0.01 * done_s, called_bytes=0, disk_bytes=int(done_s * 2**20)) if self.is_seen else None
 
     def start(self):
         return wait_for_start(
@@ -38,7 +36,6 @@ class FakeChild:
 
 @pytest.mark.parametrize("child", [FakeChild(ready_s=500.0), FakeChild(stops_s=40.0, ready_s=150.0)])
 def test_a_start_that_is_slow_but_at_work_or_quiet_for_a_while_is_waited_for(child):
-    """Python still imported torch from a cold disk when it was given up."""
     assert child.start() == READY
 
 
@@ -58,11 +55,8 @@ def test_a_start_that_is_given_up_says_what_was_seen_of_it(child, said):
 
 def test_work_is_read_of_a_process_and_grows_with_what_it_does():
     before = proctree.read_work(os.getpid())
-    assert before is not None
-    with open(__file__, "rb") as stream:  # noqa: PTH123
-        n_bytes = len(stream.read())
+    n_bytes = len(Path(__file__).read_bytes())
     after = proctree.read_work(os.getpid())
-    assert after is not None
     assert after.called_bytes >= before.called_bytes + n_bytes
     assert after.cpu_s >= before.cpu_s
 
