@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch.nn import functional
@@ -15,13 +17,9 @@ def test_the_registries_hold_what_the_documents_name():
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_every_loss_is_the_mean_over_samples(name):
     """Two micro-batches weighted by their sizes give the loss of the whole batch; accumulation rests on it."""
-    generator = torch.Generator().manual_seed(0)
-    outputs = torch.randn(12, 5, generator=generator, dtype=torch.float64)
-    if name == "cross_entropy":
-        targets = torch.randint(5, (12,), generator=generator)
-    else:
-        targets = torch.rand(12, 5, generator=generator, dtype=torch.float64)
-    loss = LOSSES[name]()
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(12, 5, dtype=torch.float64), torch.rand(12, 5, dtype=torch.float64)
+    loss, targets = LOSSES[name](), targets.argmax(1) if name == "cross_entropy" else targets
     whole = loss(outputs, targets)
     assert whole.shape == ()
     parts = (loss(outputs[:8], targets[:8]) * 8 + loss(outputs[8:], targets[8:]) * 4) / 12
@@ -51,10 +49,8 @@ def test_a_view_that_is_not_contiguous_is_matched_too():
 @pytest.mark.parametrize("shapes", [((4, 2), (4,)), ((4, 1), (1, 4)), ((2, 6), (3, 4))])
 def test_shapes_that_disagree_are_an_error_with_both(shapes):
     outputs, targets = (torch.zeros(shape) for shape in shapes)
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError, match=f"{re.escape(str(shapes[0]))}.*{re.escape(str(shapes[1]))}"):
         LOSSES["mse"]()(outputs, targets)
-    assert str(shapes[0]) in str(raised.value)
-    assert str(shapes[1]) in str(raised.value)
 
 
 def test_integer_targets_serve_real_valued_losses():
@@ -74,9 +70,9 @@ def test_losses_are_finite_under_bf16_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = outputs @ torch.eye(3)
         assert hidden.dtype is torch.bfloat16
-        for name in ("mse", "l1", "huber", "bce_with_logits"):
-            assert torch.isfinite(LOSSES[name]()(hidden, torch.rand(4, 3))), name
-        assert torch.isfinite(LOSSES["cross_entropy"]()(hidden, torch.tensor([0, 1, 2, 0])))
+        for name in LOSSES:
+            targets = torch.tensor([0, 1, 2, 0]) if name == "cross_entropy" else torch.rand(4, 3)
+            assert torch.isfinite(LOSSES[name]()(hidden, targets)), name
 
 
 POSITIONS = functional.one_hot(torch.tensor([[0, 1, 1, 0]]), 2).float().movedim(-1, 1)
