@@ -61,10 +61,8 @@ def train(run, n_epochs=2, *, observe=None):
 def assert_same(whole, parts, *, rtol=1e-9, atol=1e-12):
     """Outcomes and gradients of two trainings."""
     assert [o.n_samples for o in whole[0]] == [o.n_samples for o in parts[0]] == [64, 36] * (len(whole[0]) // 2)
-    for mine, theirs in zip([o.loss for o in whole[0]], [o.loss for o in parts[0]], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol)
-    for mine, theirs in zip(whole[1], parts[1], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol)
+    losses_and_gradients = (([o.loss for o in outcomes], gradients) for outcomes, gradients in (whole, parts))
+    torch.testing.assert_close(*losses_and_gradients, rtol=rtol, atol=atol)
 
 
 def compute_norms(gradients):
