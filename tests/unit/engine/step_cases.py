@@ -5,6 +5,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
+from fulltilt.data import prepare_text
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.step.cached_step import build_step
 from fulltilt.levers import default_plan
@@ -67,3 +68,22 @@ def assert_same(whole, parts, *, rtol=1e-9, atol=1e-12):
 
 def compute_norms(gradients):
     return [torch.cat([gradient.flatten() for gradient in of_step]).norm().item() for of_step in gradients]
+
+
+def build_language_config(folder, *, task="language_model(training_metrics=true, error_analysis=true)", **changes):
+    """A small language model of a text that is prepared in ``folder``; ``run__epochs=1`` and so on."""
+    if not (folder / "tokens").exists():
+        text = "the cat sat on the mat , and 3 dogs saw it .\nwhy would a dog not sit ?\n" * 60
+        (folder / "t.txt").write_text(text, encoding="utf-8")
+        prepare_text([folder / "t.txt"], folder / "tokens")
+    values = {
+        "task": task,
+        "model": "bilm(depth=2, embedding=12, hidden=16, projection=8, dropout=0.1)",
+        "data": {"dataset": "text(seq_len=8)", "path": str(folder / "tokens"), "batch_size": 16},
+        "optim": {"optimizer": "adam", "lr": 2e-2},
+        "run": {"epochs": 3, "device": "cpu", "seed": 3, "log_every_n_steps": 1},
+    }
+    for key, value in changes.items():
+        section, name = key.split("__")
+        values[section][name] = value
+    return config_from_values(values, base_dir=str(folder))

@@ -46,8 +46,7 @@ def test_phases_are_billed_in_order_once_per_micro_batch():
 def test_the_end_of_the_epoch_is_none_and_a_short_window_is_a_step():
     outcomes = take_epochs(build({"batch_size": 16}))
     assert [(o.n_samples, o.n_micro) for o in outcomes] == [(16, 1), (16, 1), (8, 1)]
-    assert not outcomes[0].loss.requires_grad
-    assert outcomes[0].loss.shape == ()
+    assert (outcomes[0].loss.shape, outcomes[0].loss.requires_grad) == ((), False)
 
 
 def test_gradients_are_gone_after_a_step():
@@ -89,8 +88,7 @@ class TwoInputs(nn.Module):
 def test_nested_batches_reach_model_and_loss():
     run = build(dataset=Pairs, model=TwoInputs, loss=lambda out, targets: (out - targets["y"]).square().mean())
     outcome = take_step(run)
-    assert outcome.n_samples == 8
-    assert outcome.loss.isfinite()
+    assert (outcome.n_samples, outcome.loss.isfinite()) == (8, True)
 
 
 def test_prepare_runs_on_every_micro_batch_with_the_runs_generator():
@@ -99,12 +97,8 @@ def test_prepare_runs_on_every_micro_batch_with_the_runs_generator():
         noise = torch.randn(images.shape[0], 3, generator=generator)
         return (images,), noise
 
-    def train():
-        run = build({"accumulate": 2}, prepare=prepare, loss=nn.MSELoss())
-        step, batches = TrainStep(run), run.start_epoch(0)
-        return [float(step(batches, NullTimer()).loss) for _ in range(2)]
-
-    first, second = train(), train()
+    runs = (build({"accumulate": 2}, prepare=prepare, loss=nn.MSELoss()) for _ in range(2))
+    first, second = ([float(outcome.loss) for outcome in take_epochs(run)] for run in runs)
     assert first == second
     assert first[0] != first[1]
 
@@ -131,33 +125,25 @@ def test_a_batch_without_a_tensor_is_an_error():
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        (
-            {"loss": lambda out, y: nn.functional.cross_entropy(out, y, reduction="none")},
-            UsageError,
-            r"a tensor of shape \(8,\)",
-        ),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, UsageError, r"a tensor of shape \(8,\)"),
         ({"loss": lambda out, y: 3.0}, UsageError, "the loss returned float"),
         (
-            {"dataset": lambda: TensorDataset(torch.zeros(16, 2), torch.zeros(16), torch.zeros(16))},
+            {"dataset": lambda: TensorDataset(*torch.zeros(3, 16))},
             DataError,
-            r"a batch is 3 parts, expected \(inputs, targets\)",
+            r"is 3 parts, expected \(inputs, targets\)",
         ),
         # A dict of two keys unpacks into its keys: the model would get a text.
-        ({"dataset": lambda: Named()}, DataError, r"a batch is a dict, expected \(inputs, targets\).*prepare"),
+        (
+            {"dataset": lambda: [{"x": 1.0, "y": 2.0}] * 8},
+            DataError,
+            r"is a dict, expected \(inputs, targets\).*prepare",
+        ),
         ({"model": lambda: Broken(1, 1)}, KeyError, "mine"),  # the user's own errors come through as they are
     ],
 )
 def test_what_no_step_can_take_is_an_error(changes, error, words):
     with pytest.raises(error, match=words):
         take_step(build(**changes))
-
-
-class Named(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return {"x": torch.rand(1), "y": torch.rand(1)}
 
 
 class Broken(nn.Linear):

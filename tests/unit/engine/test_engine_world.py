@@ -10,7 +10,7 @@ from training_cases import build_config, build_workload
 from fulltilt.config import plan_of
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.ranks.division import find_obstacles_to_ranks
-from fulltilt.engine.ranks.parallel import DealtBatches, GradientSync, choose_shard, list_sizes
+from fulltilt.engine.ranks.parallel import DealtBatches, choose_shard, list_sizes
 from fulltilt.engine.ranks.world import World, is_rank, join_world, plan_devices
 from fulltilt.errors import ConfigError, PlanObstacleError, UsageError
 
@@ -125,16 +125,3 @@ def test_sizes_of_batches():
     assert list(list_sizes(10, 4, drop_last=False)) == [4, 4, 2]
     assert list(list_sizes(10, 4, drop_last=True)) == [4, 4]
     assert list(list_sizes(0, 4, drop_last=False)) == []
-
-
-@pytest.mark.parametrize(("joins_first", "expected"), [(False, [0, 0, 1, 0, 0, 1]), (True, [1, 1, 1, 0, 0, 1])])
-def test_gradients_are_joined_in_the_last_micro_step_and_in_all_of_a_first_window_that_is_recorded(
-    joins_first, expected
-):
-    is_on = [True]
-    sync = GradientSync(lambda value: is_on.__setitem__(0, value), joins_first_window=joins_first)
-    found = []
-    for is_last in (False, False, True, False, False, True):
-        sync(is_last)
-        found.append(int(is_on[0]))
-    assert found == expected
