@@ -25,6 +25,14 @@ def build_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.3, momentum=0.9)
 
 
+def make_views(batch, generator):
+    """Two noisy copies of every row, one after the other: what a contrastive loss compares."""
+    rows, targets = batch
+    rows = rows.repeat_interleave(2, dim=0)
+    noise = torch.randn(rows.shape, generator=generator, device=rows.device, dtype=rows.dtype)
+    return rows + 0.1 * noise, targets
+
+
 def build_small_run(batch_size, accumulate=1, *, plan=None, clip_norm=None, device="cpu", seed=7, **workload):
     """``plan`` and ``workload`` change what is a linear model of ``build_dataset``, trained by SGD in one thread."""
     given = {"model": lambda: nn.Linear(6, 3), "dataset": build_dataset, "loss": nn.CrossEntropyLoss()}

@@ -1,5 +1,6 @@
 """Building a run: reproducible, every lever in force, and clear about what cannot be built."""
 
+import dataclasses
 import multiprocessing
 
 import psutil
@@ -7,15 +8,16 @@ import pytest
 import torch
 from step_cases import take_epochs
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from fulltilt.config import config_from_values
 from fulltilt.data import digits
 from fulltilt.engine.build.builder import build_run, check_device
 from fulltilt.engine.build.facts import describe_data, read_facts
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError
+from fulltilt.hardware import read_machine
 from fulltilt.levers import default_plan
-from fulltilt.records import Machine, Plan
+from fulltilt.records import Plan
 from fulltilt.tasks import Workload
 
 
@@ -43,16 +45,6 @@ def train(run):
     return [float(outcome.loss) for outcome in take_epochs(run)]
 
 
-class Noisy(Dataset):
-    """Augments at random, from torch's global generator."""
-
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        return torch.rand(2, 2, 2), torch.tensor(index % 3)
-
-
 def test_equal_seeds_train_equally_whatever_was_drawn_before():
     first = train(build(seed=3))
     torch.rand(100)
@@ -76,14 +68,6 @@ def test_levers_that_change_no_numbers_change_no_losses(changes):
     expected = train(build(seed=3))
     with build(seed=3, plan=changes) as run:
         assert train(run) == expected
-
-
-def test_augmentation_in_workers_is_reproducible():
-    losses = []
-    for _ in range(2):
-        with build(seed=3, plan={"num_workers": 2}, dataset=Noisy) as run:
-            losses.append(train(run))
-    assert losses[0] == losses[1]
 
 
 def test_the_run_says_what_it_is():
@@ -173,11 +157,7 @@ def test_a_device_that_is_not_there(device, words):
 
 
 def test_facts_of_a_workload_are_those_of_its_run():
-    machine = Machine(
-        hostname_hash="0", system="Linux", is_wsl=True, cpu_model="x", n_cores_physical=1, n_cores_logical=1,
-        n_cores_usable=64, memory_total_bytes=1, memory_available_bytes=1, memory_limit_bytes=None,
-        shm_total_bytes=None, devices=(), python="3", packages={},
-    )  # fmt: skip
+    machine = dataclasses.replace(read_machine(), n_cores_usable=64, is_wsl=True)
     facts = read_facts(make_workload(), "cpu", machine)
     assert (facts.n_cores_usable, facts.is_wsl) == (64, True)
     run = build()

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import step_cases
 import torch
-from step_cases import assert_same, compute_norms, take_step, train
+from step_cases import assert_same, compute_norms, make_views, take_step, train
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fulltilt.engine.measured.measurement import run_measured
 from fulltilt.engine.measured.probes import run_memory_probe
-from fulltilt.engine.step.cached_step import CachedStep, build_step
-from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import UsageError
 from fulltilt.tasks.nt_xent import NtXent
 
@@ -23,11 +21,8 @@ def build_float():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def make_views(batch, generator):
-    """Two noisy copies of every row, one after the other."""
-    x, y = batch
-    rows = x.double().repeat_interleave(2, dim=0)
-    return rows + 0.1 * torch.randn(rows.shape, generator=generator, dtype=rows.dtype), y
+def make_double_views(batch, generator):
+    return make_views((batch[0].double(), batch[1]), generator)
 
 
 def repeat_rows(batch, generator):
@@ -39,7 +34,7 @@ def build(batch_size, accumulate, **more):
     given = {
         "model": lambda: build_float().double(),
         "loss": NtXent(0.2),
-        "prepare": make_views,
+        "prepare": make_double_views,
         "couples_samples": True,
     }
     return step_cases.build_small_run(batch_size, accumulate, **given | more)
@@ -66,12 +61,7 @@ def mild_loss(outputs, targets):
     return 0.01 * NtXent(0.5)(outputs)
 
 
-def make_float_views(batch, generator):
-    rows, y = make_views(batch, generator)
-    return rows.float(), y
-
-
-FLOAT = {"model": build_float, "prepare": make_float_views, "loss": mild_loss}
+FLOAT = {"model": build_float, "prepare": make_views, "loss": mild_loss}
 
 
 @pytest.mark.parametrize(("precision", "rtol", "atol"), [("bf16", 0.1, 2e-2), ("fp16", 0.05, 5e-3)])
@@ -190,7 +180,7 @@ def test_gradients_are_those_of_the_very_masks_and_states_that_the_loss_saw(mode
 def compute_in_one_graph(run, n_micro):
     batches, outputs = run.start_epoch(0), []
     for _ in range(n_micro):
-        rows, _ = make_views(next(batches), run.generator)
+        rows, _ = make_double_views(next(batches), run.generator)
         outputs.append(run.setup.model(rows))
     NtXent(0.2)(torch.cat(outputs)).backward()
     return [p.grad for p in run.setup.model.parameters()]
@@ -206,12 +196,6 @@ def test_running_statistics_move_once_a_step():
     buffers, expected = (dict(run.setup.model.named_buffers()) for run in (cached, plain))
     torch.testing.assert_close(buffers, expected, rtol=1e-12, atol=0)
     assert cached.setup.model[1].num_batches_tracked == 4
-
-
-def test_it_is_taken_only_where_samples_are_coupled_in_a_window():
-    assert type(build_step(build(16, 4))) is CachedStep
-    assert type(build_step(build(16, 1))) is TrainStep
-    assert type(build_step(build(16, 4, couples_samples=False))) is TrainStep
 
 
 class TwoTowers(nn.Module):

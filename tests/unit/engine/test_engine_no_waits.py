@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from step_cases import build_language_config
+from step_cases import build_language_config, make_views
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from training_cases import build_config, build_workload, run_train
@@ -41,13 +41,6 @@ CASES = {
 def sgd(parameters):
     """Adam on the CPU reads its own step count on the host; on a GPU its foreach form does not."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def make_views(batch, generator):
-    """Two noisy copies of every row, one after the other: what a contrastive loss compares."""
-    rows, targets = batch
-    rows = rows.repeat_interleave(2, dim=0)
-    return rows + 0.1 * torch.randn(rows.shape, generator=generator, device=rows.device), targets
 
 
 def compute_spread(outputs, targets):

@@ -85,26 +85,25 @@ def test_one_that_fails_ends_all_and_is_named(notes, how, kind, words):
     assert ended.reason == f"failed: {caught.value}" or kind is ConfigError
 
 
-def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(notes):
-    with pytest.raises(RankHungError) as caught:
-        run(rank_bodies.fail, who=0, how="hang", notes=notes, hang_limit_s=2.0)
-    text = str(caught.value)
-    assert "rank 0 (cpu, process " in text
-    assert "it has not come further than data_wait, after step 13, while another rank waits for it" in text
-    assert "run.hang_timeout_s allows more" in text
+MORE = "run.hang_timeout_s allows more"
+HANGS_AT_START = {"hang_limit_s": 0.5, "start_limit_s": 2.0, "raised_by": ("--deadline", "run.hang_timeout_s")}
 
 
-def test_one_that_is_stopped_as_it_waits_is_named(notes):
-    """Both were through the same step, so neither was ahead: a rank stopped by a signal there held the run for good."""
-    with pytest.raises(RankHungError, match=r"^rank 1 \(cpu, process \d+\) hangs: .* further than optimizer") as caught:
-        run(rank_bodies.stop_as_it_waits, notes=notes, hang_limit_s=1.5)
-    assert "run.hang_timeout_s allows more: it is stopped by a signal" in str(caught.value)
-
-
-def test_one_that_hangs_before_its_first_step_is_found_after_a_limit_that_somebody_else_may_raise(notes):
-    limits = {"hang_limit_s": 0.5, "start_limit_s": 2.0, "raised_by": ("--deadline", "run.hang_timeout_s")}
-    with pytest.raises(RankHungError, match=r"rank 1 \(cpu, process .* --deadline allows more"):
-        run(rank_bodies.hang_at_start, notes=notes, **limits)
+@pytest.mark.parametrize(
+    ("body", "given", "who", "where", "remedy"),
+    [
+        ("fail", {"who": 0, "how": "hang", "hang_limit_s": 2.0}, 0, "data_wait, after step 13", MORE),
+        # Both were through the same step, so neither was ahead: a rank stopped there held the run for good.
+        ("stop_as_it_waits", {"hang_limit_s": 1.5}, 1, "optimizer", MORE + ": it is stopped by a signal"),
+        ("hang_at_start", HANGS_AT_START, 1, "data_wait, after step 0", "--deadline allows more"),
+    ],
+)
+def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(notes, body, given, who, where, remedy):
+    said = (
+        rf"^rank {who} \(cpu, process \d+\) hangs: .* further than {where}.*, while another rank waits for it; {remedy}"
+    )
+    with pytest.raises(RankHungError, match=said):
+        run(getattr(rank_bodies, body), notes=notes, **given)
 
 
 @pytest.mark.parametrize("later_s", [0.0, 0.4])

@@ -1,7 +1,5 @@
 """One step: what it bills to which phase, and what it refuses."""
 
-import multiprocessing
-
 import pytest
 import step_cases
 import torch
@@ -9,9 +7,7 @@ from step_cases import take_epochs, take_step
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from fulltilt.engine.step.train_step import TrainStep
-from fulltilt.errors import DataError, UsageError, WorkerDiedError
-from fulltilt.measure import NullTimer
+from fulltilt.errors import DataError, UsageError
 from fulltilt.measure.nested import count_samples, find_tensor
 
 
@@ -149,16 +145,3 @@ def test_what_no_step_can_take_is_an_error(changes, error, words):
 class Broken(nn.Linear):
     def forward(self, input):
         raise KeyError("mine")
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.usefixtures("own_tmpdir")
-def test_a_data_worker_that_is_killed_is_named(persistent):
-    left_by_others = set(multiprocessing.active_children())
-    with build({"num_workers": 1, "batch_size": 2, "persistent_workers": persistent}) as run:
-        step, batches = TrainStep(run), run.start_epoch(0)
-        step(batches, NullTimer())
-        (worker,) = {*multiprocessing.active_children()} - left_by_others
-        worker.kill()
-        with pytest.raises(WorkerDiedError, match=rf"pid {worker.pid}\) died: killed by SIGKILL"):
-            list(iter(lambda: step(batches, NullTimer()), None))

@@ -14,6 +14,7 @@ SMALL = {
     "wideresnet": ({"n_classes": 7, "depth": 10, "width": 1}, (3, 3, 16, 16)),
     "resnet18": ({"n_classes": 7, "image_size": 16}, (3, 3, 16, 16)),
     "resnet50": ({"n_classes": 7, "in_channels": 1}, (3, 1, 32, 32)),
+    "whitened_cnn": ({"n_classes": 7, "width": 0.1}, (3, 3, 16, 16)),
 }
 
 
@@ -30,6 +31,7 @@ SMALL = {
         ("small_cnn(n_classes=10, in_channels=1)", 94_186),
         ("mlp(n_features=64, n_outputs=10)", 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10),
         ("mlp(n_features=64, n_outputs=10, depth=0)", 650),
+        ("whitened_cnn", 1_972_792),
     ],
 )
 def test_parameter_counts(call, n_parameters):
