@@ -111,10 +111,9 @@ def test_the_second_forward_draws_what_the_first_drew_and_the_next_window_anew(d
     given = {"model": Noisy, "prepare": repeat_rows, "dataset": build_equal_samples, "loss": mild_loss}
     run = build(8, 4, device=device, plan={"precision": precision}, **given)
     train(run, 1)
-    one, other = run.setup.model.given[:8], run.setup.model.given[8:]
-    for first, second in zip(one[:4] + other[:4], one[4:] + other[4:], strict=True):
-        assert torch.equal(first, second)
-    assert len({tensor.double().sum().item() for tensor in one + other}) == 8
+    given = [tensor.tolist() for tensor in run.setup.model.given]
+    assert given[:4] + given[8:12] == given[4:8] + given[12:]
+    assert len(set(map(str, given))) == 8
 
 
 class Hidden(nn.Module):
@@ -187,10 +186,8 @@ def compute_in_one_graph(run, n_micro):
 
 
 def test_running_statistics_move_once_a_step():
-    def build_normed():
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).double()
-
-    cached, plain = build(16, 4, model=build_normed), build(16, 4, model=build_normed, couples_samples=False)
+    given = {"model": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).double()}
+    cached, plain = build(16, 4, **given), build(16, 4, couples_samples=False, **given)
     take_step(cached)
     take_step(plain)
     buffers, expected = (dict(run.setup.model.named_buffers()) for run in (cached, plain))
@@ -219,9 +216,8 @@ def test_several_inputs_and_outputs_of_which_one_is_not_in_the_loss():
         "loss": match_towers,
         "prepare": lambda batch, generator: ((batch[0].double(), batch[0].double() ** 2), None),
     }
-    found = []
-    for run in (build(64, 1, **given), build(16, 4, **given)):
-        found.append((take_step(run).loss, run.setup.model.left.weight))
+    runs = build(64, 1, **given), build(16, 4, **given)
+    found = ((take_step(run).loss, run.setup.model.left.weight) for run in runs)
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
@@ -241,11 +237,9 @@ def test_checkpointed_activations_give_the_same_gradients():
     assert_same(free, saved)
 
 
-def test_a_trial_measures_it_with_its_phases():
+def test_a_trial_measures_it():
     measurement = run_measured(build(16, 4), n_steps=4, max_measure_s=5)
     assert measurement.observed["accumulate"] == 4
-    phases = measurement.phases_ms  # withheld where a busy machine made more than 5 % of a step no phase's
-    assert phases is None or phases.forward is None or phases.forward > 0
     assert measurement.samples_per_s > 0
 
 
