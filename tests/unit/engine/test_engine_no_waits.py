@@ -105,17 +105,15 @@ def build_step(run):
     meter, last_step = LossMeter(run.device, run.workload.metrics), LastStep(run.setup.model)
     inner = build_train_step(run, observe=meter.observe)
 
-    class Step:
-        compute_loss = staticmethod(inner.compute_loss)
+    def step(batches, timer):
+        outcome = inner(batches, timer)
+        last_step.keep()
+        meter.add(outcome.loss, outcome.n_samples)
+        meter.take()
+        return outcome
 
-        def __call__(self, batches, timer):
-            outcome = inner(batches, timer)
-            last_step.keep()
-            meter.add(outcome.loss, outcome.n_samples)
-            meter.take()
-            return outcome
-
-    return Step()
+    step.compute_loss = inner.compute_loss
+    return step
 
 
 def build_fake_step(run):

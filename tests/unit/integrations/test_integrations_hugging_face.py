@@ -33,19 +33,9 @@ def run_trainer(tmp_path, clock, *, n_batches=12, breakdown_clock=None, model=No
 
     model = model or SlowModel(clock)
     callback = HuggingFaceBreakdown(tmp_path / "b.json", clock=breakdown_clock or clock)
-    values = {
-        "output_dir": str(tmp_path / "out"),
-        "per_device_train_batch_size": BATCH_SIZE,
-        "num_train_epochs": 2,
-        "logging_steps": 1,
-        "eval_strategy": "no",
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-        "remove_unused_columns": False,
-    }
+    values = {"output_dir": str(tmp_path / "out"), "per_device_train_batch_size": BATCH_SIZE, "num_train_epochs": 2}
+    values |= {"logging_steps": 1, "eval_strategy": "no", "save_strategy": "no", "report_to": "none"}
+    values |= {"disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False, "remove_unused_columns": False}
     trainer = transformers.Trainer(
         model=model,
         args=transformers.TrainingArguments(**values | options),

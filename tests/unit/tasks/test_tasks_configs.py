@@ -16,19 +16,14 @@ GUIDE_BATCH_SIZES = [2**i for i in range(14)]
 
 
 def learn(workload, batch_size, n_steps):
-    """Losses of steps on one batch, and the largest metric value of the last outputs."""
+    """Losses of steps on one batch, and the largest metric value after them."""
     torch.manual_seed(0)
     model, batch = workload.model(), workload.dataset().get_batch(list(range(batch_size)))
     inputs, targets = workload.prepare(batch, torch.Generator().manual_seed(0)) if workload.prepare else batch
-    outputs = None
-
-    def compute_loss():
-        nonlocal outputs
-        outputs = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-        return workload.loss(outputs, targets)
-
-    losses = take_steps(workload.optimizer(model.parameters()), compute_loss, n_steps)
-    values = [metric(outputs, targets) for metric in workload.metrics.values()]
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    optimizer = workload.optimizer(model.parameters())
+    losses = take_steps(optimizer, lambda: workload.loss(model(*inputs), targets), n_steps)
+    values = [metric(model(*inputs), targets) for metric in workload.metrics.values()]
     assert all(v.shape == (batch_size,) for v in values)
     return losses, max(v.max().item() for v in values)
 
