@@ -95,32 +95,27 @@ def build_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
-def build_case(name, device="cpu"):
-    """Configuration, workload and options of ``train``."""
-    changes, workload, options = {
-        "plain": ({}, {"optimizer": build_sgd}, {"training_metrics": True}),
-        "window": ({"speed__accumulate": 4, "optim__clip_norm": 0.3}, {"optimizer": build_sgd}, {}),
-        "changing": ({"speed__static_graph": False, "speed__accumulate": 2, "data__drop_last": True}, {}, {}),
-        "bf16": ({"speed__precision": "bf16"}, {}, {}),
-        "stream": (
-            {"optim__schedule": "constant", "optim__warmup": 0},
-            {"dataset": Stream, "optimizer": build_sgd},
-            {"max_steps": 14},
-        ),
-        "average": ({"optim__ema": 0.9}, {"optimizer": build_sgd}, {}),
-        "buffers": ({}, {"model": Counting, "optimizer": build_sgd}, {}),
-        "sharded": ({"speed__shard": "full", "speed__accumulate": 4, "optim__clip_norm": 0.3}, {}, {}),
-    }[name]
-    config = build_config(data__batch_size=15, run__device=device, **changes)
-    return config, build_plain_workload(**workload), options
-
-
-CASES = ("plain", "window", "changing", "bf16", "stream", "average", "buffers", "sharded")
+CASES = {
+    "plain": ({}, {"optimizer": build_sgd}, {"training_metrics": True}),
+    "window": ({"speed__accumulate": 4, "optim__clip_norm": 0.3}, {"optimizer": build_sgd}, {}),
+    "changing": ({"speed__static_graph": False, "speed__accumulate": 2, "data__drop_last": True}, {}, {}),
+    "bf16": ({"speed__precision": "bf16"}, {}, {}),
+    "stream": (
+        {"optim__schedule": "constant", "optim__warmup": 0},
+        {"dataset": Stream, "optimizer": build_sgd},
+        {"max_steps": 14},
+    ),
+    "average": ({"optim__ema": 0.9}, {"optimizer": build_sgd}, {}),
+    "buffers": ({}, {"model": Counting, "optimizer": build_sgd}, {}),
+    "sharded": ({"speed__shard": "full", "speed__accumulate": 4, "optim__clip_norm": 0.3}, {}, {}),
+}
+"""What differs from the plain run: configuration, workload, options of ``train``."""
 
 
 def run_case(name, folder, device="cpu"):
-    config, workload, options = build_case(name, device)
-    result, recorder = run_train(Path(folder) / name, config, workload=workload, **options)
+    changes, workload, options = CASES[name]
+    config = build_config(data__batch_size=15, run__device=device, **changes)
+    result, recorder = run_train(Path(folder) / name, config, workload=build_plain_workload(**workload), **options)
     return result, recorder.list_figures()
 
 

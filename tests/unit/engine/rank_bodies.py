@@ -34,10 +34,14 @@ def send_events(n_steps, stored):
     return Path(stored).read_text().split() if link.rank == 0 else None
 
 
-def meet(notes):
-    """Note this process, and wait until both ranks are here: they start at their own pace."""
+def note_process(notes):
     with Path(notes).open("a") as stream:
         stream.write(f"{os.getpid()}\n")
+
+
+def meet(notes):
+    """Note this process, and wait until both ranks are here: they start at their own pace."""
+    note_process(notes)
     while len(Path(notes).read_text().split()) < 2:
         time.sleep(0.01)
 
@@ -48,18 +52,14 @@ def fail(who, how, notes):
     if link.rank == 0:
         link.send_event(RunStarted(steps_per_epoch=4, n_epochs=1, first_step=10, **STARTED))
         link.send_event(StepsDone(step=12, loss=1.0, **STEP))
-    with Path(notes).open("a") as stream:
-        stream.write(f"{os.getpid()}\n")
+    meet(notes)
     link.set_step(10)
     take_steps(link, 3)
     link.lap("data_wait")
     if link.rank == who:
-        while len(Path(notes).read_text().split()) < 2:
-            time.sleep(0.01)
         HOWS[how]()
     link.lap("forward")
-    while True:
-        time.sleep(0.05)
+    hang()
 
 
 def kill_self():
@@ -130,8 +130,7 @@ def count_attempts(folder, resume=False):
 
 def wait_for_stop(pids):
     link = find_link()
-    with Path(pids).open("a") as stream:
-        stream.write(f"{os.getpid()}\n")
+    note_process(pids)
     while not link.is_stop_wanted:
         time.sleep(0.02)
     return "stopped"

@@ -5,6 +5,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
+from fulltilt.data import prepare_text
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.step.cached_step import build_step
 from fulltilt.levers import default_plan
@@ -22,6 +23,14 @@ def build_dataset():
 
 def build_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.3, momentum=0.9)
+
+
+def make_views(batch, generator):
+    """Two noisy copies of every row, one after the other: what a contrastive loss compares."""
+    rows, targets = batch
+    rows = rows.repeat_interleave(2, dim=0)
+    noise = torch.randn(rows.shape, generator=generator, device=rows.device, dtype=rows.dtype)
+    return rows + 0.1 * noise, targets
 
 
 def build_small_run(batch_size, accumulate=1, *, plan=None, clip_norm=None, device="cpu", seed=7, **workload):
@@ -61,11 +70,28 @@ def train(run, n_epochs=2, *, observe=None):
 def assert_same(whole, parts, *, rtol=1e-9, atol=1e-12):
     """Outcomes and gradients of two trainings."""
     assert [o.n_samples for o in whole[0]] == [o.n_samples for o in parts[0]] == [64, 36] * (len(whole[0]) // 2)
-    for mine, theirs in zip([o.loss for o in whole[0]], [o.loss for o in parts[0]], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol)
-    for mine, theirs in zip(whole[1], parts[1], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol)
+    losses_and_gradients = (([o.loss for o in outcomes], gradients) for outcomes, gradients in (whole, parts))
+    torch.testing.assert_close(*losses_and_gradients, rtol=rtol, atol=atol)
 
 
 def compute_norms(gradients):
     return [torch.cat([gradient.flatten() for gradient in of_step]).norm().item() for of_step in gradients]
+
+
+def build_language_config(folder, *, task="language_model(training_metrics=true, error_analysis=true)", **changes):
+    """A small language model of a text that is prepared in ``folder``; ``run__epochs=1`` and so on."""
+    if not (folder / "tokens").exists():
+        text = "the cat sat on the mat , and 3 dogs saw it .\nwhy would a dog not sit ?\n" * 60
+        (folder / "t.txt").write_text(text, encoding="utf-8")
+        prepare_text([folder / "t.txt"], folder / "tokens")
+    values = {
+        "task": task,
+        "model": "bilm(depth=2, embedding=12, hidden=16, projection=8, dropout=0.1)",
+        "data": {"dataset": "text(seq_len=8)", "path": str(folder / "tokens"), "batch_size": 16},
+        "optim": {"optimizer": "adam", "lr": 2e-2},
+        "run": {"epochs": 3, "device": "cpu", "seed": 3, "log_every_n_steps": 1},
+    }
+    for key, value in changes.items():
+        section, name = key.split("__")
+        values[section][name] = value
+    return config_from_values(values, base_dir=str(folder))

@@ -1,5 +1,6 @@
 """Building a run: reproducible, every lever in force, and clear about what cannot be built."""
 
+import dataclasses
 import multiprocessing
 
 import psutil
@@ -7,15 +8,16 @@ import pytest
 import torch
 from step_cases import take_epochs
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from fulltilt.config import config_from_values
 from fulltilt.data import digits
 from fulltilt.engine.build.builder import build_run, check_device
 from fulltilt.engine.build.facts import describe_data, read_facts
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError
+from fulltilt.hardware import read_machine
 from fulltilt.levers import default_plan
-from fulltilt.records import Machine, Plan
+from fulltilt.records import Plan
 from fulltilt.tasks import Workload
 
 
@@ -43,16 +45,6 @@ def train(run):
     return [float(outcome.loss) for outcome in take_epochs(run)]
 
 
-class Noisy(Dataset):
-    """Augments at random, from torch's global generator."""
-
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        return torch.rand(2, 2, 2), torch.tensor(index % 3)
-
-
 def test_equal_seeds_train_equally_whatever_was_drawn_before():
     first = train(build(seed=3))
     torch.rand(100)
@@ -78,22 +70,11 @@ def test_levers_that_change_no_numbers_change_no_losses(changes):
         assert train(run) == expected
 
 
-def test_augmentation_in_workers_is_reproducible():
-    losses = []
-    for _ in range(2):
-        with build(seed=3, plan={"num_workers": 2}, dataset=Noisy) as run:
-            losses.append(train(run))
-    assert losses[0] == losses[1]
-
-
 def test_the_run_says_what_it_is():
     run = build({"data": {"drop_last": True}, "optim": {"clip_norm": 2.0}}, plan={"accumulate": 4})
     assert (run.n_samples, run.batch_size, run.steps_per_epoch, run.clip_norm) == (50, 8, 2, 2.0)
-    assert len(run.loader) == 6
-    assert run.facts.optimizer == "AdamW"
-    assert run.facts.n_samples == 50
-    assert run.facts.has_conv is False
-    assert run.plan["accumulate"] == 4
+    assert (run.facts.optimizer, run.facts.n_samples, run.facts.has_conv) == ("AdamW", 50, False)
+    assert (len(run.loader), run.plan["accumulate"]) == (6, 4)
     assert run.setup.model.training
     assert build().steps_per_epoch == 7
 
@@ -120,7 +101,6 @@ def test_shuffle_follows_the_configuration_and_the_epoch():
 
 def test_auto_precision_is_resolved_in_the_plan():
     run = build(plan={"precision": "auto"})
-    assert run.plan["precision"] in ("bf16", "fp32")
     assert run.plan["precision"] == ("bf16" if run.facts.has_native_bf16 else "fp32")
     assert bool(run.notes) is (run.plan["precision"] == "fp32")
 
@@ -132,10 +112,8 @@ def test_close_ends_the_workers_in_the_middle_of_an_epoch(persistent):
         batches = run.start_epoch(0)
         next(batches)
         workers = [psutil.Process(worker.pid) for worker in {*multiprocessing.active_children()} - left_by_others]
-        assert len(workers) == 2
     gone, alive = psutil.wait_procs(workers, timeout=300)
-    assert not alive
-    assert len(gone) == 2
+    assert (len(gone), alive) == (2, [])
 
 
 def test_an_iterable_dataset_trains():
@@ -145,9 +123,7 @@ def test_an_iterable_dataset_trains():
                 yield torch.rand(2, 2, 2), torch.tensor(index % 3)
 
     run = build(dataset=Stream)
-    assert run.n_samples is None
-    assert run.steps_per_epoch is None
-    assert len(train(run)) == 3
+    assert (run.n_samples, run.steps_per_epoch, len(train(run))) == (None, None, 3)
     with pytest.raises(PlanObstacleError, match="once per worker"):
         build(dataset=Stream, plan={"num_workers": 2})
 
@@ -156,12 +132,7 @@ def test_an_iterable_dataset_trains():
     ("fields", "plan", "error", "words"),
     [
         ({"dataset": lambda: build_dataset(0)}, {}, DataError, "holds 0 samples"),
-        (
-            {"dataset": lambda: build_dataset(5)},
-            {},
-            DataError,
-            r"batch_size 8 is larger .*\(5 samples\); use batch_size 5",
-        ),
+        ({"dataset": lambda: build_dataset(5)}, {}, DataError, r"batch_size 8 is .*\(5 samples\); use batch_size 5"),
         ({}, {"accumulate": 9}, PlanObstacleError, "use accumulate 6 or less"),
         ({}, {"channels_last": True}, PlanObstacleError, "no 2-d convolution"),
         ({"optimizer": lambda p: torch.optim.RMSprop(p)}, {"fused_optimizer": True}, PlanObstacleError, "RMSprop"),
@@ -186,11 +157,7 @@ def test_a_device_that_is_not_there(device, words):
 
 
 def test_facts_of_a_workload_are_those_of_its_run():
-    machine = Machine(
-        hostname_hash="0", system="Linux", is_wsl=True, cpu_model="x", n_cores_physical=1, n_cores_logical=1,
-        n_cores_usable=64, memory_total_bytes=1, memory_available_bytes=1, memory_limit_bytes=None,
-        shm_total_bytes=None, devices=(), python="3", packages={},
-    )  # fmt: skip
+    machine = dataclasses.replace(read_machine(), n_cores_usable=64, is_wsl=True)
     facts = read_facts(make_workload(), "cpu", machine)
     assert (facts.n_cores_usable, facts.is_wsl) == (64, True)
     run = build()
@@ -198,16 +165,16 @@ def test_facts_of_a_workload_are_those_of_its_run():
     assert read_facts(make_workload(), "cpu") == run.facts
 
 
-def test_an_incomplete_or_foreign_plan_is_refused():
-    with pytest.raises(PlanObstacleError, match="no value for num_workers, pin_memory"):
-        build_run(
-            None,
-            Plan({k: v for k, v in default_plan().items() if k not in ("num_workers", "pin_memory")}),
-            device="cpu",
-            workload=make_workload(),
-        )
-    with pytest.raises(PlanObstacleError, match="'batchsize' that there is not; did you mean batch_size"):
-        build_run(None, default_plan().replace(batchsize=3), device="cpu", workload=make_workload())
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (Plan({"batch_size": 8}), "no value for accumulate, .*num_workers, .*default_plan"),
+        (default_plan().replace(batchsize=3), "'batchsize' that there is not; did you mean batch_size"),
+    ],
+)
+def test_an_incomplete_or_foreign_plan_is_refused(plan, said):
+    with pytest.raises(PlanObstacleError, match=said):
+        build_run(None, plan, device="cpu", workload=make_workload())
 
 
 def test_a_configuration_of_another_machine_trains_when_not_strict():

@@ -12,6 +12,9 @@ def see(count, *, is_alone=0, is_waiting=0, is_stopped=False):
     return Sight(Mark(count, 0, 0, is_alone, is_waiting), is_stopped)
 
 
+WAITING = see(STEP, is_waiting=1)
+
+
 @pytest.mark.parametrize(
     ("looks", "hung"),
     [
@@ -20,13 +23,9 @@ def see(count, *, is_alone=0, is_waiting=0, is_stopped=False):
         pytest.param([(see(STEP + 1 + n), see(STEP + n)) for n in range(4)], [], id="behind, but moving"),
         pytest.param([(see(STEP + 1), see(STEP))] * 3 + [(see(STEP + 1), see(STEP + 1))], [], id="caught up at last"),
         pytest.param([(see(STEP + 1, is_alone=1), see(STEP))] * 4, [], id="one works alone, the other waits knowingly"),
-        pytest.param([(see(STEP, is_waiting=1), see(STEP))] * 4, [1], id="one waits, the other does not"),
-        pytest.param(
-            [(see(STEP, is_waiting=1), see(STEP, is_waiting=1))] * 4, [], id="both wait: the exchange goes on"
-        ),
-        pytest.param(
-            [(see(STEP, is_waiting=1), see(STEP, is_waiting=1, is_stopped=True))] * 4, [1], id="stopped as it waits"
-        ),
+        pytest.param([(WAITING, see(STEP))] * 4, [1], id="one waits, the other does not"),
+        pytest.param([(WAITING, WAITING)] * 4, [], id="both wait: the exchange goes on"),
+        pytest.param([(WAITING, WAITING._replace(is_stopped=True))] * 4, [1], id="stopped as it waits"),
         pytest.param([(see(STEP, is_alone=1), see(STEP, is_stopped=True))] * 4, [1], id="stopped beside one alone"),
         pytest.param([(see(5), see(2))] * 4, [1], id="behind in the first step"),
         pytest.param([(see(5), see(3)), *[(see(5), see(4))] * 2], [], id="slow in the first step"),

@@ -33,14 +33,9 @@ def equal(mine, theirs):
 def test_every_weight_moves_as_with_its_own_optimizer_alone():
     joint, apart = build_model(), build_model()
     take_steps(joint, [OPTIMIZERS["muon"](joint.parameters(), lr=0.02, other_lr=0.003, weight_decay=0.1)], 4)
-    matrices = [p for p in apart.parameters() if p.dim() == 2]
-    others = [p for p in apart.parameters() if p.dim() != 2]
+    matrices, others = ([p for p in apart.parameters() if (p.dim() == 2) is value] for value in (True, False))
     parts = [optim.Muon(matrices, lr=0.02, weight_decay=0.1), optim.AdamW(others, lr=0.003, weight_decay=0.1)]
-    for i in range(4):
-        apart(torch.randn(16, 6, generator=torch.Generator().manual_seed(i))).square().mean().backward()
-        for part in parts:
-            part.step()
-            part.zero_grad()
+    take_steps(apart, parts, 4)
     assert equal(joint, apart)
     assert not equal(joint, build_model())
 

@@ -1,18 +1,16 @@
 """Nothing in a step waits for the device: no value of a tensor is read on the host between two logging intervals."""
 
-import contextlib
 import dataclasses
 import math
-from types import MappingProxyType
 
 import pytest
 import torch
+from step_cases import build_language_config, make_views
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from training_cases import build_config, build_workload, run_train
 
-from fulltilt.config import config_from_values, plan_of
-from fulltilt.data import prepare_text
+from fulltilt.config import plan_of
 from fulltilt.engine import build_workload as build_configured
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop.progress import LossMeter
@@ -37,19 +35,11 @@ CASES = {
     "fp16 fused": WINDOW | FP16 | {"speed__fused_optimizer": True},
     "language": {},
 }
-TEXT = "the cat sat on the mat , and 3 dogs saw it .\nwhy would a dog not sit ?\n" * 30
 
 
 def sgd(parameters):
     """Adam on the CPU reads its own step count on the host; on a GPU its foreach form does not."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def make_views(batch, generator):
-    """Two noisy copies of every row, one after the other: what a contrastive loss compares."""
-    rows, targets = batch
-    rows = rows.repeat_interleave(2, dim=0)
-    return rows + 0.1 * torch.randn(rows.shape, generator=generator, device=rows.device), targets
 
 
 def compute_spread(outputs, targets):
@@ -59,29 +49,13 @@ def compute_spread(outputs, targets):
 def build_case(case, folder, *, optimizer=sgd, **changes):
     """Configuration and workload: "cached" couples its samples, "language" has every metric that the task can have."""
     if case == "language":
-        return build_language(folder, optimizer, changes)
+        config = build_language_config(folder, **changes)
+        return config, dataclasses.replace(build_configured(config), optimizer=optimizer)
     config = build_config(**changes | CASES[case])
     if case != "cached":
         return config, build_workload(optimizer=optimizer)
     contrastive = {"loss": NtXent(0.2), "prepare": make_views, "couples_samples": True, "validation": None}
     return config, build_workload(optimizer=optimizer, metrics={"spread": compute_spread}, **contrastive)
-
-
-def build_language(folder, optimizer, changes):
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    prepare_text([folder / "text.txt"], folder / "tokens", force=True)
-    values = {
-        "task": "language_model(training_metrics=true, error_analysis=true)",
-        "model": "bilm(depth=2, embedding=12, hidden=16, projection=8, dropout=0.1)",
-        "data": {"dataset": "text(seq_len=8)", "path": str(folder / "tokens"), "batch_size": 16},
-        "optim": {},
-        "run": {"device": "cpu", "seed": 3},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        values[section][name] = value
-    config = config_from_values(values, base_dir=str(folder))
-    return config, dataclasses.replace(build_configured(config), optimizer=optimizer)
 
 
 class CountReads(TorchFunctionMode):
@@ -106,28 +80,19 @@ class CountReads(TorchFunctionMode):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("training_metrics", [False, True])
 def test_more_steps_read_nothing_more(tmp_path, case, training_metrics):
+    never = {"run__log_every_n_steps": 1000, "run__evaluate_every": None, "run__checkpoint_every": None}
     counts = []
     for epochs in (1, 3):
-        config, workload = build_case(
-            case,
-            tmp_path,
-            run__epochs=epochs,
-            run__log_every_n_steps=1000,
-            run__evaluate_every=None,
-            run__checkpoint_every=None,
-            optim__warmup=0,
-        )
+        config, workload = build_case(case, tmp_path, run__epochs=epochs, optim__warmup=0, **never)
         with CountReads() as counter:
             run_train(tmp_path / str(epochs), config, workload=workload, training_metrics=training_metrics)
         counts.append(len(counter.reads))
     assert counts[1] - counts[0] == 2  # all figures of an epoch in one read, at its end
 
 
-def read_item(tensor):
-    return tensor.item()
-
-
-@pytest.mark.parametrize("read", [read_item, float, bool, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy])
+@pytest.mark.parametrize(
+    "read", [torch.Tensor.item, float, bool, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy]
+)
 def test_the_counter_sees_every_way_to_read(read):
     with CountReads() as counter:
         read(torch.ones(3).sum())
@@ -139,17 +104,15 @@ def build_step(run):
     meter, last_step = LossMeter(run.device, run.workload.metrics), LastStep(run.setup.model)
     inner = build_train_step(run, observe=meter.observe)
 
-    class Step:
-        compute_loss = staticmethod(inner.compute_loss)
+    def step(batches, timer):
+        outcome = inner(batches, timer)
+        last_step.keep()
+        meter.add(outcome.loss, outcome.n_samples)
+        meter.take()
+        return outcome
 
-        def __call__(self, batches, timer):
-            outcome = inner(batches, timer)
-            last_step.keep()
-            meter.add(outcome.loss, outcome.n_samples)
-            meter.take()
-            return outcome
-
-    return Step()
+    step.compute_loss = inner.compute_loss
+    return step
 
 
 def build_fake_step(run):
@@ -161,9 +124,9 @@ def build_fake_step(run):
     return build_step(run)
 
 
-def take_fake_steps(case, folder, *, given=MappingProxyType({}), **changes):
+def take_fake_steps(case, folder, *, given=None, **changes):
     """Steps on tensors that hold no values: whatever asks for one fails. A GPU's choices are imitated."""
-    config, workload = build_case(case, folder, **given)
+    config, workload = build_case(case, folder, **given or {})
     workload = dataclasses.replace(workload, **changes)
     with build_run(config, plan_of(config), device="cpu", workload=workload) as run:
         batch = next(run.start_epoch(0))
@@ -186,22 +149,18 @@ def read_and_return_metric(outputs, targets):
 
 
 @pytest.mark.parametrize(
-    ("case", "changes"),
+    ("case", "given", "changes"),
     [
-        ("plain", {"loss": read_and_return_loss}),
-        ("cached", {"metrics": {"reads": read_and_return_metric}}),
-        ("language", {"metrics": {"reads": read_and_return_metric}}),
+        ("plain", {}, {"loss": read_and_return_loss}),
+        ("cached", {}, {"metrics": {"reads": read_and_return_metric}}),
+        ("language", {}, {"metrics": {"reads": read_and_return_metric}}),
+        # The scaler asks the device whether a gradient overflowed; docs of ``fused_optimizer`` say so.
+        pytest.param("plain", FP16, {}, id="fp16 without a fused optimizer"),
     ],
 )
-def test_a_loss_or_a_metric_that_reads_its_value_is_found(tmp_path, case, changes):
+def test_a_step_that_reads_a_value_is_found(tmp_path, case, given, changes):
     with pytest.raises(FakeRunError, match="_local_scalar_dense"):
-        take_fake_steps(case, tmp_path, **changes)
-
-
-def test_fp16_without_a_fused_optimizer_is_the_step_that_waits(tmp_path):
-    """The scaler asks the device whether a gradient overflowed; docs of ``fused_optimizer`` say so."""
-    with pytest.raises(FakeRunError, match="_local_scalar_dense"):
-        take_fake_steps("plain", tmp_path, given=FP16)
+        take_fake_steps(case, tmp_path, given=given, **changes)
 
 
 def test_the_cases_take_the_steps_that_they_are_named_after(tmp_path):
@@ -216,15 +175,6 @@ def test_the_cases_take_the_steps_that_they_are_named_after(tmp_path):
             assert is_as_named(run), case
 
 
-@contextlib.contextmanager
-def refuse_waits():
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("case", CASES)
@@ -234,6 +184,9 @@ def test_on_a_gpu_no_step_waits(tmp_path, case):
     with build_run(config, plan, device="cuda", workload=workload) as run:
         step, batches = build_step(run), run.start_epoch(0)
         step(batches, NullTimer())
-        with refuse_waits():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
             outcomes = [step(batches, NullTimer()) for _ in range(2)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
         assert all(math.isfinite(outcome.loss.item()) for outcome in outcomes)

@@ -40,15 +40,21 @@ def build(precision, **fields):
 
 
 @pytest.mark.parametrize("precision", DTYPES)
-def test_the_forward_computes_in_the_precision_and_the_weights_stay_fp32(precision):
-    run = build(precision)
-    gradients = set()
+def test_forward_and_loss_compute_in_the_precision_and_the_weights_stay_fp32(precision):
+    gradients, loss_saw = set(), []
+
+    def loss(outputs, targets):
+        loss_saw.append(torch.is_autocast_enabled("cpu"))
+        return nn.functional.cross_entropy(outputs, targets)
+
+    run = build(precision, loss=loss)
     run.setup.optimizer.register_step_pre_hook(
         lambda optimizer, args, kwargs: gradients.update(p.grad.dtype for p in run.setup.model.parameters())
     )
     Backward.seen.clear()
     take_step(run)
     assert run.setup.model.dtypes == {DTYPES[precision]}
+    assert loss_saw == [precision != "fp32"]
     assert gradients == {torch.float32}
     assert {p.dtype for p in run.setup.model.parameters()} == {torch.float32}
     assert Backward.seen == [False]
@@ -61,16 +67,3 @@ def test_losses_are_close_to_fp32(precision):
     assert mixed.dtype == torch.float32
     torch.testing.assert_close(exact, mixed, rtol=2e-2, atol=0)
     assert not torch.equal(exact, mixed)
-
-
-@pytest.mark.parametrize("precision", DTYPES)
-def test_the_loss_is_computed_under_autocast(precision):
-    seen = []
-
-    def loss(outputs, targets):
-        seen.append(torch.is_autocast_enabled("cpu"))
-        return nn.functional.cross_entropy(outputs, targets)
-
-    run = build(precision, loss=loss)
-    take_step(run)
-    assert seen == [precision != "fp32"]

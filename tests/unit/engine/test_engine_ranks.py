@@ -18,15 +18,12 @@ from fulltilt.engine.ranks.process import N_CELLS, Link, Marks
 from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, RankHungError, UsageError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
 
-TWO = ("cpu", "cpu")
-
-
-OPTIONS = ("max_restarts", "restarted_with", "hang_limit_s", "start_limit_s", "raised_by")
+OPTIONS = ("max_restarts", "restarted_with", "hang_limit_s", "start_limit_s", "raised_by", "plan_again", "on_start")
 
 
 def run(function, listeners=(), **given):
     options = {name: given.pop(name) for name in OPTIONS if name in given}
-    return run_ranks(function, given, devices=TWO, announcer=Announcer(listeners), **options)
+    return run_ranks(function, given, devices=("cpu", "cpu"), announcer=Announcer(listeners), **options)
 
 
 def is_alive(pid):
@@ -36,8 +33,11 @@ def is_alive(pid):
         return False
 
 
-def assert_none_left(notes):
-    pids = notes.read_text().split()
+@pytest.fixture
+def notes(tmp_path):
+    """Where ranks note their processes; none of them is left after the test."""
+    yield str(tmp_path / "pids")
+    pids = (tmp_path / "pids").read_text().split()
     assert pids
     assert not [pid for pid in pids if is_alive(pid)]
 
@@ -74,48 +74,43 @@ def test_listeners_stay_in_the_parent_and_have_stored_what_a_checkpoint_counts_o
         ("raise_own", ConfigError, ["optim.lr: lr is -1; give a positive one"]),
     ],
 )
-def test_one_that_fails_ends_all_and_is_named(tmp_path, how, kind, words):
+def test_one_that_fails_ends_all_and_is_named(notes, how, kind, words):
     events = []
     with pytest.raises(kind) as caught:
-        run(rank_bodies.fail, [events.append], who=1, how=how, notes=str(tmp_path / "pids"))
+        run(rank_bodies.fail, [events.append], who=1, how=how, notes=notes)
     assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert_none_left(tmp_path / "pids")
     # Rank 0 could not say that the run had ended; its files are closed all the same.
     (ended,) = [event for event in events if isinstance(event, RunEnded)]
     assert ended.step == 12
     assert ended.reason == f"failed: {caught.value}" or kind is ConfigError
 
 
-def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(tmp_path):
-    with pytest.raises(RankHungError) as caught:
-        run(rank_bodies.fail, who=0, how="hang", notes=str(tmp_path / "pids"), hang_limit_s=2.0)
-    text = str(caught.value)
-    assert "rank 0 (cpu, process " in text
-    assert "it has not come further than data_wait, after step 13, while another rank waits for it" in text
-    assert "run.hang_timeout_s allows more" in text
-    assert_none_left(tmp_path / "pids")
+MORE = "run.hang_timeout_s allows more"
+HANGS_AT_START = {"hang_limit_s": 0.5, "start_limit_s": 2.0, "raised_by": ("--deadline", "run.hang_timeout_s")}
 
 
-def test_one_that_is_stopped_as_it_waits_is_named(tmp_path):
-    """Both were through the same step, so neither was ahead: a rank stopped by a signal there held the run for good."""
-    with pytest.raises(RankHungError, match=r"^rank 1 \(cpu, process \d+\) hangs: .* further than optimizer") as caught:
-        run(rank_bodies.stop_as_it_waits, notes=str(tmp_path / "pids"), hang_limit_s=1.5)
-    assert "run.hang_timeout_s allows more: it is stopped by a signal" in str(caught.value)
-    assert_none_left(tmp_path / "pids")
-
-
-def test_one_that_hangs_before_its_first_step_is_found_after_a_limit_that_somebody_else_may_raise(tmp_path):
-    with pytest.raises(RankHungError, match=r"rank 1 \(cpu, process .* --deadline allows more"):
-        run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5, start_limit_s=2.0,
-            raised_by=("--deadline", "run.hang_timeout_s"))  # fmt: skip
-    assert_none_left(tmp_path / "pids")
+@pytest.mark.parametrize(
+    ("body", "given", "who", "where", "remedy"),
+    [
+        ("fail", {"who": 0, "how": "hang", "hang_limit_s": 2.0}, 0, "data_wait, after step 13", MORE),
+        # Both were through the same step, so neither was ahead: a rank stopped there held the run for good.
+        ("stop_as_it_waits", {"hang_limit_s": 1.5}, 1, "optimizer", MORE + ": it is stopped by a signal"),
+        ("hang_at_start", HANGS_AT_START, 1, "data_wait, after step 0", "--deadline allows more"),
+    ],
+)
+def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(notes, body, given, who, where, remedy):
+    said = (
+        rf"^rank {who} \(cpu, process \d+\) hangs: .* further than {where}.*, while another rank waits for it; {remedy}"
+    )
+    with pytest.raises(RankHungError, match=said):
+        run(getattr(rank_bodies, body), notes=notes, **given)
 
 
 @pytest.mark.parametrize("later_s", [0.0, 0.4])
-def test_the_cause_is_told_and_not_what_followed_from_it(tmp_path, later_s):
+def test_the_cause_is_told_and_not_what_followed_from_it(notes, later_s):
     """a broken connection to a rank that died may be heard of before the death itself"""
     with pytest.raises(RankFailedError, match=r"^rank 1 .* was killed by SIGKILL"):
-        run(rank_bodies.break_off, cause_first_s=later_s, notes=str(tmp_path / "pids"))
+        run(rank_bodies.break_off, cause_first_s=later_s, notes=notes)
 
 
 def test_what_followed_from_a_failure_ends_no_run_that_goes_on(tmp_path):
@@ -126,32 +121,25 @@ def test_what_followed_from_a_failure_ends_no_run_that_goes_on(tmp_path):
         causes.append(cause)
         return {"has_room": True} if len(causes) == 1 else None
 
-    announcer = Announcer([events.append])
-    given = {"has_room": False, "notes": str(tmp_path / "pids")}
-    assert run_ranks(rank_bodies.run_out, given, devices=TWO, announcer=announcer, plan_again=plan_again) == "done"
+    given = {"has_room": False, "notes": str(tmp_path / "pids"), "plan_again": plan_again}
+    assert run(rank_bodies.run_out, [events.append], **given) == "done"
     assert [cause.rank for cause in causes] == [1]
     assert [event.reason for event in events if isinstance(event, RunEnded)] == ["finished"]
 
 
 def test_a_death_restarts_all_so_often_as_allowed(tmp_path):
-    notes = []
-    found = run(
-        rank_bodies.count_attempts,
-        [lambda event: notes.append(event.message) if isinstance(event, Noted) else None],
-        folder=str(tmp_path),
-        max_restarts=2,
-        restarted_with={"resume": True},
-    )
-    assert found == {"attempts": 3, "resume": True}
-    assert [note.rpartition("; ")[2] for note in notes] == [
+    events = []
+    given = {"folder": str(tmp_path), "max_restarts": 2, "restarted_with": {"resume": True}}
+    assert run(rank_bodies.count_attempts, [events.append], **given) == {"attempts": 3, "resume": True}
+    assert [event.message.rpartition("; ")[2] for event in events if isinstance(event, Noted)] == [
         f"all ranks start again from the newest checkpoint ({n} of 2 restarts)" for n in (1, 2)
     ]
 
 
-def test_a_mistake_of_the_user_is_not_tried_again(tmp_path):
+def test_a_mistake_of_the_user_is_not_tried_again(notes):
     with pytest.raises(ConfigError):
-        run(rank_bodies.fail, who=1, how="raise_own", notes=str(tmp_path / "pids"), max_restarts=3)
-    assert len((tmp_path / "pids").read_text().split()) == 2
+        run(rank_bodies.fail, who=1, how="raise_own", notes=notes, max_restarts=3)
+    assert len(Path(notes).read_text().split()) == 2
 
 
 def test_what_cannot_travel_is_refused_before_anything_starts():
@@ -196,9 +184,8 @@ def test_ranks_end_with_their_parent_to_which_a_signal_is_a_wish_first(tmp_path,
 def test_ranks_are_started_and_watched_although_none_reads_its_request(monkeypatch):
     """A large request was sent through a pipe, and sending it waited for ever."""
     monkeypatch.setattr("fulltilt.engine.ranks.group.COMMAND", "import time; time.sleep(600)")
-    given = {"names": ("x" * 4_000_000,)}
     with pytest.raises(RankFailedError, match="SIGKILL"):
-        run_ranks(rank_bodies.read_environment, given, devices=TWO, announcer=Announcer(()), on_start=kill_all)
+        run(rank_bodies.read_environment, names=("x" * 4_000_000,), on_start=kill_all)
 
 
 def kill_all(pids):
@@ -218,12 +205,10 @@ def test_waiting_inside_waiting_goes_on_until_the_outer_one_ends(tmp_path):
         file.truncate(N_CELLS * 8)
         marks = Marks(file.fileno(), 1)
         mine, theirs = Pipe()
-        link = Link(mine, marks, 0)
-        seen = []
-        with link.work_alone():
+        with mine, theirs:
+            link, seen = Link(mine, marks, 0), []
             with link.work_alone():
+                with link.work_alone():
+                    seen.append(marks.read(0).is_alone)
                 seen.append(marks.read(0).is_alone)
-            seen.append(marks.read(0).is_alone)
-        assert [*seen, marks.read(0).is_alone] == [1, 1, 0]
-        mine.close()
-        theirs.close()
+            assert [*seen, marks.read(0).is_alone] == [1, 1, 0]

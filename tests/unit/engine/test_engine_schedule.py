@@ -14,19 +14,14 @@ def list_factors(spec, *, total_steps=20, steps_per_epoch=5, warmup=0):
     return [schedule(step) for step in range(total_steps)]
 
 
-def list_torch_rates(make_scheduler, total_steps=20):
+def list_torch_rates(name, **options):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = make_scheduler(optimizer)
-    rates = []
-    for _ in range(total_steps):
+    scheduler, rates = getattr(torch.optim.lr_scheduler, name)(optimizer, **options), []
+    for _ in range(20):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
     return rates
-
-
-def test_constant_is_one():
-    assert set(list_factors("constant")) == {1.0}
 
 
 @pytest.mark.parametrize(
@@ -38,32 +33,29 @@ def test_constant_is_one():
     ],
 )
 def test_schedules_are_those_of_torch(spec, name, options):
-    expected = list_torch_rates(lambda optimizer: getattr(torch.optim.lr_scheduler, name)(optimizer, **options))
-    assert list_factors(spec) == pytest.approx(expected)
+    assert list_factors(spec) == pytest.approx(list_torch_rates(name, **options))
 
 
 def test_onecycle_is_that_of_torch():
-    expected = list_torch_rates(
-        lambda o: torch.optim.lr_scheduler.OneCycleLR(
-            o, max_lr=1.0, total_steps=21, pct_start=0.3, div_factor=25, final_div_factor=1e4, cycle_momentum=False
-        )
-    )
-    found = list_factors("onecycle(warmup=6)", total_steps=20)
-    assert found[0] == pytest.approx(expected[0])
+    options = {"max_lr": 1.0, "total_steps": 21, "pct_start": 0.3, "div_factor": 25, "final_div_factor": 1e4}
+    found = list_factors("onecycle(warmup=6)")
+    assert found[0] == pytest.approx(list_torch_rates("OneCycleLR", cycle_momentum=False, **options)[0])
     assert max(found) == 1.0 == found[6]
     assert found[6:] == sorted(found[6:], reverse=True)
     assert found[:7] == sorted(found[:7])
     assert found[-1] < 0.02
 
 
-def test_step_with_milestones_counts_epochs():
-    factors = list_factors("step(milestones=[1, 3], gamma=0.5)")
-    assert factors == [1.0] * 5 + [0.5] * 10 + [0.25] * 5
-
-
-def test_milestones_count_from_the_start_though_there_is_a_warm_up():
-    factors = list_factors("step(milestones=[2], gamma=0.5)", warmup=3)
-    assert factors[3:] == [1.0] * 7 + [0.5] * 10
+@pytest.mark.parametrize(
+    ("spec", "warmup", "expected"),
+    [
+        ("constant", 0, [1.0] * 20),
+        ("step(milestones=[1, 3], gamma=0.5)", 0, [1.0] * 5 + [0.5] * 10 + [0.25] * 5),
+        ("step(milestones=[2], gamma=0.5)", 3, [0.25, 0.5, 0.75] + [1.0] * 7 + [0.5] * 10),
+    ],
+)
+def test_milestones_count_epochs_from_the_start_though_there_is_a_warm_up(spec, warmup, expected):
+    assert list_factors(spec, warmup=warmup) == expected
 
 
 def test_warm_up_rises_in_a_line_to_where_the_schedule_begins():

@@ -1,17 +1,13 @@
 """One step: what it bills to which phase, and what it refuses."""
 
-import multiprocessing
-
 import pytest
 import step_cases
 import torch
 from step_cases import take_epochs, take_step
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from fulltilt.engine.step.train_step import TrainStep
-from fulltilt.errors import DataError, UsageError, WorkerDiedError
-from fulltilt.measure import NullTimer
+from fulltilt.errors import DataError, UsageError
 from fulltilt.measure.nested import count_samples, find_tensor
 
 
@@ -46,8 +42,7 @@ def test_phases_are_billed_in_order_once_per_micro_batch():
 def test_the_end_of_the_epoch_is_none_and_a_short_window_is_a_step():
     outcomes = take_epochs(build({"batch_size": 16}))
     assert [(o.n_samples, o.n_micro) for o in outcomes] == [(16, 1), (16, 1), (8, 1)]
-    assert not outcomes[0].loss.requires_grad
-    assert outcomes[0].loss.shape == ()
+    assert (outcomes[0].loss.shape, outcomes[0].loss.requires_grad) == ((), False)
 
 
 def test_gradients_are_gone_after_a_step():
@@ -66,47 +61,18 @@ def test_observe_gets_every_micro_batch_without_gradients():
     assert seen == [((8, 3), (8,), False)] * 5
 
 
-class Pairs(Dataset):
-    """Inputs are a pair, targets a dict: nested as deep as collation goes."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        generator = torch.Generator().manual_seed(index)
-        return (torch.rand(3, generator=generator), torch.rand(2, generator=generator)), {"y": torch.tensor(1.0)}
-
-
-class TwoInputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(5, 1)
-
+class TwoInputs(nn.Linear):
     def forward(self, a_BC, b_BC):
-        return self.head(torch.cat([a_BC, b_BC], 1))[:, 0]
+        return super().forward(torch.cat([a_BC, b_BC], 1))[:, 0]
 
 
 def test_nested_batches_reach_model_and_loss():
-    run = build(dataset=Pairs, model=TwoInputs, loss=lambda out, targets: (out - targets["y"]).square().mean())
-    outcome = take_step(run)
-    assert outcome.n_samples == 8
-    assert outcome.loss.isfinite()
+    def loss(outputs, targets):
+        return (outputs - targets["y"]).square().mean()
 
-
-def test_prepare_runs_on_every_micro_batch_with_the_runs_generator():
-    def prepare(batch, generator):
-        images, _ = batch
-        noise = torch.randn(images.shape[0], 3, generator=generator)
-        return (images,), noise
-
-    def train():
-        run = build({"accumulate": 2}, prepare=prepare, loss=nn.MSELoss())
-        step, batches = TrainStep(run), run.start_epoch(0)
-        return [float(step(batches, NullTimer()).loss) for _ in range(2)]
-
-    first, second = train(), train()
-    assert first == second
-    assert first[0] != first[1]
+    samples = [((torch.rand(3), torch.rand(2)), {"y": torch.tensor(1.0)})] * 12
+    outcome = take_step(build(dataset=lambda: samples, model=lambda: TwoInputs(5, 1), loss=loss))
+    assert (outcome.n_samples, outcome.loss.isfinite()) == (8, True)
 
 
 @pytest.mark.parametrize(
@@ -131,19 +97,19 @@ def test_a_batch_without_a_tensor_is_an_error():
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        (
-            {"loss": lambda out, y: nn.functional.cross_entropy(out, y, reduction="none")},
-            UsageError,
-            r"a tensor of shape \(8,\)",
-        ),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, UsageError, r"a tensor of shape \(8,\)"),
         ({"loss": lambda out, y: 3.0}, UsageError, "the loss returned float"),
         (
-            {"dataset": lambda: TensorDataset(torch.zeros(16, 2), torch.zeros(16), torch.zeros(16))},
+            {"dataset": lambda: TensorDataset(*torch.zeros(3, 16))},
             DataError,
-            r"a batch is 3 parts, expected \(inputs, targets\)",
+            r"is 3 parts, expected \(inputs, targets\)",
         ),
         # A dict of two keys unpacks into its keys: the model would get a text.
-        ({"dataset": lambda: Named()}, DataError, r"a batch is a dict, expected \(inputs, targets\).*prepare"),
+        (
+            {"dataset": lambda: [{"x": 1.0, "y": 2.0}] * 8},
+            DataError,
+            r"is a dict, expected \(inputs, targets\).*prepare",
+        ),
         ({"model": lambda: Broken(1, 1)}, KeyError, "mine"),  # the user's own errors come through as they are
     ],
 )
@@ -152,27 +118,6 @@ def test_what_no_step_can_take_is_an_error(changes, error, words):
         take_step(build(**changes))
 
 
-class Named(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return {"x": torch.rand(1), "y": torch.rand(1)}
-
-
 class Broken(nn.Linear):
     def forward(self, input):
         raise KeyError("mine")
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.usefixtures("own_tmpdir")
-def test_a_data_worker_that_is_killed_is_named(persistent):
-    left_by_others = set(multiprocessing.active_children())
-    with build({"num_workers": 1, "batch_size": 2, "persistent_workers": persistent}) as run:
-        step, batches = TrainStep(run), run.start_epoch(0)
-        step(batches, NullTimer())
-        (worker,) = {*multiprocessing.active_children()} - left_by_others
-        worker.kill()
-        with pytest.raises(WorkerDiedError, match=rf"pid {worker.pid}\) died: killed by SIGKILL"):
-            list(iter(lambda: step(batches, NullTimer()), None))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE_S = 300
 CONFIG = """
 task: classification
 model: small_cnn(width=4)
@@ -20,14 +19,8 @@ run: {epochs: 2, device: cpu, seed: 3, log_every_n_steps: 5}
 
 def run(command, folder, *options):
     arguments = [*command, "-m", "fulltilt", "train", str(folder.parent / "tiny.yaml"), "--out", str(folder), *options]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    where = {"cwd": Path(__file__).parents[3], "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, **where)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,6 +1,6 @@
 """Which devices a run has, and how a batch and a model are divided: what can be told in one process."""
 
-import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from training_cases import build_config, build_workload
 from fulltilt.config import plan_of
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.ranks.division import find_obstacles_to_ranks
-from fulltilt.engine.ranks.parallel import DealtBatches, GradientSync, choose_shard, list_sizes
+from fulltilt.engine.ranks.parallel import DealtBatches, choose_shard, list_sizes
 from fulltilt.engine.ranks.world import World, is_rank, join_world, plan_devices
 from fulltilt.errors import ConfigError, PlanObstacleError, UsageError
 
@@ -87,21 +87,11 @@ def test_weights_that_fit_are_not_divided_unless_asked_for(shard, is_divided):
     assert choose_shard(shard, nn.Linear(4, 4), torch.device("cpu"), World(n_ranks=2)) == (is_divided, None)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Told(World):
-    """What the ranks say is known beforehand."""
-
-    said: list
-
-    def collect(self, value):
-        return self.said
-
-
 @pytest.mark.parametrize(("said", "is_divided"), [([10**6, 10**6], False), ([10**6, 100], True), ([100, 10**6], True)])
 def test_the_device_with_the_least_free_memory_decides_for_all_ranks(monkeypatch, said, is_divided):
     """320 bytes of training state: a rank whose own device has room must not choose otherwise."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**6, 10**6))
-    world = Told(n_ranks=2, said=said)
+    world = SimpleNamespace(n_ranks=2, is_divided=True, collect=lambda value: said)
     assert choose_shard("auto", nn.Linear(4, 4), torch.device("cuda:0"), world)[0] is is_divided
 
 
@@ -125,16 +115,3 @@ def test_sizes_of_batches():
     assert list(list_sizes(10, 4, drop_last=False)) == [4, 4, 2]
     assert list(list_sizes(10, 4, drop_last=True)) == [4, 4]
     assert list(list_sizes(0, 4, drop_last=False)) == []
-
-
-@pytest.mark.parametrize(("joins_first", "expected"), [(False, [0, 0, 1, 0, 0, 1]), (True, [1, 1, 1, 0, 0, 1])])
-def test_gradients_are_joined_in_the_last_micro_step_and_in_all_of_a_first_window_that_is_recorded(
-    joins_first, expected
-):
-    is_on = [True]
-    sync = GradientSync(lambda value: is_on.__setitem__(0, value), joins_first_window=joins_first)
-    found = []
-    for is_last in (False, False, True, False, False, True):
-        sync(is_last)
-        found.append(int(is_on[0]))
-    assert found == expected

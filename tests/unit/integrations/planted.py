@@ -5,12 +5,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-DATA_MS, FORWARD_MS, BACKWARD_MS, UPDATE_MS, ZERO_MS = 3.0, 2.0, 4.0, 1.0, 0.5
+PLANTED_MS = {"data_wait": 3.0, "forward": 2.0, "backward": 4.0, "optimizer": 1.0}
+ZERO_MS = 0.5
 BATCH_SIZE = 4
 
 
 class Rows(Dataset):
-    """Fetching a sample takes its share of ``DATA_MS``, a batch all of it."""
+    """Fetching a sample takes its share of a batch's time."""
 
     def __init__(self, clock, n_batches):
         self._clock, self._n = clock, n_batches * BATCH_SIZE
@@ -19,13 +20,13 @@ class Rows(Dataset):
         return self._n
 
     def __getitem__(self, index):
-        self._clock.advance(DATA_MS / BATCH_SIZE)
+        self._clock.advance(PLANTED_MS["data_wait"] / BATCH_SIZE)
         inputs = torch.full((3,), float(index % 5))
         return {"inputs": inputs, "labels": inputs[0]}
 
 
 class _Delay(torch.autograd.Function):
-    """The identity; its gradient takes ``BACKWARD_MS``."""
+    """The identity; its gradient takes time."""
 
     @staticmethod
     def forward(ctx, x, clock):
@@ -34,25 +35,25 @@ class _Delay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.clock.advance(BACKWARD_MS)
+        ctx.clock.advance(PLANTED_MS["backward"])
         return grad, None
 
 
 class SlowModel(nn.Module):
-    """``(inputs, labels) → {"loss": …}``; forward takes ``FORWARD_MS``."""
+    """``(inputs, labels) → {"loss": …}``; forward takes time."""
 
     def __init__(self, clock):
         super().__init__()
         self.layer, self._clock = nn.Linear(3, 1), clock
 
     def forward(self, inputs, labels):
-        self._clock.advance(FORWARD_MS)
+        self._clock.advance(PLANTED_MS["forward"])
         outputs = _Delay.apply(self.layer(inputs).squeeze(-1), self._clock)
         return {"loss": (outputs - labels).square().mean()}
 
 
 class SlowSGD(torch.optim.SGD):
-    """The update takes ``UPDATE_MS``, zeroing gradients ``ZERO_MS``."""
+    """The update takes time, zeroing gradients ``ZERO_MS``."""
 
     def __init__(self, parameters, clock):
         self.slow_clock = clock
@@ -61,7 +62,7 @@ class SlowSGD(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure=None):
         result = super().step(closure)
-        self.slow_clock.advance(UPDATE_MS)
+        self.slow_clock.advance(PLANTED_MS["optimizer"])
         return result
 
     def zero_grad(self, set_to_none=True):
@@ -69,7 +70,13 @@ class SlowSGD(torch.optim.SGD):
         super().zero_grad(set_to_none)
 
 
-def assert_closes(result, expected):
-    """``expected`` phases, and nothing of the step is missing."""
+def assert_closes(result, **changed_ms):
+    """The phases are the planted ones but for ``changed_ms``, and nothing of the step is missing."""
+    expected = PLANTED_MS | {"other": 0.0} | changed_ms
     assert result.phases_ms == {name: pytest.approx(ms, abs=1e-6) for name, ms in expected.items()} | {"h2d": None}
-    assert sum(expected.values()) == pytest.approx(result.step_ms, rel=1e-6)
+    assert_all_billed(result)
+
+
+def assert_all_billed(result):
+    assert sum(ms or 0 for ms in result.phases_ms.values()) == pytest.approx(result.step_ms, rel=1e-6)
+    assert min(result.phases_ms[name] for name in PLANTED_MS) > 0

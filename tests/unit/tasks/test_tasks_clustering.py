@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from task_cases import take_steps
 from torch import nn
 
 from fulltilt.errors import UsageError
@@ -20,35 +21,28 @@ from fulltilt.tasks.linear_probe import WEIGHT_DECAY, build_linear_probe
 from fulltilt.tasks.neighbours import choose_k, compute_knn_accuracy, predict_by_neighbours
 
 
-def figure(clusters, targets, name):
-    return compute_figures(np.array(clusters), np.array(targets))[name]
-
-
 def test_figures_by_hand():
     """Clusters 0: a a b; 1: b b; 2: a. Named 0 → a, 1 → b, 2 is left over: 4 of 6 right."""
-    clusters, targets = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 1, 0]
-    assert figure(clusters, targets, "cluster_accuracy") == pytest.approx(4 / 6)
-    assert figure(clusters, targets, "purity") == pytest.approx(5 / 6)
+    found = compute_figures(np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 1, 0]))
+    assert found["cluster_accuracy"] == pytest.approx(4 / 6)
+    assert found["purity"] == pytest.approx(5 / 6)
     # Class a: 2 found, 1 wrong of the 3 called a, 1 missed of 3. Class b: 2 found, none wrong, 1 missed of 3.
-    assert figure(clusters, targets, "f1") == pytest.approx(((2 * 2) / (3 + 3) + (2 * 2) / (2 + 3)) / 2)
+    assert found["f1"] == pytest.approx(((2 * 2) / (3 + 3) + (2 * 2) / (2 + 3)) / 2)
     joint = {(0, 0): 2, (0, 1): 1, (1, 1): 2, (2, 0): 1}
     sizes, classes = {0: 3, 1: 2, 2: 1}, {0: 3, 1: 3}
     mutual = sum(n / 6 * math.log(n * 6 / (sizes[c] * classes[t])) for (c, t), n in joint.items())
     entropies = [-sum(n / 6 * math.log(n / 6) for n in counts.values()) for counts in (sizes, classes)]
-    assert figure(clusters, targets, "nmi") == pytest.approx(mutual / (sum(entropies) / 2))
-
-
-def test_clusters_that_are_the_classes_under_other_names_are_perfect():
-    clusters, targets = np.array([2, 2, 0, 1, 1]), np.array([0, 0, 1, 2, 2])
-    assert compute_figures(clusters, targets) == pytest.approx(
-        {"cluster_accuracy": 1.0, "nmi": 1.0, "purity": 1.0, "f1": 1.0}
-    )
+    assert found["nmi"] == pytest.approx(mutual / (sum(entropies) / 2))
 
 
 def test_one_cluster_for_all_knows_nothing():
     found = compute_figures(np.zeros(6, dtype=np.int64), np.array([0, 0, 0, 1, 1, 2]))
-    assert found["nmi"] == pytest.approx(0.0, abs=1e-12)
-    assert found["cluster_accuracy"] == found["purity"] == pytest.approx(0.5)
+    assert [found[name] for name in ("nmi", "cluster_accuracy", "purity")] == pytest.approx([0.0, 0.5, 0.5])
+
+
+def test_clusters_that_are_the_classes_under_other_names_are_perfect():
+    found = compute_figures(np.array([2, 2, 0, 1, 1]), np.array([0, 0, 1, 2, 2]))
+    assert found == pytest.approx(dict.fromkeys(("cluster_accuracy", "nmi", "purity", "f1"), 1.0))
 
 
 def test_the_matching_is_the_best_and_not_the_greedy_one():
@@ -110,12 +104,8 @@ def test_the_linear_probe_reaches_the_optimum_of_logistic_regression():
     workload = build_linear_probe((features, targets), make_blobs(99, seed=1), classes=("a", "b", "c"))
     torch.manual_seed(0)
     model, dataset = workload.model(), workload.dataset()
-    optimizer = workload.optimizer(model.parameters())
-    for _ in range(300):
-        inputs, labels = dataset.get_batch(range(300))
-        optimizer.zero_grad()
-        workload.loss(model(inputs), labels).backward()
-        optimizer.step()
+    samples, labels = dataset.get_batch(range(300))
+    take_steps(workload.optimizer(model.parameters()), lambda: workload.loss(model(samples), labels), 300)
     (inputs,) = standardise(features)
     reference = LogisticRegression(C=1 / (WEIGHT_DECAY * 300), max_iter=2000, tol=1e-8).fit(inputs, targets)
     theirs = -reference.predict_log_proba(inputs)[range(300), targets].mean()
@@ -125,10 +115,8 @@ def test_the_linear_probe_reaches_the_optimum_of_logistic_regression():
 def test_validation_features_are_scaled_as_training_features_are():
     features, targets = make_blobs(60)
     workload = build_linear_probe((features, targets), (features[:9] + 5, targets[:9]), classes="abc")
-    shift = 5 / features.std(0)
-    torch.testing.assert_close(
-        workload.validation().features - workload.dataset().features[:9], shift.expand(9, -1), rtol=1e-4, atol=1e-4
-    )
+    shifted = workload.dataset().features[:9] + 5 / features.std(0)
+    torch.testing.assert_close(workload.validation().features, shifted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_probe_without_labels_is_refused():
@@ -147,9 +135,8 @@ def test_pseudo_labels_are_the_blobs_and_clear_ones_lie_near_their_centre():
 
 
 def test_clear_ones_are_chosen_in_every_cluster():
-    pseudo = PseudoLabels(
-        clusters=np.array([0, 0, 0, 0, 1, 1, 2]), margins=np.array([0.9, 0.1, 0.8, 0.2, 0.05, 0.01, 0.0])
-    )
+    margins = np.array([0.9, 0.1, 0.8, 0.2, 0.05, 0.01, 0.0])
+    pseudo = PseudoLabels(clusters=np.array([0, 0, 0, 0, 1, 1, 2]), margins=margins)
     assert pseudo.choose_clear(0.5).tolist() == [0, 2, 4, 6]
     assert pseudo.choose_clear(1.0).tolist() == list(range(7))
     with pytest.raises(UsageError, match="share"):
@@ -163,12 +150,9 @@ def test_the_head_is_judged_by_real_labels_and_trained_without():
     workload = build_clustering(features, pseudo, (features[:30], unseen), n_clusters=3, share=0.5)
     assert len(workload.dataset()) == sum(round(0.5 * n) for n in np.bincount(pseudo.clusters))
     model = workload.model()
+    inputs, labels = workload.dataset().get_batch(range(len(workload.dataset())))
     optimizer = workload.optimizer(model.parameters())
-    for _ in range(50):
-        inputs, labels = workload.dataset().get_batch(range(len(workload.dataset())))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+    take_steps(optimizer, lambda: nn.functional.cross_entropy(model(inputs), labels), 50)
     assert workload.assess(model, torch.device("cpu"))["cluster_accuracy"] == 1.0
 
 

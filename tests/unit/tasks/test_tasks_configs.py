@@ -1,12 +1,11 @@
 """The configurations that come with the project load, build and learn from one batch."""
 
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from cifar10_files import write_cifar10
+from task_cases import take_steps, write_cifar10
 
 from fulltilt.config import load_config, plan_of
 from fulltilt.data import make_sensor_hdf5
@@ -16,21 +15,15 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 GUIDE_BATCH_SIZES = [2**i for i in range(14)]
 
 
-def take_steps(workload, batch_size, n_steps):
-    """Losses of steps on one batch, and the largest metric value of the last outputs."""
+def learn(workload, batch_size, n_steps):
+    """Losses of steps on one batch, and the largest metric value after them."""
     torch.manual_seed(0)
-    model, data, generator = workload.model(), workload.dataset(), torch.Generator().manual_seed(0)
-    batch, losses = data.get_batch(list(range(batch_size))), []
+    model, batch = workload.model(), workload.dataset().get_batch(list(range(batch_size)))
+    inputs, targets = workload.prepare(batch, torch.Generator().manual_seed(0)) if workload.prepare else batch
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     optimizer = workload.optimizer(model.parameters())
-    for _ in range(n_steps):
-        inputs, targets = workload.prepare(batch, generator.manual_seed(0)) if workload.prepare else batch
-        outputs = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-        loss = workload.loss(outputs, targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    values = [metric(outputs, targets) for metric in workload.metrics.values()]
+    losses = take_steps(optimizer, lambda: workload.loss(model(*inputs), targets), n_steps)
+    values = [metric(model(*inputs), targets) for metric in workload.metrics.values()]
     assert all(v.shape == (batch_size,) for v in values)
     return losses, max(v.max().item() for v in values)
 
@@ -41,22 +34,17 @@ def test_every_configuration_is_tested_here_or_there():
         "stl10_config": "unit/engine/test_engine_phases.py",
         "elmo_depth-2_seed-42": "unit/engine/test_engine_language.py",
         "targets": "integration/test_integration_infer.py",
+        **dict.fromkeys(("distributed_experiment", "parallel_grid"), "unit/tasks/test_tasks_guide_configs.py"),
     }
     here = {"digits", "cifar10", "checking_gpu_optimization", "default"}
-    snippets = {"distributed_experiment", "parallel_grid"}  # of guide 000: tested with its others
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == here | there.keys() | snippets
-    functions = [value for name, value in globals().items() if name.startswith("test_")]
-    learning = "".join(inspect.getsource(test) for test in functions if "take_steps" in test.__code__.co_names)
-    assert {name for name in here if not re.search(rf'"{name}(\.yaml)?"', learning)} == set()
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == here | there.keys()
     for name, file in there.items():
-        assert f"{name}.yaml" in (Path(__file__).parents[2] / file).read_text()
-    others = Path(__file__).with_name("test_tasks_guide_configs.py").read_text()
-    assert all(f'"{name}"' in others for name in snippets)
+        assert re.search(rf'\b{name}(\.yaml)?"', (Path(__file__).parents[2] / file).read_text()), name
 
 
 def test_digits_learn():
     workload = build_workload(load_config(CONFIGS / "digits.yaml"))
-    losses, accuracy = take_steps(workload, batch_size=64, n_steps=12)
+    losses, accuracy = learn(workload, batch_size=64, n_steps=12)
     assert losses[-1] < 0.7 * losses[0]
     assert accuracy == 1.0
     assert len(workload.validation()) > 300
@@ -67,7 +55,7 @@ def test_cifar10_learns_with_its_transforms(tmp_path):
     config = load_config(CONFIGS / "cifar10.yaml", [f"data.path={tmp_path}", "optim.lr=0.02"])
     workload = build_workload(config)
     assert sum(p.numel() for p in workload.model().parameters()) == 691_674
-    losses, _ = take_steps(workload, batch_size=8, n_steps=6)
+    losses, _ = learn(workload, batch_size=8, n_steps=6)
     assert losses[-1] < losses[0]
 
 
@@ -78,7 +66,7 @@ def test_the_sensor_model_learns(name, tmp_path):
     geometry = workload.model().geometry_S3
     assert geometry.shape == (60, 3)
     assert geometry.abs().max() > 0
-    losses, _ = take_steps(workload, batch_size=16, n_steps=30)
+    losses, _ = learn(workload, batch_size=16, n_steps=30)
     assert losses[0] == pytest.approx(1.0, abs=0.2)  # noise of unit variance, predicted as zero
     assert losses[-1] < 0.97 * losses[0]
 

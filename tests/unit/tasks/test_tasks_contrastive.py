@@ -42,11 +42,8 @@ def build_cnn():
     ],
 )
 def test_the_head_of_any_classifier_becomes_a_projector(name, n_features):
-    encoder = build_encoder(build_model(name), (3, 32, 32), projector=24)
-    assert encoder.n_features == n_features
-    images = torch.randn(2, 3, 32, 32)
-    encoder.eval()
-    assert encoder.encode(images).shape == (2, n_features)
+    encoder, images = build_encoder(build_model(name), (3, 32, 32), projector=24).eval(), torch.randn(2, 3, 32, 32)
+    assert encoder.encode(images).shape == (2, encoder.n_features) == (2, n_features)
     assert encoder(images).shape == (2, 24)
     assert all(1000 not in p.shape for p in encoder.parameters()), "the old head is gone"
 
@@ -84,7 +81,6 @@ def shift(images, generator):
 def test_views_of_an_image_follow_each_other_and_have_draws_of_their_own():
     images = torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(-1, *SHAPE) * 10
     rows, targets = TwoViews(lambda: shift)((images, torch.arange(5)), torch.Generator().manual_seed(1))
-    assert rows.shape == (10, *SHAPE)
     assert targets.tolist() == list(range(5))
     added = (rows - images.repeat_interleave(2, dim=0))[:, 0, 0, 0]
     assert ((added >= 0) & (added < 1)).all(), "row 2i and 2i + 1 are of image i"
@@ -108,9 +104,8 @@ def test_neighbours_are_found_among_labelled_images_only():
     encoder = build_encoder(build_cnn(), SHAPE, projector=4).eval()
     encoder.encode = lambda images: nn.functional.one_hot((images[:, 0, 0, 0] * 10).round().long(), 5).float()
     assert assessment(encoder, torch.device("cpu")) == {"knn_accuracy": 1.0}
-    said = assessment.explain()
-    assert "12 nearest of 12 labelled training images (of 12)" in said
-    assert "3 validation images (of 3)" in said
+    assert "12 nearest of 12 labelled training images (of 12)" in assessment.explain()
+    assert "3 validation images (of 3)" in assessment.explain()
     small = NeighbourAssessment(lambda: (Images(known), Images([0, 1, 2])), limit=2).explain()
     assert "2 nearest of 2 labelled training images (of 12)" in small
 

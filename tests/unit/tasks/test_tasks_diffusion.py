@@ -32,12 +32,10 @@ def test_the_task_predicts_noise_under_mse():
 def test_schedules_keep_the_variance_and_lose_the_signal(schedule, n_timesteps):
     betas = SCHEDULES[schedule](n_timesteps)
     assert betas.shape == (n_timesteps,)
-    assert betas.min() > 0
-    assert betas.max() < 1
+    assert ((betas > 0) & (betas < 1)).all()
     prepare = NoisePrediction(betas, normalize="none")
-    torch.testing.assert_close(
-        prepare.signal_scale_T.square() + prepare.noise_scale_T.square(), torch.ones(n_timesteps), atol=1e-6, rtol=0
-    )
+    variance_T = prepare.signal_scale_T.square() + prepare.noise_scale_T.square()
+    torch.testing.assert_close(variance_T, torch.ones(n_timesteps), atol=1e-6, rtol=0)
     assert (prepare.signal_scale_T.diff() < 0).all()
     if n_timesteps >= 50:
         assert prepare.signal_scale_T[0] > 0.97
@@ -67,8 +65,6 @@ def test_the_noisy_input_is_made_of_the_target_noise():
     torch.testing.assert_close((x_noisy - noise_share * noise) / signal_share, x, atol=1e-4, rtol=1e-4)
     assert torch.equal(kept_label, label)
     assert t.dtype is torch.int64
-    assert t.min() >= 0
-    assert t.max() < 100
 
 
 def test_timesteps_are_uniform_and_noise_is_standard_normal():
@@ -81,24 +77,19 @@ def test_timesteps_are_uniform_and_noise_is_standard_normal():
     assert abs(noise.var().item() - 1) < 5 * (2 / 40_000) ** 0.5
 
 
-def test_the_same_generator_state_gives_the_same_draws_whatever_the_global_one_is():
-    prepare, batch = build_task().prepare, (torch.rand(4, 2, 5), torch.rand(4, 3))
+@pytest.mark.parametrize("batch", [(torch.rand(4, 2, 5), torch.rand(4, 3)), (torch.rand(3, 1, 8, 8), torch.arange(3))])
+def test_draws_are_those_of_the_generator_whatever_the_global_one_is(batch):
+    prepare, generator = build_task().prepare, seed(9)
     torch.manual_seed(1)
-    (first, t_first, _), noise_first = prepare(batch, seed(9))
+    (first, t_first, label), noise = prepare(batch, generator)
     torch.manual_seed(2)
     state = torch.get_rng_state()
     (again, t_again, _), noise_again = prepare(batch, seed(9))
-    assert torch.equal(first, again)
-    assert torch.equal(t_first, t_again)
-    assert torch.equal(noise_first, noise_again)
+    torch.testing.assert_close([first, t_first, noise], [again, t_again, noise_again], rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_other_seeds_and_later_batches_draw_otherwise():
-    prepare, batch, generator = build_task().prepare, (torch.rand(4, 2, 5), torch.rand(4, 3)), seed(9)
-    _, first = prepare(batch, generator)
-    _, second = prepare(batch, generator)
-    assert not torch.equal(first, second)
+    assert torch.equal(label, batch[1])
+    assert first.shape == noise.shape == batch[0].shape
+    assert not torch.equal(prepare(batch, generator)[1], noise), "the next batch has other noise"
 
 
 def test_signals_are_compressed_and_missing_hits_become_zero():
@@ -111,28 +102,17 @@ def test_signals_are_compressed_and_missing_hits_become_zero():
 def test_normalisation_is_applied_before_the_noise_and_to_the_labels():
     batch = (torch.full((4, 2, 5), 99.0), torch.full((4, 3), 5e7))
     (noisy, t, label), noise = build_task(normalize="log").prepare(batch, seed(0))
-    (plain, _, plain_label), _ = build_task().prepare(batch, seed(0))
     assert label.max() < 18
-    assert plain_label.max() == 5e7
     scales = NoisePrediction(SCHEDULES["linear"](1000), normalize="none")
     clean = (noisy - scales.noise_scale_T[t].view(-1, 1, 1) * noise) / scales.signal_scale_T[t].view(-1, 1, 1)
     torch.testing.assert_close(clean, torch.full_like(clean, 100.0).log(), atol=2e-3, rtol=0)
-    assert not torch.equal(noisy, plain)
-
-
-def test_images_diffuse_too():
-    (x_noisy, _, label), noise = build_task(schedule="cosine").prepare(
-        (torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3])), seed(0)
-    )
-    assert x_noisy.shape == noise.shape == (3, 1, 8, 8)
-    assert torch.equal(label, torch.tensor([1, 2, 3]))
 
 
 def test_prepare_travels_without_its_copies_on_devices():
     prepare, batch = build_task().prepare, (torch.rand(4, 2, 5), torch.rand(4, 3))
     _, before = prepare(batch, seed(0))
+    assert len(pickle.dumps(prepare)) == len(pickle.dumps(build_task().prepare))
     copy = pickle.loads(pickle.dumps(prepare))
-    assert copy._on_device == {}
     _, after = copy(batch, seed(0))
     assert torch.equal(before, after)
 

@@ -33,13 +33,10 @@ class Stream(IterableDataset):
         raise AssertionError("a stream may not rewind")
 
 
-def test_attributes_of_an_image_dataset():
+@pytest.mark.parametrize("dataset", [Images(), Subset(Subset(Images(), [0, 1]), [0])], ids=["whole", "subset"])
+def test_attributes_of_an_image_dataset(dataset):
     shape = {"in_channels": 3, "image_size": 32, "n_features": 3072}
-    assert read_data_facts(Images()) == {"n_classes": 10, "n_outputs": 10, **shape}
-
-
-def test_a_subset_tells_what_its_dataset_tells():
-    assert read_data_facts(Subset(Subset(Images(), [0, 1]), [0])) == read_data_facts(Images())
+    assert read_data_facts(dataset) == {"n_classes": 10, "n_outputs": 10, **shape}
 
 
 def test_sensors_tell_their_geometry():
@@ -61,39 +58,24 @@ def test_sensors_tell_their_geometry():
         ),
         pytest.param(Stream(), {}, id="a stream may not rewind"),
         pytest.param(TensorDataset(torch.zeros(0, 3), torch.zeros(0)), {}, id="empty"),
+        *(([sample], {}) for sample in (("text", {"a": 1}), ([[1], [2, 3]], None), "just text", (1, 2, 3))),
     ],
 )
 def test_other_datasets_are_read_by_their_first_sample(dataset, facts):
     assert read_data_facts(dataset) == facts
 
 
-@pytest.mark.parametrize("sample", [("text", {"a": 1}), ([[1], [2, 3]], None), "just text", (1, 2, 3)])
-def test_samples_without_a_shape_are_no_error(sample):
-    class Odd(Dataset):
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, index):
-            return sample
-
-    assert read_data_facts(Odd()) == {}
-
-
-OF_THEIR_OWN = ("contrastive", "language_model")  # needs views; computes its loss in its softmax
-
-
-def test_every_task_takes_the_same_arguments_and_defaults_its_loss():
-    for name in TASKS.keys() - OF_THEIR_OWN:
-        workload = TASKS[name](
-            model=nn.Identity, train=Images, validation=Images, loss=None, optimizer=torch.optim.SGD, name="named"
-        )
-        assert isinstance(workload, Workload), name
-        assert workload.name == "named"
-        assert workload.optimizer is torch.optim.SGD
-        assert callable(workload.loss)
-        assert workload.metrics
-        own = nn.L1Loss()
-        assert TASKS[name](model=nn.Identity, train=Images, loss=own).loss is own
+@pytest.mark.parametrize(
+    "name", sorted(TASKS.keys() - {"contrastive", "language_model"})
+)  # which need views, an encoder
+def test_every_task_takes_the_same_arguments_and_defaults_its_loss(name):
+    given = {"model": nn.Identity, "train": Images}
+    workload = TASKS[name](**given, validation=Images, loss=None, optimizer=torch.optim.SGD, name="named")
+    assert (type(workload), workload.name, workload.optimizer) == (Workload, "named", torch.optim.SGD)
+    assert callable(workload.loss)
+    assert workload.metrics
+    own = nn.L1Loss()
+    assert TASKS[name](**given, loss=own).loss is own
 
 
 def test_regression_has_squared_error_by_default():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cifar10_files import write_cifar10
+from task_cases import write_cifar10
 
 from fulltilt.config import load_config, load_points
 from fulltilt.engine.check.checklist import run_checks

@@ -1,9 +1,11 @@
 """The language model: softmaxes against the textbook, both directions, metrics and errors by group."""
 
 import math
+from collections import defaultdict
 
 import pytest
 import torch
+from task_cases import take_steps
 from torch import nn
 from torch.nn import functional
 
@@ -25,6 +27,12 @@ def build_problem(dtype=torch.float64):
     return features.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), torch.randint(V, (N,))
 
 
+def are_parallel(mine, theirs):
+    return all(
+        functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.999 for a, b in zip(mine, theirs, strict=True)
+    )
+
+
 def run_full(x, w, b, t):
     logits = x @ w.T + b
     return functional.cross_entropy(logits, t), logits
@@ -35,26 +43,43 @@ def run_full(x, w, b, t):
 def test_chunked_is_full_in_loss_and_gradients(chunk_rows, scale):
     x, w, b, t = build_problem()
     loss, _ = run_full(x, w, b, t)
-    expected = torch.autograd.grad(loss * scale, (x, w, b))
     mine, losses, ranks = compute_chunked(x, w, b, t, chunk_rows=chunk_rows, wants_ranks=False)
     assert ranks is None
-    torch.testing.assert_close(mine, loss)
-    torch.testing.assert_close(losses.mean(), loss.detach())
-    for got, wanted in zip(torch.autograd.grad(mine * scale, (x, w, b)), expected, strict=True):
-        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close([mine, losses.mean()], [loss, loss])
+    expected, found = (torch.autograd.grad(value * scale, (x, w, b)) for value in (loss, mine))
+    torch.testing.assert_close(found, expected)
 
 
-def test_chunked_under_autocast_is_near_full_and_keeps_gradients_in_fp32():
-    x, w, b, t = build_problem(torch.float32)
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.bfloat16),
+        pytest.param("cuda", None, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu),
+    ],
+)
+def test_chunked_under_autocast_is_near_full_and_keeps_gradients_in_fp32(device, dtype):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here")
+    x, w, b, t = (part.detach().to(device) for part in build_problem(torch.float32))
+    leaves = x.requires_grad_(), w.requires_grad_()
     loss, _ = run_full(x, w, b, t)
-    expected = torch.autograd.grad(loss, (x, w))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    expected = torch.autograd.grad(loss, leaves)
+    with torch.autocast(device, dtype=dtype or torch.float32, enabled=dtype is not None):
         mine, losses, _ = compute_chunked(x, w, b, t, chunk_rows=7, wants_ranks=True)
-    got = torch.autograd.grad(mine, (x, w))
+    got = torch.autograd.grad(mine, leaves)
     assert losses.dtype == got[0].dtype == got[1].dtype == torch.float32
     assert mine.item() == pytest.approx(loss.item(), rel=0.02)
-    for mine_grad, full_grad in zip(got, expected, strict=True):
-        assert functional.cosine_similarity(mine_grad.flatten(), full_grad.flatten(), dim=0) > 0.999
+    assert are_parallel(got, expected)
+
+
+def test_evaluation_has_no_gradient_and_the_ranks_of_a_sort():
+    x, w, b, t = build_problem()
+    with torch.no_grad():
+        loss, _, ranks = compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=True)
+    assert not loss.requires_grad
+    order = run_full(x, w, b, t)[1].argsort(dim=1, descending=True)
+    assert ranks.tolist() == (order == t[:, None]).nonzero()[:, 1].tolist()
 
 
 def test_chunked_takes_little_memory_and_its_backward_once():
@@ -65,16 +90,6 @@ def test_chunked_takes_little_memory_and_its_backward_once():
         loss.backward()
     assert choose_chunk_rows(50_000, "cpu") * 50_000 * 4 <= 64 << 20
     assert choose_chunk_rows(10**9, "cpu") == 16
-
-
-def test_no_gradient_is_computed_in_evaluation():
-    x, w, b, t = build_problem()
-    with torch.no_grad():
-        loss, _, ranks = compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=True)
-    assert not loss.requires_grad
-    _, logits = run_full(x, w, b, t)
-    order = logits.argsort(dim=1, descending=True)
-    assert ranks.tolist() == [(row == target).nonzero().item() for row, target in zip(order, t, strict=True)]
 
 
 def test_of_equal_words_the_smaller_id_ranks_first():
@@ -100,15 +115,13 @@ def test_adaptive_is_a_distribution_and_evaluates_what_it_trains():
     layer = AdaptiveSoftmax(P, V, cutoffs=[5, 15], div_value=2.0, chunk_rows=6)
     x, t = torch.randn(N, P), torch.randint(V, (N,))
     probabilities = layer.softmax.log_prob(x).exp()
-    assert probabilities.shape == (N, V)
     torch.testing.assert_close(probabilities.sum(1), torch.ones(N))
     trained = layer.train()(x, t, wants_ranks=False)
     assert trained.ranks is None
     evaluated = layer.eval()(x, t, wants_ranks=True)
     torch.testing.assert_close(trained.losses, evaluated.losses)
     torch.testing.assert_close(evaluated.losses, -probabilities.log().gather(1, t[:, None]).squeeze(1).detach())
-    best = probabilities.argmax(1) == t
-    assert ((evaluated.ranks == 0) == best).all()
+    assert torch.equal(evaluated.ranks == 0, probabilities.argmax(1) == t)
 
 
 def test_adaptive_runs_under_autocast():
@@ -119,23 +132,22 @@ def test_adaptive_runs_under_autocast():
     assert loss.dtype == torch.float32
 
 
-@pytest.mark.parametrize("cutoffs", [[], [5, 5], [9, 3], [0, 4], [V]])
-def test_cutoffs_that_make_no_groups_are_refused(cutoffs):
-    with pytest.raises(UsageError, match="cutoffs"):
-        AdaptiveSoftmax(P, V, cutoffs=cutoffs, div_value=2.0, chunk_rows=None)
-
-
-def test_groups_that_would_have_no_feature_are_refused():
-    with pytest.raises(UsageError, match="lower div_value"):
-        AdaptiveSoftmax(12, V, cutoffs=[5, 15], div_value=4.0, chunk_rows=None)
+@pytest.mark.parametrize(
+    ("n_features", "cutoffs", "div_value", "said"),
+    [
+        *((P, cutoffs, 2.0, "cutoffs") for cutoffs in ([], [5, 5], [9, 3], [0, 4], [V])),
+        (12, [5, 15], 4.0, "lower div_value"),
+    ],
+)
+def test_cutoffs_that_make_no_groups_and_groups_without_a_feature_are_refused(n_features, cutoffs, div_value, said):
+    with pytest.raises(UsageError, match=said):
+        AdaptiveSoftmax(n_features, V, cutoffs=cutoffs, div_value=div_value, chunk_rows=None)
 
 
 def test_cutoffs_suit_any_vocabulary():
     assert choose_cutoffs(50_000) == [2000, 10_000]
     for n_words in (2, 3, 10, 30):
-        cuts = choose_cutoffs(n_words)
-        assert cuts
-        assert 0 < cuts[0] <= cuts[-1] < n_words
+        assert 0 < choose_cutoffs(n_words)[0] <= choose_cutoffs(n_words)[-1] < n_words
 
 
 def test_words_are_drawn_with_the_probability_that_is_told():
@@ -165,8 +177,7 @@ def test_with_many_samples_the_gradient_is_that_of_the_full_softmax():
     expected = torch.autograd.grad(run_full(x, w, b, t)[0], (x, w))
     torch.manual_seed(0)
     got = torch.autograd.grad(score_sampled(x, w, b, t, n_sampled=100_000).loss, (x, w))
-    for mine, full in zip(got, expected, strict=True):
-        assert functional.cosine_similarity(mine.flatten(), full.flatten(), dim=0) > 0.999
+    assert are_parallel(got, expected)
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -174,14 +185,11 @@ def test_each_direction_sees_its_side_only(residual):
     torch.manual_seed(0)
     model = BiLM(vocab_size=V, depth=2, embedding=8, hidden=9, projection=5, dropout=0.0, residual=residual).eval()
     words = torch.randint(V, (2, 12))
-    forwards, backwards = model(words)
-    assert forwards.shape == backwards.shape == (2, 11, 5)
     changed = words.clone()
     changed[:, 6] = (changed[:, 6] + 1) % V
-    f, b = model(changed)
-    sees = [not torch.equal(a[:, s], c[:, s]) for a, c in ((forwards, f), (backwards, b)) for s in range(11)]
-    assert sees[:11] == [s >= 6 for s in range(11)]  # predicts word s + 1 from words 0…s
-    assert sees[11:] == [s + 1 <= 6 for s in range(11)]  # predicts word s from words s + 1…
+    sees = [(a != c).any(dim=2).any(dim=0).tolist() for a, c in zip(model(words), model(changed), strict=True)]
+    assert sees[0] == [s >= 6 for s in range(11)]  # predicts word s + 1 from words 0…s
+    assert sees[1] == [s + 1 <= 6 for s in range(11)]  # predicts word s from words s + 1…
 
 
 def test_residuals_add_layers_up(monkeypatch):
@@ -240,11 +248,7 @@ def test_every_softmax_learns_and_evaluates_over_all_words(options):
     torch.manual_seed(0)
     model = workload.model()
     words, targets = workload.prepare(get_batch(), torch.Generator())
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    for _ in range(40):
-        optimizer.zero_grad()
-        workload.loss(model(words), targets).backward()
-        optimizer.step()
+    take_steps(torch.optim.Adam(model.parameters(), lr=0.03), lambda: workload.loss(model(words), targets), 40)
     model.eval()
     with torch.no_grad():
         outputs = model(words)
@@ -254,24 +258,6 @@ def test_every_softmax_learns_and_evaluates_over_all_words(options):
     loss = workload.loss(outputs, targets).item()
     assert loss == pytest.approx((means["forward_loss"] + means["backward_loss"]) / 2, rel=1e-4)
     assert workload.derive({"loss": loss, **means})["perplexity"] == pytest.approx(math.exp(loss))
-    assert all(metric(outputs, targets).shape == (64,) for metric in workload.metrics.values())
-
-
-def test_full_and_chunked_are_one_model():
-    words, _ = build().prepare(get_batch(8), torch.Generator())
-    results = []
-    for softmax in ("full", "chunked"):
-        torch.manual_seed(0)
-        model = build(softmax=softmax, chunk_rows=7, training_metrics=True).model()
-        outputs = model(words)
-        outputs.loss.backward()
-        results.append((outputs, {name: p.grad for name, p in model.named_parameters()}))
-    (full, full_grads), (chunked, chunked_grads) = results
-    torch.testing.assert_close(chunked.losses, full.losses)
-    assert torch.equal(chunked.accuracy, full.accuracy)
-    assert full_grads.keys() == chunked_grads.keys()
-    for name, grad in full_grads.items():
-        torch.testing.assert_close(chunked_grads[name], grad, msg=name)
 
 
 def test_the_output_layer_runs_once_a_direction_with_metrics_on(monkeypatch):
@@ -282,8 +268,7 @@ def test_the_output_layer_runs_once_a_direction_with_metrics_on(monkeypatch):
     for layer in model.outputs:
         layer.linear.register_forward_hook(lambda *call: calls.append(1))
     outputs = model(words)
-    for metric in workload.metrics.values():
-        metric(outputs, targets)
+    assert all(metric(outputs, targets).shape == (8,) for metric in workload.metrics.values())
     assert len(calls) == 2
 
 
@@ -299,10 +284,16 @@ def test_a_tied_table_is_one_parameter():
 
 
 def test_groups_are_told_apart():
-    words = ["the", "<unk>", ",", "house", "1990", "<eos>", "seldom"]
-    counts = [900, 400, 300, 50, 40, 30, 10]
-    names = [GROUPS[g] for g in assign_groups(words, counts)]
-    assert names == ["frequent", "unknown", "punctuation", "common", "number", "line_end", "rare"]
+    words, counts = ["the", "<unk>", ",", "house", "1990", "<eos>", "seldom"], [900, 400, 300, 50, 40, 30, 10]
+    assert [GROUPS[g] for g in assign_groups(words, counts)] == [
+        "frequent",
+        "unknown",
+        "punctuation",
+        "common",
+        "number",
+        "line_end",
+        "rare",
+    ]
 
 
 def test_errors_by_group_are_exact(tmp_path):
@@ -318,15 +309,12 @@ def test_errors_by_group_are_exact(tmp_path):
         logits = [head.linear(x) for head, x in zip(model.outputs, model.encoder(words), strict=True)]
     means = {name: metric(outputs, targets).mean().item() for name, metric in workload.metrics.items()}
     figures = workload.derive({"loss": 1.0, **means})
-    wrong, of = {}, {}
-    for direction, wanted in enumerate((words[:, 1:], words[:, :-1])):
-        for said, word in zip(logits[direction].argmax(2).flatten(), wanted.flatten(), strict=True):
-            group = GROUPS[model.groups[word]]
-            of[group] = of.get(group, 0) + 1
-            wrong[group] = wrong.get(group, 0) + int(said != word)
-    assert set(of) == {name.partition("/")[2] for name in figures if "/" in name}
-    for group, count in of.items():
-        assert figures[f"error_pct/{group}"] == pytest.approx(100 * wrong[group] / count, rel=1e-5)
+    is_wrong = defaultdict(list)
+    for scores, wanted in zip(logits, (words[:, 1:], words[:, :-1]), strict=True):
+        for said, word in zip(scores.argmax(2).flatten(), wanted.flatten(), strict=True):
+            is_wrong[f"error_pct/{GROUPS[model.groups[word]]}"].append(said != word)
+    expected = {name: 100 * float(sum(found)) / len(found) for name, found in is_wrong.items()}
+    assert {name: figures[name] for name in figures if "/" in name} == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_sampled_training_loss_has_no_perplexity():
@@ -338,9 +326,7 @@ def test_a_sampled_training_loss_has_no_perplexity():
 def test_windows_are_joined_for_both_directions():
     inputs, targets = get_batch(3)
     words, same = join_window((inputs, targets), torch.Generator())
-    assert words.shape == (3, 11)
-    assert torch.equal(words[:, :-1], inputs)
-    assert torch.equal(words[:, 1:], targets)
+    assert (words[:, :-1].tolist(), words[:, 1:].tolist()) == (inputs.tolist(), targets.tolist())
     assert same is targets
 
 
@@ -358,40 +344,31 @@ def test_options_that_exclude_each_other_are_refused(options, said):
         build(**options)
 
 
-def test_what_the_model_cannot_do_is_told():
-    with pytest.raises(UsageError, match="has no vocabulary"):
-        build(error_analysis=True).model()
-    with pytest.raises(UsageError, match="needs an encoder with embedding"):
-        build_language_model(model=lambda: nn.Linear(2, 2), train=Windows).model()
-    with pytest.raises(UsageError, match="knows 9 words, the data has 40"):
-        build_language_model(model=lambda: BiLM(vocab_size=9), train=Windows).model()
+@pytest.mark.parametrize(
+    ("build_wrong", "said"),
+    [
+        (lambda: build(error_analysis=True), "has no vocabulary"),
+        (lambda: build_language_model(model=lambda: nn.Linear(2, 2), train=Windows), "needs an encoder with embedding"),
+        (
+            lambda: build_language_model(model=lambda: BiLM(vocab_size=9), train=Windows),
+            "knows 9 words, the data has 40",
+        ),
+    ],
+)
+def test_what_the_model_cannot_do_is_told(build_wrong, said):
+    with pytest.raises(UsageError, match=said):
+        build_wrong().model()
+
+
+def test_metrics_of_a_training_that_computed_none_are_refused():
     workload = build()
-    model, (words, targets) = workload.model(), workload.prepare(get_batch(2), torch.Generator())
+    words, targets = workload.prepare(get_batch(2), torch.Generator())
     with pytest.raises(UsageError, match="training_metrics=true"):
-        workload.metrics["accuracy"](model(words), targets)
+        workload.metrics["accuracy"](workload.model()(words), targets)
 
 
 def test_the_start_says_what_a_step_is():
     assert build().explain(32, 2)[0].startswith("a step predicts 640 words")
     assert "no perplexity" in build(softmax="sampled", n_sampled=9).explain(1, 1)[1]
-
-
-def test_drawing_as_many_words_as_there_are_is_told_to_be_pointless():
     assert len(build(softmax="sampled", n_sampled=39).explain(1, 1)) == 2
     assert build(softmax="sampled", n_sampled=40).explain(1, 1)[2].startswith("n_sampled 40 is no less than the 40")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_chunked_is_full_on_a_gpu(dtype):
-    if not torch.cuda.is_available():
-        pytest.skip("no NVIDIA GPU here")
-    x, w, b, t = (part.detach().cuda() for part in build_problem(torch.float32))
-    for part in (x, w, b):
-        part.requires_grad_()
-    loss, _ = run_full(x, w, b, t)
-    expected = torch.autograd.grad(loss, (x, w))
-    with torch.autocast("cuda", dtype=dtype or torch.float32, enabled=dtype is not None):
-        mine, _, _ = compute_chunked(x, w, b, t, chunk_rows=7, wants_ranks=True)
-    for got, full in zip(torch.autograd.grad(mine, (x, w)), expected, strict=True):
-        assert functional.cosine_similarity(got.flatten(), full.flatten(), dim=0) > 0.999

@@ -14,11 +14,8 @@ SMALL = {
     "wideresnet": ({"n_classes": 7, "depth": 10, "width": 1}, (3, 3, 16, 16)),
     "resnet18": ({"n_classes": 7, "image_size": 16}, (3, 3, 16, 16)),
     "resnet50": ({"n_classes": 7, "in_channels": 1}, (3, 1, 32, 32)),
+    "whitened_cnn": ({"n_classes": 7, "width": 0.1}, (3, 3, 16, 16)),
 }
-
-
-def count_parameters(model):
-    return sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -34,11 +31,12 @@ def count_parameters(model):
         ("small_cnn(n_classes=10, in_channels=1)", 94_186),
         ("mlp(n_features=64, n_outputs=10)", 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10),
         ("mlp(n_features=64, n_outputs=10, depth=0)", 650),
+        ("whitened_cnn", 1_972_792),
     ],
 )
 def test_parameter_counts(call, n_parameters):
     with torch.device("meta"):
-        assert count_parameters(build_model(call)) == n_parameters
+        assert sum(p.numel() for p in build_model(call).parameters()) == n_parameters
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
@@ -49,9 +47,7 @@ def test_output_shape_and_gradients_of_every_parameter(name):
     logits = model(torch.randn(shape))
     assert logits.shape == (3, 7)
     nn.functional.cross_entropy(logits, torch.tensor([0, 3, 6])).backward()
-    for parameter_name, parameter in model.named_parameters():
-        assert parameter.grad is not None, parameter_name
-        assert parameter.grad.abs().max() > 0, parameter_name
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "wideresnet", "resnet18", "resnet50"])
@@ -76,20 +72,21 @@ def test_resnets_compute_what_torchvision_computes(name):
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-9, atol=1e-9)
 
 
-def test_the_stem_follows_the_image_size_unless_told():
-    assert MODELS["resnet18"](image_size=32).conv1.stride == (1, 1)
-    assert MODELS["resnet18"](image_size=224).conv1.stride == (2, 2)
-    assert MODELS["resnet18"]().conv1.stride == (2, 2)
-    assert MODELS["resnet18"](image_size=32, small_images=False).conv1.stride == (2, 2)
-    assert MODELS["resnet18"](small_images=True).conv1.stride == (1, 1)
-
-
-def test_small_stem_keeps_the_resolution_of_a_small_image():
-    model = MODELS["resnet18"](image_size=32, n_classes=2).eval()
-    seen = []
-    model.layer4.register_forward_hook(lambda module, args, output: seen.append(output.shape[-2:]))
-    model(torch.zeros(1, 3, 32, 32))
-    assert seen == [(4, 4)]
+@pytest.mark.parametrize(
+    ("arguments", "size"),
+    [
+        ({"image_size": 32}, 8),
+        ({"image_size": 224}, 2),
+        ({}, 2),
+        ({"image_size": 32, "small_images": False}, 2),
+        ({"small_images": True}, 8),
+    ],
+)
+def test_the_stem_keeps_the_resolution_of_a_small_image_unless_told_otherwise(arguments, size):
+    model, seen = MODELS["resnet18"](n_classes=2, **arguments).eval(), []
+    model.layer4.register_forward_hook(lambda module, args, output: seen.append(output.shape[-1]))
+    model(torch.zeros(1, 3, 64, 64))
+    assert seen == [size]
 
 
 def test_wideresnet_dropout_acts_in_training_only():
@@ -102,9 +99,7 @@ def test_wideresnet_dropout_acts_in_training_only():
 
 @pytest.mark.parametrize(("depth", "remedy"), [(27, "depth 22 or 28"), (12, "depth 10 or 16")])
 def test_a_depth_that_makes_no_wideresnet_names_the_next_ones(depth, remedy):
-    with pytest.raises(ConfigError, match=f"depth {depth} is not 6 n"):
-        build_model(f"wideresnet(depth={depth})")
-    with pytest.raises(ConfigError, match=remedy):
+    with pytest.raises(ConfigError, match=f"depth {depth} is not 6 n.*{remedy}"):
         build_model(f"wideresnet(depth={depth})")
 
 
@@ -129,8 +124,7 @@ def test_facts_reach_a_model_where_the_call_leaves_them_open():
 def test_a_call_that_builds_no_model_is_explained(call, words):
     with pytest.raises(ConfigError) as raised:
         build_model(call)
-    for word in words:
-        assert word in str(raised.value)
+    assert [word for word in words if word not in str(raised.value)] == []
 
 
 def test_a_model_of_the_users_own_module(tmp_path):

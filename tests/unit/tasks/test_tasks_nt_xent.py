@@ -39,21 +39,11 @@ def test_the_order_of_images_and_of_the_two_views_does_not_matter():
     torch.testing.assert_close(NtXent(0.2)(rows), NtXent(0.2)(other), rtol=1e-12, atol=0)
 
 
-def test_rows_of_two_batches_one_after_the_other_are_those_of_the_joint_batch():
-    generator = torch.Generator().manual_seed(1)
-    first, second = torch.randn(4, 3, generator=generator), torch.randn(6, 3, generator=generator)
-    joint = NtXent()(torch.cat([first, second]))
-    assert joint.item() == pytest.approx(compute_by_loops(torch.cat([first, second]).double(), 0.5), rel=1e-5)
-    apart = (4 * NtXent()(first) + 6 * NtXent()(second)) / 10
-    assert joint > apart, "each anchor has more negatives than in its own batch"
-
-
 def test_it_is_finite_where_exponentials_overflow():
     rows = torch.tensor([[1e9, 0.0], [1e9, 1.0], [-1e9, 0.0], [-1e9, 1.0]], requires_grad=True)
     loss = NtXent(temperature=0.001)(rows)
     loss.backward()
     assert loss.item() == pytest.approx(0.0, abs=1e-6)
-    assert rows.grad is not None
     assert rows.grad.isfinite().all()
 
 
@@ -68,25 +58,21 @@ def test_it_computes_in_float32_under_autocast():
 def test_one_image_has_no_negatives_and_no_gradient():
     rows = torch.randn(2, 3, requires_grad=True)
     NtXent()(rows).backward()
-    assert rows.grad is not None
-    assert rows.grad.abs().max() == 0
+    assert torch.equal(rows.grad, torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (4,), (4, 2, 2)])
-def test_other_shapes_are_refused(shape):
-    with pytest.raises(UsageError, match="one row a view"):
-        NtXent()(torch.zeros(shape))
-
-
-def test_a_temperature_of_zero_is_refused():
-    with pytest.raises(UsageError, match="above 0"):
-        NtXent(0.0)
+@pytest.mark.parametrize(
+    ("temperature", "shape", "said"),
+    [*((0.5, shape, "one row a view") for shape in ((3, 4), (4,), (4, 2, 2))), (0.0, (4, 2), "above 0")],
+)
+def test_other_shapes_and_a_temperature_of_zero_are_refused(temperature, shape, said):
+    with pytest.raises(UsageError, match=said):
+        NtXent(temperature)(torch.zeros(shape))
 
 
 def test_the_guides_settings_have_the_negatives_they_have():
     assert "1,022 negatives per anchor" in explain_negatives(128, 4, exact=True)
+    assert "254 negatives per anchor" in explain_negatives(128, 1, exact=True)
     plain = explain_negatives(128, 4, exact=False)
     assert "254 negatives per anchor" in plain
     assert "adds no negatives" in plain
-    assert "254 negatives per anchor" in explain_negatives(128, 1, exact=True)
-    assert all("640" not in text for text in (plain, explain_negatives(128, 4, exact=True)))
