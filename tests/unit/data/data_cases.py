@@ -14,7 +14,10 @@ def write_hdf5(path, mode="w", /, **datasets):
     """Write each dataset from its values, or from a dict of what ``create_dataset`` takes → the path."""
     with h5py.File(path, mode) as file:
         for name, given in datasets.items():
-            file.create_dataset(name, **(given if isinstance(given, dict) else {"data": given}))
+            if isinstance(given, dict):
+                file.create_dataset(name, **given)
+            else:
+                file[name] = given
     return path
 
 
