@@ -143,24 +143,17 @@ def test_pickling_drops_handles(tmp_path, layout):
 def test_runs_of_neighbours_are_read_together():
     _, runs = plan_runs([9, 3, 4, 5, 20, 3])
     assert [(first, places.tolist()) for first, places in runs] == [(3, [1]), (3, [5, 2, 3]), (9, [0]), (20, [4])]
-    assert list(plan_runs([])[1]) == []
 
 
-def test_a_chunk_is_decompressed_once_per_batch(tmp_path):
+def test_a_chunk_is_decompressed_once_per_batch(tmp_path, monkeypatch):
     write_file(tmp_path / "f.h5", n=64, chunks=(16, 3, 4), compression="gzip")
-    rows = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0).sources[0]
-    reads = []
+    rows, reads, read = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0).sources[0], [], h5py.Dataset.__getitem__
 
-    class Counting:
-        def __init__(self, dataset):
-            self.dataset = dataset
+    def note(dataset, key, **options):
+        reads.append(key)
+        return read(dataset, key, **options)
 
-        def __getitem__(self, key):
-            reads.append(key)
-            return self.dataset[key]
-
-    rows.read([0])
-    rows._dataset = Counting(rows._dataset)
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", note)
     rows.read([1, 40, 3, 44, 15, 33])
     assert reads == [slice(1, 16), slice(33, 45)]
 

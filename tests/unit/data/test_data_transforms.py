@@ -106,11 +106,11 @@ def test_neutral_parameters_change_nothing(spec, as_float):
     torch.testing.assert_close(out, images / 255, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("turns", [-0.5, -0.1, 0.03, 0.3])
-def test_hue_agrees_with_torchvision(turns, reference):
-    images = make_images(4).float() / 255
-    ours = colors.shift_hue(images, torch.full((4, 1, 1), turns))
-    torch.testing.assert_close(ours, reference.adjust_hue(images, turns), atol=1e-5, rtol=0)
+def test_hue_agrees_with_torchvision(reference):
+    images, turns = make_images(4) / 255, [-0.5, -0.1, 0.03, 0.3]
+    ours = colors.shift_hue(images, torch.tensor(turns)[:, None, None])
+    theirs = [reference.adjust_hue(image, turn) for image, turn in zip(images, turns, strict=True)]
+    torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-5, rtol=0)
 
 
 def test_color_jitter_agrees_with_torchvision_step_by_step(reference):
@@ -275,11 +275,6 @@ def test_unknown_names_and_arguments_out_of_range_are_refused(spec, words):
         build_pipeline(spec)
 
 
-def test_every_registered_transform_is_tested_for_its_random_ways():
-    untested = set(TRANSFORMS) - {spec.partition("(")[0] for spec in RANDOM.values()}
-    assert untested == {"center_crop", "grayscale", "normalize", "resize", "to_float"}
-
-
 def test_random_crop_takes_windows_of_the_padded_image_at_many_places():
     image = torch.arange(1, 1 + 6 * 6, dtype=torch.uint8).reshape(1, 1, 6, 6).expand(-1, 3, -1, -1)
     padded = torch.nn.functional.pad(image, (2,) * 4)[0]
@@ -357,6 +352,8 @@ def test_pipeline_on_one_image_is_the_pipeline_on_a_batch_of_one():
 
 @pytest.mark.parametrize("name", sorted(TRANSFORMS))
 def test_every_transform_runs_from_text_and_leaves_its_input_alone(name):
+    is_random = any(spec.startswith(name) for spec in RANDOM.values())
+    assert is_random or name in ("center_crop", "grayscale", "normalize", "resize", "to_float"), "add it to RANDOM"
     arguments = dict.fromkeys(("resize", "center_crop", "random_crop", "random_resized_crop", "cutout"), "(8)")
     arguments |= {"normalize": "(mean=[0.5, 0.5, 0.5], std=[0.5, 0.5, 0.5])", "color_jitter": "(0.3, 0.3, 0.3)"}
     images = make_noise()
