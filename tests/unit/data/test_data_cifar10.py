@@ -47,7 +47,6 @@ def write_binary(folder):
     for seed, name in enumerate(NAMES):
         rows, labels = make_rows(4, seed)
         (folder / f"{name}.bin").write_bytes(np.column_stack([np.array(labels, np.uint8), rows]).tobytes())
-    return str(folder)
 
 
 def write_folders(root, n=2):
@@ -162,14 +161,10 @@ def test_limit_keeps_images_from_everywhere(tmp_path):
         cifar10("train", path=str(root), limit=21)
 
 
-def test_relative_paths_start_at_base_dir(tmp_path):
+def test_normalize_knows_the_channels_and_relative_paths_start_at_base_dir(tmp_path):
     write_binary(tmp_path / "data" / "x")
-    assert len(cifar10(base_dir=str(tmp_path))) == 20
-
-
-def test_normalize_knows_the_channels(tmp_path):
-    path = write_binary(tmp_path / "b")
-    plain, scaled = cifar10(path=path), cifar10(path=path, transform="normalize")
+    plain, scaled = (cifar10(base_dir=str(tmp_path), transform=transform) for transform in (None, "normalize"))
+    assert len(plain) == 20
     assert torch.allclose(scaled[0][0][1], (plain[0][0][1] - 0.4822) / 0.2435, atol=1e-5)
 
 

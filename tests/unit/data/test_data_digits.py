@@ -17,8 +17,7 @@ def test_both_splits_together_are_the_original():
     bunch = load_digits()
     original = {(row.tobytes(), int(label)) for row, label in zip(bunch.data.astype(int), bunch.target, strict=True)}
     found = []
-    for split in ("train", "val"):
-        dataset = digits(split)
+    for dataset in (digits("train"), digits("val")):
         inputs, targets = dataset.get_batch(range(len(dataset)))
         ink = np.rint(inputs.numpy().reshape(-1, 64) * 16).astype(int)
         found += [(row.tobytes(), int(label)) for row, label in zip(ink, targets, strict=True)]

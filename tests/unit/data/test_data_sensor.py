@@ -67,8 +67,8 @@ def test_charge_leans_toward_the_direction_of_flight():
     offset = geometry.T[None] - labels[:, None, 3:]
     distance = np.linalg.norm(offset, axis=2)
     cosine = (offset @ make_sensor.compute_directions(labels[:, 1], labels[:, 2])[:, :, None])[..., 0] / distance
-    near = distance < 200
-    assert x[:, 0][near & (cosine > 0.5)].mean() > 1.3 * x[:, 0][near & (cosine < -0.5)].mean()
+    near, charge = distance < 200, x[:, 0]
+    assert charge[near & (cosine > 0.5)].mean() > 1.3 * charge[near & (cosine < -0.5)].mean()
 
 
 def test_geometry_is_strings_of_sensors_at_their_own_places():
@@ -168,13 +168,10 @@ def test_files_of_another_layout_are_refused(tmp_path, name, values, words):
         sensor_hdf5(path=str(path))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [({"n_samples": 0}, "n_samples 0"), ({"n_sensors": -1}, "n_sensors -1"), ({"chunk_rows": 0}, "chunk_rows 0")],
-)
-def test_numbers_out_of_range_are_refused(tmp_path, arguments, words):
-    with pytest.raises(UsageError, match=words):
-        make_sensor_hdf5(tmp_path / "s.h5", **({"n_samples": 5, "n_sensors": 60} | arguments))
+@pytest.mark.parametrize(("name", "value"), [("n_samples", 0), ("n_sensors", -1), ("chunk_rows", 0)])
+def test_numbers_out_of_range_are_refused(tmp_path, name, value):
+    with pytest.raises(UsageError, match=f"{name} {value}"):
+        make_sensor_hdf5(tmp_path / "s.h5", **{"n_samples": 5, "n_sensors": 60, name: value})
     assert list(tmp_path.iterdir()) == []
 
 
