@@ -83,11 +83,8 @@ def explain(load):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (
-            lambda: os.kill(os.getpid(), signal.SIGKILL),
-            "killed by SIGKILL; most often .* memory: use fewer num_workers",
-        ),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "killed by SIGSEGV; run with num_workers 0"),
+        (lambda: signal.raise_signal(signal.SIGKILL), "killed by SIGKILL; most .* memory: use fewer num_workers"),
+        (lambda: signal.raise_signal(signal.SIGSEGV), "killed by SIGSEGV; run with num_workers 0"),
         (lambda: os._exit(7), "ended with exit code 7; run with num_workers 0"),
     ],
 )

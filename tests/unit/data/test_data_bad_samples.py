@@ -19,6 +19,8 @@ from fulltilt.errors import ConfigError, DataError
 from fulltilt.tasks.facts import read_data_facts
 from fulltilt.tasks.features import extract_features
 
+CPU = torch.device("cpu")
+
 
 def make_folder(path):
     sizes = {f"{split}/{name}": (10, 10) for split in ("train", "val") for name in ("cats", "dogs")}
@@ -171,10 +173,7 @@ def test_a_run_that_stopped_at_a_bad_sample_goes_on_with_the_other_policy(tmp_pa
     ("read", "words"),
     [
         (lambda dataset: make_loader(dataset, limit=2, placement="ram"), "placement ram.*stream skips"),
-        (
-            lambda dataset: extract_features(torch.flatten, dataset, np.arange(4), torch.device("cpu")),
-            "images that are encoded",
-        ),
+        (lambda dataset: extract_features(torch.flatten, dataset, np.arange(4), CPU), "images that are encoded"),
         (lambda dataset: read_data_facts(dataset)["draw_images"](24), "images that the model looks at"),
     ],
 )

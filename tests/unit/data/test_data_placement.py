@@ -57,21 +57,12 @@ def test_placed_rows_survive_pickling_and_the_dataset_stays_as_it_is(plain, plac
     assert (placed.placement, plain.placement) == (placement, "stream")
 
 
+@pytest.mark.parametrize("placement", ["stream", "memory_map", "ram", "block_shuffled"])
 @pytest.mark.parametrize(
-    ("placement", "context"),
-    [
-        *((placement, "fork") for placement in ("stream", "memory_map", "ram", "block_shuffled")),
-        ("stream", "forkserver"),
-        *(
-            pytest.param(placement, context, marks=pytest.mark.slow)
-            for placement in ("stream", "memory_map", "ram", "block_shuffled")
-            for context in ("forkserver", "spawn")
-        ),
-    ],
+    "context", ["fork", *(pytest.param(c, marks=pytest.mark.slow) for c in ("forkserver", "spawn"))]
 )
 def test_workers_of_every_start_method_deliver_the_same(request, placement, context):
-    kind = "packed" if placement in ("stream", "block_shuffled") else "plain"
-    dataset = request.getfixturevalue(kind)
+    dataset = request.getfixturevalue("packed" if placement in ("stream", "block_shuffled") else "plain")
     dataset.get_batch([0])  # the parent has the file open
     expected = load(dataset, placement)
     assert_equal(load(dataset, placement, num_workers=2, multiprocessing_context=context), expected)
@@ -184,24 +175,20 @@ def test_blocks_say_how_far_from_a_full_shuffle_they_are(plain, monkeypatch):
     assert count_mixed_blocks(plain) == 5
 
 
-V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-V2 = "35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+GROUPS = {
+    "v1": ("4:memory:/a\n", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"),
+    "v2": ("0::/a\n", "35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+}
 
 
 @pytest.mark.parametrize(
-    ("mount", "group", "limit", "usage", "without"),
+    ("kind", "limit", "usage", "without"),
     [
-        (
-            V1,
-            "4:memory:/a\n",
-            "memory/a/memory.limit_in_bytes",
-            "memory/a/memory.usage_in_bytes",
-            "9223372036854771712",
-        ),
-        (V2, "0::/a\n", "a/memory.max", "a/memory.current", "max"),
+        ("v1", "memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes", "9223372036854771712"),
+        ("v2", "a/memory.max", "a/memory.current", "max"),
     ],
 )
-def test_free_memory_is_read_under_the_limit_of_a_control_group(tmp_path, mount, group, limit, usage, without):
+def test_free_memory_is_read_under_the_limit_of_a_control_group(tmp_path, kind, limit, usage, without):
     """Bug: under any such limit the reading was a TypeError."""
 
     def write(name, text):
@@ -209,8 +196,8 @@ def test_free_memory_is_read_under_the_limit_of_a_control_group(tmp_path, mount,
         (tmp_path / name).write_text(text)
 
     write("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 900 kB\n")
-    write("proc/self/cgroup", group)
-    write("proc/self/mountinfo", mount)
+    write("proc/self/cgroup", GROUPS[kind][0])
+    write("proc/self/mountinfo", GROUPS[kind][1])
     write(f"sys/fs/cgroup/{limit}", f"{700 * 1024}\n")
     write(f"sys/fs/cgroup/{usage}", f"{500 * 1024}\n")
     read = placement_module.read_free_ram_bytes

@@ -54,7 +54,7 @@ def read_everything(path):
 
 
 @pytest.mark.parametrize(
-    ("options", "chunks", "filter_name"),
+    ("options", "chunks", "kind"),
     [
         ({}, None, None),
         ({"chunk_rows": 8}, (8, 40, 5), None),
@@ -62,9 +62,7 @@ def read_everything(path):
         ({"compression": "lzf", "chunk_rows": 16}, (16, 40, 5), "lzf"),
     ],
 )
-def test_everything_is_there_again_and_samples_lie_as_asked(
-    source, tmp_path, monkeypatch, options, chunks, filter_name
-):
+def test_everything_is_there_again_and_samples_lie_as_asked(source, tmp_path, monkeypatch, options, chunks, kind):
     monkeypatch.setattr(hdf5_repack, "_BLOCK_BYTES", 40_000)  # several blocks
     told = []
     done = repack_hdf5(source, tmp_path / "out.h5", progress=lambda *counts: told.append(counts), **options)
@@ -72,7 +70,7 @@ def test_everything_is_there_again_and_samples_lie_as_asked(
     assert told == sorted(told)
     assert read_everything(tmp_path / "out.h5") == read_everything(source)
     with h5py.File(tmp_path / "out.h5") as file:
-        assert (file["input"].chunks, file["input"].compression) == (chunks, filter_name)
+        assert (file["input"].chunks, file["input"].compression) == (chunks, kind)
         assert (file["label"].chunks is None) is (chunks is None)
         assert file["positions"].chunks is None
         assert file["input"].attrs["scale"].dtype == np.dtype(">i2")

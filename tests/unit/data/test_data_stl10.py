@@ -82,20 +82,10 @@ def test_normalize_takes_mean_and_deviation_of_the_training_images(folder):
         ("train_y.bin", "train", lambda content: content[:-1], "8 labels"),
         ("train_y.bin", "train", lambda content: b"", "0 labels"),
         ("train_y.bin", "train", None, r"train_y\.bin is not there"),
-        (
-            "train_y.bin",
-            "train",
-            lambda content: bytes([0, 1, 2, 3, 3, 3, 3, 3, 3]),
-            "labels from 0 to 3, expected 1 to 3",
-        ),
+        ("train_y.bin", "train", lambda content: b"\0\1\2" + b"\3" * 6, "labels from 0 to 3, expected 1 to 3"),
         ("unlabeled_X.bin", "train+unlabeled", lambda content: content[:-5], "no whole number of images"),
         ("test_X.bin", "val", lambda content: content[: -3 * SIDE * SIDE], r"holds 5 images .* 6 labels"),
-        (
-            "unlabeled_X.bin",
-            "train+unlabeled",
-            None,
-            r"unlabeled_X\.bin is not there.*make-stl10 --labelled N.*part=train takes",
-        ),
+        ("unlabeled_X.bin", "train+unlabeled", None, r"not there.*make-stl10 --labelled N.*part=train takes"),
     ],
 )
 def test_files_that_are_cut_changed_or_missing_are_told(folder, name, part, change, said):
