@@ -123,14 +123,10 @@ def test_color_jitter_agrees_with_torchvision_step_by_step(reference):
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)  # its gray has 0.2989, ours 0.299
 
 
-def test_gaussian_blur_agrees_with_torchvision(reference):
-    image = make_images(1)
+def test_gaussian_blur_agrees_with_torchvision_and_takes_a_tenth_of_the_image_unless_told(reference):
+    image, dot = make_images(1), torch.zeros(1, 1, 64, 64)
     ours = colors.GaussianBlur(5, sigma=(0.5, 2.5)).apply(image, torch.tensor([[0.0, 0.5]]))
     assert measure_difference(ours, reference.gaussian_blur(image, [5, 5], [1.5, 1.5])) <= 1
-
-
-def test_gaussian_blur_takes_a_tenth_of_the_image_unless_told():
-    dot = torch.zeros(1, 1, 64, 64)
     dot[..., 32, 32] = 1.0
     reached = colors.GaussianBlur(sigma=(2.0, 2.0)).apply(dot, torch.zeros(1, 2))[0, 0] > 0
     assert reached.any(0).sum() == 7

@@ -116,9 +116,8 @@ def test_it_agrees_with_the_allocator_within_one_percent(batch_size, levers):
 
 
 def test_levers_that_save_activations_are_seen_to():
-    plain = estimate(build_workload(), 512)
-    checkpointed = estimate(build_workload(), 512, activation_checkpointing=True)
-    mixed = estimate(build_workload(), 512, precision="bf16")
+    levers = ({}, {"activation_checkpointing": True}, {"precision": "bf16"})
+    plain, checkpointed, mixed = (estimate(build_workload(), 512, **given) for given in levers)
     assert checkpointed.activations_bytes < 0.5 * plain.activations_bytes
     assert mixed.activations_bytes < 0.9 * plain.activations_bytes
     assert checkpointed.persistent_bytes == mixed.persistent_bytes == plain.persistent_bytes
@@ -135,10 +134,9 @@ def test_growth_is_convex_in_the_batch_and_persistent_memory_stays():
 def test_a_batch_no_machine_could_hold_costs_no_memory():
     before = read_rss_bytes(os.getpid())
     peak = estimate(build_workload(), 2**27)
-    after = read_rss_bytes(os.getpid())
+    assert read_rss_bytes(os.getpid()) - before < 2**28
     assert peak.total_gib > 1000
     assert peak.activations_bytes > 0.5 * peak.total_bytes
-    assert after - before < 2**28
 
 
 @pytest.mark.parametrize("levers", [{}, {"channels_last": True}])
@@ -179,7 +177,6 @@ def test_the_run_stays_as_it_was():
     after = run.setup.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     outcome = TrainStep(run)(iter([batch]), NullTimer())
-    assert outcome is not None
     assert type(outcome.loss) is torch.Tensor, "what prepare keeps for later must not be fake"
 
 
