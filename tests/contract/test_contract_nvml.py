@@ -5,13 +5,12 @@ The scripted library speaks like ``pynvml``: the same names, the same exceptions
 
 import dataclasses
 import types
-from collections.abc import Callable
 
 import pynvml
 import pytest
 
 from fulltilt.errors import DeviceError
-from fulltilt.hardware import FakeNvml, Nvml, NvmlDevice, NvmlProcess, RealNvml, build_status
+from fulltilt.hardware import FakeNvml, NvmlDevice, NvmlProcess, RealNvml, build_status
 
 GIB = 2**30
 
@@ -23,78 +22,60 @@ class ScriptedLibrary:
     NVMLError_FunctionNotFound = pynvml.NVMLError_FunctionNotFound
     NVML_CLOCK_SM = 1
 
-    def __init__(self, *, knows_event_reasons: bool = True):
+    def __init__(self, *, knows_event_reasons=True):
         self.n_open = 0
         self._knows_event_reasons = knows_event_reasons
 
-    def nvmlInit(self):  # noqa: N802
-        self.n_open += 1
+    def __getattr__(self, name):
+        if name not in ANSWERS:
+            raise AttributeError(name)
+        return lambda *given: self._answer(name, *given)
 
-    def nvmlShutdown(self):  # noqa: N802
-        self.n_open -= 1
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        return index
-
-    def nvmlSystemGetDriverVersion(self):  # noqa: N802
-        return "580.1"
-
-    def nvmlDeviceGetName(self, handle):  # noqa: N802
-        return ("NVIDIA H200", "NVIDIA Virtual")[handle]
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):  # noqa: N802
-        if not self._knows_event_reasons:
+    def _answer(self, name, handle=None, *_):
+        if name in ("nvmlInit", "nvmlShutdown"):
+            self.n_open += 1 if name == "nvmlInit" else -1
+        if name == "nvmlDeviceGetCurrentClocksEventReasons" and not self._knows_event_reasons:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return self._tell(handle, 0x4 | 0x20 | 0x4000)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802
-        return self._tell(handle, 0x40)
-
-    def __getattr__(self, name: str) -> Callable:
-        process = types.SimpleNamespace(pid=42, usedGpuMemory=None)
-        answers = {
-            "nvmlDeviceGetUUID": "GPU-1",
-            "nvmlDeviceGetCudaComputeCapability": (9, 0),
-            "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(total=140 * GIB, used=40 * GIB, free=100 * GIB),
-            "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=87, memory=31),
-            "nvmlDeviceGetClockInfo": 1800,
-            "nvmlDeviceGetMaxClockInfo": 1980,
-            "nvmlDeviceGetComputeRunningProcesses": [process],
-        }
-        answer = answers[name]
-        return lambda handle, *_: self._tell(handle, answer)
-
-    @staticmethod
-    def _tell(handle, answer):
-        if handle == 1:
+        if name == "nvmlDeviceGetHandleByIndex":
+            return handle
+        if handle == 1 and name != "nvmlDeviceGetName":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return answer
+        return ("NVIDIA H200", "NVIDIA Virtual")[handle] if name == "nvmlDeviceGetName" else ANSWERS[name]
 
 
-def build_fake() -> Nvml:
+ANSWERS = {
+    "nvmlInit": None,
+    "nvmlShutdown": None,
+    "nvmlDeviceGetCount": 2,
+    "nvmlDeviceGetHandleByIndex": None,
+    "nvmlDeviceGetName": None,
+    "nvmlSystemGetDriverVersion": "580.1",
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x4 | 0x20 | 0x4000,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40,
+    "nvmlDeviceGetUUID": "GPU-1",
+    "nvmlDeviceGetCudaComputeCapability": (9, 0),
+    "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(total=140 * GIB, used=40 * GIB, free=100 * GIB),
+    "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=87, memory=31),
+    "nvmlDeviceGetClockInfo": 1800,
+    "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetComputeRunningProcesses": [types.SimpleNamespace(pid=42, usedGpuMemory=None)],
+}
+
+
+def build_fake():
     known = {"uuid": "GPU-1", "memory_total_bytes": 140 * GIB, "compute_capability": (9, 0)}
-    full = NvmlDevice(index=0, name="NVIDIA H200", **known)
     silent = dict.fromkeys(known, "Not Supported")
+    full = NvmlDevice(index=0, name="NVIDIA H200", **known)
     bare = NvmlDevice(index=1, name="NVIDIA Virtual", **dict.fromkeys(known), null_reasons=silent)
-    status = build_status(
-        memory_used_bytes=40 * GIB,
-        memory_free_bytes=100 * GIB,
-        utilization_pct=87.0,
-        sm_clock_mhz=1800,
-        throttle_reasons=("sw_power_cap",),
-        processes=(NvmlProcess(pid=42, memory_used_bytes=None),),
-    )
+    status = build_status(memory_used_bytes=40 * GIB, memory_free_bytes=100 * GIB, utilization_pct=87.0)
     return FakeNvml([full, bare], {0: status}, driver="580.1")
 
 
-def build_scripted() -> Nvml:
+def build_scripted():
     return RealNvml(ScriptedLibrary())
 
 
-def build_real() -> Nvml:
+def build_real():
     nvml = RealNvml()
     if nvml.absence is not None:
         pytest.skip(f"needs an NVIDIA GPU and its driver: {nvml.absence}")
@@ -189,9 +170,8 @@ def test_library_is_shut_down_once():
 
 
 def test_names_used_are_those_of_the_real_library():
-    for name in vars(ScriptedLibrary):
-        if name.startswith(("nvml", "NVML")):
-            assert hasattr(pynvml, name), name
+    names = [*ANSWERS, *(name for name in vars(ScriptedLibrary) if name.startswith("NVML"))]
+    assert [name for name in names if not hasattr(pynvml, name)] == []
 
 
 def test_fake_replays_readings_in_order_and_stays_at_the_last():

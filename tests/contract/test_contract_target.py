@@ -1,7 +1,5 @@
 """What every Target promises, held by the simulated one and by the one that runs processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -21,11 +19,6 @@ PLANS = {
 }
 
 
-def _answer(plan):
-    ends = {64: Answer(samples_per_s=1000.0), 512: Answer(status="out_of_memory"), 7: Answer(status="error")}
-    return ends[plan["batch_size"]]
-
-
 @pytest.fixture(scope="module")
 def process_target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
@@ -40,7 +33,8 @@ def process_target(tmp_path_factory):
 def target(request):
     if request.param == "process":
         return request.getfixturevalue("process_target")
-    return SimulatedTarget(_answer)
+    ends = {64: Answer(samples_per_s=1000.0), 512: Answer(status="out_of_memory"), 7: Answer(status="error")}
+    return SimulatedTarget(lambda plan: ends[plan["batch_size"]])
 
 
 @pytest.mark.parametrize("status", PLANS)
@@ -53,8 +47,9 @@ def test_a_trial_ends_with_its_own_plan_id_reason_and_figures(target, status):
 
 
 @pytest.mark.parametrize("status", PLANS)
-def test_every_null_figure_says_why(target, status):
+def test_every_null_figure_says_why_and_a_row_survives_its_json(target, status):
     trial = target(PLANS[status], id="t5", why="because")
+    assert loads(Trial, dumps(trial)) == trial
     missing = [name for name in NULLABLE if getattr(trial, name) is None]
     assert missing
     assert all(trial.null_reasons[name] for name in missing)
@@ -65,9 +60,3 @@ def test_every_null_figure_says_why(target, status):
 def test_a_failed_trial_does_not_change_the_next_one(target):
     target(PLANS["error"], id="t1", why="first")
     assert target(PLANS["ok"], id="t2", why="then").status == "ok"
-
-
-@pytest.mark.parametrize("status", PLANS)
-def test_a_row_survives_its_json(target, status):
-    trial = target(PLANS[status], id="t5", why="because")
-    assert loads(Trial, dumps(trial)) == trial

@@ -1,7 +1,6 @@
 """Data that is missing, damaged or hostile, disks without room, and workers that die."""
 
-from __future__ import annotations
-
+import gc
 import os
 import pickle
 import re
@@ -14,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from tests.unit.data.data_cases import write_hdf5
 from torch.utils.data import Dataset
 from torch.utils.data._utils import signal_handling
 
@@ -40,19 +40,16 @@ class Ends(Dataset):
         return torch.zeros(2), index
 
 
-def end_by(number):
-    return lambda: os.kill(os.getpid(), number)
-
-
 def throw(error):
     raise error
 
 
+def build(how, batch_size=2, **options):
+    return build_loader(Ends(how), batch_size=batch_size, shuffle=False, drop_last=False, options=options)
+
+
 def load_all(how, **options):
-    loader = build_loader(
-        Ends(how), batch_size=2, shuffle=False, drop_last=False, options={"num_workers": 1, **options}
-    )
-    batches = iter(loader)
+    batches = iter(build(how, num_workers=1, **options))
     try:
         return [targets.tolist() for _, targets in batches]
     except (DataError, ValueError):
@@ -64,7 +61,12 @@ def load_all(how, **options):
 leaves_torch_files = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-kills_workers = pytest.mark.usefixtures("own_tmpdir")
+
+
+@pytest.fixture
+def kills_workers(own_tmpdir):
+    yield
+    gc.collect()  # the file is left here, and not in the middle of another test
 
 
 def explain(load):
@@ -77,13 +79,13 @@ def explain(load):
 
 
 @leaves_torch_files
-@kills_workers
+@pytest.mark.usefixtures("kills_workers")
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (end_by(signal.SIGKILL), r"killed by SIGKILL; most often .* memory: use fewer num_workers"),
-        (end_by(signal.SIGSEGV), r"killed by SIGSEGV; run with num_workers 0"),
-        (lambda: os._exit(7), r"ended with exit code 7; run with num_workers 0"),
+        (lambda: signal.raise_signal(signal.SIGKILL), "killed by SIGKILL; most .* memory: use fewer num_workers"),
+        (lambda: signal.raise_signal(signal.SIGSEGV), "killed by SIGSEGV; run with num_workers 0"),
+        (lambda: os._exit(7), "ended with exit code 7; run with num_workers 0"),
     ],
 )
 @pytest.mark.parametrize("persistent", [False, True])
@@ -94,12 +96,11 @@ def test_a_dead_worker_is_explained(how, words, persistent):
 
 
 @leaves_torch_files
-@kills_workers
+@pytest.mark.usefixtures("kills_workers")
 @pytest.mark.parametrize("hand_on", [iter, DataWaits().count])
 def test_a_worker_killed_from_outside_is_explained_whatever_hands_its_batches_on(hand_on):
     """A run that holds itself to a promise counts the time that it waits for batches."""
-    loader = build_loader(Ends(lambda: None), batch_size=1, shuffle=False, drop_last=False, options={"num_workers": 1})
-    batches = iter(loader)
+    batches = iter(build(lambda: None, batch_size=1, num_workers=1))
     handed = hand_on(batches)
     next(handed)
     (worker,) = list_workers(batches)
@@ -109,19 +110,19 @@ def test_a_worker_killed_from_outside_is_explained_whatever_hands_its_batches_on
         signal_handling._remove_worker_pids(id(batches))
 
 
-def test_full_shared_memory_is_named_as_the_cause():
-    said = "DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that dataloader's workers are out"
-    assert re.search(
-        r"SIGBUS; /dev/shm has [\d.]+ \w+ of [\d.]+ \w+ free; shared memory .* --shm-size",
-        str(explain_loader_error(RuntimeError(said))),
-    )
-
-
-def test_both_spellings_of_torch_are_read():
-    unknown = explain_loader_error(RuntimeError("DataLoader worker (pid(s) 12, 13) exited unexpectedly"))
-    assert "pid 12, 13) died: ended without a word" in str(unknown)
-    spelled = explain_loader_error(RuntimeError("DataLoader worker (pid 9) is killed by signal: Odd signal. "))
-    assert "killed by a signal (Odd signal)" in str(spelled)
+@pytest.mark.parametrize(
+    ("torchs", "words"),
+    [
+        (
+            "(pid 12) is killed by signal: Bus error. It is possible that dataloader's workers are out",
+            r"SIGBUS; /dev/shm has [\d.]+ \w+ of [\d.]+ \w+ free; shared memory .* --shm-size",
+        ),
+        ("(pid(s) 12, 13) exited unexpectedly", r"pid 12, 13\) died: ended without a word"),
+        ("(pid 9) is killed by signal: Odd signal. ", r"killed by a signal \(Odd signal\)"),
+    ],
+)
+def test_every_spelling_of_torch_is_read(torchs, words):
+    assert re.search(words, str(explain_loader_error(RuntimeError(f"DataLoader worker {torchs}"))))
 
 
 def test_our_own_error_in_a_worker_keeps_its_words_and_loses_the_traceback():
@@ -137,50 +138,46 @@ def test_an_error_of_the_users_code_is_left_alone():
     assert explain_loader_error(plain) is plain
 
 
-def write_hdf5(path, n=50):
-    with h5py.File(path, "w") as file:
-        file["input"], file["label"] = np.zeros((n, 4), "f4"), np.arange(n)
-        file["group/weights"] = np.zeros((n, 2))
-    return path
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("none.h5", None, "does not exist; check data.path or --data-path"),
+        ("", None, "is a folder"),
+        ("text.h5", lambda whole: b"a,b,c\n" * 100, "is not an HDF5 file"),
+        ("empty.h5", lambda whole: b"", "is empty"),
+        ("cut.h5", lambda whole: whole[:30_000], "is truncated: 30,000 bytes"),
+        ("head.h5", lambda whole: whole[:8], "(truncated|cannot be opened|not an HDF5)"),
+    ],
+)
+def test_hdf5_files_that_are_none(tmp_path, name, content, words):
+    if content:
+        whole = write_hdf5(tmp_path / "whole.h5", input=np.zeros((5000, 4), "f4"), label=np.arange(5000))
+        (tmp_path / name).write_bytes(content(whole.read_bytes()))
+    with pytest.raises(DataError, match=words):
+        hdf5(path=str(tmp_path / name))
 
 
-def test_hdf5_files_that_are_none(tmp_path):
-    (tmp_path / "text.h5").write_text("a,b,c\n" * 100)
-    (tmp_path / "empty.h5").write_bytes(b"")
-    whole = write_hdf5(tmp_path / "whole.h5", n=5000)
-    (tmp_path / "cut.h5").write_bytes(whole.read_bytes()[:30_000])
-    (tmp_path / "head.h5").write_bytes(whole.read_bytes()[:8])
-    for name, words in {
-        "none.h5": "does not exist; check data.path or --data-path",
-        "": "is a folder",
-        "text.h5": "is not an HDF5 file",
-        "empty.h5": "is empty",
-        "cut.h5": "is truncated: 30,000 bytes",
-        "head.h5": r"(truncated|cannot be opened|not an HDF5)",
-    }.items():
-        with pytest.raises(DataError, match=words):
-            hdf5(path=str(tmp_path / name))
-    with pytest.raises(DataError, match=r"set data\.path"):
-        hdf5()
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"path": None}, r"set data\.path"),
+        ({"inputs": "inputs"}, r"inputs is not in it; did you mean input\?.*label \(50,\)"),
+        ({"targets": "group"}, r"group is a group; .*group/weights \(50, 2\)"),
+        ({"targets": "label/deeper"}, "is not in it"),
+        ({"path": "bare.h5"}, "no datasets at all"),
+    ],
+)
+def test_hdf5_names_that_are_not_there(tmp_path, monkeypatch, given, words):
+    monkeypatch.chdir(tmp_path)
+    write_hdf5("bare.h5")
+    write_hdf5("f.h5", input=np.zeros((50, 4)), label=np.arange(50), **{"group/weights": np.zeros((50, 2))})
+    with pytest.raises(DataError, match=words):
+        hdf5(**{"path": "f.h5", **given})
 
 
-def test_hdf5_dataset_names_that_are_not_there(tmp_path):
-    path = str(write_hdf5(tmp_path / "f.h5"))
-    with pytest.raises(DataError, match=r"inputs is not in it; did you mean input\?.*label \(50,\)"):
-        hdf5(path=path, inputs="inputs")
-    with pytest.raises(DataError, match=r"group is a group; .*group/weights \(50, 2\)"):
-        hdf5(path=path, targets="group")
-    with pytest.raises(DataError, match="is not in it"):
-        hdf5(path=path, targets="label/deeper")
-    with h5py.File(tmp_path / "bare.h5", "w"):
-        pass
-    with pytest.raises(DataError, match="no datasets at all"):
-        hdf5(path=str(tmp_path / "bare.h5"))
-
-
-def test_hdf5_contents_that_cannot_train(tmp_path):
-    path = tmp_path / "f.h5"
-    contents = [
+@pytest.mark.parametrize(
+    ("inputs", "targets", "words"),
+    [
         (np.zeros((5, 2)), np.zeros(4), "numbers of rows differ: input 5, label 4"),
         (np.zeros((0, 2)), np.zeros(0), r"shape \(0, 2\); at least one row"),
         (np.float32(3), np.zeros(1), "at least one row"),
@@ -189,39 +186,33 @@ def test_hdf5_contents_that_cannot_train(tmp_path):
         (["a", "b", "c", "d"], np.zeros(4), "input holds .*only whole numbers and floats"),
         (h5py.Empty("f4"), np.arange(4), "input is empty"),
         (np.zeros(1), np.zeros(1), "leaves none for val"),
-    ]
-    for inputs, targets, words in contents:
-        with h5py.File(path, "w") as file:
-            file["input"], file["label"] = inputs, targets
-        with pytest.raises(DataError, match=words):
-            hdf5("val", path=str(path))
+    ],
+)
+def test_hdf5_contents_that_cannot_train(tmp_path, inputs, targets, words):
+    path = write_hdf5(tmp_path / "f.h5", input=inputs, label=targets)
+    with pytest.raises(DataError, match=words):
+        hdf5("val", path=str(path))
 
 
 @pytest.mark.parametrize("shape", [(50, 4), (50, 2, 7)])
 def test_image_transforms_of_inputs_that_are_no_images_are_refused(tmp_path, shape):
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["input"], file["label"] = np.zeros(shape, "f4"), np.arange(50)
+    path = write_hdf5(tmp_path / "f.h5", input=np.zeros(shape, "f4"), label=np.arange(50))
     with pytest.raises(DataError, match=r"works on images \(C, H, W\)"):
-        hdf5(path=str(tmp_path / "f.h5"), transform="random_flip")
+        hdf5(path=str(path), transform="random_flip")
 
 
-def test_a_loader_of_no_batch_or_fewer_than_no_workers_is_refused():
-    for batch_size, workers in ((0, 0), (-1, 0), (2, -1)):
-        options = {"num_workers": workers}
-        with pytest.raises(UsageError, match=f"batch_size {batch_size} .* num_workers {workers}"):
-            build_loader(Ends(None), batch_size=batch_size, shuffle=False, drop_last=False, options=options)
+@pytest.mark.parametrize(("batch_size", "workers"), [(0, 0), (-1, 0), (2, -1)])
+def test_a_loader_of_no_batch_or_fewer_than_no_workers_is_refused(batch_size, workers):
+    with pytest.raises(UsageError, match=f"batch_size {batch_size} .* num_workers {workers}"):
+        build(None, batch_size=batch_size, num_workers=workers)
 
 
 def test_hdf5_damaged_inside_a_compressed_chunk(tmp_path):
-    path = tmp_path / "f.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("input", data=np.random.rand(400, 64), chunks=(8, 64), compression="gzip", fletcher32=True)
-        file["label"] = np.arange(400)
+    packed = {"data": np.random.rand(400, 64), "chunks": (8, 64), "compression": "gzip", "fletcher32": True}
+    path = write_hdf5(tmp_path / "f.h5", input=packed, label=np.arange(400))
     dataset = hdf5(path=str(path), val_fraction=0)
-    with h5py.File(path) as file:
-        chunk = file["input"].id.get_chunk_info(30)
-    with path.open("r+b") as stream:
-        stream.seek(chunk.byte_offset + 40)
+    with h5py.File(path) as file, path.open("r+b") as stream:
+        stream.seek(file["input"].id.get_chunk_info(30).byte_offset + 40)
         stream.write(b"\xff" * 64)
     dataset.get_batch([0, 1])
     with pytest.raises(DataError, match=r"input cannot be read at row \d+ .*damaged"):
@@ -229,22 +220,24 @@ def test_hdf5_damaged_inside_a_compressed_chunk(tmp_path):
 
 
 class Hostile:
-    def __init__(self, path):
-        self.path = path
-
     def __reduce__(self):
-        return os.mkdir, (self.path,)
+        return os.mkdir, ("trap",)
+
+
+def write_batches(folder, content):
+    """CIFAR-10 as pickles, all of them alike."""
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        (folder / name).write_bytes(content)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_a_pickle_that_wants_to_run_code_is_refused_before_it_does(tmp_path, protocol):
-    trap = tmp_path / "trap"
-    content = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [Hostile(str(trap))]}
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        (tmp_path / name).write_bytes(pickle.dumps(content, protocol=protocol))
+def test_a_pickle_that_wants_to_run_code_is_refused_before_it_does(tmp_path, monkeypatch, protocol):
+    monkeypatch.chdir(tmp_path)
+    content = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [Hostile()]}
+    write_batches(tmp_path, pickle.dumps(content, protocol=protocol))
     with pytest.raises(DataError, match=r"data_batch_1 cannot be read.*mkdir; only numpy arrays"):
         cifar10(path=str(tmp_path))
-    assert not trap.exists()
+    assert not (tmp_path / "trap").exists()
 
 
 @pytest.mark.parametrize(
@@ -262,8 +255,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused_before_it_does(tmp_path, pro
     ],
 )
 def test_damaged_pickles_are_named(tmp_path, content):
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        (tmp_path / name).write_bytes(content)
+    write_batches(tmp_path, content)
     with pytest.raises(DataError, match="data_batch_1"):
         cifar10(path=str(tmp_path))
 
@@ -285,25 +277,23 @@ def test_pickles_damaged_anywhere_never_end_in_another_error(tmp_path):
             assert dataset.images.shape[1:] == (3, 32, 32)
 
 
-def test_cifar10_that_is_not_there_or_not_whole(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
-        cifar10(path=str(tmp_path / "none"))
-    with pytest.raises(DataError, match="no CIFAR-10 in"):
-        cifar10(path=str(tmp_path))
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
-    with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz is there"):
-        cifar10(path=str(tmp_path))
-    with pytest.raises(DataError, match="is a file and no tar"):
-        cifar10(path=str(tmp_path / "cifar-10-python.tar.gz"))
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "test_batch.bin").write_bytes(b"\1" * 3072)
-    with pytest.raises(DataError, match="3072 bytes, no whole number of 3073"):
-        cifar10("val", path=str(tmp_path / "b"))
-    with pytest.raises(DataError, match=r"data_batch_1\.bin is missing"):
-        cifar10("train", path=str(tmp_path / "b"))
-    (tmp_path / "b" / "test_batch.bin").write_bytes(b"\x0b" * 3073)
-    with pytest.raises(DataError, match="classes from 11 to 11"):
-        cifar10("val", path=str(tmp_path / "b"))
+@pytest.mark.parametrize(
+    ("path", "split", "files", "words"),
+    [
+        ("none", "train", {}, "does not exist"),
+        ("", "train", {}, "no CIFAR-10 in"),
+        ("", "train", {"cifar-10-python.tar.gz": b""}, r"cifar-10-python\.tar\.gz is there"),
+        ("cifar-10-python.tar.gz", "train", {"cifar-10-python.tar.gz": b""}, "is a file and no tar"),
+        ("", "val", {"test_batch.bin": b"\1" * 3072}, "3072 bytes, no whole number of 3073"),
+        ("", "train", {"test_batch.bin": b"\1" * 3072}, r"data_batch_1\.bin is missing"),
+        ("", "val", {"test_batch.bin": b"\x0b" * 3073}, "classes from 11 to 11"),
+    ],
+)
+def test_cifar10_that_is_not_there_or_not_whole(tmp_path, path, split, files, words):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        cifar10(split, path=str(tmp_path / path))
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path):
@@ -313,8 +303,7 @@ def test_no_room_is_said_before_anything_is_written(tmp_path):
 
 
 def test_room_that_runs_out_leaves_no_file_and_is_said(tmp_path):
-    with h5py.File(tmp_path / "in.h5", "w") as file:
-        file.create_dataset("x", data=np.random.rand(4000, 64), chunks=(100, 10), compression="gzip")
+    write_hdf5(tmp_path / "in.h5", x={"data": np.random.rand(4000, 64), "chunks": (100, 10), "compression": "gzip"})
     script = """
         import resource, signal
         from fulltilt.data import make_sensor_hdf5, repack_hdf5

@@ -1,7 +1,5 @@
 """A sample that cannot be read stops the run by name, or is left out, counted and told."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 
@@ -9,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from data_cases import write_hdf5, write_images
 from torch.utils.data import Dataset, IterableDataset
 
 from fulltilt.config import config_from_values, parse_on_bad_sample
@@ -21,19 +19,12 @@ from fulltilt.errors import ConfigError, DataError
 from fulltilt.tasks.facts import read_data_facts
 from fulltilt.tasks.features import extract_features
 
-CLASSES = ("cats", "dogs")
-N_EACH = 12
+CPU = torch.device("cpu")
 
 
 def make_folder(path):
-    rng = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for name in CLASSES:
-            (path / split / name).mkdir(parents=True)
-            for i in range(N_EACH):
-                pixels = rng.integers(0, 256, (10, 10, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(path / split / name / f"{i:02d}.jpg")
-    return path
+    sizes = {f"{split}/{name}": (10, 10) for split in ("train", "val") for name in ("cats", "dogs")}
+    return write_images(path, sizes, 12, "jpg")
 
 
 def cut(path):
@@ -41,26 +32,19 @@ def cut(path):
 
 
 def make_loader(dataset, *, limit, workers=0, batch_size=8, **options):
-    given = {"batch_size": batch_size, "shuffle": False, "drop_last": False, "seed": 0, "skip_limit": limit}
-    return build_loader(dataset, **given, options={"num_workers": workers, **options})
+    given = {"shuffle": False, "drop_last": False, "seed": 0, "skip_limit": limit}
+    return build_loader(dataset, batch_size=batch_size, **given, options={"num_workers": workers, **options})
 
 
 def train_on(folder, out_dir, *, epochs, resume=False, **data):
-    values = {
-        "task": "classification",
-        "model": "small_cnn",
-        "data": {"dataset": "image_folder", "path": str(folder), "batch_size": 8, **data},
-        "run": {"epochs": epochs, "device": "cpu"},
-    }
+    data = {"dataset": "image_folder", "path": str(folder), "batch_size": 8, **data}
+    run = {"epochs": epochs, "device": "cpu"}
+    values = {"task": "classification", "model": "small_cnn", "data": data, "run": run}
     return train(config_from_values(values, base_dir="."), out_dir=out_dir, resume=resume)
 
 
 def read_all(loader):
-    """As ``Run`` does, end the workers whatever happens.
-
-    The error that a worker sent is in a cycle with its traceback, which holds the iterator: workers would live to the
-    end of the tests, be killed then, and leave their folders in TMPDIR.
-    """
+    """As ``Run`` does, end the workers whatever happens: the error's traceback would keep them to the tests' end."""
     batches = iter(loader)
     try:
         return list(batches)
@@ -147,13 +131,10 @@ def test_an_error_of_the_batch_and_not_of_a_sample_is_not_hidden():
 
 
 def test_a_damaged_row_of_a_compressed_file_is_named_by_its_number(tmp_path):
-    path = tmp_path / "rows.h5"
-    rows = np.random.default_rng(0).random((24, 40), dtype=np.float32)
-    with h5py.File(path, "w") as file:
-        file.create_dataset("input", data=rows, chunks=(1, 40), compression="gzip")
-        file["label"] = np.arange(24)
+    packed = {"data": np.random.default_rng(0).random((24, 40), np.float32), "chunks": (1, 40), "compression": "gzip"}
+    path = write_hdf5(tmp_path / "rows.h5", input=packed, label=np.arange(24))
+    with h5py.File(path) as file, path.open("r+b") as stream:
         place = file["input"].id.get_chunk_info(5)
-    with path.open("r+b") as stream:
         stream.seek(place.byte_offset)
         stream.write(b"\0" * place.size)
     dataset = DATASETS["hdf5"](path=str(path), val_fraction=0)
@@ -188,19 +169,20 @@ def test_a_run_that_stopped_at_a_bad_sample_goes_on_with_the_other_policy(tmp_pa
     assert any("dogs/01.jpg" in note for note in result.notes)
 
 
-def test_what_reads_all_samples_beforehand_says_that_it_skips_none(tmp_path):
-    """the error named the file only: skip was asked for, and nothing said why it did not help"""
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (lambda dataset: make_loader(dataset, limit=2, placement="ram"), "placement ram.*stream skips"),
+        (lambda dataset: extract_features(torch.flatten, dataset, np.arange(4), CPU), "images that are encoded"),
+        (lambda dataset: read_data_facts(dataset)["draw_images"](24), "images that the model looks at"),
+    ],
+)
+def test_what_reads_all_samples_beforehand_says_that_it_skips_none(tmp_path, read, words):
     folder = make_folder(tmp_path)
     dataset = DATASETS["image_folder"](path=str(folder))
     cut(folder / "train" / "cats" / "03.jpg")
-    with pytest.raises(DataError, match=r"03\.jpg cannot be decoded.*skip does not reach placement ram.*stream skips"):
-        make_loader(dataset, limit=2, placement="ram")
-    with pytest.raises(DataError, match=r"03\.jpg cannot be decoded.*skip does not reach images that are encoded"):
-        extract_features(torch.flatten, dataset, np.arange(4), torch.device("cpu"))
-    with pytest.raises(
-        DataError, match=r"03\.jpg cannot be decoded.*skip does not reach images that the model looks at"
-    ):
-        read_data_facts(dataset)["draw_images"](24)
+    with pytest.raises(DataError, match=rf"03\.jpg cannot be decoded.*skip does not reach {words}"):
+        read(dataset)
 
 
 def test_a_stream_has_no_samples_to_skip():
@@ -212,16 +194,16 @@ def test_a_stream_has_no_samples_to_skip():
         make_loader(Stream(), limit=3)
 
 
-def mark_all(bad, first, n_writers):
-    for index in range(first, len(bad._dataset), n_writers):
-        bad.add([index], ValueError("unreadable"))
-
-
 def test_marks_are_read_while_four_processes_set_them():
     """torch's own count of them ended in an INTERNAL ASSERT when one was set between its two passes."""
     bad = BadSamples(range(8_000), 8_000, limit=8_000, share=True)
     fork = multiprocessing.get_context("fork")
-    writers = [fork.Process(target=mark_all, args=(bad, first, 4)) for first in range(4)]
+
+    def mark_every_fourth(first):
+        for index in range(first, 8_000, 4):
+            bad.add([index], ValueError("unreadable"))
+
+    writers = [fork.Process(target=mark_every_fourth, args=(first,)) for first in range(4)]
     for writer in writers:
         writer.start()
     counts = [0]

@@ -1,14 +1,11 @@
 """Transforms taken out of a dataset and run on whole batches: the same images, and no way to lose them."""
 
-from __future__ import annotations
-
 import sysconfig
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from data_cases import assert_equal, make_generator, write_images
 from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values, plan_of
@@ -28,7 +25,7 @@ PLAIN = "normalize(mean=[0.5], std=[0.25])"
 
 
 def make_images(n=12, c=1, side=8):
-    return torch.randint(0, 256, (n, c, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(0, 256, (n, c, side, side), dtype=torch.uint8, generator=make_generator())
 
 
 def make_dataset(transform=PLAIN, n=12):
@@ -36,21 +33,10 @@ def make_dataset(transform=PLAIN, n=12):
     return MemoryImages("own", make_images(n), torch.arange(n) % 3, classes="abc", transform=pipeline)
 
 
-def make_folder(path, sizes, n_each=4):
-    rng = np.random.default_rng(0)
-    for name, (height, width) in sizes.items():
-        (path / name).mkdir(parents=True)
-        for i in range(n_each):
-            pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(path / name / f"{i}.png")
-    return path
-
-
 def make_config(**data):
-    values = {"dataset": "digits", "batch_size": 256, "transform": {"train": PLAIN, "val": PLAIN}} | data
-    return config_from_values(
-        {"task": "classification", "model": "small_cnn", "data": values, "run": {"seed": 3}}, base_dir="."
-    )
+    values = {"dataset": "digits", "batch_size": 256, "transform": {"train": PLAIN, "val": PLAIN}, **data}
+    given = {"task": "classification", "model": "small_cnn", "data": values, "run": {"seed": 3}}
+    return config_from_values(given, base_dir=".")
 
 
 def test_a_detached_dataset_hands_out_what_was_read_and_the_pipeline_gives_the_same_batch():
@@ -66,7 +52,7 @@ def test_a_detached_dataset_hands_out_what_was_read_and_the_pipeline_gives_the_s
 
 
 def test_what_brings_images_of_a_folder_to_one_size_stays_with_it(tmp_path):
-    folder = make_folder(tmp_path, {"a": (20, 30), "b": (25, 16)})
+    folder = write_images(tmp_path, {"a": (20, 30), "b": (25, 16)})
     dataset = DATASETS["image_folder"](path=str(folder), transform="resize(12) | random_flip | random_crop(10)")
     raw, pipeline = detach_transform(dataset)
     images, _ = raw.get_batch([0, len(raw) - 1])
@@ -76,15 +62,14 @@ def test_what_brings_images_of_a_folder_to_one_size_stays_with_it(tmp_path):
 
 
 def test_a_folder_of_images_of_one_size_transforms_them_all_at_once_and_alike(tmp_path):
-    folder = make_folder(tmp_path, {"a": (16, 16), "b": (16, 16)})
+    folder = write_images(tmp_path, {"a": (16, 16), "b": (16, 16)})
     dataset = DATASETS["image_folder"](path=str(folder), transform="random_resized_crop(8) | random_flip")
-    whole, _ = dataset.get_batch([0, 1, 2], generator=torch.Generator().manual_seed(4))
-    images = [dataset.decode(i) for i in range(3)]
+    whole, _ = dataset.get_batch([0, 1, 2], generator=make_generator(4))
     sizing, rest = dataset.transform.split_at_size()
-    generator = torch.Generator().manual_seed(4)
+    generator = make_generator(4)
     u_BD = torch.rand(3, sizing.steps[0].n_draws, generator=generator)
-    sized = torch.cat([sizing.apply_steps(image[None], u_BD[i : i + 1]) for i, image in enumerate(images)])
-    assert torch.equal(whole, rest(sized, generator))
+    sized = [sizing.apply_steps(dataset.decode(i)[None], u_BD[i : i + 1]) for i in range(3)]
+    assert torch.equal(whole, rest(torch.cat(sized), generator))
 
 
 @pytest.mark.parametrize(
@@ -98,19 +83,19 @@ def test_a_folder_of_images_of_one_size_transforms_them_all_at_once_and_alike(tm
 )
 def test_only_a_pipeline_can_be_taken_out(dataset, kind):
     assert find_transforms(dataset) == kind
-    facts = Facts(device_type="cpu", transforms=kind)
-    obstacles = find_obstacles(default_plan({"transforms": "device"}), facts)
+    obstacles = find_obstacles(default_plan({"transforms": "device"}), Facts(device_type="cpu", transforms=kind))
     assert bool(obstacles) is (kind != "pipeline")
     if kind == "own":
-        assert "image by image" in obstacles[0]
         with pytest.raises(DataError, match=r"use data\.transforms loader"):
             detach_transform(dataset)
 
 
-def test_a_step_of_the_users_own_keeps_the_pipeline_in_the_loader(tmp_path, monkeypatch):
-    (tmp_path / "own_step_for_device.py").write_text("def darken():\n    return lambda image: image // 2\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = make_config(transform="own_step_for_device:darken()", transforms="device")
+def darken():
+    return lambda image: image // 2
+
+
+def test_a_step_of_the_users_own_keeps_the_pipeline_in_the_loader():
+    config = make_config(transform="test_data_batch_transform:darken()", transforms="device")
     with pytest.raises(PlanObstacleError, match="a transform of your own works image by image"):
         build_run(config, plan_of(config), device="cpu")
 
@@ -123,7 +108,7 @@ def test_the_search_offers_the_device_where_there_is_one_and_a_pipeline():
     assert offers(Facts(device_type="cuda")) == ("loader",)
 
 
-def train_losses(config, n_epochs=2):
+def train_losses(config, n_epochs=1):
     losses = []
     with build_run(config, plan_of(config), device="cpu") as run:
         step = TrainStep(run)
@@ -131,22 +116,20 @@ def train_losses(config, n_epochs=2):
             batches = run.start_epoch(epoch)
             while (outcome := step(batches, NullTimer())) is not None:
                 losses.append(float(outcome.loss))
-        metrics = evaluate(run, build_validation_loader(run))
-    return losses, metrics
+        return losses, evaluate(run, build_validation_loader(run))
 
 
 def test_where_nothing_is_random_training_and_evaluation_are_the_same_on_the_device():
-    by_loader = train_losses(make_config(), 1)
+    by_loader = train_losses(make_config())
     for options in ({}, {"placement": "ram"}, {"num_workers": 1}):
-        assert train_losses(make_config(transforms="device", **options), 1) == by_loader
+        assert train_losses(make_config(transforms="device", **options)) == by_loader
 
 
 def test_random_transforms_on_the_device_follow_the_seed_of_the_run_and_never_reach_validation():
     config = make_config(transform={"train": AUGMENT, "val": PLAIN}, transforms="device")
-    first, again = train_losses(config, 1), train_losses(config, 1)
-    assert first == again
-    plain, _ = train_losses(make_config(transforms="device"), 1)
-    assert first[0] != plain
+    first = train_losses(config)
+    assert train_losses(config) == first
+    assert train_losses(make_config(transforms="device"))[0] != first[0]
     with build_run(config, plan_of(config), device="cpu") as run:
         loader = build_validation_loader(run)
         images, _ = next(iter(loader))
@@ -156,8 +139,7 @@ def test_random_transforms_on_the_device_follow_the_seed_of_the_run_and_never_re
 
 def test_images_leave_in_the_memory_format_of_the_run():
     transform = BatchTransform(build_pipeline("random_flip"), memory_format=torch.channels_last)
-    images = torch.randint(0, 256, (4, 3, 6, 6), dtype=torch.uint8)
-    out, _ = transform((images, torch.zeros(4)), torch.Generator())
+    out, _ = transform((make_images(4, 3), torch.zeros(4)), torch.Generator())
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert out.dtype == torch.float32
 
@@ -175,8 +157,7 @@ def test_a_compiled_pipeline_gives_the_same_images_for_the_same_seed():
         notes: list[str] = []
         compiled.compile(notes)
         batch = make_images(16), torch.arange(16)
-        out, _ = compiled(batch, torch.Generator().manual_seed(1))
-        expected, _ = plain(batch, torch.Generator().manual_seed(1))
+        out, expected = (transform(batch, make_generator(1))[0] for transform in (compiled, plain))
     assert notes == []
     assert compiled.graphs.n_runs == 1
     torch.testing.assert_close(out, expected, atol=2 / 255 / 0.25, rtol=0)
@@ -207,26 +188,23 @@ def test_a_batch_that_is_no_pair_is_refused():
 
 
 def test_a_folder_is_decoded_once_when_it_is_placed_in_memory(tmp_path):
-    folder = make_folder(tmp_path, {"a": (20, 30), "b": (25, 16)})
+    folder = write_images(tmp_path, {"a": (20, 30), "b": (25, 16)})
     dataset = DATASETS["image_folder"](path=str(folder), transform="resize(12) | random_flip(1.0)", val_fraction=0.25)
     assert find_placements(dataset) == ("stream", "ram", "device")
     assert dataset.held_bytes == len(dataset) * (3 * 12 * 12 + 8)
-    loader = build_loader(
-        dataset, batch_size=len(dataset), shuffle=False, drop_last=False, seed=0, options={"placement": "ram"}
-    )
-    expected = dataset.get_batch(range(len(dataset)))[0]
+    options = {"placement": "ram"}
+    loader = build_loader(dataset, batch_size=len(dataset), shuffle=False, drop_last=False, seed=0, options=options)
+    expected = dataset.get_batch(range(len(dataset)))
     for file in folder.rglob("*.png"):
         file.unlink()
-    images, targets = next(iter(loader))
     assert loader.dataset.source.placement == "ram"
-    assert torch.equal(images, expected)
-    assert torch.equal(targets, dataset.targets)
+    assert_equal(loader, [expected])
 
 
 def test_a_folder_of_many_sizes_cannot_be_held_and_names_the_file(tmp_path):
-    folder = make_folder(tmp_path, {"a": (20, 30), "b": (25, 16)})
+    folder = write_images(tmp_path, {"a": (20, 30), "b": (25, 16)})
     dataset = DATASETS["image_folder"](path=str(folder), transform="random_resized_crop(8)")
-    with pytest.raises(DataError, match=r"b/\d\.png is 16 × 25 pixels and the first image 30 × 20 pixels"):
+    with pytest.raises(DataError, match=r"b/\d+\.png is 16 × 25 pixels and the first image 30 × 20 pixels"):
         dataset.hold(torch.device("cpu"))
 
 
@@ -246,11 +224,10 @@ def test_images_in_memory_are_not_offered_to_memory_again_without_a_gpu():
 
 @pytest.mark.parametrize("mix", ["mixup(alpha=1)", "cutmix"])
 def test_mixing_reaches_training_and_not_evaluation(mix):
-    mixed, metrics = train_losses(make_config(mix=mix))
-    plain, _ = train_losses(make_config())
-    assert mixed != plain
+    mixed, metrics = train_losses(make_config(mix=mix), 2)
+    assert train_losses(make_config(), 2)[0] != mixed
     assert 0.5 < metrics["accuracy"] <= 1
-    assert train_losses(make_config(mix=mix))[0] == mixed
+    assert train_losses(make_config(mix=mix), 2)[0] == mixed
 
 
 @pytest.mark.gpu

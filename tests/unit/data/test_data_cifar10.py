@@ -1,7 +1,6 @@
 """CIFAR-10 in its forms; small made-up files, and a few real images where they are there."""
 
-from __future__ import annotations
-
+import collections
 import itertools
 import os
 import pickle
@@ -19,7 +18,6 @@ from fulltilt.data.images.decoded_cache import _drop_oldest, write_cached
 from fulltilt.errors import DataError
 
 cifar10 = DATASETS["cifar10"]
-REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +31,12 @@ def make_rows(n, seed):
     return rng.integers(0, 256, (n, 3072), dtype=np.uint8), [int(v) for v in rng.integers(0, 10, n)]
 
 
+NAMES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+
+
 def write_pickles(folder, protocol=2):
     folder.mkdir(parents=True)
-    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    for seed, name in enumerate(names):
+    for seed, name in enumerate(NAMES):
         rows, labels = make_rows(4, seed)
         content = {b"data": rows, b"labels": labels, b"batch_label": b"x", b"filenames": [b"a.png"] * 4}
         (folder / name).write_bytes(pickle.dumps(content, protocol=protocol))
@@ -44,10 +44,9 @@ def write_pickles(folder, protocol=2):
 
 def write_binary(folder):
     folder.mkdir(parents=True)
-    names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
-    for seed, name in enumerate(names):
+    for seed, name in enumerate(NAMES):
         rows, labels = make_rows(4, seed)
-        (folder / name).write_bytes(np.column_stack([np.array(labels, np.uint8), rows]).tobytes())
+        (folder / f"{name}.bin").write_bytes(np.column_stack([np.array(labels, np.uint8), rows]).tobytes())
 
 
 def write_folders(root, n=2):
@@ -64,21 +63,16 @@ def make_picture(split, target, i):
     return np.random.default_rng([split == "train", target, i]).integers(0, 256, (32, 32, 3), dtype=np.uint8)
 
 
-def expect_rows(seeds):
-    parts = [make_rows(4, seed) for seed in seeds]
-    return np.concatenate([rows for rows, _ in parts]), [label for _, labels in parts for label in labels]
-
-
 @pytest.mark.parametrize("below", ["", "cifar-10-batches"])
 @pytest.mark.parametrize("protocol", [2, 4, 5, None])
 def test_python_pickles_and_binary_records(tmp_path, protocol, below):
     folder = tmp_path / "c" / below
     write_binary(folder) if protocol is None else write_pickles(folder, protocol)
     train, val = cifar10("train", path=str(tmp_path / "c")), cifar10("val", root=str(tmp_path / "c"))
-    rows, labels = expect_rows(range(5))
-    assert np.array_equal(train.images.numpy().reshape(20, 3072), rows)
-    assert train.targets.tolist() == labels
-    assert val.targets.tolist() == expect_rows([5])[1]
+    rows, labels = zip(*(make_rows(4, seed) for seed in range(6)), strict=True)
+    assert np.array_equal(train.images.numpy().reshape(20, 3072), np.concatenate(rows[:5]))
+    assert train.targets.tolist() == np.concatenate(labels[:5]).tolist()
+    assert val.targets.tolist() == labels[5]
     assert (train.n_classes, train.sample_shape, train.classes[3]) == (10, (3, 32, 32), "cat")
 
 
@@ -126,11 +120,15 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeyp
     assert len(cifar10("val", path=str(write_folders(tmp_path / "images", n=1)))) == 10
 
 
-def test_the_cache_keeps_the_newest_files_only(own_cache):
-    arrays = np.zeros((1, 3, 2, 2), np.uint8), np.zeros(1, np.int64)
+def write_cache(own_cache):
+    """Eleven entries, the oldest first."""
     for number in range(11):
-        write_cached(f"f{number:02}", *arrays)
+        write_cached(f"f{number:02}", np.zeros((1, 3, 2, 2), np.uint8), np.zeros(1, np.int64))
         os.utime(own_cache / "fulltilt" / "decoded" / f"images-f{number:02}.npz", (number, number))
+
+
+def test_the_cache_keeps_the_newest_files_only(own_cache):
+    write_cache(own_cache)
     kept = sorted(file.stem for file in own_cache.rglob("*.npz"))
     assert len(kept) == 8
     assert kept[-1] == "images-f10"
@@ -163,33 +161,27 @@ def test_limit_keeps_images_from_everywhere(tmp_path):
         cifar10("train", path=str(root), limit=21)
 
 
-def test_relative_paths_start_at_base_dir(tmp_path):
+def test_normalize_knows_the_channels_and_relative_paths_start_at_base_dir(tmp_path):
     write_binary(tmp_path / "data" / "x")
-    assert len(cifar10(base_dir=str(tmp_path))) == 20
-
-
-def test_normalize_knows_the_channels(tmp_path):
-    write_binary(tmp_path / "b")
-    plain, scaled = cifar10(path=str(tmp_path / "b")), cifar10(path=str(tmp_path / "b"), transform="normalize")
-    expected = (plain[0][0][1] - 0.4822) / 0.2435
-    assert torch.allclose(scaled[0][0][1], expected, atol=1e-5)
+    plain, scaled = (cifar10(base_dir=str(tmp_path), transform=transform) for transform in (None, "normalize"))
+    assert len(plain) == 20
+    assert torch.allclose(scaled[0][0][1], (plain[0][0][1] - 0.4822) / 0.2435, atol=1e-5)
 
 
 def test_real_jpeg_images(tmp_path):
-    folder = Path(os.environ.get("FULLTILT_DATA", REPOSITORY / ".." / "shared" / "data"))
-    archive = folder / "cifar10_jpeg.tar.xz"
-    if not archive.is_file():
+    folder = Path(os.environ.get("FULLTILT_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
+    if not (folder / "cifar10_jpeg.tar.xz").is_file():
         pytest.skip(f"cifar10_jpeg.tar.xz is not in {folder} (FULLTILT_DATA)")
-    written = {}
-    with tarfile.open(archive, "r|xz") as members:
+    written = collections.Counter()
+    with tarfile.open(folder / "cifar10_jpeg.tar.xz", "r|xz") as members:
         for member in members:
-            parts = member.name.split("/")
-            if len(parts) == 3 and written.setdefault(parts[1], 0) < 2 and member.isfile():
-                written[parts[1]] += 1
-                target = tmp_path / "real" / "train" / parts[1] / parts[2]
+            _, *name = member.name.split("/")
+            if len(name) == 2 and member.isfile() and written[name[0]] < 2:
+                written[name[0]] += 1
+                target = tmp_path.joinpath("real", "train", *name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(members.extractfile(member).read())
-            if len(written) == 10 and min(written.values()) == 2:
+            if written.total() == 20:
                 break
     dataset = cifar10("train", path=str(tmp_path / "real"), transform="normalize")
     inputs, targets = dataset.get_batch(range(20))

@@ -1,7 +1,5 @@
 """What ``inspect`` says of a file, and that it measured it."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time
@@ -9,6 +7,7 @@ import time
 import h5py
 import numpy as np
 import pytest
+from data_cases import write_hdf5
 
 from fulltilt.data import inspect_hdf5
 from fulltilt.data.tables import hdf5_inspect, hdf5_layout, hdf5_rates, hdf5_rows
@@ -19,18 +18,17 @@ from fulltilt.errors import DataError, UsageError
 from fulltilt.hardware import Filesystem
 
 ACCESSES = ["random", "block_shuffled", "sequential", "random_row_by_row"]
+NOTHING = "every row is one piece of the file: nothing to repack"
+AWAY = Filesystem(type="nfs4", is_network=True, free_bytes=None)
 
 
 @pytest.fixture
 def path(tmp_path):
     x = np.random.default_rng(0).random((2000, 64, 4), dtype=np.float32)
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["whole"] = x
-        file.create_dataset("cut", data=x[:1900], chunks=(500, 8, 1))
-        file.create_dataset("packed", data=x[:1000], chunks=(250, 64, 4), compression="gzip", shuffle=True)
-        file["names"] = ["a"] * 5
-        file["g/label"] = np.arange(2000)
-    return tmp_path / "f.h5"
+    cut = {"data": x[:1900], "chunks": (500, 8, 1)}
+    packed = {"data": x[:1000], "chunks": (250, 64, 4), "compression": "gzip", "shuffle": True}
+    others = {"names": ["a"] * 5, "g/label": np.arange(2000)}
+    return write_hdf5(tmp_path / "f.h5", whole=x, cut=cut, packed=packed, **others)
 
 
 def inspect(path, *names, **options):
@@ -47,8 +45,7 @@ def test_layouts_are_described_and_the_largest_is_measured(path):
     assert reports["packed"].stored_bytes < reports["packed"].n_bytes == 1000 * 1024
     assert [name for name, report in reports.items() if report.rates] == ["whole"], "the largest of numbers"
     assert reports["names"].null_reasons == {"rates": "not measured: name it with --dataset"}
-    assert reports["whole"].advice == "every row is one piece of the file: nothing to repack"
-    assert reports["whole"].command is None
+    assert (reports["whole"].advice, reports["whole"].command) == (NOTHING, None)
 
 
 def test_every_way_of_reading_is_timed_over_rows_that_were_read(path):
@@ -64,8 +61,6 @@ def test_every_way_of_reading_is_timed_over_rows_that_were_read(path):
                 assert "too few reads" in report.null_reasons[f"rates.{rate.access}.rows_per_s_ci95"]
             else:
                 assert rate.rows_per_s_ci95[0] <= rate.rows_per_s <= rate.rows_per_s_ci95[1]
-    assert reports["packed"].reader == "h5py"
-    assert reports["cut"].reader == "mapped"
     assert reports["whole"].rates == ()
 
 
@@ -85,17 +80,15 @@ def test_a_file_that_is_slow_gets_a_repack_that_was_tried_into_a_new_file_where_
     assert report.advice.endswith("leave it")
 
 
-MEASURED = ("warm_random_rows_per_s", "repacked_random_rows_per_s")
-
-
 @pytest.mark.parametrize("cold", [False, True])
 def test_what_could_not_be_measured_says_why(path, cold):
     reports = {r.name: r for r in inspect_hdf5(path, ["whole", "packed"], seconds=1e-4, cold=cold).datasets}
     for report in (reports["whole"], reports["packed"]):
         missing = {f"rates.{rate.access}.rows_per_s_ci95" for rate in report.rates if rate.rows_per_s_ci95 is None}
-        missing |= {name for name in MEASURED if getattr(report, name) is None}
+        measured = ("warm_random_rows_per_s", "repacked_random_rows_per_s")
+        missing |= {name for name in measured if getattr(report, name) is None}
         if report.repacked_random_rows_per_s is not None:
-            missing |= {f"{name}_ci95" for name in MEASURED if getattr(report, f"{name}_ci95") is None}
+            missing |= {f"{name}_ci95" for name in measured if getattr(report, f"{name}_ci95") is None}
         assert missing <= report.null_reasons.keys()
         assert missing, "a tenth of a millisecond is too little for an interval of each"
 
@@ -125,13 +118,13 @@ def test_the_interval_is_as_wide_as_the_parts_differ():
 
 
 def test_the_reader_is_the_one_that_was_built(path, monkeypatch):
-    assert inspect(path, "whole")["whole"].reader == "mapped"
-    away = Filesystem(type="nfs4", is_network=True, free_bytes=None)
+    reports = inspect(path, "whole", "cut", "packed")
+    assert [reports[name].reader for name in ("whole", "cut", "packed")] == ["mapped", "mapped", "h5py"]
     with monkeypatch.context() as patched:
-        patched.setattr(hdf5_rows, "read_filesystem", lambda path: away)
+        patched.setattr(hdf5_rows, "read_filesystem", lambda path: AWAY)
         reports = inspect(path, "whole", "cut")
     assert (reports["whole"].reader, reports["cut"].reader) == ("pread", "h5py")
-    assert reports["whole"].advice == "every row is one piece of the file: nothing to repack"
+    assert reports["whole"].advice == NOTHING
     assert reports["cut"].read_bytes_a_row == 32 * 500 * 8 * 4, "h5py reads whole chunks"
     monkeypatch.setattr(hdf5_layout, "MAX_CHUNKS", 10)
     assert inspect(path, "cut")["cut"].reader == "h5py"
@@ -160,26 +153,6 @@ def test_a_batch_that_would_take_too_long_is_made_smaller(path):
     assert rate.rows_a_read <= 40
 
 
-def test_files_and_names_that_cannot_be_inspected(path, tmp_path):
-    (tmp_path / "cut.h5").write_bytes(path.read_bytes()[:50_000])
-    with h5py.File(tmp_path / "bare.h5", "w") as file:
-        file["x"] = 3.0
-    with h5py.File(tmp_path / "links.h5", "w") as file:
-        file["away"] = h5py.ExternalLink(path.name, "/whole")
-        file["x"], file["scalar"] = np.zeros((20, 2), np.float32), 3.0
-    for name, datasets, said in (
-        (path.name, ["hole"], "hole is not in it; did you mean whole"),
-        ("cut.h5", [], "truncated"),
-        ("bare.h5", [], "no dataset with rows"),
-        ("links.h5", ["away"], rf"away is a link to /whole in .*{path.name}; inspect that file"),
-        ("links.h5", ["scalar"], r"scalar has shape \(\) and so no rows"),
-    ):
-        with pytest.raises(DataError, match=said):
-            inspect_hdf5(tmp_path / name, datasets)
-    with pytest.raises(UsageError, match="batch_size 0"):
-        inspect_hdf5(path, batch_size=0)
-
-
 def test_no_repack_is_advised_that_would_be_refused(path, monkeypatch):
     """netCDF files have dimension scales: references into the file, which a repacked one would lose."""
     monkeypatch.setattr(hdf5_inspect, "_WORTH", 0.0)
@@ -192,34 +165,50 @@ def test_no_repack_is_advised_that_would_be_refused(path, monkeypatch):
     assert "use h5repack" in report.advice
 
 
-def test_what_is_no_row_of_numbers_says_why_it_has_no_speeds(tmp_path):
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file.create_dataset("ragged", (3,), dtype=h5py.vlen_dtype(np.int64))
-    report = inspect(tmp_path / "f.h5")["ragged"]
-    assert report.rates == ()
+def test_what_is_measured_unasked_is_what_can_be_trained_on(tmp_path):
+    ragged = {"shape": (3,), "dtype": h5py.vlen_dtype(np.int64)}
+    reports = inspect(write_hdf5(tmp_path / "f.h5", names=["a"] * 5000, x=np.zeros((20, 2), np.float32), ragged=ragged))
+    assert [name for name, report in reports.items() if report.rates] == ["x"]
+    report = inspect(write_hdf5(tmp_path / "g.h5", ragged=ragged))["ragged"]
     assert "not measured: it holds values of variable length" in report.advice
     assert "variable length" in report.null_reasons["rates"]
 
 
-def test_what_is_measured_unasked_is_what_can_be_trained_on(tmp_path):
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["names"], file["x"] = ["a"] * 5000, np.zeros((20, 2), np.float32)
-    assert [name for name, report in inspect(tmp_path / "f.h5").items() if report.rates] == ["x"]
+@pytest.fixture
+def folder(path, tmp_path):
+    """Links into ``path`` and to nowhere, and files that hold nothing to inspect."""
+    (tmp_path / "cut.h5").write_bytes(path.read_bytes()[:50_000])
+    write_hdf5(tmp_path / "bare.h5", x=3.0)
+    away, group = h5py.ExternalLink("f.h5", "/whole"), h5py.ExternalLink("f.h5", "/g")
+    gone, lost = h5py.ExternalLink("other.h5", "/x"), h5py.SoftLink("/nothing")
+    write_hdf5(tmp_path / "gone.h5", away=away, lost=lost, **{"g/gone": gone})
+    write_hdf5(tmp_path / "links.h5", away=away, group=group, scalar=3.0, x=np.zeros((20, 2)), **{"g/gone": gone})
+    return tmp_path
 
 
-def test_links_that_lead_out_of_the_file_are_named(path, tmp_path):
-    """A file whose only dataset is a link that leads nowhere was said to hold no dataset with rows, and no more."""
-    with h5py.File(tmp_path / "links.h5", "w") as file:
-        file["g/gone"] = h5py.ExternalLink("other.h5", "/x")
-        file["there"] = h5py.ExternalLink(path.name, "/whole")
-        file["lost"] = h5py.SoftLink("/nothing")
-    with pytest.raises(DataError, match="no dataset with rows") as refused:
-        inspect_hdf5(tmp_path / "links.h5")
-    assert "g/gone links to /x in other.h5, which cannot be opened" in str(refused.value)
-    assert f"there links to /whole in {path.name}; put there" in str(refused.value)
-    assert "lost links to /nothing, which cannot be opened" in str(refused.value)
-    with pytest.raises(DataError, match=r"gone links to /x in other\.h5, which cannot be opened; put that there"):
-        find_layouts(tmp_path / "links.h5", ["g/gone"])
+@pytest.mark.parametrize(
+    ("name", "datasets", "words"),
+    [
+        ("f.h5", ["hole"], ["hole is not in it; did you mean whole"]),
+        ("cut.h5", [], ["truncated"]),
+        ("bare.h5", [], ["no dataset with rows"]),
+        ("links.h5", ["away"], ["away is a link to /whole in ", "f.h5; inspect that file"]),
+        ("links.h5", ["scalar"], ["scalar has shape () and so no rows"]),
+        ("links.h5", ["group"], ["group is a group; ", "it holds: group/label (2000,)"]),
+        ("links.h5", ["g/gone"], ["gone links to /x in other.h5, which cannot be opened; put that there"]),
+        ("gone.h5", [], ["no dataset with rows", "away links to /whole in f.h5", "put there what a link leads to"]),
+        ("gone.h5", [], ["g/gone links to /x in other.h5, which cannot be opened", "lost links to /nothing, which"]),
+    ],
+)
+def test_files_and_names_that_cannot_be_inspected(folder, name, datasets, words):
+    with pytest.raises(DataError) as refused:
+        inspect_hdf5(folder / name, datasets)
+    assert [said for said in words if said not in str(refused.value)] == []
+
+
+def test_a_batch_of_no_rows_cannot_be_inspected(path):
+    with pytest.raises(UsageError, match="batch_size 0"):
+        inspect_hdf5(path, batch_size=0)
 
 
 @pytest.mark.parametrize("name", ["soft", "soft_group/label", "g//label", "/g/label", "second"])
@@ -233,19 +222,10 @@ def test_a_dataset_is_measured_by_whatever_name_it_is_asked_for(path, name):
     assert [(report.shape, report.advice is not None) for report in measured] == [((2000,), True)]
 
 
-def test_a_link_to_a_group_elsewhere_is_said_to_be_a_group(path, tmp_path):
-    """It was "links to /g in f.h5; put that there": advice for links that lead nowhere."""
-    with h5py.File(tmp_path / "links.h5", "w") as file:
-        file["away"] = h5py.ExternalLink(path.name, "/g")
-    with pytest.raises(DataError, match=r"away is a group; .*it holds: away/label \(2000,\)$"):
-        find_layouts(tmp_path / "links.h5", ["away"])
-
-
 def test_a_dataset_behind_a_link_is_read_out_of_the_file_it_lies_in(path, tmp_path):
     """Its name there was looked up in the file with the link: another dataset's rows, or a KeyError."""
-    with h5py.File(tmp_path / "links.h5", "w") as file:
-        file["away"] = h5py.ExternalLink(path.name, "/whole")
-        file["whole"] = np.zeros((2000, 64, 4), np.float32)
+    link = h5py.ExternalLink(path.name, "/whole")
+    write_hdf5(tmp_path / "links.h5", away=link, whole=np.zeros((2000, 64, 4), np.float32))
     rows = hdf5_rows.build_rows(find_layouts(tmp_path / "links.h5", ["away"])[0])
     with h5py.File(path) as file:
         np.testing.assert_array_equal(rows.read(np.arange(3)), file["whole"][:3])
@@ -259,16 +239,16 @@ def test_rates_of_what_fits_into_a_cache_say_so(path, monkeypatch):
     assert inspect(path)["whole"].caveat is None
 
 
-class NotingRows:
-    def __init__(self):
-        self.reads = []
-
-    def read(self, indices):
-        self.reads.append(np.asarray(indices).tolist())
-
-
 def test_a_sample_is_read_in_the_order_of_random_batches(path):
     """The same batches over and over promised a quarter more of a repack than inspect of the new file then found."""
+
+    class NotingRows:
+        def __init__(self):
+            self.reads = []
+
+        def read(self, indices):
+            self.reads.append(np.asarray(indices).tolist())
+
     layout = find_layouts(path, ["whole"])[0]
     plain, warm = NotingRows(), NotingRows()
     hdf5_rates.measure_rate("random", layout, plain, 100, 0.02, False)
@@ -294,9 +274,8 @@ def test_a_sample_is_read_as_the_whole_would_be(path, monkeypatch):
     rows = hdf5_rows.build_rows(sample, sample_of=whole)
     assert rows.window_bytes / sample.n_bytes == pytest.approx(STREAM_WINDOW_BYTES / whole.n_bytes, rel=1e-3)
     assert rows.window_bytes < sample.n_bytes, "pages are given back, as of the whole"
-    away = Filesystem(type="nfs4", is_network=True, free_bytes=None)
     here = Filesystem(type="ext4", is_network=False, free_bytes=None)
-    monkeypatch.setattr(hdf5_rows, "read_filesystem", lambda path: away if path == whole.path else here)
+    monkeypatch.setattr(hdf5_rows, "read_filesystem", lambda path: AWAY if path == whole.path else here)
     assert isinstance(hdf5_rows.build_rows(sample, sample_of=whole), hdf5_rows.DirectRows)
     assert isinstance(hdf5_rows.build_rows(sample), MappedRows)
 

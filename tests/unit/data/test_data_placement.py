@@ -1,22 +1,16 @@
 """Placements: the same samples in the same order wherever the rows lie, in every kind of process."""
 
-from __future__ import annotations
-
+import itertools
 import pickle
 
-import h5py
 import numpy as np
 import pytest
 import torch
+from data_cases import assert_equal, write_hdf5
 
 from fulltilt.data import DATASETS, build_loader, count_held_bytes, find_placements, make_sensor_hdf5, place
 from fulltilt.data.loading import placement as placement_module
-from fulltilt.data.loading.placement import (
-    compute_free_device_bytes,
-    count_mixed_blocks,
-    plan_blocks,
-    read_free_ram_bytes,
-)
+from fulltilt.data.loading.placement import count_mixed_blocks, plan_blocks
 from fulltilt.data.tables.hdf5_rows import LibraryRows
 from fulltilt.data.tables.held_rows import WindowedRows, find_held_type, hold_rows
 from fulltilt.errors import DataError
@@ -26,40 +20,27 @@ N = 300
 GIB = 2**30
 
 
-def write_file(path, dtype="f4", **layout):
+def open_rows(path, dtype="f4", **layout):
     x = np.random.default_rng(0).integers(0, 50, (N, 6, 4)).astype(dtype)
-    with h5py.File(path, "w") as file:
-        file.create_dataset("input", data=x, **layout)
-        file["label"] = np.arange(N)
-    return x
+    write_hdf5(path, input={"data": x, **layout}, label=np.arange(N))
+    return DATASETS["hdf5"](path=str(path), val_fraction=0.1)
 
 
 @pytest.fixture
 def plain(tmp_path):
-    write_file(tmp_path / "plain.h5")
-    return DATASETS["hdf5"](path=str(tmp_path / "plain.h5"), val_fraction=0.1)
+    return open_rows(tmp_path / "plain.h5")
 
 
 @pytest.fixture
 def packed(tmp_path):
-    write_file(tmp_path / "packed.h5", chunks=(8, 6, 4), compression="gzip")
-    return DATASETS["hdf5"](path=str(tmp_path / "packed.h5"), val_fraction=0.1)
+    return open_rows(tmp_path / "packed.h5", chunks=(8, 6, 4), compression="gzip")
 
 
 def load(dataset, placement, *, start=0, epoch=1, shuffle=True, collate=None, **options):
-    given = {"placement": placement, "placement_device": CPU, **options}
-    loader = build_loader(
-        dataset, batch_size=16, shuffle=shuffle, drop_last=False, seed=4, options=given, collate=collate
-    )
+    given = {"batch_size": 16, "shuffle": shuffle, "drop_last": False, "seed": 4, "collate": collate}
+    loader = build_loader(dataset, **given, options={"placement": placement, "placement_device": CPU, **options})
     loader.sampler.set_epoch(epoch, start)
     return list(loader)
-
-
-def assert_equal(batches, expected):
-    for (inputs, targets), (x, y) in zip(batches, expected, strict=True):
-        assert torch.equal(inputs, x)
-        assert torch.equal(targets, y)
-        assert inputs.dtype == x.dtype
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -69,39 +50,29 @@ def test_batches_are_those_of_the_stream(plain, placement, workers):
 
 
 @pytest.mark.parametrize("placement", ["memory_map", "ram", "block_shuffled"])
-def test_placed_rows_survive_pickling(plain, placement):
+def test_placed_rows_survive_pickling_and_the_dataset_stays_as_it_is(plain, placement):
     placed = place(plain, placement, CPU)
     placed.get_batch([0])
     assert_equal([pickle.loads(pickle.dumps(placed)).get_batch([5, 3])], [plain.get_batch([5, 3])])
+    assert (placed.placement, plain.placement) == (placement, "stream")
 
 
+@pytest.mark.parametrize("placement", ["stream", "memory_map", "ram", "block_shuffled"])
 @pytest.mark.parametrize(
-    ("placement", "context"),
-    [
-        *((placement, "fork") for placement in ("stream", "memory_map", "ram", "block_shuffled")),
-        ("stream", "forkserver"),
-        *(
-            pytest.param(placement, context, marks=pytest.mark.slow)
-            for placement in ("stream", "memory_map", "ram", "block_shuffled")
-            for context in ("forkserver", "spawn")
-        ),
-    ],
+    "context", ["fork", *(pytest.param(c, marks=pytest.mark.slow) for c in ("forkserver", "spawn"))]
 )
 def test_workers_of_every_start_method_deliver_the_same(request, placement, context):
-    kind = "packed" if placement in ("stream", "block_shuffled") else "plain"
-    dataset = request.getfixturevalue(kind)
+    dataset = request.getfixturevalue("packed" if placement in ("stream", "block_shuffled") else "plain")
     dataset.get_batch([0])  # the parent has the file open
     expected = load(dataset, placement)
     assert_equal(load(dataset, placement, num_workers=2, multiprocessing_context=context), expected)
     dataset.get_batch([1])
 
 
-def test_sensor_events_are_scaled_alike_wherever_they_lie(tmp_path):
-    path = make_sensor_hdf5(tmp_path / "s.h5", 80, 60, chunk_rows=8)
-    dataset = DATASETS["sensor_hdf5"](path=str(path))
-    expected = load(dataset, "stream")
-    for placement in ("memory_map", "ram", "device"):
-        assert_equal(load(dataset, placement), expected)
+@pytest.mark.parametrize("placement", ["memory_map", "ram", "device"])
+def test_sensor_events_are_scaled_alike_wherever_they_lie(tmp_path, placement):
+    dataset = DATASETS["sensor_hdf5"](path=str(make_sensor_hdf5(tmp_path / "s.h5", 80, 60, chunk_rows=8)))
+    assert_equal(load(dataset, placement), load(dataset, "stream"))
 
 
 @pytest.mark.parametrize("kind", ["plain", "packed"])
@@ -152,37 +123,21 @@ def test_an_order_without_blocks_does_not_thrash_the_window(plain):
         assert np.array_equal(rows.read(few), plain.sources[0].read(few))
 
 
-def test_unshuffled_block_placement_keeps_the_order_of_the_file(plain):
-    batches = load(plain, "block_shuffled", epoch=0, shuffle=False)
-    assert torch.cat([targets for _, targets in batches]).tolist() == plain.rows.tolist()
-
-
 def test_what_a_dataset_can_be_placed_as(tmp_path, plain, packed):
     assert find_placements(plain) == ("stream", "block_shuffled", "ram", "memory_map", "device")
     assert find_placements(packed) == ("stream", "block_shuffled", "ram", "device")
     assert find_placements(DATASETS["digits"]()) == ("stream", "ram", "device")
-    pixels = np.zeros((20, 3, 8, 8), np.uint8)
-    with h5py.File(tmp_path / "p.h5", "w") as file:
-        file["input"], file["label"] = pixels, np.arange(20)
-    assert "device" in find_placements(DATASETS["hdf5"](path=str(tmp_path / "p.h5"), transform="random_flip"))
-    images = DATASETS["hdf5"](path=str(tmp_path / "p.h5"), transform=lambda image: image)
+    path = str(write_hdf5(tmp_path / "p.h5", input=np.zeros((20, 3, 8, 8), np.uint8), label=np.arange(20)))
+    assert "device" in find_placements(DATASETS["hdf5"](path=path, transform="random_flip"))
+    images = DATASETS["hdf5"](path=path, transform=lambda image: image)
     assert "device" not in find_placements(images)
     with pytest.raises(DataError, match="device cannot apply to Hdf5Dataset; it can be stream, block_shuffled, ram"):
         place(images, "device", CPU)
 
 
-def test_placing_says_where_rows_lie_and_leaves_the_dataset_as_it_is(plain, packed):
-    for dataset, placements in ((plain, ("memory_map", "ram", "block_shuffled")), (packed, ("ram", "block_shuffled"))):
-        for placement in placements:
-            assert place(dataset, placement, CPU).placement == placement
-        assert dataset.placement == "stream"
-        assert len(dataset.rows) == 270
-
-
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "u1", "u2", "i1", "i4", "?"])
 def test_rows_held_are_the_rows_of_the_file_in_the_smallest_type(tmp_path, dtype):
-    write_file(tmp_path / "f.h5", dtype=dtype, chunks=(7, 6, 4), compression="lzf")
-    dataset = DATASETS["hdf5"](path=str(tmp_path / "f.h5"), val_fraction=0.1)
+    dataset = open_rows(tmp_path / "f.h5", dtype=dtype, chunks=(7, 6, 4), compression="lzf")
     held = place(dataset, "ram", CPU)
     indices = [5, 200, 5, 0, 269]
     assert torch.equal(held.get_batch(indices)[0], dataset.get_batch(indices)[0])
@@ -201,11 +156,12 @@ def test_holding_decompresses_every_chunk_once(packed, monkeypatch):
 
 
 @pytest.mark.parametrize("placement", ["stream", "ram", "block_shuffled"])
-def test_a_collate_function_of_the_users_own_gets_samples(plain, placement):
+def test_a_collate_function_of_the_users_own_gets_samples_in_the_order_of_the_file(plain, placement):
     def join(samples):
         return [(tuple(inputs.shape), int(target)) for inputs, target in samples]
 
-    assert load(plain, placement, shuffle=False, collate=join)[0] == [((6, 4), row) for row in plain.rows[:16]]
+    batches = load(plain, placement, shuffle=False, collate=join)
+    assert list(itertools.chain(*batches)) == [((6, 4), row) for row in plain.rows]
 
 
 def test_blocks_say_how_far_from_a_full_shuffle_they_are(plain, monkeypatch):
@@ -219,34 +175,37 @@ def test_blocks_say_how_far_from_a_full_shuffle_they_are(plain, monkeypatch):
     assert count_mixed_blocks(plain) == 5
 
 
-@pytest.mark.parametrize("kind", ["v1", "v2"])
-def test_free_memory_is_read_under_the_limit_of_a_control_group(kind, tmp_path):
+GROUPS = {
+    "v1": ("4:memory:/a\n", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"),
+    "v2": ("0::/a\n", "35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "usage", "without"),
+    [
+        ("v1", "memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes", "9223372036854771712"),
+        ("v2", "a/memory.max", "a/memory.current", "max"),
+    ],
+)
+def test_free_memory_is_read_under_the_limit_of_a_control_group(tmp_path, kind, limit, usage, without):
     """Bug: under any such limit the reading was a TypeError."""
-    mounts = {
-        "v1": "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
-        "v2": "35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-    }
-    names = {
-        "v1": ("memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes"),
-        "v2": ("a/memory.max", "a/memory.current"),
-    }
-    limit, usage = (f"sys/fs/cgroup/{name}" for name in names[kind])
-    files = {
-        "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 900 kB\n",
-        "proc/self/cgroup": {"v1": "4:memory:/a\n", "v2": "0::/a\n"}[kind],
-        "proc/self/mountinfo": mounts[kind],
-        limit: f"{700 * 1024}\n",
-        usage: f"{500 * 1024}\n",
-    }
-    for name, text in files.items():
+
+    def write(name, text):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert read_free_ram_bytes(tmp_path) == 200 * 1024
-    assert read_free_ram_bytes(tmp_path, n_processes=2) == 100 * 1024
-    (tmp_path / usage).write_text(f"{701 * 1024}\n")
-    assert read_free_ram_bytes(tmp_path) == 0
-    (tmp_path / limit).write_text("max\n" if kind == "v2" else "9223372036854771712\n")
-    assert read_free_ram_bytes(tmp_path) == 900 * 1024
+
+    write("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 900 kB\n")
+    write("proc/self/cgroup", GROUPS[kind][0])
+    write("proc/self/mountinfo", GROUPS[kind][1])
+    write(f"sys/fs/cgroup/{limit}", f"{700 * 1024}\n")
+    write(f"sys/fs/cgroup/{usage}", f"{500 * 1024}\n")
+    read = placement_module.read_free_ram_bytes
+    assert (read(tmp_path), read(tmp_path, n_processes=2)) == (200 * 1024, 100 * 1024)
+    write(f"sys/fs/cgroup/{usage}", f"{701 * 1024}\n")
+    assert read(tmp_path) == 0
+    write(f"sys/fs/cgroup/{limit}", f"{without}\n")
+    assert read(tmp_path) == 900 * 1024
 
 
 @pytest.mark.parametrize(
@@ -267,4 +226,4 @@ def test_a_memory_limit_and_the_spill_under_wsl_count_against_what_a_gpu_has_fre
         "free_bytes": 20 * GIB, "total_bytes": 24 * GIB, "reserved_bytes": 2 * GIB, "allocated_bytes": 0,
         "limit_bytes": None, "is_wsl": False, **reading,
     }  # fmt: skip
-    assert compute_free_device_bytes(**given) == pytest.approx(free_gib * GIB, abs=1)
+    assert placement_module.compute_free_device_bytes(**given) == pytest.approx(free_gib * GIB, abs=1)

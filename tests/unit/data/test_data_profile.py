@@ -1,13 +1,10 @@
 """Times of the data path: a slow part is found, in its place, and nothing is left out."""
 
-from __future__ import annotations
-
 import time
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from data_cases import write_images
 
 from fulltilt.data import DATASETS, build_pipeline
 from fulltilt.data.images.image_sets import MemoryImages
@@ -38,20 +35,14 @@ def test_a_slow_step_stands_first_with_its_time_and_share():
     assert first.share_pct > 50
     assert {part.name for part in profile.parts} == {"read", "random_flip", "doze", "to_float", "to float"}
     assert sum(part.share_pct for part in profile.parts) == pytest.approx(100)
-    total_ms = sum(part.ms_per_sample for part in profile.parts)
-    assert profile.loader_samples_per_s == pytest.approx(1e3 / total_ms)
-    assert [part.ms_per_sample for part in profile.parts] == sorted(
-        (p.ms_per_sample for p in profile.parts), reverse=True
-    )
+    times_ms = [part.ms_per_sample for part in profile.parts]
+    assert profile.loader_samples_per_s == pytest.approx(1e3 / sum(times_ms))
+    assert times_ms == sorted(times_ms, reverse=True)
     assert profile.n_samples == 20
 
 
 def test_parts_on_the_device_are_told_from_those_of_the_loader(tmp_path):
-    for name, size in (("a", (20, 30)), ("b", (12, 9))):
-        (tmp_path / name).mkdir()
-        for i in range(5):
-            pixels = np.zeros((*size, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
+    write_images(tmp_path, {"a": (20, 30), "b": (12, 9)}, 5)
     dataset = DATASETS["image_folder"](path=str(tmp_path), transform="resize(8) | random_flip")
     profile = measure_data_path(dataset, batch_size=4, device=CPU, on_device=True, n_samples=8)
     assert {(part.name, part.where) for part in profile.parts} == {

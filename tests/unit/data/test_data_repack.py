@@ -1,7 +1,5 @@
 """Repacking: the same file with its samples laid out anew, or nothing at all."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap
@@ -9,6 +7,7 @@ import textwrap
 import h5py
 import numpy as np
 import pytest
+from data_cases import write_hdf5
 
 from fulltilt.data import repack_hdf5
 from fulltilt.data.tables import hdf5_repack
@@ -55,7 +54,7 @@ def read_everything(path):
 
 
 @pytest.mark.parametrize(
-    ("options", "chunks", "filter_name"),
+    ("options", "chunks", "kind"),
     [
         ({}, None, None),
         ({"chunk_rows": 8}, (8, 40, 5), None),
@@ -63,9 +62,7 @@ def read_everything(path):
         ({"compression": "lzf", "chunk_rows": 16}, (16, 40, 5), "lzf"),
     ],
 )
-def test_everything_is_there_again_and_samples_lie_as_asked(
-    source, tmp_path, monkeypatch, options, chunks, filter_name
-):
+def test_everything_is_there_again_and_samples_lie_as_asked(source, tmp_path, monkeypatch, options, chunks, kind):
     monkeypatch.setattr(hdf5_repack, "_BLOCK_BYTES", 40_000)  # several blocks
     told = []
     done = repack_hdf5(source, tmp_path / "out.h5", progress=lambda *counts: told.append(counts), **options)
@@ -73,7 +70,7 @@ def test_everything_is_there_again_and_samples_lie_as_asked(
     assert told == sorted(told)
     assert read_everything(tmp_path / "out.h5") == read_everything(source)
     with h5py.File(tmp_path / "out.h5") as file:
-        assert (file["input"].chunks, file["input"].compression) == (chunks, filter_name)
+        assert (file["input"].chunks, file["input"].compression) == (chunks, kind)
         assert (file["label"].chunks is None) is (chunks is None)
         assert file["positions"].chunks is None
         assert file["input"].attrs["scale"].dtype == np.dtype(">i2")
@@ -103,9 +100,7 @@ def test_names_that_are_taken_or_the_same_are_refused(source, tmp_path):
 
 
 def test_files_that_cannot_be_repacked(tmp_path):
-    path = tmp_path / "in.h5"
-    with h5py.File(path, "w") as file:
-        file["names"] = ["a", "b"]
+    path = write_hdf5(tmp_path / "in.h5", names=["a", "b"])
     with pytest.raises(DataError, match="no dataset with rows of a fixed size"):
         repack_hdf5(path, tmp_path / "out.h5")
     with h5py.File(path, "w") as file:
@@ -118,13 +113,11 @@ def test_files_that_cannot_be_repacked(tmp_path):
 
 
 def test_a_damaged_chunk_is_said_and_leaves_nothing(source, tmp_path):
-    with h5py.File(source) as file:
+    with h5py.File(source) as file, source.open("r+b") as stream:
         chunk = file["input"].id.get_chunk_info(20)
-    row = chunk.chunk_offset[0]
-    with source.open("r+b") as stream:
         stream.seek(chunk.byte_offset + 30)
         stream.write(b"\xff" * 40)
-    with pytest.raises(DataError, match=rf"in\.h5: input cannot be read at row {row} .*damaged"):
+    with pytest.raises(DataError, match=rf"in\.h5: input cannot be read at row {chunk.chunk_offset[0]} .*damaged"):
         repack_hdf5(source, tmp_path / "out.h5")
     assert [file.name for file in tmp_path.iterdir()] == ["in.h5"]
 
@@ -158,41 +151,27 @@ def test_memory_stays_at_a_block(tmp_path):
         for first in range(0, 51_200, 5120):
             table[first : first + 5120] = np.random.default_rng(first).random((5120, 1024), dtype=np.float32)
     script = """
-        import sys
-        from pathlib import Path
+        import resource, h5py
         from fulltilt.data import repack_hdf5
-
-        def read_peak():
-            return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024
-
-        import h5py
-        before = read_peak()
-        repack_hdf5(sys.argv[1], sys.argv[2])
-        print(read_peak() - before)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        repack_hdf5("in.h5", "out.h5")
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "in.h5"), str(tmp_path / "out.h5")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(done.stdout) < 128
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    assert int(subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout) < 128
 
 
 def test_datasets_with_other_numbers_of_rows_are_laid_out_when_they_are_named(source, tmp_path):
-    with h5py.File(source, "r+") as file:
-        file.create_dataset("held_out", data=np.arange(40.0).reshape(20, 2), chunks=(3, 1), compression="gzip")
-    done = repack_hdf5(source, tmp_path / "out.h5", datasets=["held_out"])
+    x = np.arange(40.0).reshape(20, 2)
+    write_hdf5(source, "r+", held_out={"data": x, "chunks": (3, 1), "compression": "gzip"})
+    done = repack_hdf5(source, tmp_path / "whole.h5", datasets=["held_out"])
     assert dict(zip(done.datasets, done.n_rows, strict=True))["held_out"] == 20
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert file["held_out"].chunks is None
-        assert file["held_out"][:].tolist() == np.arange(40.0).reshape(20, 2).tolist()
-    repack_hdf5(source, tmp_path / "chunks.h5", datasets=["/held_out"], compression="gzip")
-    with h5py.File(tmp_path / "chunks.h5") as file:
-        assert file["held_out"].chunks == (20, 2)
+    repack_hdf5(source, tmp_path / "chunked.h5", datasets=["/held_out"], compression="gzip")
     repack_hdf5(source, tmp_path / "copied.h5")
-    with h5py.File(tmp_path / "copied.h5") as file:
-        assert file["held_out"].chunks == (3, 1)
+    for name, chunks in {"whole": None, "chunked": (20, 2), "copied": (3, 1)}.items():
+        with h5py.File(tmp_path / f"{name}.h5") as file:
+            assert file["held_out"].chunks == chunks
+            assert file["held_out"][:].tolist() == x.tolist()
 
 
 @pytest.mark.parametrize(
@@ -204,21 +183,19 @@ def test_datasets_with_other_numbers_of_rows_are_laid_out_when_they_are_named(so
     ],
 )
 def test_a_named_dataset_that_cannot_be_laid_out_is_refused(source, tmp_path, name, message):
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["x"] = np.zeros((20, 2))
+    write_hdf5(tmp_path / "other.h5", x=np.zeros((20, 2)))
     with pytest.raises(DataError, match=message):
         repack_hdf5(source, tmp_path / "out.h5", datasets=[name])
     assert not (tmp_path / "out.h5").exists()
 
 
-def test_a_dataset_may_be_named_by_a_link_to_it(source, tmp_path):
+@pytest.mark.parametrize("name", ["link", "second"])
+def test_a_dataset_may_be_named_by_a_link_to_it(source, tmp_path, name):
     """``--dataset`` with a soft link was refused: "has no rows of a fixed size"."""
     with h5py.File(source, "r+") as file:
         file.create_dataset("held_out", data=np.arange(40.0).reshape(20, 2), chunks=(3, 1))
-        file["link"] = h5py.SoftLink("/held_out")
-        file["second"] = file["held_out"]
-    for name in ("link", "second"):
-        done = repack_hdf5(source, tmp_path / f"{name}.h5", datasets=[name])
-        assert dict(zip(done.datasets, done.n_rows, strict=True))["held_out"] == 20
-        with h5py.File(tmp_path / f"{name}.h5") as file:
-            assert file["link"].chunks is None
+        file["link"], file["second"] = h5py.SoftLink("/held_out"), file["held_out"]
+    done = repack_hdf5(source, tmp_path / "out.h5", datasets=[name])
+    assert dict(zip(done.datasets, done.n_rows, strict=True))["held_out"] == 20
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["link"].chunks is None

@@ -1,8 +1,5 @@
 """Sensor events: the made file and the dataset that reads it."""
 
-from __future__ import annotations
-
-import math
 import pickle
 import tracemalloc
 
@@ -26,17 +23,11 @@ def read_all(path):
 
 def test_file_has_the_layout_and_the_size_it_was_said_to_have(tmp_path):
     seen = []
-    path = make_sensor_hdf5(
-        tmp_path / "s.h5", 300, 130, with_info=True, progress=lambda done, total: seen.append((done, total))
-    )
+    path = make_sensor_hdf5(tmp_path / "s.h5", 300, 130, with_info=True, progress=lambda *counts: seen.append(counts))
     shapes = {name: (values.shape, values.dtype) for name, values in read_all(path).items()}
-    f4 = np.dtype("f4")
-    assert shapes == {
-        "input": ((300, 2, 130), f4),
-        "label": ((300, 6), f4),
-        "info": ((300, 9), f4),
-        **dict.fromkeys(("xpmt", "ypmt", "zpmt"), ((130,), f4)),
-    }
+    tables = {"input": (300, 2, 130), "label": (300, 6), "info": (300, 9)}
+    expected = tables | dict.fromkeys(("xpmt", "ypmt", "zpmt"), (130,))
+    assert shapes == {name: (shape, np.dtype("f4")) for name, shape in expected.items()}
     assert 0 <= path.stat().st_size - estimate_bytes(300, 130, with_info=True) < 20_000
     assert seen == [(128, 300), (256, 300), (300, 300)]
     with h5py.File(path) as file:
@@ -74,11 +65,10 @@ def test_charge_leans_toward_the_direction_of_flight():
     geometry = build_geometry(600)
     x, labels = compute_events(geometry, 400, np.random.default_rng(1))
     offset = geometry.T[None] - labels[:, None, 3:]
-    cosine = (offset @ make_sensor.compute_directions(labels[:, 1], labels[:, 2])[:, :, None])[..., 0] / np.linalg.norm(
-        offset, axis=2
-    )
-    near = np.linalg.norm(offset, axis=2) < 200
-    assert x[:, 0][near & (cosine > 0.5)].mean() > 1.3 * x[:, 0][near & (cosine < -0.5)].mean()
+    distance = np.linalg.norm(offset, axis=2)
+    cosine = (offset @ make_sensor.compute_directions(labels[:, 1], labels[:, 2])[:, :, None])[..., 0] / distance
+    near, charge = distance < 200, x[:, 0]
+    assert charge[near & (cosine > 0.5)].mean() > 1.3 * charge[near & (cosine < -0.5)].mean()
 
 
 def test_geometry_is_strings_of_sensors_at_their_own_places():
@@ -143,12 +133,11 @@ def test_values_that_are_not_finite_become_zero(tmp_path):
 
 
 def test_batches_load_in_workers_and_after_pickling(tmp_path):
-    path = make_sensor_hdf5(tmp_path / "s.h5", 64, 60)
-    dataset = pickle.loads(pickle.dumps(sensor_hdf5(path=str(path))))
+    dataset = pickle.loads(pickle.dumps(sensor_hdf5(path=str(make_sensor_hdf5(tmp_path / "s.h5", 64, 60)))))
     options = {"num_workers": 2}
     loader = build_loader(dataset, batch_size=10, shuffle=True, drop_last=False, options=options, seed=0)
     total = sum(float(inputs.sum()) for inputs, _ in loader)
-    assert math.isclose(total, float(dataset.get_batch(range(len(dataset)))[0].sum()), rel_tol=1e-4)
+    assert total == pytest.approx(float(dataset.get_batch(range(len(dataset)))[0].sum()), rel=1e-4)
 
 
 def test_own_callable_transforms_one_event(tmp_path):
@@ -179,13 +168,10 @@ def test_files_of_another_layout_are_refused(tmp_path, name, values, words):
         sensor_hdf5(path=str(path))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [({"n_samples": 0}, "n_samples 0"), ({"n_sensors": -1}, "n_sensors -1"), ({"chunk_rows": 0}, "chunk_rows 0")],
-)
-def test_numbers_out_of_range_are_refused(tmp_path, arguments, words):
-    with pytest.raises(UsageError, match=words):
-        make_sensor_hdf5(tmp_path / "s.h5", **({"n_samples": 5, "n_sensors": 60} | arguments))
+@pytest.mark.parametrize(("name", "value"), [("n_samples", 0), ("n_sensors", -1), ("chunk_rows", 0)])
+def test_numbers_out_of_range_are_refused(tmp_path, name, value):
+    with pytest.raises(UsageError, match=f"{name} {value}"):
+        make_sensor_hdf5(tmp_path / "s.h5", **{"n_samples": 5, "n_sensors": 60, name: value})
     assert list(tmp_path.iterdir()) == []
 
 

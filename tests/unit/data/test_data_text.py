@@ -1,7 +1,5 @@
 """Text: vocabulary by frequency, prepared folders and what can be wrong with one, windows."""
 
-from __future__ import annotations
-
 import collections
 import importlib
 import json
@@ -17,15 +15,13 @@ from fulltilt.data.text.text import text
 from fulltilt.data.text.tokens import build_vocabulary, open_tokens, split_line
 from fulltilt.errors import DataError, StorageError
 
-LINES = ["b a a", "", "a b c d", "<unk> e a", "c f a"]
 
-
-def write_text(path: Path, lines: list[str] = LINES) -> Path:
+def write_text(path, lines=("b a a", "", "a b c d", "<unk> e a", "c f a")):
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
-def write_long(path: Path, n_lines: int = 300) -> Path:
+def write_long(path, n_lines=300):
     draw = np.random.default_rng(0)
     return write_text(path, [" ".join(f"w{i}" for i in draw.zipf(1.3, 10) % 50) for _ in range(n_lines)])
 
@@ -40,8 +36,7 @@ def test_words_come_by_frequency_and_ties_by_first_appearance():
 
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, "uint16"), (65_537, "int32")])
 def test_ids_take_two_bytes_while_they_fit(size, dtype):
-    counts = {f"w{i}": 1 for i in range(size)}
-    vocabulary = build_vocabulary(counts, size)
+    vocabulary = build_vocabulary({f"w{i}": 1 for i in range(size)}, size)
     assert vocabulary.dtype == dtype
     assert vocabulary.encode([vocabulary.words[-1]]).tolist() == [size - 1]
 
@@ -82,8 +77,7 @@ def test_validation_is_the_end_of_the_text_and_no_word_is_lost(tmp_path):
 
 
 def test_the_vocabulary_is_of_the_training_part_alone(tmp_path):
-    source = write_text(tmp_path / "t.txt", ["x " * 10] * 9 + ["y " * 10])
-    prepare_text([source], tmp_path / "out", val_share=0.1)
+    prepare_text([write_text(tmp_path / "t.txt", ["x " * 10] * 9 + ["y " * 10])], tmp_path / "out", val_share=0.1)
     val = open_tokens(tmp_path / "out", "val")
     assert "y" not in val.vocabulary.ids
     assert val.ids.tolist() == [val.vocabulary.unknown] * 10 + [val.vocabulary.ids["<eos>"]]
@@ -102,8 +96,7 @@ def test_windows_hold_every_word_once_as_a_target(tmp_path):
 
 
 def test_a_text_file_gives_the_words_that_its_folder_gives(tmp_path):
-    source = write_long(tmp_path / "t.txt")
-    prepare_text([source], tmp_path / "out")
+    prepare_long(tmp_path)
     prepared, plain = (text("train", path=str(tmp_path / name), seq_len=8) for name in ("out", "t.txt"))
     first = [[stream.vocabulary.words[i] for i in stream.ids[:2000]] for stream in (prepared, plain)]
     assert first[0] == first[1]
@@ -118,42 +111,31 @@ def test_the_default_text_comes_with_python():
     assert {"the", "<eos>"} <= set(train.vocabulary.words[:10])
 
 
-def prepare_long(tmp_path: Path) -> tuple[Path, Path]:
+def prepare_long(tmp_path):
     source = write_long(tmp_path / "t.txt")
     prepare_text([source], tmp_path / "out")
     return source, tmp_path / "out"
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def change_word(folder: Path) -> None:
-    path = folder / "vocabulary.txt"
-    path.write_text(path.read_text().replace("w1\t", "w1x\t", 1))
-
-
-def change_format(folder: Path) -> None:
-    manifest = json.loads((folder / "tokens.json").read_text())
-    (folder / "tokens.json").write_text(json.dumps({**manifest, "format": 99}))
-
-
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("name", "spoil", "said"),
     [
-        (lambda f: truncate(f / "train.bin"), r"train\.bin has 5,\d+ bytes, 5,\d+ were written"),
-        (lambda f: (f / "train.bin").unlink(), r"train\.bin is not there"),
-        (lambda f: (f / "tokens.json").unlink(), "holds no tokens.json"),
-        (lambda f: truncate(f / "tokens.json"), "cannot be read"),
-        (change_format, "not of format 1"),
-        (change_word, "not the one that the tokens were written with"),
-        (lambda f: (f / "vocabulary.txt").unlink(), r"vocabulary\.txt cannot be read"),
+        ("train.bin", lambda content: content[:-5], r"train\.bin has 5,\d+ bytes, 5,\d+ were written"),
+        ("train.bin", None, r"train\.bin is not there"),
+        ("tokens.json", None, "holds no tokens.json"),
+        ("tokens.json", lambda content: content[:-5], "cannot be read"),
+        ("tokens.json", lambda content: json.dumps({**json.loads(content), "format": 99}).encode(), "not of format 1"),
+        ("vocabulary.txt", lambda content: content.replace(b"w1\t", b"x\t", 1), "not the one that the tokens were"),
+        ("vocabulary.txt", None, r"vocabulary\.txt cannot be read"),
     ],
 )
-def test_a_folder_that_is_not_whole_is_refused_with_the_command_that_mends_it(tmp_path, spoil, said):
-    _, folder = prepare_long(tmp_path)
-    spoil(folder)
-    (tmp_path / "t.txt").unlink()
+def test_a_folder_that_is_not_whole_is_refused_with_the_command_that_mends_it(tmp_path, name, spoil, said):
+    source, folder = prepare_long(tmp_path)
+    content = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if spoil:
+        (folder / name).write_bytes(spoil(content))
+    source.unlink()
     with pytest.raises(DataError, match=said) as error:
         text("train", path=str(folder))
     assert "fulltilt data prepare-text" in str(error.value)
@@ -206,10 +188,9 @@ def test_a_preparation_that_is_cut_short_leaves_nothing_that_opens(tmp_path):
     ],
 )
 def test_what_does_not_fit_is_told(tmp_path, change, said):
-    _, folder = prepare_long(tmp_path)
-    arguments = {"split": "train", "path": str(folder), "base_dir": str(tmp_path), **change}
+    prepare_long(tmp_path)
     with pytest.raises(DataError, match=said):
-        text(**arguments)
+        text(**{"path": "out", "base_dir": str(tmp_path), **change})
 
 
 @pytest.mark.parametrize(
@@ -247,8 +228,7 @@ def test_wikitext(tmp_path):
 
 
 def test_a_word_number_beyond_the_vocabulary_is_named_before_the_model_sees_it(tmp_path):
-    source = write_text(tmp_path / "a.txt", ["a b c d"] * 40)
-    prepare_text([source], tmp_path / "out", val_share=0.1)
+    prepare_text([write_text(tmp_path / "a.txt", ["a b c d"] * 40)], tmp_path / "out", val_share=0.1)
     ids = np.memmap(tmp_path / "out" / "train.bin", dtype=np.uint16, mode="r+")
     ids[20] = 60_000
     ids.flush()

@@ -1,27 +1,16 @@
 """Transforms by their effect on pixels: against torchvision or a computation by hand, on both of their ways."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
+from data_cases import make_generator
 from PIL import Image
 
 from fulltilt.data import TRANSFORMS, build_pipeline
-from fulltilt.data.transforms import steps as transform_steps
-from fulltilt.data.transforms.colors import (
-    ColorJitter,
-    GaussianBlur,
-    Grayscale,
-    Normalize,
-    RandomGrayscale,
-    Solarize,
-    shift_hue,
-)
+from fulltilt.data.transforms import colors, steps
 from fulltilt.data.transforms.rand_augment import OPERATIONS, RandAugment, apply_operations
-from fulltilt.data.transforms.steps import CenterCrop, Cutout, RandomCrop, RandomErasing, RandomFlip, Resize
 from fulltilt.data.transforms.windows import WINDOW_DRAWS, draw_windows
 from fulltilt.errors import ConfigError, DataError
 from fulltilt.tasks.vision import import_torchvision
@@ -49,18 +38,14 @@ def reference():
     return functional
 
 
-def make_generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def make_images(n=8, c=3, h=20, w=18, seed=0):
     """Smooth ones, as photographs are: a pixel next to the right one is nearly right."""
     coarse = torch.rand(n, c, 6, 5, generator=make_generator(seed))
     return (torch.nn.functional.interpolate(coarse, size=(h, w), mode="bilinear") * 255).to(torch.uint8)
 
 
-def make_noise(n=8, c=3, h=16, w=20):
-    return torch.randint(0, 256, (n, c, h, w), dtype=torch.uint8, generator=make_generator())
+def make_noise(n=8, h=16, w=20):
+    return torch.randint(0, 256, (n, 3, h, w), dtype=torch.uint8, generator=make_generator())
 
 
 def measure_difference(ours, theirs):
@@ -81,10 +66,9 @@ def test_every_image_of_a_batch_is_transformed_by_numbers_of_its_own(name):
 def test_the_way_of_a_device_and_of_the_host_give_the_same_images(name, as_float, monkeypatch):
     """What a GPU or a compiled graph runs, run here, beside the copies in numpy."""
     pipeline = build_pipeline(RANDOM[name])
-    images = make_images(24)
-    images = images.float() / 255 if as_float else images
+    images = make_images(24) / 255 if as_float else make_images(24)
     by_host = pipeline(images, make_generator(3))
-    monkeypatch.setattr(transform_steps, "is_eager_on_cpu", lambda x: False)
+    monkeypatch.setattr(steps, "is_eager_on_cpu", lambda x: False)
     by_device = pipeline(images, make_generator(3))
     assert by_device.shape == by_host.shape
     assert measure_difference(by_device, by_host) <= (1e-5 if as_float else 1.01 / 255)
@@ -99,6 +83,7 @@ def test_a_batch_draws_once_and_an_image_at_a_time_would_draw_the_same():
     assert torch.equal(pipeline.apply(images, u_BD), one_by_one)
 
 
+@pytest.mark.parametrize("as_float", [False, True])
 @pytest.mark.parametrize(
     "spec",
     [
@@ -115,25 +100,22 @@ def test_a_batch_draws_once_and_an_image_at_a_time_would_draw_the_same():
         "random_resized_crop(20, 18, scale=[1, 1], ratio=[0.9, 0.9])",
     ],
 )
-@pytest.mark.parametrize("as_float", [False, True])
 def test_neutral_parameters_change_nothing(spec, as_float):
     images = make_images().clamp(max=254)  # solarize at 1 inverts what is white
-    given = images.float() / 255 if as_float else images
-    out = build_pipeline(spec)(given, make_generator())
-    torch.testing.assert_close(out, images.float() / 255, atol=1e-6, rtol=0)
+    out = build_pipeline(spec)(images / 255 if as_float else images, make_generator())
+    torch.testing.assert_close(out, images / 255, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("turns", [-0.5, -0.1, 0.03, 0.3])
-def test_hue_agrees_with_torchvision(turns, reference):
-    images = make_images(4).float() / 255
-    ours = shift_hue(images, torch.full((4, 1, 1), turns))
-    torch.testing.assert_close(ours, reference.adjust_hue(images, turns), atol=1e-5, rtol=0)
+def test_hue_agrees_with_torchvision(reference):
+    images, turns = make_images(4) / 255, [-0.5, -0.1, 0.03, 0.3]
+    ours = colors.shift_hue(images, torch.tensor(turns)[:, None, None])
+    theirs = [reference.adjust_hue(image, turn) for image, turn in zip(images, turns, strict=True)]
+    torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-5, rtol=0)
 
 
 def test_color_jitter_agrees_with_torchvision_step_by_step(reference):
-    image = make_images(1).float() / 255
-    u_BD = torch.tensor([[0.0, 0.9, 0.2, 0.7, 0.8]])
-    ours = ColorJitter(0.4, 0.5, 0.6, 0.1).apply(image, u_BD)
+    image = make_images(1) / 255
+    ours = colors.ColorJitter(0.4, 0.5, 0.6, 0.1).apply(image, torch.tensor([[0.0, 0.9, 0.2, 0.7, 0.8]]))
     theirs = reference.adjust_brightness(image, 1 + 0.4 * 0.8)
     theirs = reference.adjust_contrast(theirs, 1 - 0.5 * 0.6)
     theirs = reference.adjust_saturation(theirs, 1 + 0.6 * 0.4)
@@ -141,31 +123,25 @@ def test_color_jitter_agrees_with_torchvision_step_by_step(reference):
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)  # its gray has 0.2989, ours 0.299
 
 
-def test_gaussian_blur_agrees_with_torchvision(reference):
-    image = make_images(1)
-    ours = GaussianBlur(5, sigma=(0.5, 2.5)).apply(image, torch.tensor([[0.0, 0.5]]))
+def test_gaussian_blur_agrees_with_torchvision_and_takes_a_tenth_of_the_image_unless_told(reference):
+    image, dot = make_images(1), torch.zeros(1, 1, 64, 64)
+    ours = colors.GaussianBlur(5, sigma=(0.5, 2.5)).apply(image, torch.tensor([[0.0, 0.5]]))
     assert measure_difference(ours, reference.gaussian_blur(image, [5, 5], [1.5, 1.5])) <= 1
-
-
-def test_gaussian_blur_takes_a_tenth_of_the_image_unless_told():
-    dot = torch.zeros(1, 1, 64, 64)
     dot[..., 32, 32] = 1.0
-    reached = GaussianBlur(sigma=(2.0, 2.0)).apply(dot, torch.zeros(1, 2))[0, 0] > 0
+    reached = colors.GaussianBlur(sigma=(2.0, 2.0)).apply(dot, torch.zeros(1, 2))[0, 0] > 0
     assert reached.any(0).sum() == 7
 
 
-def test_random_resized_crop_agrees_with_torchvision(reference, monkeypatch):
+@pytest.mark.parametrize("by_host", [True, False])
+def test_random_resized_crop_agrees_with_torchvision(reference, monkeypatch, by_host):
     images = make_images(5, h=40, w=30)
     windows = draw_windows(torch.rand(5, WINDOW_DRAWS, generator=make_generator(1)), 40, 30, (0.1, 0.9), (0.7, 1.4))
-    theirs = torch.cat(
-        [
-            reference.resized_crop(images[i : i + 1], *edges, size=[16, 12], antialias=True)
-            for i, edges in enumerate(torch.stack(windows.edges, 1).tolist())
-        ]
-    )
-    assert measure_difference(transform_steps.resize_windows(images, windows, 16, 12), theirs) <= 1
-    monkeypatch.setattr(transform_steps, "is_eager_on_cpu", lambda x: False)
-    assert measure_difference(transform_steps.resize_windows(images, windows, 16, 12), theirs) <= 1
+    theirs = [
+        reference.resized_crop(image, *edges, size=[16, 12], antialias=True)
+        for image, edges in zip(images, torch.stack(windows.edges, 1).tolist(), strict=True)
+    ]
+    monkeypatch.setattr(steps, "is_eager_on_cpu", lambda x: by_host)
+    assert measure_difference(steps.resize_windows(images, windows, 16, 12), torch.stack(theirs)) <= 1
 
 
 def test_windows_lie_inside_and_have_the_area_and_ratio_asked_for():
@@ -175,10 +151,8 @@ def test_windows_lie_inside_and_have_the_area_and_ratio_asked_for():
     assert {edge.dtype for edge in windows.edges} == {torch.int64}
     assert bool(((tops >= 0) & (lefts >= 0) & (tops + heights <= 60) & (lefts + widths <= 90)).all())
     shares, ratios = heights * widths / 5400, widths / heights
-    assert 0.19 < shares.min() < 0.22
-    assert 0.38 < shares.max() < 0.41
-    assert 0.47 < ratios.min() < 0.6
-    assert ratios.max() > 1.7
+    assert 0.19 < shares.min() < 0.22 < 0.38 < shares.max() < 0.41
+    assert 0.47 < ratios.min() < 0.6 < 1.7 < ratios.max()
     assert tops.max() > 25
     assert len(set(lefts.tolist())) > 30
 
@@ -191,23 +165,23 @@ def test_where_no_window_fits_the_largest_centred_one_inside_the_bounds_stands_i
 
 def test_random_grayscale_agrees_with_torchvision_on_the_images_it_takes(reference):
     images = make_images(200)
-    out = RandomGrayscale(0.3)(images, make_generator())
+    out = colors.RandomGrayscale(0.3)(images, make_generator())
     gray = reference.rgb_to_grayscale(images, num_output_channels=3)
     is_gray = ((out.int() - gray.int()).abs() <= 1).flatten(1).all(1)
     is_kept = (out == images).flatten(1).all(1)
     assert bool((is_gray ^ is_kept).all())
     assert 35 < int(is_gray.sum()) < 86
-    assert measure_difference(Grayscale(3)(images), gray) <= 1
+    assert measure_difference(colors.Grayscale(3)(images), gray) <= 1
 
 
 def test_solarize_agrees_with_torchvision(reference):
     images = make_images()
-    assert torch.equal(Solarize(0.5)(images), reference.solarize(images, threshold=128))
+    assert torch.equal(colors.Solarize(0.5)(images), reference.solarize(images, threshold=128))
 
 
 def test_random_erasing_fills_one_window_and_nothing_else():
     images = torch.rand(200, 2, 20, 30) * 0.5 + 0.25
-    out = RandomErasing(probability=0.5, scale=(0.1, 0.2), ratio=(0.5, 2.0), value=-3.0)(images, make_generator())
+    out = steps.RandomErasing(probability=0.5, scale=(0.1, 0.2), ratio=(0.5, 2.0), value=-3.0)(images, make_generator())
     erased = (out == -3.0).all(1)
     assert torch.equal(out[:, 0][~erased], images[:, 0][~erased])
     shares = erased.flatten(1).float().mean(1)
@@ -232,17 +206,14 @@ def test_an_operation_of_rand_augment_agrees_with_torchvision(name, magnitude, s
 
 def apply_reference(functional, name, image, magnitude, sign):
     share, (height, width) = sign * magnitude / 30, image.shape[-2:]
-    if name.startswith("shear"):
-        degrees = math.degrees(math.atan(0.3 * share))
-        shear = [degrees, 0.0] if name == "shear_x" else [0.0, degrees]
-        return functional.affine(image, angle=0.0, translate=[0, 0], scale=1.0, shear=shear, center=[0, 0])
-    if name.startswith("translate"):
-        size = width if name == "translate_x" else height
-        shift = [int(150 / 331 * size * share), 0]
-        moved = shift if name == "translate_x" else shift[::-1]
-        return functional.affine(image, angle=0.0, translate=moved, scale=1.0, shear=[0.0, 0.0])
+    affine = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0], "center": [0, 0]}
+    degrees, shift = math.degrees(math.atan(0.3 * share)), 150 / 331 * share
     return {
         "identity": lambda: image,
+        "shear_x": lambda: functional.affine(image, **{**affine, "shear": [degrees, 0.0]}),
+        "shear_y": lambda: functional.affine(image, **{**affine, "shear": [0.0, degrees]}),
+        "translate_x": lambda: functional.affine(image, **{**affine, "translate": [int(shift * width), 0]}),
+        "translate_y": lambda: functional.affine(image, **{**affine, "translate": [0, int(shift * height)]}),
         "rotate": lambda: functional.rotate(image, 30 * share),
         "brightness": lambda: functional.adjust_brightness(image, 1 + 0.9 * share),
         "color": lambda: functional.adjust_saturation(image, 1 + 0.9 * share),
@@ -292,22 +263,18 @@ def test_gray_images_pass_every_colour_step():
         ("random_erasing(scale=[0, 0.1])", r"random_erasing: scale"),
         ("rand_augment(magnitude=31)", "magnitude 31 is not between 0 and 30"),
         ("rand_augment(n_ops=0)", "n_ops 0"),
+        ("random_flipp", "random_flip"),
     ],
 )
-def test_arguments_out_of_range_are_refused(spec, words):
-    with pytest.raises(DataError, match=words):
+def test_unknown_names_and_arguments_out_of_range_are_refused(spec, words):
+    with pytest.raises((ConfigError, DataError), match=words):
         build_pipeline(spec)
-
-
-def test_every_registered_transform_is_tested_for_its_random_ways():
-    untested = set(TRANSFORMS) - {spec.partition("(")[0] for spec in RANDOM.values()}
-    assert untested == {"center_crop", "grayscale", "normalize", "resize", "to_float"}
 
 
 def test_random_crop_takes_windows_of_the_padded_image_at_many_places():
     image = torch.arange(1, 1 + 6 * 6, dtype=torch.uint8).reshape(1, 1, 6, 6).expand(-1, 3, -1, -1)
     padded = torch.nn.functional.pad(image, (2,) * 4)[0]
-    crops = RandomCrop(6, padding=2)(image.expand(400, -1, -1, -1), make_generator())
+    crops = steps.RandomCrop(6, padding=2)(image.expand(400, -1, -1, -1), make_generator())
     windows = [padded[:, top : top + 6, left : left + 6] for top in range(5) for left in range(5)]
     places = [[place for place, window in enumerate(windows) if torch.equal(crop, window)] for crop in crops]
     assert (crops.shape, crops.dtype) == ((400, 3, 6, 6), torch.uint8)
@@ -316,34 +283,30 @@ def test_random_crop_takes_windows_of_the_padded_image_at_many_places():
 
 
 def test_random_crop_reflect_mirrors_the_border_as_numpy_does():
-    image = make_noise(1, 1, 5, 6)
-    step = RandomCrop(9, 10, padding=2, mode="reflect")
-    expected = np.pad(image[0, 0].numpy(), 2, mode="reflect")
-    assert np.array_equal(step(image, make_generator())[0, 0].numpy(), expected)
+    image = make_noise(1, 5, 6)
+    ours = steps.RandomCrop(9, 10, padding=2, mode="reflect")(image, make_generator())
+    assert np.array_equal(ours[0, 0].numpy(), np.pad(image[0, 0].numpy(), 2, mode="reflect"))
 
 
 def test_random_flip_flips_whole_images_at_its_probability():
     n = 4000
     images = torch.arange(12, dtype=torch.uint8).reshape(1, 1, 3, 4).expand(n, -1, -1, -1)
-    out = RandomFlip(0.25)(images, make_generator())
+    out = steps.RandomFlip(0.25)(images, make_generator())
     flipped = (out == images.flip(-1)).flatten(1).all(1)
     kept = (out == images).flatten(1).all(1)
     assert bool((flipped ^ kept).all())
-    spread = 5 * (n * 0.25 * 0.75) ** 0.5
-    assert abs(int(flipped.sum()) - n * 0.25) < spread
-    assert torch.equal(RandomFlip(0.0)(images, None), images)
-    assert torch.equal(RandomFlip(1.0)(images, None), images.flip(-1))
+    assert abs(int(flipped.sum()) - n * 0.25) < 5 * (n * 0.25 * 0.75) ** 0.5
+    assert torch.equal(steps.RandomFlip(1.0)(images, None), images.flip(-1))
 
 
 @pytest.mark.parametrize("as_float", [False, True])
 def test_normalize_agrees_with_numpy(as_float):
-    images = make_noise()
-    mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+    images, mean, std = make_noise(), [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
     unit = images.numpy().astype(np.float64) / 255
     expected = (unit - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
     given = torch.from_numpy(unit).float() if as_float else images
     before = given.clone()
-    out = Normalize(mean, std)(given, None)
+    out = colors.Normalize(mean, std)(given, None)
     np.testing.assert_allclose(out.numpy(), expected, atol=2e-6)
     assert out.dtype == torch.float32
     assert torch.equal(given, before)
@@ -351,12 +314,12 @@ def test_normalize_agrees_with_numpy(as_float):
 
 def test_center_crop_takes_the_middle():
     image = torch.arange(36).reshape(1, 1, 6, 6)
-    assert CenterCrop(2)(image, None).flatten().tolist() == [14, 15, 20, 21]
+    assert steps.CenterCrop(2)(image, None).flatten().tolist() == [14, 15, 20, 21]
 
 
 def test_resize_is_close_to_pillow():
-    image = make_noise(1, 3, 40, 30)
-    ours = Resize(13, 17)(image, None)[0]
+    image = make_noise(1, 40, 30)
+    ours = steps.Resize(13, 17)(image, None)[0]
     theirs = np.asarray(Image.fromarray(image[0].permute(1, 2, 0).numpy()).resize((17, 13), Image.Resampling.BILINEAR))
     difference = np.abs(ours.permute(1, 2, 0).numpy().astype(int) - theirs.astype(int))
     assert ours.dtype == torch.uint8
@@ -364,7 +327,7 @@ def test_resize_is_close_to_pillow():
 
 
 def test_cutout_zeroes_one_square_per_image():
-    out = Cutout(4)(torch.ones(300, 2, 10, 10), make_generator())
+    out = steps.Cutout(4)(torch.ones(300, 2, 10, 10), make_generator())
     holes = (out == 0).all(1)
     sizes = holes.sum((1, 2))
     assert torch.equal((out == 0).any(1), holes)
@@ -376,9 +339,7 @@ def test_cutout_zeroes_one_square_per_image():
 
 
 def test_pipeline_on_one_image_is_the_pipeline_on_a_batch_of_one():
-    pipeline = build_pipeline(
-        "random_crop(16, padding=4) | random_flip | normalize(mean=[0.5, 0.5, 0.5], std=[1, 1, 1])"
-    )
+    pipeline = build_pipeline("random_crop(16, padding=4) | random_flip")
     image = make_noise(1)
     single, batch = pipeline(image[0], make_generator(5)), pipeline(image, make_generator(5))
     assert single.shape == (3, 16, 16)
@@ -387,10 +348,10 @@ def test_pipeline_on_one_image_is_the_pipeline_on_a_batch_of_one():
 
 @pytest.mark.parametrize("name", sorted(TRANSFORMS))
 def test_every_transform_runs_from_text_and_leaves_its_input_alone(name):
-    arguments = {
-        "normalize": "(mean=[0.5, 0.5, 0.5], std=[0.5, 0.5, 0.5])",
-        "color_jitter": "(0.3, 0.3, 0.3)",
-    } | dict.fromkeys(("resize", "center_crop", "random_crop", "random_resized_crop", "cutout"), "(8)")
+    is_random = any(spec.startswith(name) for spec in RANDOM.values())
+    assert is_random or name in ("center_crop", "grayscale", "normalize", "resize", "to_float"), "add it to RANDOM"
+    arguments = dict.fromkeys(("resize", "center_crop", "random_crop", "random_resized_crop", "cutout"), "(8)")
+    arguments |= {"normalize": "(mean=[0.5, 0.5, 0.5], std=[0.5, 0.5, 0.5])", "color_jitter": "(0.3, 0.3, 0.3)"}
     images = make_noise()
     before = images.clone()
     pipeline = build_pipeline(name + arguments.get(name, ""))
@@ -401,14 +362,6 @@ def test_every_transform_runs_from_text_and_leaves_its_input_alone(name):
     assert torch.isfinite(first).all()
 
 
-def test_random_draws_come_from_the_generator_only():
-    pipeline = build_pipeline("random_crop(12) | random_resized_crop(8) | random_flip | color_jitter(0.3) | cutout(3)")
-    state = torch.get_rng_state()
-    pipeline(make_noise(), make_generator())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(pipeline(make_noise(), make_generator(1)), pipeline(make_noise(), make_generator(2)))
-
-
 def test_normalize_takes_the_values_of_the_dataset_unless_given():
     images = make_noise()
     default = build_pipeline("normalize", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))(images)
@@ -417,22 +370,17 @@ def test_normalize_takes_the_values_of_the_dataset_unless_given():
     assert torch.allclose(given, images / 255, atol=1e-6)
 
 
-def test_own_transform_by_import_path_runs_on_each_image(tmp_path, monkeypatch):
-    (tmp_path / "own_augment_for_data.py").write_text(
-        "def darken(by=2):\n"
-        "    def run(image):\n"
-        "        assert image.dim() == 3\n"
-        "        return image // by\n"
-        "    return run\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    out = build_pipeline("own_augment_for_data:darken(by=4)", base_dir=str(tmp_path))(make_noise())
+def darken(by):
+    def run(image):
+        assert image.dim() == 3
+        return image // by
+
+    return run
+
+
+def test_own_transform_by_import_path_runs_on_each_image():
+    out = build_pipeline("test_data_transforms:darken(by=4)", base_dir="")(make_noise())
     assert torch.allclose(out, (make_noise() // 4) / 255)
-
-
-def test_unknown_transform_names_the_nearest():
-    with pytest.raises(ConfigError, match="random_flip"):
-        build_pipeline("random_flipp")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError, FakeRunError
 from fulltilt.hardware import read_rss_bytes
 from fulltilt.levers import default_plan
-from fulltilt.measure import FakePeak, NullTimer, estimate_memory
+from fulltilt.measure import NullTimer, estimate_memory
 from fulltilt.tasks.diffusion import build_diffusion
 
 WIDTH = 256
@@ -35,63 +35,56 @@ def one_thread():
 
 
 class Residual(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
 class Convolutional(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32)
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BCHW):
         return self.norm(self.conv(x_BCHW)).relu().mean(dim=(2, 3))
 
 
-def build_stack() -> nn.Module:
+def build_stack():
     return nn.Sequential(*[Residual() for _ in range(4)], nn.Linear(WIDTH, 10))
 
 
-def build_workload(model=build_stack, *, optimizer=optim.AdamW, loss=None, sample=(WIDTH,), prepare=None) -> Workload:
-    return Workload(
-        model=model,
-        dataset=lambda: TensorDataset(torch.zeros(8, *sample), torch.zeros(8, dtype=torch.long)),
-        loss=loss or nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        prepare=prepare,
-    )
+def build_workload(model=build_stack, *, optimizer=optim.AdamW, sample=(WIDTH,)):
+    def build_dataset():
+        return TensorDataset(torch.zeros(8, *sample), torch.zeros(8, dtype=torch.long))
+
+    return Workload(model=model, dataset=build_dataset, loss=nn.CrossEntropyLoss(), optimizer=optimizer)
 
 
-def estimate(workload: Workload, batch_size: int = 64, *, imitate=None, device="cpu", **levers) -> FakePeak:
+def estimate(workload, batch_size=64, *, imitate=None, device="cpu", **levers):
     run = build_run(None, default_plan({"batch_size": 2, **levers}), device=device, workload=workload)
     batch = next(iter(run.loader))
     return estimate_memory(run, batch_size, batch=batch, build_step=TrainStep, imitate=imitate)
 
 
-def measure_real_peak_bytes(workload: Workload, batch_size: int, **levers) -> int:
+def measure_real_peak_bytes(workload, batch_size, **levers):
     """From the events of torch's own allocator."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run = build_run(None, default_plan({"batch_size": 2, **levers}), device="cpu", workload=workload)
         step = TrainStep(dataclasses.replace(run, batch_size=batch_size))
         for _ in range(2):
             step((grow(run, batch_size) for _ in range(run.setup.accumulate)), NullTimer())
-    live = peak = 0
-    for event in sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
+    events = sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns())
+    return max(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
 def grow(run, batch_size):
     return tuple(tensor.new_zeros((batch_size, *tensor.shape[1:])) for tensor in next(iter(run.loader)))
 
 
-def build_square() -> nn.Module:
+def build_square():
     return nn.Linear(WIDTH, WIDTH, bias=False)
 
 
@@ -118,15 +111,13 @@ def test_optimizer_state_is_what_each_optimizer_keeps(optimizer, n_states):
     "levers", [{}, {"activation_checkpointing": True}, {"accumulate": 3}, {"fused_optimizer": True}]
 )
 def test_it_agrees_with_the_allocator_within_one_percent(batch_size, levers):
-    workload = build_workload()
-    real = measure_real_peak_bytes(workload, batch_size, **levers)
-    assert estimate(workload, batch_size, **levers).total_bytes == pytest.approx(real, rel=0.01)
+    real = measure_real_peak_bytes(build_workload(), batch_size, **levers)
+    assert estimate(build_workload(), batch_size, **levers).total_bytes == pytest.approx(real, rel=0.01)
 
 
 def test_levers_that_save_activations_are_seen_to():
-    plain = estimate(build_workload(), 512)
-    checkpointed = estimate(build_workload(), 512, activation_checkpointing=True)
-    mixed = estimate(build_workload(), 512, precision="bf16")
+    levers = ({}, {"activation_checkpointing": True}, {"precision": "bf16"})
+    plain, checkpointed, mixed = (estimate(build_workload(), 512, **given) for given in levers)
     assert checkpointed.activations_bytes < 0.5 * plain.activations_bytes
     assert mixed.activations_bytes < 0.9 * plain.activations_bytes
     assert checkpointed.persistent_bytes == mixed.persistent_bytes == plain.persistent_bytes
@@ -143,17 +134,15 @@ def test_growth_is_convex_in_the_batch_and_persistent_memory_stays():
 def test_a_batch_no_machine_could_hold_costs_no_memory():
     before = read_rss_bytes(os.getpid())
     peak = estimate(build_workload(), 2**27)
-    after = read_rss_bytes(os.getpid())
+    assert read_rss_bytes(os.getpid()) - before < 2**28
     assert peak.total_gib > 1000
     assert peak.activations_bytes > 0.5 * peak.total_bytes
-    assert after - before < 2**28
 
 
 @pytest.mark.parametrize("levers", [{}, {"channels_last": True}])
 def test_the_batch_is_the_batch_in_either_memory_format(levers):
     peak = estimate(build_workload(Convolutional, sample=(3, 16, 16)), 64, **levers)
-    assert peak.batch_bytes >= 64 * 3 * 16 * 16 * 4
-    assert peak.batch_bytes < 1.1 * 64 * 3 * 16 * 16 * 4
+    assert 1 <= peak.batch_bytes / (64 * 3 * 16 * 16 * 4) < 1.1
 
 
 def test_fp16_with_a_scaler_can_be_estimated():
@@ -167,17 +156,14 @@ def test_a_gpu_is_imitated_by_its_rounding_and_by_updating_all_parameters_at_onc
 
 
 def test_the_run_stays_as_it_was():
-    dataset = TensorDataset(torch.randn(4, 2, 16), torch.randn(4, 6))
-
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.dropout = nn.BatchNorm1d(2), nn.Dropout(0.5)
-
+    class Noisy(nn.Sequential):
         def forward(self, x, t_B, label):
-            return self.dropout(self.norm(x))
+            return super().forward(x)
 
-    workload = build_diffusion(model=Noisy, train=lambda: dataset)
+    workload = build_diffusion(
+        model=lambda: Noisy(nn.BatchNorm1d(2), nn.Dropout(0.5)),
+        train=lambda: TensorDataset(torch.randn(4, 2, 16), torch.randn(4, 6)),
+    )
     run = build_run(None, default_plan({"batch_size": 2}), device="cpu", workload=workload)
     batch = next(iter(run.loader))
     before = copy.deepcopy(run.setup.model.state_dict())
@@ -191,27 +177,22 @@ def test_the_run_stays_as_it_was():
     after = run.setup.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     outcome = TrainStep(run)(iter([batch]), NullTimer())
-    assert outcome is not None
     assert type(outcome.loss) is torch.Tensor, "what prepare keeps for later must not be fake"
 
 
-class ReadsItsData(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 10)
-
+class ReadsItsData(nn.Linear):
     def forward(self, x):
-        return self.layer(x) * (2.0 if x.sum().item() > 0 else 1.0)
+        return super().forward(x) * (2.0 if x.sum().item() > 0 else 1.0)
 
 
-class PicksRows(ReadsItsData):
+class PicksRows(nn.Linear):
     def forward(self, x):
-        return self.layer(x[torch.nonzero(x.sum(dim=1) >= 0).squeeze(1)])
+        return super().forward(x[torch.nonzero(x.sum(dim=1) >= 0).squeeze(1)])
 
 
-class GoesThroughNumpy(ReadsItsData):
+class GoesThroughNumpy(nn.Linear):
     def forward(self, x):
-        return self.layer(torch.from_numpy(x.detach().numpy().copy()))
+        return super().forward(torch.from_numpy(x.detach().numpy().copy()))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +205,7 @@ class GoesThroughNumpy(ReadsItsData):
 )
 def test_code_that_needs_the_data_is_named_by_its_operator(model, operator):
     with pytest.raises(FakeRunError, match="real probes") as failed:
-        estimate(build_workload(model))
+        estimate(build_workload(lambda: model(WIDTH, 10)))
     assert failed.value.operator == operator
     assert (operator or "") in str(failed.value)
 

@@ -31,22 +31,15 @@ def checkpoint_linear():
 @pytest.mark.parametrize(
     ("run", "total"),
     [
-        pytest.param(
-            lambda: nn.Linear(32, 48)(torch.randn(16, 32)).sum().backward(),
-            2 * 2 * 16 * 32 * 48,
-            id="input without grad",
-        ),
-        pytest.param(
-            lambda: nn.Conv2d(3, 8, 3, padding=1)(torch.randn(2, 3, 10, 10)),
-            2 * (2 * 8 * 10 * 10) * (3 * 3 * 3),
-            id="convolution",
-        ),
-        pytest.param(lambda: torch.randn(20, 30) @ torch.randn(30), 2 * 20 * 30, id="matrix times vector"),
-        pytest.param(lambda: torch.addmv(torch.ones(20), torch.randn(20, 30), torch.ones(30)), 2 * 20 * 30, id="addmv"),
-        pytest.param(lambda: torch.dot(torch.ones(30), torch.ones(30)), 2 * 30, id="dot"),
-        pytest.param(compute_in_bf16, 2 * 16 * 32 * 48, id="autocast"),
-        pytest.param(checkpoint_linear, 4 * 2 * 16 * 32 * 32, id="recomputation counts as often as it runs"),
+        (lambda: nn.Linear(32, 48)(torch.randn(16, 32)).sum().backward(), 2 * 2 * 16 * 32 * 48),
+        (lambda: nn.Conv2d(3, 8, 3, padding=1)(torch.randn(2, 3, 10, 10)), 2 * (2 * 8 * 10 * 10) * (3 * 3 * 3)),
+        (lambda: torch.randn(20, 30) @ torch.randn(30), 2 * 20 * 30),
+        (lambda: torch.addmv(torch.ones(20), torch.randn(20, 30), torch.ones(30)), 2 * 20 * 30),
+        (lambda: torch.dot(torch.ones(30), torch.ones(30)), 2 * 30),
+        (compute_in_bf16, 2 * 16 * 32 * 48),
+        (checkpoint_linear, 4 * 2 * 16 * 32 * 32),  # recomputation counts as often as it runs
     ],
+    ids=["input without grad", "convolution", "matrix times vector", "addmv", "dot", "autocast", "recomputation"],
 )
 def test_totals(run, total):
     assert count_flops(run).total == total
@@ -78,7 +71,7 @@ def test_whole_step_with_optimizer_and_norms_is_covered():
     optimizer = torch.optim.AdamW(model.parameters())
     x_BCHW, y_B = torch.randn(2, 3, 8, 8), torch.tensor([1, 2])
 
-    def step() -> None:
+    def step():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x_BCHW), y_B).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -13,20 +13,17 @@ MIB = 2**20
 N_256_MIB = 64 * MIB  # float32
 
 
-def read_resident_gib() -> float:
-    meter = MemoryMeter("cpu")
+def measure_peak_gib(body=lambda: None, **options):
+    meter = MemoryMeter("cpu", **options)
     meter.start()
-    return meter.stop().rss_peak_gib or 0.0
+    body()
+    return meter.stop().rss_peak_gib
 
 
 def test_peak_between_two_samples_is_not_missed():
-    before_gib = read_resident_gib()
-    meter = MemoryMeter("cpu", interval_s=30.0)
-    meter.start()
-    torch.ones(N_256_MIB)
-    peaks = meter.stop()
-    assert peaks.rss_peak_gib is not None
-    assert peaks.rss_peak_gib - before_gib == pytest.approx(0.25, abs=0.05)
+    before_gib = measure_peak_gib()
+    peak_gib = measure_peak_gib(lambda: torch.ones(N_256_MIB), interval_s=30.0)
+    assert peak_gib - before_gib == pytest.approx(0.25, abs=0.05)
 
 
 def test_next_span_does_not_inherit_the_peak():
@@ -44,14 +41,11 @@ def test_next_span_does_not_inherit_the_peak():
 def test_memory_of_a_data_worker_counts_also_when_it_ended_before_the_span_did():
     worker_code = f"b = bytearray(256 * {MIB}); b[::4096] = b'x' * len(b[::4096]); print(); input()"
     gc.collect()  # what other tests left must not go during the span
-    before_gib = read_resident_gib()
+    before_gib = measure_peak_gib()
     meter = MemoryMeter("cpu", interval_s=0.005)
     meter.start()
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", worker_code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as worker:
-        assert worker.stdin
-        assert worker.stdout
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-S", "-c", worker_code], **pipes) as worker:
         worker.stdout.readline()
         wait_until(lambda: meter._peak_bytes / GIB - before_gib > 0.2)  # looks are rationed: one may take a while
         worker.communicate("\n")

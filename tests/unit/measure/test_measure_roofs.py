@@ -14,8 +14,7 @@ def test_cpu_roofs():
     for roof in roofs.values():
         low, high = roof.measured_ci95
         assert 0 < low <= roof.measured <= high
-        assert roof.nominal is None
-        assert roof.nominal_source is None
+        assert (roof.nominal, roof.nominal_source) == (None, None)
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])

@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 import torch
 
@@ -7,14 +9,12 @@ from fulltilt.measure.utilization import UtilizationSampler, find_device_index
 DEVICE = NvmlDevice(index=0, name="x", uuid="GPU-a", memory_total_bytes=None, compute_capability=None)
 
 
-def build_sampler(*utilizations_pct: float | None, interval_s: float = 30.0) -> UtilizationSampler:
-    return UtilizationSampler(
-        FakeNvml([DEVICE], {0: [build_status(utilization_pct=pct) for pct in utilizations_pct]}), 0, interval_s
-    )
+def build_nvml(*utilizations_pct):
+    return FakeNvml([DEVICE], {0: [build_status(utilization_pct=pct) for pct in utilizations_pct]})
 
 
 def test_short_span_has_one_sample():
-    sampler = build_sampler(40.0, 80.0)
+    sampler = UtilizationSampler(build_nvml(40.0, 80.0), 0, 30.0)
     sampler.start()
     assert (mean := sampler.stop()).n_samples == 1
     assert mean.mean_pct == 40.0
@@ -23,26 +23,21 @@ def test_short_span_has_one_sample():
 
 
 def test_mean_over_samples_leaves_missing_ones_out():
-    nvml = FakeNvml([DEVICE], {0: [build_status(utilization_pct=pct) for pct in (0.0, None, 90.0, 45.0)]})
-    seen = []
+    nvml, taken, has_read_all = build_nvml(0.0, None, 90.0, 45.0), [], threading.Event()
     read = nvml.read_utilization
 
-    class Last:
-        """Ends the span by itself once every reading was taken."""
+    def note(index):
+        taken.append(read(index))
+        if len(taken) >= 4:
+            has_read_all.set()
+        return taken[-1]
 
-        def read_utilization(self, index):
-            seen.append(reading := read(index))
-            if len(seen) == 4:
-                sampler._halt.set()
-            return reading
-
-    sampler = UtilizationSampler(Last(), 0, interval_s=0.001)  # type: ignore[arg-type]
+    nvml.read_utilization = note
+    sampler = UtilizationSampler(nvml, 0, interval_s=0.001)
     sampler.start()
-    thread = sampler._thread
-    assert thread is not None
-    thread.join()
+    has_read_all.wait()
     mean = sampler.stop()
-    taken = [reading.gpu_pct for reading in seen if reading.gpu_pct is not None]
+    taken = [reading.gpu_pct for reading in taken if reading.gpu_pct is not None]
     assert mean.n_samples == len(taken) >= 3
     assert mean.mean_pct == pytest.approx(sum(taken) / len(taken))
     assert mean.reason is None
@@ -52,7 +47,7 @@ def test_mean_over_samples_leaves_missing_ones_out():
     ("sampler", "reason"),
     [
         (UtilizationSampler(FakeNvml(), None), "the device is a CPU"),
-        (build_sampler(None), "the fake was given no figure"),
+        (UtilizationSampler(build_nvml(None), 0, 30.0), "the fake was given no figure"),
         (UtilizationSampler(FakeNvml([DEVICE]), 5), "index 5"),
     ],
 )

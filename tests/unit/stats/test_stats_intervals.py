@@ -56,8 +56,7 @@ def test_what_has_no_interval_is_refused(compute, refused, message):
 
 def test_t_interval_by_hand():
     # mean 3, sd sqrt(2.5), n 5: half-width 2.7764 * sqrt(2.5 / 5)
-    low, high = compute_interval([1, 2, 3, 4, 5])
-    assert (low, high) == (pytest.approx(3 - 1.96328, abs=1e-4), pytest.approx(3 + 1.96328, abs=1e-4))
+    assert compute_interval([1, 2, 3, 4, 5]) == pytest.approx((3 - 1.96328, 3 + 1.96328), abs=1e-4)
 
 
 def test_one_value_has_no_interval():
@@ -100,12 +99,9 @@ def test_coverage_of_95_pct_intervals(n_blocks, correlation):
 
 
 def test_correlated_blocks_widen_the_interval():
-    rng = np.random.default_rng(2)
-    values = rng.normal(size=60)
-    trend = np.sort(values)
-    shuffled = compute_interval(values)
-    ordered = compute_interval(trend)
-    assert ordered[1] - ordered[0] > 2 * (shuffled[1] - shuffled[0])
+    values = np.random.default_rng(2).normal(size=60)
+    (shuffled,), (ordered,) = np.diff(compute_interval(values)), np.diff(compute_interval(np.sort(values)))
+    assert ordered > 2 * shuffled
 
 
 def test_many_blocks_are_resampled_in_parts():
@@ -115,13 +111,12 @@ def test_many_blocks_are_resampled_in_parts():
 
 def test_equal_values_have_an_interval_of_no_width():
     assert compute_interval([2.0] * 20) == (2.0, 2.0)
-    assert compute_rate_interval([8] * 20, [0.5] * 20) == (pytest.approx(16), pytest.approx(16))
+    assert compute_rate_interval([8] * 20, [0.5] * 20) == pytest.approx((16, 16))
 
 
 def test_rate_interval_is_positive_and_holds_the_rate_even_when_blocks_disagree_widely():
-    samples, seconds = np.full(2, 64), np.array([0.1, 1.0])
-    low, high = compute_rate_interval(samples, seconds)
-    assert 0 < low < samples.sum() / seconds.sum() < high
+    low, high = compute_rate_interval([64, 64], [0.1, 1.0])
+    assert 0 < low < 128 / 1.1 < high
 
 
 @pytest.mark.parametrize("n", [6, 40])
@@ -151,22 +146,19 @@ def test_coverage_of_quantile_intervals(n, quantile):
 
 def test_wilson_interval_by_hand():
     # 8 of 10 at 95 %: 0.4902 to 0.9433 in the literature
-    assert compute_proportion_interval(8, 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert compute_proportion_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     for n in (3, 7, 13, 2000):
         assert compute_proportion_interval(0, n)[0] == 0.0
         assert compute_proportion_interval(n, n)[1] == 1.0
 
 
 def test_far_values_do_not_hide_the_rest():
-    rng = np.random.default_rng(3)
-    x = rng.normal(0, 1, 30)
+    x = np.random.default_rng(3).normal(0, 1, 30)
     x[[4, 17, 22]] = [400.0, -250.0, 900.0]
     centre, low, high = compute_trimmed_interval(x)
-    assert low < 0 < high
+    assert -2 < low < 0 < high < low + 2
     assert abs(centre) < 1
-    assert high - low < 2
-    mean_low, mean_high = compute_interval(x)
-    assert mean_high - mean_low > 50
+    assert np.diff(compute_interval(x)) > 50
 
 
 def test_few_values_are_not_trimmed():
@@ -206,11 +198,10 @@ def test_a_contrast_drops_what_a_round_adds_to_all_of_its_arms():
 
 
 def test_a_contrast_covers_the_truth_as_often_as_it_says():
-    rng = np.random.default_rng(5)
-    n_trials, hits = 2000, 0
-    for _ in range(n_trials):
+    rng, n_hits = np.random.default_rng(5), 0
+    for _ in range(2000):
         x = rng.normal(size=(3, 2)) + np.array([[0.0], [0.7], [2.0]]) + 3 * rng.normal(size=(1, 2))
         low, high = compute_contrast_interval(x, 0, 1)
-        hits += low <= 0.7 <= high
-    bounds = compute_proportion_interval(hits, n_trials, 0.999)
-    assert bounds[0] <= 0.95 <= bounds[1]
+        n_hits += low <= 0.7 <= high
+    low, high = compute_proportion_interval(n_hits, 2000, 0.999)
+    assert low <= 0.95 <= high
