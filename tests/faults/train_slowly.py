@@ -89,11 +89,7 @@ def main() -> int:
     multiprocessing.set_start_method(args.start_method)
     config = config_from_values(
         {
-            "data": {
-                "batch_size": 4,
-                "num_workers": args.num_workers,
-                "persistent_workers": args.persistent_workers,
-            },
+            "data": {"batch_size": 4, "num_workers": args.num_workers, "persistent_workers": args.persistent_workers},
             "optim": {"schedule": "cosine"},
             "run": {
                 "epochs": 4,

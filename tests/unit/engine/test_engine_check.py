@@ -35,11 +35,7 @@ def run(monkeypatch, tmp_path, *, values=None, memory_limit_bytes=None, **parts)
     config = config_from_values({"data": {"batch_size": 8}} | (values or {}), base_dir=str(tmp_path))
     ranks = ["cpu"] * (config.run.n_ranks or 0)
     items = run_checks(
-        config,
-        device="cpu",
-        out_dir=tmp_path / "runs",
-        rank_devices=ranks,
-        memory_limit_bytes=memory_limit_bytes,
+        config, device="cpu", out_dir=tmp_path / "runs", rank_devices=ranks, memory_limit_bytes=memory_limit_bytes
     )
     return {item.name: item for item in items}
 

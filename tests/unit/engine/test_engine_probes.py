@@ -50,11 +50,7 @@ class SlowModel(nn.Module):
 
 
 def build(plan: dict[str, Any] | None = None, *, load_s: float = 0.0, step_s: float = 0.0, **fields: Any) -> Run:
-    given = {
-        "model": lambda: SlowModel(step_s),
-        "dataset": lambda: SlowRows(load_s),
-        "loss": nn.CrossEntropyLoss(),
-    }
+    given = {"model": lambda: SlowModel(step_s), "dataset": lambda: SlowRows(load_s), "loss": nn.CrossEntropyLoss()}
     full = default_plan({"batch_size": 8, "threads": 1} | (plan or {}))
     return build_run(None, full, device="cpu", workload=Workload(**given | fields), seed=1)
 

@@ -19,14 +19,7 @@ from fulltilt.config import config_from_values, plan_of
 from fulltilt.config.model import Promise
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop import promise as promise_module
-from fulltilt.engine.loop.promise import (
-    N_SLOW_WINDOWS,
-    WINDOW_S,
-    Look,
-    MachineLook,
-    PromiseWatch,
-    find_reasons,
-)
+from fulltilt.engine.loop.promise import N_SLOW_WINDOWS, WINDOW_S, Look, MachineLook, PromiseWatch, find_reasons
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.hardware import (
@@ -326,9 +319,7 @@ def test_the_cores_that_other_ranks_use_are_the_runs_own(monkeypatch):
     """all ranks are children of the process that started them"""
     times = {os.getpid(): 1.0, os.getppid(): 9.0}
     monkeypatch.setattr(
-        promise_module,
-        "read_process_tree_cpu",
-        lambda pid: ProcessCpu(cpu_s=times[pid], n_children=0, stopped=()),
+        promise_module, "read_process_tree_cpu", lambda pid: ProcessCpu(cpu_s=times[pid], n_children=0, stopped=())
     )
     looks = [MachineLook(torch.device("cpu"), DataWaits(), n_ranks=n) for n in (1, 2)]
     assert [look().own_cpu_s for look in looks] == [1.0, 9.0]
