@@ -59,6 +59,7 @@ RESUME_CASES = {
     "without the last short batch": {"data__drop_last": True},
     "with onecycle": {"optim__schedule": "onecycle", "optim__warmup": 0},
     "evaluating by steps": {"run__evaluate_every": "5 steps", "run__checkpoint_every": "3 steps"},
+    "with checkpoints beside training": {"run__async_checkpoint": True, "run__checkpoint_every": "2 steps"},
 }
 
 
