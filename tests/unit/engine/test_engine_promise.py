@@ -62,7 +62,7 @@ def test_several_slow_windows_in_a_row_are_told_once_per_fall():
     watch = build_watch()
     said = feed(watch, [1000, *[500] * (N_SLOW_WINDOWS + 3)])
     assert [message is not None for message in said] == [False] * N_SLOW_WINDOWS + [True, False, False, False]
-    words = "500 samples/s, tune measured 900 to 1,100 for this plan on this machine: nothing that was looked at explains it"
+    words = "500 samples/s, tune measured 900 to 1,100 for this plan on this machine: nothing that was looked at"
     assert words in said[N_SLOW_WINDOWS]
     again = feed(watch, [1000, *[500] * N_SLOW_WINDOWS])
     assert again[-1] is not None
