@@ -82,7 +82,6 @@ def main() -> int:
     parser.add_argument("--async-checkpoint", action="store_true")
     parser.add_argument("--n-ranks", type=int)
     parser.add_argument("--max-restarts", type=int, default=0)
-    parser.add_argument("--on-full-disk", default="stop")
     args = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, terminate)
@@ -99,7 +98,6 @@ def main() -> int:
                 "async_checkpoint": args.async_checkpoint,
                 "n_ranks": args.n_ranks,
                 "max_restarts": args.max_restarts,
-                "on_full_disk": args.on_full_disk,
             },
         },
         base_dir=".",
