@@ -53,14 +53,9 @@ def main() -> int:
     parser.add_argument("--spare-mib", type=int)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    config = config_from_values(
-        {
-            "data": {"batch_size": args.batch_size},
-            "speed": {"accumulate": args.accumulate},
-            "run": {"epochs": 1, "device": "cpu", "log_every_n_steps": 1},
-        },
-        base_dir=".",
-    )
+    run = {"epochs": 1, "device": "cpu", "log_every_n_steps": 1}
+    values = {"data": {"batch_size": args.batch_size}, "speed": {"accumulate": args.accumulate}, "run": run}
+    config = config_from_values(values, base_dir=".")
     workload = Workload(
         model=Spread,
         dataset=build_points,

@@ -82,32 +82,14 @@ def main() -> int:
     parser.add_argument("--async-checkpoint", action="store_true")
     parser.add_argument("--n-ranks", type=int)
     parser.add_argument("--max-restarts", type=int, default=0)
-    parser.add_argument("--on-full-disk", default="stop")
     args = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, terminate)
     multiprocessing.set_start_method(args.start_method)
-    config = config_from_values(
-        {
-            "data": {
-                "batch_size": 4,
-                "num_workers": args.num_workers,
-                "persistent_workers": args.persistent_workers,
-            },
-            "optim": {"schedule": "cosine"},
-            "run": {
-                "epochs": 4,
-                "device": "cpu",
-                "log_every_n_steps": 2,
-                "checkpoint_every": "5 steps",
-                "async_checkpoint": args.async_checkpoint,
-                "n_ranks": args.n_ranks,
-                "max_restarts": args.max_restarts,
-                "on_full_disk": args.on_full_disk,
-            },
-        },
-        base_dir=".",
-    )
+    run = {"epochs": 4, "device": "cpu", "log_every_n_steps": 2, "checkpoint_every": "5 steps"}
+    run |= {name: getattr(args, name) for name in ("async_checkpoint", "n_ranks", "max_restarts")}
+    data = {"batch_size": 4, "num_workers": args.num_workers, "persistent_workers": args.persistent_workers}
+    config = config_from_values({"data": data, "optim": {"schedule": "cosine"}, "run": run}, base_dir=".")
     workload = Workload(
         model=lambda: build_model(args.n_weights),
         dataset=lambda: SlowPoints(None if args.fast else args.n_quick),
@@ -117,13 +99,8 @@ def main() -> int:
         name="slow",
     )
     try:
-        train(
-            config,
-            out_dir=args.out_dir,
-            listeners=[CsvLog(args.out_dir), EventLog(args.out_dir), say],
-            resume=args.resume,
-            workload=workload,
-        )
+        listeners = [CsvLog(args.out_dir), EventLog(args.out_dir), say]
+        train(config, out_dir=args.out_dir, listeners=listeners, resume=args.resume, workload=workload)
     except FulltiltError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         return error.exit_code

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from fulltilt.tuner import read_schema
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "configs" / "digits.yaml"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # two tests at once must not fight for cores
+BENCHMARK_GPU = [str(ROOT / "scripts" / "analysis" / "benchmark_gpu.py")]
 LEVERS = "benchmark.levers={fused_optimizer: [false, true]}"
 SMALL_SEARCH = [LEVERS, "--batch-sizes", "32", "64", "--num-workers", "0", "--steps", "2", "--device", "cpu"]
 
@@ -80,25 +82,9 @@ def test_the_grid_is_whole_and_rows_have_their_levers_read_back_their_phases_and
         assert sum(parts) == pytest.approx(phases["step"], rel=0.02)
 
 
-def test_the_picks_follow_their_rules_by_their_own_rows(searched):
-    _, _, document = searched
-    rows = {row["id"]: row for row in document["trials"] if row["status"] == "ok"}
-    fastest = max(row["samples_per_s"] for row in rows.values())
-    picks = document["picks"]
-    for pick in picks.values():
-        assert pick["plan"] == rows[pick["id"]]["plan"]
-    tied = {picks["throughput"]["id"], *picks["throughput"]["tied_with"]}
-    assert fastest in {rows[id]["samples_per_s"] for id in tied}
-    best = max(row["samples_per_s"] / row["memory_rss_peak_gib"] for row in rows.values())
-    efficient = [rows[id] for id in {picks["efficiency"]["id"], *picks["efficiency"]["tied_with"]}]
-    assert best in {row["samples_per_s"] / row["memory_rss_peak_gib"] for row in efficient}
-
-
 def test_the_pick_is_in_the_yaml_and_the_comments_too(searched):
     folder, _, document = searched
-    plan = plan_of(load_config(folder / "mine.yaml"))
-    recommended = document["picks"]["recommended"]["plan"]
-    assert dict(plan) == recommended
+    assert dict(plan_of(load_config(folder / "mine.yaml"))) == document["picks"]["recommended"]["plan"]
     comments = [line for line in DIGITS.read_text().splitlines() if line.lstrip().startswith("#")]
     written = (folder / "mine.yaml").read_text()
     assert all(line in written for line in comments)
@@ -108,8 +94,7 @@ def test_the_guides_door_is_the_same_search(searched):
     """The same search again, under the guide's name and flags, finds its rows and runs nothing."""
     folder, _, document = searched
     words = ["--config", DIGITS, "--exhaustive", *SMALL_SEARCH, "--json", "-", "--out", "run"]
-    done = run_fulltilt(*words, cwd=folder, program=[str(ROOT / "scripts" / "analysis" / "benchmark_gpu.py")])
-    again = json.loads(done.stdout)
+    again = json.loads(run_fulltilt(*words, cwd=folder, program=BENCHMARK_GPU).stdout)
     assert again["trials"] == document["trials"]
     assert again["search"]["n_resumed"] >= len(document["trials"])
 
@@ -120,13 +105,11 @@ def test_another_search_in_the_same_folder_is_refused_with_the_remedy(searched, 
 
 
 def test_training_resumes_and_ends_where_one_run_ends(tmp_path, call):
-    door = [str(ROOT / "scripts" / "train.py")]
-    run_fulltilt("--config", DIGITS, "--epochs", "2", "--device", "cpu", "--out", "whole", "--json", "w.json",
-                 cwd=tmp_path, program=door)  # fmt: skip
+    words = ["--epochs", "2", "--device", "cpu", "--out", "whole"]
+    run_fulltilt("--config", DIGITS, *words, "--json", "w.json", cwd=tmp_path, program=[str(ROOT / "scripts/train.py")])
     once = json.loads((tmp_path / "w.json").read_text())
-    words = ["train", DIGITS, "--epochs", "2", "--device", "cpu", "--out", "whole"]
-    assert "--resume" in call(*words, expect=2).err
-    assert json.loads(call(*words, "--resume", "--json", "-").out)["metrics"] == once["metrics"]
+    assert "--resume" in call("train", DIGITS, *words, expect=2).err
+    assert json.loads(call("train", DIGITS, *words, "--resume", "--json", "-").out)["metrics"] == once["metrics"]
     assert once["metrics"]["accuracy"] > 0.8
     assert len(once["evaluations"]) == 2
 
@@ -144,13 +127,10 @@ def test_check_passes_what_works_and_fails_what_does_not(tmp_path, call):
 @pytest.mark.parametrize("command", ["tune", "train", "check"])
 def test_what_is_wrong_in_a_configuration_is_named_with_its_place(tmp_path, call, command):
     (tmp_path / "key.yaml").write_text("model: small_cnn\ndata:\n  dataset: digits\n  batchsize: 8\n")
-    said = call(command, "key.yaml", expect=2).err
-    assert "key.yaml:4" in said
-    assert "batch_size" in said
+    assert re.search(r"key\.yaml:4.*batch_size", call(command, "key.yaml", expect=2).err)
     (tmp_path / "argument.yaml").write_text("data:\n  dataset: digits\n\nmodel: small_cnn(widht=3)\n")
     said = "".join(call(command, "argument.yaml", expect=3 if command == "check" else 2))
-    assert "argument.yaml:4: model: " in said
-    assert "did you mean width" in said
+    assert re.search(r"argument\.yaml:4: model: .*did you mean width", said)
     if torch.cuda.device_count() < 8:
         assert "cuda:7" in call(command, DIGITS, "--device", "cuda:7", "--out", "absent", expect=2).err
         assert not (tmp_path / "absent").exists()
@@ -160,10 +140,8 @@ def test_data_make_writes_what_tune_reads(tmp_path, call):
     call("data", "make", "events.h5", "--n-samples", "64", "--n-sensors", "24")
     config = ROOT / "configs" / "checking_gpu_optimization.yaml"
     words = ["--config", config, "--data-path", "events.h5", "--batch-sizes", "8", "--num-workers", "0", "--steps", "2"]
-    words += ["--exhaustive", "benchmark.levers={}", "benchmark.test_mixed_precision=false"]
-    done = run_fulltilt(*words, "--device", "cpu", "--json", "-", cwd=tmp_path,
-                        program=[str(ROOT / "scripts" / "analysis" / "benchmark_gpu.py")])  # fmt: skip
-    document = json.loads(done.stdout)
+    words += ["--exhaustive", "benchmark.levers={}", "benchmark.test_mixed_precision=false", "--device", "cpu"]
+    document = json.loads(run_fulltilt(*words, "--json", "-", cwd=tmp_path, program=BENCHMARK_GPU).stdout)
     assert document["picks"]["recommended"]["plan"]["batch_size"] == 8
     assert "--force" in call("data", "make", "events.h5", expect=2).err
 
@@ -175,8 +153,7 @@ def test_a_workload_of_the_users_own_is_tuned_by_its_import_path(tmp_path, call)
         "workload = fulltilt.Workload(\n    model=lambda: nn.Linear(8, 2),\n    dataset=build_data,\n"
         "    loss=nn.CrossEntropyLoss(),\n)\n"
     )
-    words = ["tune", "my_module:workload", *SMALL_SEARCH, "--exhaustive", "--json", "-"]
-    done = run_fulltilt(*words, cwd=tmp_path)
+    done = run_fulltilt("tune", "my_module:workload", *SMALL_SEARCH, "--exhaustive", "--json", "-", cwd=tmp_path)
     assert json.loads(done.stdout)["picks"]["recommended"]["plan"]["batch_size"] in (32, 64)
     call("train", "my_module:workload", "epochs=1", "--device", "cpu")
     call("check", "my_module:workload", "--device", "cpu")

@@ -1,16 +1,17 @@
 """Checkpoints written beside training: equal content, one at a time, and what a full disk does."""
 
+import itertools
 import threading
 import time
 
 import pytest
 import torch
-from training_cases import Recorder, build_config, read_weights, run_train
+from training_cases import Recorder, assert_equal_weights, build_config, read_step, read_weights, run_train
 
 from fulltilt.engine.checkpoints import background, checkpoint
 from fulltilt.engine.checkpoints.background import BackgroundWriter, HostCopies, mark_arrivals
 from fulltilt.errors import StorageError
-from fulltilt.records import CheckpointSaved, CheckpointStarted, Noted, StepsDone
+from fulltilt.records import CheckpointSaved, CheckpointStarted, StepsDone
 
 
 def list_places(copy):
@@ -51,15 +52,13 @@ def test_a_tensor_of_another_layout_gets_memory_of_its_own(changed):
 class Held:
     """Stands in for the disk: a write ends when it is let go."""
 
-    def __init__(self, monkeypatch, error=None):
-        self.go, self.states, self.error = threading.Event(), [], error
+    def __init__(self, monkeypatch):
+        self.go, self.states = threading.Event(), []
         monkeypatch.setattr(background, "save_checkpoint", self.save)
 
     def save(self, folder, state):
         self.states.append(state)
         assert self.go.wait(600)
-        if self.error is not None:
-            raise self.error
         return checkpoint.save_checkpoint(folder, state)
 
 
@@ -75,12 +74,10 @@ def test_one_write_at_a_time(tmp_path, monkeypatch):
     assert not writer.is_busy
 
 
-def test_a_stall_begins_when_training_stopped_and_a_write_that_ended_by_itself_was_not_waited_for(
-    tmp_path, monkeypatch
-):
-    disk, writer = Held(monkeypatch, StorageError("no space left")), BackgroundWriter()
-    disk.go.set()
-    writer.start(tmp_path, {"step": 1}, began_s=time.perf_counter() - 1000)
+def test_a_stall_begins_when_training_stopped_and_a_write_that_ended_by_itself_was_not_waited_for(tmp_path):
+    writer = BackgroundWriter()
+    (tmp_path / "file").touch()
+    writer.start(tmp_path / "file", {"step": 1}, began_s=time.perf_counter() - 1000)
     while not writer.is_done:
         time.sleep(0.001)
     written = writer.collect()
@@ -115,11 +112,9 @@ def test_the_wait_for_a_slow_disk_is_no_training_time(tmp_path, monkeypatch):
     monkeypatch.setattr(background, "save_checkpoint", save)
     config = build_config(run__async_checkpoint=True, run__checkpoint_every="2 steps")
     result, recorder = run_train(tmp_path, config)
-    saved = recorder.of(CheckpointSaved)
-    still_s = sum(event.stall_s + event.waited_s for event in saved)
-    assert len(saved) > 2
-    assert still_s > 0
-    assert result.training_seconds + still_s <= result.seconds
+    still_s = [event.stall_s + event.waited_s for event in recorder.of(CheckpointSaved)]
+    assert len(still_s) > 2
+    assert 0 < sum(still_s) <= result.seconds - result.training_seconds
 
 
 def test_a_run_with_checkpoints_beside_it_ends_as_one_without(tmp_path):
@@ -128,8 +123,7 @@ def test_a_run_with_checkpoints_beside_it_ends_as_one_without(tmp_path):
     config = build_config(run__async_checkpoint=True, **every)
     _, beside = run_train(tmp_path / "b", config)
     assert beside.list_figures() == plain.list_figures()
-    mine, theirs = read_weights(tmp_path / "a"), read_weights(tmp_path / "b")
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert_equal_weights(read_weights(tmp_path / "a"), read_weights(tmp_path / "b"))
     saved, started = beside.of(CheckpointSaved), beside.of(CheckpointStarted)
     assert [event.step for event in saved] == [event.step for event in started]
     assert all(event.stall_s > 0 for event in saved)
@@ -138,65 +132,48 @@ def test_a_run_with_checkpoints_beside_it_ends_as_one_without(tmp_path):
     assert again.of(StepsDone) == []
 
 
-def test_a_run_that_left_while_a_checkpoint_was_written_resumes_bit_equal(tmp_path):
-    config = build_config(run__async_checkpoint=True, run__checkpoint_every="2 steps")
-    _, expected = run_train(tmp_path / "whole", config)
-    recorder = Recorder()
-    run_train(tmp_path / "parts", config, recorder, max_steps=5)
-    run_train(tmp_path / "parts", config, recorder, resume=True)
-    assert recorder.list_figures() == expected.list_figures()
+def fill_disk(monkeypatch, *full_at):
+    """Let the given writes find no space, counted from 1."""
+    numbers, real = itertools.count(1), checkpoint.save_checkpoint
 
-
-class FullAt:
-    """The disk is full for the given writes, counted from 1."""
-
-    def __init__(self, monkeypatch, *calls):
-        self.calls, self.n = calls, 0
-        self.real = checkpoint.save_checkpoint
-        monkeypatch.setattr(checkpoint, "save_checkpoint", self.save)
-        monkeypatch.setattr(background, "save_checkpoint", self.save)
-
-    def save(self, folder, state):
-        self.n += 1
-        if self.n in self.calls:
+    def save(folder, state):
+        if next(numbers) in full_at:
             raise StorageError(f"no space left for {folder / 'checkpoint.pt'}; free some")
-        return self.real(folder, state)
+        return real(folder, state)
+
+    for module in (checkpoint, background):
+        monkeypatch.setattr(module, "save_checkpoint", save)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_on_a_full_disk_the_run_stops_and_the_checkpoint_before_is_kept(tmp_path, monkeypatch, is_async):
-    FullAt(monkeypatch, 2)
-    config = build_config(run__async_checkpoint=is_async, run__checkpoint_every="2 steps")
-    recorder = Recorder()
+    fill_disk(monkeypatch, 2)
+    config, recorder = build_config(run__async_checkpoint=is_async, run__checkpoint_every="2 steps"), Recorder()
     with pytest.raises(StorageError, match=r"no checkpoint of step 4: no space .* the checkpoint of step 2 is kept"):
         run_train(tmp_path, config, recorder)
-    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] == 2
+    assert read_step(tmp_path) == 2
     assert recorder.events[-1].reason.startswith("failed: StorageError")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_told_to_continue_it_goes_on_says_so_and_saves_again_later(tmp_path, monkeypatch, is_async):
-    FullAt(monkeypatch, 2)
+    fill_disk(monkeypatch, 2)
     config = build_config(run__async_checkpoint=is_async, run__checkpoint_every="2 steps", run__on_full_disk="continue")
     result, recorder = run_train(tmp_path, config)
     assert result.reason == "finished"
-    (warning,) = [note.message for note in recorder.of(Noted) if note.level == "warning"]
+    (warning,) = recorder.list_notes("training goes on")
     assert "no checkpoint of step 4" in warning
-    assert "training goes on" in warning
     assert 4 not in [event.step for event in recorder.of(CheckpointSaved)]
-    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] == 12
+    assert read_step(tmp_path) == 12
 
 
 @pytest.mark.parametrize(("every", "n_saved", "kept"), [("1 epoch", 1, "step 6 is kept, --resume"), (None, 0, "no")])
-def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_in_any_case(
-    tmp_path, monkeypatch, every, n_saved, kept
-):
-    FullAt(monkeypatch, *range(n_saved + 1, 20))
-    recorder = Recorder()
-    config = build_config(run__checkpoint_every=every, run__on_full_disk="continue")
+def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_anyhow(tmp_path, monkeypatch, every, n_saved, kept):
+    fill_disk(monkeypatch, *range(n_saved + 1, 20))
+    config, recorder = build_config(run__checkpoint_every=every, run__on_full_disk="continue"), Recorder()
     with pytest.raises(StorageError, match=f"no checkpoint of step 12: .*{kept}"):
         run_train(tmp_path, config, recorder)
-    assert not [note for note in recorder.of(Noted) if note.level == "warning"], "nothing is said to go on"
+    assert not recorder.list_notes("no checkpoint"), "nothing is said to go on"
 
 
 def test_copies_of_a_gpu_are_waited_for_on_its_own_stream_whichever_is_current(monkeypatch):

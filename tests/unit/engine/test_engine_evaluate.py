@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
-from training_cases import Points, build_config, build_workload, run_train
+from training_cases import Points, add_noise, build_config, build_cpu_run, build_workload, fail, run_train
 
-from fulltilt.config import plan_of
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
 from fulltilt.errors import DataError
 from fulltilt.records import EpochDone, StepsDone
@@ -20,8 +18,7 @@ def make_run():
     runs = []
 
     def make(config=None, **changes):
-        config = config or build_config()
-        runs.append(build_run(config, plan_of(config), device="cpu", workload=build_workload(prepare=None, **changes)))
+        runs.append(build_cpu_run(config, **{"prepare": None} | changes))
         return runs[-1]
 
     yield make
@@ -62,10 +59,7 @@ def test_the_model_is_in_evaluation_mode_without_a_graph_and_every_layer_gets_it
 
 
 def test_modes_come_back_after_an_error(make_run):
-    def fail(outputs, targets):
-        raise ValueError("metric")
-
-    run = make_run(metrics={"bad": fail})
+    run = make_run(metrics={"bad": fail(ValueError("metric"))})
     with pytest.raises(ValueError, match="metric"):
         evaluate(run, build_validation_loader(run))
     assert run.setup.model.training
@@ -80,28 +74,18 @@ def test_training_goes_on_as_if_there_had_been_no_evaluation(tmp_path):
 
 
 def test_random_preparation_is_the_same_in_every_evaluation(make_run):
-    def add_noise(batch, generator):
-        return batch[0] + torch.randn(batch[0].shape, generator=generator), batch[1]
-
-    config = build_config()
-    workload = build_workload(prepare=add_noise)
-    with build_run(config, plan_of(config), device="cpu", workload=workload) as run:
-        loader = build_validation_loader(run)
-        state = run.generator.get_state()
-        assert evaluate(run, loader) == evaluate(run, loader)
-        assert torch.equal(run.generator.get_state(), state)
+    run = make_run(prepare=add_noise)
+    loader = build_validation_loader(run)
+    state = run.generator.get_state()
+    assert evaluate(run, loader) == evaluate(run, loader)
+    assert torch.equal(run.generator.get_state(), state)
 
 
 def test_it_stops_when_asked(make_run):
-    run = make_run()
-    asked = []
-
-    def should_stop():
-        asked.append(True)
-        return len(asked) == 3
-
-    assert evaluate(run, build_validation_loader(run, batch_size=4), should_stop=should_stop) is None
-    assert len(asked) == 3
+    run, answers = make_run(), [False, False, True]
+    loader = build_validation_loader(run, batch_size=4)
+    assert evaluate(run, loader, should_stop=lambda: answers.pop(0)) is None
+    assert answers == []
     assert run.setup.model.training
 
 

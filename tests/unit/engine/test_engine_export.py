@@ -5,10 +5,18 @@ import json
 import pytest
 import torch
 from torch import nn
-from training_cases import build_config, build_model, build_workload, read_weights, run_train
+from training_cases import (
+    assert_equal_weights,
+    build_config,
+    build_model,
+    build_workload,
+    read_state,
+    read_weights,
+    run_train,
+)
 
 from fulltilt.cli import run_command
-from fulltilt.engine.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from fulltilt.engine.checkpoints.checkpoint import save_checkpoint
 from fulltilt.engine.checkpoints.export import export_weights
 from fulltilt.errors import RunFolderError, UsageError
 
@@ -33,13 +41,10 @@ def test_what_is_written_is_what_was_trained(folder, tmp_path, capsys):
     out = tmp_path / "deep" / "w.safetensors"
     assert run_command(["export", str(folder), str(out)]) == 0
     tensors, metadata = load(out)
-    trained = read_weights(folder)
-    assert tensors.keys() == trained.keys()
-    assert all(torch.equal(tensors[name], trained[name]) for name in trained)
+    assert_equal_weights(tensors, read_weights(folder))
     build_model().load_state_dict(tensors, strict=True)
-    state = load_checkpoint(folder).state
     assert (metadata["fulltilt.step"], metadata["fulltilt.epoch"]) == ("12", "2")
-    assert json.loads(metadata["fulltilt.metrics"]) == state["evaluations"][-1]["metrics"]
+    assert json.loads(metadata["fulltilt.metrics"]) == read_state(folder)["evaluations"][-1]["metrics"]
     assert metadata["fulltilt.config_digest"] == build_config().digest
     assert "model weights of step 12" in capsys.readouterr().out
     assert [path.name for path in out.parent.iterdir()] == ["w.safetensors"], "no temporary file stays"
@@ -47,17 +52,14 @@ def test_what_is_written_is_what_was_trained(folder, tmp_path, capsys):
 
 def test_the_moving_average_goes_first_where_there_is_one(folder, tmp_path):
     run_train(tmp_path / "run", build_config(optim__ema=0.8))
-    state = load_checkpoint(tmp_path / "run").state
+    state = read_state(tmp_path / "run")
     assert export_weights(tmp_path / "run", tmp_path / "a.safetensors").weights == "ema"
     tensors, _ = load(tmp_path / "a.safetensors")
-    averaged = state["average"]["weights"]
-    assert all(torch.equal(tensors[name], averaged[name]) for name in averaged)
+    assert_equal_weights(tensors, state["model"] | state["average"]["weights"])
     assert not torch.equal(tensors["0.weight"], state["model"]["0.weight"])
-    assert torch.equal(tensors["1.num_batches_tracked"], state["model"]["1.num_batches_tracked"])
-    build_model().load_state_dict(tensors, strict=True)
     assert export_weights(tmp_path / "run", tmp_path / "b.safetensors", weights="model").weights == "model"
     tensors, metadata = load(tmp_path / "b.safetensors")
-    assert torch.equal(tensors["0.weight"], state["model"]["0.weight"])
+    assert_equal_weights(tensors, state["model"])
     assert metadata["fulltilt.weights"] == "model"
     with pytest.raises(UsageError, match="holds no moving average"):
         export_weights(folder, tmp_path / "c.safetensors", weights="ema")
@@ -80,8 +82,7 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_keep_all_their_names(folder, tmp_path):
-    state = load_checkpoint(folder).state
-    model = Tied()
+    state, model = read_state(folder), Tied()
     save_checkpoint(tmp_path, {**state, "model": dict(model.state_dict())})
     export = export_weights(tmp_path, tmp_path / "w.safetensors")
     tensors, _ = load(tmp_path / "w.safetensors")

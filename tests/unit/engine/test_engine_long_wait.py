@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 from torch.utils.data import get_worker_info
-from training_cases import Points, Recorder, build_config, build_workload, run_train
+from training_cases import Points, build_config, build_workload, run_train
 
 from fulltilt.data import build_loader
 from fulltilt.data.loading import worker_signals
@@ -34,13 +34,10 @@ class StopsOnce(Points):
         return super().__getitem__(index)
 
 
-class GoesOn(Recorder):
-    """Lets the worker that is named as stopped go on, as a user would."""
-
-    def __call__(self, event):
-        super().__call__(event)
-        if isinstance(event, Noted) and (named := re.search(r"kill -CONT (\d+)", event.message)):
-            os.kill(int(named[1]), signal.SIGCONT)
+def let_go_on(event):
+    """Do what the note of a stopped worker names, as a user would."""
+    if isinstance(event, Noted) and (named := re.search(r"kill -CONT (\d+)", event.message)):
+        os.kill(int(named[1]), signal.SIGCONT)
 
 
 @pytest.fixture(autouse=True)
@@ -54,16 +51,13 @@ def test_a_data_worker_that_stands_still_is_named_and_the_run_goes_on_with_it(tm
     parts = {"training": "dataset", "validation": "validation"}
     workload = build_workload(**{parts[split]: lambda: StopsOnce(at=20)})
     config = build_config(data__num_workers=2, data__persistent_workers=persistent)
-    result, recorder = run_train(tmp_path, config, GoesOn(), workload=workload)
+    result, recorder = run_train(tmp_path, config, workload=workload, listeners=[let_go_on])
     assert result.epoch == 2
     # A machine that is busy enough takes its time to start workers, and then says so as well.
-    told = [event.message for event in recorder.of(Noted) if "is stopped by a signal" in event.message]
-    assert len(told) == 1
-    assert told[0].startswith(f"no {split} batch came for 1 s, and batches come in order: data worker 1 of 2 (pid ")
-    assert "; the next one is due from data worker 2; with data.num_workers 0 " in told[0]
-    assert re.search(
-        r"data worker 2 of 2 \(pid (\d+)\) is stopped by a signal \(kill -CONT \1 lets it go on\)", told[0]
-    )
+    (told,) = recorder.list_notes("is stopped by a signal")
+    assert told.startswith(f"no {split} batch came for 1 s, and batches come in order: data worker 1 of 2 (pid ")
+    assert "; the next one is due from data worker 2; with data.num_workers 0 " in told
+    assert re.search(r"data worker 2 of 2 \(pid (\d+)\) is stopped by a signal \(kill -CONT \1 lets it go on\)", told)
 
 
 def test_each_long_wait_is_told_once_and_short_ones_do_not_add_up(monkeypatch):
@@ -114,7 +108,6 @@ def test_a_rank_without_listeners_says_it_where_its_last_words_are_read(capfd):
     session, loader = watch_session()
     loader.on_long_wait(20.0, [os.getpid()], None)
     said = capfd.readouterr().err
-    assert said.startswith(
-        f"no training batch came for 20 s, and batches come in order: data worker 1 of 1 (pid {os.getpid()}"
-    )
+    words = f"no training batch came for 20 s, and batches come in order: data worker 1 of 1 (pid {os.getpid()}"
+    assert said.startswith(words)
     assert session.announce.notes == [said.strip()]

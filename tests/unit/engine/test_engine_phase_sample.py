@@ -33,15 +33,6 @@ class SlowAt(nn.Linear):
         return super().forward(x)
 
 
-class Told:
-    def __init__(self):
-        self.events: list[StepsDone] = []
-
-    def __call__(self, event):
-        if isinstance(event, StepsDone):
-            self.events.append(event)
-
-
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
@@ -59,9 +50,9 @@ def told(tmp_path, clock):
     )
     run = {"epochs": 2, "device": "cpu", "log_every_n_steps": 4, "checkpoint_every": None}
     config = config_from_values({"data": {"batch_size": 4}, "run": run}, base_dir=".")
-    told = Told()
-    train(config, out_dir=tmp_path, listeners=[told], workload=workload)
-    return {event.step: event.phases_ms for event in told.events}
+    told = []
+    train(config, out_dir=tmp_path, listeners=[told.append], workload=workload)
+    return {event.step: event.phases_ms for event in told if isinstance(event, StepsDone)}
 
 
 def test_each_interval_has_the_phases_of_its_last_step(told):

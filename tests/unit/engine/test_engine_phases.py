@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from training_cases import assert_equal_weights, read_state
 
 from fulltilt.cli import run_command
 from fulltilt.config import config_from_values, load_config, plan_of
@@ -15,6 +17,7 @@ from fulltilt.engine.build.assemble import build_workload
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.checkpoints.checkpoint import LoadedCheckpoint
 from fulltilt.engine.checkpoints.export import find_evaluated, read_weights
+from fulltilt.engine.contrastive import phases
 from fulltilt.engine.contrastive.options import PhaseOptions
 from fulltilt.engine.contrastive.phases import run_phase
 from fulltilt.engine.step.cached_step import CachedStep, build_step
@@ -52,10 +55,7 @@ def build_values(folder, **changes):
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")
-        if name:
-            values[section] = values[section] | {name: value}
-        else:
-            values[section] = value
+        values[section] = values[section] | {name: value} if name else value
     return values
 
 
@@ -68,9 +68,9 @@ def build(folder, **changes):
     return build_run(config, plan_of(config), device="cpu")
 
 
-def run(phase, folder, out_dir, *, resume=False, options=OPTIONS, **changes):
+def run(phase, folder, out_dir, *, resume=False, **changes):
     config = build_config(folder, **changes)
-    return run_phase(phase, config, out_dir=out_dir, listeners=[], resume=resume, options=options)
+    return run_phase(phase, config, out_dir=out_dir, listeners=[], resume=resume, options=OPTIONS)
 
 
 def test_a_step_trains_on_two_views_of_uint8_images(folder):
@@ -155,26 +155,13 @@ def test_a_phase_that_was_left_ends_as_if_it_had_not_been(folder, tmp_path, phas
         for out_dir in (tmp_path / "whole", tmp_path / "left"):
             run("pretrain", folder, out_dir)
     whole = run(phase, folder, tmp_path / "whole")
-    leave_after(monkeypatch, 3)
+    monkeypatch.setattr(phases, "train", functools.partial(phases.train, max_steps=3))
     left = run(phase, folder, tmp_path / "left")
     assert left.step == 3 < whole.step
     monkeypatch.undo()
     resumed = run(phase, folder, tmp_path / "left", resume=True)
-    assert resumed.step == whole.step
-    assert resumed.metrics == whole.metrics
-    states = [torch.load(tmp_path / name / phase / "checkpoint.pt", weights_only=True) for name in ("whole", "left")]
-    for mine, theirs in zip(states[0]["model"].values(), states[1]["model"].values(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def leave_after(monkeypatch, n_steps):
-    from fulltilt.engine.contrastive import phases
-
-    def train(config, **options):
-        return original(config, max_steps=n_steps, **options)
-
-    original = phases.train
-    monkeypatch.setattr(phases, "train", train)
+    assert (resumed.step, resumed.metrics) == (whole.step, whole.metrics)
+    assert_equal_weights(*(read_state(tmp_path / name / phase)["model"] for name in ("left", "whole")))
 
 
 def test_features_are_read_from_the_disk_the_second_time(folder, tmp_path, monkeypatch):
@@ -182,16 +169,15 @@ def test_features_are_read_from_the_disk_the_second_time(folder, tmp_path, monke
     run("probe", folder, tmp_path)
     assert {path.name.split("-")[0] for path in (tmp_path / "features").iterdir()} == {"labelled", "validation"}
 
-    def refuse(encode, dataset, rows, *args, **options):
-        assert len(rows) == 36, "only the unlabelled images are new"
-        return original(encode, dataset, rows, *args, **options)
+    extract, encoded = phases.extract_features, []
 
-    from fulltilt.engine.contrastive import phases
+    def count(encode, dataset, rows, *args, **options):
+        encoded.append(len(rows))
+        return extract(encode, dataset, rows, *args, **options)
 
-    original = phases.extract_features
-    monkeypatch.setattr(phases, "extract_features", refuse)
+    monkeypatch.setattr(phases, "extract_features", count)
     run("cluster", folder, tmp_path)
-    monkeypatch.undo()
+    assert encoded == [36], "only the unlabelled images are new"
     with pytest.raises(RunFolderError, match="of another run"):
         run("cluster", folder, tmp_path, resume=True, data__val_dataset="stl10(part=train)")
     assert len(list((tmp_path / "features").glob("validation-*"))) == 2, "other validation images are encoded anew"
@@ -215,15 +201,9 @@ def test_a_tied_weight_of_the_encoder_is_the_average_under_both_names(folder, tm
     assert not torch.equal(weights[name], state["model"][name])
     assert weights.keys() == state["model"].keys()
     state["model"]["again"] = state["model"][name]
-    monkeypatch.setattr(
-        "fulltilt.engine.contrastive.phases.checkpoint.load_checkpoint",
-        lambda _: LoadedCheckpoint(state=state, path=path, note=None),
-    )
-    seen = {}
-    monkeypatch.setattr(
-        "fulltilt.engine.contrastive.phases.checkpoint.load_model_state",
-        lambda model, weights, path: seen.update(weights),
-    )
+    seen, loaded = {}, LoadedCheckpoint(state=state, path=path, note=None)
+    monkeypatch.setattr(phases.checkpoint, "load_checkpoint", lambda _: loaded)
+    monkeypatch.setattr(phases.checkpoint, "load_model_state", lambda model, weights, path: seen.update(weights))
     run("probe", folder, tmp_path)
     assert torch.equal(seen["again"], state["average"]["weights"][name])
 
@@ -235,10 +215,14 @@ def test_a_probe_needs_an_encoder_of_a_contrastive_task(folder, tmp_path):
         run("probe", folder, tmp_path, task="classification", data={"dataset": "digits"})
 
 
-def test_the_command_runs_all_phases_and_writes_json(folder, tmp_path, capsys):
-    file = tmp_path / "c.yaml"
-    file.write_text(json.dumps(build_values(folder)))
-    words = ["contrastive", str(file), "--out", str(tmp_path / "out"), "--json", str(tmp_path / "r.json"), "--quiet"]
+@pytest.fixture
+def file(folder, tmp_path):
+    (tmp_path / "c.yaml").write_text(json.dumps(build_values(folder)))
+    return str(tmp_path / "c.yaml")
+
+
+def test_the_command_runs_all_phases_and_writes_json(file, tmp_path, capsys):
+    words = ["contrastive", file, "--out", str(tmp_path / "out"), "--json", str(tmp_path / "r.json"), "--quiet"]
     options = ["--probe-epochs", "5", "--cluster-epochs", "5", "--epochs", "1"]
     assert run_command([*words, *options]) == 0
     said = capsys.readouterr().out
@@ -253,10 +237,8 @@ def test_the_command_runs_all_phases_and_writes_json(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("flags", [["--clusters", "1"], ["--clear-share", "0"], ["--probe-epochs", "0"]])
-def test_flags_out_of_range_are_told(folder, tmp_path, flags, capsys):
-    file = tmp_path / "c.yaml"
-    file.write_text(json.dumps(build_values(folder)))
-    assert run_command(["contrastive", str(file), *flags]) == 2
+def test_flags_out_of_range_are_told(file, flags, capsys):
+    assert run_command(["contrastive", file, *flags]) == 2
     assert flags[0] in capsys.readouterr().err
 
 

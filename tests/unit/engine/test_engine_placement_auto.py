@@ -13,7 +13,6 @@ from fulltilt.engine.build import facts as facts_room
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.ranks.world import World
 from fulltilt.errors import RunFolderError
-from fulltilt.records import RunStarted
 from fulltilt.tasks import Workload
 
 PLENTY, NONE = 1 << 40, 0
@@ -38,10 +37,12 @@ def set_free_ram(monkeypatch):
     )
 
 
-def build(workload, *, started_with=None, world=None, **data):
+AUTO = build_config(data__placement="auto")
+
+
+def build(workload, *, started_with=None, **data):
     config = build_config(**{f"data__{name}": value for name, value in {"placement": "auto", **data}.items()})
-    given = {} if world is None else {"world": world}
-    return build_run(config, plan_of(config), device="cpu", workload=workload, started_with=started_with, **given)
+    return build_run(config, plan_of(config), device="cpu", workload=workload, started_with=started_with)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +82,13 @@ def test_a_run_that_goes_on_keeps_what_it_was_started_with(workload, set_free_ra
 
 
 def test_a_choice_that_comes_out_differently_does_not_refuse_a_resume(tmp_path, workload, set_free_ram):
-    config, out = build_config(data__placement="auto"), tmp_path / "run"
+    out = tmp_path / "run"
     set_free_ram(NONE)
-    run_train(out, config, workload=workload, max_steps=2)
+    run_train(out, AUTO, workload=workload, max_steps=2)
     set_free_ram(PLENTY)
-    result, recorder = run_train(out, config, workload=workload, max_steps=4, resume=True)
+    result, recorder = run_train(out, AUTO, workload=workload, max_steps=4, resume=True)
     assert result.step == 4
-    (started,) = recorder.of(RunStarted)
-    assert started.plan["placement"] == "block_shuffled"
+    assert recorder.events[0].plan["placement"] == "block_shuffled"
     assert any("auto goes on as block_shuffled, which the run was started with" in note for note in result.notes)
     named = build_config(data__placement="ram")
     with pytest.raises(RunFolderError, match=r"was trained with data\.placement block_shuffled, and ram puts"):
@@ -98,7 +98,7 @@ def test_a_choice_that_comes_out_differently_does_not_refuse_a_resume(tmp_path, 
 def test_naming_what_auto_chose_does_not_refuse_a_resume(tmp_path, workload, set_free_ram):
     set_free_ram(PLENTY)
     out = tmp_path / "run"
-    run_train(out, build_config(data__placement="auto"), workload=workload, max_steps=2)
+    run_train(out, AUTO, workload=workload, max_steps=2)
     result, _ = run_train(out, build_config(data__placement="ram"), workload=workload, max_steps=4, resume=True)
     assert result.step == 4
 
@@ -118,7 +118,6 @@ def test_ranks_of_one_machine_share_its_memory_and_take_one_choice(workload, set
     for free_bytes in (needed, 2 * needed):
         set_free_ram(free_bytes)
         described = facts_room.describe(nn.Linear(5, 4), workload.dataset(), torch.device("cpu"), n_ranks=2)
-        plan = plan_of(build_config(data__placement="auto"))
-        plan, notes = facts_room.resolve_plan(plan, described, world=Told(rank=1, n_ranks=2))
+        plan, notes = facts_room.resolve_plan(plan_of(AUTO), described, world=Told(rank=1, n_ranks=2))
         assert (plan["placement"], notes) == ("stream", ["placement: auto is stream: rank 0 says so"])
     assert offered == ["memory_map", "ram"]

@@ -33,11 +33,6 @@ class SlowRows(Dataset):
         return torch.full((12,), float(index)), index % 3
 
 
-class Empty(IterableDataset):
-    def __iter__(self):
-        return iter(())
-
-
 class SlowModel(nn.Module):
     def __init__(self, seconds: float = 0.0, hidden: int = 10):
         super().__init__()
@@ -50,11 +45,7 @@ class SlowModel(nn.Module):
 
 
 def build(plan: dict[str, Any] | None = None, *, load_s: float = 0.0, step_s: float = 0.0, **fields: Any) -> Run:
-    given = {
-        "model": lambda: SlowModel(step_s),
-        "dataset": lambda: SlowRows(load_s),
-        "loss": nn.CrossEntropyLoss(),
-    }
+    given = {"model": lambda: SlowModel(step_s), "dataset": lambda: SlowRows(load_s), "loss": nn.CrossEntropyLoss()}
     full = default_plan({"batch_size": 8, "threads": 1} | (plan or {}))
     return build_run(None, full, device="cpu", workload=Workload(**given | fields), seed=1)
 
@@ -89,9 +80,8 @@ def test_a_loader_probe_takes_no_step():
 
 @pytest.mark.slow
 def test_workers_load_side_by_side_and_a_full_queue_is_quick_to_take_from():
-    options = {"num_workers": 2, "persistent_workers": True, "batch_size": 4}
-    with build(options, load_s=0.05) as run:
-        alone_s = 4 * 0.05
+    alone_s = 4 * 0.05
+    with build({"num_workers": 2, "persistent_workers": True, "batch_size": 4}, load_s=0.05) as run:
         result = run_loader_probe(run, n_steps=16, max_measure_s=2.0)
     assert 4 / result.samples_per_s < 0.8 * alone_s
     assert result.receive_ms < 0.5 * alone_s * 1e3
@@ -123,5 +113,9 @@ def test_a_memory_probe_that_needs_the_data_says_so():
 
 @pytest.mark.parametrize("probe", [run_device_probe, run_loader_probe])
 def test_a_dataset_without_a_batch_is_an_error(probe):
+    class Empty(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
     with build(dataset=Empty) as run, pytest.raises(DataError, match="yielded no batch"):
         probe(run, n_steps=4, max_measure_s=0.5)

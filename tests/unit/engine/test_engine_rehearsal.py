@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import tempfile
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from training_cases import N_FEATURES, Points, PointStream, build_config, build_model, build_workload
+from training_cases import CONSTANT, N_FEATURES, Points, PointStream, build_config, build_model, build_workload, fail
 
 from fulltilt.config import plan_of
 from fulltilt.data import build_loader
@@ -39,24 +40,25 @@ def pad(samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Lengths(nn.Module):
-    """Remembers the widths and batch sizes that it saw, training and evaluation apart."""
+    """Remembers the shapes of batches that it saw, training and evaluation apart."""
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self.seen: dict[bool, list[tuple[int, ...]]] = {True: [], False: []}
+        self.weight, self.seen = nn.Parameter(torch.ones(())), {True: [], False: []}
 
     def forward(self, words_BT: torch.Tensor) -> torch.Tensor:
         self.seen[self.training].append(tuple(words_BT.shape))
         return (self.weight * words_BT).mean(1)
 
 
+LENGTHS = {"dataset": Words, "collate": pad, "loss": nn.functional.mse_loss, "model": Lengths}
+LENGTHS |= {"prepare": None, "metrics": {}}
+
+
 class Saved(nn.Linear):
     """Counts how often its state is asked for."""
 
-    def __init__(self, *sizes: int):
-        super().__init__(*sizes)
-        self.n_saves = 0
+    n_saves = 0
 
     def get_extra_state(self) -> int:
         self.n_saves += 1
@@ -65,16 +67,20 @@ class Saved(nn.Linear):
     def set_extra_state(self, state: int) -> None: ...
 
 
-def build(config=None, **changes):
-    config = config or build_config(optim__schedule="constant", optim__warmup=0)
+def build(settings=None, **changes):
+    config = build_config(**CONSTANT | (settings or {}))
     return build_run(config, plan_of(config).replace(threads=1), device="cpu", workload=build_workload(**changes))
 
 
-def measure(run, **options):
+def measure(run):
     parts = []
     with run:
-        result = run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=parts.append, **options)
+        result = run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=parts.append)
     return result, parts
+
+
+def list_memory_notes(result):
+    return [note for note in result.notes if note.startswith("memory:")]
 
 
 def test_a_run_evaluates_one_batch_and_saves_once():
@@ -88,60 +94,44 @@ def test_a_run_evaluates_one_batch_and_saves_once():
     assert run.setup.model.n_saves == saved + 1
     assert run.setup.model.training
     assert result.memory_peak_part in ("steps", *parts)
-    assert not [note for note in result.notes if note.startswith("memory:")]
+    assert list_memory_notes(result) == []
 
 
 def test_the_peak_of_an_evaluation_with_large_batches_is_the_rows():
     n_features = 2**13
 
     class Wide(Dataset):
-        def __init__(self, n_samples):
-            self.n_samples = n_samples
-
         def __len__(self):
-            return self.n_samples
+            return 4096
 
         def get_batch(self, indices):
             return torch.ones(len(indices), n_features), torch.zeros(len(indices), dtype=torch.long)
 
-    def build_wide(**data):
-        config = build_config(optim__schedule="constant", optim__warmup=0, data__batch_size=4, **data)
-        fields = {"dataset": lambda: Wide(16), "validation": lambda: Wide(4096), "prepare": None, "metrics": {}}
-        return build(config, model=lambda: nn.Linear(n_features, 3), **fields)
+    def measure_wide(**data):
+        fields = {"dataset": Wide, "validation": Wide, "prepare": None, "metrics": {}}
+        return measure(build({"data__batch_size": 4} | data, model=lambda: nn.Linear(n_features, 3), **fields))[0]
 
-    small, _ = measure(build_wide())
-    large, _ = measure(build_wide(data__val_batch_size=4096))
+    small, large = measure_wide(), measure_wide(data__val_batch_size=4096)
     assert large.memory_peak_part == "evaluation"
     grown_bytes = (large.memory_rss_peak_gib - small.memory_rss_peak_gib) * 2**30
     assert grown_bytes > 0.7 * 4096 * n_features * 4, "128 MiB of inputs"
 
 
-def test_steps_on_the_largest_samples_follow_where_samples_differ_in_size():
-    models = []
-
-    def build_lengths():
-        models.append(Lengths())
-        return models[-1]
-
-    fields = {"dataset": Words, "collate": pad, "loss": nn.functional.mse_loss, "model": build_lengths}
-    run = build(**fields, prepare=None, metrics={}, validation=lambda: Words(longest=47))
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_steps_on_the_largest_samples_follow_where_samples_differ_in_size(accumulate):
+    run = build({"speed__accumulate": accumulate}, **LENGTHS, validation=lambda: Words(longest=47))
     _, parts = measure(run)
     assert parts == ["largest samples", "evaluation", "checkpoint"]
-    seen = models[-1].seen
-    assert seen[True][-2:] == [(16, 40), (16, 40)]
+    seen = run.setup.model.seen
+    assert seen[True][-2 * accumulate :] == [(16, 40)] * 2 * accumulate, "all micro-batches of a window"
     assert seen[False] == [(16, 40)], "the long one is the last of the validation set"
-    with build(**fields, prepare=None, metrics={}) as run:
-        parts = []
+
+
+def test_a_device_probe_takes_steps_on_the_largest_samples_too():
+    parts = []
+    with build(**LENGTHS) as run:
         run_device_probe(run, n_steps=4, max_measure_s=1.0, on_part=parts.append)
     assert parts[0] == "largest samples"
-
-
-def test_a_window_of_the_largest_samples_has_all_its_micro_batches():
-    fields = {"dataset": Words, "collate": pad, "loss": nn.functional.mse_loss, "model": Lengths}
-    config = build_config(optim__schedule="constant", optim__warmup=0, speed__accumulate=3)
-    run = build(config, **fields, prepare=None, metrics={}, validation=None)
-    measure(run)
-    assert run.setup.model.seen[True][-6:] == [(16, 40)] * 6
 
 
 def test_samples_that_are_stacked_are_not_looked_at():
@@ -179,13 +169,6 @@ def test_a_batch_is_repeated_as_the_loader_joins_it():
     assert [tuple(batch[0].shape) for batch in batches] == [(2, 40)] * 3
 
 
-def fail(error):
-    def raise_it(*args):
-        raise error
-
-    return raise_it
-
-
 def refuse(words):
     class Refusing(nn.Linear):
         def forward(self, inputs):
@@ -208,22 +191,19 @@ def test_out_of_memory_in_a_part_ends_the_trial_and_names_the_part(parts, words)
         measure(build(**parts))
 
 
-NEVER = build_config(run__evaluate_every=None, optim__schedule="constant", optim__warmup=0)
-
-
 @pytest.mark.parametrize(
-    ("config", "fields", "parts", "said"),
+    ("settings", "fields", "parts", "said"),
     [
-        (NEVER, {}, ["checkpoint"], None),
-        (None, {"validation": None}, ["checkpoint"], None),
-        (None, {"model": refuse("shapes do not fit")}, ["evaluation", "checkpoint"], "shapes do not fit"),
-        (None, {"assess": fail(AssertionError("ran"))}, ["evaluation", "checkpoint"], "assessment of points"),
+        ({"run__evaluate_every": None}, {}, ["checkpoint"], None),
+        ({}, {"validation": None}, ["checkpoint"], None),
+        ({}, {"model": refuse("shapes do not fit")}, ["evaluation", "checkpoint"], "shapes do not fit"),
+        ({}, {"assess": fail(AssertionError("ran"))}, ["evaluation", "checkpoint"], "assessment of points"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_left_out_and_said_so(config, fields, parts, said):
-    result, found = measure(build(config, **fields))
+def test_what_cannot_be_rehearsed_is_left_out_and_said_so(settings, fields, parts, said):
+    result, found = measure(build(settings, **fields))
     assert found == parts
-    notes = [note for note in result.notes if note.startswith("memory:")]
+    notes = list_memory_notes(result)
     assert any(said in note for note in notes) if said else notes == []
     assert result.samples_per_s > 0
 
@@ -242,10 +222,9 @@ def test_a_checkpoint_that_no_disk_takes_or_no_deadline_leaves_time_for_is_a_not
 @pytest.mark.parametrize("is_async", [False, True])
 def test_nothing_is_left_of_the_checkpoint(tmp_path, monkeypatch, is_async):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    config = build_config(run__async_checkpoint=is_async, optim__schedule="constant", optim__warmup=0)
-    result, _ = measure(build(config))
+    result, _ = measure(build({"run__async_checkpoint": is_async}))
     assert not list(tmp_path.iterdir())
-    assert not [note for note in result.notes if note.startswith("memory:")]
+    assert list_memory_notes(result) == []
 
 
 def test_weights_that_cannot_be_saved_end_the_trial():
@@ -261,32 +240,22 @@ def test_weights_that_cannot_be_saved_end_the_trial():
 
 @pytest.mark.parametrize("warmup", [0, 500])
 def test_a_stream_with_a_schedule_is_rehearsed_too(warmup):
-    config = build_config(optim__schedule="cosine", optim__warmup=warmup)
-    assert measure(build(config, dataset=PointStream))[1] == ["evaluation", "checkpoint"]
+    settings = {"optim__schedule": "cosine", "optim__warmup": warmup}
+    assert measure(build(settings, dataset=PointStream))[1] == ["evaluation", "checkpoint"]
 
 
 def test_workers_of_an_epoch_that_ends_before_the_evaluation_are_gone_by_then():
-    class Workers(Dataset):
-        def __len__(self):
-            return 31
-
-        def __getitem__(self, index):
-            return torch.zeros(N_FEATURES), 0
-
     alive = []
-    config = build_config(data__num_workers=1, optim__schedule="constant", optim__warmup=0)
-    run = build(config, validation=Workers)
 
     def look(part):
-        alive.append(sum(len(batches._workers) for batches in run._iterators if hasattr(batches, "_workers")))
+        alive.append(len(multiprocessing.active_children()))
 
-    with run:
+    with build({"data__num_workers": 1}) as run:
         run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=look)
     assert alive[0] == 0
 
 
 def test_the_estimate_on_fake_tensors_evaluates_with_the_validation_batch():
-    config = build_config(data__val_batch_size=4096, optim__schedule="constant", optim__warmup=0)
-    with build(config, model=build_model) as large, build(model=build_model) as small:
+    with build({"data__val_batch_size": 4096}, model=build_model) as large, build(model=build_model) as small:
         peaks = [run_memory_probe(run).memory_allocated_peak_gib for run in (small, large)]
     assert (peaks[1] - peaks[0]) * 2**30 > 4096 * N_FEATURES * 4

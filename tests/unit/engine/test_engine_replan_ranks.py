@@ -4,11 +4,9 @@ import parallel_cases
 import pytest
 from parallel_cases import N_SAMPLES, build_plain_workload, build_sgd
 from test_engine_replan import list_sizes, list_steps
-from training_cases import build_config, build_workload, run_train
+from training_cases import Recorder, build_config, build_cpu_run, run_train
 
-from fulltilt.config import plan_of
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop.launch import plan_again
 from fulltilt.engine.loop.replan import RankReplanError
 from fulltilt.engine.loop.session import Restart
@@ -17,7 +15,7 @@ from fulltilt.engine.ranks.causes import Cause
 from fulltilt.engine.ranks.process import describe_failure
 from fulltilt.engine.ranks.world import World
 from fulltilt.errors import ConfigError
-from fulltilt.records import Noted, Replanned, RunEnded, RunStarted, StepsDone
+from fulltilt.records import Replanned, RunEnded, RunStarted, StepsDone
 
 CHANGES = {"run__checkpoint_every": "3 steps", "run__log_every_n_steps": 1, "data__batch_size": 16}
 
@@ -32,11 +30,11 @@ def test_all_ranks_go_on_from_the_newest_checkpoint_with_the_same_effective_batc
     result, recorder = run_train(tmp_path / "two", config, workload=workload)
 
     assert list_sizes(recorder) == [(3, 2, 8, 2, None)]
-    (note,) = [note for note in result.notes if "out of memory" in note]
+    (note,) = recorder.list_notes("out of memory")
+    assert note in result.notes
     assert note.startswith("rank 1: out of memory in a step after step 5 with batch_size 16 × accumulate 1")
     assert "batch_size 8 × accumulate 2 from now on, the effective batch stays 16" in note
     assert note.endswith("all ranks start again from the checkpoint of step 3, 2 steps are trained again")
-    assert note in [event.message for event in recorder.of(Noted)]
 
     mine, theirs = list_steps(recorder), list_steps(whole)
     assert [row[:2] for row in mine] == [row[:2] for row in theirs]
@@ -55,27 +53,26 @@ def fail_with(error, rank=1):
     return Cause(rank=rank, kind="failed", text="", failure=describe_failure(error))
 
 
-def build_error(step=5, first_step=0):
+FROM_NOTHING = "from the first step, there being no checkpoint, 5 steps are trained again"
+
+
+@pytest.mark.parametrize(
+    ("step", "first_step", "n_lost", "words"),
+    [
+        (5, 0, 5, FROM_NOTHING),
+        (6, 6, 0, "from the checkpoint of step 6"),  # it failed before the first rank had told where it started
+    ],
+)
+def test_the_ranks_start_again_from_the_checkpoint_if_there_is_one(step, first_step, n_lost, words):
     sizes = Sizes(batch_size=8, accumulate=2, val_batch_size=None)
     restart = Restart(sizes=sizes, n_replans=3, attempt=4, started_s=0.0, step=step)
-    reason = "out of memory in a step"
-    return RankReplanError(f"{reason}: smaller from now on", reason=reason, restart=restart, first_step=first_step)
-
-
-def test_without_a_checkpoint_all_begin_again_and_say_so():
-    events = []
-    given = plan_again(fail_with(build_error()), 0, Announcer([events.append]))
-    restart = given["after"]
-    assert (restart.sizes.batch_size, restart.n_replans, restart.attempt, restart.step) == (8, 3, 4, 0)
-    (replanned,) = [event for event in events if isinstance(event, Replanned)]
-    assert (replanned.step, replanned.n_steps_lost) == (0, 5)
-    assert "from the first step, there being no checkpoint, 5 steps are trained again" in events[-1].message
-
-
-def test_a_rank_that_fails_before_the_first_one_has_told_where_it_started_knows_it_itself():
-    events = []
-    plan_again(fail_with(build_error(step=6, first_step=6)), 0, Announcer([events.append]))
-    assert events[-1].message.endswith("all ranks start again from the checkpoint of step 6")
+    given = {"reason": "out of memory in a step", "restart": restart, "first_step": first_step}
+    recorder = Recorder()
+    after = plan_again(fail_with(RankReplanError("smaller", **given)), 0, Announcer([recorder]))["after"]
+    assert (after.sizes.batch_size, after.n_replans, after.attempt, after.step) == (8, 3, 4, first_step)
+    (replanned,) = recorder.of(Replanned)
+    assert (replanned.step, replanned.n_steps_lost) == (first_step, n_lost)
+    assert recorder.events[-1].message.endswith(f"all ranks start again {words}")
 
 
 @pytest.mark.parametrize("error", [ConfigError("lr is -1"), MemoryError("no room"), RankReplanError("no plan")])
@@ -84,8 +81,7 @@ def test_nothing_else_is_a_reason_to_start_again(error):
 
 
 def test_a_micro_batch_gives_every_rank_a_sample_and_torchrun_is_not_replaced():
-    config = build_config(data__batch_size=6)
-    with build_run(config, plan_of(config), device="cpu", workload=build_workload(prepare=None)) as run:
+    with build_cpu_run(build_config(data__batch_size=6), prepare=None) as run:
         sizes = {}
         for n_ranks in (1, 2, 4):
             run.world = World(n_ranks=n_ranks)

@@ -1,6 +1,5 @@
 """What a run says at its start, and whether the host's memory will do."""
 
-import dataclasses
 import os
 
 import pytest
@@ -16,11 +15,12 @@ from fulltilt.engine.check import checklist as check
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.records import RunStarted
 
+GIB = 2**30
 
-def build(**changes):
-    config = build_config(**{key: value for key, value in changes.items() if "__" in key})
-    workload = build_workload(**{key: value for key, value in changes.items() if "__" not in key})
-    return build_run(config, plan_of(config), device="cpu", workload=workload, strict=False)
+
+def build(dataset=Points, **changes):
+    config = build_config(**changes)
+    return build_run(config, plan_of(config), device="cpu", workload=build_workload(dataset=dataset), strict=False)
 
 
 def test_the_start_says_device_numerics_batch_and_data(tmp_path):
@@ -38,13 +38,9 @@ def test_the_start_says_device_numerics_batch_and_data(tmp_path):
 
 @pytest.mark.parametrize(("share", "limited"), [(1.0, ""), (0.25, ", limited to 6.00 GiB")])
 def test_a_gpu_is_told_with_what_is_free_on_it_and_what_the_limit_leaves(monkeypatch, share, limited):
-    asked = {
-        "mem_get_info": (20 * 2**30, 24 * 2**30),
-        "get_per_process_memory_fraction": share,
-        "get_device_name": "NVIDIA RTX 3060",
-    }
-    for name, answer in asked.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * GIB, 24 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA RTX 3060")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
@@ -62,7 +58,7 @@ def test_numerics_are_those_set_up_not_those_asked_for():
 
 
 def test_a_stream_has_no_length_to_tell():
-    with build(dataset=PointStream) as run:
+    with build(PointStream) as run:
         assert describe_start(run, None)[2].endswith("a stream of samples")
 
 
@@ -98,22 +94,14 @@ def test_without_a_sample_to_look_at_the_budget_is_not_known():
         def __getitem__(self, index):
             raise OSError("gone")
 
-    with build(data__num_workers=1, dataset=Broken) as run:
+    with build(Broken, data__num_workers=1) as run:
         assert estimate_host_budget(run) is None
         item = check.check_host_memory(run)
     assert (item.verdict, "not known" in item.text) == ("note", True)
 
 
-GIB = 2**30
-BUDGET = HostBudget(
-    n_workers=4,
-    prefetch_factor=2,
-    batch_bytes=GIB,
-    batches_bytes=8 * GIB,
-    checkpoint_bytes=0,
-    free_bytes=9 * GIB,
-    shm_free_bytes=None,
-)
+BUDGET = {"n_workers": 4, "prefetch_factor": 2, "batch_bytes": GIB, "batches_bytes": 8 * GIB}
+BUDGET |= {"checkpoint_bytes": 0, "free_bytes": 9 * GIB, "shm_free_bytes": None}
 
 
 @pytest.mark.parametrize(
@@ -127,5 +115,5 @@ BUDGET = HostBudget(
     ],
 )
 def test_what_there_is_too_little_of_is_named_with_a_remedy(changes, expected):
-    problem = dataclasses.replace(BUDGET, **changes).find_problem()
+    problem = HostBudget(**BUDGET | changes).find_problem()
     assert problem is None if expected is None else expected in problem

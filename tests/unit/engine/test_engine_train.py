@@ -7,45 +7,26 @@ import threading
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from training_cases import (
+    CONSTANT,
     N_SAMPLES,
     Points,
     PointStream,
     Recorder,
+    assert_equal_weights,
     build_config,
     build_workload,
+    fail,
+    read_step,
     read_weights,
     run_train,
 )
 
+from fulltilt import errors
 from fulltilt.engine import interrupt
 from fulltilt.engine.announce import describe_resume
-from fulltilt.errors import (
-    ConfigError,
-    DeviceError,
-    DeviceMemoryError,
-    NonFiniteLossError,
-    RunFolderError,
-    StorageError,
-    UsageError,
-)
-from fulltilt.records import (
-    CheckpointSaved,
-    CheckpointStarted,
-    EpochDone,
-    Evaluated,
-    Noted,
-    RunEnded,
-    RunStarted,
-    StepsDone,
-)
-
-
-def assert_equal_weights(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+from fulltilt.engine.checkpoints.files import NEWEST
+from fulltilt.records import CheckpointSaved, CheckpointStarted, EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
 
 
 def test_a_run_learns_and_tells_what_it_did(tmp_path):
@@ -65,11 +46,10 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path):
     assert recorder.of(EpochDone)[0].loss == pytest.approx(total / N_SAMPLES, rel=1e-12), "the mean over its samples"
 
 
-STREAM = {"optim__schedule": "constant", "optim__warmup": 0}
 RESUME_CASES = {
     "in the middle of an epoch": {},
     "at the ends of epochs": {"run__epochs": 3},
-    "of a stream": STREAM,
+    "of a stream": CONSTANT,
     "between two log lines": {"run__log_every_n_steps": 4},
     "with accumulation": {"data__batch_size": 8, "speed__accumulate": 3, "run__epochs": 3},
     "with workers": {"data__num_workers": 2},
@@ -79,6 +59,7 @@ RESUME_CASES = {
     "without the last short batch": {"data__drop_last": True},
     "with onecycle": {"optim__schedule": "onecycle", "optim__warmup": 0},
     "evaluating by steps": {"run__evaluate_every": "5 steps", "run__checkpoint_every": "3 steps"},
+    "with checkpoints beside training": {"run__async_checkpoint": True, "run__checkpoint_every": "2 steps"},
 }
 
 
@@ -94,14 +75,12 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(tmp_path, case):
     torch.manual_seed(999)
     parts, _ = run_train(tmp_path / "parts", config, recorder, workload=workload, resume=True)
     assert recorder.list_figures() == expected.list_figures()
-    assert parts.metrics == whole.metrics
-    assert parts.loss == whole.loss
-    assert parts.step == whole.step
+    assert (parts.metrics, parts.loss, parts.step) == (whole.metrics, whole.loss, whole.step)
     assert_equal_weights(read_weights(tmp_path / "parts"), read_weights(tmp_path / "whole"))
 
 
 def test_a_streamed_dataset_needs_a_length_for_a_schedule(tmp_path):
-    with pytest.raises(ConfigError, match="max_steps"):
+    with pytest.raises(errors.ConfigError, match="max_steps"):
         run_train(tmp_path, workload=build_workload(dataset=PointStream))
 
 
@@ -120,31 +99,53 @@ def test_a_resumed_run_says_what_it_goes_on_from():
     assert more == "going on from step 60, in epoch 4 of 5"
 
 
-def test_a_truncated_checkpoint_gives_way_to_the_one_before_and_the_run_ends_the_same(tmp_path):
+def put_another_model(path):
+    state = torch.load(path, weights_only=True)
+    state["model"]["0.weight"] = torch.zeros(4, 4)
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: os.truncate(path, 3000), "checkpoint.pt cannot be read"),
+        (put_another_model, "0.weight (4, 4) instead of (16, 6)"),
+    ],
+)
+def test_a_checkpoint_that_does_not_do_gives_way_to_the_one_before_and_the_run_ends_the_same(tmp_path, damage, words):
     config = build_config(run__checkpoint_every="2 steps")
     _, expected = run_train(tmp_path / "whole", config)
     _, recorder = run_train(tmp_path / "parts", config, max_steps=5)
-    os.truncate(tmp_path / "parts" / "checkpoint.pt", 3000)
-    again = Recorder()
-    result, _ = run_train(tmp_path / "parts", config, again, resume=True)
+    damage(tmp_path / "parts" / NEWEST)
+    _, again = run_train(tmp_path / "parts", config, resume=True)
     assert again.events[0].first_step == 4
-    assert any("going on from checkpoint.previous.pt" in note for note in result.notes)
-    assert any("going on from step 4, in epoch 1 of" in note for note in result.notes)
+    (told,) = again.list_notes("going on from checkpoint.previous.pt")
+    assert words in told
+    assert again.list_notes("going on from step 4, in epoch 1 of")
+    assert (tmp_path / "parts" / "checkpoint.damaged.pt").exists()
     kept = [event for event in recorder.events if getattr(event, "step", 0) <= 4]
     recorder.events = kept + again.events
     assert recorder.list_figures() == expected.list_figures()
 
 
+def test_when_both_checkpoints_are_of_another_model_the_newest_is_named(tmp_path):
+    run_train(tmp_path, max_steps=8)
+    for path in tmp_path.glob("checkpoint*.pt"):
+        put_another_model(path)
+    with pytest.raises(errors.RunFolderError, match=rf"/{NEWEST} is of another model"):
+        run_train(tmp_path, resume=True)
+    assert (tmp_path / NEWEST).exists()
+
+
 def test_more_epochs_with_other_levers_of_speed_go_on_from_the_checkpoint_and_so_does_training_time(tmp_path):
-    config = {"optim__schedule": "constant", "optim__warmup": 0}
-    first, _ = run_train(tmp_path / "a", build_config(run__epochs=1, **config))
-    longer, _ = run_train(tmp_path / "a", build_config(**config), resume=True, epochs=3)
-    straight, _ = run_train(tmp_path / "b", build_config(run__epochs=3, **config))
+    first, _ = run_train(tmp_path / "a", build_config(run__epochs=1, **CONSTANT))
+    longer, _ = run_train(tmp_path / "a", build_config(**CONSTANT), resume=True, epochs=3)
+    straight, _ = run_train(tmp_path / "b", build_config(run__epochs=3, **CONSTANT))
     assert longer.metrics == straight.metrics
     assert longer.training_seconds > first.training_seconds
     assert [e.step for e in longer.evaluations] == [6, 12, 18]
     assert longer.evaluations[0] == first.evaluations[0]
-    with_workers = build_config(data__num_workers=1, **config)
+    with_workers = build_config(data__num_workers=1, **CONSTANT)
     assert run_train(tmp_path / "a", with_workers, resume=True, epochs=4)[0].step == 24
 
 
@@ -158,37 +159,30 @@ def test_more_epochs_with_other_levers_of_speed_go_on_from_the_checkpoint_and_so
 )
 def test_a_folder_of_another_run_is_refused_with_the_difference(tmp_path, changes, dataset, resume, words):
     run_train(tmp_path, max_steps=2)
-    with pytest.raises(RunFolderError, match=words):
+    with pytest.raises(errors.RunFolderError, match=words):
         run_train(tmp_path, build_config(**changes), workload=build_workload(dataset=dataset), resume=resume)
 
 
 def test_resume_without_a_checkpoint_starts_and_says_so(tmp_path):
     result, recorder = run_train(tmp_path, resume=True)
     assert result.reason == "finished"
-    assert any("no checkpoint" in note.message for note in recorder.of(Noted))
-    assert any("no checkpoint" in note for note in result.notes)
-
-
-class ExplodesAt:
-    """A loss that is not finite from one call on."""
-
-    def __init__(self, call, value=float("nan")):
-        self.call, self.value, self.n_calls = call, value, 0
-
-    def __call__(self, outputs, targets):
-        self.n_calls += outputs.requires_grad
-        loss = nn.functional.cross_entropy(outputs, targets)
-        return loss * self.value if self.n_calls >= self.call else loss
+    (told,) = recorder.list_notes("no checkpoint")
+    assert told in result.notes
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_path, value):
+    n_calls = 0
+
+    def explode(outputs, targets):
+        nonlocal n_calls
+        n_calls += outputs.requires_grad
+        return nn.functional.cross_entropy(outputs, targets) * (value if n_calls >= 6 else 1)
+
     config = build_config(run__checkpoint_every="2 steps")
-    with pytest.raises(NonFiniteLossError) as caught:
-        run_train(tmp_path, config, workload=build_workload(loss=ExplodesAt(6, value)))
-    assert f"the loss is {value} in step 6 (" in str(caught.value)
-    assert "checkpoint of step 4 is kept" in str(caught.value)
-    assert "optim.clip_norm" in str(caught.value)
+    words = rf"the loss is {value} in step 6 \(.*the checkpoint of step 4 is kept.*optim.clip_norm"
+    with pytest.raises(errors.NonFiniteLossError, match=words):
+        run_train(tmp_path, config, workload=build_workload(loss=explode))
     assert all(torch.isfinite(v).all() for v in read_weights(tmp_path).values())
     whole, _ = run_train(tmp_path / "whole", config)
     resumed, _ = run_train(tmp_path, config, resume=True)
@@ -208,11 +202,10 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
                 self.param_groups[0]["params"][0].data[0] = float("nan")
 
     config = build_config(run__checkpoint_every="2 steps", run__log_every_n_steps=100)
-    with pytest.raises(
-        NonFiniteLossError, match=r"after step 4 1 of \d+ parameters hold NaN or infinity, first 0\.weight"
-    ):
+    words = r"after step 4 1 of \d+ parameters hold NaN or infinity, first 0\.weight"
+    with pytest.raises(errors.NonFiniteLossError, match=words):
         run_train(tmp_path, config, workload=build_workload(optimizer=lambda ps: Diverges(ps, lr=0.1)))
-    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] == 2
+    assert read_step(tmp_path) == 2
 
 
 class SignalAt(Recorder):
@@ -267,24 +260,18 @@ def test_a_second_ctrl_c_stops_at_once_unless_it_is_an_echo_of_the_first(tmp_pat
     assert recorder.events[-1].reason == "interrupted"
 
 
-class InterruptingPoints(Points):
-    """A validation set whose first reading of sample 20 raises Ctrl-C."""
-
-    def __init__(self, once):
-        super().__init__(n_samples=31, noise=0)
-        self.once = once
-
-    def __getitem__(self, index):
-        if index == 20 and self.once:
-            self.once.pop()
-            signal.raise_signal(signal.SIGINT)
-        return super().__getitem__(index)
-
-
 def test_ctrl_c_in_an_evaluation_leaves_it_for_the_resumed_run(tmp_path):
-    _, expected = run_train(tmp_path / "whole")
     once, recorder = [True], Recorder()
-    workload = build_workload(validation=lambda: InterruptingPoints(once))
+
+    class Interrupting(Points):
+        def __getitem__(self, index):
+            if index == 20 and once:
+                once.pop()
+                signal.raise_signal(signal.SIGINT)
+            return super().__getitem__(index)
+
+    _, expected = run_train(tmp_path / "whole")
+    workload = build_workload(validation=lambda: Interrupting(n_samples=31, noise=0))
     with pytest.raises(KeyboardInterrupt):
         run_train(tmp_path / "parts", recorder=recorder, workload=workload)
     assert recorder.of(Evaluated) == []
@@ -300,62 +287,45 @@ def test_outside_the_main_thread_a_run_goes_without_signals(tmp_path):
     assert results[0].reason == "finished"
 
 
-class FullDisk:
-    def __init__(self):
-        self.n_events = 0
-
+class FullDisk(Recorder):
     def __call__(self, event):
-        self.n_events += 1
-        raise StorageError("steps.csv cannot be written: No space left on device")
+        super().__call__(event)
+        raise errors.StorageError("steps.csv cannot be written: No space left on device")
 
 
 def test_a_listener_without_space_is_named_once_and_training_goes_on(tmp_path):
-    from fulltilt.engine.loop.train import train
-
-    full, recorder = FullDisk(), Recorder()
-    result = train(build_config(), out_dir=tmp_path, listeners=[full, recorder], workload=build_workload())
+    full = FullDisk()
+    result, recorder = run_train(tmp_path, listeners=[full])
     assert result.reason == "finished"
-    warnings = [note.message for note in recorder.of(Noted) if note.level == "warning"]
-    assert len(warnings) == 2
-    assert "FullDisk could not store RunStarted (steps.csv cannot be written: No space left on device)" in warnings[0]
-    assert f"failed to store events {full.n_events - 2} times" in warnings[1]
+    first, last = recorder.list_notes("store")
+    assert "FullDisk could not store RunStarted (steps.csv cannot be written: No space left on device)" in first
+    assert f"failed to store events {len(full.events) - 2} times" in last
 
 
 def test_a_checkpoint_is_told_before_it_is_written(tmp_path):
     """What a listener holds back of earlier steps would be lost in a kill between the two."""
-    steps_on_disk, seen = [], []
+    recorder, seen = Recorder(), []
 
-    class Watch(Recorder):
-        def __call__(self, event):
-            if isinstance(event, StepsDone):
-                seen.append(event.step)
-            if isinstance(event, CheckpointStarted):
-                found = tmp_path / "checkpoint.pt"
-                on_disk = torch.load(found, weights_only=True)["progress"]["step"] if found.exists() else 0
-                steps_on_disk.append((on_disk, event.step, seen[-1]))
+    def watch(event):
+        if isinstance(event, CheckpointStarted):
+            on_disk = read_step(tmp_path) if (tmp_path / NEWEST).exists() else 0
+            seen.append((on_disk, event.step, recorder.of(StepsDone)[-1].step))
 
-    run_train(tmp_path, build_config(run__checkpoint_every="4 steps"), recorder=Watch())
-    assert steps_on_disk == [(0, 4, 4), (4, 8, 8), (8, 12, 12), (12, 12, 12)]  # the last holds the evaluation
+    run_train(tmp_path, build_config(run__checkpoint_every="4 steps"), recorder, listeners=[watch])
+    assert seen == [(0, 4, 4), (4, 8, 8), (8, 12, 12), (12, 12, 12)]  # the last holds the evaluation
 
 
-def test_a_bug_in_a_listener_or_the_model_ends_the_run_and_the_others_hear_why(tmp_path):
-    from fulltilt.engine.loop.train import train
-
+def test_a_bug_in_a_listener_or_the_workload_ends_the_run_and_the_others_hear_why(tmp_path):
     def broken(event):
         if isinstance(event, EpochDone):
             raise ValueError("no such column")
 
     recorder = Recorder()
     with pytest.raises(ValueError, match="no such column"):
-        train(build_config(), out_dir=tmp_path, listeners=[recorder, broken], workload=build_workload())
+        run_train(tmp_path, recorder=recorder, listeners=[broken])
     assert recorder.events[-1].reason == "failed: ValueError: no such column"
-
-    class Broken(nn.Linear):
-        def forward(self, x):
-            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        run_train(tmp_path / "model", recorder=recorder, workload=build_workload(model=lambda: Broken(6, 3)))
+        run_train(tmp_path / "loss", None, recorder, workload=build_workload(loss=fail(RuntimeError("mat1 and mat2"))))
     assert recorder.events[-1].reason.startswith("failed: RuntimeError: mat1")
 
 
@@ -368,13 +338,10 @@ def test_a_bug_in_a_listener_or_the_model_ends_the_run_and_the_others_hear_why(t
     ],
 )
 def test_out_of_memory_comes_with_its_remedy(tmp_path, error):
-    class Hungry(nn.Linear):
-        def forward(self, x):
-            raise error
-
     config = build_config(run__on_out_of_memory="stop")
-    with pytest.raises(DeviceMemoryError, match=r"on_out_of_memory=replan goes on with batch_size 8 × accumulate 2"):
-        run_train(tmp_path, config, workload=build_workload(model=lambda: Hungry(6, 3)))
+    words = "on_out_of_memory=replan goes on with batch_size 8 × accumulate 2"
+    with pytest.raises(errors.DeviceMemoryError, match=words):
+        run_train(tmp_path, config, workload=build_workload(loss=fail(error)))
 
 
 def test_times_of_training_leave_evaluation_and_checkpoints_out(tmp_path):
@@ -400,51 +367,19 @@ def test_training_metrics_come_when_asked_for(tmp_path):
     assert [event.loss for event in later.of(EpochDone)] == [event.loss for event in silent.of(EpochDone)]
 
 
-class CountReads(TorchDispatchMode):
-    """Counts operators that make the host wait for the value of a float; whole numbers are the loader's own."""
-
-    def __init__(self):
-        super().__init__()
-        self.n_reads = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        reads = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
-        if function in reads and args[0].is_floating_point():
-            self.n_reads += 1
-        return function(*args, **(kwargs or {}))
-
-
-def test_the_number_of_steps_does_not_change_the_number_of_host_reads(tmp_path):
-    counts = []
-    workload = build_workload(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), prepare=None)
-    for epochs in (1, 3):
-        config = build_config(
-            run__epochs=epochs, run__log_every_n_steps=1000, run__evaluate_every=None, run__checkpoint_every=None
-        )
-        with CountReads() as counter:
-            run_train(tmp_path / str(epochs), config, workload=workload)
-        counts.append(counter.n_reads)
-    assert counts[0] == counts[1]
-    with CountReads() as counter:
-        float(torch.ones(3).sum())
-    assert counter.n_reads == 1
-
-
 def test_an_interval_is_told_one_interval_late(tmp_path):
-    drawn, seen = [], []
+    batches, seen = [], []
 
-    class Counted(Points):
-        def __getitem__(self, index):
-            drawn.append(index)
-            return super().__getitem__(index)
+    def count(batch, generator):
+        batches.append(batch)
+        return batch
 
-    class Watch(Recorder):
-        def __call__(self, event):
-            if isinstance(event, StepsDone):
-                seen.append((event.step, len(drawn)))
+    def watch(event):
+        if isinstance(event, StepsDone):
+            seen.append((event.step, len(batches)))
 
-    run_train(tmp_path, recorder=Watch(), workload=build_workload(dataset=Counted), max_steps=5)
-    assert seen[0] == (2, 4 * 16)
+    run_train(tmp_path, listeners=[watch], workload=build_workload(prepare=count), max_steps=5)
+    assert seen[0] == (2, 4)
 
 
 def test_evaluation_falls_on_its_steps_and_never_means_never(tmp_path):
@@ -458,39 +393,35 @@ def test_evaluation_falls_on_its_steps_and_never_means_never(tmp_path):
     assert (result.reason, result.metrics) == ("finished", {})
 
 
-@pytest.mark.parametrize("options", [{"epochs": 0}, {"max_steps": 0}, {"max_steps": -3}])
-def test_lengths_below_one_are_refused(tmp_path, options):
-    with pytest.raises(UsageError, match="at least 1"):
-        run_train(tmp_path, **options)
+TOO_FEW = {"run__device": [0, 1], "run__n_ranks": 3}
 
 
 @pytest.mark.parametrize(
-    ("config", "device", "error", "words"),
+    ("config", "options", "error", "words"),
     [
-        ({"run__device": [90, 91]}, None, DeviceError, r"device cuda:\d+ is not there"),
-        ({}, "cuda:7", DeviceError, "cuda:7"),
-        (
-            {"run__device": [0, 1], "run__n_ranks": 3},
-            None,
-            ConfigError,
-            r"n_ranks is 3, .* 2 devices \(cuda:0, cuda:1\)",
-        ),
+        ({}, {"epochs": 0}, errors.UsageError, "at least 1"),
+        ({}, {"max_steps": 0}, errors.UsageError, "at least 1"),
+        ({}, {"max_steps": -3}, errors.UsageError, "at least 1"),
+        ({"run__device": [90, 91]}, {}, errors.DeviceError, r"device cuda:\d+ is not there"),
+        ({}, {"device": "cuda:7"}, errors.DeviceError, "cuda:7"),
+        (TOO_FEW, {}, errors.ConfigError, r"n_ranks is 3, .* 2 devices \(cuda:0, cuda:1\)"),
     ],
 )
-def test_devices_that_are_not_there_or_too_few_start_nothing(tmp_path, config, device, error, words):
+def test_lengths_below_one_and_devices_that_are_not_there_or_too_few_start_nothing(
+    tmp_path, config, options, error, words
+):
     with pytest.raises(error, match=words):
-        run_train(tmp_path / "run", build_config(**config), device=device)
+        run_train(tmp_path / "run", build_config(**config), **options)
     assert not (tmp_path / "run").exists()
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path):
-    class Nested(Recorder):
-        def __call__(self, event):
-            if isinstance(event, RunStarted):
-                run_train(tmp_path)
+    def start_another(event):
+        if isinstance(event, RunStarted):
+            run_train(tmp_path)
 
-    with pytest.raises(RunFolderError, match="in use"):
-        run_train(tmp_path, recorder=Nested())
+    with pytest.raises(errors.RunFolderError, match="in use"):
+        run_train(tmp_path, listeners=[start_another])
 
 
 @pytest.mark.gpu

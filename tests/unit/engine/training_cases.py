@@ -4,12 +4,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from fulltilt.config import config_from_values
+from fulltilt.config import config_from_values, plan_of
+from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop.train import train
-from fulltilt.records import EpochDone, Evaluated, StepsDone
+from fulltilt.records import EpochDone, Evaluated, Noted, StepsDone
 from fulltilt.tasks import Workload
 
 N_SAMPLES, N_FEATURES, N_CLASSES = 90, 6, 3
+CONSTANT = {"optim__schedule": "constant", "optim__warmup": 0}  # what needs no length, so a stream can have it
 
 
 class Points(Dataset):
@@ -81,6 +83,18 @@ def build_config(**changes):
     return config_from_values(values, base_dir=".")
 
 
+def build_cpu_run(config=None, **changes):
+    config = config or build_config()
+    return build_run(config, plan_of(config), device="cpu", workload=build_workload(**changes))
+
+
+def fail(error):
+    def raise_it(*args):
+        raise error
+
+    return raise_it
+
+
 class Recorder:
     """A listener that keeps every event."""
 
@@ -93,6 +107,9 @@ class Recorder:
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
 
+    def list_notes(self, words=""):
+        return [event.message for event in self.of(Noted) if words in event.message]
+
     def list_figures(self):
         """What must not depend on interruptions: figures of steps, epochs and evaluations, no times."""
         return (
@@ -102,17 +119,24 @@ class Recorder:
         )
 
 
-def run_train(out_dir, config=None, recorder=None, *, workload=None, **options):
+def run_train(out_dir, config=None, recorder=None, *, workload=None, listeners=(), **options):
     recorder = recorder if recorder is not None else Recorder()
-    result = train(
-        config or build_config(),
-        out_dir=out_dir,
-        listeners=[recorder],
-        workload=workload or build_workload(),
-        **options,
-    )
-    return result, recorder
+    given = {"listeners": [*listeners, recorder], "workload": workload or build_workload(), **options}
+    return train(config or build_config(), out_dir=out_dir, **given), recorder
+
+
+def read_state(out_dir):
+    return torch.load(out_dir / "checkpoint.pt", weights_only=True)
 
 
 def read_weights(out_dir):
-    return torch.load(out_dir / "checkpoint.pt", weights_only=True)["model"]
+    return read_state(out_dir)["model"]
+
+
+def read_step(out_dir):
+    return read_state(out_dir)["progress"]["step"]
+
+
+def assert_equal_weights(mine, theirs):
+    assert mine.keys() == theirs.keys()
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []

@@ -35,16 +35,14 @@ def test_without_a_terminal_there_is_one_line_an_epoch_and_no_control_code():
     assert "\r" not in text
 
 
+SINCE = "of them since the checkpoint it went on from"
 FAILED = RunEnded(reason="failed: StorageError: no space; 3 are kept", step=7, seconds=2.0, metrics={})
 
 
 @pytest.mark.parametrize(
     ("events", "last"),
     [
-        (
-            [started(first_step=14), ENDED],
-            "finished after 20 steps, 6 of them since the checkpoint it went on from, 4.2 s",
-        ),
+        ([started(first_step=14), ENDED], f"finished after 20 steps, 6 {SINCE}, 4.2 s"),
         ([started(), EPOCH, Noted(message="x")], "note: x"),
         ([started(), steps_done(5), EVALUATED], "val accuracy 0.9125"),
         ([started(), Noted(message="fp16 [needs] a GPU", level="warning")], "warning: fp16 [needs] a GPU"),
@@ -79,8 +77,7 @@ def test_a_bar_is_drawn_twice_a_second_at_most():
 
 
 def test_what_is_left_counts_from_where_the_run_was_resumed():
-    text = run(Terminal(), [started(first_step=10), steps_done(15, seconds=2.0)])
-    assert "2.0 s left" in text  # 5 steps at 0.4 s
+    assert "2.0 s left" in run(Terminal(), [started(first_step=10), steps_done(15, seconds=2.0)])  # 5 steps at 0.4 s
 
 
 def test_a_run_of_unknown_length_promises_no_end():
@@ -103,4 +100,4 @@ def test_a_run_that_starts_anew_with_smaller_batches_has_one_bar():
     again = started(steps_per_epoch=10, first_step=5)
     text = run(Terminal(), [started(), steps_done(5), again, steps_done(10), ENDED])
     assert text.count("files in runs/x") == 2
-    assert text.rstrip().endswith("finished after 20 steps, 15 of them since the checkpoint it went on from, 4.2 s")
+    assert text.rstrip().endswith(f"finished after 20 steps, 15 {SINCE}, 4.2 s")

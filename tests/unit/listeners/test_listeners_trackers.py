@@ -163,13 +163,12 @@ def test_mlflow_leaves_no_thread_behind(tmp_path):
 class FakeTracker:
     """W&B and MLflow as far as the loggers call them; remembers the runs it was asked for."""
 
-    def __init__(self):
-        self.runs, self.rows, self.ends, self.is_up = [], [], [], True
-        self.summary = {}
-
     # W&B, module and run
     Error = ValueError
     Settings = dict
+
+    def __init__(self):
+        self.runs, self.rows, self.ends, self.summary, self.is_up = [], [], [], {}, True
 
     def init(self, **options):
         self.runs.append(options)
