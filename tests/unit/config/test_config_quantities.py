@@ -52,7 +52,7 @@ REFUSED = [
     (parse_duration_s, UNITLESS, ["6", 6, "m", "6 parsecs", "1h 30"]),
     (parse_duration_s, f"{NOT_POSITIVE} instance 90s or 6m", ["", "-5s", "-6m", "0s"]),
     (parse_interval, "1 epoch", ["1", "0 epochs", "-1 steps", "1.5 epochs", "often", ""]),
-    (parse_warmup, "", [-1, 1.5, "soon", float("nan")]),
+    (parse_warmup, None, [-1, 1.5, "soon", float("nan")]),
 ]
 
 
