@@ -113,14 +113,13 @@ def test_plan_and_back(write):
     assert apply_plan(config, plan) == config
 
 
-def test_a_plan_with_a_wrong_value_or_lever():
-    config = config_from_values({}, base_dir="")
-    for plan, said in (
-        ({"batch_size": 0}, "batch_size 0: expected a whole"),
-        ({"batchsize": 1}, "did you mean batch_size"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            apply_plan(config, plan)
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [({"batch_size": 0}, "batch_size 0: expected a whole number"), ({"batchsize": 1}, "did you mean batch_size")],
+)
+def test_a_plan_with_a_wrong_value_or_lever(plan, said):
+    with pytest.raises(ConfigError, match=said):
+        apply_plan(Config(), plan)
 
 
 def test_all_public_names_are_there():
