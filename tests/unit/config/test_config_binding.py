@@ -1,7 +1,5 @@
 """Binding a call to a signature, finding the target, building it."""
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

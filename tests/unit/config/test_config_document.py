@@ -1,7 +1,5 @@
 """docs/config.md says what the code says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fulltilt.config import load_config

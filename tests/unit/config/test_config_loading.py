@@ -1,7 +1,5 @@
 """Files to a Config: shapes, spellings, overrides, references, grids, and every way to get it wrong."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -38,15 +36,16 @@ targets: {batch_latency_ms: {p99: 100}, memory_gib: 16, samples_per_hour: 10000,
 def test_sectioned_file(write):
     file = write(DESIGN)
     config = load_config(file)
-    assert config.data.batch_size == 256
+    assert (config.data.batch_size, config.optim.lr, config.speed.precision, config.run.epochs) == (
+        256,
+        0.1,
+        "bf16",
+        30,
+    )
     assert config.data.transform.train == "random_crop(32, padding=4) | random_flip | normalize"
-    assert config.optim.lr == 0.1
-    assert config.speed.precision == "bf16"
-    assert config.run.epochs == 30
     assert config.benchmark.batch_sizes == [64, 128, 256]
     assert config.targets.batch_latency_ms == {"p99": 100.0}
-    assert config.base_dir == str(file.parent.resolve())
-    assert config.source == str(file)
+    assert (config.base_dir, config.source) == (str(file.parent.resolve()), str(file))
     assert config.provenance["data.batch_size"] == f"{file}:6"
     assert config.provenance["optim.lr"] == f"{file}:9"
     assert config.provenance["run.log_every_n_steps"] == "default"
@@ -169,6 +168,7 @@ def test_a_single_problem_carries_its_place(write):
     assert error.value.exit_code == 2
 
 
+LEAST_ONE = ("batch_size", "accumulate", "prefetch_factor", "threads")
 ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
 )
@@ -181,6 +181,7 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("batch_size: 2.5", "batch_size 2.5"),
         ("batch_size: null", "batch_size null"),
         ("batch_size: many", "expected a whole number"),
+        *((f"{name}: 0", f"{name} 0: expected a whole number of at least 1") for name in LEAST_ONE),
         ("lr: .nan", "lr nan"),
         ("lr: 1e400", "lr inf: expected a finite number above 0"),
         ("lr: -1", "expected a number above 0"),

@@ -1,7 +1,5 @@
 """Values that carry their own unit."""
 
-from __future__ import annotations
-
 import pytest
 
 from fulltilt.config import Interval, Warmup, parse_bytes, parse_duration_s, parse_interval, parse_warmup

@@ -1,7 +1,5 @@
 """Settings written into the user's own file: the spelling, comments and order stay."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

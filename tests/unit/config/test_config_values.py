@@ -1,7 +1,5 @@
 """Config as a value: round trips, digest, plans, schema, cost of loading."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -80,5 +80,11 @@ def take_steps(run: Run, n_steps: int | None = None, epoch: int = 0) -> list[flo
     return losses
 
 
+def compile_without_inductor(patch: pytest.MonkeyPatch) -> None:
+    """Let graphs run as Dynamo found them: Inductor takes 10 s a graph, and a compiler."""
+    patch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, *_, **options: graph.forward)
+    patch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)
+
+
 def observe(run: Run, name: str) -> Any:
     return CATALOGUE[name].observe(run.setup)

@@ -85,11 +85,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 @pytest.fixture
 def dynamo_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pass_on(graph: Any, example_inputs: Any, config_patches: Any = None) -> Any:
-        return graph.forward
-
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", pass_on)
-    monkeypatch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)  # none is needed so far
+    lever_cases.compile_without_inductor(monkeypatch)
 
 
 @pytest.mark.usefixtures("dynamo_only")

@@ -1,9 +1,7 @@
 """Guards, candidates, notes and the precision that ``auto`` becomes: pure functions of facts, torch-free."""
 
-import typing
 from dataclasses import replace
 
-import annotated_types
 import pytest
 
 from fulltilt.config import Interval, config_from_values, parse_interval
@@ -158,13 +156,3 @@ def test_every_lever_is_documented_and_has_a_key_of_its_name():
         assert len(lever.doc) > 80
         assert lever.summary.endswith(".")
         assert lever.key in (f"{section}.{lever.name}" for section in ("data", "speed", "run"))
-
-
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [("batch_size", 1), ("num_workers", 0), ("accumulate", 1), ("prefetch_factor", 1), ("threads", 1)],
-)
-def test_whole_numbers_carry_their_bound(name, least):
-    hint = load_catalogue()[name].type
-    bounds = [bound for part in (hint, *typing.get_args(hint)) for bound in getattr(part, "__metadata__", ())]
-    assert annotated_types.Ge(least) in bounds
