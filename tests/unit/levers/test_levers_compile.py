@@ -73,7 +73,9 @@ def build(value: Any, model: Any = Stack, **plan: Any) -> Run:
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def _fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    if request.node.get_closest_marker("slow") is None:
+        lever_cases.compile_without_inductor(monkeypatch)
     monkeypatch.setenv(lever.CACHE_VARIABLE, str(tmp_path))
     config: Any = torch._dynamo.config
     before = config.recompile_limit
@@ -83,12 +85,6 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def dynamo_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    lever_cases.compile_without_inductor(monkeypatch)
-
-
-@pytest.mark.usefixtures("dynamo_only")
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_equal_blocks_share_one_graph_and_the_rest_stays_eager(is_checkpointed):
     run = build("regional", activation_checkpointing=is_checkpointed)
@@ -103,7 +99,6 @@ def test_equal_blocks_share_one_graph_and_the_rest_stays_eager(is_checkpointed):
     assert list(run.setup.model.state_dict()) == list(Stack().state_dict())
 
 
-@pytest.mark.usefixtures("dynamo_only")
 def test_more_shapes_than_dynamos_limit_are_all_compiled():
     class Growing(Stack):
         def __init__(self) -> None:
@@ -122,7 +117,6 @@ def test_more_shapes_than_dynamos_limit_are_all_compiled():
     assert (graphs.n_graphs, graphs.n_runs) == (10, 20)
 
 
-@pytest.mark.usefixtures("dynamo_only")
 @pytest.mark.parametrize("value", [True, "regional"])
 def test_evaluation_and_counting_compile_nothing(value):
     run = build(value)
@@ -136,7 +130,6 @@ def test_evaluation_and_counting_compile_nothing(value):
     assert graphs.n_runs > before[1]
 
 
-@pytest.mark.usefixtures("dynamo_only")
 @pytest.mark.parametrize("value", [True, "regional"])
 def test_the_end_tells_graphs_and_why_any_was_compiled_again(value):
     run = build(value)
@@ -150,7 +143,6 @@ def test_the_end_tells_graphs_and_why_any_was_compiled_again(value):
     assert "expected 8, actual 4" in report
 
 
-@pytest.mark.usefixtures("dynamo_only")
 def test_a_model_that_is_declined_is_told_and_not_taken_for_compiled():
     class Recurrent(nn.LSTM):
         def __init__(self) -> None:
