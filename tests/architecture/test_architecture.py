@@ -1,5 +1,6 @@
 """The arrows between rooms, and the half of the package that must start without torch."""
 
+import importlib
 import json
 import runpy
 import subprocess
@@ -23,14 +24,25 @@ def read_imported_modules(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("room", TORCH_FREE)
-def test_room_imports_without_torch(room):
-    assert "torch" not in read_imported_modules(f"import fulltilt.{room}")
+@pytest.mark.parametrize(
+    "statement", [*(f"import fulltilt.{room}" for room in TORCH_FREE), "import fulltilt.config as c; c.schema()"]
+)
+def test_what_needs_no_torch_imports_none(statement):
+    assert "torch" not in read_imported_modules(statement)
 
 
-def test_the_catalogue_and_the_schema_need_no_torch():
-    modules = read_imported_modules("import fulltilt.config, fulltilt.levers\nfulltilt.config.schema()")
-    assert "torch" not in modules
+@pytest.mark.parametrize("room", ["config", "engine", "integrations", "measure", "tuner"])
+def test_a_room_whose_names_load_on_first_use_offers_what_it_says_and_nothing_else(room):
+    module = importlib.import_module(f"fulltilt.{room}")
+    assert set(dir(module)) == set(module.__all__)
+    with pytest.raises(AttributeError, match=f"'fulltilt.{room}' has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_asking_loads_and_importing_the_room_does_not():
+    assert "fulltilt.config.model" not in read_imported_modules("import fulltilt.config")
+    asked = read_imported_modules("import fulltilt.config as room; room.Config; vars(room)['Config']")
+    assert "fulltilt.config.model" in asked
 
 
 def test_help_loads_no_other_room():

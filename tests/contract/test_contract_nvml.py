@@ -8,9 +8,10 @@ import types
 
 import pynvml
 import pytest
+from tests.fake_nvml import FakeNvml, build_status
 
 from fulltilt.errors import DeviceError
-from fulltilt.hardware import FakeNvml, NvmlDevice, NvmlProcess, RealNvml, build_status
+from fulltilt.hardware import NvmlDevice, NvmlProcess, RealNvml
 
 GIB = 2**30
 

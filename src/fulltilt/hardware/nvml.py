@@ -1,6 +1,6 @@
 """Ask NVIDIA's management library what the driver knows of each GPU, without a CUDA context.
 
-``RealNvml`` asks the driver, ``FakeNvml`` answers from records. What a device does not tell is ``None`` with a reason.
+What a device does not tell is ``None`` with a reason.
 An index is NVML's, in the order of the PCI bus; CUDA may count otherwise, and a UUID ties the two together.
 
 Source: NVML API reference, "Device Queries". Each field names the ``nvidia-smi`` query that shows the same figure.

@@ -29,6 +29,7 @@ def _apply(setup: Setup, value: bool) -> None:
 
 
 def _observe(setup: Setup) -> bool:
+    """Read both flags of the process: that of operators and that of cuDNN."""
     import torch
 
     return torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic

@@ -1,7 +1,5 @@
 """``fulltilt data``: what a user types and sees."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -24,6 +22,11 @@ def path(tmp_path):
     return tmp_path / "f.h5"
 
 
+def find_commands(said):
+    lines = [line.strip() for line in said.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("fulltilt data repack")]
+
+
 def test_inspect_prints_tables_and_a_command_that_works(path, tmp_path, capsys):
     assert run_command(["data", "inspect", str(path), "--seconds", "0.05"]) == 0
     out = capsys.readouterr().out
@@ -31,11 +34,10 @@ def test_inspect_prints_tables_and_a_command_that_works(path, tmp_path, capsys):
     for word in ("input", "(800, 64, 4)", "gzip", "rows/s", "random batches", "whole blocks, shuffled", "in order"):
         assert word in out
     assert "warm figures" in out or "cannot be told" in out
-    command = next(line.split() for line in out.splitlines() if line.strip().startswith("fulltilt data repack"))
-    assert run_command(command[1:]) == 0
+    (command,) = find_commands(out)
+    assert run_command(command) == 0
     said = capsys.readouterr().out
-    assert "800 rows of input, label" in said
-    assert "every row was read back and is equal" in said
+    assert all(part in said for part in ("800 rows of input, label", "every row was read back and is equal"))
     with h5py.File(path) as before, h5py.File(tmp_path / "f.repacked.h5") as after:
         assert np.array_equal(before["input"][:], after["input"][:])
         assert after["input"].chunks is None
@@ -45,8 +47,7 @@ def test_inspect_writes_json_alone_to_stdout(path, capsys):
     words = ["--seconds", "0.05", "--dataset", "label", "--batch-size", "50", "--json", "-"]
     assert run_command(["data", "inspect", str(path), *words]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["version"] == 1
-    assert document["batch_size"] == 50
+    assert (document["version"], document["batch_size"]) == (1, 50)
     label = next(report for report in document["datasets"] if report["name"] == "label")
     assert {rate["access"] for rate in label["rates"]} >= {"random", "sequential"}
     assert label["rates"][0]["rows_per_s"] > 0
@@ -110,21 +111,17 @@ def test_the_advice_of_inspect_followed_to_the_letter_leaves_nothing_to_advise(t
     words = ["--dataset", "train", "test", "--seconds", "0.05", "--json", str(tmp_path / "i.json")]
     assert run_command(["data", "inspect", str(folder / "f.h5"), *words]) == 0
     said = capsys.readouterr().out
-    commands = [line.strip() for line in said.splitlines() if line.strip().startswith("fulltilt data repack")]
-    assert len(commands) == 1, "one repack does for both"
+    (repack,) = find_commands(said)  # one does for both
     before = json.loads((tmp_path / "i.json").read_text())["datasets"]
-    _, *repack = shlex.split(commands[0])
     assert run_command(repack) == 0
     assert "1,200 rows of train" in capsys.readouterr().out
     assert run_command(["data", "inspect", repack[3], *words]) == 0
-    assert "fulltilt data repack" not in capsys.readouterr().out
+    assert find_commands(capsys.readouterr().out) == []
     after = json.loads((tmp_path / "i.json").read_text())["datasets"]
-    assert {report["name"]: report["advice"] for report in after} == dict.fromkeys(
-        ("test", "train"), "every row is one piece of the file: nothing to repack"
-    )
+    assert {report["advice"] for report in after} == {"every row is one piece of the file: nothing to repack"}
     for old, new in zip(before, after, strict=True):
-        rates = [next(r["rows_per_s"] for r in side["rates"] if r["access"] == "random") for side in (old, new)]
-        assert rates[1] > 1.5 * rates[0]
+        slow, fast = (next(r["rows_per_s"] for r in side["rates"] if r["access"] == "random") for side in (old, new))
+        assert fast > 1.5 * slow
 
 
 def test_what_is_small_has_a_size_too(tmp_path, capsys):

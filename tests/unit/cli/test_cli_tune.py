@@ -3,8 +3,8 @@
 import dataclasses
 import io
 import json
-import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -49,14 +49,8 @@ def test_all_picks_are_named_in_the_table_and_explained_under_it():
 
 def test_savings_verdict_and_advice_are_printed():
     advice = {"bound": {"text": "[80 %] of the step"}, "roof": None, "ceilings": [], "levers": []}
-    said = print_to_text(
-        make_document(
-            advice=advice,
-            savings={"verdict": "same plan"},
-            verification={"text": "learns as well: yes"},
-            null_reasons={"advice.roof": "not measured"},
-        )
-    )
+    verdicts = {"savings": {"verdict": "same plan"}, "verification": {"text": "learns as well: yes"}}
+    said = print_to_text(make_document(advice=advice, **verdicts, null_reasons={"advice.roof": "not measured"}))
     assert "· no gain: the settings as they were are the recommended ones" in said
     assert "· learns as well: yes" in said
     assert "What would make it faster still\n· [80 %] of the step\n· MFU and roof: not known, not measured" in said
@@ -95,11 +89,11 @@ class FakeResult:
 
 
 def make_row(plan, status="ok"):
-    return types.SimpleNamespace(plan=plan, status=status, kind="end_to_end")
+    return SimpleNamespace(plan=plan, status=status, kind="end_to_end")
 
 
 def make_picks(row):
-    return types.SimpleNamespace(recommended=types.SimpleNamespace(trial=row))
+    return SimpleNamespace(recommended=SimpleNamespace(trial=row))
 
 
 @pytest.fixture
@@ -152,7 +146,7 @@ def test_verification_trains_what_the_search_was_about_and_its_failure_leaves_th
         raise StorageError("pair-1.json: no space left")
 
     monkeypatch.setattr("fulltilt.tuner.answer.verify.run_verification", fail)
-    changes = types.SimpleNamespace(values={"a": 1})
+    changes = SimpleNamespace(values={"a": 1})
     monkeypatch.setattr("fulltilt.tuner.answer.apply.plan_changes", lambda *args, **options: changes)
     words = ["optim.lr=0.5", "--data-path", "x", "--device", "cpu"]
     picks = make_picks(make_row(own.replace(compile=True)))
@@ -190,18 +184,14 @@ def test_a_folder_that_another_search_took_is_left_to_it(search, monkeypatch, ca
 @pytest.mark.parametrize("searched", [True, False])
 def test_what_was_found_is_said_before_the_error_that_kept_it_from_being_written(searched, search, monkeypatch, capsys):
     """A full disk behind hours of training, or behind 18 trials, ended in one line about the disk."""
-    full = StorageError("runs/tune.json: no space left")
+    full, result = StorageError("runs/tune.json: no space left"), FakeResult() if searched else None
 
     def fail(*args, **options):
         raise full if searched else ResultUnwrittenError(str(full), FakeResult())
 
-    if searched:
-        monkeypatch.setattr(tune, "_verify", give_verdict)
-        monkeypatch.setattr("fulltilt.tuner.answer.result.write_result", fail)
-    else:
-        monkeypatch.setattr(tune, "_verify", lambda *args: pytest.fail("there is no room for trainings either"))
-        monkeypatch.setattr("fulltilt.tuner.tune", fail)
-    result = FakeResult() if searched else None
+    no_room = lambda *args: pytest.fail("there is no room for trainings either")  # noqa: E731
+    monkeypatch.setattr(tune, "_verify", give_verdict if searched else no_room)
+    monkeypatch.setattr("fulltilt.tuner.answer.result.write_result" if searched else "fulltilt.tuner.tune", fail)
     assert search("--verify", "--json", "elsewhere.json", "--apply", "a.yaml", result=result) == 1
     said = capsys.readouterr()
     assert "Recommended for training" in said.out
@@ -227,7 +217,6 @@ def test_settings_that_are_not_proven_faster_are_written_with_that_word(
 ):
     """Numerics and recipe were changed in the file, and that nothing was proven stood thirty lines above it."""
     monkeypatch.setattr("fulltilt.tuner.answer.apply.apply_result", lambda *args, **options: Applied(diff="+ x"))
-    verdict = None if savings is None else types.SimpleNamespace(verdict=savings)
-    result = FakeResult(baseline=make_row(None, status), savings=verdict)
+    result = FakeResult(baseline=make_row(None, status), savings=savings and SimpleNamespace(verdict=savings))
     assert search("--apply", "a.yaml", result=result) == 0
     assert f"\nwritten into a.yaml{said}\n" in capsys.readouterr().out

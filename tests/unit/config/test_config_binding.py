@@ -1,8 +1,7 @@
 """Binding a call to a signature, finding the target, building it."""
 
-from __future__ import annotations
-
 import functools
+import re
 import sys
 from typing import Annotated, Literal
 
@@ -53,7 +52,6 @@ def build(text: str, **given):
 def test_arguments_take_the_type_of_the_annotation():
     bound = bind('sgd("0.1", nesterov="false", betas=[0, "0.5"])', Sgd)
     assert bound == {"lr": 0.1, "nesterov": False, "betas": (0.0, 0.5)}
-    assert isinstance(bound["betas"], tuple)
     assert isinstance(bound["betas"][0], float)
     assert bind("mode(name=3, count=2.0)", mode) == {"name": "3", "count": 2}
 
@@ -82,9 +80,8 @@ def test_arguments_take_the_type_of_the_annotation():
     ],
 )
 def test_bad_arguments(text, target, said):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(said)) as error:
         bind(text, target)
-    assert said in str(error.value)
     assert error.value.key == "model"
 
 
@@ -159,6 +156,5 @@ def test_an_object_of_the_users_is_the_component_itself(user_code):
     ],
 )
 def test_own_code_that_cannot_be_imported(user_code, path, said):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(said)):
         import_object(path, base_dir=str(user_code), where="model")
-    assert said in str(error.value)

@@ -1,9 +1,8 @@
 """docs/config.md says what the code says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
+from fulltilt.config import load_config
 from fulltilt.config.aliases import list_bare_names
 from fulltilt.config.document import build_document
 from fulltilt.config.leaves import LEAVES
@@ -23,11 +22,7 @@ def test_the_page_names_every_key_and_spelling():
     assert not [name for name in aliases if f"| `{name}` |" not in text]
 
 
-def test_the_example_of_the_page_loads(tmp_path):
-    from fulltilt.config import load_config
-
-    example = build_document().split("```yaml\n")[1].split("```")[0]
-    (tmp_path / "example.yaml").write_text(example)
-    config = load_config(tmp_path / "example.yaml")
+def test_the_example_of_the_page_loads(write):
+    config = load_config(write(build_document().split("```yaml\n")[1].split("```")[0]))
     assert config.optim.optimizer == "sgd(momentum=0.9)"
     assert config.run.checkpoint_every == "1 epoch"

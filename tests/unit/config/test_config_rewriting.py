@@ -1,6 +1,6 @@
 """Settings written into the user's own file: the spelling, comments and order stay."""
 
-from __future__ import annotations
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -42,16 +42,6 @@ benchmark:
   # steps per setting
   steps_per_test: 10
 """
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write_file(text: str):
-        file = tmp_path / "config.yaml"
-        file.write_bytes(text.encode())
-        return file
-
-    return write_file
 
 
 def list_added(diff: str) -> list[str]:
@@ -116,69 +106,52 @@ def test_out_leaves_the_file_alone(write, tmp_path):
     assert same.read_text() == GUIDE_001
 
 
+# «before→after» marks what is rewritten.
 @pytest.mark.parametrize(
-    ("text", "changes", "expected"),
+    ("text", "changes"),
     [
+        ("batch_size: «8→16»\ndata: {batch_size: «8→16», num_workers: 0}\n", {"data.batch_size": 16}),
         (
-            "batch_size: 8\ndata: {batch_size: 8, num_workers: 0}\n",
-            {"data.batch_size": 16},
-            "batch_size: 16\ndata: {batch_size: 16, num_workers: 0}\n",
-        ),
-        (
-            "dataloader: {train: basic(split=train, shuffle=true)}\n",
+            'dataloader: {train: «basic(split=train, shuffle=true)→"basic(split=train, shuffle=false)"»}\n',
             {"data.shuffle": False},
-            'dataloader: {train: "basic(split=train, shuffle=false)"}\n',
         ),
+        ("dataloader: {train: basic()}\n«→data:\n  shuffle: false\n»", {"data.shuffle": False}),
         (
-            "gpu:\n    accumulate: 4  # STL-10\n    cudnn_benchmark: true\n",
+            "gpu:\n    accumulate: «4→5»  # STL-10\n    cudnn_benchmark: true\n«→    compile: true\n»",
             {"speed.accumulate": 5, "speed.compile": True},
-            "gpu:\n    accumulate: 5  # STL-10\n    cudnn_benchmark: true\n    compile: true\n",
         ),
-        ("data:\n  batch_size: 8", {"data.num_workers": 2}, "data:\n  batch_size: 8\n  num_workers: 2\n"),
-        ("data:\n  batch_size: 8", {"speed.compile": True}, "data:\n  batch_size: 8\nspeed:\n  compile: true\n"),
-        ("speed: {}\nlr: 1\ndata: {}\n", {"speed.compile": True}, "speed: {compile: true}\nlr: 1\ndata: {}\n"),
-        ("speed:  # soon\ndata: {}\n", {"speed.compile": True}, "speed: {compile: true}  # soon\ndata: {}\n"),
-        ("speed: null\ndata: {}\n", {"speed.compile": True}, "speed: {compile: true}\ndata: {}\n"),
-        ("data: {batch_size: 8}\n", {"data.pin_memory": True}, "data: {batch_size: 8, pin_memory: true}\n"),
-        ("{lr: 1, epochs: 2}\n", {"speed.compile": True}, "{lr: 1, epochs: 2, speed.compile: true}\n"),
-        ("data:\n  batch_size:\nlr: 1\n", {"data.batch_size": 4}, "data:\n  batch_size: 4\nlr: 1\n"),
+        ("data:\n  batch_size: 8«→\n  num_workers: 2\n»", {"data.num_workers": 2}),
+        ("data:\n  batch_size: 8«→\nspeed:\n  compile: true\n»", {"speed.compile": True}),
+        ("speed: {«→compile: true»}\nlr: 1\ndata: {}\n", {"speed.compile": True}),
+        ("speed:«→ {compile: true}»  # soon\ndata: {}\n", {"speed.compile": True}),
+        ("speed: «null→{compile: true}»\ndata: {}\n", {"speed.compile": True}),
+        ("data: {batch_size: 8«→, pin_memory: true»}\n", {"data.pin_memory": True}),
+        ("{lr: 1, epochs: 2«→, speed.compile: true»}\n", {"speed.compile": True}),
+        ("data:\n  batch_size:«→ 4»\nlr: 1\n", {"data.batch_size": 4}),
         (
-            "benchmark:\n  batch_sizes:\n    - 1  # one\n    - 2\n  steps_per_test: 3\n",
+            "benchmark:\n  batch_sizes:«\n    - 1  # one\n    - 2→ [8, 16]»\n  steps_per_test: 3\n",
             {"benchmark.batch_sizes": [8, 16]},
-            "benchmark:\n  batch_sizes: [8, 16]\n  steps_per_test: 3\n",
         ),
-        ("lr: [0.1, 0.2]  # a grid\n", {"optim.lr": 0.2}, "lr: 0.2  # a grid\n"),
-        (
-            "batch_size: 8\r\nlr: 1\r\n",
-            {"data.batch_size": 9, "run.epochs": 2},
-            "batch_size: 9\r\nlr: 1\r\nepochs: 2\r\n",
-        ),
-        ("\ufefflr: 1\n", {"optim.lr": 2.5}, "\ufefflr: 2.5\n"),
-        ("model: |\n  resnet18\nlr: 1\n", {"model": "f(b=' #x')"}, "model: \"f(b=' #x')\"\nlr: 1\n"),
-        ("lr: 1\n", {"optim.lr": 1e-5}, "lr: 1.0e-05\n"),
-        ("name: a\nlr: 1\n", {"run.name": "null"}, 'name: "null"\nlr: 1\n'),
-        ("name: a\nlr: 1\n", {"run.name": "yes: no"}, 'name: "yes: no"\nlr: 1\n'),
-        ("'lr': 1\n", {"optim.lr": 2.0}, "'lr': 2.0\n"),
-        (
-            "dataloader: {train: basic()}\n",
-            {"data.shuffle": False},
-            "dataloader: {train: basic()}\ndata:\n  shuffle: false\n",
-        ),
-        ("data:\n  path: x\n", {"data.transform.val": "a"}, "data:\n  path: x\n  transform: {val: a}\n"),
-        ("training: &t\n  seed: 1\nrun:\n  <<: *t\n", {"run.seed": 2}, "training: &t\n  seed: 2\nrun:\n  <<: *t\n"),
-        ("name: a\n", {"run.name": "\x7f\U0001f600\n"}, 'name: "\\U0000007f\U0001f600\\n"\n'),
-        ("batch_size: &n 8\n", {"data.batch_size": 9}, "batch_size: 9\n"),
-        (
-            "data:\n  path: x\n\n# about speed\nspeed: {}\n",
-            {"data.pin_memory": True},
-            "data:\n  path: x\n  pin_memory: true\n\n# about speed\nspeed: {}\n",
-        ),
+        ("lr: «[0.1, 0.2]→0.2»  # a grid\n", {"optim.lr": 0.2}),
+        ("batch_size: «8→9»\r\nlr: 1\r\n«→epochs: 2\r\n»", {"data.batch_size": 9, "run.epochs": 2}),
+        ("\ufefflr: «1→2.5»\n", {"optim.lr": 2.5}),
+        ("model: «|\n  resnet18→\"f(b=' #x')\"»\nlr: 1\n", {"model": "f(b=' #x')"}),
+        ("lr: «1→1.0e-05»\n", {"optim.lr": 1e-5}),
+        ('name: «a→"null"»\nlr: 1\n', {"run.name": "null"}),
+        ('name: «a→"yes: no"»\nlr: 1\n', {"run.name": "yes: no"}),
+        ("'lr': «1→2.0»\n", {"optim.lr": 2.0}),
+        ("data:\n  path: x\n«→  transform: {val: a}\n»", {"data.transform.val": "a"}),
+        ("training: &t\n  seed: «1→2»\nrun:\n  <<: *t\n", {"run.seed": 2}),
+        ('name: «a→"\\U0000007f\U0001f600\\n"»\n', {"run.name": "\x7f\U0001f600\n"}),
+        ("batch_size: «&n 8→9»\n", {"data.batch_size": 9}),
+        ("data:\n  path: x\n«→  pin_memory: true\n»\n# about speed\nspeed: {}\n", {"data.pin_memory": True}),
     ],
 )
-def test_shapes_of_files(write, text, changes, expected):
-    file = write(text)
+def test_shapes_of_files(write, text, changes):
+    before, after = (re.sub("«(.*?)→(.*?)»", which, text, flags=re.S) for which in (r"\1", r"\2"))
+    file = write(before)
     write_settings(file, changes)
-    assert file.read_bytes().decode() == expected
+    assert file.read_bytes().decode() == after
 
 
 @pytest.mark.parametrize(

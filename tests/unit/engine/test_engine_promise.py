@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.fake_nvml import FakeNvml, build_status
 from training_cases import Points, build_config, build_cpu_run, build_workload, run_train
 
 from fulltilt.config import config_from_values, plan_of
@@ -20,16 +21,7 @@ from fulltilt.engine.loop import promise as promise_module
 from fulltilt.engine.loop.promise import N_SLOW_WINDOWS, WINDOW_S, Look, MachineLook, PromiseWatch, find_reasons
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.data_waits import DataWaits
-from fulltilt.hardware import (
-    CpuTimes,
-    FakeNvml,
-    NvmlDevice,
-    NvmlProcess,
-    ProcessCpu,
-    build_status,
-    read_machine,
-    read_pressure,
-)
+from fulltilt.hardware import CpuTimes, NvmlDevice, NvmlProcess, ProcessCpu, read_machine, read_pressure
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted, TrialRequest, WorkloadSource
 from fulltilt.tuner.answer.apply import MEASURED_ON

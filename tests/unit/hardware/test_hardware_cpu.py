@@ -33,10 +33,8 @@ def test_recorded_machine(recorded):
 
 def test_absent_readings_are_none_with_a_reason_and_never_zero(tmp_path):
     pressure, times = read_pressure(tmp_path), read_cpu_times(tmp_path)
-    assert pressure.some_total_us is None
-    assert "PSI" in (pressure.reason or "")
-    assert times.steal_jiffies is None
-    assert times.total_jiffies is None
+    assert (pressure.some_total_us, times.steal_jiffies, times.total_jiffies) == (None, None, None)
+    assert "PSI" in pressure.reason
     assert times.reason
     assert read_cpu_model(tmp_path) is None
 
@@ -61,14 +59,9 @@ def test_steal_is_a_share_of_all_time_between_two_readings():
 @pytest.mark.parametrize(("quota", "n"), [("50000 100000", 1), ("250000 100000", 2), ("max 100000", 5)])
 def test_affinity_and_quota_limit_the_cores_and_leave_at_least_one(plant, monkeypatch, quota, n):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 6, 7})
-    root = plant(
-        {
-            "proc/self/cgroup": "0::/\n",
-            "proc/self/mountinfo": "35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-            "sys/fs/cgroup/cpu.max": f"{quota}\n",
-        }
-    )
-    assert count_usable_cores(root) == n
+    groups = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota}\n"}
+    mounts = {"proc/self/mountinfo": "35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"}
+    assert count_usable_cores(plant(groups | mounts)) == n
 
 
 def test_arm_processor_without_a_name_is_named_by_its_architecture(plant):

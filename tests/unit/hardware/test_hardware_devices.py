@@ -1,29 +1,19 @@
+import re
+
 import pytest
+from tests.fake_nvml import FakeNvml
+from tests.unit.hardware.device_cases import make_device
 
 from fulltilt.errors import DeviceError
-from fulltilt.hardware import (
-    FakeNvml,
-    NvmlDevice,
-    find_data_sheet,
-    find_nvml_index,
-    read_visible_devices,
-    resolve_device,
-)
+from fulltilt.hardware import find_data_sheet, find_nvml_index, read_visible_devices, resolve_device
 
 GIB = 2**30
 CUDA_TORCH = "2.13.0+cu130"
 
 
-def make_device(index: int) -> NvmlDevice:
-    uuid = f"GPU-{index}000aaaa-0000"
-    return NvmlDevice(
-        index=index, name="NVIDIA H200", uuid=uuid, memory_total_bytes=140 * GIB, compute_capability=(9, 0)
-    )
-
-
 @pytest.fixture
 def four() -> FakeNvml:
-    return FakeNvml([make_device(i) for i in range(4)], driver="580.1")
+    return FakeNvml([make_device(uuid=f"GPU-{index}000aaaa-0000", index=index) for index in range(4)], driver="580.1")
 
 
 @pytest.mark.parametrize(
@@ -55,9 +45,9 @@ def test_resolve_with_gpus(four, name, device):
 
 
 def test_auto_is_the_cpu_without_a_gpu_or_with_a_torch_for_cpus(four):
-    assert resolve_device("auto", FakeNvml(), environ={}, torch_version=CUDA_TORCH) == "cpu"
-    assert resolve_device("auto", four, environ={}, torch_version="2.13.0+cpu") == "cpu"
-    assert resolve_device("auto", four, environ={"CUDA_VISIBLE_DEVICES": ""}, torch_version=CUDA_TORCH) == "cpu"
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    for nvml, environ, torch in (FakeNvml(), {}, CUDA_TORCH), (four, {}, "2.13.0+cpu"), (four, hidden, CUDA_TORCH):
+        assert resolve_device("auto", nvml, environ=environ, torch_version=torch) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -74,9 +64,8 @@ def test_auto_is_the_cpu_without_a_gpu_or_with_a_torch_for_cpus(four):
     ],
 )
 def test_resolve_says_what_is_there(four, name, environ, torch_version, said):
-    with pytest.raises(DeviceError) as caught:
+    with pytest.raises(DeviceError, match=re.escape(said)):
         resolve_device(name, four, environ=environ, torch_version=torch_version)
-    assert said in str(caught.value)
 
 
 def test_resolve_hands_on_why_the_driver_has_no_device():
@@ -94,7 +83,6 @@ def test_data_sheet_names_match_as_a_whole():
     assert find_data_sheet("NVIDIA H200").bf16_tflops == 989.4
     assert find_data_sheet("NVIDIA L4").memory_gib_per_s == pytest.approx(279.4, abs=0.1)
     assert find_data_sheet("NVIDIA GeForce RTX 3060", 12 * GIB).bf16_tflops is None
-    assert find_data_sheet("NVIDIA GeForce RTX 3060", 8 * GIB) is None
-    assert find_data_sheet("NVIDIA GeForce RTX 3060") is None
-    assert find_data_sheet("NVIDIA GeForce RTX 3060 Ti", 8 * GIB) is None
+    for name, memory_bytes in ("RTX 3060", 8 * GIB), ("RTX 3060", None), ("RTX 3060 Ti", 8 * GIB):
+        assert find_data_sheet(f"NVIDIA GeForce {name}", memory_bytes) is None
     assert find_data_sheet("NVIDIA L400") is None

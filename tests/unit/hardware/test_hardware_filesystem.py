@@ -29,7 +29,6 @@ MOUNTS = (
     ],
 )
 def test_longest_and_latest_mount_wins(plant, path, type_, is_network):
-    """Synthetic mount table."""
     filesystem = read_filesystem(path, plant({"proc/self/mountinfo": MOUNTS}))
     assert (filesystem.type, filesystem.is_network) == (type_, is_network)
 

@@ -3,8 +3,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.fake_nvml import FakeNvml, build_status
+from tests.unit.hardware.device_cases import make_device
 
-from fulltilt.hardware import FakeNvml, NvmlDevice, build_status, is_wsl, read_machine
+from fulltilt.hardware import is_wsl, read_machine
 from fulltilt.records import Machine, dumps, loads
 
 GIB = 2**30
@@ -33,10 +35,7 @@ def test_real_machine_survives_json_and_names_no_host():
 
 
 def test_gpus_come_in_the_order_of_cuda_with_nominal_figures():
-    devices = [
-        NvmlDevice(index=0, name="NVIDIA H200", uuid="GPU-a", memory_total_bytes=140 * GIB, compute_capability=(9, 0)),
-        NvmlDevice(index=1, name="NVIDIA Oddity", uuid="GPU-b", memory_total_bytes=8 * GIB, compute_capability=(7, 5)),
-    ]
+    devices = [make_device("NVIDIA H200"), make_device("NVIDIA Oddity", "GPU-b", index=1, memory_gib=8)]
     nvml = FakeNvml(devices, {0: build_status(memory_free_bytes=100 * GIB)}, driver="580.1")
     machine = read_machine(nvml=nvml, environ={"CUDA_VISIBLE_DEVICES": "1,0"})
     odd, h200 = machine.devices
@@ -50,8 +49,7 @@ def test_gpus_come_in_the_order_of_cuda_with_nominal_figures():
 
 
 def test_hidden_gpus_are_said_to_be_hidden():
-    device = NvmlDevice(index=0, name="x", uuid=None, memory_total_bytes=None, compute_capability=None)
-    machine = read_machine(nvml=FakeNvml([device]), environ={"CUDA_VISIBLE_DEVICES": ""})
+    machine = read_machine(nvml=FakeNvml([make_device()]), environ={"CUDA_VISIBLE_DEVICES": ""})
     assert machine.null_reasons["devices"] == "CUDA_VISIBLE_DEVICES hides every GPU"
 
 
@@ -66,7 +64,6 @@ def test_hidden_gpus_are_said_to_be_hidden():
     ],
 )
 def test_wsl(plant, version, environ, expected):
-    """Synthetic /proc/version."""
     assert is_wsl(plant({"proc/version": version}), environ) is expected
 
 

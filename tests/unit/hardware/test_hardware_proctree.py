@@ -23,25 +23,17 @@ def test_descendants_are_found_at_any_depth_and_in_any_session():
     assert proctree.find_descendants(9, entries) == []
 
 
-def test_a_command_name_with_parentheses_and_spaces_is_read_right(tmp_path):
-    folder = tmp_path / "proc" / "77"
-    folder.mkdir(parents=True)
-    (folder / "stat").write_text("77 (a) b (c) R 5 77 42 0 -1 0")
-    (tmp_path / "proc" / "78").mkdir()  # gone while it was read
-    assert proctree.read_processes(tmp_path) == [entry(77, 5, session=42)]
+def test_a_command_name_with_parentheses_and_spaces_is_read_right(plant):
+    root = plant({"proc/77/stat": "77 (a) b (c) R 5 77 42 0 -1 0", "proc/78/gone": "while it was read"})
+    assert proctree.read_processes(root) == [entry(77, 5, session=42)]
 
 
 def test_a_session_ends_with_what_it_started_elsewhere():
     code = f"import subprocess, time; subprocess.Popen({SLEEP!r}, start_new_session=True); print(1); time.sleep(600)"
-    leader = subprocess.Popen(
-        [sys.executable, "-uc", code], start_new_session=True, stdout=subprocess.PIPE, text=True
-    )  # fmt: skip
-    assert leader.stdout is not None
-    leader.stdout.readline()
-    below = proctree.find_descendants(leader.pid)
-    seen = proctree.kill_session(leader.pid)
-    leader.wait()
-    leader.stdout.close()
+    with subprocess.Popen([sys.executable, "-uc", code], start_new_session=True, stdout=subprocess.PIPE) as leader:
+        leader.stdout.readline()
+        below = proctree.find_descendants(leader.pid)
+        seen = proctree.kill_session(leader.pid)
     assert len(below) == 1
     assert {leader.pid, *below} <= set(seen)
     assert proctree.find_members(leader.pid) == []

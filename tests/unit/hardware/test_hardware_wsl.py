@@ -1,16 +1,16 @@
 """Windows' Linux, from planted trees."""
 
 import pytest
+from tests.fake_nvml import FakeNvml
+from tests.unit.hardware.device_cases import make_device
 
-from fulltilt.hardware import FakeNvml, NvmlDevice, read_wsl
+from fulltilt.hardware import read_wsl
 
 GIB = 2**30
 KERNEL_2 = "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@x)"
 KERNEL_1 = "Linux version 4.4.0-22621-Microsoft (Microsoft@Microsoft.com)"
 MEMORY = "MemTotal: 16777216 kB\nMemAvailable: 8000000 kB\nSwapTotal: 4194304 kB\n"
-CARD = NvmlDevice(
-    index=0, name="NVIDIA GeForce RTX 3060", uuid="GPU-a", memory_total_bytes=12 * GIB, compute_capability=(8, 6)
-)
+CARD = make_device("NVIDIA GeForce RTX 3060", memory_gib=12, compute_capability=(8, 6))
 LIBRARY = {"dev/dxg": "", "usr/lib/wsl/lib/libcuda.so.1": ""}
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from planted import PLANTED_MS, assert_closes
+from tests.fake_clock import FakeClock
 
 from fulltilt.integrations import StepBreakdown
 from fulltilt.integrations.breakdown import N_JUDGED, format_breakdown, publish_breakdown
-from fulltilt.measure import FakeClock
 
 
 def open_breakdown(device="cpu", **options):

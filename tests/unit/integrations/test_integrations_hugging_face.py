@@ -4,8 +4,9 @@ import json
 
 import pytest
 from planted import BATCH_SIZE, PLANTED_MS, Rows, SlowModel, SlowSGD, assert_all_billed, assert_closes
+from tests.fake_clock import FakeClock
 
-from fulltilt.measure import FakeClock, HostClock
+from fulltilt.measure import HostClock
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 accelerate = pytest.importorskip("accelerate", exc_type=ImportError)

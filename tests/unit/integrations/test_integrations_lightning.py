@@ -5,9 +5,10 @@ import logging
 
 import pytest
 from planted import BATCH_SIZE, PLANTED_MS, ZERO_MS, Rows, SlowModel, SlowSGD, assert_all_billed, assert_closes
+from tests.fake_clock import FakeClock
 from torch.utils.data import DataLoader
 
-from fulltilt.measure import FakeClock, HostClock
+from fulltilt.measure import HostClock
 
 lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other people's packages

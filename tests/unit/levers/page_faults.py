@@ -70,11 +70,3 @@ def train(*values: bool, room_bytes: int = 0, n: int = 20_000_000, **environment
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def count_faults(*, retain: bool) -> int:
-    """Pages that a step takes anew for a block of 80 MB; what is in force is what was asked for."""
-    (seen,) = train(retain)
-    assert seen["observed"] is retain
-    assert seen["notes"] == []
-    return seen["faults"]

@@ -8,27 +8,24 @@ import getpass
 import os
 import sysconfig
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._inductor.config
+from tests.unit.levers import lever_cases
+from tests.unit.levers.lever_cases import take_steps
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
 from fulltilt.engine.measured.measurement import check_observed, measure_flops
-from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import PlanObstacleError
 from fulltilt.hardware import has_c_compiler
 from fulltilt.levers import compile as lever
-from fulltilt.levers import default_plan, find_reports
-from fulltilt.measure import NullTimer
-from fulltilt.tasks import Workload
+from fulltilt.levers import find_reports
 
 N_SAMPLES = 20  # batches of 8, 8 and 4
 
@@ -71,23 +68,14 @@ def build_dataset() -> TensorDataset:
     return TensorDataset(x_BC, torch.randint(3, (N_SAMPLES,), generator=generator))
 
 
-def build(value: Any, model: Callable[[], nn.Module] = Stack, **plan: Any) -> Run:
-    workload = Workload(model=model, dataset=build_dataset, validation=build_dataset, loss=nn.CrossEntropyLoss())
-    full = default_plan({"batch_size": 8, "threads": 1, "compile": value} | plan)
-    return build_run(None, full, device="cpu", workload=workload, seed=1)
-
-
-def train(run: Run, n_steps: int) -> list[float]:
-    step, batches, losses = TrainStep(run), run.start_epoch(0), []
-    for _ in range(n_steps):
-        outcome = step(batches, NullTimer())
-        assert outcome is not None
-        losses.append(float(outcome.loss))
-    return losses
+def build(value: Any, model: Any = Stack, **plan: Any) -> Run:
+    return lever_cases.build(model, build_dataset, compile=value, **plan)
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def _fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    if request.node.get_closest_marker("slow") is None:
+        lever_cases.compile_without_inductor(monkeypatch)
     monkeypatch.setenv(lever.CACHE_VARIABLE, str(tmp_path))
     config: Any = torch._dynamo.config
     before = config.recompile_limit
@@ -97,28 +85,20 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def dynamo_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pass_on(graph: Any, example_inputs: Any, config_patches: Any = None) -> Any:
-        return graph.forward
-
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", pass_on)
-    monkeypatch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)  # none is needed so far
-
-
-@pytest.mark.usefixtures("dynamo_only")
-def test_equal_blocks_share_one_graph_and_the_rest_stays_eager():
-    run = build("regional")
-    losses = train(run, 2)
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_equal_blocks_share_one_graph_and_the_rest_stays_eager(is_checkpointed):
+    run = build("regional", activation_checkpointing=is_checkpointed)
+    losses = take_steps(run, 2)
     graphs = run.setup.state["compiled_graphs"]
-    assert (graphs.n_graphs, graphs.n_runs) == (1, 6)
+    assert graphs.n_graphs == 1
+    assert is_checkpointed or graphs.n_runs == 6
     assert run.setup.model.n_eager == 2
-    assert check_observed(run)["compile"] == "regional"
-    assert losses == train(build(False), 2)
+    observed = check_observed(run)
+    assert (observed["compile"], observed["activation_checkpointing"]) == ("regional", is_checkpointed)
+    assert losses == take_steps(build(False), 2)
     assert list(run.setup.model.state_dict()) == list(Stack().state_dict())
 
 
-@pytest.mark.usefixtures("dynamo_only")
 def test_more_shapes_than_dynamos_limit_are_all_compiled():
     class Growing(Stack):
         def __init__(self) -> None:
@@ -132,32 +112,30 @@ def test_more_shapes_than_dynamos_limit_are_all_compiled():
             return self.head(x_BC[:, :8])
 
     run = build("regional", Growing)
-    train(run, 2)
+    take_steps(run, 2)
     graphs = run.setup.state["compiled_graphs"]
     assert (graphs.n_graphs, graphs.n_runs) == (10, 20)
 
 
-@pytest.mark.usefixtures("dynamo_only")
 @pytest.mark.parametrize("value", [True, "regional"])
 def test_evaluation_and_counting_compile_nothing(value):
     run = build(value)
-    train(run, 1)
+    take_steps(run, 1)
     graphs = run.setup.state["compiled_graphs"]
     before = (graphs.n_graphs, graphs.n_runs)
     assert evaluate(run, build_validation_loader(run, batch_size=5))["loss"] > 0
     measure_flops(run, next(run.start_epoch(1)))
     assert (graphs.n_graphs, graphs.n_runs) == before
-    train(run, 1)
+    take_steps(run, 1)
     assert graphs.n_runs > before[1]
 
 
-@pytest.mark.usefixtures("dynamo_only")
 @pytest.mark.parametrize("value", [True, "regional"])
 def test_the_end_tells_graphs_and_why_any_was_compiled_again(value):
     run = build(value)
-    train(run, 2)
+    take_steps(run, 2)
     assert "again" not in find_reports(run.plan, run.setup)[0]
-    train(run, 3)  # the last batch of the epoch is smaller
+    take_steps(run, 3)  # the last batch of the epoch is smaller
     (report,) = find_reports(run.plan, run.setup)
     assert report.startswith(f"compile={value}: 2 graphs compiled in ")
     assert os.environ[lever.CACHE_VARIABLE] in report
@@ -165,7 +143,6 @@ def test_the_end_tells_graphs_and_why_any_was_compiled_again(value):
     assert "expected 8, actual 4" in report
 
 
-@pytest.mark.usefixtures("dynamo_only")
 def test_a_model_that_is_declined_is_told_and_not_taken_for_compiled():
     class Recurrent(nn.LSTM):
         def __init__(self) -> None:
@@ -175,18 +152,9 @@ def test_a_model_that_is_declined_is_told_and_not_taken_for_compiled():
             return super().forward(x_BC)[0]
 
     run = build(True, Recurrent)
-    train(run, 1)
+    take_steps(run, 1)
     assert lever.LEVER.observe(run.setup) is False
     assert "declined the model" in find_reports(run.plan, run.setup)[0]
-
-
-@pytest.mark.usefixtures("dynamo_only")
-def test_checkpointed_blocks_share_one_graph_too():
-    run = build("regional", activation_checkpointing=True)
-    assert train(run, 2) == train(build(False), 2)
-    observed = check_observed(run)
-    assert (observed["compile"], observed["activation_checkpointing"]) == ("regional", True)
-    assert run.setup.state["compiled_graphs"].n_graphs == 1
 
 
 def test_a_model_without_repeated_blocks_is_told_before_it_trains():
@@ -199,16 +167,17 @@ def test_two_runs_never_share_their_counts():
 
 
 def test_compiled_code_goes_to_a_folder_that_stays(monkeypatch, tmp_path):
+    own = str(tmp_path / "fulltilt" / "inductor")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     lever.keep_cache()
-    assert os.environ[lever.CACHE_VARIABLE] != str(tmp_path / "fulltilt" / "inductor"), "the user's own choice stays"
+    assert os.environ[lever.CACHE_VARIABLE] != own, "the user's own choice stays"
     monkeypatch.delenv(lever.CACHE_VARIABLE)
     lever.keep_cache()
-    assert os.environ[lever.CACHE_VARIABLE] == str(tmp_path / "fulltilt" / "inductor")
+    assert os.environ[lever.CACHE_VARIABLE] == own
     monkeypatch.setenv(lever.CACHE_VARIABLE, f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     lever.keep_cache()
-    said = "torch names its own place once Inductor is imported, which run.deterministic leads to"
-    assert os.environ[lever.CACHE_VARIABLE] == str(tmp_path / "fulltilt" / "inductor"), said
+    # torch names its own place once Inductor is imported, which run.deterministic leads to
+    assert os.environ[lever.CACHE_VARIABLE] == own
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.delenv(lever.CACHE_VARIABLE)
@@ -224,13 +193,12 @@ def test_compiled_code_goes_to_a_folder_that_stays(monkeypatch, tmp_path):
 def test_compiled_losses_are_those_of_eager_mode_and_the_second_run_finds_its_code():
     from torch._dynamo.utils import counters
 
-    expected = train(build(False), 2)
+    expected = take_steps(build(False), 2)
     hits = []
     with torch._inductor.config.patch(compile_threads=1):
         for _ in range(2):
             torch._dynamo.reset()
             counters.clear()
-            torch.testing.assert_close(train(build("regional"), 2), expected, rtol=1e-5, atol=1e-6)
-            found = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-            hits.append(found)
+            torch.testing.assert_close(take_steps(build("regional"), 2), expected, rtol=1e-5, atol=1e-6)
+            hits.append(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
     assert hits[0] == 0 < hits[1]

@@ -8,28 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
-from tests.unit.levers.page_faults import FEW, count_faults
-from torch import nn
+from tests.unit.levers import lever_cases, page_faults
+from tests.unit.levers.lever_cases import CATALOGUE, N_CLASSES, Network, observe, take_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
-from fulltilt.data import DATASETS, build_pipeline
+from fulltilt.data import build_pipeline
 from fulltilt.data.images.image_sets import MemoryImages
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
-from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError
-from fulltilt.levers import Facts, Setup, default_plan, find_obstacles, find_reports, load_catalogue
+from fulltilt.levers import Facts, Setup, find_reports
 from fulltilt.levers.expandable_segments import is_expandable
-from fulltilt.measure import NullTimer
-from fulltilt.tasks import Workload
 
-CATALOGUE = load_catalogue()
-N_SAMPLES, N_CLASSES = 24, 3
+N_SAMPLES = 24
 
 
 class Images(Dataset):
@@ -46,25 +40,11 @@ class Images(Dataset):
         return image, torch.tensor([index % N_CLASSES, self.look()])
 
 
-class Block(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, padding=1)
-        self.n_calls = 0
-
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        self.n_calls += 1
-        return x_BCHW + torch.relu(self.conv(x_BCHW))
-
-
-class Witness(nn.Module):
-    """A small convolutional network that writes down what it sees of itself while it runs."""
+class Witness(Network):
+    """Writes down what it sees of itself while it runs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(2, 4, 3, padding=1)
-        self.blocks = nn.Sequential(Block(4), Block(4))
-        self.head = nn.Linear(4, N_CLASSES)
         self.seen: dict[str, Any] = {"n_calls": 0}
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -75,46 +55,34 @@ class Witness(nn.Module):
             "threads": torch.get_num_threads(),
             "dtype": logits_BK.dtype,
             "batch": len(x_BCHW),
-            "strides": h_BCHW.stride(),
+            "has_channels_innermost": h_BCHW.stride()[1] == 1,
             "matmul_precision": torch.get_float32_matmul_precision(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }
         return logits_BK
 
 
-class Two(nn.Module):
-    """Shows by its output whether it was compiled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(72, N_CLASSES)
+class Told(Network):
+    """Says whether it was compiled."""
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        logits_BK = self.head(x_BCHW.flatten(1))
-        return logits_BK - logits_BK.detach() + (5.0 if torch.compiler.is_compiling() else 0.0)
+        self.is_compiled = torch.compiler.is_compiling()
+        return super().forward(x_BCHW)
 
 
 def compute_loss(logits_BK: torch.Tensor, targets_B2: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(logits_BK.float(), targets_B2[:, 0])
+    return lever_cases.compute_loss(logits_BK, targets_B2[:, 0])
 
 
 def build(*, dataset: Any = Images, model: Any = Witness, loss: Any = compute_loss, **plan: Any) -> Run:
-    workload = Workload(model=model, dataset=dataset, loss=loss)
-    return build_run(None, default_plan({"batch_size": 8, "threads": 1} | plan), device="cpu", workload=workload)
+    return lever_cases.build(model, dataset, loss=loss, **plan)
 
 
 def train(run: Run, epochs: int = 1) -> dict[str, Any]:
     """Whole epochs; returns what the model saw."""
-    step = TrainStep(run)
     for epoch in range(epochs):
-        batches = run.start_epoch(epoch)
-        while step(batches, NullTimer()) is not None:
-            pass
-    return getattr(run.setup.model, "seen", {})
-
-
-def observe(run: Run, name: str) -> Any:
-    return CATALOGUE[name].observe(run.setup)
+        take_steps(run, epoch=epoch)
+    return run.setup.model.seen
 
 
 def load_looks(run: Run, epoch: int = 0) -> list[int]:
@@ -122,12 +90,25 @@ def load_looks(run: Run, epoch: int = 0) -> list[int]:
     return torch.cat([targets[:, 1] for _, targets in run.start_epoch(epoch)]).tolist()
 
 
+def see_in_the_model(name: str, key: str, expected: dict[Any, Any]) -> None:
+    for value, seen in expected.items():
+        with build(**{name: value}) as run:
+            assert train(run)[key] == seen
+            assert observe(run, name) == value
+
+
 def see_batch_size() -> None:
-    for size in (4, 8):
-        with build(batch_size=size) as run:
-            assert observe(run, "batch_size") == size, "what the loader will deliver"
-            assert train(run)["batch"] == size
-            assert observe(run, "batch_size") == size
+    see_in_the_model("batch_size", "batch", {4: 4, 8: 8})
+    with build(batch_size=4) as run:
+        assert observe(run, "batch_size") == 4, "what the loader will deliver"
+
+
+def see_threads() -> None:
+    see_in_the_model("threads", "threads", {1: 1, 2: 2})
+
+
+def see_channels_last() -> None:
+    see_in_the_model("channels_last", "has_channels_innermost", {False: False, True: True})
 
 
 def see_num_workers() -> None:
@@ -172,32 +153,24 @@ def see_worker_threads() -> None:
 
 
 def see_pin_memory() -> None:
-    """Without an accelerator there is nothing to pin for: the switch reaches the loader, and the guard says so."""
+    """Without an accelerator there is nothing to pin for: the switch reaches the loader."""
     setup = Setup(device=torch.device("cpu"))
     CATALOGUE["pin_memory"].apply(setup, True)
     setup.loader = torch.utils.data.DataLoader(Images(), **setup.loader_options)
     assert setup.loader.pin_memory is True
     assert CATALOGUE["pin_memory"].observe(setup) is True
-    assert find_obstacles({"pin_memory": True}, Facts(device_type="cpu"))
     with build() as run:
         train(run)
         assert observe(run, "pin_memory") is False
-
-
-def see_threads() -> None:
-    for n in (1, 2):
-        with build(threads=n) as run:
-            assert train(run)["threads"] == n
-            assert observe(run, "threads") == n
 
 
 def see_retain_freed_memory() -> None:
     """In processes of their own: how memory is taken is a matter of the process, and of what it did before."""
     if obstacle := CATALOGUE["retain_freed_memory"].guard(True, {}, Facts(device_type="cpu")):
         pytest.skip(f"no glibc that can keep memory: {obstacle}")
-    kept, usual = (count_faults(retain=value) for value in (True, False))
-    assert kept < FEW
-    assert usual > FEW
+    for value in (True, False):
+        (seen,) = page_faults.train(value)
+        assert (seen["faults"] < page_faults.FEW) is seen["observed"] is value
 
 
 def see_cudnn_benchmark() -> None:
@@ -209,7 +182,6 @@ def see_cudnn_benchmark() -> None:
         CATALOGUE["cudnn_benchmark"].apply(run.setup, True)  # no plan for a CPU may ask for it
         assert train(run)["cudnn_benchmark"] is True
         assert observe(run, "cudnn_benchmark") is True
-    assert find_obstacles({"cudnn_benchmark": True}, Facts(device_type="cpu"))
 
 
 def see_deterministic() -> None:
@@ -231,13 +203,12 @@ def see_deterministic() -> None:
 
 
 def see_expandable_segments() -> None:
-    """Without a GPU there is no such allocator: nothing is set there, and the guard says so."""
+    """Without a GPU there is no such allocator: nothing is set there."""
     before = torch._C._accelerator_getAllocatorSettings()
     with build() as run:
         assert observe(run, "expandable_segments") is False
         CATALOGUE["expandable_segments"].apply(run.setup, True)
     assert torch._C._accelerator_getAllocatorSettings() == before
-    assert find_obstacles({"expandable_segments": True}, Facts(device_type="cpu"))
     # The setting itself can be made and read anywhere, beside what the environment set.
     setup = Setup(device=torch.device("cuda"))
     try:
@@ -265,13 +236,11 @@ def see_empty_cache_every() -> None:
             report = find_reports({"empty_cache_every": value}, run.setup)
             assert bool(report) is (value is not None)
             assert all(f"{len(calls)} calls took" in line and "does not prevent" in line for line in report)
-    assert find_obstacles({"empty_cache_every": "2 steps"}, Facts(device_type="cpu"))
 
 
 def see_precision() -> None:
     for value, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
         with build(precision=value) as run:
-            assert observe(run, "precision") == value
             assert train(run)["dtype"] is dtype
             assert run.setup.state["autocast_dtype"] is (None if value == "fp32" else dtype)
             assert (run.setup.scaler is not None) is (value == "fp16")
@@ -283,42 +252,24 @@ def see_precision() -> None:
         CATALOGUE["precision"].apply(run.setup, "tf32")  # no plan for a CPU may ask for it
         assert train(run)["matmul_precision"] == "high"
         assert observe(run, "precision") == "tf32"
-    assert find_obstacles({"precision": "tf32"}, Facts(device_type="cpu"))
 
 
 def see_compile() -> None:
     """Dynamo's part; Inductor's, which takes 10 s and a compiler, is seen in test_levers_compile.py."""
 
-    def pass_on(graph: Any, example_inputs: Any, config_patches: Any = None) -> Any:
-        return graph.forward
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch._inductor.compile_fx.compile_fx", pass_on)
-        patch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)
+        lever_cases.compile_without_inductor(patch)
         for value in (False, True):
-            with build(model=Two, compile=value, batch_size=12) as run:
+            with build(model=Told, compile=value, batch_size=12) as run:
                 assert observe(run, "compile") is False, "nothing has run yet"
-                outputs: list[torch.Tensor] = []
-                step = TrainStep(run, observe=lambda logits, _, outputs=outputs: outputs.append(logits))
-                before = run.setup.model.head.weight.clone()
-                step(run.start_epoch(0), NullTimer())
-                assert bool((outputs[0] == 5.0).all()) is value
-                assert not torch.equal(run.setup.model.head.weight, before)
-                assert observe(run, "compile") is value
-
-
-def see_channels_last() -> None:
-    for value in (False, True):
-        with build(channels_last=value) as run:
-            assert (train(run)["strides"][1] == 1) is value, "channels are innermost in the middle of the model"
-            assert observe(run, "channels_last") is value
+                take_steps(run)
+                assert run.setup.model.is_compiled is observe(run, "compile") is value
 
 
 def see_activation_checkpointing() -> None:
     for value in (False, True):
         with build(activation_checkpointing=value) as run:
-            seen = train(run)
-            assert seen["n_calls"] == 3
+            assert train(run)["n_calls"] == 3
             assert [block.n_calls for block in run.setup.model.blocks] == [6, 6] if value else [3, 3]
             assert observe(run, "activation_checkpointing") is value
     with build(activation_checkpointing="blocks.1, head") as run:
@@ -355,35 +306,27 @@ def see_accumulate() -> None:
 
 def see_placement() -> None:
     """Every value delivers the samples of the file, and the rows really lie where it says."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.h5"
-        images = np.random.default_rng(0).random((N_SAMPLES, 2, 6, 6), dtype=np.float32)
-        with h5py.File(path, "w") as file:
-            file["input"] = images
-            file["label"] = np.stack([np.arange(N_SAMPLES) % N_CLASSES, np.arange(N_SAMPLES)], axis=1)
-        for value in ("stream", "memory_map", "ram", "block_shuffled"):
-            _see_placement(value, path, images)
-    assert "use placement ram" in find_obstacles({"placement": "device"}, Facts(device_type="cpu"))[0]
+    for value in ("stream", "memory_map", "ram", "block_shuffled"):
+        with tempfile.TemporaryDirectory() as folder:
+            _see_placement(value, Path(folder) / "rows.h5")
 
 
-def _see_placement(value: str, path: Path, images: np.ndarray) -> None:
-    with build(dataset=lambda: DATASETS["hdf5"](path=str(path), val_fraction=0), placement=value) as run:
+def _see_placement(value: str, path: Path) -> None:
+    labels = np.stack([np.arange(N_SAMPLES) % N_CLASSES, np.arange(N_SAMPLES)], axis=1)
+    images, dataset = lever_cases.write_rows(path, labels)
+    with build(dataset=dataset, placement=value) as run:
         assert observe(run, "placement") == value
         batches = list(run.start_epoch(0))
         rows = torch.cat([targets[:, 1] for _, targets in batches])
         assert sorted(rows.tolist()) == list(range(N_SAMPLES))
         assert np.array_equal(torch.cat([inputs for inputs, _ in batches]).numpy(), images[rows.numpy()])
         assert train(run)["batch"] == 8
-        whole = path.read_bytes()
         path.write_bytes(b"")
-        try:
-            if value == "ram":
-                assert len(list(run.start_epoch(1))) == 3, "nothing is read from the file any more"
-            elif value != "block_shuffled":  # whose window holds all of this small file
-                with pytest.raises(DataError, match="was cut"):
-                    list(run.start_epoch(1))
-        finally:
-            path.write_bytes(whole)
+        if value == "ram":
+            assert len(list(run.start_epoch(1))) == 3, "nothing is read from the file any more"
+        elif value != "block_shuffled":  # whose window holds all of this small file
+            with pytest.raises(DataError, match="was cut"):
+                list(run.start_epoch(1))
 
 
 def see_transforms() -> None:
@@ -401,33 +344,17 @@ def see_transforms() -> None:
             run.setup.model.register_forward_pre_hook(
                 lambda _, inputs, kept=reached[value]: kept.append(inputs[0].clone())
             )
-            assert train(run)["batch"] == 8
+            train(run)
             assert observe(run, "transforms") == value
     assert torch.equal(reached["loader"][0], reached["device"][0])
 
 
 def see_device_prefetch() -> None:
     """Without a GPU there is nothing to copy to; test_engine_prefetch.py sees the copies of a fake."""
-    assert "no device to copy" in find_obstacles({"device_prefetch": True}, Facts(device_type="cpu"))[0]
     with build() as run:
         train(run)
         assert observe(run, "device_prefetch") is False
         assert run.lane is None
-
-
-EFFECTS: dict[str, Callable[[], None]] = {
-    name.removeprefix("see_"): case for name, case in list(globals().items()) if name.startswith("see_")
-}
-
-
-@pytest.fixture(autouse=True)
-def _keep_what_is_the_process_own():
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    benchmark = torch.backends.cudnn.benchmark
-    yield
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.benchmark = benchmark
 
 
 # Inductor imports a part of torch that uses torch's own deprecated decorator.
@@ -436,28 +363,5 @@ def _keep_what_is_the_process_own():
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "retain_freed_memory" else []) for n in CATALOGUE]
 )
 def test_lever_changes_the_run(name: str) -> None:
-    assert name in EFFECTS, f"lever {name} has no effect case: write see_{name}"
-    EFFECTS[name]()
-
-
-def test_every_case_is_of_a_lever() -> None:
-    assert EFFECTS.keys() == CATALOGUE.keys()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("value", [False, True])
-def test_segments_expand_on_a_gpu(value: bool) -> None:
-    workload = Workload(model=Witness, dataset=Images, loss=compute_loss)
-    plan = default_plan({"batch_size": 8, "expandable_segments": value, "empty_cache_every": "1 step"})
-    torch.cuda.empty_cache()
-    with build_run(None, plan, device="cuda", workload=workload) as run:
-        train(run)
-        assert observe(run, "expandable_segments") is value
-        assert "3 calls took" in find_reports(run.plan, run.setup)[0]
-
-
-@pytest.mark.parametrize(("name", "most"), [("threads", 4096), ("num_workers", 8192)])
-def test_numbers_that_end_the_process_are_refused_before(name, most):
-    assert not find_obstacles({name: most}, Facts(device_type="cpu"))
-    assert f"{name}={most + 1}: at most {most:,}" in find_obstacles({name: most + 1}, Facts(device_type="cpu"))[0]
+    assert f"see_{name}" in globals(), f"lever {name} has no effect case: write see_{name}"
+    globals()[f"see_{name}"]()

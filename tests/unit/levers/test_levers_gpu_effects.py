@@ -3,34 +3,23 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tests.unit.levers import lever_cases
+from tests.unit.levers.lever_cases import NEEDS_GPU, observe, take_steps, write_rows
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.step.train_step import TrainStep
-from fulltilt.levers import default_plan, load_catalogue
+from fulltilt.levers import find_reports
 from fulltilt.measure import NullTimer
-from fulltilt.tasks import Workload
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
-CATALOGUE = load_catalogue()
-N_SAMPLES, N_FEATURES, BATCH_SIZE = 24, 512, 8
+pytestmark = NEEDS_GPU
+N_SAMPLES, N_FEATURES = 24, 512
 SCRATCH_BYTES = 256 * 2**20  # far more than what libraries keep for themselves from the first step on
 TF32_GAP = 1e-5  # fp32 rounds at 6e-8, TF32 at 5e-4
-
-
-@pytest.fixture(autouse=True)
-def _keep_what_is_the_process_own():
-    precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
-    yield
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.benchmark = benchmark
 
 
 def build_rows() -> TensorDataset:
@@ -63,13 +52,10 @@ class Product(nn.Module):
         return self.conv(out_BP[:, None])[:, 0]
 
 
-def compute_loss(outputs_BP: Tensor, targets_B: Tensor) -> Tensor:
-    return outputs_BP.square().mean()
-
-
 def build(**plan: Any) -> Run:
-    workload = Workload(model=Product, dataset=build_rows, loss=compute_loss)
-    return build_run(None, default_plan({"batch_size": BATCH_SIZE} | plan), device="cuda", workload=workload)
+    return lever_cases.build(
+        Product, build_rows, loss=lambda outputs_BP, _: outputs_BP.square().mean(), device="cuda", **plan
+    )
 
 
 def train(run: Run) -> list[bool]:
@@ -84,12 +70,8 @@ def train(run: Run) -> list[bool]:
     step, batches = TrainStep(run), watch(run.start_epoch(0))
     while step(batches, NullTimer()) is not None:
         pass
-    assert len(pinned) == N_SAMPLES // BATCH_SIZE
+    assert len(pinned) == 3
     return pinned
-
-
-def observe(run: Run, name: str) -> Any:
-    return CATALOGUE[name].observe(run.setup)
 
 
 def test_products_of_a_tf32_run_are_rounded_as_tf32_is():
@@ -117,9 +99,37 @@ def test_unused_memory_goes_back_between_steps(value, keeps):
 
 
 @pytest.mark.parametrize("value", [False, True])
+def test_segments_expand_where_that_was_asked_for(value):
+    torch.cuda.empty_cache()
+    with build(expandable_segments=value, empty_cache_every="1 step") as run:
+        train(run)
+        assert observe(run, "expandable_segments") is value
+        assert "3 calls took" in find_reports(run.plan, run.setup)[0]
+
+
+@pytest.mark.parametrize("value", [False, True])
 def test_batches_lie_in_pinned_memory_and_steps_have_the_flag_of_cudnn_where_that_was_asked_for(value):
     torch.backends.cudnn.benchmark = not value
     with build(pin_memory=value, cudnn_benchmark=value) as run:
         assert set(train(run)) == {value}
         assert set(run.setup.model.flags) == {value}
         assert observe(run, "pin_memory") is observe(run, "cudnn_benchmark") is value
+
+
+@pytest.mark.parametrize(
+    ("placement", "pin_memory", "where"), [("device", False, "cuda"), ("ram", True, "cpu"), ("ram", False, "cpu")]
+)
+def test_rows_lie_on_the_gpu_or_are_gathered_into_pinned_memory(tmp_path, placement, pin_memory, where):
+    images, dataset = write_rows(tmp_path / "f.h5", np.arange(32))
+    plan = {"placement": placement, "pin_memory": pin_memory}
+    with lever_cases.build(build_flat, dataset, device="cuda", **plan) as run:
+        assert observe(run, "placement") == placement
+        inputs, rows = next(run.start_epoch(0))
+        assert inputs.device.type == where
+        assert inputs.is_pinned() is pin_memory
+        assert np.array_equal(inputs.cpu().numpy(), images[rows.cpu().numpy()])
+        assert np.isfinite(take_steps(run, 1, epoch=1)).all()
+
+
+def build_flat() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 32))

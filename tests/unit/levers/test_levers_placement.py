@@ -1,22 +1,14 @@
-"""placement: what fits, what is refused and why, and where rows lie on a GPU."""
+"""placement: what fits, what is refused and why."""
 
-import h5py
-import numpy as np
 import pytest
-import torch
-from torch import nn
+from tests.unit.levers.lever_cases import CATALOGUE
 
 from fulltilt.config import config_from_values
-from fulltilt.data import DATASETS
-from fulltilt.engine.build.builder import build_run
-from fulltilt.engine.step.train_step import TrainStep
-from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles, load_catalogue
+from fulltilt.levers import Facts, default_plan, find_notes, find_obstacles
 from fulltilt.levers.placement import choose_placement, resolve
-from fulltilt.measure import NullTimer
-from fulltilt.tasks import Workload
 from fulltilt.tuner.question.space import build_space
 
-LEVER = load_catalogue()["placement"]
+LEVER = CATALOGUE["placement"]
 GIB = 2**30
 ALL = ("stream", "block_shuffled", "ram", "memory_map", "device")
 
@@ -53,9 +45,8 @@ def test_only_an_order_of_blocks_changes_the_recipe_and_no_search_tries_it_unask
 
 
 def test_a_lever_that_trades_the_recipe_does_so_with_every_value():
-    catalogue = load_catalogue()
-    assert all(catalogue[name].changes_recipe(value) for name in ("batch_size", "accumulate") for value in (1, 64))
-    assert not catalogue["num_workers"].changes_recipe(4)
+    assert all(CATALOGUE[name].changes_recipe(value) for name in ("batch_size", "accumulate") for value in (1, 64))
+    assert not CATALOGUE["num_workers"].changes_recipe(4)
 
 
 @pytest.mark.parametrize(
@@ -79,15 +70,18 @@ def test_values_that_cannot_apply_say_why_with_figures(plan, changes, words):
     assert words in reasons[0]
 
 
-def test_what_is_not_known_yet_passes():
-    for value in ALL:
-        assert find_obstacles(default_plan({"placement": value}), Facts(device_type="cuda")) == []
+@pytest.mark.parametrize("value", ALL)
+def test_what_is_not_known_yet_passes(value):
+    assert find_obstacles(default_plan({"placement": value}), Facts(device_type="cuda")) == []
 
 
-def test_block_shuffle_says_how_far_from_a_full_shuffle_it_can_be():
-    notes = find_notes(default_plan({"placement": "block_shuffled", "batch_size": 257}), make_facts())
-    assert "64 blocks" in notes[0]
-    assert "up to 5.00 times" in notes[0]
+def test_an_order_of_blocks_and_a_stream_that_need_not_be_one_are_noted():
+    blocks = find_notes(default_plan({"placement": "block_shuffled", "batch_size": 257}), make_facts())[0]
+    assert "64 blocks" in blocks
+    assert "up to 5.00 times" in blocks, "how far from a full shuffle it can be"
+    stream = find_notes(default_plan(), make_facts(free_device_bytes=8 * GIB))[0]
+    assert "7.00 GiB in memory, and placement ram could apply" in stream
+    assert find_notes(default_plan(), make_facts(placements=("stream",), data_bytes=None)) == []
 
 
 @pytest.mark.parametrize(
@@ -125,33 +119,3 @@ def test_auto_is_the_fastest_that_fits_with_the_reason(value, changes, options, 
     chosen, note = resolve(value, default_plan(), make_facts(**changes), **options)
     assert chosen == expected
     assert note is None if said is None else said in note
-
-
-def test_a_stream_that_need_not_be_one_is_noted():
-    notes = find_notes(default_plan(), make_facts(free_device_bytes=8 * GIB))
-    assert "7.00 GiB in memory, and placement ram could apply" in notes[0]
-    assert find_notes(default_plan(), make_facts(placements=("stream",), data_bytes=None)) == []
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize(
-    ("placement", "pin_memory", "where"), [("device", False, "cuda"), ("ram", True, "cpu"), ("ram", False, "cpu")]
-)
-def test_rows_lie_on_the_gpu_or_are_gathered_into_pinned_memory(tmp_path, placement, pin_memory, where):
-    x = np.random.default_rng(0).random((32, 5), dtype=np.float32)
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["input"], file["label"] = x, np.arange(32)
-    workload = Workload(
-        model=lambda: nn.Linear(5, 32),
-        dataset=lambda: DATASETS["hdf5"](path=str(tmp_path / "f.h5"), val_fraction=0),
-        loss=nn.CrossEntropyLoss(),
-    )
-    plan = default_plan({"batch_size": 8, "placement": placement, "pin_memory": pin_memory})
-    with build_run(None, plan, device="cuda", workload=workload) as run:
-        assert LEVER.observe(run.setup) == placement
-        inputs, rows = next(run.start_epoch(0))
-        assert inputs.device.type == where
-        assert inputs.is_pinned() is pin_memory
-        assert np.array_equal(inputs.cpu().numpy(), x[rows.cpu().numpy()])
-        assert bool(torch.isfinite(TrainStep(run)(run.start_epoch(1), NullTimer()).loss))

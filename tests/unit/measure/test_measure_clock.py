@@ -1,7 +1,7 @@
 import pytest
+from tests.fake_clock import FakeClock
 
 from fulltilt import measure
-from fulltilt.measure import FakeClock
 
 
 def test_marks_of_a_fake_device_are_reached_when_its_queue_is_and_readable_after_the_delay():

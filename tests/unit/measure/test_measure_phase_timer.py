@@ -3,8 +3,9 @@
 import dataclasses
 
 import pytest
+from tests.fake_clock import FakeClock
 
-from fulltilt.measure import FakeClock, NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
+from fulltilt.measure import NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
 from fulltilt.records import PHASES
 
 

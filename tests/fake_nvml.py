@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from fulltilt.errors import DeviceError
-from fulltilt.hardware.nvml import NvmlDevice, NvmlStatus, Utilization, describe_missing_index
+from fulltilt.hardware import NvmlDevice, NvmlStatus, Utilization
+from fulltilt.hardware.nvml import describe_missing_index
 
 _NOT_GIVEN = "the fake was given no figure"
 _STATUS_FIELDS = tuple(f.name for f in dataclasses.fields(NvmlStatus) if f.name != "null_reasons")
