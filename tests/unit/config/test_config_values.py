@@ -122,9 +122,3 @@ def test_a_plan_with_a_wrong_value_or_lever():
         apply_plan(config, {"batch_size": 0})
     with pytest.raises(ConfigError, match="did you mean batch_size"):
         apply_plan(config, {"batchsize": 1})
-
-
-def test_all_public_names_are_there():
-    import fulltilt.config as room
-
-    assert all(getattr(room, name) is not None for name in room.__all__)
