@@ -4,8 +4,9 @@ import itertools
 import time
 
 import pytest
+from tests.fakes import FakeClock
 
-from fulltilt.measure import CudaClock, FakeClock, HostClock, PhaseTimer
+from fulltilt.measure import CudaClock, HostClock, PhaseTimer
 
 
 class HostBench:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pynvml
 import pytest
+from tests.fakes import FakeNvml, build_status
 
 from fulltilt.errors import DeviceError
-from fulltilt.hardware import FakeNvml, Nvml, NvmlDevice, NvmlProcess, RealNvml, build_status
+from fulltilt.hardware import Nvml, NvmlDevice, NvmlProcess, RealNvml
 
 GIB = 2**30
 

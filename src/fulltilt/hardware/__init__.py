@@ -33,7 +33,6 @@ from fulltilt.hardware.devices import (
 from fulltilt.hardware.filesystem import Filesystem, ShmSpace, read_filesystem, read_shm
 from fulltilt.hardware.machine import compute_hostname_hash, is_wsl, read_machine
 from fulltilt.hardware.nvml import Nvml, NvmlDevice, NvmlProcess, NvmlStatus, RealNvml, Utilization
-from fulltilt.hardware.nvml_fake import FakeNvml, build_status
 from fulltilt.hardware.process_memory import (
     MemoryWatchdog,
     ProcessMemory,

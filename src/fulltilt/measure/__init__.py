@@ -8,7 +8,7 @@ from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
     from fulltilt.measure.blocks import Block
-    from fulltilt.measure.clock import Clock, CudaClock, FakeClock, HostClock
+    from fulltilt.measure.clock import Clock, CudaClock, HostClock
     from fulltilt.measure.fake_memory import FakePeak, estimate_memory
     from fulltilt.measure.flops import Flops, count_flops
     from fulltilt.measure.limit import apply_memory_limit, find_memory_limit_bytes

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.fakes import FakeNvml, build_status
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -13,7 +14,7 @@ from fulltilt import Workload
 from fulltilt.config import config_from_values
 from fulltilt.engine.check import checklist as checks
 from fulltilt.engine.check.checklist import describe_error, run_checks
-from fulltilt.hardware import FakeNvml, NvmlDevice, NvmlProcess, build_status
+from fulltilt.hardware import NvmlDevice, NvmlProcess
 
 GIB = 2**30
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.fakes import FakeClock
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -10,7 +11,6 @@ from fulltilt.config import config_from_values
 from fulltilt.engine.loop.train import train
 from fulltilt.engine.step import phase_sample
 from fulltilt.engine.step.phase_sample import PhaseSample
-from fulltilt.measure import FakeClock
 from fulltilt.records import PHASES, StepsDone
 from fulltilt.tasks import Workload
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.fakes import FakeNvml, build_status
 from training_cases import Points, Recorder, build_config, build_workload, run_train
 
 from fulltilt.config import config_from_values, plan_of
@@ -29,16 +30,7 @@ from fulltilt.engine.loop.promise import (
 )
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.data_waits import DataWaits
-from fulltilt.hardware import (
-    CpuTimes,
-    FakeNvml,
-    NvmlDevice,
-    NvmlProcess,
-    ProcessCpu,
-    build_status,
-    read_machine,
-    read_pressure,
-)
+from fulltilt.hardware import CpuTimes, NvmlDevice, NvmlProcess, ProcessCpu, read_machine, read_pressure
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted, TrialRequest, WorkloadSource
 from fulltilt.tuner.answer.apply import MEASURED_ON

@@ -1,14 +1,8 @@
 import pytest
+from tests.fakes import FakeNvml
 
 from fulltilt.errors import DeviceError
-from fulltilt.hardware import (
-    FakeNvml,
-    NvmlDevice,
-    find_data_sheet,
-    find_nvml_index,
-    read_visible_devices,
-    resolve_device,
-)
+from fulltilt.hardware import NvmlDevice, find_data_sheet, find_nvml_index, read_visible_devices, resolve_device
 
 GIB = 2**30
 CUDA_TORCH = "2.13.0+cu130"

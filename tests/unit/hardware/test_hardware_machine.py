@@ -3,8 +3,9 @@ import subprocess
 import sys
 
 import pytest
+from tests.fakes import FakeNvml, build_status
 
-from fulltilt.hardware import FakeNvml, NvmlDevice, build_status, is_wsl, read_machine
+from fulltilt.hardware import NvmlDevice, is_wsl, read_machine
 from fulltilt.records import Machine, dumps, loads
 
 GIB = 2**30

@@ -1,8 +1,9 @@
 """Windows' Linux, from planted trees."""
 
 import pytest
+from tests.fakes import FakeNvml
 
-from fulltilt.hardware import FakeNvml, NvmlDevice, read_wsl
+from fulltilt.hardware import NvmlDevice, read_wsl
 
 GIB = 2**30
 KERNEL_2 = "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@x)"

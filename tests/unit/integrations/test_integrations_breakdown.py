@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
+from tests.fakes import FakeClock
 
 from fulltilt.integrations import StepBreakdown
 from fulltilt.integrations.breakdown import N_JUDGED, format_breakdown, publish_breakdown
-from fulltilt.measure import FakeClock
 
 CPU = torch.device("cpu")
 PLANTED_MS = {"data_wait": 3.0, "forward": 2.0, "backward": 4.0, "optimizer": 1.0}

@@ -4,8 +4,9 @@ import json
 
 import pytest
 from planted import BACKWARD_MS, BATCH_SIZE, DATA_MS, FORWARD_MS, UPDATE_MS, Rows, SlowModel, SlowSGD, assert_closes
+from tests.fakes import FakeClock
 
-from fulltilt.measure import FakeClock, HostClock
+from fulltilt.measure import HostClock
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 accelerate = pytest.importorskip("accelerate", exc_type=ImportError)

@@ -16,9 +16,10 @@ from planted import (
     SlowSGD,
     assert_closes,
 )
+from tests.fakes import FakeClock
 from torch.utils.data import DataLoader
 
-from fulltilt.measure import FakeClock, HostClock
+from fulltilt.measure import HostClock
 
 lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other people's packages

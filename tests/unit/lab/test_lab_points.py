@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.fakes import FakeNvml
 
 from fulltilt.config import config_from_values, load_config
 from fulltilt.errors import ConfigError, DeviceError
-from fulltilt.hardware import FakeNvml, NvmlDevice
+from fulltilt.hardware import NvmlDevice
 from fulltilt.lab.local import build_slots
 from fulltilt.lab.points import build_words, list_dry_runs, read_grid
 from fulltilt.lab.verdict import judge_end

@@ -1,6 +1,5 @@
 import pytest
-
-from fulltilt.measure import FakeClock
+from tests.fakes import FakeClock
 
 
 def test_marks_of_a_fake_device_are_reached_when_its_queue_is_and_readable_after_the_delay():

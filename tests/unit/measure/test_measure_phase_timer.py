@@ -1,8 +1,9 @@
 """The phase timer on a fake clock: every figure is exact."""
 
 import pytest
+from tests.fakes import FakeClock
 
-from fulltilt.measure import FakeClock, NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
+from fulltilt.measure import NullTimer, PhaseTimer, StepSample, check_closure, summarize_phases
 from fulltilt.records import PHASES
 
 

@@ -5,8 +5,9 @@ import itertools
 import time
 
 import pytest
+from tests.fakes import FakeClock
 
-from fulltilt.measure import FakeClock, NullTimer, PhaseTimer, measure_steps
+from fulltilt.measure import NullTimer, PhaseTimer, measure_steps
 from fulltilt.records import dumps
 
 

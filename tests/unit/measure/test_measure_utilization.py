@@ -1,7 +1,8 @@
 import pytest
 import torch
+from tests.fakes import FakeNvml, build_status
 
-from fulltilt.hardware import FakeNvml, NvmlDevice, RealNvml, build_status
+from fulltilt.hardware import NvmlDevice, RealNvml
 from fulltilt.measure.utilization import UtilizationSampler, find_device_index
 
 DEVICE = NvmlDevice(index=0, name="x", uuid="GPU-a", memory_total_bytes=None, compute_capability=None)

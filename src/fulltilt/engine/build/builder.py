@@ -70,8 +70,8 @@ def build_run(
         from fulltilt.engine.build.assemble import build_workload
 
         workload = build_workload(config)
-    settings = config or config_from_values({}, base_dir=".")
-    seed = settings.run.seed if seed is None else seed
+    config = config or config_from_values({}, base_dir=".")
+    seed = config.run.seed if seed is None else seed
     seed_everything(seed)
     dataset = workload.dataset()
     seed_everything(seed)  # what the dataset draws does not change the model
@@ -79,7 +79,7 @@ def build_run(
     world.arrive()  # before the first word between ranks: one that hangs in the user's code is behind the others
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
     facts = describe(model, dataset, device, is_batch_known=workload.collate is None, n_ranks=world.n_ranks)
-    may_hold = parse_on_bad_sample(settings.data.on_bad_sample) is None
+    may_hold = parse_on_bad_sample(config.data.on_bad_sample) is None
     plan, notes = resolve_plan(plan, facts, may_hold=may_hold, started_with=started_with, world=world)
     plan = _settle(plan, facts, notes, strict)
 
@@ -87,10 +87,10 @@ def build_run(
     _apply_stage("environment", plan, setup)
     _apply_stage("loader", plan, setup)
     loader_generator = torch.Generator().manual_seed(seed)
-    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, settings, world)
-    sync = _place_model(setup, plan, model, settings, workload, world)
+    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, config, world)
+    sync = _place_model(setup, plan, model, config, workload, world)
     _apply_stage("compile", plan, setup)
-    transform = build_transform(setup.loader, setup, mix=build_mix(settings.data.mix, dataset))
+    transform = build_transform(setup.loader, setup, mix=build_mix(config.data.mix, dataset))
     if transform is not None and plan["compile"]:
         transform.compile(setup.notes)
     setup.state["transform"] = transform
@@ -112,12 +112,12 @@ def build_run(
         batch_size=plan["batch_size"],
         steps_per_epoch=None if n_samples is None else -(-len(setup.loader) // setup.accumulate),
         seed=seed,
-        clip_norm=settings.optim.clip_norm,
+        clip_norm=config.optim.clip_norm,
         generator=torch.Generator(device).manual_seed(own_seed),
         loader_generator=loader_generator,
         notes=setup.notes,
         transform=transform,
-        average=_average_weights(settings, setup),
+        average=_average_weights(config, setup),
         world=world,
         sync=sync,
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Run:
     """A training run, built and ready. ``close`` ends its data workers."""
 
-    config: Config | None
+    config: Config
     plan: Plan
     workload: Workload
     setup: Setup  # model, forward, optimizer, scaler and loader as the levers left them

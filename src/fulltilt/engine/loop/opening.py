@@ -1,7 +1,5 @@
 """Opens a run's folder and its session: built anew, from its newest checkpoint, or after memory ran out."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

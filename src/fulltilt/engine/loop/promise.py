@@ -214,7 +214,7 @@ class MachineLook:
 
 def build_watch(run: Run) -> tuple[PromiseWatch | None, str | None]:
     """Build what compares the run with its promise, with a note on why there is none, or on a promise of little use."""
-    promise, n_ranks = run.config.run.promise if run.config is not None else None, run.world.n_ranks
+    promise, n_ranks = run.config.run.promise, run.world.n_ranks
     if promise is None:
         return None, None
     if promise.n_ranks != n_ranks:

@@ -4,8 +4,6 @@ Both are trained by ``fulltilt train`` in processes of their own, in turn and wi
 train them. Quality is that of the validation set; time is training time, evaluation and checkpoints left out.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
