@@ -1,7 +1,5 @@
 """The actions of ``fulltilt lab``: queue a grid and run it, list experiments, print their logs, cancel one."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import difflib
@@ -133,7 +131,7 @@ class QueueView:
         self._has_told_stop = False
 
     @contextlib.contextmanager
-    def show(self) -> Iterator[QueueView]:
+    def show(self) -> Iterator["QueueView"]:
         """Redraw a table until the block ends, where the console is a terminal."""
         if not (self._console.is_interactive and self._console.file.isatty()) or self._console.quiet:
             yield self

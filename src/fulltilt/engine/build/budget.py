@@ -1,21 +1,17 @@
 """Compares the host memory that batches and checkpoints of a run take with what is free."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from fulltilt.data.loading.placement import read_free_ram_bytes
+from fulltilt.engine.build.run import Run
 from fulltilt.engine.step.rng import capture_rng, restore_rng
 from fulltilt.hardware import read_shm
 from fulltilt.measure.nested import list_tensors
 from fulltilt.records import format_bytes
-
-if TYPE_CHECKING:
-    from fulltilt.engine.build.run import Run
 
 TIGHT_PCT = 80.0  # of free memory: the caches of the file system live in the rest
 DEFAULT_PREFETCH = 2  # of torch's DataLoader

@@ -1,23 +1,22 @@
 """Builds a run from a configuration and a plan, and applies the levers stage by stage."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from fulltilt.config import config_from_values, parse_on_bad_sample
+from fulltilt.config import Config, config_from_values, parse_on_bad_sample
 from fulltilt.data import BatchTransform, build_loader, build_mix
 from fulltilt.data.seeds import compute_seed
 from fulltilt.data.transforms.mixing import Mix
 from fulltilt.engine.build.facts import count_dataset, describe, name_optimizer, resolve_plan
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.ranks.division import describe_split, find_obstacles_to_ranks, find_obstacles_to_shards
+from fulltilt.engine.ranks.parallel import GradientSync
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.average import WeightAverage
 from fulltilt.engine.step.prefetch import CudaLane
@@ -27,10 +26,6 @@ from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageErro
 from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
 from fulltilt.records import Plan
 from fulltilt.tasks import Workload
-
-if TYPE_CHECKING:
-    from fulltilt.config import Config
-    from fulltilt.engine.ranks.parallel import GradientSync
 
 
 def build_run(

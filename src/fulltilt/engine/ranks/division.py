@@ -1,18 +1,11 @@
 """What a run over several ranks divides, and why some runs cannot be divided: known before a rank starts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from fulltilt.config import parse_on_bad_sample
+from fulltilt.config import Config, parse_on_bad_sample
 from fulltilt.data.loading.sampler import Share
 from fulltilt.tasks import Workload
-
-if TYPE_CHECKING:
-    from fulltilt.config import Config
 
 
 def find_obstacles(n_ranks: int, batch_size: int, config: Config, workload: Workload, model: nn.Module) -> list[str]:

@@ -4,8 +4,6 @@ Only rows with status ok are considered. A plan that ran several times stands in
 run; a plan of which any run failed stands with the failed row, and is not picked.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
@@ -56,7 +54,7 @@ class LearningRate:
         return {"rule": self.rule, "from": self.start, "to": self.to}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LearningRate:
+    def from_json(cls, data: Mapping[str, Any]) -> "LearningRate":
         return cls(rule=data["rule"], start=data["from"], to=data["to"])
 
 
