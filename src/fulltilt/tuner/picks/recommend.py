@@ -214,10 +214,8 @@ def _pick_memory(rows: Sequence[Trial], past: _Past) -> Pick | None:
     chosen, tied = _choose_by_speed(small, past)
     best_name = "best confirmed speed" if confirmed else "best speed"
     among = f", {say_fastest(chosen, small, past.again)} within {MEMORY_TIE_PCT:g} % of it"
-    averaged = next(
-        filter(None, ([run for run in runs if run.plan == best.plan] for runs in (past.again, past.history)))
-    )
-    mean = f", the geometric mean of {len(averaged)} runs" if len(averaged) > 1 else ""
+    n_averaged = len(past.list_rates(best.plan)) or sum(run.plan == best.plan for run in past.history)
+    mean = f", the geometric mean of {n_averaged} runs" if n_averaged > 1 else ""
     rule = (
         f"least memory of {count_plans(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
         f"({format_rate(rates[id(best)])} samples/s{mean}, {best.id}){among if len(small) > 1 else ''}"
