@@ -1,7 +1,5 @@
 """Run a command with the observer inside every Python process that it starts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The actions of ``fulltilt lab``: queue a grid and run it, list experiments, print their logs, cancel one."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import difflib
@@ -14,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from fulltilt.cli._shared import build_console, is_import_path, note_interruption, resolve_config_argument, write_json
+from fulltilt.engine.interrupt import StopRequest, catch_signals
 from fulltilt.errors import UsageError, strip_control_codes
 from fulltilt.lab import listing
 from fulltilt.lab.cancelling import cancel, is_held
@@ -21,9 +20,8 @@ from fulltilt.lab.dry_run import run_dry
 from fulltilt.lab.local import LOG, LocalExecutor, Slot, build_slots, find_out_dir
 from fulltilt.lab.points import Grid, read_grid
 from fulltilt.lab.records import Event, Experiment
-from fulltilt.lab.running import recover, run_queue
+from fulltilt.lab.running import STOP_SIGNALS, recover, run_queue
 from fulltilt.lab.states import OVER, OWNED
-from fulltilt.lab.stopping import StopRequest, catch_signals
 from fulltilt.lab.store import Store, open_store
 from fulltilt.records.run_folder import hold_folder
 from fulltilt.report import format_duration
@@ -102,7 +100,8 @@ def _run(console: Console, lab: Path, store: Store, executor: LocalExecutor, min
         return f"{listing.describe_counts(left)}, kept in {lab}; the same command goes on from there"
 
     with note_interruption(describe_kept):
-        with catch_signals() as stop, QueueView(console, lab, store, mine, stop).show() as tell:
+        caught = catch_signals(STOP_SIGNALS, is_patient=True)
+        with caught as stop, QueueView(console, lab, store, mine, stop).show() as tell:
             run_queue(lab, store, executor, stop=stop, tell=tell)
         stop.deliver()
 
@@ -132,7 +131,7 @@ class QueueView:
         self._has_told_stop = False
 
     @contextlib.contextmanager
-    def show(self) -> Iterator[QueueView]:
+    def show(self) -> Iterator["QueueView"]:
         """Redraw a table until the block ends, where the console is a terminal."""
         if not (self._console.is_interactive and self._console.file.isatty()) or self._console.quiet:
             yield self
@@ -144,12 +143,12 @@ class QueueView:
         try:
             self._tell()
         except OSError:
-            if self._stop.number is None:
+            if self._stop.signal_number is None:
                 raise
             self._console.quiet = True  # the terminal is gone; the trainings shall save nevertheless
 
     def _tell(self) -> None:
-        if self._stop.number is not None and not self._has_told_stop:
+        if self._stop.signal_number is not None and not self._has_told_stop:
             self._has_told_stop = True
             said = "waiting until the trainings that run have saved; the same signal once more ends them at once"
             self._console.print(said, style="yellow", soft_wrap=True)

@@ -5,8 +5,6 @@ since the search measures on this machine. The console draws from a thread of it
 whole and read once a part, so no lock is needed; at worst a frame shows a trial as running a moment after its end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a search says while it runs, in lines: for a pipe, a log, a terminal that cannot be redrawn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

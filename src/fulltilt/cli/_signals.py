@@ -1,7 +1,5 @@
 """How SIGTERM and SIGHUP end a command: as Ctrl-C does, by unwinding."""
 
-from __future__ import annotations
-
 import signal
 from typing import NoReturn
 

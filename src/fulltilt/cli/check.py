@@ -1,7 +1,5 @@
 """``fulltilt check``: make the dry run and go through the checklist before an experiment."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

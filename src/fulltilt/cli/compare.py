@@ -1,7 +1,5 @@
 """``fulltilt compare A B``: print what differs between two results, and which figures by more than their spread."""
 
-from __future__ import annotations
-
 import argparse
 
 from fulltilt.cli._shared import build_console, write_json

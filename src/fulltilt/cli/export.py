@@ -1,7 +1,5 @@
 """``fulltilt export RUN_FOLDER OUT.safetensors``: write the weights of a training as one file."""
 
-from __future__ import annotations
-
 import argparse
 
 from fulltilt.cli._shared import build_console, write_json

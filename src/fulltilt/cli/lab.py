@@ -1,7 +1,5 @@
 """``fulltilt lab submit --local | list | logs | cancel``: run a grid of experiments over this machine's devices."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 

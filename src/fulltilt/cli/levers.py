@@ -1,7 +1,5 @@
 """``fulltilt levers``: print the catalogue for people, or as JSON."""
 
-from __future__ import annotations
-
 import argparse
 
 from fulltilt.cli._shared import build_console, write_json

@@ -1,17 +1,11 @@
 """``fulltilt machine``: print what is there, with measured roofs beside nominal ones."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import build_console, write_json
-from fulltilt.records import VERSION, encode, format_bytes
-
-if TYPE_CHECKING:
-    from fulltilt.hardware import WslReport
-    from fulltilt.records import Machine, Roof
+from fulltilt.hardware import WslReport
+from fulltilt.records import VERSION, Machine, Roof, encode, format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,5 @@
 """``fulltilt report RUN_FOLDER…``: draw the learning curves of trainings, side by side, as one page."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``fulltilt schema``: write the JSON Schema of the configuration, for editors and for checks."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -3,11 +3,11 @@
 The names load on first use: pydantic and ruamel.yaml cost 0.15 s that ``--help`` does not owe.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from fulltilt._lazy import load_on_use
+
+# ruff: noqa: F401
 
 if TYPE_CHECKING:
     from fulltilt.config.bad_samples import parse_on_bad_sample
@@ -19,41 +19,4 @@ if TYPE_CHECKING:
     from fulltilt.config.quantities import Interval, Warmup, parse_bytes, parse_duration_s, parse_interval, parse_warmup
     from fulltilt.config.rewriting import check_writable, write_settings
 
-_HOMES = {
-    "bad_samples": ("parse_on_bad_sample",),
-    "binding": ("bind_call", "build_component", "import_object"),
-    "calls": ("ComponentCall", "parse_call", "parse_pipeline"),
-    "loading": ("config_for_object", "config_from_values", "load_config", "load_points"),
-    "plans": ("apply_plan", "plan_of"),
-    "quantities": ("Interval", "Warmup", "parse_bytes", "parse_duration_s", "parse_interval", "parse_warmup"),
-    "rewriting": ("check_writable", "write_settings"),
-    "model": ("Config", "schema"),
-}
-
-__all__ = [
-    "ComponentCall",
-    "Config",
-    "Interval",
-    "Warmup",
-    "apply_plan",
-    "bind_call",
-    "build_component",
-    "check_writable",
-    "config_for_object",
-    "config_from_values",
-    "import_object",
-    "load_config",
-    "load_points",
-    "parse_bytes",
-    "parse_call",
-    "parse_duration_s",
-    "parse_interval",
-    "parse_on_bad_sample",
-    "parse_pipeline",
-    "parse_warmup",
-    "plan_of",
-    "schema",
-    "write_settings",
-]
-
-__getattr__, __dir__ = load_on_use(__name__, _HOMES)
+__getattr__, __dir__ = load_on_use(__name__, __file__)

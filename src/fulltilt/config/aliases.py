@@ -4,8 +4,6 @@ Three kinds: a key's own bare name (``batch_size`` for ``data.batch_size``), oth
 levers come from the catalogue), and foreign sections (``training:``, ``gpu:``) that may hold either.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

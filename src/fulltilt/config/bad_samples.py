@@ -1,7 +1,5 @@
 """Read ``data.on_bad_sample``, which says what a run does about a sample that cannot be read."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from collections.abc import Iterator

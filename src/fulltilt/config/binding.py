@@ -1,7 +1,5 @@
 """Build what a component call names: find the target, type its arguments, call it."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -11,8 +11,6 @@ A word is everything up to white space or one of ``, ( ) [ ] { } | = " '``, so p
 ``module:object`` need no quotes. Nothing is ever evaluated.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Write the reference of keys and spellings: ``python -m fulltilt.config.document > docs/config.md``."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Read type annotations: what they admit, and what they are in words."""
 
-from __future__ import annotations
-
 import json
 import types
 import typing

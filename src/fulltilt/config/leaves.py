@@ -1,7 +1,5 @@
 """List every key that holds a value. Reading, references, grids, rewriting and the docs go by it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any

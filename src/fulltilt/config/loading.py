@@ -1,7 +1,5 @@
 """Load a configuration: read, normalise, expand, resolve, validate. Every problem of a file is in one error."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

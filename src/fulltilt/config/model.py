@@ -1,7 +1,5 @@
 """Define the configuration as a frozen pydantic model, whose fields of levers come from the catalogue."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

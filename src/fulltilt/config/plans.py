@@ -1,7 +1,5 @@
 """Turn a Config into a Plan and back: the lever values of one are those of the other."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Read values that carry their own unit, of the configuration and of flags: ``12GiB``, ``6m``, ``1 epoch``."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Read YAML text into a tree that knows the place of everything in it; only plain values are constructed."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Resolve ``${data.batch_size}``, values that refer to other keys, once a grid is expanded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ The text is edited where the values stand and read again before it is written: t
 values and every other key its old one.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

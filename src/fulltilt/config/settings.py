@@ -1,7 +1,5 @@
 """Turn a tree as the user spelled it into settings by canonical key; all problems are collected, then raised."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any

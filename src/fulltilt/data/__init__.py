@@ -8,7 +8,7 @@ batch, which ``build_loader`` uses in place of one call per sample. Datasets of 
 by target.
 """
 
-from __future__ import annotations
+# ruff: noqa: F401
 
 from collections.abc import Callable, Mapping
 
@@ -47,10 +47,3 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "stl10": stl10,
     "text": text,
 }
-
-__all__ = [
-    "DATASETS", "TRANSFORMS", "BatchTransform", "BlockSampler", "EpochSampler", "GuardedLoader", "Pipeline",
-    "RawImages", "build_loader", "build_mix", "build_pipeline", "count_held_bytes", "explain_loader_error",
-    "fast_collate", "find_placements", "find_transforms", "inspect_hdf5", "make_sensor_hdf5", "make_stl10", "place",
-    "prepare_text", "repack_hdf5",
-]  # fmt: skip

@@ -1,7 +1,5 @@
 """The base class of datasets that read a whole batch at a time."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Sequence
 from typing import Any

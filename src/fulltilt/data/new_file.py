@@ -1,7 +1,5 @@
 """Writing a file that gets its name only when it is complete, on a disk that may be full."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Where a dataset's path starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

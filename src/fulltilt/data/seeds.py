@@ -3,8 +3,6 @@
 The order of batches, the number of workers and a resume in the middle of an epoch then change no augmented batch.
 """
 
-from __future__ import annotations
-
 _MASK = (1 << 64) - 1
 
 

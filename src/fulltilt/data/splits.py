@@ -1,7 +1,5 @@
 """Deterministic splits into training and validation rows."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Divide the time of a step among the kinds of work in it."""
 
-from __future__ import annotations
-
 from fulltilt.attach.inside.spans import KINDS
 from fulltilt.doctor.observation import Observation
 

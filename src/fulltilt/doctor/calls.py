@@ -4,8 +4,6 @@ A name is followed to its function in the same file, or in a given file that it 
 up in the class and its bases, ``x.f`` and ``x(…)`` in the class ``C`` where the text says ``x = C(…)``.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 from collections.abc import Iterator, Sequence

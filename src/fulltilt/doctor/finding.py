@@ -1,7 +1,5 @@
 """``Finding``: a line of code that a rule suspects, or that was proved to cost time."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, Literal

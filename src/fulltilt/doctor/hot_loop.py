@@ -4,8 +4,6 @@ It is the innermost loop around both, so a loop over micro-batches belongs to th
 sight, the innermost around ``.backward()``. Both count where a function that the loop calls holds them.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re
@@ -38,7 +36,7 @@ class _Held:
     marks: set[str] = dataclasses.field(default_factory=set)
     inner: list[HotLoop] = dataclasses.field(default_factory=list)  # innermost loops around .backward() alone
 
-    def add(self, other: _Held) -> None:
+    def add(self, other: "_Held") -> None:
         self.marks |= other.marks
         self.inner += other.inner
 

@@ -1,7 +1,5 @@
 """``Observation``: the report of the observer inside a script, as one record."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -88,7 +86,7 @@ class Observation:
         return self.rows[:, COLUMNS.index(column)]
 
     @property
-    def plain(self) -> Observation:
+    def plain(self) -> "Observation":
         """Rows of plain steps: warm, inside an epoch, undisturbed, with nothing held back."""
         is_settling = (self.get("block") > 0) & (self.get("is_timed") == 0)
         keep = (self.get("flags") == 0) & (self.get("arm") != REMOVED) & ~is_settling

@@ -1,7 +1,5 @@
 """Decide whether an expression is known not to be a tensor on an accelerator."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """Compute what removing a line saves, from alternating blocks of steps with it and without it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Read training scripts as text and find the lines that may cost time. Nothing is run."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence

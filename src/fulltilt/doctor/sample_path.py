@@ -1,7 +1,5 @@
 """Find what a DataLoader runs for each sample (``__getitem__``, transforms) and batch (``collate_fn``)."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

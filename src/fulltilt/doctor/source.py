@@ -1,7 +1,5 @@
 """``Source``: one Python file as a syntax tree with its names resolved. It is read, never imported."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import io
@@ -43,8 +41,8 @@ class Source:
     imports: dict[str, str] = dataclasses.field(default_factory=dict)
     values: dict[tuple[ast.AST, str], list[ast.expr]] = dataclasses.field(default_factory=dict)
     calls: list[tuple[ast.Call, ast.AST]] = dataclasses.field(default_factory=list)
-    each_step: list[Reached] = dataclasses.field(default_factory=list)
-    each_sample: list[Reached] = dataclasses.field(default_factory=list)
+    each_step: list["Reached"] = dataclasses.field(default_factory=list)
+    each_sample: list["Reached"] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,7 +1,5 @@
 """Build the doctor's JSON document from what was observed of a command."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a run tells: events to its listeners, and errors in words."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

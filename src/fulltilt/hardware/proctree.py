@@ -3,11 +3,14 @@
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fulltilt.hardware._files import Root, parse_table, read_text
 
@@ -167,6 +170,33 @@ def find_members(session: int) -> list[int]:
 def kill_session(session: int, *, patience_s: float = 5.0) -> list[int]:
     """End every process of a session and return those that were seen; for use when its parent is gone."""
     return _kill_all(lambda: find_members(session), patience_s=patience_s, grace_s=0.0)
+
+
+def run_in_session(command: Sequence[str | Path], *, grace_s: float, **streams: Any) -> int:
+    """Run a command in a session of its own and return its exit code; ``streams`` go to ``subprocess.Popen``.
+
+    Ctrl-C is for this process, which then ends the whole session: by SIGTERM, and by SIGKILL after ``grace_s``, or
+    after a second Ctrl-C. The command gets SIGTERM too when this process dies.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=functools.partial(set_death_signal, signal.SIGTERM),
+        **streams,
+    )
+    try:
+        return process.wait()
+    finally:
+        try:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            kill_session(process.pid)
+            process.wait()
 
 
 def find_marked(mark: str) -> list[int]:

@@ -1,15 +1,13 @@
 """Run one check of targets: train the model once, measure it in its own process, judge each target, keep a history."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fulltilt.config import parse_call
+from fulltilt.config import Config, parse_call
 from fulltilt.engine.checkpoints.files import find_checkpoint
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import list_rank_devices, read_machine, resolve_device
@@ -31,9 +29,6 @@ from fulltilt.infer.targets import (
 from fulltilt.infer.training import RESULTS, describe_training, find_training, run_training
 from fulltilt.records import VERSION, Machine, decode, encode
 from fulltilt.records.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from fulltilt.config import Config
 
 HISTORY, LOG = "history.jsonl", "measuring.log"
 

@@ -4,8 +4,6 @@ All arrival times are drawn before the first request is answered, so a worker th
 (coordinated omission). One worker answers the requests in order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

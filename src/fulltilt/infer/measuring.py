@@ -4,8 +4,6 @@ The process only infers, so its memory is that of inference. It answers with one
 total]}``, then ``{"measured": {…}}`` or ``{"failure": {…}}``.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

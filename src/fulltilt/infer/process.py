@@ -1,7 +1,5 @@
 """Start the measuring process, listen to it and end it; ``main`` is its entry point."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Build a model for inference as training builds it, with the same levers, and answer requests. Imports torch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path

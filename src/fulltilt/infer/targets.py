@@ -1,21 +1,17 @@
 """Define targets, the load they need, and how measured figures decide them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fulltilt.config import Config
 from fulltilt.errors import ConfigError
 from fulltilt.infer.load import MIN_REQUESTS, count_needed_requests
 from fulltilt.stats import compute_interval, compute_quantile_interval, compute_rate_interval
-
-if TYPE_CHECKING:
-    from fulltilt.config import Config
 
 Verdict = Literal["met", "missed", "not proven"]
 Figure = Literal["batch_latency_ms", "memory_gib", "samples_per_hour", "response_s"]

@@ -1,23 +1,16 @@
 """Train the model that a check measures, once, by ``fulltilt train`` in the check's own folder."""
 
-from __future__ import annotations
-
-import functools
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fulltilt.config import Config
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.errors import TrainingError, UsageError
-from fulltilt.hardware.proctree import kill_session, set_death_signal
-from fulltilt.levers import load_catalogue
-
-if TYPE_CHECKING:
-    from fulltilt.config import Config
+from fulltilt.hardware.proctree import run_in_session
+from fulltilt.levers import select_recipe
 
 FOLDER, RESULT = "training", "training.json"
 RESULTS = (FOLDER, RESULT, NEWEST, PREVIOUS)
@@ -28,13 +21,7 @@ STOP_S = 30.0  # a training that is told to end saves a checkpoint first
 
 def describe_training(config: Config) -> dict[str, Any]:
     """Return the settings that the trained weights depend on."""
-    values = config.to_values()
-    for lever in load_catalogue().values():
-        section, _, name = lever.key.rpartition(".")
-        if set(lever.trades) <= {"speed", "memory"} and not lever.changes_recipe(values[section][name]):
-            values[section].pop(name)
-    parts = {name: values[name] for name in ("task", "model", "loss", "data", "optim", "speed")}
-    return parts | {"seed": config.run.seed, "epochs": config.run.epochs}
+    return select_recipe(config.to_values()) | {"seed": config.run.seed, "epochs": config.run.epochs}
 
 
 def find_training(out_dir: Path) -> Path | None:
@@ -54,17 +41,8 @@ def run_training(words: Sequence[str], out_dir: Path) -> Path:
     """
     folder, result = out_dir / FOLDER, out_dir / RESULT
     result.unlink(missing_ok=True)  # so that a refused training does not leave an older result there
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fulltilt", "train", *words, "--out", folder, "--json", result, "--resume"],
-        stdin=subprocess.DEVNULL,
-        stdout=2,
-        start_new_session=True,  # Ctrl-C is for this process, which then ends that one
-        preexec_fn=functools.partial(set_death_signal, signal.SIGTERM),
-    )
-    try:
-        code = process.wait()
-    finally:
-        _end(process)
+    train = [sys.executable, "-m", "fulltilt", "train", *words, "--out", folder, "--json", result, "--resume"]
+    code = run_in_session(train, grace_s=STOP_S, stdout=2)
     if code == 0:
         return folder
     said = _read_result(out_dir).get("error", "its words are above")
@@ -77,16 +55,3 @@ def _read_result(out_dir: Path) -> dict[str, Any]:
         return json.loads((out_dir / RESULT).read_text())
     except FileNotFoundError:
         return {}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the training when this process is interrupted; a second Ctrl-C does not wait for its checkpoint."""
-    try:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        kill_session(process.pid)
-        process.wait()

@@ -3,23 +3,15 @@
 Names load on first use: the other library is needed only where its callback is.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from fulltilt._lazy import load_on_use
+
+# ruff: noqa: F401
 
 if TYPE_CHECKING:
     from fulltilt.integrations.breakdown import Breakdown, StepBreakdown
     from fulltilt.integrations.hugging_face import HuggingFaceBreakdown
     from fulltilt.integrations.lightning import LightningBreakdown
 
-__all__ = ["Breakdown", "HuggingFaceBreakdown", "LightningBreakdown", "StepBreakdown"]
-
-_HOMES = {
-    "breakdown": ("Breakdown", "StepBreakdown"),
-    "hugging_face": ("HuggingFaceBreakdown",),
-    "lightning": ("LightningBreakdown",),
-}
-
-__getattr__, __dir__ = load_on_use(__name__, _HOMES)
+__getattr__, __dir__ = load_on_use(__name__, __file__)

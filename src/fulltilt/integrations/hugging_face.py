@@ -7,8 +7,6 @@ The Trainer calls nothing between forward and backward, so ``Accelerator.backwar
 the model end up inside a compiled graph and do not see a loss that is computed outside the model.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

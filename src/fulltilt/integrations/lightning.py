@@ -7,8 +7,6 @@ Phases come from the hooks of a training step, the wait for data and the transfe
 announces to its profiler, the end of the update from the optimizer's own hook. Manual optimization is timed too.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cancel one experiment, with or without a running scheduler."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Check a grid before it is queued, so that a mistake is told once and not by every training."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Each training has a session of its own, so Ctrl-C reaches the scheduler alone. T
 dies. Its environment names the attempt, so a later scheduler can find and end what is left of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

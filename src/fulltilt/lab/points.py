@@ -1,7 +1,5 @@
 """Turn a configuration file into the points of its grid, and a stored point into training arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Records of the lab: a point of a grid, an experiment, an attempt, an event."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Each iteration reads the queue anew, so a cancel by another process is seen. Every attempt ends through ``settle``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import signal
@@ -13,16 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fulltilt.engine.interrupt import StopRequest
 from fulltilt.lab.local import LocalExecutor, Slot, find_result
 from fulltilt.lab.points import build_words, write_words
 from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.scheduler import plan_starts
 from fulltilt.lab.states import OWNED
-from fulltilt.lab.stopping import StopRequest
 from fulltilt.lab.store import StaleAttemptError, Store
 from fulltilt.lab.verdict import judge_end, read_document
 
 TURN_S = 0.1
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CANCEL_GRACE_S = 10.0  # for a last checkpoint, before SIGKILL
 
 
@@ -68,14 +67,14 @@ def run_queue(lab: Path, store: Store, executor: LocalExecutor, *, stop: StopReq
     try:
         while True:
             for attempt, code in executor.poll():
-                settle(lab, store, executor, attempt, code=code, is_stopping=stop.number is not None)
-            if stop.number is None:
+                settle(lab, store, executor, attempt, code=code, is_stopping=stop.signal_number is not None)
+            if stop.signal_number is None:
                 _start_queued(lab, store, executor)
             tell()
             if not executor.running:
                 return
             _cancel_wished(store, executor, cancelled_s)
-            if stop.number is not None:
+            if stop.signal_number is not None:
                 _stop_all(executor, stop, told_to_stop)
             time.sleep(TURN_S)
     finally:
@@ -126,4 +125,4 @@ def _stop_all(executor: LocalExecutor, stop: StopRequest, told: set[Attempt]) ->
             executor.end_leftovers(attempt)
         elif attempt not in told:
             told.add(attempt)
-            executor.send(attempt, signal.SIGINT if stop.number == signal.SIGINT else signal.SIGTERM)
+            executor.send(attempt, signal.SIGINT if stop.signal_number == signal.SIGINT else signal.SIGTERM)

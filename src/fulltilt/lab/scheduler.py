@@ -1,7 +1,5 @@
 """Choose which queued experiments start next, and on which slot. Pure functions of records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 

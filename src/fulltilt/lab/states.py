@@ -9,8 +9,6 @@
 A training that finished before a cancel reached it has succeeded.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Only ``Store.advance`` changes a state. In one transaction it updates the row, w
 transition and at the attempt that the caller knows, and adds a row to ``event``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence

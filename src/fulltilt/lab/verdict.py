@@ -1,7 +1,5 @@
 """Judge the end of an attempt from its exit code, its result file and whether it was asked to stop. Pure."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal

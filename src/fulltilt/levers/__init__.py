@@ -25,6 +25,15 @@ def load_catalogue() -> Mapping[str, Lever]:
     return {lever.name: lever for lever in found}
 
 
+def select_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Select what trained weights depend on, and drop levers of speed and memory from ``values`` of a configuration."""
+    for lever in load_catalogue().values():
+        section, _, name = lever.key.rpartition(".")
+        if set(lever.trades) <= {"speed", "memory"} and not lever.changes_recipe(values[section][name]):
+            values[section].pop(name)
+    return {name: values[name] for name in ("task", "model", "loss", "data", "optim", "speed")}
+
+
 def default_plan(values: PlanValues | None = None) -> Plan:
     """Build a plan with every lever at its default, except ``values``."""
     catalogue = load_catalogue()

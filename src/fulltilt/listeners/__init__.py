@@ -1,6 +1,6 @@
 """Listeners: callables of an ``Event`` that show or store what the engine says. The engine knows none of them."""
 
-from __future__ import annotations
+# ruff: noqa: F401
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,20 +13,6 @@ from fulltilt.listeners.progress_bar import ProgressBar, list_headlines, tell_wa
 from fulltilt.listeners.tensorboard_log import TensorBoardLog
 from fulltilt.listeners.wandb_log import WandbLog
 from fulltilt.records import Listener
-
-__all__ = [
-    "LOGGERS",
-    "CsvLog",
-    "EventLog",
-    "MetricsTracker",
-    "MlflowLog",
-    "ProgressBar",
-    "TensorBoardLog",
-    "WandbLog",
-    "build_loggers",
-    "list_headlines",
-    "tell_warnings",
-]
 
 LOGGERS: Mapping[str, Callable[[Path], Listener]] = {
     "csv": CsvLog,

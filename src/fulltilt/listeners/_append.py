@@ -1,7 +1,5 @@
 """A text file that grows by whole lines: the operating system has them after ``append``, the disk after ``sync``."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

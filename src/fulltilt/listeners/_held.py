@@ -3,8 +3,6 @@
 Steps of a millisecond end a hundred intervals a second, and a write to a busy disk takes as long as a step.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

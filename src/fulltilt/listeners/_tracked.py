@@ -1,7 +1,5 @@
 """What trackers share: the curves and settings that they are told, and the name that they gave a run."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

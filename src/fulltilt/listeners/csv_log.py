@@ -1,7 +1,5 @@
 """``CsvLog``: ``steps.csv`` with one row a logging interval, ``epochs.csv`` with one row a pass over a split."""
 
-from __future__ import annotations
-
 import csv
 import io
 import time

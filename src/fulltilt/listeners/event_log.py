@@ -1,7 +1,5 @@
 """``EventLog``: every event of a run as one line of JSON."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

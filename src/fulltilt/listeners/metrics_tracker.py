@@ -1,7 +1,5 @@
 """``MetricsTracker``: guide 004's metrics files, with what each figure is and where it comes from."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

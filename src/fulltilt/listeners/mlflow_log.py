@@ -1,7 +1,5 @@
 """``MlflowLog``: settings and curves of a run for MLflow, in a file of the run's folder or on a tracking server."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

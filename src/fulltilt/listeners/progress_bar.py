@@ -1,7 +1,5 @@
 """``ProgressBar``: where a run is and what is left of it."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

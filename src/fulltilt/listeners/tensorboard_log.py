@@ -1,7 +1,5 @@
 """``TensorBoardLog``: the curves of a run for TensorBoard."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``WandbLog``: settings and curves of a run for Weights & Biases; offline unless somebody is logged in."""
 
-from __future__ import annotations
-
 import contextlib
 import netrc
 import os

@@ -18,18 +18,4 @@ if TYPE_CHECKING:
     from fulltilt.measure.steps import StepsResult, measure_steps
     from fulltilt.measure.utilization import UtilizationSampler
 
-_HOMES = {
-    "blocks": ("Block",),
-    "clock": ("Clock", "CudaClock", "HostClock"),
-    "fake_memory": ("FakePeak", "estimate_memory"),
-    "flops": ("Flops", "count_flops"),
-    "limit": ("apply_memory_limit", "find_memory_limit_bytes"),
-    "memory": ("MemoryMeter", "MemoryPeaks", "join_peaks"),
-    "phase_timer": ("NullTimer", "PhaseTimer", "StepSample", "check_closure", "summarize_phases"),
-    "roofs": ("measure_roofs",),
-    "steps": ("StepsResult", "measure_steps"),
-    "utilization": ("UtilizationSampler",),
-}
-
-__getattr__, __dir__ = load_on_use(__name__, _HOMES)
-__all__ = __dir__()
+__getattr__, __dir__ = load_on_use(__name__, __file__)

@@ -12,8 +12,6 @@ The ledger cannot see, so real probes correct an estimate and what is recommende
 - **What is there besides tensors**: the context of CUDA, interpreter and libraries. A constant, which one probe gives.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import weakref
@@ -135,7 +133,7 @@ def estimate_memory(
 
 
 def _take_steps(
-    fake: Any, batch: Any, build_step: Callable[[Any], Step], ledger: _StorageLedger, evaluation_batch_size: int
+    fake: Any, batch: Any, build_step: Callable[[Any], Step], ledger: "_StorageLedger", evaluation_batch_size: int
 ) -> None:
     step = build_step(fake)
     n_micro = fake.setup.accumulate  # a window that is one batch holds inputs and outputs of all of it

@@ -1,5 +1,7 @@
 """The records that rooms exchange, frozen and with units in their names, and their JSON codec."""
 
+# ruff: noqa: F401
+
 from fulltilt.records._codec import VERSION, decode, dumps, encode, loads
 from fulltilt.records.events import (
     CheckpointSaved,
@@ -30,43 +32,3 @@ from fulltilt.records.trial import (
     find_damage,
     is_busy_pressure,
 )
-
-__all__ = [
-    "BUSY_PCT",
-    "PHASES",
-    "PROBES",
-    "VERSION",
-    "WHOLE_RUNS",
-    "CheckpointSaved",
-    "CheckpointStarted",
-    "Device",
-    "EpochDone",
-    "Evaluated",
-    "Event",
-    "Evidence",
-    "Listener",
-    "Machine",
-    "Measurement",
-    "Noted",
-    "PhasesMs",
-    "Plan",
-    "Replanned",
-    "Roof",
-    "RunEnded",
-    "RunStarted",
-    "Status",
-    "StepsDone",
-    "Trial",
-    "TrialRequest",
-    "WorkloadSource",
-    "classify_outcome",
-    "decode",
-    "dumps",
-    "encode",
-    "find_damage",
-    "format_bytes",
-    "format_gib",
-    "format_rate",
-    "is_busy_pressure",
-    "loads",
-]

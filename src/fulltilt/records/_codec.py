@@ -4,8 +4,6 @@ Reading ignores unknown keys, gives missing ones their default, and is strict in
 file: JSON has no spelling for them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

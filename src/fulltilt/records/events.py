@@ -1,7 +1,5 @@
 """The events that the engine sends to its listeners while it runs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The machine that a number was measured on."""
 
-from __future__ import annotations
-
 import dataclasses
 
 

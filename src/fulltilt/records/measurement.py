@@ -1,7 +1,5 @@
 """The figures of one trial: phases, throughput, memory. ``None`` means not read."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

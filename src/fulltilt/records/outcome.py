@@ -5,8 +5,6 @@ the memory watchdog ended is out of memory whatever it printed. Words count only
 could mean it, and in the last lines of a process that could say no more.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import signal

@@ -1,7 +1,5 @@
 """A plan: one value for every lever, hashable and comparable, in a stable order."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -40,7 +38,7 @@ class Plan(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Plan({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
 
-    def replace(self, **changes: Any) -> Plan:
+    def replace(self, **changes: Any) -> "Plan":
         """Return the same plan with some levers changed."""
         return Plan(self._values, **changes)
 
@@ -61,5 +59,5 @@ class Plan(Mapping[str, Any]):
         return dict(self._values)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
         return cls(data)

@@ -4,8 +4,6 @@ Appends survive SIGKILL (a torn last line is dropped on reading), whole files ar
 fingerprint says whose results lie here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

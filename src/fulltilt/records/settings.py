@@ -1,7 +1,5 @@
 """Flatten nested settings to dotted names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

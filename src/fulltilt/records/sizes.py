@@ -1,7 +1,5 @@
 """Format sizes so that none is rounded to nothing."""
 
-from __future__ import annotations
-
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 

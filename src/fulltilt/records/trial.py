@@ -1,7 +1,5 @@
 """The request to a trial process, and the row that comes of it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The sentences of advice and hints, each from the rows and figures that it names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

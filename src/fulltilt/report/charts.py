@@ -3,8 +3,6 @@
 Every mark carries a ``<title>``, so that a pointer resting on it shows the exact figure.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ leaves out 0, and plans that ran in both searches do not show that the machine i
 stand without a verdict, and with the reason.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

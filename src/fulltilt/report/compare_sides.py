@@ -4,8 +4,6 @@ Kinds: ``tune`` (its JSON, or its folder), ``train`` (its JSON, or its folder, w
 file of ``python -m benchmarks``).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

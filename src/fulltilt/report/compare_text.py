@@ -1,7 +1,5 @@
 """Say a comparison in words and as a table, from its document."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

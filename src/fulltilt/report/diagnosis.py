@@ -1,7 +1,5 @@
 """Say what the doctor found: the result in a sentence, where the time goes, and the findings."""
 
-from __future__ import annotations
-
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

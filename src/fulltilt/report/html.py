@@ -1,7 +1,5 @@
 """Build the page of a search from its JSON document: one file, no script, nothing fetched."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources

@@ -1,7 +1,5 @@
 """Say what came of a search: what was decided, by how much, and what that is in time."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Tell which way a metric gets better, and how long runs took to the same quality."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Say what a search found: the same lines for the terminal and for the page."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Build the table of trials: one source of cells for the terminal and for the page."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Read a training from its event log: every step once, however often the run was stopped and went on."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

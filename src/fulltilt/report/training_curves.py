@@ -3,8 +3,6 @@
 Radio buttons and style rules choose which axis is shown; there is no script.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Build the page of a training, or of several side by side: one file, no script, nothing fetched."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from html import escape
 from typing import Any

@@ -1,7 +1,5 @@
 """Write all rows of a search as CSV, for a spreadsheet: one line a trial, one column a lever and a figure."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping

@@ -13,6 +13,8 @@ The engine builds a Workload from:
   ``my_module:build(…)``. Keys of ``MODELS`` that end with a colon are resolvers of ``config.build_component``.
 """
 
+# ruff: noqa: F401
+
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -25,21 +27,6 @@ from fulltilt.tasks.metrics import METRICS
 from fulltilt.tasks.models import MODELS, build_model
 from fulltilt.tasks.recipes import build_classification, build_regression
 from fulltilt.tasks.workload import Workload
-
-__all__ = [
-    "LOSSES",
-    "METRICS",
-    "MODELS",
-    "TASKS",
-    "Workload",
-    "build_classification",
-    "build_contrastive",
-    "build_diffusion",
-    "build_language_model",
-    "build_model",
-    "build_regression",
-    "read_data_facts",
-]
 
 TASKS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
     {

@@ -3,8 +3,6 @@
 Shapes: N images, F features, K clusters, L classes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 Shapes: B images, R = 2·B rows of views, C channels, H height, W width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 

@@ -3,8 +3,6 @@
 Shapes: B batch, T timesteps, L labels; x has any shape behind B.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal

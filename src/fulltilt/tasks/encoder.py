@@ -3,8 +3,6 @@
 Shapes: B batch, C channels, H height, W width, F features, D width of the projection.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

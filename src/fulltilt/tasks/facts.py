@@ -1,7 +1,5 @@
 """Reads from a dataset what a model may need to know of the data."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

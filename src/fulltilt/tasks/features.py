@@ -3,8 +3,6 @@
 Shapes: N images, F features, B batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

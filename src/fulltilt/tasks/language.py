@@ -3,8 +3,6 @@
 Shapes: B batch, S words of a window, T = S + 1, P features, V words, G groups of words.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal

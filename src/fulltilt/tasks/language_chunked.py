@@ -3,8 +3,6 @@
 Shapes: N predictions, P features, V words, C rows of a chunk.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Shapes: B batch, G groups of words.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ drawn by frequency, and is evaluated over all of them.
 Shapes: N predictions, P features, V words, K sampled words.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

@@ -3,8 +3,6 @@
 Shapes: N images, F features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn, optim

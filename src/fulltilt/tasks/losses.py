@@ -1,7 +1,5 @@
 """Builders of losses by name; each returns ``(outputs, targets) -> scalar``, the mean over the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated

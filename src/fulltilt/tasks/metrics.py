@@ -3,8 +3,6 @@
 One value per sample makes a mean over unequal batches exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -3,8 +3,6 @@
 Shapes: N labelled samples, M queries, F features, K neighbours.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

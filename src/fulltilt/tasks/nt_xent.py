@@ -4,8 +4,6 @@ Shapes: B images, R = 2·B rows: two views of each image, D features. Rows 2·i 
 that the rows of several batches, one after the other, are the rows of their joint batch.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Builders of a Workload for classification and regression: model and data in, loss and metrics by default."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Finds models of torchvision and timm, without their weights, and imports both where operators are missing."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib

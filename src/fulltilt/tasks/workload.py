@@ -1,7 +1,5 @@
 """``Workload``: functions that build what is trained, again and again."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -117,10 +117,4 @@ def test_plan_and_back(write):
 )
 def test_a_plan_with_a_wrong_value_or_lever(plan, said):
     with pytest.raises(ConfigError, match=said):
-        apply_plan(Config(), plan)
-
-
-def test_all_public_names_are_there():
-    import fulltilt.config as room
-
-    assert all(getattr(room, name) is not None for name in room.__all__)
+        apply_plan(config_from_values({}, base_dir=""), plan)

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
+from fulltilt.engine.interrupt import catch_signals
 from fulltilt.lab.local import LocalExecutor, build_slots
 from fulltilt.lab.points import read_grid
-from fulltilt.lab.running import recover, run_queue
-from fulltilt.lab.stopping import catch_signals
+from fulltilt.lab.running import STOP_SIGNALS, recover, run_queue
 from fulltilt.lab.store import open_store
 from fulltilt.records.run_folder import hold_folder
 
@@ -19,7 +19,7 @@ with hold_folder(lab):
     )
     recover(lab, store, executor)
     store.add(grid.source, grid.points, [])
-    with catch_signals() as stop:
+    with catch_signals(STOP_SIGNALS, is_patient=True) as stop:
         run_queue(lab, store, executor, stop=stop, tell=lambda: None)
     store.close()
 stop.deliver()

@@ -1,8 +1,6 @@
 import pytest
 from tests.fake_clock import FakeClock
 
-from fulltilt import measure
-
 
 def test_marks_of_a_fake_device_are_reached_when_its_queue_is_and_readable_after_the_delay():
     clock = FakeClock(is_device=True, ready_delay_ms=5)
@@ -27,7 +25,3 @@ def test_without_a_device_queued_work_blocks_the_host():
     clock = FakeClock()
     clock.enqueue(4)
     assert clock.host_ns() == 4_000_000
-
-
-def test_every_name_the_room_exports_loads():
-    assert [name for name in measure.__all__ if getattr(measure, name, None) is None] == []

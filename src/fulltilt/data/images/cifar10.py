@@ -1,7 +1,5 @@
 """CIFAR-10: 50,000 training and 10,000 validation images of 32 × 32 in ten classes."""
 
-from __future__ import annotations
-
 import torch
 
 from fulltilt.data.images import cifar10_formats as formats

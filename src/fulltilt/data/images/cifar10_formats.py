@@ -1,7 +1,5 @@
 """The forms of CIFAR-10 on disks: Python pickles, binary records, class folders of images, a tar of them."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -3,8 +3,6 @@
 A cache file holds two .npy arrays; its name has a fingerprint of the names, sizes and times of the source's files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Handwritten digits: 1,797 images of 8 × 8 that come with scikit-learn."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Any folder of images with one folder per class."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -48,7 +46,7 @@ def image_folder(
     val_fraction: float = 0.2,
     seed: int = 0,
     base_dir: str | None = None,
-) -> ImageFolder:
+) -> "ImageFolder":
     """Read images under ``path/train/<class>`` and ``path/val/<class>`` (or valid, validation, test).
 
     Without those folders, ``path/<class>`` is split: ``val_fraction`` of every class, drawn with ``seed``.

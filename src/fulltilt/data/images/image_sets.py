@@ -1,7 +1,5 @@
 """Images in memory, and decoding images from files."""
 
-from __future__ import annotations
-
 import copy
 import os
 import struct
@@ -70,7 +68,7 @@ class MemoryImages(BatchedDataset):
     def held_bytes(self) -> int:
         return sum(table.numel() * table.element_size() for table in (self.images, self.targets))
 
-    def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
+    def hold(self, device: torch.device, *, is_pinned: bool = False) -> "MemoryImages":
         """Return the same samples on ``device``; ``self`` stays unchanged."""
         other = copy.copy(self)
         other.images, other.targets = self.images.to(device), self.targets.to(device)

@@ -1,7 +1,5 @@
 """Writing other images in STL-10's binary format: CIFAR-10 in any of its forms, or a folder of images."""
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
 from collections.abc import Iterable, Iterator

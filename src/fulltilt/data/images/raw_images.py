@@ -1,7 +1,5 @@
 """The raw uint8 images of a dataset, for transforms on the device."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -71,7 +69,7 @@ class RawImages(BatchedDataset):
     def held_bytes(self) -> int:
         return self.source.held_bytes
 
-    def hold(self, device: torch.device, *, is_pinned: bool = False) -> RawImages:
+    def hold(self, device: torch.device, *, is_pinned: bool = False) -> "RawImages":
         """Return the same images held on ``device``."""
         other = copy.copy(self)
         other.source = self.source.hold(device, is_pinned=is_pinned)

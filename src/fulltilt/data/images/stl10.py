@@ -7,8 +7,6 @@ green, blue) column by column. ``train_y.bin`` and ``test_y.bin`` hold one byte 
 Legend of shape suffixes: B batch, C channels, W columns of pixels, H rows of pixels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Sequence
@@ -44,7 +42,7 @@ def stl10(
     root: str = "data",
     part: Part = "train",
     base_dir: str | None = None,
-) -> Stl10:
+) -> "Stl10":
     """Map STL-10, or other images in its format, (3, 96, 96); only the images of a batch are in memory.
 
     Args:

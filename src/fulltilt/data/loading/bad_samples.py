@@ -4,8 +4,6 @@ A batch keeps its size: the next readable sample of the batch takes the place of
 where a resumed run goes on, stay the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

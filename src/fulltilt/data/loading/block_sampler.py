@@ -19,8 +19,6 @@ What it costs, against a full shuffle, for batches of b rows inside a window:
   order, or raise W.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Building the loader that the engine iterates: order, whole-batch reads, seeds, threads."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import multiprocessing

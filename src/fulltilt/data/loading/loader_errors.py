@@ -1,7 +1,5 @@
 """Explaining a loader's exception: a worker that died, full shared memory, or an error of ours from a worker."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

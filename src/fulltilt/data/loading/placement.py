@@ -5,8 +5,6 @@ From fast to frugal: ``device`` (all rows on the device, gathered there), ``ram`
 that allows it), ``stream`` (each batch reads its rows from the file).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

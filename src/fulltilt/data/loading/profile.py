@@ -4,8 +4,6 @@ The parts run one after another in one process, as training runs them: image by 
 in whole batches where they lie in memory or where transforms run on the device.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses

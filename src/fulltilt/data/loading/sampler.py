@@ -1,7 +1,5 @@
 """The order of samples: a pure function of (seed, epoch), so that a run can resume anywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

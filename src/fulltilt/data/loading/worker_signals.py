@@ -8,8 +8,6 @@ batches come in order, and torch waits for it without limit.
 This file alone uses private parts of torch's loader; a test names each of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing

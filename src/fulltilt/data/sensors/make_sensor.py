@@ -5,8 +5,6 @@ absorption, and is larger ahead of the direction of flight; its time is distance
 scattering delay and noise. Charges are Poisson counts; a sensor without charge has time 0.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Layout of the file: ``input (N, 2, S)`` charge and time, ``label (N, L)``, ``xpm
 perhaps ``info (N, 9)``, which training does not read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +33,7 @@ def sensor_hdf5(
     val_fraction: float = 0.1,
     seed: int = 0,
     base_dir: str | None = None,
-) -> SensorEvents:
+) -> "SensorEvents":
     """Read events as inputs (2, S) and labels (L,).
 
     Args:

@@ -1,7 +1,5 @@
 """Samples from any HDF5 file, by the names of its datasets."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +28,7 @@ def hdf5(
     val_fraction: float = 0.1,
     seed: int = 0,
     base_dir: str | None = None,
-) -> Hdf5Dataset:
+) -> "Hdf5Dataset":
     """Read samples from two datasets of one file; only the rows of a batch are in memory.
 
     Args:

@@ -1,7 +1,5 @@
 """Opening an HDF5 file that may be missing, a folder, text, cut short, or without the datasets asked for."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measuring how fast the rows of an HDF5 file can be read, and advice on a faster layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import shlex

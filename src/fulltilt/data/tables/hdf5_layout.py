@@ -4,8 +4,6 @@ A dataset without filters is plain bytes: one array (contiguous) or a grid of eq
 piece of the file, or one piece of every chunk that it crosses, at positions that can be computed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

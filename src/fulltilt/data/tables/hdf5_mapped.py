@@ -1,7 +1,5 @@
 """Rows of a plain HDF5 dataset, gathered out of the mapped file without a call per row."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import weakref

@@ -1,7 +1,5 @@
 """Measuring rows per second out of an HDF5 dataset by the order of reading, and how much of it is cached."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Writing an HDF5 file again with its rows laid out for training; everything else stays unchanged."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import time

@@ -9,8 +9,6 @@ The layout and the file system choose one of three readers:
   closed before a fork, and left out of a pickle.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

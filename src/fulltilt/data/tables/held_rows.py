@@ -1,7 +1,5 @@
 """Rows kept in memory: all of them as one tensor, or the last few blocks that were read."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Preparing a folder of tokens from text files: one pass that counts words, one that writes ids."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence

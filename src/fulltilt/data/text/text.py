@@ -3,8 +3,6 @@
 Shapes: B batch, S words of a window.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +29,7 @@ def text(
     val_share: Annotated[float, Gt(0), Lt(1)] = 0.1,
     tokenizer: Tokenizer | None = None,
     base_dir: str | None = None,
-) -> TokenWindows:
+) -> "TokenWindows":
     """Read windows of ``seq_len`` words from a prepared folder, a text file, or Python's own documentation.
 
     Args:

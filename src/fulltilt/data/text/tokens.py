@@ -4,8 +4,6 @@ A prepared folder holds ``train.bin`` and ``val.bin`` (token ids, native uint16 
 ``vocabulary.txt`` (a word and its count a line, the line number is the id) and ``tokens.json``, written last.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

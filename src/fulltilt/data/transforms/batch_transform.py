@@ -1,7 +1,5 @@
 """Transforms on the device: taken out of the dataset and applied to whole batches at the head of the step."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, Literal
 
@@ -76,7 +74,7 @@ class BatchTransform:
         self.graphs, self._notes = CompiledGraphs(), notes
         self._apply = torch.compile(self.pipeline.apply, dynamic=False, fullgraph=True, backend=self.graphs)
 
-    def uncompiled(self) -> BatchTransform:
+    def uncompiled(self) -> "BatchTransform":
         """Return the same transforms without a compiled graph, for a batch of another size."""
         return BatchTransform(self.pipeline, mix=self.mix, memory_format=self.memory_format)
 

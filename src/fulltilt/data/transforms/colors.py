@@ -3,8 +3,6 @@
 Legend of shape suffixes: B batch, C channels, H height, W width, D draws.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

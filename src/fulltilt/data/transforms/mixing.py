@@ -6,8 +6,6 @@ weights. Mixup has one weight for the whole image, CutMix 0 inside a box and 1 o
 Legend of shape suffixes: B batch, C channels, H height, W width, K classes.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A pipeline of transforms: ``random_crop(32, padding=4) | random_flip | normalize``."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -75,7 +73,7 @@ class Pipeline:
         """Names of the steps that are a user's callable on one image."""
         return tuple(step.name for step in self.steps if isinstance(step, PerImage))
 
-    def split_at_size(self) -> tuple[Pipeline, Pipeline]:
+    def split_at_size(self) -> tuple["Pipeline", "Pipeline"]:
         """Split behind the step that gives all images one size; a step of the user's own may be that one."""
         own = [i + 1 for i, step in enumerate(self.steps) if isinstance(step, PerImage)]
         n_first = next((i + 1 for i, step in enumerate(self.steps) if step.sizes), max(own, default=0))

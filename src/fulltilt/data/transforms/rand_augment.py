@@ -10,8 +10,6 @@ Source: Cubuk et al., RandAugment: Practical automated data augmentation with a 
 ranges and borders as torchvision's RandAugment has them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

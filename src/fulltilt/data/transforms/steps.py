@@ -9,8 +9,6 @@ Eager CPU code copies with numpy on one thread: torch would hand each copy to it
 these costs more than the copy where the cores are busy.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Random windows in images, one for each image of a batch. Nothing here synchronises with the device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

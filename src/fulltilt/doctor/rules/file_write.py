@@ -1,7 +1,5 @@
 """Rule file-write: the step waits while a file is written at every step."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

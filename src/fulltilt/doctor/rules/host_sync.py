@@ -1,7 +1,5 @@
 """Rule host-sync: a value is read from the device at every step, so Python waits for the device."""
 
-from __future__ import annotations
-
 import ast
 from typing import Any
 

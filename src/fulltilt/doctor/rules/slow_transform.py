@@ -1,7 +1,5 @@
 """Rule slow-transform: loading runs Python for each element of a sample, or reads a whole file for each sample."""
 
-from __future__ import annotations
-
 import ast
 import re
 import statistics

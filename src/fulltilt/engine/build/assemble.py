@@ -1,7 +1,5 @@
 """Builds a Workload from a configuration: finds model, data, loss, optimizer and task by name and joins them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,21 +1,17 @@
 """Compares the host memory that batches and checkpoints of a run take with what is free."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from fulltilt.data.loading.placement import read_free_ram_bytes
+from fulltilt.engine.build.run import Run
 from fulltilt.engine.step.rng import capture_rng, restore_rng
 from fulltilt.hardware import read_shm
 from fulltilt.measure.nested import list_tensors
 from fulltilt.records import format_bytes
-
-if TYPE_CHECKING:
-    from fulltilt.engine.build.run import Run
 
 TIGHT_PCT = 80.0  # of free memory: the caches of the file system live in the rest
 DEFAULT_PREFETCH = 2  # of torch's DataLoader
@@ -79,20 +75,19 @@ def estimate_host_budget(run: Run, n_ranks: int | None = None) -> HostBudget | N
         return None
     prefetch = run.loader.prefetch_factor or DEFAULT_PREFETCH
     val_batch_size = 0
-    if run.workload.validation is not None and run.config is not None:
+    if run.workload.validation is not None:
         val_batch_size = run.config.data.val_batch_size or run.batch_size
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.n_ranks)) if run.world.is_divided else n_ranks or 1
     n_ranks = n_ranks or run.world.n_ranks
     n_workers *= n_local
     part, val_part = -(-run.batch_size // n_ranks), -(-val_batch_size // n_ranks)
-    is_copied = run.config is not None and run.config.run.async_checkpoint
     shm = read_shm()
     return HostBudget(
         n_workers=n_workers,
         prefetch_factor=prefetch,
         batch_bytes=sample_bytes * part,
         batches_bytes=n_workers * prefetch * sample_bytes * (part + val_part),
-        checkpoint_bytes=estimate_state_bytes(run) if is_copied else 0,
+        checkpoint_bytes=estimate_state_bytes(run) if run.config.run.async_checkpoint else 0,
         free_bytes=read_free_ram_bytes(),
         shm_free_bytes=None if shm.total_bytes is None or shm.used_bytes is None else shm.total_bytes - shm.used_bytes,
     )

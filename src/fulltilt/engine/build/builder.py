@@ -1,23 +1,22 @@
 """Builds a run from a configuration and a plan, and applies the levers stage by stage."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from fulltilt.config import config_from_values, parse_on_bad_sample
+from fulltilt.config import Config, config_from_values, parse_on_bad_sample
 from fulltilt.data import BatchTransform, build_loader, build_mix
 from fulltilt.data.seeds import compute_seed
 from fulltilt.data.transforms.mixing import Mix
 from fulltilt.engine.build.facts import count_dataset, describe, name_optimizer, resolve_plan
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.ranks.division import describe_split, find_obstacles_to_ranks, find_obstacles_to_shards
+from fulltilt.engine.ranks.parallel import GradientSync
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.average import WeightAverage
 from fulltilt.engine.step.prefetch import CudaLane
@@ -27,10 +26,6 @@ from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageErro
 from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
 from fulltilt.records import Plan
 from fulltilt.tasks import Workload
-
-if TYPE_CHECKING:
-    from fulltilt.config import Config
-    from fulltilt.engine.ranks.parallel import GradientSync
 
 
 def build_run(
@@ -70,8 +65,8 @@ def build_run(
         from fulltilt.engine.build.assemble import build_workload
 
         workload = build_workload(config)
-    settings = config or config_from_values({}, base_dir=".")
-    seed = settings.run.seed if seed is None else seed
+    config = config or config_from_values({}, base_dir=".")
+    seed = config.run.seed if seed is None else seed
     seed_everything(seed)
     dataset = workload.dataset()
     seed_everything(seed)  # what the dataset draws does not change the model
@@ -79,7 +74,7 @@ def build_run(
     world.arrive()  # before the first word between ranks: one that hangs in the user's code is behind the others
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
     facts = describe(model, dataset, device, is_batch_known=workload.collate is None, n_ranks=world.n_ranks)
-    may_hold = parse_on_bad_sample(settings.data.on_bad_sample) is None
+    may_hold = parse_on_bad_sample(config.data.on_bad_sample) is None
     plan, notes = resolve_plan(plan, facts, may_hold=may_hold, started_with=started_with, world=world)
     plan = _settle(plan, facts, notes, strict)
 
@@ -87,10 +82,10 @@ def build_run(
     _apply_stage("environment", plan, setup)
     _apply_stage("loader", plan, setup)
     loader_generator = torch.Generator().manual_seed(seed)
-    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, settings, world)
-    sync = _place_model(setup, plan, model, settings, workload, world)
+    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, config, world)
+    sync = _place_model(setup, plan, model, config, workload, world)
     _apply_stage("compile", plan, setup)
-    transform = build_transform(setup.loader, setup, mix=build_mix(settings.data.mix, dataset))
+    transform = build_transform(setup.loader, setup, mix=build_mix(config.data.mix, dataset))
     if transform is not None and plan["compile"]:
         transform.compile(setup.notes)
     setup.state["transform"] = transform
@@ -112,12 +107,12 @@ def build_run(
         batch_size=plan["batch_size"],
         steps_per_epoch=None if n_samples is None else -(-len(setup.loader) // setup.accumulate),
         seed=seed,
-        clip_norm=settings.optim.clip_norm,
+        clip_norm=config.optim.clip_norm,
         generator=torch.Generator(device).manual_seed(own_seed),
         loader_generator=loader_generator,
         notes=setup.notes,
         transform=transform,
-        average=_average_weights(settings, setup),
+        average=_average_weights(config, setup),
         world=world,
         sync=sync,
     )

@@ -1,11 +1,9 @@
 """Reads what the levers' guards may know of a workload on a device, and names its parts."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn, optim
@@ -19,6 +17,7 @@ from fulltilt.data.loading.placement import (
     read_free_ram_bytes,
 )
 from fulltilt.data.transforms.batch_transform import find_transforms
+from fulltilt.engine.build.run import Run
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.hardware import count_usable_cores, has_c_compiler, is_wsl
 from fulltilt.levers import Facts
@@ -27,9 +26,6 @@ from fulltilt.levers import precision as precision_lever
 from fulltilt.levers.activation_checkpointing import count_blocks
 from fulltilt.records import Machine, Plan
 from fulltilt.tasks import Workload
-
-if TYPE_CHECKING:
-    from fulltilt.engine.build.run import Run
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 

@@ -1,7 +1,5 @@
 """Optimizers by name, with PyTorch's defaults; ``optim.optimizer: sgd(momentum=0.9)`` in a configuration."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,16 +1,15 @@
 """A training run, built and ready for the loop, the probes and the trials."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from fulltilt.config import Config
 from fulltilt.data import BatchTransform
 from fulltilt.data.loading.worker_signals import end_workers
 from fulltilt.engine.ranks.parallel import DealtBatches, GradientSync, list_sizes
@@ -24,15 +23,12 @@ from fulltilt.measure.nested import find_tensor
 from fulltilt.records import Plan
 from fulltilt.tasks import Workload
 
-if TYPE_CHECKING:
-    from fulltilt.config import Config
-
 
 @dataclasses.dataclass(kw_only=True)
 class Run:
     """A training run, built and ready. ``close`` ends its data workers."""
 
-    config: Config | None
+    config: Config
     plan: Plan
     workload: Workload
     setup: Setup  # model, forward, optimizer, scaler and loader as the levers left them
@@ -116,7 +112,7 @@ class Run:
             end_workers(batches)
         self._iterators.clear()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, *exc: object) -> None:

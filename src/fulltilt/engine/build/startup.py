@@ -1,17 +1,11 @@
 """Describes a run before its first step: the device, the numerics, the samples of one update, the data."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
 from fulltilt.engine.build.budget import HostBudget
+from fulltilt.engine.build.run import Run
 from fulltilt.hardware import count_usable_cores, is_wsl, read_cpu_model, read_memory_bytes, read_memory_limit_bytes
 from fulltilt.records import format_bytes
-
-if TYPE_CHECKING:
-    from fulltilt.engine.build.run import Run
 
 
 def describe_start(run: Run, budget: HostBudget | None) -> tuple[str, ...]:

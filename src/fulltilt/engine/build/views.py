@@ -1,7 +1,5 @@
 """The images and transforms that a task gets which makes views on the device."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

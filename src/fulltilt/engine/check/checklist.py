@@ -1,7 +1,5 @@
 """The dry run and the checklist before an experiment: one real step, then everything that ruins a run later."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

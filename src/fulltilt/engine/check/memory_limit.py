@@ -4,8 +4,6 @@ The estimate counts the tensors of a step (``measure.fake_memory`` says what it 
 may still run out; what does not fit by it does not fit.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

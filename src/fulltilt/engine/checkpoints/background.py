@@ -5,8 +5,6 @@ fault wherever it is first written. One write at a time: the next one waits for 
 crash of a write in the foreground leaves, since both write through ``checkpoint.save_checkpoint``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

@@ -5,8 +5,6 @@ values only, so it is read with ``weights_only=True`` and cannot run code. The n
 the first save on, so others may read it while training goes on; only the process that holds the folder's lock renames.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

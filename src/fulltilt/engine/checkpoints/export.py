@@ -1,7 +1,5 @@
 """The weights of a run as one safetensors file, for whatever loads it next."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Where the checkpoints of a run lie. Torch-free: an interrupted command says by them what is saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 NEWEST, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"

@@ -1,7 +1,5 @@
 """The phases of a contrastive task and what they can be told. Torch-free: the command line reads its defaults here."""
 
-from __future__ import annotations
-
 import dataclasses
 
 PHASES = ("pretrain", "probe", "cluster")

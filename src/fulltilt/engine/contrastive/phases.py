@@ -8,8 +8,6 @@
 So each phase is interrupted and resumed as any run is; one that has ended is not trained again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -5,8 +5,6 @@ the loader is asked for them again: what data workers draw at random comes out t
 global generators of the training process does not.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

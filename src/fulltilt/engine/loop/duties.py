@@ -1,7 +1,5 @@
 """What the loop does beside training: log, evaluate, save, tell. None of it happens inside a step."""
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -22,7 +20,6 @@ from fulltilt.records import EpochDone, Evaluated, RunStarted, StepsDone
 def announce_start(s: Session) -> None:
     """Tell what will be trained and on what, and what the user should know of it."""
     run, config = s.run, s.run.config
-    assert config is not None
     budget = estimate_host_budget(run)
     s.announce(
         RunStarted,

@@ -1,7 +1,5 @@
 """How an attempt to train ends: what its listeners are told, what the caller gets, and errors in the user's terms."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

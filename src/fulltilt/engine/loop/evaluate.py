@@ -1,7 +1,5 @@
 """Evaluation: the exact mean of loss and metrics over every sample of the validation set."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -46,7 +44,7 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
         collate=run.workload.collate,
         seed=run.seed,
         share=run.world.share,
-        skip_limit=None if run.config is None else parse_on_bad_sample(run.config.data.on_bad_sample),
+        skip_limit=parse_on_bad_sample(run.config.data.on_bad_sample),
     )
 
 

@@ -1,21 +1,17 @@
 """``train`` over several devices: whether to start processes of its own, and how they come back to ``train``."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fulltilt.config import Config
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import check_device
+from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.replan import RankReplanError
 from fulltilt.engine.ranks.causes import Cause
 from fulltilt.engine.ranks.world import is_rank, plan_devices
 from fulltilt.records import CheckpointSaved, Event, Listener, Replanned, RunStarted
-
-if TYPE_CHECKING:
-    from fulltilt.engine.loop.endings import TrainResult
 
 COMPILE_HANG_LIMIT_S = 600.0  # a rank may compile alone, for a batch of another size
 

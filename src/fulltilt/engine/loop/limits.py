@@ -1,7 +1,5 @@
 """How long a run trains, and when evaluations and checkpoints fall due."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """Opens a run's folder and its session: built anew, from its newest checkpoint, or after memory ran out."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -27,7 +25,7 @@ from fulltilt.engine.loop.sizes import Sizes, apply_sizes, leave_out_tail
 from fulltilt.engine.ranks.world import World
 from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError
 from fulltilt.hardware import describe_process_state
-from fulltilt.levers import load_catalogue
+from fulltilt.levers import select_recipe
 from fulltilt.records import Listener, RunEnded
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tasks import Workload
@@ -222,9 +220,4 @@ def _describe_run(config: Config, workload: Workload | None) -> dict[str, Any]:
     values["data"].pop("on_bad_sample")  # a run that stopped at a bad sample may go on without it
     for name in ("shard", "static_graph"):  # how devices share the work
         values["speed"].pop(name)
-    for lever in load_catalogue().values():
-        section, _, name = lever.key.rpartition(".")
-        if set(lever.trades) <= {"speed", "memory"} and not lever.changes_recipe(values[section][name]):
-            values[section].pop(name)
-    parts = {name: values[name] for name in ("task", "model", "loss", "data", "optim", "speed")}
-    return parts | {"seed": config.run.seed, "workload": workload.name if workload is not None else None}
+    return select_recipe(values) | {"seed": config.run.seed, "workload": workload.name if workload else None}

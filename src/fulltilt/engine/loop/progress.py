@@ -1,7 +1,5 @@
 """Where a run is, and the loss on its way there: counted on the host, read from the device an interval late."""
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 import time
@@ -122,7 +120,7 @@ class LossMeter:
         """Undo what was observed since the last ``add``: of a step that is dropped."""
         del self._observed[self._n_whole :]
 
-    def take(self) -> Reading:
+    def take(self) -> "Reading":
         """Return what came since the last ``take``, on its way to the host."""
         self._sum_held()
         reading = Reading(self._names, self._losses, self._counts, self._metric_sums, self._world)

@@ -5,18 +5,17 @@ holds for. Live speed is compared in windows of training time. After several slo
 once more, and ``find_reasons`` compares that reading with the one from when the run was fast.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
+from fulltilt.config.model import Promise
 from fulltilt.engine.build.facts import describe_data, name_device, name_model
+from fulltilt.engine.build.run import Run
 from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.hardware import (
     CpuTimes,
@@ -30,10 +29,6 @@ from fulltilt.hardware import (
 )
 from fulltilt.levers import compute_plan_digest
 from fulltilt.measure.utilization import find_device_index
-
-if TYPE_CHECKING:
-    from fulltilt.config.model import Promise
-    from fulltilt.engine.build.run import Run
 
 WINDOW_S = 2.0  # of training; single intervals of a few milliseconds say nothing
 N_SLOW_WINDOWS = 3
@@ -214,7 +209,7 @@ class MachineLook:
 
 def build_watch(run: Run) -> tuple[PromiseWatch | None, str | None]:
     """Build what compares the run with its promise, with a note on why there is none, or on a promise of little use."""
-    promise, n_ranks = run.config.run.promise if run.config is not None else None, run.world.n_ranks
+    promise, n_ranks = run.config.run.promise, run.world.n_ranks
     if promise is None:
         return None, None
     if promise.n_ranks != n_ranks:

@@ -9,8 +9,6 @@ Of several ranks the one that ran out cannot tell the others, which wait for it 
 (``launch.py``).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 

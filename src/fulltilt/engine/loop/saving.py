@@ -1,7 +1,5 @@
 """Checkpoints of a session: in the foreground or beside training, and what a full disk means for the run."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """``Session``: the parts of a training run that the loop works with, and how their state is saved and restored."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time
@@ -128,7 +126,6 @@ class Session:
         Every rank has to call it; what the first one gets is complete, and the same for any number of ranks.
         """
         run, setup, world = self.run, self.run.setup, self.run.world
-        assert run.config is not None
         rng, *rng_of_ranks = world.collect(capture_rng({"prepare": run.generator}))
         state = {
             "attempt": self.announce.attempt,
@@ -214,7 +211,6 @@ def build_session(
     Args:
         announce: None: it tells nobody anything.
     """
-    assert run.config is not None
     progress = Progress()
     with_metrics = (training_metrics or run.workload.training_metrics) and bool(run.workload.metrics)
     meter = LossMeter(run.device, run.workload.metrics if with_metrics else None, run.world)
@@ -267,7 +263,6 @@ def _check_data(run: Run, loaded: checkpoint.LoadedCheckpoint) -> None:
 
 
 def _build_learning_rate(run: Run, limits: Limits) -> LearningRate:
-    assert run.config is not None
     optim = run.config.optim
     # The schedule spans the epochs: max_steps is where to leave, not another recipe.
     total = run.steps_per_epoch * limits.n_epochs if run.steps_per_epoch else limits.max_steps

@@ -1,7 +1,5 @@
 """How batches are cut: as the configuration says, or smaller where memory ran out."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -65,7 +63,6 @@ def plan_sizes(run: Run, sizes: Sizes | None) -> Sizes | None:
 
 def plan_evaluation_sizes(run: Run, sizes: Sizes | None) -> Sizes | None:
     """Halve the validation batch and leave training as it is: means over samples do not depend on it."""
-    assert run.config is not None
     known = sizes.val_batch_size if sizes is not None else None
     val_batch_size = (known or run.config.data.val_batch_size or run.batch_size) // 2
     if not val_batch_size:

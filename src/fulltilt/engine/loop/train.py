@@ -3,8 +3,6 @@
 No step waits for the device: losses stay there and are read once a logging interval, one interval late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches and optimizer steps for a measurement, which needs more of them than an epoch has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

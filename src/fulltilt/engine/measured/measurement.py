@@ -1,7 +1,5 @@
 """Measure a built run: its throughput, phases, memory, FLOPs, and every lever read back from what ran."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ from fulltilt.engine.measured.rehearsal import Part, Rehearsal
 from fulltilt.engine.step.phase_sample import join_timers
 from fulltilt.engine.step.train_step import StepOutcome, TrainStep
 from fulltilt.errors import NonFiniteLossError, TrainingError
-from fulltilt.hardware import RealNvml, read_cpu_times, read_pressure
+from fulltilt.hardware import RealNvml
 from fulltilt.levers import Lever, find_reports, load_catalogue
 from fulltilt.levers.activation_checkpointing import without_checkpointing
 from fulltilt.levers.compile import without_compiling
@@ -127,8 +125,6 @@ def _take_steps(run: Run, steps: EndlessSteps, *, has_epochs: bool, **options: A
         # Workers start, or refill, at each epoch's begin: only whole epochs hold that with its true share.
         epoch_steps=run.steps_per_epoch if run.loader.num_workers and has_epochs else None,
         synchronize=functools.partial(_synchronize, run),
-        read_pressure=read_pressure,
-        read_cpu_times=read_cpu_times,
         begin_block=run.world.hand_out,
         **options,
     )

@@ -3,8 +3,6 @@
 What the whole takes is decided by whole runs only; these say which whole runs are worth it (``tuner.model_first``).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -24,7 +22,7 @@ from fulltilt.engine.measured.rehearsal import Part, find_largest_samples, read_
 from fulltilt.engine.step.cached_step import build_step
 from fulltilt.engine.step.train_step import TrainStep, fetch_batches
 from fulltilt.errors import DataError
-from fulltilt.hardware import count_usable_cores, read_cpu_times, read_pressure
+from fulltilt.hardware import count_usable_cores
 from fulltilt.levers import Lever
 from fulltilt.measure import estimate_memory, measure_steps
 from fulltilt.measure.nested import count_samples
@@ -89,8 +87,6 @@ def run_loader_probe(
         epoch_steps=_count_batches(run) if run.loader.num_workers else None,
         max_measure_s=max_measure_s,
         synchronize=functools.partial(torch.cuda.synchronize, run.device) if is_gpu else lambda: None,
-        read_pressure=read_pressure,
-        read_cpu_times=read_cpu_times,
         on_block=None if on_progress is None else lambda block: on_progress(stream.n_taken),
     )
     receive_ms, reason = _measure_receive_ms(run, stream, place, batch_s=run.batch_size / result.samples_per_s)
@@ -113,7 +109,7 @@ def run_memory_probe(run: Run) -> Measurement:
 
     Device: nothing is computed or allocated on it.
     """
-    is_evaluated = run.config is not None and run.config.run.evaluate_every is not None
+    is_evaluated = run.config.run.evaluate_every is not None
     val_batch_size = run.config.data.val_batch_size if is_evaluated and run.workload.validation is not None else None
     batch = _read_few(run)
     peak = estimate_memory(

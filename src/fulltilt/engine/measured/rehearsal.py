@@ -9,8 +9,6 @@ Nothing here is timed or counted in the rate. Each part runs the code that ``tra
 the trial; whatever else goes wrong is a note, since the figures of the steps are true all the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -83,11 +81,10 @@ class Rehearsal:
         self._run, self._saves = run, saves
         self.notes: list[str] = []
         self._session: Session | None = None
-        if run.config is not None:
-            with self._guard("evaluation", "evaluation and a checkpoint"):
-                limits = read_limits(run.config, None, max_steps=MAX_STEPS if run.steps_per_epoch is None else None)
-                limits = dataclasses.replace(limits, on_full_disk="stop")  # raised, and told as a note here
-                self._session = build_session(run, limits, Path())
+        with self._guard("evaluation", "evaluation and a checkpoint"):
+            limits = read_limits(run.config, None, max_steps=MAX_STEPS if run.steps_per_epoch is None else None)
+            limits = dataclasses.replace(limits, on_full_disk="stop")  # raised, and told as a note here
+            self._session = build_session(run, limits, Path())
 
     def play(
         self, steps: EndlessSteps, meter: MemoryMeter, on_part: Callable[[Part], None] | None = None

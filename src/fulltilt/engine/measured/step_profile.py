@@ -4,8 +4,6 @@ Phases of a step (data wait, forward, …) every run tells by itself; this is th
 the run's speed: the profiler slows down what it watches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

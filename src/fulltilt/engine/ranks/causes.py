@@ -1,7 +1,5 @@
 """Finds what ended a run over several ranks: the rank that died, not those whose connections to it broke."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Literal

@@ -1,31 +1,22 @@
 """What a run over several ranks divides, and why some runs cannot be divided: known before a rank starts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from fulltilt.config import parse_on_bad_sample
+from fulltilt.config import Config, parse_on_bad_sample
 from fulltilt.data.loading.sampler import Share
 from fulltilt.tasks import Workload
 
-if TYPE_CHECKING:
-    from fulltilt.config import Config
 
-
-def find_obstacles(
-    n_ranks: int, batch_size: int, config: Config | None, workload: Workload, model: nn.Module
-) -> list[str]:
+def find_obstacles(n_ranks: int, batch_size: int, config: Config, workload: Workload, model: nn.Module) -> list[str]:
     """List why ``n_ranks`` could not train what one process built, with micro-batches of ``batch_size`` over all."""
     found = find_obstacles_to_ranks(n_ranks, batch_size, config, workload)
-    if n_ranks > 1 and config is not None and config.speed.shard == "full":
+    if n_ranks > 1 and config.speed.shard == "full":
         found += find_obstacles_to_shards(model, config, workload)
     return found
 
 
-def find_obstacles_to_ranks(n_ranks: int, batch_size: int, config: Config | None, workload: Workload) -> list[str]:
+def find_obstacles_to_ranks(n_ranks: int, batch_size: int, config: Config, workload: Workload) -> list[str]:
     """List why a run over ``n_ranks`` is refused, whatever its model. ``batch_size`` is that over all ranks."""
     if n_ranks == 1:
         return []
@@ -41,7 +32,7 @@ def find_obstacles_to_ranks(n_ranks: int, batch_size: int, config: Config | None
             "devices would see its own part only; train it on one, with run.device naming one and run.n_ranks null "
             "(a smaller batch_size with a larger accumulate keeps the effective batch where memory is short)"
         )
-    if config is not None and parse_on_bad_sample(config.data.on_bad_sample) is not None:
+    if parse_on_bad_sample(config.data.on_bad_sample) is not None:
         found.append(
             "data.on_bad_sample skip counts the samples of one process, and each of several devices reads a part of "
             "every batch; over several devices use stop"
@@ -49,10 +40,10 @@ def find_obstacles_to_ranks(n_ranks: int, batch_size: int, config: Config | None
     return found
 
 
-def find_obstacles_to_shards(model: nn.Module, config: Config | None, workload: Workload) -> list[str]:
+def find_obstacles_to_shards(model: nn.Module, config: Config, workload: Workload) -> list[str]:
     """List why the weights of a model, the levers of stage "model" applied, cannot be divided."""
     found = []
-    if config is not None and config.optim.ema is not None:
+    if config.optim.ema is not None:
         found.append(
             "optim.ema keeps the average of whole weights, and shard full divides them; use shard none, or no ema"
         )

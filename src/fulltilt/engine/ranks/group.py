@@ -4,8 +4,6 @@ It does what ``torchrun`` does, and two things more: it finds a rank that hangs 
 run's end (``causes``).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

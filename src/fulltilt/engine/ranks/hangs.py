@@ -1,7 +1,5 @@
 """Finds the rank that hangs: a state machine over the marks of all ranks, without a clock or a process of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ so that the average is the gradient of the mean loss over the window, however un
 FSDP2 and divided tensors are imported where they are used: loading them takes seconds.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -133,7 +131,7 @@ class DealtBatches:
         self._next: Any = next(self._batches if self._sizes is None else self._sizes, None)
         self.is_last = self._next is None
 
-    def __iter__(self) -> DealtBatches:
+    def __iter__(self) -> "DealtBatches":
         return self
 
     def __next__(self) -> Any:

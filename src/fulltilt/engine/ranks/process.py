@@ -5,8 +5,6 @@ events and the result, and back the wish to stop; when it ends, the parent is go
 data workers. In the *marks*, memory shared with the parent, a rank notes how far it is, several times a step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import faulthandler
@@ -27,7 +25,7 @@ from fulltilt.records import Event, StepsDone
 PHASES = ("start", "data_wait", "h2d", "forward", "backward", "optimizer", "evaluation")
 CODES = {phase: code for code, phase in enumerate(PHASES)}
 
-_links: list[Link] = []
+_links: list["Link"] = []
 
 
 class Mark(NamedTuple):

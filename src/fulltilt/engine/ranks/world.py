@@ -5,8 +5,6 @@ alone has a ``World`` too, of one rank, which sends nothing. ``run_ranks`` and t
 tell a process its place by ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` in the environment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

@@ -4,8 +4,6 @@
 module, whose state would be another format of checkpoints.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -12,8 +12,6 @@ buffers (put back). What a model computes over a batch, as BatchNorm does, it co
 Source: Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup (arXiv 2101.06983).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -92,7 +90,7 @@ class CachedStep(TrainStep):
         self._run.doing = "elsewhere"
         return StepOutcome(loss, n_samples, len(micros))
 
-    def _run_first_pass(self, batches: Iterator[Any], lap: Callable[[str], None]) -> tuple[list[_Micro], int]:
+    def _run_first_pass(self, batches: Iterator[Any], lap: Callable[[str], None]) -> tuple[list["_Micro"], int]:
         micros: list[_Micro] = []
         n_samples = 0
         while len(micros) < self._accumulate:
@@ -109,7 +107,7 @@ class CachedStep(TrainStep):
         return micros, n_samples
 
     def _compute_output_gradients(
-        self, micros: list[_Micro], lap: Callable[[str], None]
+        self, micros: list["_Micro"], lap: Callable[[str], None]
     ) -> tuple[Tensor, list[list[Tensor | None]]]:
         """Compute the window's loss, and its gradient by the outputs of each micro-batch, scaled by a scaler."""
         cached = [pytree.tree_map_only(Tensor, _make_leaf, micro.outputs) for micro in micros]

@@ -1,7 +1,5 @@
 """Measures how long a run waits for its data."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

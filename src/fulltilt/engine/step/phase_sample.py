@@ -1,7 +1,5 @@
 """The phases of one step in each logging interval: where the time goes, at a fraction of a microsecond a step."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import torch

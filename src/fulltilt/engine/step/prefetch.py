@@ -11,8 +11,6 @@ A second stream needs three precautions:
 Source: CUDA programming guide, stream and event management; torch's notes on ``Tensor.record_stream``.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any

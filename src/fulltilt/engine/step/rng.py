@@ -1,7 +1,5 @@
 """Seeds, captures and restores the random generators that a run draws from."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 A resumed run needs only the step number to go on with the same rates. Lengths are optimizer steps unless said so.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Callable, Mapping

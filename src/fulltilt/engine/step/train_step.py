@@ -4,22 +4,18 @@ Nothing in a step waits for the device: the loss stays a tensor there, to be rea
 an fp16 scaler with an optimizer that is not fused reads ``found_inf`` on the host.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fulltilt.data import BatchTransform, explain_loader_error
 from fulltilt.errors import DataError, UsageError
+from fulltilt.levers import Setup
 from fulltilt.measure.nested import SEQUENCES, count_samples, find_tensor, map_tensors
-
-if TYPE_CHECKING:
-    from fulltilt.levers import Setup
-    from fulltilt.tasks import Workload
+from fulltilt.tasks import Workload
 
 _END = object()
 

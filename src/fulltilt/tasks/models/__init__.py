@@ -1,7 +1,5 @@
 """The zoo: models by name, and the door to models of torchvision, timm and the user's own modules."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -6,8 +6,6 @@ P projection.
 Source: Peters et al. 2018, arXiv 1802.05365 (ELMo); LSTMs with a projection: Sak et al. 2014, arXiv 1402.1128.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Annotated

@@ -5,8 +5,6 @@ Parameters carry torchvision's names, so state dicts load both ways.
 Shapes: B batch, C channels, H height, W width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated
 

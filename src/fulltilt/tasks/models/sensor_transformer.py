@@ -6,8 +6,6 @@ block through adaptive layer norm whose gates start at zero (Peebles and Xie 202
 Shapes: B batch, S sensors, H hidden, N heads, D head width, L labels, F frequencies, G gates.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

@@ -6,8 +6,6 @@ close to the identity, a scaled head.
 Shapes: B batch, C channels, H height, W width, K classes, P values of a patch, N patches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated
 

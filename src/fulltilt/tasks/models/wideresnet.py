@@ -3,8 +3,6 @@
 Shapes: B batch, C channels, H height, W width.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from annotated_types import Ge, Lt

@@ -3,8 +3,6 @@
 Every figure comes from a row of the search or from a roof measured in it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal

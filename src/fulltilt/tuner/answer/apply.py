@@ -5,8 +5,6 @@ its own, the effective batch stays its own unless the search was free to change 
 stays as it is there. A file that then holds another plan than the one that was measured gets no promise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Make the result of a search from its rows: what was found, what it cost, and how far it can be trusted."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Add what a result says beyond its rows when the search is over: savings and advice."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

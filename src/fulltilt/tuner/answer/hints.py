@@ -1,7 +1,5 @@
 """What a row suggests to look at next. Thresholds decide only whether a hint is given."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any

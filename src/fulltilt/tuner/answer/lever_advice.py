@@ -1,7 +1,5 @@
 """Levers that are off in the recommended plan: what came of trying them, or what trying them needs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import typing

@@ -1,7 +1,5 @@
 """Judge whether two trained plans learn alike: final validation quality, and time to it, paired by seed."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The result of a search, and its JSON contract (``tune.schema.json`` in ``fulltilt.tuner``)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -114,7 +112,7 @@ class TuneResult:
         return json.dumps(self.to_document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
-    def read(cls, document: Mapping[str, Any]) -> TuneResult:
+    def read(cls, document: Mapping[str, Any]) -> "TuneResult":
         """Build a result from its document.
 
         Raises:

@@ -8,8 +8,6 @@ blocks show, and where a busy machine ran a compared run, than the spread of all
 pairing cancels drift that a whole round shares, and contention comes and goes within a round.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

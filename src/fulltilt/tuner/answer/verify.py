@@ -4,13 +4,8 @@ Both are trained by ``fulltilt train`` in processes of their own, in turn and wi
 train them. Quality is that of the validation set; time is training time, evaluation and checkpoints left out.
 """
 
-from __future__ import annotations
-
-import functools
 import hashlib
 import json
-import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -19,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import NonFiniteLossError, TrainingError
-from fulltilt.hardware.proctree import set_death_signal
+from fulltilt.hardware.proctree import run_in_session
 from fulltilt.records.run_folder import read_lines, write_atomic
 from fulltilt.report.training import drop_repeated
 from fulltilt.tuner.answer.quality import ARMS, Arm, Verification, judge
@@ -84,15 +79,8 @@ def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
     fixed = ["--out", str(out), "--json", str(result), "--quiet", "--resume"]
     with open_log(log) as stream:
         result.unlink(missing_ok=True)  # why the last attempt ended: a refusal of this one would leave it there
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fulltilt", "train", *command, *fixed],
-            stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
-            preexec_fn=functools.partial(set_death_signal, signal.SIGTERM),  # it would hold the GPU and its folder
-        )  # fmt: skip
-        try:
-            code = process.wait()
-        finally:
-            _end(process)
+        train = [sys.executable, "-m", "fulltilt", "train", *command, *fixed]
+        code = run_in_session(train, grace_s=STOP_S, stdout=stream, stderr=subprocess.STDOUT)
     if code != 0 and (diverged := _read_divergence(out)) is not None:
         write_atomic(result, json.dumps(diverged))
     elif code != 0:
@@ -116,15 +104,3 @@ def _read_divergence(out: Path) -> dict[str, Any] | None:
         "samples_per_s": statistics.median(rates) if rates else 0.0,
         "diverged": reason,
     }
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a training that is still running when this process is interrupted: it has a session of its own."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its data workers too
-        process.wait()

@@ -1,7 +1,5 @@
 """Say why no plan ran to its end, and what to do about it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

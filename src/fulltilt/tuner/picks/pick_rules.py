@@ -1,7 +1,5 @@
 """Say the rules of picks: which plans were compared, which tie, and what was passed over."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The picks of a search: whole rows of its table, each with the rule that chose it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +32,7 @@ class Pick:
         return fields.pop("trial") | fields
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Pick:
+    def from_json(cls, data: Mapping[str, Any]) -> "Pick":
         return cls(
             trial=decode(Trial, data),
             rule=data["rule"],

@@ -4,8 +4,6 @@ Only rows with status ok are considered. A plan that ran several times stands in
 run; a plan of which any run failed stands with the failed row, and is not picked.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
@@ -56,7 +54,7 @@ class LearningRate:
         return {"rule": self.rule, "from": self.start, "to": self.to}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LearningRate:
+    def from_json(cls, data: Mapping[str, Any]) -> "LearningRate":
         return cls(rule=data["rule"], start=data["from"], to=data["to"])
 
 
@@ -130,77 +128,82 @@ def pick(
     fine = [row for row in rows if row.status == "ok" and row.kind in WHOLE_RUNS]
     if not fine:
         raise NoPlanError(describe_failures(rows, runs), remedy=find_failure_remedy(rows, runs))
-    again = find_confirmed(runs or rows)
-    history = _filter_whole(runs or rows)
+    history = [run for run in runs or rows if run.status == "ok" and run.kind in WHOLE_RUNS]
+    past = _Past(user_plan, runs or rows, find_confirmed(runs or rows), history)
     limit_gib = None if memory_limit_gib is None else memory_limit_gib * memory_safety_pct / 100
     where = "the memory of the device is not known, so no limit was applied"
     if memory_limit_gib is not None and limit_gib is not None:
         where = f"memory at most {format_gib(limit_gib)}, {memory_safety_pct:g} % of {format_gib(memory_limit_gib)}"
     return Picks(
-        throughput=_pick_throughput(fine, user_plan, again, history),
-        efficiency=_pick_efficiency(fine, user_plan, again, history),
-        recommended=_pick_recommended(fine, user_plan, limit_gib, where, again, runs or rows),
-        memory=_pick_memory(fine, user_plan, again, history),
+        throughput=_pick_throughput(fine, past),
+        efficiency=_pick_efficiency(fine, past),
+        recommended=_pick_recommended(fine, past, limit_gib, where),
+        memory=_pick_memory(fine, past),
     )
 
 
-def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]) -> Pick:
-    chosen, tied = _choose_by_speed(rows, again, history)
-    rule = f"highest {name_mean(history)}samples/s of {count_compared(chosen, rows, again)} that ran"
-    return _build_compared(chosen, tied, rule, user_plan, again, history)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Past:
+    """What the rows are judged by."""
+
+    user_plan: Plan
+    runs: Sequence[Trial]  # all of them
+    again: Sequence[Trial]  # runs that were made side by side
+    history: Sequence[Trial]  # whole runs that ended well
+
+    def list_rates(self, plan: Plan) -> tuple[float, ...]:
+        return tuple(_read_rate(run) for run in self.again if run.plan == plan)
 
 
-def _choose_by_speed(
-    rows: Sequence[Trial], again: Sequence[Trial], history: Sequence[Trial]
-) -> tuple[Trial, list[Trial]]:
+def _pick_throughput(rows: Sequence[Trial], past: _Past) -> Pick:
+    chosen, tied = _choose_by_speed(rows, past)
+    rule = f"highest {name_mean(past.history)}samples/s of {count_compared(chosen, rows, past.again)} that ran"
+    return _build_compared(chosen, tied, rule, past)
+
+
+def _choose_by_speed(rows: Sequence[Trial], past: _Past) -> tuple[Trial, list[Trial]]:
     """Choose the fastest row and its ties.
 
     Where it ran side by side with others, the ties are those that ``_pick_recommended`` names: two lists for one plan
     would contradict each other.
     """
-    chosen, tied = choose(rows, again, history=history, prefers=_prefer_beside(again))
-    beside = filter_beside(rows, again)
+    chosen, tied = choose(rows, past.again, history=past.history, prefers=_prefer_beside(past.again))
+    beside = filter_beside(rows, past.again)
     if chosen not in beside:
         return chosen, tied
-    chosen, tied = choose(beside, again, history=history)
-    return chosen, [*tied, *_find_earlier(chosen, tied, rows, again, history)]
+    chosen, tied = choose(beside, past.again, history=past.history)
+    return chosen, [*tied, *_find_earlier(chosen, tied, rows, past)]
 
 
-def _find_earlier(
-    chosen: Trial, tied: Sequence[Trial], rows: Sequence[Trial], again: Sequence[Trial], history: Sequence[Trial]
-) -> list[Trial]:
+def _find_earlier(chosen: Trial, tied: Sequence[Trial], rows: Sequence[Trial], past: _Past) -> list[Trial]:
     """Find the rows from before the runs side by side that are not proven slower than the fastest of these."""
-    fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again, history)[0].log_rate)
-    beside = filter_beside(rows, again)
+    fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], past.again, past.history)[0].log_rate)
+    beside = filter_beside(rows, past.again)
     others = [row for row in rows if row not in beside]
-    groups = [[run for run in history if run.plan == row.plan] for row in others]
-    return [others[position] for position in find_ties(fastest, again, groups, history)]
+    groups = [[run for run in past.history if run.plan == row.plan] for row in others]
+    return [others[position] for position in find_ties(fastest, past.again, groups, past.history)]
 
 
-def _pick_efficiency(
-    rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]
-) -> Pick | None:
+def _pick_efficiency(rows: Sequence[Trial], past: _Past) -> Pick | None:
     known = [(row, memory) for row in rows if (memory := row.device_memory_peak_gib)]
     if not known:
         return None
     chosen, tied = choose(
         [row for row, _ in known],
-        again,
-        history=history,
+        past.again,
+        history=past.history,
         per=[memory for _, memory in known],
-        prefers=_prefer_beside(again),
+        prefers=_prefer_beside(past.again),
     )
-    compared = count_compared(chosen, [row for row, _ in known], again)
-    rule = f"highest {name_mean(history)}samples/s per GiB of {compared} with a memory figure"
-    return _build_compared(chosen, tied, rule, user_plan, again, history, question=BY_SPEED_PER_GIB)
+    compared = count_compared(chosen, [row for row, _ in known], past.again)
+    rule = f"highest {name_mean(past.history)}samples/s per GiB of {compared} with a memory figure"
+    return _build_compared(chosen, tied, rule, past, question=BY_SPEED_PER_GIB)
 
 
-def _pick_memory(
-    rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]
-) -> Pick | None:
+def _pick_memory(rows: Sequence[Trial], past: _Past) -> Pick | None:
     """Pick the least memory that still trains at an acceptable speed; of rows with the same memory the fastest."""
     confirmed = find_confirmed(rows)
-    speeds = estimate_speeds(rows, again, history)
+    speeds = estimate_speeds(rows, past.again, past.history)
     rates = {id(row): math.exp(speed.log_rate) for row, speed in zip(rows, speeds, strict=True)}
     best = max(confirmed or rows, key=lambda row: rates[id(row)])
     fast = [row for row in rows if rates[id(row)] >= rates[id(best)] * MEMORY_SPEED_SHARE_PCT / 100]
@@ -208,21 +211,16 @@ def _pick_memory(
     if not known:
         return None
     small = _filter_smallest(known)
-    chosen, tied = _choose_by_speed(small, again, history)
+    chosen, tied = _choose_by_speed(small, past)
     best_name = "best confirmed speed" if confirmed else "best speed"
-    among = f", {say_fastest(chosen, small, again)} within {MEMORY_TIE_PCT:g} % of it"
-    averaged = [run for run in again if run.plan == best.plan] or [run for run in history if run.plan == best.plan]
-    mean = f", the geometric mean of {len(averaged)} runs" if len(averaged) > 1 else ""
+    among = f", {say_fastest(chosen, small, past.again)} within {MEMORY_TIE_PCT:g} % of it"
+    n_averaged = len(past.list_rates(best.plan)) or sum(run.plan == best.plan for run in past.history)
+    mean = f", the geometric mean of {n_averaged} runs" if n_averaged > 1 else ""
     rule = (
         f"least memory of {count_plans(known)} with at least {MEMORY_SPEED_SHARE_PCT:g} % of the {best_name} "
         f"({format_rate(rates[id(best)])} samples/s{mean}, {best.id}){among if len(small) > 1 else ''}"
     )
-    return _build_compared(chosen, tied, rule, user_plan, again, history, question=BY_SPEED_OF_THE_SMALL)
-
-
-def _filter_whole(runs: Sequence[Trial]) -> list[Trial]:
-    """Keep the runs that tell how fast a plan is."""
-    return [run for run in runs if run.status == "ok" and run.kind in WHOLE_RUNS]
+    return _build_compared(chosen, tied, rule, past, question=BY_SPEED_OF_THE_SMALL)
 
 
 def _prefer_beside(again: Sequence[Trial]) -> Callable[[Plan], bool]:
@@ -232,56 +230,35 @@ def _prefer_beside(again: Sequence[Trial]) -> Callable[[Plan], bool]:
 
 
 def _build_compared(
-    chosen: Trial,
-    tied: Sequence[Trial],
-    rule: str,
-    user_plan: Plan,
-    again: Sequence[Trial],
-    history: Sequence[Trial],
-    *,
-    question: Question = BY_SPEED,
+    chosen: Trial, tied: Sequence[Trial], rule: str, past: _Past, *, question: Question = BY_SPEED
 ) -> Pick:
     """Build the pick of a comparison between plans that ran side by side and plans that ran once, earlier."""
-    plans = {run.plan for run in again}
+    plans = {run.plan for run in past.again}
     earlier = [row for row in tied if row.plan not in plans] if chosen.plan in plans else []
     beside = [row for row in tied if row not in earlier]
-    above = _find_above(chosen, earlier, again, history, per_gib=question is BY_SPEED_PER_GIB)
+    above = _find_above(chosen, earlier, past, per_gib=question is BY_SPEED_PER_GIB)
     rule += say_tie(beside, question) + say_earlier(earlier, above, question)
-    made = build_pick(chosen, tied, rule, user_plan)
-    return dataclasses.replace(made, runs_samples_per_s=_list_rates(again, chosen.plan))
+    made = build_pick(chosen, tied, rule, past.user_plan)
+    return dataclasses.replace(made, runs_samples_per_s=past.list_rates(chosen.plan))
 
 
-def _find_above(
-    chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial], history: Sequence[Trial], *, per_gib: bool = False
-) -> list[Trial]:
+def _find_above(chosen: Trial, rows: Sequence[Trial], past: _Past, *, per_gib: bool = False) -> list[Trial]:
     """Find those of ``rows`` that showed more than the pick that was taken before them."""
+    all_rows = (chosen, *rows)
     first, *others = (
         speed.log_rate - (math.log(row.device_memory_peak_gib or math.nan) if per_gib else 0.0)
-        for row, speed in zip((chosen, *rows), estimate_speeds((chosen, *rows), again, history), strict=True)
+        for row, speed in zip(all_rows, estimate_speeds(all_rows, past.again, past.history), strict=True)
     )
     return [row for row, other in zip(rows, others, strict=True) if other > first]
 
 
-def _list_rates(again: Sequence[Trial], plan: Plan) -> tuple[float, ...]:
-    return tuple(_read_rate(run) for run in again if run.plan == plan)
-
-
-def _pick_recommended(
-    rows: Sequence[Trial],
-    user_plan: Plan,
-    limit_gib: float | None,
-    where: str,
-    again: Sequence[Trial],
-    runs: Sequence[Trial],
-) -> Pick:
+def _pick_recommended(rows: Sequence[Trial], past: _Past, limit_gib: float | None, where: str) -> Pick:
     """Pick the fastest of the rows that may be recommended, by runs side by side where there are any.
 
     Args:
         where: The limit in words.
-        again: The runs that were made side by side.
-        runs: All of them.
     """
-    history = _filter_whole(runs)
+    user_plan, again, history = past.user_plan, past.again, past.history
     may_be = find_recommendable(rows, limit_gib)
     prefix = ""
     if not _filter_safe(rows, limit_gib):
@@ -301,15 +278,15 @@ def _pick_recommended(
     rates: tuple[float, ...] = ()
     earlier: list[Trial] = []
     if confirmed:
-        earlier = _find_earlier(chosen, tied, may_be, again, history)
-        rates = _list_rates(again, chosen.plan)
+        earlier = _find_earlier(chosen, tied, may_be, past)
+        rates = past.list_rates(chosen.plan)
         among = f"highest mean samples/s of {count_compared(chosen, may_be, again)} that ran"
     else:
         among = f"highest {name_mean(history)}samples/s of {count_plans(may_be)}"
     rule = f"{prefix}{among} ({where}){say_tie(tied)}"
     rule += say_kept_recipe(user_plan, chosen, passed_over)
-    rule += say_earlier(earlier, _find_above(chosen, earlier, again, history))
-    if not any(run.plan == user_plan for run in runs):
+    rule += say_earlier(earlier, _find_above(chosen, earlier, past))
+    if not any(run.plan == user_plan for run in past.runs):
         rule += "; the settings as they were did not run: nothing is known of how it compares with them"
     return dataclasses.replace(build_pick(chosen, [*tied, *earlier], rule, user_plan), runs_samples_per_s=rates)
 

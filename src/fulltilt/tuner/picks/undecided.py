@@ -12,8 +12,6 @@ The rounds of the finalists (``confirm``) end by the narrower ``compute_run_erro
 every plan, and what it could still win is small. What they leave open is named as a tie here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -40,11 +38,11 @@ class Speed:
     log_rate: float
     error: float
 
-    def compute_reach(self, other: Speed) -> float:
+    def compute_reach(self, other: "Speed") -> float:
         """Compute how far two logarithms may lie apart by chance."""
         return CLEAR * math.hypot(self.error, other.error)
 
-    def may_equal(self, other: Speed) -> bool:
+    def may_equal(self, other: "Speed") -> bool:
         """Whether the two cannot be told apart, or differ by too little to matter."""
         gap = abs(self.log_rate - other.log_rate)
         return gap <= max(self.compute_reach(other), -math.log1p(-INDIFFERENCE_PCT / 100))

@@ -1,7 +1,5 @@
 """Tell by its source whether the user's own code changed since an earlier search."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.machinery

@@ -1,7 +1,5 @@
 """Tell by size and time of the files whether data changed since an earlier search."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

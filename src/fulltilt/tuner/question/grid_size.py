@@ -4,8 +4,6 @@ Plans come to the same where a guard resets a value. A guard is a function of th
 which none reads another are counted apart, and the counts multiplied.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import UserDict

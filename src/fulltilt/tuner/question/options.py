@@ -1,7 +1,5 @@
 """Parse and check the flags of a search, and derive limits from them and the machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence

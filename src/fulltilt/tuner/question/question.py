@@ -1,7 +1,5 @@
 """The question of a search: workload, options, machine, and the folder whose rows answer it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

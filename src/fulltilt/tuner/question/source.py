@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.config import Config, config_from_values, load_config
+from fulltilt.config.loading import flatten, nest
 from fulltilt.errors import UsageError
 from fulltilt.records import WorkloadSource
 from fulltilt.tuner.question.code_digest import digest_modules, digest_workload
@@ -41,7 +42,10 @@ def resolve_target(
         UsageError: it is none of these. ConfigError: the configuration cannot be used.
     """
     config, name, pickled, own = _read_target(target)
-    config = _apply_settings(config, settings) if settings else config
+    if settings:
+        values = nest({**flatten(config.to_values()), **settings})
+        provenance = config.provenance | dict.fromkeys(settings, "settings")
+        config = config_from_values(values, base_dir=config.base_dir, provenance=provenance)
     source = WorkloadSource(
         config=config.to_values(),
         base_dir=config.base_dir,
@@ -75,18 +79,6 @@ def _read_target(target: Any) -> tuple[Config, str, str | None, dict[str, str]]:
 
 def _build_config(**values: str) -> Config:
     return config_from_values(values, base_dir=str(Path.cwd()))
-
-
-def _apply_settings(config: Config, settings: Mapping[str, Any]) -> Config:
-    values = config.to_values()
-    for key, value in settings.items():
-        *sections, name = key.split(".")
-        branch = values
-        for section in sections:
-            branch = branch.setdefault(section, {})
-        branch[name] = value
-    provenance = config.provenance | dict.fromkeys(settings, "settings")
-    return config_from_values(values, base_dir=config.base_dir, provenance=provenance)
 
 
 def find_import_path(workload: Any) -> str | None:

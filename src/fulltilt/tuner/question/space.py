@@ -4,8 +4,6 @@ The effective batch (``batch_size × accumulate``) stays the user's unless batch
 by a flag, or freed. While it stays, a batch size brings its ``accumulate`` with it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Divide the time of a search, and say which budget would have held what was left out."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Finalists measured again in fresh processes, side by side: the only comparison that a recommendation rests on."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Coordinate descent: move one lever at a time. It takes over where models fail."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

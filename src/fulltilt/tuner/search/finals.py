@@ -1,7 +1,5 @@
 """End every search: measure the fastest plans and the user's own again, side by side."""
 
-from __future__ import annotations
-
 from fulltilt.levers import find_obstacles
 from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.question.space import Space

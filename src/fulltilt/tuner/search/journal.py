@@ -1,7 +1,5 @@
 """Write every trial to disk before the next one starts, so that a killed search goes on where it was."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 

@@ -5,8 +5,6 @@
 Only whole runs are picked from; the model (``search.model``) says which are worth the time, and learns from each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Events of a search while it runs, for the live table of the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

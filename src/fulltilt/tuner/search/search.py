@@ -1,7 +1,5 @@
 """The stages of one search, and what they share."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -4,8 +4,6 @@ A strategy is a generator. It yields ``Ask`` (run this plan; the trial comes bac
 a plan that need not run), and decides from what it gets. It does no I/O of its own, so a new strategy is one function.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

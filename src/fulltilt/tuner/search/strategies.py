@@ -1,7 +1,5 @@
 """Strategies: generators over a Space that choose which plans to run, in which order, and when to stop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from fulltilt.levers import find_obstacles

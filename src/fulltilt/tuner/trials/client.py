@@ -1,7 +1,5 @@
 """The parent's handle on the trial server: start it, talk to it, end it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

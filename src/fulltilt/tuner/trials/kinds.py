@@ -1,7 +1,5 @@
 """Do what a trial process can be asked for: one function a kind, chosen by the table at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Build the run that a request asks for, and measure it, in a trial process."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

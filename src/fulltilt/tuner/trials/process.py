@@ -4,8 +4,6 @@ A trial is watched from outside: a deadline, silence after its first steps, the 
 exit. ``run_trial_process`` never raises for what happens inside a trial; that becomes Evidence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

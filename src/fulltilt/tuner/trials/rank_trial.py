@@ -3,8 +3,6 @@
 No rank outlives it: each ends with its connection to it, and the trial server ends whatever is below it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Build rows of the table from what a process measured and how it ended."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ In: ``fork`` (with three descriptors: request, answers, log), ``kill``. Out: ``r
 moved to a session of its own. It ends with its socket, or when its parent dies, and takes its trial with it.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Turn a plan into a trial: what a search optimises."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

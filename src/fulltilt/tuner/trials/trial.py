@@ -5,8 +5,6 @@ the request is one encoded ``TrialRequest``. Answers, one object a line: ``{"pro
 its kind answers (``kinds``), or ``{"failure": {"exception_type", "message", "traceback", …}}``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

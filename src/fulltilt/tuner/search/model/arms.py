@@ -1,7 +1,5 @@
 """Predict the time of an arm, one choice of a group of levers, from the arms that were measured."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """List the plans and probes that a search may ask for, lever by lever from one plan."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Collect what rows say so far: what fits, what bounds the step, which plan hopes for most."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """Predict the seconds per batch of the loader alone, over workers and batch size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -17,8 +17,6 @@ can be that makes it larger.
 Source: Bayesian linear regression with known noise (Bishop 2006, section 3.3).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -152,7 +150,7 @@ class MemoryCurve:
             ratio=float(ratio), offset_gib=float(offset), ratio_sd=float(ratio_sd), offset_sd_gib=float(offset_sd)
         )
 
-    def transfer(self, fake: Mapping[int, float]) -> MemoryCurve:
+    def transfer(self, fake: Mapping[int, float]) -> "MemoryCurve":
         """Build the curve of another arm with fake points only, with what this one taught as its prior.
 
         Arms differ in their kernels, so the prior is wider than what this arm would say of itself.

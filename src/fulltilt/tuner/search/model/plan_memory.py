@@ -1,7 +1,5 @@
 """Tell which plans fit: one memory curve an arm, from the rows of all arms together."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence

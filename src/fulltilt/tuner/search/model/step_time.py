@@ -1,7 +1,5 @@
 """Predict samples per second: join device and loader by a smooth maximum, correct by whole runs."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Sequence
