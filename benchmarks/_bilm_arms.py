@@ -24,7 +24,7 @@ from fulltilt.engine.loop.train import train
 from fulltilt.listeners import CsvLog, MetricsTracker
 from fulltilt.records import Evaluated, Event, RunStarted, StepsDone
 from fulltilt.tasks import build_language_model
-from fulltilt.tasks.models.bilm import bilm
+from fulltilt.tasks.models.bilm import BiLM
 
 VOCAB_SIZE = 50_000
 MODEL = {"depth": 2, "embedding": 256, "hidden": 512, "projection": 128}
@@ -109,7 +109,7 @@ def train_ours(
     """
     windows, held_out = open_windows(tokens, size)
     workload = build_language_model(
-        model=lambda: bilm(vocab_size=VOCAB_SIZE, dropout=DROPOUT, **MODEL),
+        model=lambda: BiLM(vocab_size=VOCAB_SIZE, dropout=DROPOUT, **MODEL),
         train=lambda: windows,
         validation=lambda: held_out,
         optimizer=functools.partial(torch.optim.Adam, lr=LEARNING_RATE, fused=True),

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from benchmarks._interleaved import compare
 from benchmarks._noise import NoiseModel, Stream
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement, Trial
-from fulltilt.stats import Verdict, compare, compute_rate_interval, compute_t_quantile
+from fulltilt.stats import Verdict, compute_rate_interval, compute_t_quantile
 from fulltilt.tuner.picks.undecided import INDIFFERENCE_PCT, choose
 from fulltilt.tuner.search.confirm import confirm
 from fulltilt.tuner.search.session import REPEAT, Ask
@@ -129,7 +130,7 @@ DECIDERS: Mapping[str, Decider] = {
     OURS: Decider(
         run=decide_interleaved,
         max_steps=N_ROUNDS * 6 * BLOCK_STEPS,
-        note=f"stats.compare: at most {N_ROUNDS} rounds of 6 blocks of {BLOCK_STEPS} steps, A/A arm, 3 looks",
+        note=f"interleaved: at most {N_ROUNDS} rounds of 6 blocks of {BLOCK_STEPS} steps, A/A arm, 3 looks",
     ),
     "Welch": Decider(
         run=decide_by_welch,

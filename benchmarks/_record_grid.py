@@ -46,7 +46,7 @@ def run_recording(
     space: Space,
     *,
     n_repeats: int,
-    on_event: Callable[[SearchEvent], None] | None = None,
+    on_event: Callable[[SearchEvent], None] = lambda event: None,
 ) -> Session:
     """Run the grid, the parts, and the further rounds; the session holds the rows."""
     session = Session(target, journal, on_event=on_event, planned=count_planned(space, n_repeats))

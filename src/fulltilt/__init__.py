@@ -3,8 +3,6 @@
 The public names load on first use, so that ``import fulltilt`` needs no torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from fulltilt._version import __version__

@@ -1,6 +1,4 @@
-"""Names of a package that load on first use: what nobody asks for costs no start."""
-
-from __future__ import annotations
+"""Let the names of a package load on first use, so that unused ones cost no start."""
 
 import importlib
 import sys
@@ -11,11 +9,7 @@ from typing import Any
 def load_on_use(
     package: str, homes: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of ``package``.
-
-    Args:
-        homes: Module of the package → names that it holds.
-    """
+    """Build ``__getattr__`` and ``__dir__`` of ``package``, where ``homes`` maps its modules to the names they hold."""
     home_of = {name: module for module, names in homes.items() for name in names}
 
     def load(name: str) -> Any:

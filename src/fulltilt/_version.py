@@ -1,3 +1,3 @@
-"""The version of the package; below every room, since results name it."""
+"""The version of the package, which result files name."""
 
 __version__ = "0.1.0"

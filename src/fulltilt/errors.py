@@ -1,29 +1,19 @@
-"""Every error fulltilt raises on purpose. One tree; each class knows the exit code the CLI ends with.
+"""Every error that fulltilt raises on purpose, each with the exit code of the command line.
 
 FulltiltError                 1
-├── UsageError                2   wrong flags, wrong call
-│   ├── ConfigError           2   a configuration file: carries file, line and key
-│   ├── DataError             2   a data file is missing, unreadable, truncated or too short
-│   ├── DeviceError           2   the device asked for is not there
-│   ├── PlanObstacleError     2   a lever's value cannot apply to this model on this machine
-│   └── RunFolderError        2   the output folder is locked or belongs to another run
-├── NoPlanError               3   the search ran, and no plan can run, or none may be written
-├── CheckFailedError          3   a check ran and found problems
-├── StorageError              1   no space left, read-only file system
-│   └── ResultUnwrittenError  1   the search found something and its files could not be written: carries the result
-└── TrainingError             1   the run itself failed
-    ├── NonFiniteLossError    1
-    ├── WorkerDiedError       1   a data worker died
-    ├── RankFailedError       1   one of several training processes died or failed
-    │   └── RankHungError     1   it stood still while the others waited for it
-    ├── FakeRunError          1   the step cannot be taken on fake tensors
-    └── DeviceMemoryError     1   out of memory, whichever spelling
+├── UsageError                2
+│   └── ConfigError, DataError, DeviceError, PlanObstacleError, RunFolderError
+├── NoPlanError               3
+├── StorageError              1
+│   └── ResultUnwrittenError
+└── TrainingError             1
+    ├── NonFiniteLossError, WorkerDiedError, FakeRunError, DeviceMemoryError
+    └── RankFailedError
+        └── RankHungError
 
 A message says the fact, the values and the remedy: ``batch_size 512 is larger than the dataset (360 samples);
 use batch_size 360 or less``.
 """
-
-from __future__ import annotations
 
 import difflib
 import re
@@ -50,6 +40,8 @@ class FulltiltError(Exception):
 
 
 class UsageError(FulltiltError):
+    """A wrong flag or a wrong call."""
+
     exit_code = 2
 
 
@@ -70,26 +62,26 @@ class ConfigError(UsageError):
 
 
 class DataError(UsageError):
-    pass
+    """A data file is missing, unreadable, truncated or too short."""
 
 
 class DeviceError(UsageError):
-    pass
+    """The device asked for is not there."""
 
 
 class PlanObstacleError(UsageError):
-    pass
+    """A lever's value cannot apply to this model on this machine."""
 
 
 class RunFolderError(UsageError):
-    pass
+    """The output folder is locked or belongs to another run."""
 
 
 class NoPlanError(FulltiltError):
     """No plan can run, or none may be written.
 
     Args:
-        remedy: Of a message that names several failures, each with its own; None: as the message ends.
+        remedy: The remedy, where the message does not end with it.
     """
 
     exit_code = 3
@@ -103,16 +95,12 @@ class NoPlanError(FulltiltError):
         return self._remedy or find_remedy(str(self))
 
 
-class CheckFailedError(FulltiltError):
-    exit_code = 3
-
-
 class StorageError(FulltiltError):
-    pass
+    """No space is left, or the file system is read-only."""
 
 
 class ResultUnwrittenError(StorageError):
-    """``result`` is the ``TuneResult`` that was found."""
+    """The files of a search could not be written; ``result`` is the ``TuneResult`` that was found."""
 
     def __init__(self, message: str, result: Any):
         super().__init__(message)
@@ -120,23 +108,19 @@ class ResultUnwrittenError(StorageError):
 
 
 class TrainingError(FulltiltError):
-    pass
+    """The run itself failed."""
 
 
 class NonFiniteLossError(TrainingError):
-    pass
+    """A loss is not finite."""
 
 
 class WorkerDiedError(TrainingError):
-    pass
+    """A data worker died."""
 
 
 class RankFailedError(TrainingError):
-    """One of several training processes ended the run of all.
-
-    Attributes:
-        rank: Which one.
-    """
+    """One of several training processes, ``rank``, ended the run of all."""
 
     def __init__(self, message: str, *, rank: int = 0):
         super().__init__(message)
@@ -144,15 +128,14 @@ class RankFailedError(TrainingError):
 
 
 class RankHungError(RankFailedError):
-    pass
+    """A training process stood still while the others waited for it."""
 
 
 class FakeRunError(TrainingError):
     """The step cannot be taken on fake tensors; real probes can still measure it.
 
     Attributes:
-        operator: The operator that needs data or has no shape rule (``aten.nonzero.default``), None where the failure
-            was not in one.
+        operator: The one that needs data or has no shape rule (``aten.nonzero.default``); None: not known.
     """
 
     def __init__(self, message: str, *, operator: str | None = None):
@@ -161,17 +144,17 @@ class FakeRunError(TrainingError):
 
 
 class DeviceMemoryError(TrainingError):
-    pass
+    """Memory ran out, on the device or the host."""
 
 
 def find_remedy(message: str) -> str | None:
-    """The last part of a message that is built as above, without the log it names; None where it has no such part."""
+    """Return the remedy at the end of a message, without the log it names; None where there is none."""
     _, found, remedy = _LOG.sub("", message.strip()).rpartition("; ")
     return remedy if found else None
 
 
 def format_nearest(unknown: str, valid: Iterable[str]) -> str:
-    """``did you mean a, b? valid: …``: the end of every message about an unknown name."""
+    """Write the end of a message about an unknown name: ``did you mean a or b? valid: …``."""
     names = sorted(valid)
     near = difflib.get_close_matches(unknown, names, n=3, cutoff=0.5)
     listing = f"valid: {', '.join(names)}"
@@ -179,5 +162,5 @@ def format_nearest(unknown: str, valid: Iterable[str]) -> str:
 
 
 def strip_control_codes(text: str) -> str:
-    """Without what would steer a terminal; line breaks and tabs stay. For text out of a user's model or a library."""
+    """Remove what would steer a terminal from text of a user's model or a library; line breaks and tabs stay."""
     return _CONTROL_CODES.sub("", text)

@@ -19,7 +19,7 @@ import search_bodies
 from tests.faults.leftovers import find_files, find_processes, mark_processes
 
 from fulltilt.records import Trial, loads
-from fulltilt.report import build_tune_html
+from fulltilt.report.html import build_tune_html
 from fulltilt.tuner import TuneResult
 
 N_KILLS = int(os.environ.get("FULLTILT_CHAOS_KILLS", "20"))

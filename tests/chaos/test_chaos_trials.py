@@ -123,7 +123,7 @@ def tmp(monkeypatch):
 def test_every_injected_failure_gets_its_status_and_leaves_nothing(tmp_path, tmp, monkeypatch, say):
     counter = tmp_path / "oom_kills"
     counter.write_text("0")
-    monkeypatch.setattr("fulltilt.hardware.read_oom_kills", lambda: int(counter.read_text()))
+    monkeypatch.setattr("fulltilt.tuner.trials.process.read_oom_kills", lambda: int(counter.read_text()))
     mark = mark_processes(monkeypatch)
     schedule = build_schedule(list_faults(tmp_path), N_TRIALS, SEED)
     say(f"\nchaos: {N_TRIALS} trials of {len(list_faults(tmp_path))} faults, FULLTILT_CHAOS_SEED={SEED}")

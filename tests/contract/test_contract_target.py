@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial, WorkloadSource, dumps, loads
 from fulltilt.tuner.trials.process import Zygote
 from fulltilt.tuner.trials.rows import NULLABLE
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.trials.target import ProcessTarget
 
-BODIES = Path(__file__).parents[1] / "faults"
+BODIES = tuple(str(Path(__file__).parents[1] / name) for name in ("faults", "chaos"))
 PLANS = {
     "ok": default_plan({"batch_size": 64, "accumulate": 2}),
     "out_of_memory": default_plan({"batch_size": 512}),
@@ -29,7 +29,7 @@ def _answer(plan):
 @pytest.fixture(scope="module")
 def process_target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
-    source = WorkloadSource(config={"act": "by_batch_size"}, base_dir=".", import_paths=(str(BODIES),))
+    source = WorkloadSource(config={"act": "end_by_batch_size"}, base_dir=".", import_paths=BODIES)
     zygote = Zygote(folder / "zygote.log", body="trial_bodies:do", preload=("json",))
     target = ProcessTarget(source, device="cpu", folder=folder, n_steps=4, zygote=zygote, deadline_s=300)
     yield target

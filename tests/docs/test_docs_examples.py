@@ -8,7 +8,7 @@ import pytest
 
 from fulltilt.cli import build_parser
 from fulltilt.cli._shared import read_config
-from fulltilt.config import load_grid
+from fulltilt.config import load_points
 from fulltilt.levers import load_catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def test_a_documented_command_parses_and_its_files_exist(page, command, monkeypa
             assert Path(name).exists()
     config = getattr(args, "config", None) or getattr(args, "config_flag", None) or ""
     if config.startswith(OURS) and command[0] == "lab":
-        assert len(load_grid(config, args.overrides)) > 1
+        assert len(load_points(config, args.overrides)) > 1
     elif config.startswith(OURS):
         read_config(args)  # with the words and flags on top of the file; no data is read
 

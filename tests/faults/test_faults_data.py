@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
+from torch.utils.data._utils import signal_handling
 
 from fulltilt.data import DATASETS, build_loader, explain_loader_error, make_sensor_hdf5
+from fulltilt.data.loading.worker_signals import end_workers, list_workers
 from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.errors import DataError, StorageError, UsageError, WorkerDiedError
 
@@ -38,24 +40,12 @@ class Ends(Dataset):
         return torch.zeros(2), index
 
 
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
+def end_by(number):
+    return lambda: os.kill(os.getpid(), number)
 
 
-def segfault():
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def leave():
-    os._exit(7)
-
-
-def raise_data_error():
-    raise DataError("row 5 of x.h5 is damaged; copy it again")
-
-
-def raise_value_error():
-    raise ValueError("of the user's own")
+def throw(error):
+    raise error
 
 
 def load_all(how, **options):
@@ -66,7 +56,7 @@ def load_all(how, **options):
     try:
         return [targets.tolist() for _, targets in batches]
     except (DataError, ValueError):
-        batches._shutdown_workers()  # left to the garbage collector, a living worker is waited for over 5 s
+        end_workers(batches)  # left to the garbage collector, a living worker is waited for over 5 s
         raise
 
 
@@ -91,9 +81,9 @@ def explain(load):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (kill, r"killed by SIGKILL; most often .* memory: use fewer num_workers"),
-        (segfault, r"killed by SIGSEGV; run with num_workers 0"),
-        (leave, r"ended with exit code 7; run with num_workers 0"),
+        (end_by(signal.SIGKILL), r"killed by SIGKILL; most often .* memory: use fewer num_workers"),
+        (end_by(signal.SIGSEGV), r"killed by SIGSEGV; run with num_workers 0"),
+        (lambda: os._exit(7), r"ended with exit code 7; run with num_workers 0"),
     ],
 )
 @pytest.mark.parametrize("persistent", [False, True])
@@ -105,27 +95,18 @@ def test_a_dead_worker_is_explained(how, words, persistent):
 
 @leaves_torch_files
 @kills_workers
-def test_a_worker_killed_from_outside_is_explained():
+@pytest.mark.parametrize("hand_on", [iter, DataWaits().count])
+def test_a_worker_killed_from_outside_is_explained_whatever_hands_its_batches_on(hand_on):
+    """A run that holds itself to a promise counts the time that it waits for batches."""
     loader = build_loader(Ends(lambda: None), batch_size=1, shuffle=False, drop_last=False, options={"num_workers": 1})
     batches = iter(loader)
-    next(batches)
-    pid = batches._workers[0].pid
-    os.kill(pid, signal.SIGKILL)
-    assert f"(pid {pid}) died: killed by SIGKILL" in str(explain(lambda: list(batches)))
-
-
-@leaves_torch_files
-@kills_workers
-def test_a_worker_that_dies_is_explained_whatever_hands_its_batches_on():
-    """a run that holds itself to a promise counts the time that it waits for batches"""
-    loader = build_loader(Ends(lambda: None), batch_size=1, shuffle=False, drop_last=False, options={"num_workers": 1})
-    batches = iter(loader)
-    counted = DataWaits().count(batches)
-    next(counted)
-    pid = batches._workers[0].pid
-    os.kill(pid, signal.SIGKILL)
-    assert f"(pid {pid}) died: killed by SIGKILL" in str(explain(lambda: list(counted)))
-    assert not batches._worker_pids_set
+    handed = hand_on(batches)
+    next(handed)
+    (worker,) = list_workers(batches)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert f"(pid {worker.pid}) died: killed by SIGKILL" in str(explain(lambda: list(handed)))
+    with pytest.raises(ValueError, match="Cannot find"):  # torch's handler no longer knows of it
+        signal_handling._remove_worker_pids(id(batches))
 
 
 def test_full_shared_memory_is_named_as_the_cause():
@@ -144,17 +125,13 @@ def test_both_spellings_of_torch_are_read():
 
 
 def test_our_own_error_in_a_worker_keeps_its_words_and_loses_the_traceback():
-    with pytest.raises(DataError) as caught:
-        load_all(raise_data_error)
-    explained = explain_loader_error(caught.value)
-    assert type(explained) is DataError
-    assert str(explained) == "row 5 of x.h5 is damaged; copy it again"
+    said = "row 5 of x.h5 is damaged; copy it again"
+    explained = explain(lambda: load_all(lambda: throw(DataError(said))))
+    assert (type(explained), str(explained)) == (DataError, said)
 
 
 def test_an_error_of_the_users_code_is_left_alone():
-    with pytest.raises(ValueError, match="of the user's own") as caught:
-        load_all(raise_value_error)
-    assert explain_loader_error(caught.value) is None
+    assert explain(lambda: load_all(lambda: throw(ValueError("of the user's own")))) is None
     assert explain_loader_error(KeyError("x")) is None
     plain = DataError("as it was")
     assert explain_loader_error(plain) is plain
@@ -208,6 +185,9 @@ def test_hdf5_contents_that_cannot_train(tmp_path):
         (np.zeros((0, 2)), np.zeros(0), r"shape \(0, 2\); at least one row"),
         (np.float32(3), np.zeros(1), "at least one row"),
         (np.zeros(5), np.array([b"a"] * 5), "only whole numbers and floats"),
+        (np.zeros(4, np.dtype([("a", "f4"), ("b", "i4")])), np.zeros(4), "input holds .*only whole numbers and floats"),
+        (["a", "b", "c", "d"], np.zeros(4), "input holds .*only whole numbers and floats"),
+        (h5py.Empty("f4"), np.arange(4), "input is empty"),
         (np.zeros(1), np.zeros(1), "leaves none for val"),
     ]
     for inputs, targets, words in contents:
@@ -215,19 +195,6 @@ def test_hdf5_contents_that_cannot_train(tmp_path):
             file["input"], file["label"] = inputs, targets
         with pytest.raises(DataError, match=words):
             hdf5("val", path=str(path))
-
-
-def test_hdf5_dataset_of_no_shape_and_types_of_no_number(tmp_path):
-    path = tmp_path / "f.h5"
-    with h5py.File(path, "w") as file:
-        file["input"], file["label"] = h5py.Empty("f4"), np.arange(4)
-        file["pairs"] = np.zeros(4, np.dtype([("a", "f4"), ("b", "i4")]))
-        file["words"] = ["a", "b", "c", "d"]
-    with pytest.raises(DataError, match="input is empty"):
-        hdf5(path=str(path))
-    for name in ("pairs", "words"):
-        with pytest.raises(DataError, match=f"{name} holds .*only whole numbers and floats"):
-            hdf5(path=str(path), inputs=name)
 
 
 @pytest.mark.parametrize("shape", [(50, 4), (50, 2, 7)])
@@ -240,14 +207,9 @@ def test_image_transforms_of_inputs_that_are_no_images_are_refused(tmp_path, sha
 
 def test_a_loader_of_no_batch_or_fewer_than_no_workers_is_refused():
     for batch_size, workers in ((0, 0), (-1, 0), (2, -1)):
+        options = {"num_workers": workers}
         with pytest.raises(UsageError, match=f"batch_size {batch_size} .* num_workers {workers}"):
-            build_loader(
-                Ends(kill),
-                batch_size=batch_size,
-                shuffle=False,
-                drop_last=False,
-                options={"num_workers": workers},
-            )
+            build_loader(Ends(None), batch_size=batch_size, shuffle=False, drop_last=False, options=options)
 
 
 def test_hdf5_damaged_inside_a_compressed_chunk(tmp_path):
@@ -350,25 +312,29 @@ def test_no_room_is_said_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_room_that_runs_out_leaves_no_file(tmp_path):
+def test_room_that_runs_out_leaves_no_file_and_is_said(tmp_path):
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file.create_dataset("x", data=np.random.rand(4000, 64), chunks=(100, 10), compression="gzip")
     script = """
-        import resource, signal, sys
-        from fulltilt.data import make_sensor_hdf5
+        import resource, signal
+        from fulltilt.data import make_sensor_hdf5, repack_hdf5
         from fulltilt.errors import StorageError
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-        try:
-            make_sensor_hdf5(sys.argv[1], 4000, 100)
-        except StorageError as error:
-            print(error)
-            sys.exit(9)
+        for write, given in (
+            (make_sensor_hdf5, {"path": "out.h5", "n_samples": 4000, "n_sensors": 100}),
+            (repack_hdf5, {"source": "in.h5", "target": "out.h5"}),
+            (repack_hdf5, {"source": "in.h5", "target": "out.h5", "compression": "gzip"}),
+        ):
+            try:
+                write(**given)
+            except StorageError as error:
+                print(error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "s.h5")], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (9, "")
-    assert "no space left" in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr, done.stdout.count("no space left for out.h5")) == (0, "", 3)
+    assert [file.name for file in tmp_path.iterdir()] == ["in.h5"]
 
 
 def test_an_interrupt_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -128,6 +128,23 @@ def has_user_mounts():
     return subprocess.run(probe, capture_output=True).returncode == 0
 
 
+def run_on_small_disk(script, *words):
+    """Run a shell script that may mount a disk of its own; return what it says."""
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    words = map(str, (*words[:1], sys.executable, SCRIPT, *words[1:]))
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def list_checkpoints(listed):
+    return [name for name in listed.split() if "checkpoint" in name]
+
+
+needs_mounts = pytest.mark.skipif(
+    not has_user_mounts(), reason="needs unshare with user and mount namespaces, to mount a tmpfs"
+)
+
 FULL_DISK = """
 mount -t tmpfs -o size=2600k none "$1" || exit 99
 "$2" -u "$3" "$1/out" --fast --n-weights 400000; echo "exit $?"
@@ -138,23 +155,17 @@ cat "$1/out/steps.csv"
 """
 
 
-@pytest.mark.skipif(not has_user_mounts(), reason="needs unshare with user and mount namespaces, to mount a tmpfs")
+@needs_mounts
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_with_more_room(tmp_path):
     """2.6 MB hold one checkpoint of 1.6 MB and not a second beside it"""
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL_DISK, "sh"]
-    done = subprocess.run(
-        [*command, str(tmp_path), sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    first, _, second = done.stdout.partition("--- more room\n")
-    assert "StorageError: no checkpoint of step 10: no space left for" in first, done.stdout + done.stderr
+    first, _, second = run_on_small_disk(FULL_DISK, tmp_path).partition("--- more room\n")
+    assert "StorageError: no checkpoint of step 10: no space left for" in first
     assert "the checkpoint of step 5 is kept" in first
-    files = first.split("exit 1\n")[1].split()
-    assert [name for name in files if "checkpoint" in name] == ["checkpoint.pt"]
+    assert list_checkpoints(first.split("exit 1\n")[1]) == ["checkpoint.pt"]
     assert second.startswith("going on from step 5, in epoch 1 of 4\nstep 6\n")
     assert "exit 0" in second
     steps = [line.split(",")[1] for line in second.splitlines() if line[:2] in ("0,", "1,", "2,", "3,")]
     assert steps == [str(step) for step in range(2, N_STEPS + 1, 2)]
-    assert "Traceback" not in done.stderr
 
 
 STAYS_FULL = """
@@ -165,25 +176,17 @@ ls -A "$1/out"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_user_mounts(), reason="needs unshare with user and mount namespaces, to mount a tmpfs")
+@needs_mounts
 @pytest.mark.parametrize("option", ["", "--async-checkpoint"])
 def test_told_to_continue_on_a_full_disk_the_run_trains_to_its_end_and_fails_for_want_of_a_last_checkpoint(
     tmp_path, option
 ):
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", STAYS_FULL, "sh"]
-    done = subprocess.run(
-        [*command, str(tmp_path), sys.executable, str(SCRIPT), option],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    out = done.stdout
-    assert "no checkpoint of step 10: no space left for" in out, out + done.stderr
+    out = run_on_small_disk(STAYS_FULL, tmp_path, option)
+    assert "no checkpoint of step 10: no space left for" in out
     assert "the checkpoint of step 5 is kept; training goes on" in out
     assert f"step {N_STEPS}\n" in out
     assert f"StorageError: no checkpoint of step {N_STEPS}" in out
-    files = out.split("exit 1\n")[1].split()
-    assert [name for name in files if "checkpoint" in name] == ["checkpoint.pt"]
+    assert list_checkpoints(out.split("exit 1\n")[1]) == ["checkpoint.pt"]
 
 
 LITTLE = Path(__file__).with_name("train_in_little_memory.py")

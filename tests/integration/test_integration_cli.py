@@ -56,19 +56,28 @@ def searched(tmp_path_factory):
     return folder, done, json.loads(done.stdout)
 
 
-def test_json_to_stdout_is_the_contract_and_nothing_else(searched):
-    _, done, document = searched
+def test_json_to_stdout_is_the_contract_and_nothing_else_and_the_report_shows_every_row(searched):
+    folder, done, document = searched
     jsonschema.validate(document, read_schema())
     assert "samples/s" in done.stderr
+    assert (folder / "run" / "report.html").read_text().count("<tr") == len(document["trials"]) + 1
 
 
-def test_the_grid_is_whole_and_every_null_has_its_reason(searched):
+def test_the_grid_is_whole_and_rows_have_their_levers_read_back_their_phases_and_reasons_for_nulls(searched):
     _, _, document = searched
     plans = [(row["plan"]["batch_size"], row["plan"]["fused_optimizer"]) for row in document["trials"]]
     assert sorted(plans) == sorted(itertools.product((32, 64), (False, True)))
     for row in document["trials"]:
         nulls = {name for name in ("gpu_utilization_pct", "memory_allocated_peak_gib") if row[name] is None}
         assert nulls <= set(row["null_reasons"])
+        wanted = {name: value for name, value in row["plan"].items() if value is not None}
+        assert {name: row["observed"][name] for name in wanted} == wanted
+        phases = row["phases_ms"]
+        if phases["forward"] is None:
+            assert "phases_ms" in row["null_reasons"]
+            continue
+        parts = [phases[name] or 0 for name in ("data_wait", "h2d", "forward", "backward", "optimizer", "other")]
+        assert sum(parts) == pytest.approx(phases["step"], rel=0.02)
 
 
 def test_the_picks_follow_their_rules_by_their_own_rows(searched):
@@ -85,24 +94,6 @@ def test_the_picks_follow_their_rules_by_their_own_rows(searched):
     assert best in {row["samples_per_s"] / row["memory_rss_peak_gib"] for row in efficient}
 
 
-def test_every_lever_of_a_row_was_read_back_inside_the_run(searched):
-    _, _, document = searched
-    for row in document["trials"]:
-        wanted = {name: value for name, value in row["plan"].items() if value is not None}
-        assert {name: row["observed"][name] for name in wanted} == wanted
-
-
-def test_phases_add_up_to_the_step(searched):
-    _, _, document = searched
-    for row in document["trials"]:
-        phases = row["phases_ms"]
-        if phases["forward"] is None:
-            assert "phases_ms" in row["null_reasons"]
-            continue
-        parts = [phases[name] or 0 for name in ("data_wait", "h2d", "forward", "backward", "optimizer", "other")]
-        assert sum(parts) == pytest.approx(phases["step"], rel=0.02)
-
-
 def test_the_pick_is_in_the_yaml_and_the_comments_too(searched):
     folder, _, document = searched
     plan = plan_of(load_config(folder / "mine.yaml"))
@@ -111,12 +102,6 @@ def test_the_pick_is_in_the_yaml_and_the_comments_too(searched):
     comments = [line for line in DIGITS.read_text().splitlines() if line.lstrip().startswith("#")]
     written = (folder / "mine.yaml").read_text()
     assert all(line in written for line in comments)
-
-
-def test_the_report_shows_every_row(searched):
-    folder, _, document = searched
-    page = (folder / "run" / "report.html").read_text()
-    assert page.count("<tr") == len(document["trials"]) + 1
 
 
 def test_the_guides_door_is_the_same_search(searched):

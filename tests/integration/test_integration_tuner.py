@@ -18,10 +18,12 @@ import pytest
 
 import fulltilt
 from fulltilt.errors import NoPlanError, RunFolderError, UsageError
-from fulltilt.records import Trial, dumps, loads
+from fulltilt.levers import default_plan
+from fulltilt.records import Trial, TrialRequest, dumps, loads
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import PickMade, SearchNoted, SearchStarted, TrialDone, TuneResult, read_schema
 from fulltilt.tuner.answer.result import write_result
+from fulltilt.tuner.question.source import resolve_target
 
 WORKLOADS = '''
 import os
@@ -114,12 +116,7 @@ def searched(tmp_path_factory):
         yield tune(**GRID, on_event=events.append), folder, events
 
 
-GRID = {
-    "batch_sizes": [16, 64, 32_768, 40_000, 100_000],
-    "memory_limit": "700MiB",
-    "exhaustive": True,
-    "out": "out",
-}
+GRID = {"batch_sizes": [16, 64, 32_768, 40_000, 100_000], "memory_limit": "700MiB", "exhaustive": True, "out": "out"}
 
 
 def test_a_result_that_cannot_be_written_comes_with_the_error(project, monkeypatch):
@@ -135,6 +132,7 @@ def test_a_result_that_cannot_be_written_comes_with_the_error(project, monkeypat
 
 def test_the_document_of_a_search_is_valid_and_comes_back(searched):
     result, folder, _ = searched
+    assert {"tune.json", "trials.csv", "report.html"} <= {path.name for path in (folder / "out").iterdir()}
     document = json.loads((folder / "out" / "tune.json").read_text())
     jsonschema.validate(document, read_schema())
     assert TuneResult.read(document) == result
@@ -146,26 +144,16 @@ def test_the_document_of_a_search_is_valid_and_comes_back(searched):
     assert result.baseline.plan["batch_size"] == 32
 
 
-def test_all_files_of_the_result_are_written_while_the_folder_is_held(searched):
-    _, folder, _ = searched
-    assert {"tune.json", "trials.csv", "report.html"} <= {path.name for path in (folder / "out").iterdir()}
-
-
-def test_a_memory_limit_gives_out_of_memory_rows_and_still_a_pick(searched):
-    result, _, _ = searched
-    ends = {row.plan["batch_size"]: (row.status, row.reason) for row in result.trials}
-    assert [ends[size][0] for size in (16, 64, 32_768, 40_000)] == ["ok", "ok", "out_of_memory", "skipped"]
-    assert ends[40_000][1] == "larger than batch 32768, which ran out of memory"
+def test_batches_that_do_not_fit_or_that_the_data_cannot_fill_are_rows_and_still_there_is_a_pick(searched):
+    result, folder, _ = searched
+    ends = {row.plan["batch_size"]: row for row in result.trials}
+    statuses = [ends[size].status for size in (16, 64, 32_768, 40_000, 100_000)]
+    assert statuses == ["ok", "ok", "out_of_memory", "skipped", "skipped"]
+    assert ends[40_000].reason == "larger than batch 32768, which ran out of memory"
+    assert "larger than the dataset (40000 samples)" in ends[100_000].reason
+    assert not (folder / "out" / "logs" / f"{ends[100_000].id}.log").exists()
     assert result.picks.recommended.trial.plan["batch_size"] in (16, 32, 64)  # 32: the user's own, where they tie
     assert result.search.n_out_of_memory == 1
-
-
-def test_a_batch_larger_than_the_data_is_a_skipped_row_and_no_process(searched):
-    result, folder, _ = searched
-    row = next(row for row in result.trials if row.plan["batch_size"] == 100_000)
-    assert row.status == "skipped"
-    assert "larger than the dataset (40000 samples)" in row.reason
-    assert not (folder / "out" / "logs" / f"{row.id}.log").exists()
 
 
 def test_the_recommended_plan_was_run_again_beside_the_others_and_read_back(searched):
@@ -186,7 +174,7 @@ def test_progress_names_every_row_and_every_pick(searched):
     assert [e.name for e in events if isinstance(e, PickMade)] == ["throughput", "efficiency", "memory", "recommended"]
 
 
-def test_the_same_search_again_runs_no_trial(searched):
+def test_the_same_search_again_runs_no_trial_and_another_one_is_refused(searched):
     result, folder, _ = searched
     before = (folder / "out" / "trials.jsonl").read_text()
     events = []
@@ -194,9 +182,6 @@ def test_the_same_search_again_runs_no_trial(searched):
     assert (folder / "out" / "trials.jsonl").read_text() == before
     assert all(event.is_resumed for event in events if isinstance(event, TrialDone))
     assert again.picks == result.picks
-
-
-def test_another_search_in_the_same_folder_is_refused(searched):
     with pytest.raises(RunFolderError, match="--batch-sizes 16 64 32768 40000 100000 → 32"):
         tune(**(GRID | {"batch_sizes": [32]}))
 
@@ -254,31 +239,21 @@ def test_a_workload_that_cannot_train_is_no_plan_with_the_reason(project, name, 
     assert {row.status for row in read_rows(project / "out") if row.kind == "end_to_end"} == {"error"}
 
 
-def test_what_cannot_be_built_is_the_users_own_error(project):
-    with pytest.raises(UsageError, match="no file /data/x"):
-        tune("without_data", out="out")
-
-
-def test_a_memory_limit_below_what_torch_needs_is_no_plan(project):
-    with pytest.raises(NoPlanError, match="give a larger --memory-limit"):
-        tune(memory_limit="50MiB", out="out")
-
-
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options", "error", "words"),
     [
-        {"batch_sizes": [0]},
-        {"num_workers": [-1]},
-        {"steps": 0},
-        {"exhaustive": True, "quick": True},
-        {"lr_rule": "cubic"},
-        {"budget": -1.0},
-        {"device": "tpu"},
+        ("without_data", {}, UsageError, "no file /data/x"),
+        ("workload", {"memory_limit": "50MiB"}, NoPlanError, "give a larger --memory-limit"),  # below torch's own
     ],
 )
-def test_bad_flags_are_usage_errors_before_anything_is_written(project, options):
+def test_what_cannot_be_built_is_the_users_own_error(project, name, options, error, words):
+    with pytest.raises(error, match=words):
+        tune(name, out="out", **options)
+
+
+def test_bad_flags_are_usage_errors_before_anything_is_written(project):
     with pytest.raises(UsageError):
-        tune(out="out", **options)
+        tune(out="out", batch_sizes=[0])
     assert not (project / "out").exists()
 
 
@@ -320,38 +295,32 @@ def scratch():
 def start_search(scratch):
     """With a folder of its own for temporary files, so that what it leaves there can be told."""
     return subprocess.Popen(
-        [sys.executable, "-c", SEARCH],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", SEARCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"TMPDIR": str(scratch)},
-    )
+    )  # fmt: skip
 
 
-def wait_for_rows(project, n):
-    journal = project / "out" / "trials.jsonl"
+def end_search(project, scratch, n_rows, number):
+    """Send a signal when so many rows are there; returns what was said when all its processes were gone."""
+    search, journal = start_search(scratch), project / "out" / "trials.jsonl"
+    wait_until(lambda: journal.exists() and journal.read_text().count("\n") >= n_rows)
+    family = psutil.Process(search.pid).children(recursive=True)
+    search.send_signal(number)
+    _, errors = search.communicate()
+    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+    assert not list(scratch.glob("fulltilt-*"))
+    return errors
+
+
+def wait_until(condition):
     end = time.monotonic() + 600
-    while not journal.exists() or journal.read_text().count("\n") < n:
-        assert time.monotonic() < end, "no rows"
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
 
 
-def wait_for_end(processes):
-    """Gone, or dead and not yet reaped by whoever inherited them."""
-    end = time.monotonic() + 300
-    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
-        assert time.monotonic() < end, processes
-        time.sleep(0.02)
-
-
 def test_a_search_killed_half_way_leaves_no_process_and_repeats_no_trial(project, scratch):
-    search = start_search(scratch)
-    wait_for_rows(project, 2)
-    family = psutil.Process(search.pid).children(recursive=True)
-    search.kill()
-    search.communicate()
-    wait_for_end(family)
-    assert not list(scratch.glob("fulltilt-*"))
+    end_search(project, scratch, 2, signal.SIGKILL)
     kept = read_rows(project / "out")
     again = start_search(scratch)
     output, errors = again.communicate()
@@ -364,30 +333,15 @@ def test_a_search_killed_half_way_leaves_no_process_and_repeats_no_trial(project
 
 
 def test_an_interrupted_search_ends_its_children_and_keeps_its_rows(project, scratch):
-    search = start_search(scratch)
-    wait_for_rows(project, 1)
-    family = psutil.Process(search.pid).children(recursive=True)
-    os.kill(search.pid, signal.SIGINT)
-    _, errors = search.communicate()
-    assert "KeyboardInterrupt" in errors
-    wait_for_end(family)
+    assert "KeyboardInterrupt" in end_search(project, scratch, 1, signal.SIGINT)
     assert read_rows(project / "out")
-    assert not list(scratch.glob("fulltilt-*"))
 
 
 def test_a_trial_runs_by_hand_from_its_request(project):
-    from fulltilt.levers import default_plan
-    from fulltilt.records import TrialRequest
-    from fulltilt.tuner.question.source import resolve_target
-
     request = TrialRequest(
-        id="t1",
-        source=resolve_target("my_workloads:workload").source,
-        plan=default_plan({"batch_size": 16}),
-        device="cpu",
-        n_steps=4,
-        max_measure_s=1.0,
-    )
+        id="t1", source=resolve_target("my_workloads:workload").source, plan=default_plan({"batch_size": 16}),
+        device="cpu", n_steps=4, max_measure_s=1.0,
+    )  # fmt: skip
     ended = subprocess.run(
         [sys.executable, "-m", "fulltilt.tuner.trials.trial"], input=dumps(request), capture_output=True, text=True
     )

@@ -1,1 +1,1 @@
-"""The way into a training script that stays as it is. ``inside/`` runs there and imports nothing of fulltilt."""
+"""Observe a training script without changing it. ``inside/`` runs in the script and imports nothing of fulltilt."""

@@ -1,4 +1,4 @@
-"""Runs a command with the observer inside every Python process that it starts."""
+"""Run a command with the observer inside every Python process that it starts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SITE = Path(__file__).parent / "inside" / "site"
 
 
 def run_watched(command: Sequence[str], *, folder: Path, proves: bool, stdout_to_stderr: bool = False) -> int:
-    """Run ``command`` to its end and return its exit code, 128 + n where signal n ended it.
+    """Run ``command`` and return its exit code; 128 + n if signal n ended it.
 
     Args:
-        folder: Where the observer writes what it sees, one file a process.
-        proves: Whether writes of files may be held back for some steps, to measure what they cost.
-        stdout_to_stderr: Keep our own standard output free of what the command prints.
+        folder: Folder for the observer's reports, one file a process.
+        proves: Whether file writes may be held back in some steps, to measure their cost.
+        stdout_to_stderr: Send the command's standard output to stderr.
 
     Raises:
-        UsageError: there is no such program.
+        UsageError: the program does not exist.
     """
     session = {"folder": str(folder), "proves": proves}
     paths = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -43,7 +43,7 @@ def run_watched(command: Sequence[str], *, folder: Path, proves: bool, stdout_to
 
 @contextlib.contextmanager
 def _pass_on_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ctrl-C reaches the command by itself; SIGTERM and SIGHUP are handed on. We outlive it to tell what was seen."""
+    """Forward SIGTERM and SIGHUP to the command (Ctrl-C reaches it by itself) and outlive it to report."""
     handlers = {
         signal.SIGINT: lambda number, frame: None,
         signal.SIGTERM: lambda number, frame: process.send_signal(number),

@@ -1,6 +1,6 @@
-"""``fulltilt``: one file a command, loaded only when it is called, so that ``--help`` needs none of them.
+"""The ``fulltilt`` program: one file a command, loaded only when it is called, so that ``--help`` answers at once.
 
-A command module has ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code).
+A command module has ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code), or one ``run`` an action.
 """
 
 from __future__ import annotations
@@ -40,52 +40,51 @@ COMMANDS = {
     "lab": "a grid of experiments over the devices of this machine",
     "data": "make, inspect and repack data files",
 }
-_NEGATIVE = re.compile(r"-\.?\d")
+_FLAG = re.compile(r"-[^\d.]")  # and not -5s or -.5GiB, which are values
 EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE = 130, 143, 141
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Lets a configuration and ``key=value`` words follow a flag that takes a list, such as ``--num-workers 0 2``.
+    """Lets CONFIG and ``key=value`` words stand anywhere, also behind a flag that takes a list (``--num-workers 0 2``).
 
-    argparse alone takes every word up to the next flag for a value of the list. It also takes the ``-5s`` of
-    ``--budget -5s`` for a flag; here it is a value, which the check of the budget refuses in its own words.
+    argparse alone takes overrides only right after CONFIG, every word after a list flag for a value of the list, and
+    the ``-5s`` of ``--budget -5s`` for a flag.
     """
-
-    def __init__(self, *args: Any, **options: Any):
-        self._list_flags: set[str] = set()
-        self._value_flags: set[str] = set()
-        self._takes_overrides = False
-        self._words: list[str] = []
-        super().__init__(*args, **options)
-        self.set_defaults(parser=self)  # the innermost one, of the command that is named, overrides the others
-
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        if options.get("nargs") == "+":
-            self._list_flags.update(name for name in names if name.startswith("-"))
-        self._takes_overrides |= "overrides" in names
-        if "nargs" not in options and options.get("action", "store") == "store":
-            self._value_flags.update(name for name in names if name.startswith("-"))
-        return super().add_argument(*names, **options)
 
     # typeshed declares three overloads, which one signature of Any covers
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Any = None, namespace: Any = None
     ) -> Any:
-        self._words = words = self._join_negative(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(self._free_words(words) if self._takes_overrides else words, namespace)
+        self._words = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is not None:
+            return super().parse_known_args(self._words, namespace)
+        parsed, unknown = super().parse_known_args(self._put_flags_last(self._words), namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
 
-    def _join_negative(self, words: Sequence[str]) -> list[str]:
-        """``--budget -5s`` as ``--budget=-5s``."""
-        joined: list[str] = []
-        for word in words:
-            if joined and "--" not in joined and joined[-1] in self._value_flags and _NEGATIVE.match(word):
-                joined[-1] += f"={word}"
+    def _put_flags_last(self, words: list[str]) -> list[str]:
+        """Return the words with flags and their values behind the others; ``--budget -5s`` becomes ``--budget=-5s``."""
+        takes_overrides = any(action.dest == "overrides" for action in self._actions)
+        end = words.index("--") if "--" in words else len(words)
+        others: list[str] = []
+        flags: list[str] = []
+        action = None  # of the flag whose values are being read
+        for word in words[:end]:
+            if _FLAG.match(word):
+                flags.append(word)
+                action = self._option_string_actions.get(word)
+            elif action is None or action.nargs == 0 or (takes_overrides and action.nargs and _is_no_list_value(word)):
+                others.append(word)
+            elif action.nargs:
+                flags.append(word)
             else:
-                joined.append(word)
-        return joined
+                flags[-1] += f"={word}"
+                action = None
+        return [*others, *flags, *words[end:]]
 
     def error(self, message: str) -> NoReturn:
-        """Wrong usage: argparse's words and its exit, and the document where the words name a place for it."""
+        """Tell wrong usage in argparse's words and, where ``--json`` names a place, in the document there."""
         place = _find_json(self._words)
         if place:
             command = next((word for word in (*self.prog.split(), *self._words) if word in COMMANDS), "")
@@ -94,28 +93,16 @@ class CommandParser(argparse.ArgumentParser):
             _write_error(JsonDestination(place), command, message, 2, remedy=None)
         super().error(message)
 
-    def _free_words(self, words: Sequence[str]) -> list[str]:
-        """The same words with every list at the end, and in the lists only what can be a value of one."""
-        end = words.index("--") if "--" in words else len(words)
-        others: list[str] = []
-        lists: list[str] = []
-        is_in_list = False
-        for word in words[:end]:
-            if word.startswith("--"):
-                is_in_list = word in self._list_flags
-            (lists if is_in_list and not _is_no_list_value(word) else others).append(word)
-        return [*others, *lists, *words[end:]]
-
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point of the ``fulltilt`` program. Always ends with SystemExit."""
+    """Run the ``fulltilt`` program, and always end with SystemExit."""
     sys.exit(run_command(sys.argv[1:] if argv is None else list(argv)))
 
 
 def run_command(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; argparse's own exits pass through as SystemExit."""
     command = next((word for word in argv if not word.startswith("-")), None)
-    args = parse_arguments(build_parser(command), argv)
+    args = build_parser(command).parse_args(argv)
     if args.command is None:
         build_parser(None).print_help()
         return 2
@@ -125,16 +112,18 @@ def run_command(argv: Sequence[str]) -> int:
         args.json = JsonDestination(args.json)
     unwind_on_signals()
     try:
-        _check_json(args)
+        if getattr(args, "json", None) and (obstacle := args.json.find_obstacle()):  # said before the work, not after
+            raise UsageError(f"--json {args.json}: {obstacle}")
         code = args.run(args)
         sys.stdout.flush()  # while an error of it can still be told
         return code
     except FulltiltError as error:
         return _end(args, strip_control_codes(str(error)), error.exit_code, remedy=error.remedy)
-    except KeyboardInterrupt as interruption:
-        return _end_interrupted(args, "interrupted", interruption, EXIT_INTERRUPTED)
-    except Terminated as interruption:
-        return _end_interrupted(args, "terminated", interruption, EXIT_TERMINATED)
+    except (KeyboardInterrupt, Terminated) as interruption:
+        is_terminated = isinstance(interruption, Terminated)
+        kept = getattr(interruption, "__notes__", ())[:1]  # of the work, as the command noted it on its way out
+        message = ": ".join(["terminated" if is_terminated else "interrupted", *kept])
+        return _end(args, message, EXIT_TERMINATED if is_terminated else EXIT_INTERRUPTED, remedy=find_remedy(message))
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_BROKEN_PIPE
@@ -149,7 +138,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def _end(args: argparse.Namespace, message: str, code: int, *, remedy: str | None = None) -> int:
-    """Say on stderr why there is no result, and where ``--json`` leads, unless the result is there already."""
+    """Say why there is no result, on stderr and where ``--json`` leads unless the result is there already."""
     print(f"fulltilt {args.command}: {message}", file=sys.stderr)
     destination = getattr(args, "json", None)
     if destination:
@@ -173,7 +162,7 @@ def _write_error(destination: JsonDestination, command: str, message: str, code:
 
 
 def _find_json(words: Sequence[str]) -> str | None:
-    """The place that ``--json`` names; None where there is none: what follows ``--json --quick`` is a flag."""
+    """Return the place that ``--json`` names, or None: what follows in ``--json --quick`` is a flag and no place."""
     words = [*itertools.takewhile(lambda word: word != "--", words), ""]
     places = [after for word, after in itertools.pairwise(words) if word == "--json"]
     places += [word.removeprefix("--json=") for word in words if word.startswith("--json=")]
@@ -181,42 +170,17 @@ def _find_json(words: Sequence[str]) -> str | None:
 
 
 def _is_no_list_value(word: str) -> bool:
-    """An override, a YAML file or ``module:object``: none of the lists has values that look like one."""
+    """Return whether a word is an override, a YAML file or ``module:object``, which no list has as a value."""
     return "=" in word or ":" in word or word.endswith((".yaml", ".yml"))
 
 
-def _end_interrupted(args: argparse.Namespace, how: str, interruption: BaseException, code: int) -> int:
-    """With what is kept of the work, as the command noted it on its way out."""
-    message = ": ".join([how, *getattr(interruption, "__notes__", ())[:1]])
-    return _end(args, message, code, remedy=find_remedy(message))
-
-
 def _drop_stdout() -> None:
-    """Where nobody takes our stdout, Python would complain again while closing it."""
+    """Lead stdout nowhere, since Python would complain again while closing one that nobody takes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse, and let ``key=value`` words stand anywhere: argparse alone takes them only right after CONFIG."""
-    args, rest = parser.parse_known_args(argv)
-    overrides = [word for word in rest if "=" in word and not word.startswith("-")]
-    if len(overrides) != len(rest) or (rest and not hasattr(args, "overrides")):
-        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        args.overrides += overrides
-    return args
-
-
-def _check_json(args: argparse.Namespace) -> None:
-    """Said before the work, not after it."""
-    target = getattr(args, "json", None)
-    obstacle = target.find_obstacle() if target else None
-    if obstacle:
-        raise UsageError(f"--json {target}: {obstacle}")
-
-
 def build_parser(command: str | None) -> argparse.ArgumentParser:
-    """The parser with every command named and, of them all, only ``command`` loaded."""
+    """Build the parser that names every command, with the arguments of ``command`` alone."""
     parser = CommandParser(
         prog="fulltilt", description="PyTorch training as fast as your own hardware allows, measured."
     )
@@ -227,5 +191,5 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         if name == command:
             module = importlib.import_module(f"fulltilt.cli.{name}")
             module.add_arguments(sub)
-            sub.set_defaults(run=module.run)
+            sub.set_defaults(run=getattr(module, "run", None))
     return parser

@@ -1,93 +1,205 @@
-"""What a search says while it runs, in lines: for a pipe, a log, a terminal that cannot be redrawn."""
+"""What a search shows while it runs: a table redrawn in place, or lines where the console cannot be redrawn.
+
+The table holds the last trials, the one that runs, the picks so far and what is left. It is drawn about once a second,
+since the search measures on this machine. The console draws from a thread of its own, out of tuples that are replaced
+whole and read once a part, so no lock is needed; at worst a frame shows a trial as running a moment after its end.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterator
 
-from fulltilt.cli._live_words import (
-    STATUS_STYLES,
-    describe_cut,
-    describe_left,
-    describe_probe,
-    describe_start,
-    describe_trial,
-    read_row,
-)
-from fulltilt.records import PROBES
-from fulltilt.report import explain_mark
-from fulltilt.tuner.search.progress import OnEvent, SearchEvent, SearchNoted, SearchStarted, TrialCut, TrialDone
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from fulltilt.cli import _live_lines as words
+from fulltilt.errors import NoPlanError
+from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, format_gib
+from fulltilt.report import describe_busy, describe_plan, format_duration
+from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.search import progress
+
+N_ROWS = 10  # trials shown at most
+N_OTHER_LINES = 15  # of a frame, beside its rows: head, legend, running trial, picks, what is left
+WIDE = 130  # columns from which why a trial was chosen stands beside its plan, not under it
+BAR_WIDTH = 20
+LOUD = ("error", "timeout")  # ends that are also said above the table, where they stay
+PICK_NAMES = {
+    "recommended": "recommended",
+    "throughput": "fastest",
+    "efficiency": "most per GiB",
+    "memory": "least memory",
+}
+STAGES = {"configured": "building the run", "built": "warming up"}
 
 
 @contextlib.contextmanager
-def show_search(console: Console) -> Iterator[OnEvent]:
+def show_search(console: Console) -> Iterator[progress.OnEvent]:
     """Show the events of a search: as a table redrawn in place where the console can be redrawn, else as lines.
 
-    A pipe that was told to take colours (``FORCE_COLOR``) still gets lines.
+    A pipe that was told to take colours (``FORCE_COLOR``) still gets lines. The table is gone at the end; where the
+    block is left by an error it stays to be read. The cursor is shown again either way.
     """
     if not (console.is_interactive and console.file.isatty()):
-        yield SearchLines(console)
+        yield words.SearchLines(console)
         return
-    from fulltilt.cli._live_table import LiveTable
+    table = LiveTable(console)
+    live = Live(
+        get_renderable=table.build_frame,
+        console=console,
+        refresh_per_second=1,
+        transient=True,
+        vertical_overflow="crop",
+    )
+    with live:
+        try:
+            yield table
+        except BaseException:
+            live.transient = False
+            raise
 
-    with LiveTable(console).show() as table:
-        yield table
 
+class LiveTable:
+    """Takes the events of a search and builds the table.
 
-class SearchLines:
-    """Takes the events of a search and writes a line or two for each trial that was run."""
+    Args:
+        clock: Seconds, for how long the running trial has been at it.
+    """
 
-    def __init__(self, console: Console):
-        self._console = console
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic):
+        self._console, self._clock = console, clock
+        self._trials: tuple[Trial, ...] = ()
+        self._running: progress.TrialStarted | None = None
+        self._running_since_s = 0.0
+        self._stage = ""
+        self._last: progress.TrialDone | None = None
+        self._picks: tuple[tuple[str, Trial], ...] = ()
+        self._started: progress.SearchStarted | None = None
 
-    def __call__(self, event: SearchEvent) -> None:
+    def __call__(self, event: progress.SearchEvent) -> None:
         match event:
-            case SearchStarted():
-                self._console.print(describe_start(event), markup=False)
-            case SearchNoted():
-                self._console.print(event.message, style="yellow", markup=False)
-            case TrialCut():
-                self._console.print(describe_cut(event), style="yellow", markup=False)
-            case TrialDone() if not event.is_resumed:
-                self._print_trial(event)
+            case progress.SearchStarted():
+                self._started = event
+            case progress.TrialStarted():
+                self._running, self._running_since_s, self._stage = event, self._clock(), "starting"
+            case progress.TrialProgressed():
+                self._stage = _describe_stage(event)
+            case progress.TrialDone():
+                self._take(event)
+            case progress.TrialCut():
+                self._running = None
+        if said := words.describe_event(event):
+            self._console.print(said, style="" if isinstance(event, progress.SearchStarted) else "yellow", markup=False)
 
-    def _print_trial(self, event: TrialDone) -> None:
-        """A line for the figures, dim words for why it was run and for what is left."""
-        from rich.text import Text
+    def _take(self, event: progress.TrialDone) -> None:
+        trial = event.trial
+        if not event.is_resumed and trial.status in LOUD:
+            said = f"{trial.id} {trial.status}: {describe_plan(trial.plan)}\n  {trial.reason}"
+            self._console.print(said, style=words.STATUS_STYLES[trial.status], markup=False)
+        self._trials = (*self._trials, trial)
+        self._last, self._running = event, None
+        if trial.kind in WHOLE_RUNS:
+            user_plan, room_gib = (s.user_plan, s.memory_room_gib) if (s := self._started) else (None, None)
+            self._picks = _choose_picks(self._trials, user_plan, room_gib)
 
-        trial, left = event.trial, describe_left(event)
-        is_probe = trial.kind in PROBES
-        text = Text(describe_probe(trial) if is_probe else describe_trial(trial))
-        text.stylize("dim" if is_probe and trial.status == "ok" else STATUS_STYLES[trial.status])
-        said = [part for part in (trial.why, explain_mark(read_row(trial)), left) if part]
-        if said:
-            text.append(f"  · {' · '.join(said)}", style="dim")
-        self._console.print(text, soft_wrap=True)
+    def build_frame(self) -> Group:
+        """Build the table as it stands, in the console's width and height."""
+        is_wide = self._console.width >= WIDE
+        room = (self._console.height - N_OTHER_LINES) // (1 if is_wide else 2)
+        shown = self._trials[-max(1, min(N_ROWS, room)) :]
+        legend = describe_busy(map(words.read_row, shown))
+        return Group(
+            *([_build_table(shown, is_wide=is_wide)] if shown else []),
+            *([_fit(legend, "dim")] if legend else []),
+            *("", *self._build_running(), "", *self._build_picks(), self._build_left()),
+        )
+
+    def _build_running(self) -> Iterator[Text]:
+        event = self._running
+        if event is None:
+            idle = "between two trials" if self._started else "reading the workload in a process of its own"
+            yield Text(f"▸ {idle}", "dim")
+            return
+        part = f"{event.kind} probe" if event.kind in PROBES else f"whole run{words.KINDS.get(event.kind, '')}"
+        seconds = format_duration(self._clock() - self._running_since_s)
+        yield _fit(f"▸ {event.id} runs for {seconds}: {part}, {self._stage}", "bold")
+        yield _fit(f"  {describe_plan(event.plan)}")
+        yield _fit(f"  {event.why}", "dim")
+
+    def _build_picks(self) -> Iterator[Text]:
+        """Build the picks as they would be if the search ended now; a plan that is several of them stands once."""
+        picks = self._picks
+        for index, trial in enumerate({trial.id: trial for _, trial in picks}.values()):
+            titles = ", ".join(PICK_NAMES[name] for name, picked in picks if picked.id == trial.id)
+            memory = trial.device_memory_peak_gib
+            size = f", {format_gib(memory)}" if memory is not None else ""
+            text = _fit(f"{titles} so far: ", "green" if index else "bold green")
+            yield text.append(f"{trial.id}, {words.describe_rate(trial)} samples/s{size}", style="not bold")
+            yield _fit(f"  {describe_plan(trial.plan)}", "green")
+
+    def _build_left(self) -> Text:
+        last = self._last
+        if last is None:
+            return Text()
+        n_filled = min(BAR_WIDTH, BAR_WIDTH * last.n_done // max(last.n_planned, 1))
+        text = _fit("━" * n_filled, "green").append("━" * (BAR_WIDTH - n_filled), style="dim")
+        return text.append(f" {words.describe_left(last)}", style="default")
 
 
-class RowCount:
-    """Takes the events of a search and counts the rows that lie in its folder."""
+def _build_table(trials: tuple[Trial, ...], *, is_wide: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("trial", no_wrap=True)
+    table.add_column("samples/s", justify="right", no_wrap=True)
+    table.add_column("memory", justify="right", no_wrap=True)
+    table.add_column("plan" if is_wide else "plan, and why it was run", no_wrap=True, ratio=3, overflow="ellipsis")
+    if is_wide:
+        table.add_column("why it was run", no_wrap=True, ratio=2, overflow="ellipsis")
+    for trial in trials:
+        is_ok, is_probe = trial.status == "ok", trial.kind in PROBES
+        rate = words.describe_rate(trial) or "–" if is_ok else trial.status.replace("out_of_memory", "OOM")
+        memory_gib = words.read_memory_gib(trial) if is_ok else None
+        memory = "" if memory_gib is None else format_gib(memory_gib)
+        part = f"{words.PROBE_NAMES[trial.kind]}: " if is_probe else ""
+        plan = Text(f"{part}{describe_plan(trial.plan)}{words.KINDS.get(trial.kind, '')}")
+        why = Text(((trial.why if is_ok else trial.reason) or "").partition("\n")[0], "dim")
+        texts = [plan, why] if is_wide else [plan.append("\n").append_text(why)]
+        style = words.STATUS_STYLES[trial.status] if not is_ok else "dim" if is_probe else ""
+        table.add_row(trial.id, rate, memory, *texts, style=style)
+    return table
 
-    def __init__(self):
-        self._n_rows: int | None = None  # until the folder was read
-        self._folder = ""
 
-    def __call__(self, event: SearchEvent) -> None:
-        match event:
-            case SearchStarted():
-                self._n_rows, self._folder = event.n_resumed, event.folder
-            case TrialDone() if not event.is_resumed:
-                self._n_rows = (self._n_rows or 0) + 1
+def _choose_picks(
+    trials: tuple[Trial, ...], user_plan: Plan | None, memory_room_gib: float | None
+) -> tuple[tuple[str, Trial], ...]:
+    """Return (name, row) of the picks by the rules that decide at the end; nothing before a whole run ended well."""
+    table, _ = recommend.merge_repeats(trials)
+    try:
+        picks = recommend.pick(
+            table,
+            user_plan=user_plan or table[0].plan,
+            memory_limit_gib=memory_room_gib,
+            memory_safety_pct=100.0,  # the room has its distance from the limit already
+            runs=[trial for trial in trials if trial.kind in WHOLE_RUNS],
+        )
+    except NoPlanError:
+        return ()
+    return tuple((name, pick.trial) for name in PICK_NAMES if (pick := getattr(picks, name)) is not None)
 
-    def describe_kept(self) -> str:
-        """What an interruption leaves, in words."""
-        if self._n_rows is None:
-            return "the search had not begun; the same command begins it, or goes on with the rows of an earlier run"
-        if not self._n_rows:
-            return "no trial had ended yet, nothing was measured"
-        rows = "1 row is" if self._n_rows == 1 else f"{self._n_rows} rows are"
-        return f"{rows} kept in {self._folder}; the same command goes on"
+
+def _describe_stage(event: progress.TrialProgressed) -> str:
+    match event.values.get("stage"):
+        case "measuring":
+            return f"{event.values.get('n_steps', 0)} steps taken"
+        case "rehearsing":
+            return f"rehearsing its {event.values.get('part')}"
+        case stage:
+            return STAGES.get(str(stage), "under way")
+
+
+def _fit(text: str, style: str = "") -> Text:
+    """Build one line whatever the width: what does not fit ends with an ellipsis."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")

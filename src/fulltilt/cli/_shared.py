@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 200  # of output that goes to a file or a pipe, where nothing tells a width
 LINE_EVERY_S = 10.0  # of progress there
+REDRAW_S = 0.1  # of a progress bar on a terminal
 
 
 class JsonDestination(str):
-    """Where ``--json`` leads: a file, or stdout where it is ``-``. It takes one document a run."""
+    """A file that ``--json`` names, or stdout as ``-``. It takes one document a run."""
 
     is_written = False
 
     def find_obstacle(self) -> str | None:
-        """Why no document can be written there, with the remedy; None where one can."""
+        """Return why no document can be written there, with the remedy; None where one can."""
         if self != "-" and Path(self).is_dir():
             return f"it is a folder; name a file, such as {Path(self) / 'result.json'}"
         if self != "-" and not Path(self).resolve().parent.is_dir():
@@ -39,21 +40,21 @@ class JsonDestination(str):
 
     @property
     def is_file(self) -> bool:
-        """Whether an earlier document lies there."""
+        """Return whether an earlier document lies there."""
         return self != "-" and Path(self).is_file()
 
 
-def add_config_argument(parser: argparse.ArgumentParser, *, metavar: str = "CONFIG") -> None:
-    """The configuration as a positional argument or, as the guides have it, behind ``--config``."""
+def add_config_arguments(parser: argparse.ArgumentParser, *, metavar: str = "CONFIG") -> None:
+    """Add the configuration, positional or (as the guides have it) behind ``--config``, and ``key=value`` words."""
     parser.add_argument("config", nargs="?", metavar=metavar, help="YAML file, or module:object with a Workload")
     parser.add_argument("--config", dest="config_flag", metavar="CONFIG", help="the same, spelled as a flag")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
 
 
-def add_data_path_argument(parser: argparse.ArgumentParser) -> None:
+def add_workload_arguments(parser: argparse.ArgumentParser, *, metavar: str = "CONFIG") -> None:
+    """Add the configuration, and the flags that say where its data lie and which device it uses."""
+    add_config_arguments(parser, metavar=metavar)
     parser.add_argument("--data-path", metavar="P", help="where the data lies (data.path of the configuration)")
-
-
-def add_device_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="auto|cuda|cpu", help="device to use (run.device of the configuration)")
 
 
@@ -66,28 +67,31 @@ def add_memory_limit_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def read_config(args: argparse.Namespace) -> Config:
-    """Load the configuration that ``args`` names, with its ``key=value`` words and flags on top.
-
-    Raises:
-        UsageError: none was given, or two different ones.
-        ConfigError: it cannot be used.
-    """
+    """Load the configuration that ``args`` names, with its ``key=value`` words and flags on top."""
     from fulltilt.config import config_for_object, load_config
 
     source = resolve_config_argument(args)
-    words: list[str] = list(getattr(args, "overrides", []))
-    if getattr(args, "data_path", None):
+    words: list[str] = list(args.overrides)
+    if args.data_path:
         words.append(f"data.path={json.dumps(str(Path(args.data_path).resolve()))}")
-    if getattr(args, "device", None):
+    if args.device:
         words.append(f"run.device={args.device}")
     if getattr(args, "epochs", None) is not None:
         words.append(f"run.epochs={args.epochs}")
     return config_for_object(source, words) if is_import_path(source) else load_config(source, words)
 
 
+def list_train_words(args: argparse.Namespace, source: str) -> list[str]:
+    """Return the words that make ``fulltilt train`` train what ``args`` are about."""
+    flags = {"--data-path": args.data_path, "--device": args.device}
+    given = [word for flag, value in flags.items() if value for word in (flag, value)]
+    return [source, *args.overrides, *given]
+
+
 def resolve_config_argument(args: argparse.Namespace) -> str:
+    """Return the configuration that ``args`` name; raise a UsageError for none, or two different ones."""
     positional, flag = args.config, args.config_flag
-    if flag and positional and "=" in positional and hasattr(args, "overrides"):
+    if flag and positional and "=" in positional:
         args.overrides.insert(0, positional)  # with --config, the first word is an override already
         positional = None
     if positional and flag and positional != flag:
@@ -99,22 +103,14 @@ def resolve_config_argument(args: argparse.Namespace) -> str:
 
 
 def check_at_least(args: argparse.Namespace, flag: str, smallest: int) -> None:
-    """Refuse a number that is too small in the words it was given in.
-
-    Raises:
-        UsageError: it is given, and below ``smallest``.
-    """
+    """Raise a UsageError where the number behind ``flag`` is given, and below ``smallest``."""
     value = getattr(args, flag.removeprefix("--").replace("-", "_"))
     if value is not None and value < smallest:
         raise UsageError(f"{flag} {value} must be {smallest} or more")
 
 
 def read_memory_limit_bytes(args: argparse.Namespace) -> int | None:
-    """``--memory-limit`` in bytes, None where it was not given.
-
-    Raises:
-        UsageError: it is no size.
-    """
+    """Return ``--memory-limit`` in bytes, None where it was not given; raise a UsageError where it is no size."""
     from fulltilt.config import parse_bytes
 
     if args.memory_limit is None:
@@ -126,12 +122,15 @@ def read_memory_limit_bytes(args: argparse.Namespace) -> int | None:
 
 
 def is_import_path(source: str) -> bool:
-    """``my_module:workload``, as opposed to a file (which may hold a colon on no system we run on)."""
+    """Return whether ``source`` is ``my_module:workload``, as opposed to a file."""
     return ":" in source and not Path(source).exists()
 
 
 def build_console(*, to_stderr: bool = False) -> Console:
-    """The console for people. With ``--json -`` stdout belongs to the document, so people read stderr."""
+    """Build the console for people, which takes brackets as they are.
+
+    With ``--json -`` stdout belongs to the document, so people read stderr.
+    """
     from rich.console import Console
 
     class PipeConsole(Console):
@@ -141,75 +140,80 @@ def build_console(*, to_stderr: bool = False) -> Console:
             self.quiet = True  # what is still said on the way out has no reader either
             raise BrokenPipeError
 
-    console = PipeConsole(stderr=to_stderr, highlight=False)
+    console = PipeConsole(stderr=to_stderr, highlight=False, markup=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
 
 
 @contextlib.contextmanager
-def note_checkpoints() -> Iterator[list[Path]]:
-    """Let an interruption of the block say what ``--resume`` would go on from.
-
-    Yields:
-        A list for the folders that checkpoints are written into, as soon as they are known.
-    """
-    folders: list[Path] = []
+def note_interruption(describe_kept: Callable[[], str]) -> Iterator[None]:
+    """Let an interruption of the block say what is kept of the work."""
     try:
-        yield folders
+        yield
     except (KeyboardInterrupt, Terminated) as interruption:
-        interruption.add_note(_describe_saved(folders))
+        interruption.add_note(describe_kept())
         raise
 
 
-def _describe_saved(folders: Sequence[Path]) -> str:
-    """Told by the names of files, without torch: a start that is interrupted ends at once."""
+def describe_saved(folders: list[Path]) -> str:
+    """Return what ``--resume`` would go on from; loads no torch, as an interrupted start ends at once."""
     from fulltilt.engine.checkpoints.files import find_checkpoint
 
-    if not folders:
-        return "training had not begun"
-    saved = [str(folder) for folder in folders if find_checkpoint(folder)]
-    if not saved:
-        return "nothing was saved yet"
-    return f"saved in {saved[-1]}; --resume goes on from the newest checkpoint"
+    kept = "nothing was saved yet" if folders else "training had not begun"
+    for folder in filter(find_checkpoint, folders):
+        kept = f"saved in {folder}; --resume goes on from the newest checkpoint"
+    return kept
 
 
 @contextlib.contextmanager
-def show_progress(title: str, *, total: int | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr that is gone at the end; a line now and then where that is no terminal. Takes (done, total)."""
+def show_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield what takes (done, total) and draws a bar on stderr, or a line now and then where that is no terminal.
+
+    No thread draws: a data worker that is forked must not inherit a held lock.
+    """
     from rich.progress import Progress
 
     console = build_console(to_stderr=True)
-    if not console.is_terminal:
-        yield _tell_in_lines(console, title)
-        return
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(title, total=total)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
-
-
-def _tell_in_lines(console: Console, title: str) -> Callable[[int, int], None]:
-    began_s = told_s = time.monotonic()
+    bar = Progress(console=console, auto_refresh=False, transient=True)
+    task = bar.add_task(title, total=None)
+    began_s = drawn_s = time.monotonic()
 
     def tell(done: int, total: int) -> None:
-        nonlocal told_s
-        now_s = time.monotonic()
-        if total and now_s - told_s >= LINE_EVERY_S:
-            told_s = now_s
-            line = f"{title}: {100 * done / total:.0f} % after {now_s - began_s:.0f} s"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        nonlocal drawn_s
+        now_s, is_end = time.monotonic(), done >= total
+        if console.is_terminal:
+            bar.update(task, completed=done, total=total)
+            if is_end:
+                bar.stop()
+            elif now_s - drawn_s >= REDRAW_S:
+                drawn_s = now_s
+                bar.start()
+                bar.refresh()
+        elif total and now_s - drawn_s >= LINE_EVERY_S:
+            drawn_s = now_s
+            console.print(f"{title}: {100 * done / total:.0f} % after {now_s - began_s:.0f} s", soft_wrap=True)
 
-    return tell
+    try:
+        yield tell
+    finally:
+        if console.is_terminal:
+            bar.stop()
 
 
-def write_json(destination: str, text: str) -> None:
-    """Write a JSON document to a file, or to stdout where ``destination`` is ``-``."""
+def write_json(destination: str | None, document: object) -> None:
+    """Write a document, or its JSON text, to a file or to stdout (``-``); nothing where there is no destination."""
+    if not destination:
+        return
+    from fulltilt.records import dumps
+    from fulltilt.records.run_folder import write_atomic
+
+    text = document if isinstance(document, str) else dumps(document, indent=1)
+    text = text if text.endswith("\n") else text + "\n"
     if destination == "-":
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        from fulltilt.records.run_folder import write_atomic
-
-        write_atomic(Path(destination), text if text.endswith("\n") else text + "\n")
+        write_atomic(Path(destination), text)
     if isinstance(destination, JsonDestination):
         destination.is_written = True

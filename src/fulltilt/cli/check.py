@@ -1,4 +1,4 @@
-"""``fulltilt check``: the dry run and the checklist before an experiment."""
+"""``fulltilt check``: make the dry run and go through the checklist before an experiment."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import argparse
 from pathlib import Path
 
 from fulltilt.cli._shared import (
-    add_config_argument,
-    add_data_path_argument,
-    add_device_argument,
     add_memory_limit_argument,
+    add_workload_arguments,
     build_console,
     read_config,
     read_memory_limit_bytes,
@@ -20,10 +18,7 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_argument(parser)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
-    add_data_path_argument(parser)
-    add_device_argument(parser)
+    add_workload_arguments(parser)
     add_memory_limit_argument(parser)
     parser.add_argument("--out", metavar="DIR", default="runs", help="where the run would write (default runs)")
     parser.add_argument("--json", metavar="F", help="write the list as JSON (- for stdout)")
@@ -34,23 +29,21 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.engine.build.builder import check_device
     from fulltilt.engine.check.checklist import run_checks
     from fulltilt.engine.ranks.world import plan_devices
-    from fulltilt.records import VERSION, dumps
+    from fulltilt.records import VERSION
 
     devices = [str(check_device(name)) for name in plan_devices(config)]
-    rank_devices = devices if len(devices) > 1 else ()
     items = run_checks(
         config,
         device=devices[0],
         out_dir=Path(args.out),
-        rank_devices=rank_devices,
+        rank_devices=devices if len(devices) > 1 else (),
         memory_limit_bytes=memory_limit_bytes,
     )
     n_problems = sum(item.verdict == "problem" for item in items)
-    if args.json:
-        document = {"version": VERSION, "config": config.source, "device": devices[0], "items": items}
-        write_json(args.json, dumps({**document, "n_problems": n_problems}, indent=1))
+    document = {"version": VERSION, "config": config.source, "device": devices[0], "items": items}
+    write_json(args.json, {**document, "n_problems": n_problems})
     console = build_console(to_stderr=args.json == "-")
     for item in items:
-        console.print(f"[{STYLES[item.verdict]}]{item.verdict:<8}[/]", end="")
-        console.print(f"{item.name}: {item.text}", markup=False)
+        console.print(f"{item.verdict:<8}", style=STYLES[item.verdict], end="")
+        console.print(f"{item.name}: {item.text}")
     return 3 if n_problems else 0

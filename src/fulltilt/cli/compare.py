@@ -1,14 +1,10 @@
-"""``fulltilt compare A B``: what differs between two results, and which figures differ by more than their spread."""
+"""``fulltilt compare A B``: print what differs between two results, and which figures by more than their spread."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._shared import build_console, write_json
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "too) are put side by side without differences in percent, and those of two machines without a verdict; the "
         "first lines say so. Two trainings may differ in their recipe, optimizer included: their training time to the "
         "quality that both reached says which is better. Refused with exit code 2 are two kinds of result, two "
-        "benchmarks, another version of the format, and figures that cannot be. A and B are geometric means of a "
+        "benchmarks, another version of the format, and a file that is not whole. A and B are geometric means of a "
         "plan's runs side by side, as in the choice of tune, whose tables show the median run; of a training's folder "
         "they are means over its epochs."
     )
@@ -27,41 +23,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fulltilt.report import compare_text as words
     from fulltilt.report.compare import compare_sides
     from fulltilt.report.compare_sides import read_side
 
     document = compare_sides(read_side(args.a), read_side(args.b))
-    if args.json:
-        from fulltilt.records import dumps
-
-        write_json(args.json, dumps(document, indent=1))
-    print_comparison(build_console(to_stderr=args.json == "-"), document)
-    return 0
-
-
-def print_comparison(console: Console, document: dict[str, Any]) -> None:
-    from fulltilt.report.compare_text import (
-        build_figures_table,
-        describe_control,
-        describe_differences,
-        describe_reasons,
-        describe_refusal,
-        describe_shown,
-        describe_sides,
-        describe_statistics,
-    )
-
-    for line in describe_sides(document):
-        console.print(line, markup=False)
-    refusal = describe_refusal(document)
-    if refusal:
-        console.print(f"\n{refusal}", style="bold yellow", markup=False)
-    console.print("\n[bold]What differs[/]")
-    for line in describe_differences(document):
-        console.print(f"  {line}", markup=False)
-    console.print(f"\n[bold]Figures[/] ({describe_statistics(document)})")
-    console.print(build_figures_table(document))
+    write_json(args.json, document)
+    console = build_console(to_stderr=args.json == "-")
+    for line in words.describe_sides(document):
+        console.print(line)
+    if refusal := words.describe_refusal(document):
+        console.print(f"\n{refusal}", style="bold yellow")
+    console.print("\nWhat differs", style="bold")
+    for line in words.describe_differences(document):
+        console.print(f"  {line}")
+    console.print("\nFigures", style="bold", end="")
+    console.print(f" ({words.describe_statistics(document)})")
+    console.print(words.build_figures_table(document))
     console.print()
-    for line in [describe_shown(document), describe_control(document), *document["notes"], *describe_reasons(document)]:
-        if line:
-            console.print(f"· {line}", markup=False)
+    for line in words.describe_remarks(document):
+        console.print(f"· {line}")
+    return 0

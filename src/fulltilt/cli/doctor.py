@@ -1,31 +1,46 @@
-"""``fulltilt doctor read | watch``: why a training script is slow, from its text or from its run."""
+"""``fulltilt doctor read | watch``: say why a training script is slow, from its text or from its run."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._doctor_read import add_read, run_read
 from fulltilt.cli._shared import build_console, write_json
-from fulltilt.errors import FulltiltError
+from fulltilt.errors import FulltiltError, strip_control_codes
+from fulltilt.records import VERSION, dumps
+from fulltilt.records.run_folder import write_atomic
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fulltilt.doctor.read import Reading
+
 EXIT_FOUND = 3
+N_SHOWN = 5  # findings that fit one screen, three lines each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add_read(actions)
+    _add_read(actions)
     _add_watch(actions)
 
 
-def run(args: argparse.Namespace) -> int:
-    return run_read(args) if args.action == "read" else _run_watch(args)
+def _add_read(actions: argparse._SubParsersAction) -> None:
+    read = actions.add_parser(
+        "read",
+        help="find places that may cost time by reading the script; nothing is run",
+        description=(
+            "Read Python files and name the lines that wait for the device, write a file or run slow Python at every "
+            "training step or for every sample. Nothing is imported or run, so nothing is confirmed."
+        ),
+    )
+    read.add_argument("paths", nargs="+", metavar="PATH", help="a Python file, or a folder of them")
+    read.add_argument("--json", metavar="F", help="write the findings as JSON; -: to stdout")
+    read.set_defaults(run=_run_read)
 
 
 def _add_watch(actions: argparse._SubParsersAction) -> None:
@@ -44,6 +59,57 @@ def _add_watch(actions: argparse._SubParsersAction) -> None:
     watch.add_argument("--out", metavar="DIR", help="where to write report.json (default runs/doctor/SCRIPT)")
     watch.add_argument("--json", metavar="F", help="write the report there too (- for stdout)")
     watch.add_argument("--quiet", action="store_true", help="say the result only, in one sentence")
+    watch.set_defaults(run=_run_watch)
+
+
+def _run_read(args: argparse.Namespace) -> int:
+    from fulltilt.doctor.read import read_scripts
+    from fulltilt.doctor.rules import RULES
+
+    reading = read_scripts(args.paths)
+    console = build_console(to_stderr=args.json == "-")
+    lines = [_summarise(reading)]
+    for found in reading.findings[:N_SHOWN]:
+        code = strip_control_codes(found.evidence["code"])
+        lines.append(f"{found.file}:{found.line}  {found.rule}\n    {code[:96]}\n    fix: {found.fix}")
+    if len(reading.findings) > N_SHOWN:
+        lines.append(f"and {len(reading.findings) - N_SHOWN} more; --json F writes all")
+    lines += [f"not read: {reason}" for reason in reading.unread[:3]]
+    if len(reading.unread) > 3:
+        lines.append(f"not read: {len(reading.unread) - 3} files more")
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    document = {
+        "version": VERSION,
+        "steps": {"n": 0, "wall_ms_median": None},
+        "breakdown_pct": {},
+        "findings": reading.findings,
+        "joint_gain_pct": None,
+        "a_a": {"effect_pct": None, "ci95_pct": None},
+        "checked": [rule.NAME for rule in RULES],
+        "overhead_us_per_step": None,
+        "unread": reading.unread,
+    }
+    write_json(args.json, document)
+    return 0
+
+
+def _summarise(reading: Reading) -> str:
+    """Return what was found, in one sentence."""
+    where = reading.files[0] if len(reading.files) == 1 else f"{len(reading.files)} files"
+    scripts = {hot.source.path for hot in reading.hot_loops} or set(reading.files)
+    script = scripts.pop() if len(scripts) == 1 else "train.py"
+    measure = f"`fulltilt doctor watch -- python {shlex.quote(script)}`"
+    n = len(reading.findings)
+    if n:
+        places, them = ("1 place", "it") if n == 1 else (f"{n} places", "them")
+        return f"{places} in {where} may cost time at every step; nothing was run: {measure} measures {them}"
+    if not reading.hot_loops:
+        said = f"{where}: no training loop was found (a loop around .backward()), perhaps a framework has it"
+        return f"{said}; {measure} sees steps as they run"
+    loops = ", ".join(f"{hot.source.path}:{hot.loop.lineno}" for hot in reading.hot_loops[:3])
+    said = f"{where}: nothing that every step does outside of an `if` to remark on, in the loop at {loops}"
+    return f"{said}; nothing was run: {measure} measures it"
 
 
 def _run_watch(args: argparse.Namespace) -> int:
@@ -66,37 +132,29 @@ def _report(args: argparse.Namespace, folder: Path, code: int) -> bool:
     """Write and print the report, and return whether it holds something to act on."""
     from fulltilt.doctor.observation import read_observation
     from fulltilt.doctor.watch import build_document
-    from fulltilt.records import dumps
-    from fulltilt.records.run_folder import write_atomic
 
     document = build_document(read_observation(folder))
     document["command"], document["rc"] = args.words, code
     if code:
         document["notes"].append(f"the command ended with exit code {code}")
     text = dumps(document, indent=1)
-    out_dir = Path(args.out or Path("runs") / "doctor" / _name_command(args.words))
+    script = next((word for word in args.words if word.endswith(".py")), args.words[0])
+    out_dir = Path(args.out or Path("runs") / "doctor" / Path(script).stem)
     path = write_atomic(out_dir / "report.json", text + "\n")
-    if args.json:
-        write_json(args.json, text)
+    write_json(args.json, text)
     _print_report(build_console(to_stderr=args.json == "-"), document, path, is_quiet=args.quiet)
     return any(finding["verdict"] == "act" for finding in document["findings"])
-
-
-def _name_command(words: list[str]) -> str:
-    """The script's name, else the program's."""
-    script = next((word for word in words if word.endswith(".py")), words[0])
-    return Path(script).stem
 
 
 def _print_report(console: Console, document: dict[str, Any], path: Path, *, is_quiet: bool) -> None:
     from fulltilt.report.diagnosis import describe_result, describe_steps, list_bars, list_findings
 
-    console.print(f"\n{describe_result(document)}", style="bold", markup=False)
+    console.print(f"\n{describe_result(document)}", style="bold")
     if is_quiet:
         return
     lines = [f"note: {note}" for note in document["notes"]]
     if document["breakdown_pct"]:
         lines = [describe_steps(document), *list_bars(document), *list_findings(document["findings"]), *lines]
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(f"report: {path}", markup=False)
+        console.print(line, soft_wrap=True)
+    console.print(f"report: {path}")

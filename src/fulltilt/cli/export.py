@@ -1,4 +1,4 @@
-"""``fulltilt export RUN_FOLDER OUT.safetensors``: the weights of a training as one file."""
+"""``fulltilt export RUN_FOLDER OUT.safetensors``: write the weights of a training as one file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fulltilt.engine.checkpoints.export import export_weights
-    from fulltilt.records import dumps, format_bytes
+    from fulltilt.records import format_bytes
 
     export = export_weights(args.folder, args.out, weights=args.weights)
-    if args.json:
-        write_json(args.json, dumps(export, indent=1))
+    write_json(args.json, export)
     console = build_console(to_stderr=args.json == "-")
     for note in export.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     console.print(
         f"{export.path}: {export.n_tensors} tensors, {format_bytes(export.n_bytes)}, {export.weights} weights of "
-        f"step {export.metadata['fulltilt.step']} ({export.checkpoint})",
-        markup=False,
+        f"step {export.metadata['fulltilt.step']} ({export.checkpoint})"
     )
     return 0

@@ -1,4 +1,4 @@
-"""``fulltilt infer check``: is the model fast, small and quick enough to answer, under the load that is stated?"""
+"""``fulltilt infer check``: measure whether a model is fast, small and quick enough under a stated load."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import (
-    add_config_argument,
-    add_data_path_argument,
-    add_device_argument,
+    add_workload_arguments,
     build_console,
+    list_train_words,
+    note_interruption,
     read_config,
     resolve_config_argument,
     show_progress,
     write_json,
 )
-from fulltilt.cli._signals import Terminated
-from fulltilt.records import dumps, format_rate
+from fulltilt.records import format_rate
 from fulltilt.report.summary import count, format_duration
 
 if TYPE_CHECKING:
@@ -45,10 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "Exit code 0: all targets are met; 3: one is missed or not proven; 2: there is nothing to check."
         ),
     )
-    add_config_argument(check)
-    check.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
-    add_data_path_argument(check)
-    add_device_argument(check)
+    add_workload_arguments(check)
     check.add_argument("--weights", metavar="RUN_DIR", help="measure the newest checkpoint of this training")
     check.add_argument("--out", metavar="DIR", help="where to write (default runs/infer/NAME)")
     check.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
@@ -56,11 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
+    kept = "nothing was measured; a training that had begun goes on with the same command"
+    with note_interruption(lambda: kept):
         return _run_check(args)
-    except (KeyboardInterrupt, Terminated) as interruption:
-        interruption.add_note("nothing was measured; a training that had begun goes on with the same command")
-        raise
 
 
 def _run_check(args: argparse.Namespace) -> int:
@@ -72,17 +66,14 @@ def _run_check(args: argparse.Namespace) -> int:
     console, aside = build_console(to_stderr=args.json == "-"), build_console(to_stderr=True)
     with check.open_check_folder(plan, out_dir) as folder:
         if folder.set_aside:
-            aside.print(f"note: {folder.set_aside}", markup=False)
-        flags = {"--data-path": args.data_path, "--device": args.device}
-        given = [word for flag, value in flags.items() if value for word in (flag, value)]
-        weights, is_new = check.prepare_weights(plan, folder, [args.config, *args.overrides, *given])
-        aside.print(_describe_plan(plan.load), markup=False)
+            aside.print(f"note: {folder.set_aside}")
+        weights, is_new = check.prepare_weights(plan, folder, list_train_words(args, args.config))
+        aside.print(_describe_plan(plan.load))
         with show_progress("measuring") as progress:
             result = check.run_check(plan, out_dir, weights, on_progress=progress)
         previous = check.read_previous(folder, result)
         try:
-            if args.json:
-                write_json(args.json, dumps(result, indent=1))
+            write_json(args.json, result)
             _print_result(console, result, previous, is_new=is_new, is_verbose=args.verbose)
         finally:  # a reader of stdout that is gone must not cost the line
             check.append_history(folder, result)
@@ -93,47 +84,41 @@ def _describe_plan(load: Load) -> str:
     if load.requests_per_s is None:
         return "measuring: batches back to back; no target is about a load"
     requests = f"{load.n_requests} requests at {format_rate(load.requests_per_s)}/s"
-    return (
-        f"measuring: batches back to back, then {requests} in {format_duration(load.expected_s)}, or more where "
-        "requests wait for each other"
-    )
+    expected = f"{format_duration(load.expected_s)}, or more where requests wait for each other"
+    return f"measuring: batches back to back, then {requests} in {expected}"
 
 
 def _print_result(
     console: Console, result: CheckResult, previous: Mapping[str, float], *, is_new: bool, is_verbose: bool
 ) -> None:
     console.width = min(console.width, WIDTH)
-    console.print(_describe_result(result), style=STYLES["met" if result.met else "missed"], markup=False)
+    console.print(_describe_result(result), style=STYLES["met" if result.met else "missed"])
     console.print(_build_table(result, previous))
     lines = [*_describe_load(result), *_describe_model(result, is_new=is_new), *result.notes]
     lines += _describe_details(result) if is_verbose else []
     for line in [*lines, f"files: {result.out_dir} (history.jsonl, measuring.log)"]:
-        console.print(f"· {line}", markup=False)
+        console.print(f"· {line}")
 
 
 def _describe_result(result: CheckResult) -> str:
-    """The result in one sentence, with the figures that missed."""
+    """Return the result in one sentence, with the figures that missed."""
     n, load = len(result.targets), result.load
     if result.met:
         rate = load.requests_per_s and f" under {format_rate(load.requests_per_s)} requests/s"
         return f"{'The target is' if n == 1 else f'All {n} targets are'} met{rate or ''}."
-    growing = (
-        [] if result.keeps_up in (None, "met") else [t.name for t in result.targets if t.name.startswith("response")]
-    )
+    grows = result.keeps_up not in (None, "met")
     parts = []
     for verdict in ("missed", "not proven"):
-        found = [
-            f"{target.name} is {format_rate(target.measured)}{' and grows' * (target.name in growing)} "
-            f"(limit {format_rate(target.limit)})"
-            for target in result.targets
-            if target.verdict == verdict
-        ]
-        if len(found) > 2:  # one sentence; the figures are in the table
-            found = [target.name for target in result.targets if target.verdict == verdict]
+        found = [target for target in result.targets if target.verdict == verdict]
+        words = [target.name for target in found]
+        if len(found) <= 2:  # else the figures are in the table: this is one sentence
+            figures = (
+                f"is {format_rate(t.measured)}{' and grows' * (grows and t.name.startswith('response'))}" for t in found
+            )
+            words = [f"{t.name} {f} (limit {format_rate(t.limit)})" for t, f in zip(found, figures, strict=True)]
         if found:
-            verb = "is" if len(found) == 1 else "are"
             share = f"{len(found)} of {count(n, 'target')}" if not parts else str(len(found))
-            parts.append(f"{share} {verb} {verdict}: {', '.join(found)}")
+            parts.append(f"{share} {'is' if len(found) == 1 else 'are'} {verdict}: {', '.join(words)}")
     return "; ".join(parts) + "."
 
 
@@ -141,21 +126,17 @@ def _build_table(result: CheckResult, previous: Mapping[str, float]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("target")
-    for name in ("limit", "measured", "95 % interval"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    table.add_column("last time", justify="right")
+    for name in ("target", "limit", "measured", "95 % interval", "verdict", "last time"):
+        table.add_column(name, justify="left" if name in ("target", "verdict") else "right")
     for target in result.targets:
         bound = "≥" if target.name == "samples_per_hour" else "≤"
         low, high = target.ci95
+        interval = f"{format_rate(low)} to {'no bound' if high == inf else format_rate(high)}"
         table.add_row(
             target.name,
             f"{bound} {format_rate(target.limit)}",
             format_rate(target.measured),
-            "largest seen"
-            if low == high
-            else f"{format_rate(low)} to {'no bound' if high == inf else format_rate(high)}",
+            "largest seen" if low == high else interval,
             target.verdict,
             format_rate(previous[target.name]) if target.name in previous else "–",
             style=None if target.met else STYLES[target.verdict],

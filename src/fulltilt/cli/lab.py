@@ -1,25 +1,14 @@
-"""``fulltilt lab submit --local | list | logs | cancel``: a grid of experiments over the devices of this machine."""
+"""``fulltilt lab submit --local | list | logs | cancel``: run a grid of experiments over this machine's devices."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import difflib
 import importlib.util
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fulltilt.cli._shared import add_config_argument, build_console, write_json
-from fulltilt.errors import RunFolderError, StorageError, UsageError, strip_control_codes
-
-if TYPE_CHECKING:
-    from fulltilt.lab.records import Experiment
-    from fulltilt.lab.store import Store
+from fulltilt.cli._shared import add_config_arguments
+from fulltilt.errors import RunFolderError, StorageError, UsageError
 
 DEFAULT_LAB = "runs/lab"
-LINE_BYTES = 1 << 20  # of a log at a time: a line without end takes no more memory than this
-N_NEAREST = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "goes on from the checkpoints."
         ),
     )
-    add_config_argument(submit)
-    submit.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
+    add_config_arguments(submit)
     submit.add_argument("--local", action="store_true", help="run them on this machine, in the foreground (required)")
     submit.add_argument("--retry", action="store_true", help="try its failed and cancelled experiments again")
     submit.add_argument("--quiet", action="store_true", help="the result in one sentence, nothing else")
@@ -55,79 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("sqlalchemy") is None:
         raise UsageError("the lab keeps its queue with SQLAlchemy, which is not installed; pip install 'fulltilt[lab]'")
-    from fulltilt.cli._lab_submit import run_submit
+    from fulltilt.cli import _lab_actions as actions
 
-    runs = {"submit": run_submit, "list": _run_list, "logs": _run_logs, "cancel": _run_cancel}
     try:
-        return runs[args.action](args)
+        return getattr(actions, f"run_{args.action}")(args)
     except (RunFolderError, StorageError) as error:  # the run folder's own flag is another one
         raise type(error)(str(error).replace("--out", "--lab")) from error
-
-
-def _run_list(args: argparse.Namespace) -> int:
-    from fulltilt.lab.cancelling import is_held
-    from fulltilt.lab.listing import N_ROWS, build_document, build_table, describe_counts
-    from fulltilt.lab.states import OWNED
-    from fulltilt.lab.store import open_store
-    from fulltilt.records import dumps
-
-    lab = Path(args.lab)
-    with contextlib.closing(open_store(lab)) as store:
-        found = store.read_experiments()
-    if args.json:
-        write_json(args.json, dumps(build_document(lab, found), indent=1))
-    console = build_console(to_stderr=args.json == "-")
-    if args.json == "-":
-        return 0
-    console.print(f"experiments in {lab}: {describe_counts(found) or 'none yet'}", markup=False)
-    console.print(build_table(lab, found, n_rows=None if args.verbose else N_ROWS))
-    orphans = [experiment.id for experiment in found if experiment.state in OWNED]
-    if orphans and not is_held(lab):
-        console.print(f"nobody looks after {', '.join(orphans)} any more; the same submit goes on", style="yellow")
-    if len(found) > N_ROWS and not args.verbose:
-        console.print(f"{len(found) - N_ROWS} more: --verbose", markup=False)
-    return 0
-
-
-def _run_logs(args: argparse.Namespace) -> int:
-    from fulltilt.lab.local import LOG, find_out_dir
-    from fulltilt.lab.store import open_store
-
-    lab = Path(args.lab)
-    with contextlib.closing(open_store(lab)) as store:
-        experiment = _find(store, lab, args.id)
-    path = find_out_dir(lab, experiment.id) / LOG
-    if not path.is_file():
-        raise UsageError(f"{experiment.id} is {experiment.state} and has printed nothing yet")
-    with path.open("rb") as stream:
-        while line := stream.readline(LINE_BYTES):
-            text = line.decode(errors="replace")
-            sys.stdout.write(strip_control_codes(text) if sys.stdout.isatty() else text)
-    return 0
-
-
-def _run_cancel(args: argparse.Namespace) -> int:
-    from fulltilt.lab.cancelling import cancel
-    from fulltilt.lab.listing import describe_point
-    from fulltilt.lab.states import OVER
-    from fulltilt.lab.store import open_store
-
-    lab = Path(args.lab)
-    with contextlib.closing(open_store(lab)) as store:
-        experiment = _find(store, lab, args.id)
-        if experiment.state in OVER:
-            raise UsageError(f"{experiment.id} is over already ({experiment.state}); there is nothing to cancel")
-        ended = cancel(lab, store, experiment.id)
-    what = "is cancelled" if ended.state == "cancelled" else f"was faster: it has {ended.state}"
-    build_console().print(f"{ended.id} ({describe_point(ended)}) {what}", markup=False)
-    return 0
-
-
-def _find(store: Store, lab: Path, id: str) -> Experiment:
-    id = f"e{id}" if id.isdigit() else id
-    found = {experiment.id: experiment for experiment in store.read_experiments()}
-    if id not in found:
-        near = difflib.get_close_matches(id, found, n=N_NEAREST, cutoff=0.0)
-        known = f"did you mean {' or '.join(near)}? fulltilt lab list names all {len(found)}"
-        raise UsageError(f"no experiment {id!r} in {lab}; {known if near else 'there are none yet'}")
-    return found[id]

@@ -1,4 +1,4 @@
-"""``fulltilt machine``: what is there, with measured roofs beside nominal ones."""
+"""``fulltilt machine``: print what is there, with measured roofs beside nominal ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import build_console, write_json
-from fulltilt.records import format_bytes
+from fulltilt.records import VERSION, encode, format_bytes
 
 if TYPE_CHECKING:
     from fulltilt.hardware import WslReport
@@ -32,16 +32,13 @@ def run(args: argparse.Namespace) -> int:
 
         with build_console(to_stderr=True).status(f"measuring the roofs of {device}"):
             machine = dataclasses.replace(machine, roofs=measure_roofs(device))
-    if args.json:
-        from fulltilt.records import VERSION, dumps, encode
-
-        write_json(args.json, dumps({"version": VERSION, **encode(machine), "wsl": encode(wsl)}, indent=1))
+    write_json(args.json, {"version": VERSION, **encode(machine), "wsl": encode(wsl)})
     if args.json != "-":
-        print_machine(machine, wsl)
+        _print_machine(machine, wsl)
     return 0
 
 
-def print_machine(machine: Machine, wsl: WslReport | None = None) -> None:
+def _print_machine(machine: Machine, wsl: WslReport | None) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -63,19 +60,15 @@ def print_machine(machine: Machine, wsl: WslReport | None = None) -> None:
         free = f", {format_bytes(device.memory_free_bytes)} free" if device.memory_free_bytes is not None else ""
         total = format_bytes(device.memory_total_bytes) if device.memory_total_bytes is not None else "memory unknown"
         rows[f"GPU {device.index}"] = f"{device.name}, {total}{free}, driver {device.driver or 'unknown'}"
-    for name, text in rows.items():
-        table.add_row(name, text)
-    for roof in machine.roofs:
-        table.add_row(f"roof: {roof.name}", describe_roof(roof))
-    for name, reason in machine.null_reasons.items():
-        table.add_row(f"not read: {name}", reason)
-    for name, text in list_wsl_rows(wsl):
+    rows |= {f"roof: {roof.name}": _describe_roof(roof) for roof in machine.roofs}
+    rows |= {f"not read: {name}": reason for name, reason in machine.null_reasons.items()}
+    for name, text in (*rows.items(), *list_wsl_rows(wsl)):
         table.add_row(name, text)
     build_console().print(table)
 
 
 def list_wsl_rows(wsl: WslReport | None) -> list[tuple[str, str]]:
-    """What the table says under WSL; nothing elsewhere."""
+    """Return what the table says under WSL; nothing elsewhere."""
     if wsl is None:
         return []
     limits = f"memory={wsl.config_memory or 'not set'}, swap={wsl.config_swap or 'not set'} in {wsl.config_path}"
@@ -87,12 +80,11 @@ def list_wsl_rows(wsl: WslReport | None) -> list[tuple[str, str]]:
     ]
 
 
-def describe_roof(roof: Roof) -> str:
+def _describe_roof(roof: Roof) -> str:
     unit = {"tflops": "TFLOP/s", "gib_per_s": "GiB/s"}[roof.unit]
     low, high = roof.measured_ci95
     text = f"{roof.measured:.3g} {unit} measured ({low:.3g} to {high:.3g})"
     if roof.nominal:
-        text += (
-            f"; {roof.nominal:.4g} nominal ({roof.nominal_source}), {100 * roof.measured / roof.nominal:.0f} % of it"
-        )
+        share_pct = 100 * roof.measured / roof.nominal
+        text += f"; {roof.nominal:.4g} nominal ({roof.nominal_source}), {share_pct:.0f} % of it"
     return text

@@ -1,4 +1,4 @@
-"""``fulltilt schema``: the JSON Schema of the configuration, for editors and for checks."""
+"""``fulltilt schema``: write the JSON Schema of the configuration, for editors and for checks."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fulltilt.cli._profile import run_data_profile, run_step_profile
 from fulltilt.cli._shared import (
-    add_config_argument,
-    add_data_path_argument,
-    add_device_argument,
     add_memory_limit_argument,
+    add_workload_arguments,
     build_console,
-    note_checkpoints,
+    describe_saved,
+    note_interruption,
     read_config,
     read_memory_limit_bytes,
     write_json,
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_argument(parser)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
-    add_data_path_argument(parser)
-    add_device_argument(parser)
+    add_workload_arguments(parser)
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the training set (run.epochs)")
     add_memory_limit_argument(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
@@ -52,14 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
     if args.profile_data:
-        from fulltilt.cli._profile_data import run_profile
-
-        return run_profile(config, json_to=args.json)
+        return run_data_profile(config, json_to=args.json)
     if args.profile_steps is not None:
-        from fulltilt.cli._profile_steps import run_profile
-
-        return run_profile(config, n_steps=args.profile_steps, out=args.out, json_to=args.json)
-    with note_checkpoints() as folders:
+        return run_step_profile(config, n_steps=args.profile_steps, out=args.out, json_to=args.json)
+    folders: list[Path] = []  # that checkpoints are written into, as soon as they are known
+    with note_interruption(lambda: describe_saved(folders)):
         from fulltilt.engine.build.assemble import name_run
         from fulltilt.engine.loop.train import train
 
@@ -86,26 +80,23 @@ def _build_listeners(args: argparse.Namespace, config: Config, out_dir: Path) ->
 
 
 def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
-    """Say what training came to, and where its files are."""
+    """Print what training came to, and where its files are."""
     from fulltilt.cli.report import write_training_report
     from fulltilt.engine.ranks.world import is_first_rank
     from fulltilt.listeners import list_headlines
 
     if not is_first_rank():  # started by torchrun, beside the one that tells
         return 0
-    if args.json:
-        from fulltilt.records import dumps
-
-        write_json(args.json, dumps(result, indent=1))
+    write_json(args.json, result)
     console = build_console(to_stderr=args.json == "-")
     try:
         write_training_report([out_dir])
     except FulltiltError as error:  # the training is done and saved; its page can be drawn later
-        console.print(f"note: no report was written: {error}", markup=False)
+        console.print(f"note: no report was written: {error}")
     figures = [f"{name} {value:.4g}" for name, value in list_headlines(result.metrics)]
     if not figures and result.loss is not None:
         figures = [f"training loss {result.loss:.4g}"]
     is_resumed = result.training_seconds > result.seconds
     figures.append(f"{result.samples_per_s or 0.0:,.0f} samples/s{' over the whole run' if is_resumed else ''}")
-    console.print(f"{result.reason}: {', '.join(figures)}; files: {out_dir}", markup=False)
+    console.print(f"{result.reason}: {', '.join(figures)}; files: {out_dir}")
     return 0

@@ -1,4 +1,4 @@
-"""``fulltilt tune``: the search, the table, the picks, the report."""
+"""``fulltilt tune``: search, print the table and the picks, verify, write the settings into a file."""
 
 from __future__ import annotations
 
@@ -10,76 +10,61 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._shared import (
-    add_config_argument,
-    add_data_path_argument,
-    add_device_argument,
     add_memory_limit_argument,
+    add_workload_arguments,
     build_console,
+    list_train_words,
+    note_interruption,
     read_config,
     write_json,
 )
-from fulltilt.cli._signals import Terminated
 from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError, TrainingError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fulltilt.cli._live import RowCount
+    from fulltilt.cli._live_lines import RowCount
     from fulltilt.config import Config
     from fulltilt.tuner import TuneResult
     from fulltilt.tuner.search.progress import SearchEvent
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_argument(parser, metavar="CONFIG|module:object")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
-    add_data_path_argument(parser)
-    add_device_argument(parser)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="batch sizes to try")
-    parser.add_argument("--num-workers", type=int, nargs="+", metavar="W", help="data worker counts to try")
-    parser.add_argument("--steps", type=int, metavar="N", help="timed optimizer steps per trial, at least")
+    add_workload_arguments(parser, metavar="CONFIG|module:object")
+    add = parser.add_argument
+    add("--batch-sizes", type=int, nargs="+", metavar="B", help="batch sizes to try")
+    add("--num-workers", type=int, nargs="+", metavar="W", help="data worker counts to try")
+    add("--steps", type=int, metavar="N", help="timed optimizer steps per trial, at least")
     add_memory_limit_argument(parser)
-    parser.add_argument("--exhaustive", action="store_true", help="run the whole grid")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
-    parser.add_argument(
+    add("--exhaustive", action="store_true", help="run the whole grid")
+    add("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
+    add(
         "--budget",
         metavar="6m",
         help="wall time of the search; rows in the run folder are free, the trainings of --verify come on top",
     )
-    parser.add_argument(
-        "--deadline", metavar="10m", help="wall time of one trial (default 2m; 1m with --quick; 1m more over ranks)"
-    )
-    parser.add_argument("--free-batch", action="store_true", help="let the effective batch change")
-    parser.add_argument(
-        "--lr-rule", choices=["sqrt", "linear", "none"], default="sqrt", help="how lr follows the batch"
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="train the settings as they were and the pick in turn, compare quality"
-    )
-    parser.add_argument("--verify-pairs", type=int, metavar="N", help="trainings of each (default 3)")
-    parser.add_argument("--verify-epochs", type=int, metavar="N", help="their length (default run.epochs)")
-    parser.add_argument("--apply", metavar="FILE", help="write the recommended settings into this YAML file")
-    parser.add_argument(
-        "--out", metavar="DIR", help="run folder (default runs/tune/NAME); the same search resumes there"
-    )
-    parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
+    add("--deadline", metavar="10m", help="wall time of one trial (default 2m; 1m with --quick; 1m more over ranks)")
+    add("--free-batch", action="store_true", help="let the effective batch change")
+    add("--lr-rule", choices=["sqrt", "linear", "none"], default="sqrt", help="how lr follows the batch")
+    add("--verify", action="store_true", help="train the settings as they were and the pick in turn, compare quality")
+    add("--verify-pairs", type=int, metavar="N", help="trainings of each (default 3)")
+    add("--verify-epochs", type=int, metavar="N", help="their length (default run.epochs)")
+    add("--apply", metavar="FILE", help="write the recommended settings into this YAML file")
+    add("--out", metavar="DIR", help="run folder (default runs/tune/NAME); the same search resumes there")
+    add("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
 
 def run(args: argparse.Namespace) -> int:
     config = read_config(args)
-    from fulltilt.cli._live import RowCount
+    from fulltilt.cli._live_lines import RowCount
+    from fulltilt.tuner.answer.apply import check_target
 
     if args.apply:  # a file that cannot be written into is said before the search, not after it
-        from fulltilt.tuner.answer.apply import check_target
-
         check_target(args.apply, searched=config)
     _check_verify(args)
     count = RowCount()
-    try:
+    with note_interruption(count.describe_kept):
         return _search(args, config, count)
-    except (KeyboardInterrupt, Terminated) as interruption:
-        interruption.add_note(count.describe_kept())
-        raise
 
 
 def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
@@ -129,27 +114,27 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
             unwritten = error
     document = result.to_document()
     print_result(console, document)
-    if args.json:
-        write_json(args.json, result.to_json_text())
+    write_json(args.json, result.to_json_text())
     if unwritten is not None:
         raise unwritten
-    console.print("files: " + ", ".join(str(folder / name) for name in RESULT_FILES), markup=False)
+    console.print("files: " + ", ".join(str(folder / name) for name in RESULT_FILES))
     if args.apply:
         print_applied(console, result, args.apply, config)
         if read_config(args).digest != config.digest:
-            _print_lines(console, ["the same command now searches from these settings: it needs another --out"])
+            console.print("· the same command now searches from these settings: it needs another --out")
     return 0
 
 
 def _check_verify(args: argparse.Namespace) -> None:
-    """Said before the search, not after it."""
-    for flag, value in (("--verify-pairs", args.verify_pairs), ("--verify-epochs", args.verify_epochs)):
+    """Raise a UsageError, before the search, where the flags of ``--verify`` cannot be followed."""
+    for flag, value, smallest, remedy in (
+        ("--verify-pairs", args.verify_pairs, 2, "an interval over pairs needs at least 2"),
+        ("--verify-epochs", args.verify_epochs, 1, "give at least 1"),
+    ):
         if value is not None and not args.verify:
             raise UsageError(f"{flag} {value} says how --verify trains, and --verify is not given; add it")
-    if args.verify_pairs is not None and args.verify_pairs < 2:
-        raise UsageError(f"--verify-pairs {args.verify_pairs}: an interval over pairs needs at least 2")
-    if args.verify_epochs is not None and args.verify_epochs < 1:
-        raise UsageError(f"--verify-epochs {args.verify_epochs}: give at least 1")
+        if value is not None and value < smallest:
+            raise UsageError(f"{flag} {value}: {remedy}")
 
 
 def _verify(args: argparse.Namespace, config: Config, result: TuneResult, console: Console) -> TuneResult:
@@ -167,13 +152,11 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
     def tell(arm: str, seed: int, n_done: int, n_planned: int) -> None:
         each_s = (time.monotonic() - start_s) / max(n_done, 1)
         left = f", about {format_duration(each_s * (n_planned - n_done))} left" if n_done else f"; logs in {folder}"
-        console.print(
-            f"verify: training {n_done + 1} of {n_planned}, {arm}, seed {seed}{left}", style="dim", markup=False
-        )
+        console.print(f"verify: training {n_done + 1} of {n_planned}, {arm}, seed {seed}{left}", style="dim")
 
     try:
         verification = run_verification(
-            _list_train_words(args, config),
+            list_train_words(args, config.source or args.config_flag or args.config),
             settings,
             folder=folder,
             seed=config.run.seed,
@@ -183,7 +166,8 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
         )
     except (TrainingError, StorageError) as error:
         return _without_verification(result, str(error))
-    reasons = {name: reason for name, reason in result.null_reasons.items() if name != "verification"}
+    reasons = dict(result.null_reasons)
+    reasons.pop("verification", None)
     return dataclasses.replace(result, verification=verification, null_reasons=reasons)
 
 
@@ -192,83 +176,74 @@ def _without_verification(result: TuneResult, reason: str) -> TuneResult:
     return dataclasses.replace(result, notes=notes, null_reasons={**result.null_reasons, "verification": reason})
 
 
-def _list_train_words(args: argparse.Namespace, config: Config) -> list[str]:
-    """The words that make ``fulltilt train`` train what this search was about."""
-    words = [config.source or args.config_flag or args.config, *args.overrides]
-    words += ["--data-path", args.data_path] if args.data_path else []
-    return words + (["--device", args.device] if args.device else [])
-
-
 def print_result(console: Console, document: Mapping[str, Any]) -> None:
-    """The table, the picks and the notes, for people."""
-    from fulltilt.report import (
+    """Print the table, the picks and the notes, for people."""
+    from fulltilt.report.outcome import describe_outcome
+    from fulltilt.report.summary import (
         PICK_TITLES,
-        build_trials_table,
         describe_advice,
         describe_hints,
         describe_marks,
-        describe_outcome,
         describe_pick,
         describe_same_pick,
         describe_search,
         describe_verification,
     )
+    from fulltilt.report.table import build_trials_table
+
+    def print_section(title: str, lines: Iterable[str | None]) -> None:
+        told = [line for line in lines if line]
+        if told:
+            console.print(f"\n{title}", style="bold")
+            _print_lines(console, told)
 
     console.print()
-    console.print(build_trials_table(document["trials"], marked=_mark_picks(document["picks"]), width=console.width))
+    console.print(build_trials_table(document["trials"], marked=_mark_picks(document), width=console.width))
     legend = describe_marks(document)
     if legend:
-        console.print(legend, style="dim", markup=False)
-    console.print("\n[bold]What it comes to[/]")
-    _print_lines(console, [*describe_outcome(document), describe_verification(document), describe_search(document)])
+        console.print(legend, style="dim")
+    outcome = [
+        *describe_outcome(document),
+        describe_verification(document),
+        describe_search(document),
+    ]
+    print_section("What it comes to", outcome)
     shown: dict[str, Mapping[str, Any]] = {}
     for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)
         if not pick:
             continue
-        console.print(f"\n[bold]{title}[/]")
+        console.print(f"\n{title}", style="bold")
         first = shown.setdefault(pick["id"], pick)
         same = [f"the same plan; {describe_same_pick(pick, first)}"] if first is not pick else None
         for line in same or describe_pick(pick, document["trials"]):
-            console.print(f"  {line}", markup=False)
-    notes = [*describe_hints(document), *document.get("notes", ())]
-    if notes:
-        console.print("\n[bold]Notes[/]")
-        _print_lines(console, notes)
-    advice = describe_advice(document)
-    if advice:
-        console.print("\n[bold]What would make it faster still[/]")
-        _print_lines(console, advice)
+            console.print(f"  {line}")
+    print_section("Notes", [*describe_hints(document), *document.get("notes", ())])
+    print_section("What would make it faster still", describe_advice(document))
 
 
-def _mark_picks(picks: Mapping[str, Any]) -> dict[str, str]:
-    """Row id → the picks it is."""
-    from fulltilt.report import PICK_TITLES
+def _mark_picks(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return row id → the names of its picks."""
+    from fulltilt.report.summary import name_picks
 
-    names: dict[str, list[str]] = {}
-    for name in PICK_TITLES:
-        pick = picks.get(name)
-        if pick:
-            names.setdefault(pick["id"], []).append(name)
+    names = name_picks(document)
     is_one = len(names) == 1
     return {id: "every pick" if is_one and len(own) > 1 else ", ".join(own) for id, own in names.items()}
 
 
-def _print_lines(console: Console, lines: Iterable[str | None]) -> None:
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
-        if line:
-            console.print(f"· {line}", markup=False, soft_wrap=not console.is_terminal)
+        console.print(f"· {line}", soft_wrap=not console.is_terminal)
 
 
 def _name_doubt(result: TuneResult) -> str:
-    """What keeps the pick from being a proven gain over settings that ran as they were; nothing where it is one."""
+    """Return what keeps the pick from being a proven gain over settings that ran as they were; "" where it is one."""
     if result.baseline is None or result.baseline.status != "ok":
         return ""
     if result.savings is None:
         return ", though too few runs were made to tell it from the settings as they were"
-    if result.savings.verdict == "no gain":
-        return ", though this search could not prove that it is faster than the settings as they were"
-    return ""
+    is_proven = result.savings.verdict != "no gain"
+    return "" if is_proven else ", though this search could not prove that it is faster than the settings as they were"
 
 
 def print_applied(console: Console, result: TuneResult, path: str, searched: Config) -> None:
@@ -276,10 +251,10 @@ def print_applied(console: Console, result: TuneResult, path: str, searched: Con
 
     applied = apply_result(result, path, searched=searched)
     if applied.diff:
-        console.print(f"\nwritten into {path}{_name_doubt(result)}:", markup=False)
+        console.print(f"\nwritten into {path}{_name_doubt(result)}:")
     else:
-        console.print(f"{path} holds the recommended settings already, as far as they apply to it", markup=False)
+        console.print(f"{path} holds the recommended settings already, as far as they apply to it")
     for line in applied.diff.splitlines():
         style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
-        console.print(f"  {line}", style=style, markup=False)
+        console.print(f"  {line}", style=style)
     _print_lines(console, [f"{path}: {note}" for note in applied.notes])

@@ -13,24 +13,17 @@ if TYPE_CHECKING:
     from fulltilt.config.bad_samples import parse_on_bad_sample
     from fulltilt.config.binding import bind_call, build_component, import_object
     from fulltilt.config.calls import ComponentCall, parse_call, parse_pipeline
-    from fulltilt.config.loading import config_for_object, config_from_values, load_config, load_grid, load_points
+    from fulltilt.config.loading import config_for_object, config_from_values, load_config, load_points
     from fulltilt.config.model import Config, schema
     from fulltilt.config.plans import apply_plan, plan_of
-    from fulltilt.config.quantities import (
-        Interval,
-        Warmup,
-        parse_bytes,
-        parse_duration_s,
-        parse_interval,
-        parse_warmup,
-    )
+    from fulltilt.config.quantities import Interval, Warmup, parse_bytes, parse_duration_s, parse_interval, parse_warmup
     from fulltilt.config.rewriting import check_writable, write_settings
 
 _HOMES = {
     "bad_samples": ("parse_on_bad_sample",),
     "binding": ("bind_call", "build_component", "import_object"),
     "calls": ("ComponentCall", "parse_call", "parse_pipeline"),
-    "loading": ("config_for_object", "config_from_values", "load_config", "load_grid", "load_points"),
+    "loading": ("config_for_object", "config_from_values", "load_config", "load_points"),
     "plans": ("apply_plan", "plan_of"),
     "quantities": ("Interval", "Warmup", "parse_bytes", "parse_duration_s", "parse_interval", "parse_warmup"),
     "rewriting": ("check_writable", "write_settings"),
@@ -50,7 +43,6 @@ __all__ = [
     "config_from_values",
     "import_object",
     "load_config",
-    "load_grid",
     "load_points",
     "parse_bytes",
     "parse_call",

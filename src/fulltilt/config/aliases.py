@@ -1,4 +1,4 @@
-"""Every spelling that a configuration accepts, and the key it stands for.
+"""List every spelling that a configuration accepts, and the key it stands for.
 
 Three kinds: a key's own bare name (``batch_size`` for ``data.batch_size``), other names (``learning_rate``; those of
 levers come from the catalogue), and foreign sections (``training:``, ``gpu:``) that may hold either.
@@ -53,66 +53,54 @@ CALL_SECTION = "dataloader"
 """``dataloader: {train: basic(shuffle=true, prefetch_factor=2)}``: the arguments are keys of ``data``."""
 
 
-def _keep(value: Any) -> Any:
-    return value
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Spelling:
-    """What one dotted spelling means."""
+    """Says which keys one dotted spelling sets, and how its values become theirs."""
 
     keys: tuple[str, ...]
-    is_alias: bool
-    convert: Callable[[Any], Any] = _keep
+    convert: Callable[[Any], Any] = lambda value: value
 
 
 @functools.cache
 def list_bare_names() -> Mapping[str, Spelling]:
-    """Names accepted at the top of a file and in foreign sections."""
-    names: dict[str, Spelling] = {}
-    for key in LEAVES:
-        section, _, name = key.rpartition(".")
-        if section and section not in NOT_BARE:
-            names[name] = Spelling(keys=(key,), is_alias=True)
-    for name, keys in OTHER_NAMES.items():
-        names[name] = Spelling(keys=keys, is_alias=True)
+    """Return the names accepted at the top of a file and in foreign sections."""
+    sections = {key: key.rpartition(".")[0] for key in LEAVES}
+    own = [key for key, section in sections.items() if section and section not in NOT_BARE]
+    names = {key.rpartition(".")[2]: Spelling(keys=(key,)) for key in own}
+    names |= {name: Spelling(keys=keys) for name, keys in OTHER_NAMES.items()}
     for lever in load_catalogue().values():
         for alias in lever.aliases:
-            convert = functools.partial(lever.parse_alias, alias) if lever.parse_alias else _keep
-            names[alias] = Spelling(keys=(lever.key,), is_alias=True, convert=convert)
+            names[alias] = Spelling(keys=(lever.key,))
+            if lever.parse_alias:
+                names[alias] = Spelling(keys=(lever.key,), convert=functools.partial(lever.parse_alias, alias))
     return names
 
 
 def resolve_spelling(spelled: str) -> Spelling | None:
-    """The meaning of a dotted spelling that holds a value, None when it is unknown."""
-    if spelled in LEAVES:
-        return Spelling(keys=(spelled,), is_alias=False)
+    """Return the meaning of a dotted spelling that holds a value, None when it is unknown."""
+    section, _, name = spelled.partition(".")
+    key = f"data.{spelled}" if section == "transform" else spelled
+    if key in LEAVES:
+        return Spelling(keys=(key,))
     bare = list_bare_names()
     if spelled in bare:
         return bare[spelled]
-    section, _, name = spelled.partition(".")
-    if section == "transform":
-        key = f"data.{spelled}"
-        return Spelling(keys=(key,), is_alias=True) if key in LEAVES else None
     found = bare.get(name)
     if section in FOREIGN_SECTIONS:
-        return found or (Spelling(keys=(name,), is_alias=True) if name in LEAVES and "." not in name else None)
-    if section in SECTIONS and found and all(key.startswith(f"{section}.") for key in found.keys):
-        return found
-    return None
+        return found or (Spelling(keys=(name,)) if name in LEAVES and "." not in name else None)
+    is_own = found and section in SECTIONS and all(key.startswith(f"{section}.") for key in found.keys)
+    return found if is_own else None
 
 
 def resolve_section(spelled: str) -> str | None:
-    """The canonical section, or the foreign one, that a mapping at ``spelled`` is; None when it is none."""
-    if spelled in SECTIONS or spelled in FOREIGN_SECTIONS:
-        return spelled
+    """Return the canonical or foreign section that a mapping at ``spelled`` is; None when it is none."""
     if spelled in ("transform", "training.transform"):
         return "transform"
-    return None
+    return spelled if spelled in SECTIONS or spelled in FOREIGN_SECTIONS else None
 
 
 def suggest_names(spelled: str) -> str:
-    """``did you mean …? valid: …`` for a spelling that is not known, or where it belongs."""
+    """Return ``did you mean …? valid: …`` for a spelling that is not known, or where it belongs."""
     section, _, name = spelled.rpartition(".")
     if name in ARGUMENTS:
         return f"it is an argument of a component, for instance {ARGUMENTS[name]}"
@@ -130,13 +118,10 @@ def suggest_names(spelled: str) -> str:
 
 
 def _find_elsewhere(name: str, section: str) -> str | None:
-    """The key whose bare name or alias is ``name`` or close to it."""
+    """Return the key whose bare name or alias is ``name`` or close to it."""
     bare = list_bare_names()
     near = difflib.get_close_matches(name, [*bare, *SECTIONS, *(k for k in LEAVES if "." not in k)], n=1, cutoff=0.7)
-    if not near:
-        return None
-    if section in FOREIGN_SECTIONS:
-        return near[0]
+    if not near or section in FOREIGN_SECTIONS:
+        return near[0] if near else None
     keys = bare[near[0]].keys if near[0] in bare else (near[0],)
-    prefix = f"{section}."
-    return " and ".join(key.removeprefix(prefix) if section else key for key in keys)
+    return " and ".join(key.removeprefix(f"{section}.") for key in keys)

@@ -1,4 +1,4 @@
-"""``data.on_bad_sample``: what a run does about a sample that cannot be read."""
+"""Read ``data.on_bad_sample``, which says what a run does about a sample that cannot be read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ UNREADABLE = (DataError, OSError, EOFError, SyntaxError, ValueError, struct.erro
 
 
 def parse_on_bad_sample(text: str) -> int | None:
-    """``stop`` → None; ``skip(limit=20)`` → 20: as many samples may be left out, ``skip`` alone means 100.
-
-    Raises:
-        ConfigError: anything else.
-    """
+    """Return how many samples may be left out: None for ``stop``, 20 for ``skip(limit=20)``, 100 for ``skip``."""
     if parse_call(text).name not in _POLICIES:
         raise ConfigError(f"{text!r} is neither stop nor skip(limit=…)")
     return build_component(text, _POLICIES, kind="policy", where="data.on_bad_sample")
@@ -31,23 +27,15 @@ def parse_on_bad_sample(text: str) -> int | None:
 
 @contextlib.contextmanager
 def explain_unskipped(what: str) -> Iterator[None]:
-    """Around reading that ``data.on_bad_sample`` does not reach.
-
-    Raises:
-        DataError: A sample cannot be read; says that it has to be repaired, since it is not skipped here.
-    """
+    """Turn what an unreadable sample raises into a DataError that says that ``data.on_bad_sample`` skips none here."""
     try:
         yield
     except UNREADABLE as error:
         raise DataError(f"{error}; data.on_bad_sample skip does not reach {what}: repair or remove the data") from error
 
 
-def _stop() -> None:
-    return None
-
-
 def _skip(limit: Annotated[int, Ge(1)] = DEFAULT_LIMIT) -> int:
     return limit
 
 
-_POLICIES = {"stop": _stop, "skip": _skip}
+_POLICIES = {"stop": lambda: None, "skip": _skip}

@@ -1,4 +1,4 @@
-"""From a component call to the thing itself: find the target, type its arguments, call it."""
+"""Build what a component call names: find the target, type its arguments, call it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import functools
 import importlib
 import inspect
 import sys
-import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from fulltilt.config.calls import ComponentCall, format_value, parse_call
-from fulltilt.config.hints import describe_type
+from fulltilt.config.hints import admits, describe_type
 from fulltilt.errors import ConfigError, format_nearest
 
 
@@ -45,26 +44,21 @@ def build_component(
     """
     call = parse_call(call_or_text) if isinstance(call_or_text, str) else call_or_text
     target = find_target(call.name, registry, kind=kind, where=where, base_dir=base_dir)
-    if not _is_factory(target):
+    # Classes and functions are called; any other object is the component itself, even when it is callable.
+    if not (isinstance(target, type | functools.partial) or inspect.isroutine(target)):
         if call.args or call.kwargs:
-            raise ConfigError(
-                f"{call.name} is of type {type(target).__name__} and takes no arguments; drop them", key=where
-            )
+            said = f"{call.name} is of type {type(target).__name__} and takes no arguments; drop them"
+            raise ConfigError(said, key=where)
         return target
     arguments = bind_call(call, target, where=where, registry=registry, given=given)
-    accepted = _named_parameters(target)
-    injected = {name: value for name, value in given.items() if name in accepted and name not in arguments}
-    return target(**arguments, **injected)
+    accepted = {name for name, parameter in (_read_parameters(target) or {}).items() if _is_named(parameter)}
+    return target(**{name: value for name, value in given.items() if name in accepted} | arguments)
 
 
 def find_target(
     name: str, registry: Mapping[str, Callable[..., Any]], *, kind: str, where: str, base_dir: str | None = None
 ) -> Any:
-    """The callable (or ready object) that a name stands for.
-
-    Raises:
-        ConfigError: neither in the registry nor importable.
-    """
+    """Return the callable (or ready object) that a name stands for, or raise a ConfigError."""
     if name in registry:
         return registry[name]
     prefix, colon, rest = name.partition(":")
@@ -72,10 +66,8 @@ def find_target(
         return registry[f"{prefix}:"](rest)
     if colon:
         return import_object(name, base_dir=base_dir, where=where)
-    names = [f"{n}NAME" if n.endswith(":") else n for n in registry]
-    raise ConfigError(
-        f"unknown {kind} {name!r}; {format_nearest(name, names)}, or module:object for your own", key=where
-    )
+    nearest = format_nearest(name, [f"{n}NAME" if n.endswith(":") else n for n in registry])
+    raise ConfigError(f"unknown {kind} {name!r}; {nearest}, or module:object for your own", key=where)
 
 
 def import_object(path: str, *, base_dir: str | None = None, where: str | None = None) -> Any:
@@ -97,11 +89,9 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             looked = ", ".join(dict.fromkeys(folders))
-            raise ConfigError(
-                f"no module {error.name!r} in {looked} or the environment; put {error.name}.py there, "
-                f"or add its folder to PYTHONPATH",
-                key=where,
-            ) from None
+            remedy = f"put {error.name}.py there, or add its folder to PYTHONPATH"
+            said = f"no module {error.name!r} in {looked} or the environment; {remedy}"
+            raise ConfigError(said, key=where) from None
         raise ConfigError(f"importing {module_name} failed: {error}; install what it imports", key=where) from error
     except (ImportError, SyntaxError) as error:
         raise ConfigError(f"importing {module_name} failed: {error}", key=where) from error
@@ -122,7 +112,7 @@ def bind_call(
     registry: Mapping[str, Callable[..., Any]] | None = None,
     given: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Keyword arguments for ``target``, each of the type its annotation says.
+    """Return keyword arguments for ``target``, each of the type its annotation says.
 
     Args:
         registry: Where a call inside an argument is looked up and built; without one it stays a ComponentCall.
@@ -140,11 +130,15 @@ def bind_call(
     hints = _read_hints(target)
     bound = {}
     for name, value in arguments.items():
+        hint = hints.get(name, _hint_from_default(parameters[name])) if name in parameters else Any
         value = _build_nested(value, registry, where)
-        parameter = parameters.get(name)
-        hint = hints.get(name, _hint_from_default(parameter)) if parameter else Any
-        bound[name] = _coerce(value, hint, call=call, name=name, where=where)
-    missing = [n for n, p in parameters.items() if _is_required(p) and n not in bound and n not in given]
+        try:
+            bound[name] = _coerce(value, hint)
+        except ValueError:  # pydantic's ValidationError is one
+            said = f"{call.name}: {name}={format_value(value)}: expected {describe_type(hint)}"
+            raise ConfigError(said, key=where) from None
+    required = [name for name, p in parameters.items() if _is_named(p) and p.default is p.empty]
+    missing = [name for name in required if name not in bound and name not in given]
     if missing:
         raise ConfigError(f"{call.name} needs {', '.join(missing)}; write {call.name}({missing[0]}=…)", key=where)
     return bound
@@ -152,13 +146,10 @@ def bind_call(
 
 def _name_arguments(call: ComponentCall, parameters: Mapping[str, inspect.Parameter], where: str) -> dict[str, Any]:
     by_position = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    by_name = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    by_name = [n for n, p in parameters.items() if _is_named(p)]
     if len(call.args) > len(by_position):
-        raise ConfigError(
-            f"{call.name} takes {len(by_position)} arguments by position ({', '.join(by_position)}), "
-            f"{len(call.args)} are given",
-            key=where,
-        )
+        takes = f"{len(by_position)} arguments by position ({', '.join(by_position)})"
+        raise ConfigError(f"{call.name} takes {takes}, {len(call.args)} are given", key=where)
     arguments = dict(zip(by_position, call.args, strict=False))
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name, value in call.kwargs.items():
@@ -166,9 +157,8 @@ def _name_arguments(call: ComponentCall, parameters: Mapping[str, inspect.Parame
             raise ConfigError(f"{call.name}: {name} is given by position and by name; keep one", key=where)
         if name not in by_name and not takes_any:
             remedy = format_nearest(name, by_name) if by_name else "it takes no arguments"
-            raise ConfigError(
-                f"{call.name} has no argument {name!r} (value {format_value(value)}); {remedy}", key=where
-            )
+            said = f"{call.name} has no argument {name!r} (value {format_value(value)})"
+            raise ConfigError(f"{said}; {remedy}", key=where)
         arguments[name] = value
     return arguments
 
@@ -181,65 +171,35 @@ def _build_nested(value: Any, registry: Mapping[str, Callable[..., Any]] | None,
     return value
 
 
-def _coerce(value: Any, hint: Any, *, call: ComponentCall, name: str, where: str) -> Any:
-    """``value`` as the annotation has it; an annotation that pydantic cannot read lets it pass."""
-    adapter = _find_adapter(hint)
-    if adapter is None or _holds_built(value):
+def _coerce(value: Any, hint: Any) -> Any:
+    """Return ``value`` as its annotation has it, or raise a ValueError; an unreadable annotation takes any value."""
+    if hint is Any or hint is inspect.Parameter.empty or _holds_built(value):
         return value
     try:
-        if isinstance(value, bool) and not _admits_bool(hint):
-            raise ValueError("true and false are not numbers")
-        return adapter.validate_python(value)
-    except (ValidationError, ValueError):
-        said = f"{call.name}: {name}={format_value(value)}: expected {describe_type(hint)}"
-        raise ConfigError(said, key=where) from None
-
-
-def _find_adapter(hint: Any) -> TypeAdapter[Any] | None:
-    if hint is Any or hint is inspect.Parameter.empty:
-        return None
-    try:
-        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
+        adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
     except (PydanticUserError, TypeError, NameError):
-        return None
+        return value
+    if isinstance(value, bool) and admits(hint, int, float, complex) and not admits(hint, bool, Any):
+        raise ValueError("true and false are not numbers")
+    return adapter.validate_python(value)
 
 
 def _holds_built(value: Any) -> bool:
-    """True for objects that a nested call has built: their class is their type."""
+    """Return whether a value is, or holds, an object that a nested call has built: its class is its type."""
     if isinstance(value, list):
         return any(_holds_built(v) for v in value)
     return not (value is None or isinstance(value, bool | int | float | str))
 
 
-def _admits_bool(hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_admits_bool(arg) for arg in typing.get_args(hint))
-    if origin is typing.Annotated:
-        return _admits_bool(typing.get_args(hint)[0])
-    if origin is typing.Literal:
-        return any(isinstance(v, bool) for v in typing.get_args(hint))
-    return (origin or hint) not in (int, float, complex)
-
-
 def _hint_from_default(parameter: inspect.Parameter) -> Any:
-    """Without an annotation a default of a plain type tells the type; 0 and 1 as defaults may stand for floats."""
-    default = parameter.default
-    if isinstance(default, bool):
+    """Return the type that a default tells; 0 and 1 may stand for floats, and most defaults tell none."""
+    if isinstance(parameter.default, bool):
         return bool
-    if isinstance(default, int | float):
-        return int | float
-    return Any
+    return int | float if isinstance(parameter.default, int | float) else Any
 
 
-def _is_required(parameter: inspect.Parameter) -> bool:
-    named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    return named and parameter.default is parameter.empty
-
-
-def _is_factory(target: Any) -> bool:
-    """Classes and functions are called; any other object is the component itself, even when it is callable."""
-    return isinstance(target, type | functools.partial) or inspect.isroutine(target)
+def _is_named(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
 def _read_parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
@@ -247,11 +207,6 @@ def _read_parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]
         return dict(inspect.signature(target).parameters)
     except (ValueError, TypeError):
         return None
-
-
-def _named_parameters(target: Callable[..., Any]) -> set[str]:
-    parameters = _read_parameters(target) or {}
-    return {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _read_hints(target: Callable[..., Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ A word is everything up to white space or one of ``, ( ) [ ] { } | = " '``, so p
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +26,7 @@ MAX_DEPTH = 50
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*(?::[A-Za-z_][\w.\-]*)?")
 _KEY = re.compile(r"([A-Za-z_]\w*)\s*=")
 _WORD = re.compile(r"[^\s,()\[\]{}|='\"]+")
-_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_QUOTED = re.compile(r"""(['"])((?:(?!\1)[^\\]|\\.)*)\1""", re.DOTALL)
 _INT = re.compile(r"[+-]?\d+(?:_\d+)*")
 _FLOAT = re.compile(r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _ESCAPES = {"n": "\n", "t": "\t"}
@@ -34,24 +35,20 @@ _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ComponentCall:
-    """A name with arguments; values are numbers, text, booleans, None, lists and further calls."""
+    """Holds a name and its arguments; values are numbers, text, booleans, None, lists and further calls."""
 
     name: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The call as text that ``parse_call`` reads back to an equal call."""
+        """Return the call as text that ``parse_call`` reads back to an equal call."""
         given = [format_value(v) for v in self.args] + [f"{k}={format_value(v)}" for k, v in self.kwargs.items()]
         return f"{self.name}({', '.join(given)})" if given else self.name
 
 
 def parse_call(text: str) -> ComponentCall:
-    """Read one component call.
-
-    Raises:
-        ConfigError: not a call; names the column.
-    """
+    """Read one component call, or raise a ConfigError with the column."""
     parser = _Parser(text)
     call = parser.read_call(depth=0)
     parser.expect_end("a pipeline belongs where transforms are" if parser.peek() == "|" else "one call only")
@@ -59,11 +56,7 @@ def parse_call(text: str) -> ComponentCall:
 
 
 def parse_pipeline(text: str) -> tuple[ComponentCall, ...]:
-    """Read ``a | b(c=1)``.
-
-    Raises:
-        ConfigError: not a pipeline; names the column.
-    """
+    """Read a pipeline, ``a | b(c=1)``, or raise a ConfigError with the column."""
     parser = _Parser(text)
     calls = [parser.read_call(depth=0)]
     while parser.take("|"):
@@ -73,22 +66,14 @@ def parse_pipeline(text: str) -> tuple[ComponentCall, ...]:
 
 
 def format_value(value: Any) -> str:
-    """A value as it is written inside a call."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    """Return a value as it is written inside a call."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(format_value(v) for v in value)}]"
-    if isinstance(value, str):
-        plain = _WORD.fullmatch(value) and isinstance(_type_word(value), str)
-        return value if plain else _quote(value)
-    return str(value)
-
-
-def _quote(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return f'"{escaped}"'
+    if not isinstance(value, str) or (_WORD.fullmatch(value) and isinstance(_type_word(value), str)):
+        return str(value)
+    return '"' + re.sub(r'[\\"\n\t]', lambda m: "\\" + {"\n": "n", "\t": "t"}.get(m[0], m[0]), value) + '"'
 
 
 def _type_word(word: str) -> Any:
@@ -100,7 +85,7 @@ def _type_word(word: str) -> Any:
 
 
 class _Parser:
-    """A recursive-descent reader over one text; ``at`` is the next unread character."""
+    """Reads one text by recursive descent; ``at`` is the next unread character."""
 
     def __init__(self, text: str):
         self.text, self.at = str(text), 0
@@ -120,13 +105,13 @@ class _Parser:
         self.at += 1
         return True
 
-    def expect(self, mark: str, instead: str) -> None:
-        if not self.take(mark):
-            raise self.fail(instead)
-
     def expect_end(self, hint: str) -> None:
         if self.peek():
             raise self.fail(f"nothing more ({hint})")
+
+    def separate(self, closing: str) -> None:
+        if self.peek() != closing and not self.take(","):
+            raise self.fail(f"',' or {closing!r}")
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         self.peek()
@@ -141,11 +126,10 @@ class _Parser:
         name = self.match(_NAME)
         if name is None:
             raise self.fail("a component name")
-        args, kwargs = self.read_arguments(depth) if self.peek() == "(" else ((), {})
+        args, kwargs = self.read_arguments(depth) if self.take("(") else ((), {})
         return ComponentCall(name[0], args, kwargs)
 
     def read_arguments(self, depth: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self.expect("(", "'('")
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         while not self.take(")"):
@@ -160,8 +144,7 @@ class _Parser:
                 raise self.fail("name=value: an argument without a name cannot follow one with a name")
             else:
                 args.append(self.read_value(depth + 1))
-            if self.peek() != ")":
-                self.expect(",", "',' or ')'")
+            self.separate(")")
         return tuple(args), kwargs
 
     def read_value(self, depth: int) -> Any:
@@ -172,9 +155,7 @@ class _Parser:
                 return self.read_list(closing, depth)
         quoted = self.match(_QUOTED)
         if quoted:
-            body = quoted[1] if quoted[1] is not None else quoted[2]
-            return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), body, flags=re.DOTALL)
-        self.peek()
+            return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), quoted[2], flags=re.DOTALL)
         start, word = self.at, self.match(_WORD)
         if word is None:
             raise self.fail("a value")
@@ -187,6 +168,5 @@ class _Parser:
         values = []
         while not self.take(closing):
             values.append(self.read_value(depth + 1))
-            if self.peek() != closing:
-                self.expect(",", f"',' or {closing!r}")
+            self.separate(closing)
         return values

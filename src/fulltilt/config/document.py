@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from fulltilt.config.aliases import FOREIGN_SECTIONS, NOT_BARE, list_bare_names
 from fulltilt.config.hints import describe_type
-from fulltilt.config.leaves import LEAVES, Leaf
+from fulltilt.config.leaves import LEAVES
 
 INTRODUCTION = """\
 # Configuration
@@ -65,44 +66,38 @@ of those names; `batch_size` of the `val` loader is `data.val_batch_size`.
 
 
 def build_document() -> str:
-    """The whole page, from the schema and the table of spellings."""
+    """Build the whole page, from the schema and the table of spellings."""
     foreign = " or ".join(f"`{name}:`" for name in FOREIGN_SECTIONS)
-    parts = [INTRODUCTION, *_build_sections(), SPELLINGS.format(foreign=foreign)]
-    parts += [f"| `{name}` | {key} | {note} |\n" for name, key, note in _list_aliases()]
-    return "".join([*parts, LOADERS])
+    return "".join([INTRODUCTION, *_build_sections(), SPELLINGS.format(foreign=foreign), *_list_aliases(), LOADERS])
 
 
 def _build_sections() -> Iterator[str]:
-    groups: dict[str, list[Leaf]] = {}
-    for leaf in LEAVES.values():
-        groups.setdefault(leaf.key.partition(".")[0] if "." in leaf.key else "", []).append(leaf)
-    for section, leaves in groups.items():
+    for section, leaves in itertools.groupby(
+        LEAVES.values(), lambda leaf: leaf.key.rpartition(".")[0].partition(".")[0]
+    ):
         yield f"## `{section}`\n\n" if section else "## Top level\n\n"
         if section and section not in NOT_BARE:
             yield "Also accepted at the top of a file without the section, by the last part of the name.\n\n"
         yield "| Key | Type | Default | |\n|---|---|---|---|\n"
-        yield from (_build_row(leaf) for leaf in leaves)
+        for leaf in leaves:
+            cells = (f"`{leaf.key}`", describe_type(leaf.hint), f"`{_show(leaf.default)}`", leaf.doc)
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
         yield "\n"
-
-
-def _build_row(leaf: Leaf) -> str:
-    cells = (f"`{leaf.key}`", describe_type(leaf.hint), f"`{_show(leaf.default)}`", leaf.doc)
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
 def _show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _list_aliases() -> Iterable[tuple[str, str, str]]:
-    """Alias, keys, what its booleans become; without the keys' own bare names."""
+def _list_aliases() -> Iterator[str]:
+    """Yield a row for every alias but the keys' own bare names: its keys, and what its booleans become."""
     for name, spelling in sorted(list_bare_names().items()):
         if any(key.endswith(f".{name}") for key in spelling.keys):
             continue
         keys = " and ".join(f"`{key}`" for key in spelling.keys)
         converted = {word: spelling.convert(value) for word, value in (("true", True), ("false", False))}
         changed = [f"`{word}` is `{_show(v)}`" for word, v in converted.items() if not isinstance(v, bool)]
-        yield name, keys, ", ".join(changed)
+        yield f"| `{name}` | {keys} | {', '.join(changed)} |\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Type annotations as data: what they admit, and how they read in words."""
+"""Read type annotations: what they admit, and what they are in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 
 def admits(hint: Any, *wanted: Any, deep: bool = False) -> bool:
-    """True when a value of one of the ``wanted`` types fits the annotation; ``deep``: or an entry inside the value."""
+    """Return whether a value of a ``wanted`` type fits the annotation, or, with ``deep``, an entry inside the value."""
     return any(kind in wanted for kind in _list_kinds(hint, deep=deep))
 
 
@@ -23,9 +23,9 @@ def _list_kinds(hint: Any, *, deep: bool) -> list[Any]:
         return _list_kinds(args[0], deep=deep)
     if origin is Literal:
         return [type(value) for value in args]
-    inner = args if origin in (typing.Union, types.UnionType) or deep else ()
-    kinds = [kind for arg in inner for kind in _list_kinds(arg, deep=deep)]
-    return kinds if origin in (typing.Union, types.UnionType) else [origin or hint, *kinds]
+    is_union = origin in (typing.Union, types.UnionType)
+    kinds = [kind for arg in args if is_union or deep for kind in _list_kinds(arg, deep=deep)]
+    return kinds if is_union else [origin or hint, *kinds]
 
 
 _TYPE_NAMES: Mapping[Any, str] = {
@@ -39,7 +39,7 @@ _TYPE_NAMES: Mapping[Any, str] = {
 
 
 def describe_type(hint: Any) -> str:
-    """A type in words: "a whole number of at least 1 or null"."""
+    """Return a type in words: "a whole number of at least 1 or null"."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return describe_type(args[0]) + " and".join(_list_bounds(args[1:]))
@@ -58,7 +58,7 @@ def describe_type(hint: Any) -> str:
 
 
 def _list_bounds(metadata: Iterable[Any]) -> list[str]:
-    """What an annotation adds to its type, each with a space in front: " of at least 0"."""
+    """List what an annotation adds to its type, each with a space in front: " of at least 0"."""
     words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below", "min_length": "with at least"}
     bounds: list[str] = []
     for bound in metadata:

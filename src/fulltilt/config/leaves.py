@@ -1,4 +1,4 @@
-"""Every key that holds a value, as a flat list. Reading, references, grids, rewriting and the docs go by it."""
+"""List every key that holds a value. Reading, references, grids, rewriting and the docs go by it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import annotated_types
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from fulltilt.config.hints import admits
 from fulltilt.config.model import Config
@@ -16,7 +15,7 @@ from fulltilt.config.model import Config
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Leaf:
-    """One key that holds a value."""
+    """Describes one key that holds a value."""
 
     key: str
     hint: Any
@@ -32,19 +31,15 @@ def _collect_leaves(model: type[BaseModel], prefix: str = "") -> dict[str, Leaf]
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             leaves |= _collect_leaves(field.annotation, f"{key}.")
         else:
+            bounds = tuple(m for m in field.metadata if isinstance(m, annotated_types.BaseMetadata))
             leaves[key] = Leaf(
                 key=key,
-                hint=_hint_of(field),
+                hint=Annotated[(field.annotation, *bounds)] if bounds else field.annotation,
                 default=field.get_default(call_default_factory=True, validated_data={}),
                 doc=field.description or "",
                 is_list=admits(field.annotation, list, tuple, Any),
             )
     return leaves
-
-
-def _hint_of(field: FieldInfo) -> Any:
-    bounds = tuple(m for m in field.metadata if isinstance(m, annotated_types.BaseMetadata))
-    return Annotated[(field.annotation, *bounds)] if bounds else field.annotation
 
 
 LEAVES: Mapping[str, Leaf] = _collect_leaves(Config)

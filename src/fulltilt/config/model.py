@@ -1,4 +1,4 @@
-"""The configuration as a frozen pydantic model. The fields of levers are generated from the catalogue."""
+"""Define the configuration as a frozen pydantic model, whose fields of levers come from the catalogue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import annotated_types
+from annotated_types import Ge, Gt, Lt
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -34,7 +34,7 @@ CONFIG_ONLY: Mapping[str, tuple[str, ...]] = {"precision": ("auto",), "placement
 
 
 def _check(parse: Any) -> AfterValidator:
-    """Keep the value as the user wrote it, once ``parse`` has read it without complaint."""
+    """Build a validator that keeps the value as the user wrote it, once ``parse`` has read it."""
 
     def check(value: Any) -> Any:
         try:
@@ -72,30 +72,33 @@ def _check_folder_name(name: str) -> str:
 FolderName = Annotated[Text, AfterValidator(_check_folder_name)]
 Every = Annotated[Text | None, _check(parse_interval)]
 WarmupValue = Annotated[int | float | str, _check(parse_warmup)]
-GpuIndex = Annotated[int, annotated_types.Ge(0)]
-DeviceValue = Annotated[str | GpuIndex | Annotated[list[GpuIndex], Field(min_length=1)], AfterValidator(_check_device)]
-PositiveFloat = Annotated[float, annotated_types.Gt(0)]
-PositiveInt = Annotated[int, annotated_types.Ge(1)]
-NaturalInt = Annotated[int, annotated_types.Ge(0)]
-Seed = Annotated[int, annotated_types.Ge(0), annotated_types.Lt(2**32)]  # what every generator takes
+PositiveFloat = Annotated[float, Gt(0)]
+NaturalFloat = Annotated[float, Ge(0)]
+Decay = Annotated[float, Gt(0), Lt(1)]
+PositiveInt = Annotated[int, Ge(1)]
+NaturalInt = Annotated[int, Ge(0)]
+PositiveInts = Annotated[list[PositiveInt], Field(min_length=1)]
+NaturalInts = Annotated[list[NaturalInt], Field(min_length=1)]
+DeviceValue = Annotated[str | NaturalInt | NaturalInts, AfterValidator(_check_device)]
+Seed = Annotated[int, Ge(0), Lt(2**32)]  # what every generator takes
 LoggerName = Literal["csv", "tensorboard", "mlflow", "wandb"]
 Percentile = Literal["p50", "p90", "p95", "p99", "mean", "max"]
 Latency = Annotated[dict[Percentile, PositiveFloat], Field(min_length=1)]
 
 
 def _holds_bool(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(_holds_bool(v) for v in value.values())
-    return any(_holds_bool(v) for v in value) if isinstance(value, list | tuple) else isinstance(value, bool)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, bool) or any(map(_holds_bool, inside))
 
 
 class Section(BaseModel):
+    """Refuses unknown keys, infinities, and true and false where numbers belong."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Pydantic takes ``true`` for 1; ``batch_size: true`` is a mistake."""
         hint = cls.model_fields[str(info.field_name)].annotation
         is_section = isinstance(hint, type) and issubclass(hint, BaseModel)
         if not is_section and _holds_bool(value) and not admits(hint, bool, Any, deep=True):
@@ -107,67 +110,60 @@ class Section(BaseModel):
         def __getattr__(self, name: str) -> Any: ...
 
 
+def _key(default: Any, description: str) -> Any:
+    return Field(default=default, description=description)
+
+
 class Transform(Section):
-    train: Pipeline | None = Field(default=None, description="Transforms of training samples, `a | b(c=1)`.")
-    val: Pipeline | None = Field(default=None, description="Transforms of validation samples.")
+    train: Pipeline | None = _key(None, "Transforms of training samples, `a | b(c=1)`.")
+    val: Pipeline | None = _key(None, "Transforms of validation samples.")
 
 
 class _Data(Section):
-    dataset: Call | None = Field(default=None, description="The dataset as a component call, `cifar10(root=data)`.")
-    path: str | None = Field(default=None, description="File or folder of the data; goes to the dataset as `path`.")
-    val_dataset: Call | None = Field(default=None, description="Validation dataset; null: `dataset` with `split=val`.")
+    dataset: Call | None = _key(None, "The dataset as a component call, `cifar10(root=data)`.")
+    path: str | None = _key(None, "File or folder of the data; goes to the dataset as `path`.")
+    val_dataset: Call | None = _key(None, "Validation dataset; null: `dataset` with `split=val`.")
     transform: Transform = Transform()
-    mix: Pipeline | None = Field(
-        default=None,
-        description="Training images mixed in pairs: `mixup(alpha=0.2)`, `cutmix(alpha=1)`; of `a | b` each takes one.",
+    mix: Pipeline | None = _key(
+        None, "Mix training images in pairs: `mixup(alpha=0.2)`, `cutmix(alpha=1)`; `a | b`: one of them."
     )
-    on_bad_sample: Annotated[str, _check(parse_on_bad_sample)] = Field(
-        default="stop",
-        description=(
-            "A sample that cannot be read: `stop`, or `skip(limit=100)`: another one of its batch stands in for "
-            "each of so many, told by name. On one device, and batches only: an error where all samples are read "
-            "beforehand (placement ram, device) or encoded to features."
-        ),
+    on_bad_sample: Annotated[str, _check(parse_on_bad_sample)] = _key(
+        "stop",
+        "A sample that cannot be read: `stop`, or `skip(limit=100)`: another one of its batch stands in for "
+        "each of so many, told by name. On one device, and batches only: an error where all samples are read "
+        "beforehand (placement ram, device) or encoded to features.",
     )
-    shuffle: bool = Field(default=True, description="Shuffle the training set anew every epoch.")
-    drop_last: bool = Field(default=False, description="Leave out the last, shorter training batch.")
-    val_batch_size: PositiveInt | None = Field(
-        default=None, description="Samples of a validation batch; null: batch_size."
-    )
+    shuffle: bool = _key(True, "Shuffle the training set anew every epoch.")
+    drop_last: bool = _key(False, "Leave out the last, shorter training batch.")
+    val_batch_size: PositiveInt | None = _key(None, "Samples of a validation batch; null: batch_size.")
 
 
 class Optim(Section):
-    optimizer: Call = Field(default="adamw", description="The optimizer as a component call, `sgd(momentum=0.9)`.")
-    lr: PositiveFloat = Field(default=1e-3, description="Learning rate after warm-up.")
-    weight_decay: Annotated[float, annotated_types.Ge(0)] | None = Field(
-        default=None, description="Weight decay; null: the optimizer's own default."
-    )
-    schedule: Call = Field(
-        default="constant", description="Learning rate over time: constant, cosine, linear, step(…)."
-    )
-    warmup: WarmupValue = Field(default=0, description="Warm-up: steps (500), epochs ('1 epoch') or a fraction (0.05).")
-    clip_norm: PositiveFloat | None = Field(default=None, description="Largest gradient norm; null: no clipping.")
-    ema: Annotated[float, annotated_types.Gt(0), annotated_types.Lt(1)] | None = Field(
-        default=None,
-        description="Decay of a running average of the weights, 0.999; it is what is evaluated. Null: none.",
-    )
+    optimizer: Call = _key("adamw", "The optimizer as a component call, `sgd(momentum=0.9)`.")
+    lr: PositiveFloat = _key(1e-3, "Learning rate after warm-up.")
+    weight_decay: NaturalFloat | None = _key(None, "Weight decay; null: the optimizer's own default.")
+    schedule: Call = _key("constant", "Learning rate over time: constant, cosine, linear, step(…).")
+    warmup: WarmupValue = _key(0, "Warm-up: steps (500), epochs ('1 epoch') or a fraction (0.05).")
+    clip_norm: PositiveFloat | None = _key(None, "Largest gradient norm; null: no clipping.")
+    ema: Decay | None = _key(None, "Decay of a running average of the weights (0.999), which is evaluated; null: none.")
 
 
 class _Speed(Section):
-    shard: Literal["auto", "none", "full"] = Field(
-        default="auto",
-        description="Over several devices: every one holds the weights (none) or a part of them (full, FSDP2); "
-        "auto: full where they would not fit.",
+    shard: Literal["auto", "none", "full"] = _key(
+        "auto",
+        "Over several devices: every one holds the weights (none) or a part of them (full, FSDP2); auto: full where "
+        "they would not fit.",
     )
-    static_graph: bool = Field(
-        default=True,
-        description="Over several devices: the same weights take part in every step; false looks in each which do.",
+    static_graph: bool = _key(
+        True, "Over several devices: the same weights take part in every step; false: look each time."
     )
 
 
 class Promise(Section):
-    """What a search measured of the plan it wrote into the file, and of what that is true: the plan, the machine and
-    its device, the model and the data; one that says nothing of something is true of any."""
+    """Holds the speed that a search measured of the plan it wrote into the file, and of what that is true.
+
+    That is the plan, the machine and its device, the model and the data; what it says nothing of may be any.
+    """
 
     samples_per_s: Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
     plan: Text
@@ -177,9 +173,9 @@ class Promise(Section):
     n_parameters: NaturalInt | None = None
     data: Text | None = None
     threads: PositiveInt | None = None
-    data_wait_pct: Annotated[float, annotated_types.Ge(0)] | None = None
+    data_wait_pct: NaturalFloat | None = None
     n_ranks: PositiveInt = 1
-    cpu_pressure_pct: Annotated[float, annotated_types.Ge(0)] | None = None  # of a busy machine: why it is so wide
+    cpu_pressure_pct: NaturalFloat | None = None  # of a busy machine: why it is so wide
 
     @field_validator("samples_per_s")
     @classmethod
@@ -190,75 +186,60 @@ class Promise(Section):
 
 
 class _RunSection(Section):
-    name: FolderName | None = Field(
-        default=None, description="Name of the run, and of its folder; null: the name of the file."
+    name: FolderName | None = _key(None, "Name of the run, and of its folder; null: the name of the file.")
+    epochs: PositiveInt = _key(10, "Passes over the training set.")
+    device: DeviceValue = _key("auto", "auto, cpu, cuda, cuda:1, or a list of GPU numbers.")
+    n_ranks: PositiveInt | None = _key(
+        None, "Training processes, one a device (on `cpu` any number); null: as `device` says."
     )
-    epochs: PositiveInt = Field(default=10, description="Passes over the training set.")
-    device: DeviceValue = Field(default="auto", description="auto, cpu, cuda, cuda:1, or a list of GPU numbers.")
-    n_ranks: PositiveInt | None = Field(
-        default=None,
-        description="Training processes, one a device; null: as many as `device` names. With `cpu` any number.",
-    )
-    max_restarts: NaturalInt = Field(
-        default=0, description="Start again from the newest checkpoint so often when a training process dies or hangs."
-    )
-    hang_timeout_s: PositiveFloat | None = Field(
-        default=None,
-        description="Seconds that one training process may stand still while the others wait for it; null: 20, with "
+    max_restarts: NaturalInt = _key(0, "Restarts from the newest checkpoint when a training process dies or hangs.")
+    hang_timeout_s: PositiveFloat | None = _key(
+        None,
+        "Seconds that one training process may stand still while the others wait for it; null: 20, with "
         "compile 600. Before its first step `start_timeout_s` holds, if that is more.",
     )
-    start_timeout_s: PositiveFloat = Field(
-        default=600.0,
-        description="Seconds that one training process may need for its start and its first step while the others wait "
-        "for it.",
+    start_timeout_s: PositiveFloat = _key(
+        600.0, "Seconds that one training process may need to start and take a step while others wait for it."
     )
-    seed: Seed = Field(default=42, description="Seed of initialisation, order and augmentation.")
-    checkpoint_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
-    evaluate_every: Every = Field(default="1 epoch", description="'1 epoch', '500 steps' or null.")
-    log_every_n_steps: PositiveInt = Field(default=10, description="Optimizer steps between two log lines.")
-    loggers: list[LoggerName] = Field(
-        default=["csv"], description="Who takes the curves: csv, tensorboard, mlflow, wandb."
-    )
-    on_out_of_memory: Literal["replan", "stop"] = Field(
-        default="replan",
-        description="Go on from the last step with the largest smaller micro-batch that divides the effective batch, "
+    seed: Seed = _key(42, "Seed of initialisation, order and augmentation.")
+    checkpoint_every: Every = _key("1 epoch", "'1 epoch', '500 steps' or null.")
+    evaluate_every: Every = _key("1 epoch", "'1 epoch', '500 steps' or null.")
+    log_every_n_steps: PositiveInt = _key(10, "Optimizer steps between two log lines.")
+    loggers: list[LoggerName] = _key(["csv"], "Who takes the curves: csv, tensorboard, mlflow, wandb.")
+    on_out_of_memory: Literal["replan", "stop"] = _key(
+        "replan",
+        "Go on from the last step with the largest smaller micro-batch that divides the effective batch, "
         "and more accumulation; or stop. Runs over several devices go on from the newest checkpoint. Streams that "
         "several workers share or that drop their last batch always stop, and so do runs that torchrun started.",
     )
-    on_full_disk: Literal["stop", "continue"] = Field(
-        default="stop",
-        description="When a checkpoint cannot be written; the one before is kept either way. The last one of a run has "
+    on_full_disk: Literal["stop", "continue"] = _key(
+        "stop",
+        "When a checkpoint cannot be written; the one before is kept either way. The last one of a run has "
         "to be written: without it the run ends as failed.",
     )
-    async_checkpoint: bool = Field(
-        default=False,
-        description="Write checkpoints beside training, from a copy in host memory. Where every core trains this "
+    async_checkpoint: bool = _key(
+        False,
+        "Write checkpoints beside training, from a copy in host memory. Where every core trains this "
         "stalls training longer than writing them between steps, with a core left to the writer a third as long "
         "(benchmarks/results/checkpoint_stall-cpu.json in the repository); it was not measured on a GPU.",
     )
-    promise: Promise | None = Field(
-        default=None,
-        description="The speed that `tune --apply` measured, of all training processes together; `train` with as many "
+    promise: Promise | None = _key(
+        None,
+        "The speed that `tune --apply` measured, of all training processes together; `train` with as many "
         "says when it falls out of it, and why.",
     )
 
 
 class Benchmark(Section):
-    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] | None = Field(
-        default=None, description="Batch sizes to try; naming them frees the effective batch."
-    )
-    num_workers_options: Annotated[list[NaturalInt], Field(min_length=1)] | None = Field(
-        default=None, description="Worker counts to try; null: from the machine."
-    )
-    steps_per_test: PositiveInt = Field(default=10, description="Timed optimizer steps per trial, at least.")
-    test_mixed_precision: bool | None = Field(default=None, description="Try mixed precision; null: the tuner decides.")
-    test_pin_memory: bool | None = Field(default=None, description="Try pinned memory; null: the tuner decides.")
-    levers: dict[str, Annotated[list[Any], Field(min_length=1)]] | None = Field(
-        default=None,
-        description=(
-            "Values to try of further levers, `{compile: [false, true]}`; null: what suits the machine, of every lever "
-            "that leaves the recipe alone (with `--exhaustive` and `--quick`, none)."
-        ),
+    batch_sizes: PositiveInts | None = _key(None, "Batch sizes to try; naming them frees the effective batch.")
+    num_workers_options: NaturalInts | None = _key(None, "Worker counts to try; null: from the machine.")
+    steps_per_test: PositiveInt = _key(10, "Timed optimizer steps per trial, at least.")
+    test_mixed_precision: bool | None = _key(None, "Try mixed precision; null: the tuner decides.")
+    test_pin_memory: bool | None = _key(None, "Try pinned memory; null: the tuner decides.")
+    levers: dict[str, Annotated[list[Any], Field(min_length=1)]] | None = _key(
+        None,
+        "Values to try of further levers, `{compile: [false, true]}`; null: what suits the machine, of every lever "
+        "that leaves the recipe alone (with `--exhaustive` and `--quick`, none).",
     )
 
     @field_validator("levers")
@@ -273,29 +254,24 @@ class Benchmark(Section):
 
 
 class Targets(Section):
-    batch_latency_ms: Latency | None = Field(
-        default=None, description="Largest time of the model's call for one batch under the load, `{p99: 100}`."
+    batch_latency_ms: Latency | None = _key(
+        None, "Largest time of one batch in the model under the load, `{p99: 100}`."
     )
-    memory_gib: PositiveFloat | None = Field(default=None, description="Most memory of the device used.")
-    samples_per_hour: PositiveFloat | None = Field(default=None, description="Smallest throughput, batch after batch.")
-    response_s: Latency | None = Field(
-        default=None,
-        description="Largest time from a request's scheduled arrival to its answer under the load, `{p95: 2}`.",
-    )
-    requests_per_s: PositiveFloat | None = Field(
-        default=None,
-        description="The load: requests that arrive a second, at random times (Poisson). `batch_latency_ms` and "
+    memory_gib: PositiveFloat | None = _key(None, "Most memory of the device used.")
+    samples_per_hour: PositiveFloat | None = _key(None, "Smallest throughput, batch after batch.")
+    response_s: Latency | None = _key(None, "Largest time from scheduled arrival to answer under the load, `{p95: 2}`.")
+    requests_per_s: PositiveFloat | None = _key(
+        None,
+        "The load: requests that arrive a second, at random times (Poisson). `batch_latency_ms` and "
         "`response_s` need it.",
     )
-    samples_per_request: PositiveInt | None = Field(
-        default=None, description="Samples of one request, which are one batch; null: `data.batch_size`."
-    )
+    samples_per_request: PositiveInt | None = _key(None, "Samples of a request, one batch; null: `data.batch_size`.")
 
 
 def _check_lever_value(lever: Lever, value: Any) -> Any:
-    if isinstance(value, bool) and not admits(lever.type, bool, Any):
-        raise ValueError(f"{lever.name}: {value!r}: expected {describe_type(lever.type)}")
     try:
+        if isinstance(value, bool) and not admits(lever.type, bool, Any):
+            raise ValueError
         return _adapter(lever.name).validate_python(value)
     except ValueError:
         raise ValueError(f"{lever.name}: {value!r}: expected {describe_type(lever.type)}") from None
@@ -331,7 +307,7 @@ else:
 
 
 class Config(Section):
-    """A validated, resolved configuration: no alias, no reference and no grid is left in it.
+    """Holds a validated, resolved configuration, in which no alias, no reference and no grid is left.
 
     Two are equal when their values and their ``base_dir`` are.
 
@@ -342,11 +318,9 @@ class Config(Section):
         source: The file, when there was one.
     """
 
-    task: Call = Field(default="classification", description="classification, diffusion, … or module:object.")
-    model: Call | None = Field(
-        default=None, description="`wideresnet(depth=28)`, `timm:convnext_tiny`, `my_module:build`."
-    )
-    loss: Call | None = Field(default=None, description="The loss as a component call; null: the task's own.")
+    task: Call = _key("classification", "classification, diffusion, … or module:object.")
+    model: Call | None = _key(None, "`wideresnet(depth=28)`, `timm:convnext_tiny`, `my_module:build`.")
+    loss: Call | None = _key(None, "The loss as a component call; null: the task's own.")
     data: Data = Data()
     optim: Optim = Optim()
     speed: Speed = Speed()
@@ -371,12 +345,12 @@ class Config(Section):
         return dict(self._provenance)
 
     def to_values(self) -> dict[str, Any]:
-        """Plain, resolved, JSON-ready: ``config_from_values`` makes an equal Config of it."""
+        """Return plain, JSON-ready values, of which ``config_from_values`` makes an equal Config."""
         return self.model_dump(mode="json")
 
     @property
     def digest(self) -> str:
-        """A stable hash of the values; the folder they lie in does not matter, nor does what a search promised."""
+        """Return a stable hash of the values, without the folder they lie in and what a search promised."""
         values = self.to_values()
         values["run"].pop("promise")
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
@@ -390,5 +364,5 @@ class Config(Section):
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of a resolved configuration in its canonical spelling."""
+    """Return the JSON Schema of a resolved configuration in its canonical spelling."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

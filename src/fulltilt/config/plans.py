@@ -1,7 +1,8 @@
-"""Between a Config and a Plan: the lever values of one are the lever values of the other."""
+"""Turn a Config into a Plan and back: the lever values of one are those of the other."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +14,12 @@ from fulltilt.records import Plan
 
 
 def plan_of(config: Config) -> Plan:
-    """A value for every lever. ``precision`` may still be "auto": ``levers.precision.resolve`` knows the device."""
-    return Plan({name: _read(config, lever.key) for name, lever in load_catalogue().items()})
+    """Return a value for every lever; ``precision`` may still be "auto", as ``levers.precision.resolve`` reads it."""
+    return Plan({name: operator.attrgetter(lever.key)(config) for name, lever in load_catalogue().items()})
 
 
 def apply_plan(config: Config, plan: Mapping[str, Any]) -> Config:
-    """The same configuration with the lever values of ``plan``; their provenance then says "plan".
-
-    Raises:
-        ConfigError: no such lever, or a value it cannot take.
-    """
+    """Return the configuration with the lever values of ``plan``, whose provenance then says "plan"."""
     catalogue = load_catalogue()
     for name in plan.keys() - catalogue.keys():
         raise ConfigError(f"no lever named {name!r}; {format_nearest(name, catalogue)}")
@@ -31,14 +28,6 @@ def apply_plan(config: Config, plan: Mapping[str, Any]) -> Config:
     changed = config_from_values(nest({**before, **changes}), base_dir=config.base_dir)
     after = flatten(changed.to_values())
     changed._source = config.source
-    changed._provenance = {
-        key: said if before[key] == after[key] else "plan" for key, said in config.provenance.items()
-    }
+    places = config.provenance.items()
+    changed._provenance = {key: place if before[key] == after[key] else "plan" for key, place in places}
     return changed
-
-
-def _read(config: Config, key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value

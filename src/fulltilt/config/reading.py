@@ -1,4 +1,4 @@
-"""YAML text to a tree that knows the line and extent of everything in it; only plain values are constructed."""
+"""Read YAML text into a tree that knows the place of everything in it; only plain values are constructed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _AS_TEXT = (f"{_PREFIX}str", f"{_PREFIX}timestamp", f"{_PREFIX}value", f"{_PREFI
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Grid:
-    """Values to try one after the other. One object is one axis, however many keys it sets."""
+    """Holds values to try one after the other. One object is one axis, however many keys it sets."""
 
     values: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One key of a mapping and what stands there. ``start`` and ``end`` are offsets of the value in the text."""
+    """Holds one key of a mapping and its value, with the offsets of both in the text."""
 
     key: str
     value: Any  # a scalar, a list, a Grid, or a Branch
@@ -47,39 +47,29 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """A mapping; ``items`` in the order of the file."""
+    """Holds a mapping; ``items`` in the order of the file."""
 
     items: tuple[Item, ...] = ()
     is_flow: bool = False
-    start: int = 0
-    end: int = 0
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a configuration file, line ends as they are.
-
-    Raises:
-        ConfigError: missing, a folder, not readable, too large or not UTF-8.
-    """
-    file = Path(path)
+    """Return the text of a configuration file, line ends as they are, or raise a ConfigError."""
+    file, line = Path(path), None
     try:
-        if file.is_dir():
-            raise ConfigError(f"is a folder; name a file in it{_suggest(file / 'config.yaml')}", file=str(path))
         if file.is_file() and file.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"is larger than {MAX_FILE_BYTES // 2**20} MiB; is it a data file?", file=str(path))
-        data = file.read_bytes()
+        return file.read_bytes().decode("utf-8-sig")
+    except IsADirectoryError:
+        message = f"is a folder; name a file in it{_suggest(file / 'config.yaml')}"
     except FileNotFoundError:
-        raise ConfigError(f"no such file{_suggest(file)}", file=str(path)) from None
+        message = f"no such file{_suggest(file)}"
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from None
-    try:
-        return data.decode("utf-8-sig")
+        message = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        byte = data[error.start]
-        raise ConfigError(
-            f"byte 0x{byte:02x} is not UTF-8; save the file as UTF-8", file=str(path), line=line
-        ) from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        message = f"byte 0x{error.object[error.start]:02x} is not UTF-8; save the file as UTF-8"
+    raise ConfigError(message, file=str(path), line=line)
 
 
 def _suggest(file: Path) -> str:
@@ -92,35 +82,31 @@ def _suggest(file: Path) -> str:
 
 
 def read_tree(text: str, *, file: str) -> Branch:
-    """Parse YAML 1.2 whose root is a mapping.
-
-    Raises:
-        ConfigError: not YAML, empty, a tag other than ``!grid``, a key twice.
-    """
+    """Parse YAML 1.2 whose root is a mapping, or raise a ConfigError with the line."""
     node = _compose(text, file)
     if node is None:
         raise ConfigError("is empty; a configuration names at least a dataset and a model", file=file)
     value = _Reader(file).read(node, depth=0, in_flow=False)
     if not isinstance(value, Branch):
-        raise ConfigError(f"holds {_describe(value)}, expected 'key: value' lines", file=file, line=_line_of(node))
+        found = "a list" if isinstance(value, list | Grid) else f"the single value {value!r}"
+        raise ConfigError(f"holds {found}, expected 'key: value' lines", file=file, line=_line_of(node))
     return value
 
 
-def read_value(text: str, *, file: str = COMMAND_LINE) -> Any:
-    """One value as YAML writes it: ``1e-4``, ``[64, 128]``, ``sgd(lr=0.1, momentum=0.9)``."""
-    node = _compose(text, file)
-    return None if node is None else _Reader(file).read(node, depth=0, in_flow=False)
+def read_value(text: str) -> Any:
+    """Read one value as YAML writes it: ``1e-4``, ``[64, 128]``, ``sgd(lr=0.1, momentum=0.9)``."""
+    node = _compose(text, COMMAND_LINE)
+    return None if node is None else _Reader(COMMAND_LINE).read(node, depth=0, in_flow=False)
 
 
 def build_branch(values: Mapping[str, Any]) -> Branch:
-    """The same tree from plain values, without lines."""
-    return Branch(
-        items=tuple(Item(key=str(k), value=build_branch(v) if isinstance(v, Mapping) else v) for k, v in values.items())
-    )
+    """Build the same tree from plain values, without places."""
+    items = {str(key): build_branch(v) if isinstance(v, Mapping) else v for key, v in values.items()}
+    return Branch(items=tuple(Item(key=key, value=value) for key, value in items.items()))
 
 
 def to_plain(value: Any) -> Any:
-    """Branches back to dicts, everywhere inside ``value``."""
+    """Turn branches back into dicts, everywhere inside ``value``."""
     if isinstance(value, Branch):
         return {item.key: to_plain(item.value) for item in value.items}
     if isinstance(value, list | tuple):
@@ -135,16 +121,12 @@ def _compose(text: str, file: str) -> Node | None:
         raise ConfigError(f"is nested deeper than {MAX_DEPTH} levels", file=file) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ConfigError(_explain(error), file=file, line=_number(mark, text)) from None
+        line = min(mark.line + 1, max(1, len(text.splitlines()))) if mark else None  # the end of a file is its last
+        raise ConfigError(_explain(error), file=file, line=line) from None
     except YAMLError as error:
         at = getattr(error, "position", None)
         line = text.count("\n", 0, at) + 1 if isinstance(at, int) else None
         raise ConfigError(f"is not YAML: {str(error).splitlines()[0]}", file=file, line=line) from None
-
-
-def _number(mark: Any, text: str) -> int | None:
-    """The line, from 1, of a place; the end of a file counts as its last line."""
-    return min(mark.line + 1, max(1, len(text.splitlines()))) if mark else None
 
 
 def _explain(error: MarkedYAMLError) -> str:
@@ -153,22 +135,17 @@ def _explain(error: MarkedYAMLError) -> str:
         return "a tab stands where YAML allows only spaces; indent with spaces"
     if "another document" in problem:
         return "holds a second document after '---'; keep one per file"
-    hint = ""
-    if "flow" in f"{error.context}":
-        hint = "; put quotes around a component call or a ${reference} inside { } or [ ]"
-    return f"is not YAML: {problem}" + (f" ({error.context})" if error.context else "") + hint
+    context = f" ({error.context})" if error.context else ""
+    quotes = "; put quotes around a component call or a ${reference} inside { } or [ ]" if "flow" in context else ""
+    return f"is not YAML: {problem}{context}{quotes}"
 
 
 def _line_of(node: Node) -> int:
     return node.start_mark.line + 1
 
 
-def _describe(value: Any) -> str:
-    return "a list" if isinstance(value, list | Grid) else f"the single value {value!r}"
-
-
 class _Reader:
-    """Nodes to values, counting them."""
+    """Turns nodes into values, and counts them."""
 
     def __init__(self, file: str):
         self.file, self.n_values = file, 0
@@ -188,34 +165,29 @@ class _Reader:
         if isinstance(node, MappingNode) and tag == f"{_PREFIX}map":
             is_flow = in_flow or bool(node.flow_style)
             items = tuple(self.read_items(node, depth=depth, is_flow=is_flow))
-            return Branch(items=items, is_flow=is_flow, start=node.start_mark.index, end=find_end(node))
-        if isinstance(node, ScalarNode) and tag.startswith(_PREFIX):
-            return self.read_scalar(node, tag)
-        raise self.fail(f"unknown tag {tag.replace(_PREFIX, '!!')}; the only tag is !grid, before a list", node)
-
-    def read_scalar(self, node: ScalarNode, tag: str) -> Any:
-        if tag in _AS_TEXT:
+            return Branch(items=items, is_flow=is_flow)
+        if isinstance(node, ScalarNode) and tag in _AS_TEXT:
             return node.value
-        if tag.removeprefix(_PREFIX) not in ("int", "float", "bool", "null"):
+        kind = tag.removeprefix(_PREFIX)
+        if not isinstance(node, ScalarNode) or kind not in ("int", "float", "bool", "null"):
             raise self.fail(f"unknown tag {tag.replace(_PREFIX, '!!')}; the only tag is !grid, before a list", node)
         try:
             return self.constructor.construct_object(node)
         except (ValueError, KeyError, YAMLError):
-            raise self.fail(f"{node.value!r} is not {tag.removeprefix(_PREFIX)}", node) from None
+            raise self.fail(f"{node.value!r} is not {kind}", node) from None
 
     def read_items(self, node: MappingNode, *, depth: int, is_flow: bool) -> Iterator[Item]:
-        pairs = list(_expand_merges(node))
-        seen: dict[str, Node] = {}
-        for key_node, _, is_merged in pairs:
+        first: dict[str, tuple[Node, Node]] = {}
+        for key_node, value_node, is_merged in _expand_merges(node):
             if not isinstance(key_node, ScalarNode):
                 raise self.fail("a key must be a single word", key_node)
             key = str(key_node.value)
-            if key in seen and is_merged:
-                continue
-            if key in seen:
-                raise self.fail(f"key {key!r} stands here and in line {_line_of(seen[key])}; keep one", key_node)
-            seen[key] = key_node
-        yield from _rejoin_items([self.read_item(k, v, depth, is_flow) for k, v, _ in _first_of_each(pairs)])
+            if key not in first:
+                first[key] = key_node, value_node
+            elif not is_merged:
+                lines = f"here and in line {_line_of(first[key][0])}"
+                raise self.fail(f"key {key!r} stands {lines}; keep one", key_node)
+        yield from _rejoin_items([self.read_item(*pair, depth, is_flow) for pair in first.values()])
 
     def read_item(self, key: Node, value: Node, depth: int, is_flow: bool) -> Item:
         return Item(
@@ -225,13 +197,13 @@ class _Reader:
             key_start=key.start_mark.index,
             key_end=key.end_mark.index,
             start=value.start_mark.index,
-            end=find_end(value),
+            end=_find_end(value),
             is_flow=is_flow,
         )
 
 
 def _expand_merges(node: MappingNode, depth: int = 0) -> Iterator[tuple[Node, Node, bool]]:
-    """Own pairs first, then those of ``<<``."""
+    """Yield a mapping's own pairs first, then those of ``<<``, each with whether it was merged."""
     merged: list[Node] = []
     for key, value in node.value:
         sources = value.value if isinstance(value, SequenceNode) else [value]
@@ -245,19 +217,12 @@ def _expand_merges(node: MappingNode, depth: int = 0) -> Iterator[tuple[Node, No
             yield from ((k, v, True) for k, v, _ in _expand_merges(source, depth + 1))
 
 
-def _first_of_each(pairs: list[tuple[Node, Node, bool]]) -> list[tuple[Node, Node, bool]]:
-    first: dict[str, tuple[Node, Node, bool]] = {}
-    for pair in pairs:
-        first.setdefault(str(pair[0].value), pair)
-    return list(first.values())
-
-
-def find_end(node: Node) -> int:
-    """Where the text of a node ends: a block collection's own mark lies after the comments that follow it."""
+def _find_end(node: Node) -> int:
+    """Find where the text of a node ends: a block collection's own mark lies after the comments that follow it."""
     if not isinstance(node, SequenceNode | MappingNode) or not node.value or node.flow_style:
         return node.end_mark.index
     last = node.value[-1]
-    return find_end(last[-1] if isinstance(last, tuple) else last)
+    return _find_end(last[-1] if isinstance(last, tuple) else last)
 
 
 def _is_open(value: Any) -> bool:
@@ -265,18 +230,19 @@ def _is_open(value: Any) -> bool:
 
 
 def _rejoin_calls(values: list[Any]) -> list[Any]:
-    """``[sgd(lr=0.1, momentum=0.9), adam]``: YAML ends a plain value at a comma, also inside parentheses."""
+    """Join ``[sgd(lr=0.1, momentum=0.9), adam]`` again: YAML ends a plain value at a comma, also inside parentheses."""
     joined: list[Any] = []
     for value in values:
         if joined and _is_open(joined[-1]) and not isinstance(value, list | Grid | Branch):
-            joined[-1] = f"{joined[-1]}, {_as_written(value)}"
+            written = format_value(value) if value is None or isinstance(value, bool) else str(value)
+            joined[-1] = f"{joined[-1]}, {written}"
         else:
             joined.append(value)
     return joined
 
 
 def _rejoin_items(items: list[Item]) -> list[Item]:
-    """The same for ``{train: basic(split=train, shuffle=true)}``, whose tail YAML reads as keys without values."""
+    """Do the same for ``{train: basic(split=train, shuffle=true)}``, whose tail YAML reads as keys without values."""
     joined: list[Item] = []
     for item in items:
         if joined and item.is_flow and _is_open(joined[-1].value) and item.value is None:
@@ -285,7 +251,3 @@ def _rejoin_items(items: list[Item]) -> list[Item]:
         else:
             joined.append(item)
     return joined
-
-
-def _as_written(value: Any) -> str:
-    return format_value(value) if value is None or isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""``${data.batch_size}``: values that refer to other keys, resolved after the grid is expanded."""
+"""Resolve ``${data.batch_size}``, values that refer to other keys, once a grid is expanded."""
 
 from __future__ import annotations
 
@@ -53,12 +53,16 @@ class _Resolver:
             return {k: self.resolve_value(v, path) for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [self.resolve_value(v, path) for v in value]
-        if not isinstance(value, str) or "${" not in value:
+        if not isinstance(value, str):
             return value
-        whole = _REFERENCE.fullmatch(value)
-        if whole:
+        if whole := _REFERENCE.fullmatch(value):
             return self.look_up(whole[1], path)
-        text = _REFERENCE.sub(lambda m: _as_text(self.look_up(m[1], path)), value)
+
+        def insert(reference: re.Match[str]) -> str:
+            found = self.look_up(reference[1], path)
+            return found if isinstance(found, str) else format_value(found)
+
+        text = _REFERENCE.sub(insert, value)
         if "${" in text:
             raise ConfigError(f"{value!r} has '${{' without a key and '}}'; write ${{data.batch_size}}")
         return text
@@ -71,7 +75,3 @@ class _Resolver:
         if others:
             raise ConfigError(f"${{{spelled}}} refers to {' and '.join(spelling.keys)}; name one of them")
         return self.resolve_key(key, path)
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else format_value(value)

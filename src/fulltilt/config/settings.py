@@ -1,10 +1,10 @@
-"""From a tree as the user spelled it to settings by canonical key. Problems are collected, not raised one by one."""
+"""Turn a tree as the user spelled it into settings by canonical key; all problems are collected, then raised."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fulltilt.config.aliases import (
     CALL_SECTION,
@@ -14,7 +14,7 @@ from fulltilt.config.aliases import (
     resolve_spelling,
     suggest_names,
 )
-from fulltilt.config.calls import format_value, parse_call
+from fulltilt.config.calls import ComponentCall, format_value, parse_call
 from fulltilt.config.hints import admits
 from fulltilt.config.leaves import LEAVES, SECTIONS
 from fulltilt.config.reading import COMMAND_LINE, Branch, Grid, Item, read_value, to_plain
@@ -24,172 +24,151 @@ from fulltilt.levers import load_catalogue
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One value at one canonical key, and where it was said."""
+    """One value at one canonical key, and where it stands."""
 
     key: str
     value: Any  # plain, or a Grid
     spelled: str
     file: str
-    line: int | None = None
+    item: Item
     argument: str | None = None  # of the component call that stands at ``spelled``
-    item: Item | None = None
 
     @property
-    def place(self) -> str:
-        return f"{self.file}:{self.line}" if self.line else self.file
-
-    @property
-    def said(self) -> Any:
-        """The value as the user wrote it."""
-        return self.value if self.argument or self.item is None else to_plain(self.item.value)
+    def line(self) -> int | None:
+        return self.item.line
 
     @property
     def provenance(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
         if self.spelled == self.key and not self.argument:
-            return self.place
+            return place
         section, _, bare = self.spelled.rpartition(".")
-        name = bare if section in (*SECTIONS, *FOREIGN_SECTIONS) else self.spelled
-        return f"alias {name} ({self.place})"
+        return f"alias {bare if section in (*SECTIONS, *FOREIGN_SECTIONS) else self.spelled} ({place})"
 
-
-Problem = ConfigError
+    def build_error(self, message: str) -> ConfigError:
+        return ConfigError(message, file=self.file, line=self.line, key=self.key)
 
 
 class Collector:
-    """Settings and problems of one file or one set of values."""
+    """Collects the settings and the problems of one file or one set of values."""
 
     def __init__(self, file: str, *, with_grids: bool = True):
         self.file, self.with_grids = file, with_grids
         self.settings: list[Setting] = []
-        self.problems: list[Problem] = []
-
-    def complain(self, message: str, item: Item, spelled: str) -> None:
-        self.problems.append(ConfigError(message, file=self.file, line=item.line, key=spelled))
+        self.problems: list[ConfigError] = []
 
     def collect(self, branch: Branch, prefix: str = "") -> None:
         for item in branch.items:
             self.collect_item(item, f"{prefix}{item.key}")
 
     def collect_item(self, item: Item, spelled: str) -> None:
-        section = resolve_section(spelled)
-        if spelled == CALL_SECTION or spelled.startswith(f"{CALL_SECTION}."):
-            self.collect_loader(item, spelled)
+        """Collect the settings of one key, or its problem."""
+        try:
+            self._read_item(item, spelled)
+        except ConfigError as error:
+            self.problems.append(ConfigError(error.message, file=self.file, line=item.line, key=spelled))
+
+    def _read_item(self, item: Item, spelled: str) -> None:
+        section, spelling = resolve_section(spelled), resolve_spelling(spelled)
+        if spelled.partition(".")[0] == CALL_SECTION:
+            self._read_loader(item, spelled)
         elif section and isinstance(item.value, Branch):
             self.collect(item.value, f"{section}.")
-        elif (spelling := resolve_spelling(spelled)) is not None:
-            self.collect_leaf(item, spelled, spelling)
+        elif spelling is not None:
+            value = self._convert(to_plain(item.value), spelling)
+            for key in spelling.keys:
+                self._add(item, spelled, key, value)
         elif section and item.value is not None:
-            self.complain(f"is a section and holds keys, not {_show(item.value)}", item, spelled)
+            raise ConfigError(f"is a section and holds keys, not {show_value(item.value)}")
         elif not section:
             remedy = _suggest_mapping(spelled, item) or suggest_names(spelled)
-            self.complain(f"unknown key with the value {_show(item.value)}; {remedy}", item, spelled)
+            raise ConfigError(f"unknown key with the value {show_value(item.value)}; {remedy}")
 
-    def collect_leaf(self, item: Item, spelled: str, spelling: Spelling) -> None:
-        plain = to_plain(item.value)
-        value = self.as_grid(plain, spelling.keys[0], item, spelled)
-        if isinstance(value, Grid):
-            value = Grid(tuple(spelling.convert(v) for v in value.values))
-        else:
-            value = spelling.convert(value)
-        for key in spelling.keys:
-            self.settings.append(
-                Setting(key=key, value=value, spelled=spelled, file=self.file, line=item.line, item=item)
-            )
-
-    def as_grid(self, value: Any, key: str, item: Item, spelled: str) -> Any:
-        """A list at a key of a single value is an axis; so is ``!grid`` anywhere."""
-        if isinstance(value, list) and self.with_grids and not LEAVES[key].is_list:
+    def _convert(self, value: Any, spelling: Spelling) -> Any:
+        """Return the keys' value; a list at a key of a single value is a grid's axis, and so is ``!grid`` anywhere."""
+        if isinstance(value, list) and self.with_grids and not LEAVES[spelling.keys[0]].is_list:
             value = Grid(tuple(value))
-        if _holds_grid(value.values if isinstance(value, Grid) else value):
-            self.complain("has a grid inside a value; !grid belongs right behind the key", item, spelled)
-            return None
-        if isinstance(value, Grid) and not value.values:
-            self.complain("is an empty list, so there is no value to run; name one", item, spelled)
-            return None
-        return value
+        values = value.values if isinstance(value, Grid) else (value,)
+        if any(map(_holds_grid, values)):
+            raise ConfigError("has a grid inside a value; !grid belongs right behind the key")
+        if not values:
+            raise ConfigError("is an empty list, so there is no value to run; name one")
+        converted = tuple(map(spelling.convert, values))
+        return Grid(converted) if isinstance(value, Grid) else converted[0]
 
-    def collect_loader(self, item: Item, spelled: str) -> None:
-        """``dataloader`` and its splits: a component call whose arguments are keys of ``data``."""
+    def _add(self, item: Item, spelled: str, key: str, value: Any, argument: str | None = None) -> None:
+        setting = Setting(key=key, value=value, spelled=spelled, file=self.file, item=item, argument=argument)
+        self.settings.append(setting)
+
+    def _read_loader(self, item: Item, spelled: str) -> None:
+        """Read ``dataloader`` or one of its splits: a component call whose arguments are keys of ``data``."""
         if item.value is None:
-            return None
+            return
         if isinstance(item.value, Branch) and spelled == CALL_SECTION:
-            return self.collect(item.value, f"{CALL_SECTION}.")
+            self.collect(item.value, f"{CALL_SECTION}.")
+            return
         split = spelled.partition(".")[2] or "train"
         if split not in ("train", "val") or not isinstance(item.value, str):
             remedy = "write train: basic(shuffle=true), val: basic()"
-            return self.complain(f"no loader {split!r} can be made of {_show(item.value)}; {remedy}", item, spelled)
-        try:
-            call = parse_call(item.value)
-        except ConfigError as error:
-            return self.complain(error.message, item, spelled)
+            raise ConfigError(f"no loader {split!r} can be made of {show_value(item.value)}; {remedy}")
+        call = parse_call(item.value)
         if call.name != "basic" or call.args:
             remedy = format_nearest(call.name, ["basic"])
-            return self.complain(f"unknown loader {call}; write basic(name=value, …); {remedy}", item, spelled)
-        for name, value in call.kwargs.items():
-            self.collect_loader_argument(item, spelled, split, name, value)
-        return None
-
-    def collect_loader_argument(self, item: Item, spelled: str, split: str, name: str, value: Any) -> None:
+            raise ConfigError(f"unknown loader {call}; write basic(name=value, …); {remedy}")
         fixed = {"split": split} if split == "train" else {"split": split, "shuffle": False, "drop_last": False}
-        if name in fixed:
-            if value != fixed[name]:
-                self.complain(
-                    f"{name}={_show(value)} in the {split} loader must be {_show(fixed[name])}", item, spelled
-                )
-            return
-        key = "data.val_batch_size" if split == "val" and name == "batch_size" else f"data.{name}"
-        if key not in LEAVES or name in ("dataset", "path", "val_dataset", "val_batch_size"):
-            valid = ["split", *(k.removeprefix("data.") for k in LEAVES if k.startswith("data."))]
-            self.complain(f"unknown argument {name}={_show(value)}; {format_nearest(name, valid)}", item, spelled)
-            return
-        self.settings.append(
-            Setting(key=key, value=value, spelled=spelled, file=self.file, line=item.line, argument=name, item=item)
-        )
+        valid = ["split", *(key.removeprefix("data.") for key in LEAVES if key.startswith("data."))]
+        problems = []
+        for name, value in call.kwargs.items():
+            said = f"{name}={show_value(value)}"
+            if name in fixed:
+                if value != fixed[name]:
+                    problems.append(f"{said} in the {split} loader must be {show_value(fixed[name])}")
+            elif name not in valid or name in ("dataset", "path", "val_dataset", "val_batch_size"):
+                problems.append(f"unknown argument {said}; {format_nearest(name, valid)}")
+            else:
+                is_val_size = split == "val" and name == "batch_size"
+                self._add(item, spelled, "data.val_batch_size" if is_val_size else f"data.{name}", value, name)
+        if problems:
+            raise ConfigError("; ".join(problems))
 
 
 def collect_overrides(overrides: Sequence[str]) -> Collector:
-    """``key=value`` words of a command line; the value is read as YAML, the key may be any accepted spelling."""
+    """Read ``key=value`` words of a command line; the value is YAML, the key may be any accepted spelling."""
     collector = Collector(COMMAND_LINE)
     for text in overrides:
         key, equals, value_text = str(text).partition("=")
         if not equals or not key.strip():
-            collector.problems.append(
-                ConfigError(f"{text!r} is not key=value; write for instance data.batch_size=128", file=COMMAND_LINE)
-            )
+            message = f"{text!r} is not key=value; write for instance data.batch_size=128"
+            collector.problems.append(ConfigError(message, file=COMMAND_LINE))
             continue
         try:
-            value = read_value(value_text)
+            collector.collect_item(Item(key=key, value=read_value(value_text)), key.strip())
         except ConfigError as error:
             collector.problems.append(ConfigError(error.message, file=COMMAND_LINE, key=key))
-            continue
-        collector.collect_item(Item(key=key, value=value), key.strip())
     return collector
 
 
-def merge(lower: Collector, upper: Collector | None = None) -> tuple[dict[str, Setting], list[Problem]]:
-    """One setting a key. ``upper`` wins over ``lower``; within each, spellings must agree.
+def merge(lower: Collector, upper: Collector | None = None) -> tuple[dict[str, Setting], list[ConfigError]]:
+    """Choose one setting a key. ``upper`` wins over ``lower``; within each, spellings must agree.
 
-    Overrides that give a key twice by one name: the last one counts, as on every command line.
+    Of overrides that give a key twice by one name the last one counts, as on every command line.
     """
     problems = [*lower.problems, *(upper.problems if upper else [])]
     merged: dict[str, Setting] = {}
-    for key, settings in _group(lower.settings).items():
-        merged[key] = settings[0]
-        for other in settings[1:]:
-            if not _agree(settings[0].value, other.value):
-                problems.append(_describe_disagreement(settings[0], other))
+    for key, (first, *others) in _group(lower.settings).items():
+        merged[key] = first
+        for other in others:
+            if not agree(first.value, other.value):
+                problems.append(_describe_disagreement(first, other))
             elif other.spelled == key:
                 merged[key] = other
-    for key, settings in _group(upper.settings if upper else []).items():
-        merged[key] = settings[-1]
-        for other in settings[:-1]:
-            if _last_word(other) != _last_word(settings[-1]) and not _agree(other.value, settings[-1].value):
-                problems.append(_describe_disagreement(other, settings[-1]))
+    for key, (*others, last) in _group(upper.settings if upper else []).items():
+        merged[key] = last
+        name = last.spelled.rpartition(".")[2]
+        for other in others:
+            if other.spelled.rpartition(".")[2] != name and not agree(other.value, last.value):
+                problems.append(_describe_disagreement(other, last))
     return merged, problems
-
-
-def _last_word(setting: Setting) -> str:
-    return setting.spelled.rpartition(".")[2]
 
 
 def _group(settings: Iterable[Setting]) -> dict[str, list[Setting]]:
@@ -199,35 +178,27 @@ def _group(settings: Iterable[Setting]) -> dict[str, list[Setting]]:
     return groups
 
 
-def _agree(a: Any, b: Any) -> bool:
+def agree(a: Any, b: Any) -> bool:
+    """Return whether two values are the same; ``true`` is not 1."""
     if isinstance(a, Grid) and isinstance(b, Grid):
         return a.values == b.values
-    return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
 
 
-def _describe_disagreement(a: Setting, b: Setting) -> Problem:
+def _describe_disagreement(a: Setting, b: Setting) -> ConfigError:
+    said_a, said_b = (s.value if s.argument else s.item.value for s in (a, b))
     where = "" if a.line is None else f" in line {a.line}"
-    return ConfigError(
-        f"{b.spelled} says {_show(b.said)}, {a.spelled}{where} says {_show(a.said)}; keep one",
-        file=b.file,
-        line=b.line,
-        key=b.key,
-    )
+    said = f"{b.spelled} says {show_value(said_b)}, {a.spelled}{where} says {show_value(said_a)}"
+    return b.build_error(f"{said}; keep one")
 
 
 def _holds_grid(value: Any) -> bool:
-    return any(isinstance(v, Grid) or _holds_grid(v) for v in _iterate(value))
-
-
-def _iterate(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list | tuple):
-        yield from value
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, Grid) or any(map(_holds_grid, inside))
 
 
 def _suggest_mapping(spelled: str, item: Item) -> str | None:
-    """What to write for an entry of a key whose value is a mapping, such as ``benchmark.levers.compile``; else None."""
+    """Say what to write for an entry of a key whose value is a mapping, such as ``benchmark.levers.compile``."""
     key, _, name = spelled.rpartition(".")
     spelling = resolve_spelling(key)
     if spelling is None or not admits(LEAVES[spelling.keys[0]].hint, dict):
@@ -242,15 +213,18 @@ def _suggest_mapping(spelled: str, item: Item) -> str | None:
     return f"{key} is one value, a mapping, and is given as a whole, which replaces the file's: {key}='{{{entry}}}'"
 
 
-def _show(value: Any) -> str:
+def show_value(value: Any) -> str:
+    """Return a value as messages show it, cut where it is long."""
     plain = to_plain(value)
-    text = repr(list(plain.values) if isinstance(plain, Grid) else plain)
+    plain = list(plain.values) if isinstance(plain, Grid) else plain
+    text = format_value(plain) if plain is None or isinstance(plain, bool | ComponentCall) else repr(plain)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def raise_problems(problems: Sequence[Problem]) -> NoReturn:
-    """One error that holds all problems, in the order of the file."""
+def raise_problems(problems: Sequence[ConfigError]) -> None:
+    """Raise one error that holds all problems, in the order of the file; nothing where there is none."""
     ordered = sorted({str(p): p for p in problems}.values(), key=lambda p: (p.file == COMMAND_LINE, p.line or 0))
     if len(ordered) == 1:
         raise ordered[0]
-    raise ConfigError("\n".join([f"{len(ordered)} problems:", *(f"  {problem}" for problem in ordered)]))
+    if ordered:
+        raise ConfigError("\n".join([f"{len(ordered)} problems:", *(f"  {problem}" for problem in ordered)]))

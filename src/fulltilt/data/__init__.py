@@ -1,9 +1,11 @@
 """Data: datasets by name, image transforms, HDF5 of any layout, loaders whose position can be saved.
 
-A builder of ``DATASETS`` takes ``split`` ("train" or "val"), ``transform``, ``path``, ``base_dir`` (where relative
-paths start) and typed arguments of its own, and returns a map-style dataset of (inputs, targets) with ``name``,
-``n_classes`` (None when targets are no classes) and ``sample_shape``. Such a dataset offers
-``get_batch(indices) -> (inputs, targets)``, which ``build_loader`` uses in place of one call per sample.
+A builder of ``DATASETS`` takes ``split`` ("train" or "val"), ``transform`` (the text of a pipeline, or a callable on
+one sample), ``path``, ``base_dir`` (where relative paths start; the working directory when None), the ``seed`` of a
+random split, and arguments of its own. It returns a map-style dataset of (inputs, targets) with ``name``, ``n_classes``
+(None when targets are no classes) and ``sample_shape``, behind the transform. Its ``get_batch(indices)`` reads a whole
+batch, which ``build_loader`` uses in place of one call per sample. Datasets of images also have ``classes``, the names
+by target.
 """
 
 from __future__ import annotations
@@ -34,8 +36,7 @@ from fulltilt.data.text.prepare import prepare_text
 from fulltilt.data.text.text import text
 from fulltilt.data.transforms.batch_transform import BatchTransform, find_transforms
 from fulltilt.data.transforms.mixing import build_mix
-from fulltilt.data.transforms.pipeline import Pipeline, build_pipeline
-from fulltilt.data.transforms.registry import TRANSFORMS
+from fulltilt.data.transforms.pipeline import TRANSFORMS, Pipeline, build_pipeline
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
@@ -48,26 +49,8 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
 }
 
 __all__ = [
-    "DATASETS",
-    "TRANSFORMS",
-    "BatchTransform",
-    "BlockSampler",
-    "EpochSampler",
-    "GuardedLoader",
-    "Pipeline",
-    "RawImages",
-    "build_loader",
-    "build_mix",
-    "build_pipeline",
-    "count_held_bytes",
-    "explain_loader_error",
-    "fast_collate",
-    "find_placements",
-    "find_transforms",
-    "inspect_hdf5",
-    "make_sensor_hdf5",
-    "make_stl10",
-    "place",
-    "prepare_text",
-    "repack_hdf5",
-]
+    "DATASETS", "TRANSFORMS", "BatchTransform", "BlockSampler", "EpochSampler", "GuardedLoader", "Pipeline",
+    "RawImages", "build_loader", "build_mix", "build_pipeline", "count_held_bytes", "explain_loader_error",
+    "fast_collate", "find_placements", "find_transforms", "inspect_hdf5", "make_sensor_hdf5", "make_stl10", "place",
+    "prepare_text", "repack_hdf5",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Datasets that read a whole batch at a time."""
+"""The base class of datasets that read a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 Indices = Sequence[int] | np.ndarray
-"""Of the samples of a batch."""
+"""The numbers of the samples of a batch."""
 
 
 class BatchedDataset(Dataset, abc.ABC):
-    """One sample, and a list of them, by way of ``get_batch``. Subclasses give ``__len__`` and ``get_batch``."""
+    """Reads single samples and lists of them by ``get_batch``, which subclasses define."""
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
     def get_batch(self, indices: Indices, **options: Any) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the samples ``indices``, the batch as first dimension of both."""
+        """Read inputs and targets of samples; the batch is the first dimension of both."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not -len(self) <= index < len(self):

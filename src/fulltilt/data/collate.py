@@ -1,7 +1,8 @@
-"""Samples to a batch."""
+"""Collating samples to a batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,12 @@ from fulltilt.errors import DataError
 
 
 def identity(batch: Any) -> Any:
-    """For a dataset that hands over whole batches."""
+    """Return the batch of a dataset that reads whole batches."""
     return batch
 
 
 def fast_collate(samples: Sequence[Any]) -> Any:
-    """Stack a list of samples; tuples of tensors and whole numbers take a short path, the rest torch's own.
+    """Collate samples; tuples of tensors and whole numbers take a quicker way than torch's.
 
     Raises:
         DataError: Tensors of one field differ in shape.
@@ -32,25 +33,23 @@ def fast_collate(samples: Sequence[Any]) -> Any:
 
 def _collate_column(values: Sequence[Any]) -> Any:
     first = values[0]
-    if isinstance(first, torch.Tensor):
-        return _stack(values)
     if type(first) is int:
         return torch.tensor(values)
-    return default_collate(values)
-
-
-def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if not isinstance(first, torch.Tensor):
+        return default_collate(values)
+    shapes = {tuple(tensor.shape) for tensor in values}
     if len(shapes) > 1:
         raise DataError(
             f"samples of one batch differ in shape: {', '.join(map(str, sorted(shapes)[:4]))}; "
             f"add resize(…), center_crop(…) or random_resized_crop(…) to data.transform, or give a collate function"
         )
     if get_worker_info() is None:
-        return torch.stack(tuple(tensors))
-    # A batch leaves a worker through shared memory; stacking into it saves the copy on the way out.
-    first = tensors[0]
-    shape = (len(tensors), *first.shape)
-    storage = torch.UntypedStorage._new_shared(first.element_size() * first.numel() * len(tensors))
-    out = torch.empty(0, dtype=first.dtype).set_(storage).view(shape)
-    return torch.stack(tuple(tensors), out=out)
+        return torch.stack(tuple(values))
+    out = empty_shared((len(values), *first.shape), first.dtype)
+    return torch.stack(tuple(values), out=out)
+
+
+def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a batch in shared memory, through which it leaves a worker; this saves a copy on the way out."""
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)

@@ -1,4 +1,4 @@
-"""A file that appears under its name only when it is complete, on a disk that may be full."""
+"""Writing a file that gets its name only when it is complete, on a disk that may be full."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fulltilt.errors import DataError, StorageError
@@ -14,17 +14,28 @@ from fulltilt.records import format_bytes
 
 _MARGIN_BYTES = 1 << 20
 
+Progress = Callable[[int, int], None]
+"""Called with what is done and what there is to do, both in bytes or pieces."""
+
+
+class Counter:
+    """Counts what is done towards ``total`` and tells it to ``progress``, where there is one."""
+
+    def __init__(self, progress: Progress | None, total: int):
+        self._progress, self._total, self._n_done = progress, total, 0
+
+    def add(self, n: int = 1) -> None:
+        self._n_done += n
+        if self._progress is not None:
+            self._progress(self._n_done, self._total)
+
 
 @contextlib.contextmanager
 def new_file(path: Path, *, remedy: str) -> Iterator[Path]:
-    """An empty file beside ``path`` to be written; it takes the name when the block ends without an error.
-
-    Args:
-        path: The name.
-        remedy: What to do about a disk without room, for the message.
+    """Yield an empty file beside ``path`` that gets this name when the block ends without an error.
 
     Raises:
-        StorageError: The disk, the quota or the limit on file sizes had no room; nothing is left behind.
+        StorageError: The disk, the quota or the limit on file sizes had no room (with ``remedy``); nothing is left.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
@@ -45,11 +56,7 @@ def new_file(path: Path, *, remedy: str) -> Iterator[Path]:
 
 
 def check_name(path: Path, *, force: bool) -> None:
-    """Whether a file may be made under this name. A folder that is missing is made.
-
-    Raises:
-        DataError: It is a folder or a device, its folder cannot be, or it exists and ``force`` is not set.
-    """
+    """Raise DataError where no file may be written under this name; make its folder."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the name of a file in it")
     if path.exists() and not path.is_file():
@@ -63,11 +70,7 @@ def check_name(path: Path, *, force: bool) -> None:
 
 
 def check_room(path: Path, needed_bytes: int, *, remedy: str) -> None:
-    """Whether the disk has room now.
-
-    Raises:
-        StorageError: It has not; says what is needed and what is there.
-    """
+    """Raise StorageError where the disk has not that much room now."""
     folder = os.statvfs(path.parent)
     free_bytes = folder.f_bavail * folder.f_frsize
     if needed_bytes + _MARGIN_BYTES > free_bytes:
@@ -78,7 +81,7 @@ def check_room(path: Path, needed_bytes: int, *, remedy: str) -> None:
 
 
 def reserve(path: Path, n_bytes: int) -> None:
-    """Take the blocks of the file from the disk. Where a file system cannot, ``check_room`` has to do.
+    """Allocate the blocks of the file on the disk, where the file system can.
 
     HDF5 can crash the process when a flush meets a full disk; a file whose room was taken before does not meet one.
     """
@@ -91,7 +94,7 @@ def reserve(path: Path, n_bytes: int) -> None:
 
 
 def says_no_room(error: BaseException) -> bool:
-    """h5py puts errno into the text only."""
+    """Tell whether an error means a full disk; h5py has the errno in its text only."""
     numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     text = str(error)
     return getattr(error, "errno", None) in numbers or any(
@@ -100,7 +103,7 @@ def says_no_room(error: BaseException) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, onto the disk."""
+    """Write a file, or the names in a folder, through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def resolve_path(path: str | Path, base_dir: str | None) -> Path:
-    """``~`` expanded; a relative path starts at ``base_dir``, or at the working directory without one."""
+    """Expand ``~``; start a relative path at ``base_dir``, or at the working directory without one."""
     return Path(base_dir or ".") / Path(path).expanduser()

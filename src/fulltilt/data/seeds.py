@@ -1,7 +1,6 @@
-"""Seeds for augmentation that depend on nothing but the run's seed, the epoch and the samples asked for.
+"""Deriving seeds for augmentation from the run's seed, the epoch and the samples alone.
 
-Because of that the order of batches, the number of workers and a resume in the middle of an epoch leave every
-augmented batch as it was.
+The order of batches, the number of workers and a resume in the middle of an epoch then change no augmented batch.
 """
 
 from __future__ import annotations

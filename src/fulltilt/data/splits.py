@@ -16,21 +16,8 @@ def check_split(split: str) -> None:
         raise DataError(f"split {split!r} is not known; use train or val")
 
 
-def split_rows(n_rows: int, split: str, *, val_fraction: float, seed: int, what: str) -> np.ndarray:
-    """Rows of one split, drawn at random and in rising order, so that reading in order moves forward in the file.
-
-    Raises:
-        DataError: ``val_fraction`` leaves a split without a row.
-    """
-    return split_stratified(np.zeros(n_rows, dtype=np.int64), split, val_fraction=val_fraction, seed=seed, what=what)
-
-
 def split_stratified(targets: np.ndarray, split: str, *, val_fraction: float, seed: int, what: str) -> np.ndarray:
-    """Rows of one split with every class in the same share (within one row), in rising order.
-
-    Raises:
-        DataError: ``val_fraction`` leaves a split without a row.
-    """
+    """Draw the rows of one split in rising order, with the same share (within one row) of every class."""
     check_split(split)
     if not 0 < val_fraction < 1:
         raise DataError(f"val_fraction {val_fraction} is not between 0 and 1")
@@ -43,3 +30,8 @@ def split_stratified(targets: np.ndarray, split: str, *, val_fraction: float, se
     if not len(rows):
         raise DataError(f"{what} has {n_rows} samples: val_fraction {val_fraction} leaves none for {split}; change it")
     return rows
+
+
+def spread_rows(n_rows: int, n_chosen: int) -> np.ndarray:
+    """Choose rows evenly spread over ``n_rows``, in rising order."""
+    return np.linspace(0, n_rows, n_chosen, endpoint=False).astype(np.int64)

@@ -1,1 +1,1 @@
-"""Why a training script is slow: where its steps spend their time, and which lines of it do that."""
+"""Find out why a training script is slow: where its steps spend their time, and in which lines."""

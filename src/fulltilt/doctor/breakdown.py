@@ -1,4 +1,4 @@
-"""Divides the time of a step among the kinds of work in it."""
+"""Divide the time of a step among the kinds of work in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fulltilt.doctor.observation import Observation
 
 
 def compute_breakdown_pct(observation: Observation) -> dict[str, float]:
-    """Shares of the plain steps' wall time; what nothing claims is ``unknown``, so they add up to 100."""
+    """Compute the share of each kind of work in plain steps; ``unknown`` is the rest, so all add up to 100."""
     plain = observation.plain
     wall_ns = float(plain.get("wall").sum())
     if not wall_ns:
@@ -17,12 +17,12 @@ def compute_breakdown_pct(observation: Observation) -> dict[str, float]:
 
 
 def compute_step_ms(observation: Observation) -> float:
-    """The mean wall time of a plain step."""
+    """Return the mean wall time of a plain step."""
     return float(observation.plain.get("wall").mean()) / 1e6
 
 
 def compute_overhead_us(observation: Observation) -> float | None:
-    """What the observer itself took of a step: its timed calls at their calibrated cost, and its bookkeeping."""
+    """Estimate what observing adds to a step: timed calls at their calibrated cost, and bookkeeping."""
     if not observation.n_steps:
         return None
     return (observation.n_spans * observation.span_ns + observation.own_ns) / observation.n_steps / 1000

@@ -1,4 +1,4 @@
-"""Which function of the files that were given a call runs, as far as their text tells.
+"""Resolve calls to functions of the given files, as far as their text tells.
 
 A name is followed to its function in the same file, or in a given file that it is imported from. ``self.f`` is looked
 up in the class and its bases, ``x.f`` and ``x(…)`` in the class ``C`` where the text says ``x = C(…)``.

@@ -1,4 +1,4 @@
-"""``Finding``: what a rule suspects, or what was proved, with file and line."""
+"""``Finding``: a line of code that a rule suspects, or that was proved to cost time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Verdict = Literal["act", "note", "unconfirmed"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One place in the user's code that costs time, as the doctor's JSON has it.
+    """One line of the user's code that costs time; the fields are those of the JSON.
 
     Attributes:
         rule: Name of the rule, ``host-sync``.
-        file: As the user would write it: relative to the folder the command ran in, where it lies below that.
+        file: Path, relative to the current folder if below it.
         line: 1-based.
         verdict: "act": a gain above 1 % is proved; "note": measured, and not worth more; "unconfirmed": not proved.
-        evidence: Figures by name, with their units in it.
+        evidence: Figures by name; the names hold the units.
         gain_pct: Share of the step's time that is saved without the site, measured in the run; None: not proved.
         ceiling_pct: The most that removing the site could save, measured or bounded; None: unknown.
         numerics: What the fix does to results: "equal", "within_tolerance", "changed"; None: unknown.

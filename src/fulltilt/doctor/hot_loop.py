@@ -1,4 +1,4 @@
-"""Where a script takes its training steps: the loop that holds ``.backward()`` and the optimizer's ``.step()``.
+"""Find the loop in which a script takes its training steps: it holds ``.backward()`` and the optimizer's ``.step()``.
 
 It is the innermost loop around both, so a loop over micro-batches belongs to the step; where no optimizer's step is in
 sight, the innermost around ``.backward()``. Both count where a function that the loop calls holds them.
@@ -16,7 +16,7 @@ from fulltilt.doctor.source import DEFINITIONS, Reached, Source
 
 Loop = ast.For | ast.AsyncFor | ast.While
 _OPTIMIZER = re.compile(r"opt|scaler|adam|sgd|muon|engine|accelerator", re.IGNORECASE)
-_SELDOM = re.compile(  # in the test of a step guard, or of a cache
+_SELDOM = re.compile(  # words in the condition of a step guard or a cache
     r"%|\bin\b|is not None|every|interval|freq|rank|main|master|log(?!it)|step\w* [!=]=", re.IGNORECASE
 )
 
@@ -33,7 +33,7 @@ class HotLoop:
 
 @dataclasses.dataclass(slots=True)
 class _Held:
-    """What of a training step a piece of code holds outside of the hot loops in it."""
+    """The parts of a training step that a piece of code holds, outside of hot loops in it."""
 
     marks: set[str] = dataclasses.field(default_factory=set)
     inner: list[HotLoop] = dataclasses.field(default_factory=list)  # innermost loops around .backward() alone
@@ -97,7 +97,7 @@ def _list_marks(call: ast.Call) -> set[str]:
 
 
 def reach_steps(files: Files, hot: HotLoop) -> None:
-    """Note in the files what runs at every step of a hot loop."""
+    """Record in each source what runs at every step of a hot loop."""
     loop = hot.loop
     body = [loop.test, *loop.body] if isinstance(loop, ast.While) else loop.body
     for source, reached in follow(files, hot.source, hot.scope, body, f"in every pass of {hot}"):
@@ -112,7 +112,7 @@ def follow(
     why: str,
     takes_batch: bool = False,
 ) -> Iterator[tuple[Source, Reached]]:
-    """All that runs whenever ``body`` does, through the functions that it calls."""
+    """Yield all that runs whenever ``body`` does, through the functions that it calls."""
     to_visit = [(source, scope, body, why)]
     seen = {scope}
     while to_visit:
@@ -137,7 +137,7 @@ def _is_cached(function: ast.AST) -> bool:
 
 
 def _walk_unguarded(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Every node that runs whenever ``body`` does: none under an ``if``, in an ``except``, in a definition."""
+    """Yield each node that always runs with ``body``: none under an ``if``, in an ``except`` or a definition."""
     to_visit = _cut_guarded(body)
     while to_visit:
         node = to_visit.pop()
@@ -165,7 +165,7 @@ def _list_unguarded(node: ast.AST) -> list[ast.AST]:
 
 
 def _cut_guarded(body: Sequence[ast.AST]) -> list[ast.AST]:
-    """Without what follows an ``if`` that leaves, such as ``if step % 100: continue``."""
+    """Drop what follows an ``if`` that leaves, such as ``if step % 100: continue``."""
     kept: list[ast.AST] = []
     for statement in body:
         kept.append(statement)

@@ -1,4 +1,4 @@
-"""``Observation``: what the observer inside a script wrote, as one record of arrays and sites."""
+"""``Observation``: the report of the observer inside a script, as one record."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fulltilt.attach.inside.spans import KINDS
 from fulltilt.doctor.finding import name_file
 from fulltilt.records.run_folder import read_lines
 
-N_WARM_UP = 5  # steps that are not counted: caches, allocators and the search for modules settle in them
-EVERY_STEP_SHARE = 0.9  # what happens in so many steps happens in every step; some hold an epoch's edge
+N_WARM_UP = 5  # uncounted first steps, in which caches and allocators settle
+EVERY_STEP_SHARE = 0.9  # a share that counts as every step; some steps hold the end of an epoch
 COLUMNS = ("wall", *KINDS, "flags", "round", "block", "arm", "is_timed")
 
 Row = NDArray[np.int64]
@@ -25,7 +25,7 @@ Row = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """One line of user code: what it does, to what, how often, and for how long."""
+    """One line of user code: what it calls, how often, and for how long."""
 
     kind: str  # one of KINDS
     file: str
@@ -39,7 +39,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LineTime:
-    """One line of user code that loads samples, with what tracing charged to it."""
+    """One line of user code that loads samples, and the time traced in it."""
 
     file: str
     line: int
@@ -49,25 +49,25 @@ class LineTime:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """What loading a few batches spent its time in."""
+    """Where the loading of a few batches spent its time."""
 
     is_worker: bool
     total_ns: int
-    plain_ns: tuple[int, ...]  # of whole batches that were not traced
+    plain_ns: tuple[int, ...]  # of whole batches, untraced
     lines: tuple[LineTime, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What one training process did.
+    """What was observed of one training process.
 
     Attributes:
         rows: Shape (steps, columns): nanoseconds by kind of work, and the step's place in a comparison; see COLUMNS.
-        target: The file whose writes were held back in turn, to measure them.
-        refused: Files that every step writes and that cannot be held back, with the reason.
-        span_ns: What one timed call costs.
+        target: The file whose writes were held back in some blocks, to measure their cost.
+        refused: Files that every step writes but that cannot be held back: path → reason.
+        span_ns: Cost of observing one call.
         failure: Why the observer switched itself off.
-        n_processes: Processes of the command that took steps; this is the one with the most.
+        n_processes: Number of processes that took steps; this is the one with the most.
     """
 
     rows: Row
@@ -89,7 +89,7 @@ class Observation:
 
     @property
     def plain(self) -> Observation:
-        """The steps that are as the script takes them: warm, inside an epoch, undisturbed, with nothing held back."""
+        """Rows of plain steps: warm, inside an epoch, undisturbed, with nothing held back."""
         is_settling = (self.get("block") > 0) & (self.get("is_timed") == 0)
         keep = (self.get("flags") == 0) & (self.get("arm") != REMOVED) & ~is_settling
         keep[:N_WARM_UP] = False
@@ -97,12 +97,12 @@ class Observation:
 
     @property
     def n_present(self) -> int:
-        """Steps in which every site ran."""
+        """Number of steps in which nothing was held back."""
         return int((self.get("arm") != REMOVED).sum())
 
 
 def read_observation(folder: Path) -> Observation:
-    """Read what the processes of a command wrote, and choose the one that took the most steps."""
+    """Read the reports of a command's processes and return that of the one with the most steps."""
     seen = [_read_process(path) for path in sorted(folder.glob("seen-*.jsonl"))]
     training = [found for found, _ in seen if len(found.rows)]
     if not training:

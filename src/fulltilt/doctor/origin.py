@@ -1,4 +1,4 @@
-"""Whether an expression is known not to be a tensor of an accelerator, as far as the text tells."""
+"""Decide whether an expression is known not to be a tensor on an accelerator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PASSED_ON = ("enumerate", "tqdm", "zip", "iter", "next")
 
 
 def is_on_host(source: Source, scope: ast.AST, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
-    """Numbers, texts, NumPy's arrays, tensors made on or copied to the host, and batches as a DataLoader gives them."""
+    """Return whether a value is on the host: a number, text, NumPy array, CPU tensor or unmoved batch."""
     match node:
         case ast.Constant() | ast.JoinedStr() | ast.Tuple() | ast.List() | ast.Dict() | ast.ListComp():
             return True
@@ -26,19 +26,19 @@ def is_on_host(source: Source, scope: ast.AST, node: ast.AST, seen: frozenset[st
         case ast.BinOp():
             return all(is_on_host(source, scope, side, seen) for side in (node.left, node.right))
         case ast.Name() | ast.Attribute() if get_dotted(node) in seen:
-            return True  # what it is besides decides
+            return True  # its other values decide
         case ast.Name() | ast.Attribute() if values := find_values(source, scope, name := get_dotted(node) or ""):
             is_host = all(_is_batch(value) or is_on_host(source, scope, value, seen | {name}) for value in values)
             return is_host and not all(
                 name in map(get_dotted, ast.walk(value)) for value in values
-            )  # x = x / 2: no news
+            )  # x = x / 2 says nothing new
         case ast.Attribute() | ast.Subscript() | ast.Starred():
             return is_on_host(source, scope, node.value, seen)
     return False
 
 
 def _is_batch(looped: ast.expr) -> bool:
-    """Whether a name that is bound by ``for … in looped`` is what a DataLoader gives, before it is moved."""
+    """Return whether ``for … in looped`` binds batches of a DataLoader that are not moved yet."""
     if isinstance(looped, ast.Call):
         return (get_dotted(looped.func) or "").rpartition(".")[2] in _PASSED_ON and any(map(_is_batch, looped.args))
     return bool(_LOADER.search(get_dotted(looped) or ""))

@@ -1,4 +1,4 @@
-"""What removing a site saved, from blocks of steps that ran with it and without it in turn."""
+"""Compute what removing a line saves, from alternating blocks of steps with it and without it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from fulltilt.stats import Decision, decide
 
 MIN_ROUNDS = 4
 MIN_A_A_ROUNDS = 2
-A_A_CONFIDENCE = (
-    0.99  # what may be called a difference of the site from itself: at 95 % it would silence one proof in 20
-)
+A_A_CONFIDENCE = 0.99  # confidence of the A/A test: at 95 % it would reject one good proof in 20
 ACT_ABOVE_PCT = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """One site against its absence, and against itself.
+    """The comparison of a line with its absence, and with itself (A/A).
 
     Attributes:
-        gain_pct: Share of the step's time that is saved without the site, with its 95 % interval.
-        a_a_pct: The same for the site against itself: what the machine calls a gain where there is none.
-        is_quiet: Whether the site agrees with itself; if not, no gain can be told.
+        gain_pct: Share of the step's time saved without the line, with its 95 % interval.
+        a_a_pct: The same for the line against itself, where the true gain is 0.
+        is_quiet: Whether the A/A interval holds 0; if not, the machine was too noisy to judge.
     """
 
     gain_pct: float
@@ -39,12 +37,12 @@ class Proof:
 
     @property
     def is_act(self) -> bool:
-        """Whether the site is worth acting on: all of the interval lies above ACT_ABOVE_PCT."""
+        """Whether the whole interval of the gain lies above ACT_ABOVE_PCT."""
         return self.is_quiet and self.gain_ci95_pct[0] > ACT_ABOVE_PCT
 
 
 def compute_proof(observation: Observation) -> Proof | None:
-    """None where too few rounds were run to their end."""
+    """Compute the proof; None: too few rounds were completed."""
     present, removed = _collect_rounds(observation, REMOVED)
     own, again = _collect_rounds(observation, PRESENT_AGAIN)
     if len(present) < MIN_ROUNDS or len(own) < MIN_A_A_ROUNDS:
@@ -68,12 +66,12 @@ def _negate(decision: Decision) -> tuple[float, float]:
 
 
 def _collect_rounds(observation: Observation, other: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean step times of the whole rounds that compare PRESENT with ``other``, each of shape (rounds, 2)."""
+    """Return the mean step times of complete rounds that compare PRESENT with ``other``, shape (rounds, 2) each."""
     counted = (observation.get("is_timed") == 1) & (observation.get("flags") == 0)
     blocks: dict[int, dict[int, list[float]]] = {}
     for number in np.unique(observation.get("block")[counted]):
         steps = counted & (observation.get("block") == number)
-        if steps.sum() == N_TIMED:  # a block that an epoch's end broke off was run again
+        if steps.sum() == N_TIMED:  # a block cut short by an epoch's end was run again
             round_, arm = int(observation.get("round")[steps][0]), int(observation.get("arm")[steps][0])
             blocks.setdefault(round_, {}).setdefault(arm, []).append(float(observation.get("wall")[steps].mean()))
     whole = [arms for arms in blocks.values() if len(arms.get(PRESENT, ())) == 2 == len(arms.get(other, ()))]

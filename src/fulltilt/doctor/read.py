@@ -1,4 +1,4 @@
-"""``read_scripts``: training scripts as text, and the places in them that may cost time. Nothing of them is run."""
+"""Read training scripts as text and find the lines that may cost time. Nothing is run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fulltilt.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What was read, and what the rules say of it.
+    """The files that were read and what the rules found in them.
 
     Attributes:
-        files: As the user would write them.
-        n_lines: Of all files together.
-        hot_loops: Where training steps are taken.
-        unread: Files that could not be read, each with its line and the reason.
+        files: Paths, relative to the current folder if below it.
+        n_lines: Lines of all files together.
+        hot_loops: The loops that take training steps.
+        unread: Files that could not be read, with line and reason.
     """
 
     files: list[str]
@@ -35,10 +35,10 @@ class Reading:
 
 
 def read_scripts(paths: Sequence[str]) -> Reading:
-    """Read files, and folders of files, as one program.
+    """Read files and folders of files as one program.
 
     Raises:
-        UsageError: a path is not there, holds no Python file, or nothing in any could be read.
+        UsageError: a path does not exist or holds no Python file, or no file could be read.
     """
     sources: list[Source] = []
     unread: list[str] = []
@@ -85,7 +85,7 @@ def _list_files(path: Path) -> list[Path]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Python files below, without hidden folders, virtual environments and what is installed."""
+    """Yield the Python files below a folder, without hidden folders, virtual environments and installed packages."""
     for where, folders, names in os.walk(folder):
         folders[:] = [
             name

@@ -1,4 +1,4 @@
-"""What a DataLoader runs for a sample: a dataset's ``__getitem__``, transforms; for a batch: ``collate_fn``."""
+"""Find what a DataLoader runs for each sample (``__getitem__``, transforms) and batch (``collate_fn``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRANSFORMS = ("transform", "transforms", "target_transform")
 
 
 def reach_samples(files: Files) -> None:
-    """Note in the files what runs for every sample."""
+    """Record in each source what runs for every sample."""
     for place, takes_batch in _find_roots(files):
         owner = find_class(place.source, place.node)
         name = f"{f'{owner.name}.' if owner else ''}{getattr(place.node, 'name', 'a lambda')}"
@@ -26,7 +26,7 @@ def reach_samples(files: Files) -> None:
 
 
 def _find_roots(files: Files) -> Iterator[tuple[Place, bool]]:
-    """Functions that a DataLoader runs; True where they take a whole batch."""
+    """Yield the functions that a DataLoader runs, and whether they take a whole batch."""
     for source in files.sources:
         for node in source.parents:
             if isinstance(node, ast.ClassDef) and _DATASET.search(" ".join([node.name, *map(ast.unparse, node.bases)])):
@@ -47,7 +47,7 @@ def _list_getters(files: Files, dataset: Place) -> Iterator[tuple[Place, bool]]:
 
 
 def _list_given(call: ast.Call) -> Iterator[tuple[ast.expr, bool]]:
-    """Expressions that a call hands over as a transform, or (True) to collate with."""
+    """List the expressions that a call passes as a transform, or (True) as ``collate_fn``."""
     for keyword in call.keywords:
         if keyword.arg in (*_TRANSFORMS, "collate_fn"):
             yield keyword.value, keyword.arg == "collate_fn"

@@ -1,4 +1,4 @@
-"""``Source``: one Python file as a tree, with what its names mean. It is read, never imported."""
+"""``Source``: one Python file as a syntax tree with its names resolved. It is read, never imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Source:
     """One Python file.
 
     Attributes:
-        path: As the user would write it.
+        path: Path, relative to the current folder if below it.
         module: ``(…, pkg, utils)`` of ``pkg/utils.py``, ``(…, pkg)`` of ``pkg/__init__.py``.
         parents: Function, lambda or class → the definition, or the module, that it stands in.
         members: Definition or module → the functions and classes in it, by name.
@@ -30,7 +30,7 @@ class Source:
         values: (definition or module, name) → every expression that the name gets there. A name that a loop binds gets
             what is looped over, an attribute of ``self`` belongs to its class.
         calls: Every call with the definition, or the module, that it stands in.
-        each_step: What runs at every training step, and why that is so.
+        each_step: What runs at every training step.
         each_sample: What a DataLoader runs for every sample.
     """
 
@@ -49,12 +49,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reached:
-    """A statement or expression on a hot path.
+    """A statement or expression that runs for every step or sample.
 
     Attributes:
-        scope: The function, or the module, that it stands in.
-        why: Why it is hot, for people.
-        takes_batch: The path begins where a whole batch comes in: one loop over its samples belongs there.
+        scope: The function or module that holds it.
+        why: Why it runs that often, in words.
+        takes_batch: The function gets a whole batch, so one loop over its samples is fine.
     """
 
     node: ast.AST
@@ -64,14 +64,14 @@ class Reached:
 
 
 def read_source(file: Path, path: str) -> Source:
-    """Parse ``file``, to be called ``path``.
+    """Parse ``file`` and name it ``path``.
 
     Raises:
         SyntaxError: with the line.
-        ValueError, RecursionError, OSError: it is no text, nested beyond what Python parses, or cannot be read.
+        ValueError, RecursionError, OSError: not text, nested too deeply for Python, or unreadable.
     """
     code = file.read_bytes()
-    with warnings.catch_warnings():  # Python's own remarks about their code are not ours to make
+    with warnings.catch_warnings():  # Python's warnings about the user's code are not shown
         warnings.simplefilter("ignore")
         tree = ast.parse(code)
     encoding, _ = tokenize.detect_encoding(io.BytesIO(code).readline)
@@ -93,7 +93,7 @@ def read_source(file: Path, path: str) -> Source:
 
 
 def _note(source: Source, node: ast.AST, scope: ast.AST) -> None:
-    """Remember what ``node`` says about names."""
+    """Record what ``node`` says about names."""
     match node:
         case ast.Import():
             for name in node.names:
@@ -128,7 +128,7 @@ def _bind(source: Source, scope: ast.AST, target: ast.expr, value: ast.expr) -> 
 
 
 def get_dotted(node: ast.AST | None) -> str | None:
-    """``a.b.c`` as text; None for what is no plain chain of names."""
+    """Return ``a.b.c`` as text; None if the node is not a plain chain of names."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -137,13 +137,13 @@ def get_dotted(node: ast.AST | None) -> str | None:
 
 
 def get_full_name(source: Source, name: str | None) -> str:
-    """What a chain of names means by the imports: ``numpy.mean`` of ``np.mean``."""
+    """Return the full name of a chain of names by the imports: ``numpy.mean`` for ``np.mean``."""
     head, dot, rest = (name or "").partition(".")
     return source.imports.get(head, head) + dot + rest
 
 
 def list_scopes(source: Source, scope: ast.AST | None) -> Iterator[ast.AST]:
-    """The definition itself, then those around it, to the module."""
+    """List a definition and those around it, up to the module."""
     while scope is not None:
         yield scope
         scope = source.parents.get(scope)
@@ -154,7 +154,7 @@ def find_class(source: Source, scope: ast.AST) -> ast.ClassDef | None:
 
 
 def find_values(source: Source, scope: ast.AST, name: str) -> list[ast.expr]:
-    """Every expression that ``name`` gets where ``scope`` sees it; none for parameters, and for what is not told."""
+    """Return every expression assigned to ``name`` as seen from ``scope``; none for parameters and unknown names."""
     for around in list_scopes(source, scope):
         if values := source.values.get((around, name)):
             return values
@@ -172,7 +172,7 @@ def list_parameters(scope: ast.AST) -> list[str]:
 
 
 def build_suspicion(source: Source, rule: str, node: ast.AST, why: str, fix: str) -> Finding:
-    """What a rule says of a place that was read and not run."""
+    """Build the finding for a line that was read but not run."""
     line = getattr(node, "lineno", 1)
     return Finding(
         rule=rule,

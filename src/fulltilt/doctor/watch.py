@@ -1,4 +1,4 @@
-"""Judges what a watched command did: the doctor's document, as its JSON has it."""
+"""Build the doctor's JSON document from what was observed of a command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_STEPS = 20
 
 
 def build_document(observation: Observation) -> dict[str, Any]:
-    """The steps, where their time went, and what the rules found in it; no findings where too few steps were seen."""
+    """Build the document: steps, their breakdown and findings; no findings if too few steps were seen."""
     plain = observation.plain
     has_enough = len(plain.rows) >= MIN_STEPS
     findings = [finding for rule in RULES for finding in rule.judge(observation)] if has_enough else []

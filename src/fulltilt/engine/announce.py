@@ -1,18 +1,31 @@
-"""Events to listeners. A full disk in a log file is told and does not end the run; a bug in a listener does."""
+"""What a run tells: events to its listeners, and errors in words."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fulltilt.errors import StorageError
-from fulltilt.records import Event, Listener, Noted, RunEnded
+from fulltilt.records import Event, Evidence, Listener, Noted, RunEnded, classify_outcome
+
+E = TypeVar("E", bound=Event)
+
+
+def read_first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out, on a device or on the host."""
+    evidence = Evidence(exception_type=type(error).__name__, message=str(error))
+    return isinstance(error, Exception) and classify_outcome(evidence)[0] == "out_of_memory"
 
 
 def describe_resume(step: int, n_epochs_done: int, n_epochs: int, max_steps: float = math.inf) -> str:
-    """What a resumed run goes on from; that nothing is left, where it has trained for as long as it is asked to."""
+    """Say where a resumed run goes on, or that nothing is left to train."""
     if step >= max_steps:
         return f"the checkpoint is at step {step:,}, and {max_steps:,.0f} are asked for: nothing is left to train"
     if n_epochs_done < n_epochs:
@@ -26,55 +39,46 @@ def describe_resume(step: int, n_epochs_done: int, n_epochs: int, max_steps: flo
 class Announcer:
     """Builds events and hands them to every listener.
 
-    A listener that cannot store an event (StorageError, OSError) is named once in a ``Noted`` to the others and
-    asked again at the next event: space may have been freed. Any other error of a listener ends the run.
+    A listener that cannot store an event (StorageError, OSError) is named once in a ``Noted`` to the others, and asked
+    again at the next event: space may have been freed. Any other error of a listener ends the run.
 
     Attributes:
-        has_listeners: False when an event would be built for nobody.
+        attempt: Number of the attempt that the events belong to.
         notes: Every note of the run, for the result.
     """
 
     def __init__(self, listeners: Sequence[Listener], *, attempt: int = 0):
-        self._listeners = tuple(listeners)
-        self.has_listeners = bool(listeners)
-        self._attempt = attempt
-        self._n_lost: dict[int, int] = {}
+        self.listeners = tuple(listeners)
+        self.attempt = attempt
+        self._n_lost = [0] * len(self.listeners)
         self.notes: list[str] = []
 
-    def __call__(self, kind: type[Event], **fields: Any) -> None:
-        if not self.has_listeners:
-            return
-        if kind is RunEnded:
-            self._tell_losses()
-        self._send(kind(attempt=self._attempt, time_s=time.time(), **fields))
+    def __call__(self, kind: type[E], **fields: Any) -> E:
+        event = kind(attempt=self.attempt, time_s=time.time(), **fields)
+        self.hand_on(event)
+        return event
 
     def hand_on(self, event: Event) -> None:
-        """An event that another process built."""
+        """Hand an event to the listeners; another process may have built it."""
         if isinstance(event, RunEnded):
-            self._tell_losses()
-        self._send(event)
-
-    def note(self, message: str, *, level: str = "note") -> None:
-        self.notes.append(message)
-        self(Noted, message=message, level=level)
-
-    def _send(self, event: Event) -> None:
+            for listener, count in zip(self.listeners, self._n_lost, strict=True):
+                if count > 1:
+                    self.note(f"{_name(listener)} failed to store events {count} times", level="warning")
         failed = []
-        for index, listener in enumerate(self._listeners):
+        for index, listener in enumerate(self.listeners):
             try:
                 listener(event)
             except (StorageError, OSError) as error:
-                self._n_lost[index] = self._n_lost.get(index, 0) + 1
+                self._n_lost[index] += 1
                 if self._n_lost[index] == 1:
                     what = type(event).__name__
                     failed.append(f"{_name(listener)} could not store {what} ({error}); training goes on")
         for message in failed:
             self.note(message, level="warning")
 
-    def _tell_losses(self) -> None:
-        lost = {index: count for index, count in self._n_lost.items() if count > 1}
-        for index, count in lost.items():
-            self.note(f"{_name(self._listeners[index])} failed to store events {count} times", level="warning")
+    def note(self, message: str, *, level: str = "note") -> None:
+        self.notes.append(message)
+        self(Noted, message=message, level=level)
 
 
 def _name(listener: Listener) -> str:

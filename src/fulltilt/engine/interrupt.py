@@ -22,9 +22,7 @@ class Stop(Protocol):
 
 
 class StopRequest:
-    """What the loop asks between steps: true once a signal came.
-
-    A second signal is not held back, but for one that follows at once (``ECHO_S``).
+    """Becomes true once a signal came. A later signal takes its course at once, unless it is an echo of the first.
 
     ``deliver`` raises the signal again for the handler that was there before: KeyboardInterrupt for Ctrl-C, for
     SIGTERM whatever the program set up, else death by SIGTERM (a shell reads 143).
@@ -38,10 +36,6 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
-
-    @property
-    def name(self) -> str:
-        return "Ctrl-C" if self.signal_number == signal.SIGINT else "SIGTERM"
 
     def deliver(self) -> None:
         """Let the signal that was held back take its course; call it after ``catch_signals`` has ended."""
@@ -64,26 +58,21 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
-            self._handle_in_child(number)
+            # A forked process inherits the handler. Ctrl-C reaches it too, but the step in progress may still need it;
+            # data workers have a handler of their own (data/loading/worker_signals.py).
+            if number != signal.SIGINT:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
         elif self.signal_number is None:
             self.signal_number, self._came_s = number, time.monotonic()
         elif time.monotonic() - self._came_s >= ECHO_S:
             self.restore()
             signal.raise_signal(number)
 
-    def _handle_in_child(self, number: int) -> None:
-        """A forked process inherits the handler; Ctrl-C reaches it too, but the step in progress may still need it.
-
-        Data workers exchange it for their own, see ``fulltilt.data.loading.worker_signals``.
-        """
-        if number != signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a ``StopRequest`` for the length of the block; the old handlers come back after.
+    """Turn SIGINT and SIGTERM into a ``StopRequest`` for the length of the block, then restore the old handlers.
 
     Outside the main thread Python lets nobody handle signals: the request then stays empty.
     """

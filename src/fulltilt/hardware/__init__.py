@@ -1,7 +1,9 @@
-"""What the machine has and what it is doing: NVML, /proc and control groups. Nothing here imports torch.
+"""Read what the machine has and what it is doing: NVML, /proc and control groups. Nothing here imports torch.
 
 Readers take the root folder of the machine, so that recorded trees can stand in for it.
 """
+
+# ruff: noqa: F401
 
 from fulltilt.hardware.cgroup import (
     read_cpu_quota_cores,
@@ -32,62 +34,18 @@ from fulltilt.hardware.filesystem import Filesystem, ShmSpace, read_filesystem, 
 from fulltilt.hardware.machine import compute_hostname_hash, is_wsl, read_machine
 from fulltilt.hardware.nvml import Nvml, NvmlDevice, NvmlProcess, NvmlStatus, RealNvml, Utilization
 from fulltilt.hardware.nvml_fake import FakeNvml, build_status
-from fulltilt.hardware.process_cpu import ProcessCpu, describe_process_state, is_process_stopped, read_process_tree_cpu
 from fulltilt.hardware.process_memory import (
+    MemoryWatchdog,
     ProcessMemory,
-    read_process_tree,
     read_process_tree_memory,
     read_rss_bytes,
+    read_status_bytes,
 )
-from fulltilt.hardware.watchdog import MemoryWatchdog
+from fulltilt.hardware.proctree import (
+    ProcessCpu,
+    describe_process_state,
+    is_process_stopped,
+    read_process_tree,
+    read_process_tree_cpu,
+)
 from fulltilt.hardware.wsl import WslReport, compute_usable_device_bytes, read_wsl
-
-__all__ = [
-    "CpuTimes",
-    "DataSheet",
-    "FakeNvml",
-    "Filesystem",
-    "MemoryWatchdog",
-    "Nvml",
-    "NvmlDevice",
-    "NvmlProcess",
-    "NvmlStatus",
-    "Pressure",
-    "ProcessCpu",
-    "ProcessMemory",
-    "RealNvml",
-    "ShmSpace",
-    "Utilization",
-    "WslReport",
-    "build_status",
-    "compute_hostname_hash",
-    "compute_steal_pct",
-    "compute_usable_device_bytes",
-    "count_usable_cores",
-    "describe_process_state",
-    "find_data_sheet",
-    "find_nvml_index",
-    "has_c_compiler",
-    "is_process_stopped",
-    "is_wsl",
-    "list_rank_devices",
-    "read_cpu_model",
-    "read_cpu_quota_cores",
-    "read_cpu_times",
-    "read_filesystem",
-    "read_machine",
-    "read_memory_bytes",
-    "read_memory_limit_bytes",
-    "read_memory_room_bytes",
-    "read_oom_kills",
-    "read_package_version",
-    "read_pressure",
-    "read_process_tree",
-    "read_process_tree_cpu",
-    "read_process_tree_memory",
-    "read_rss_bytes",
-    "read_shm",
-    "read_visible_devices",
-    "read_wsl",
-    "resolve_device",
-]

@@ -1,6 +1,4 @@
-"""Reading small kernel files below a root folder, so that recorded trees can stand in for the machine."""
-
-from __future__ import annotations
+"""Read small kernel files below a root folder, so that recorded trees can stand in for the machine."""
 
 from pathlib import Path
 
@@ -8,7 +6,7 @@ Root = str | Path
 
 
 def read_text(root: Root, path: str) -> str | None:
-    """The text of ``path`` below ``root``; ``None`` when it is absent, unreadable or of a process that ended."""
+    """Read ``path`` below ``root``; ``None`` when it is absent, unreadable or of a process that ended."""
     try:
         return (Path(root) / path.lstrip("/")).read_bytes().decode(errors="replace")
     except OSError:
@@ -16,7 +14,7 @@ def read_text(root: Root, path: str) -> str | None:
 
 
 def parse_table(text: str) -> dict[str, int]:
-    """``name value`` or ``name: value kB`` lines to integers; lines of another shape are left out."""
+    """Parse lines ``name value`` or ``name: value kB`` to integers; other lines are left out."""
     table = {}
     for line in text.splitlines():
         parts = line.replace(":", " ", 1).split()

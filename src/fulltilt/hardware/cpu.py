@@ -1,7 +1,5 @@
 """Cores, their load, and whether this process gets its share of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform
@@ -15,7 +13,7 @@ from fulltilt.hardware.cgroup import read_cpu_quota_cores
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Pressure:
-    """Time in which at least one task waited for a core, the disk or memory, since boot. Only its rise counts."""
+    """Time since boot in which at least one task waited for a core, the disk or memory. Only its rise counts."""
 
     some_total_us: int | None
     reason: str | None = None  # why there is no figure
@@ -32,10 +30,7 @@ class CpuTimes:
 
 
 def read_pressure(root: Root = "/", resource: Literal["cpu", "io", "memory"] = "cpu") -> Pressure:
-    """Pressure of the machine on one resource.
-
-    Source: Linux Documentation/accounting/psi.rst.
-    """
+    """Read how long tasks waited for one resource. Source: Linux Documentation/accounting/psi.rst."""
     text = read_text(root, f"/proc/pressure/{resource}")
     if text is None:
         return Pressure(some_total_us=None, reason=f"this kernel offers no /proc/pressure/{resource} (PSI)")
@@ -48,7 +43,7 @@ def read_pressure(root: Root = "/", resource: Literal["cpu", "io", "memory"] = "
 
 
 def read_cpu_times(root: Root = "/") -> CpuTimes:
-    """Ticks from the first line of /proc/stat; guest time is left out because user time already holds it."""
+    """Read the first line of /proc/stat; guest time is left out because user time already holds it."""
     line = next((x for x in (read_text(root, "/proc/stat") or "").splitlines() if x.startswith("cpu ")), "")
     ticks = [int(x) for x in line.split()[1:9] if x.isdigit()]
     if len(ticks) < 8:
@@ -57,31 +52,28 @@ def read_cpu_times(root: Root = "/") -> CpuTimes:
 
 
 def compute_steal_pct(before: CpuTimes, after: CpuTimes) -> float | None:
-    """Share of all cores' time that the host took between two readings; ``None`` when a reading is missing."""
-    if None in (before.steal_jiffies, before.total_jiffies, after.steal_jiffies, after.total_jiffies):
+    """Compute the share of all cores' time that the host took between two readings; ``None`` without both."""
+    if before.steal_jiffies is None or before.total_jiffies is None:
         return None
-    total = after.total_jiffies - before.total_jiffies  # type: ignore[operator]
-    steal = after.steal_jiffies - before.steal_jiffies  # type: ignore[operator]
-    return 100 * steal / total if total > 0 else None
+    if after.steal_jiffies is None or after.total_jiffies is None or after.total_jiffies <= before.total_jiffies:
+        return None
+    return 100 * (after.steal_jiffies - before.steal_jiffies) / (after.total_jiffies - before.total_jiffies)
 
 
 def count_usable_cores(root: Root = "/") -> int:
-    """Cores that this process may keep busy: affinity and cgroup quota, at least 1.
+    """Count the cores that this process may keep busy by affinity and cgroup quota, at least 1.
 
     A quota of 1.5 cores counts as 1: what runs past the quota is paused by the kernel.
     """
-    allowed = _count_allowed(root) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = read_cpu_quota_cores(root)
     return max(1, allowed if quota is None else min(allowed, int(quota)))
 
 
 def read_cpu_model(root: Root = "/") -> str | None:
-    """The processor's name; Arm kernels give none, the architecture stands in there."""
-    fields: dict[str, str] = {}
-    for line in (read_text(root, "/proc/cpuinfo") or "").splitlines():
-        name, separator, value = line.partition(":")
-        if separator:
-            fields.setdefault(name.strip(), value.strip())
+    """Read the processor's name; Arm kernels give none, the architecture stands in there."""
+    pairs = [line.split(":", 1) for line in (read_text(root, "/proc/cpuinfo") or "").splitlines() if ":" in line]
+    fields = {name.strip(): value.strip() for name, value in reversed(pairs)}  # of the first core
     for name in ("model name", "Model", "Hardware", "cpu model"):
         if fields.get(name):
             return fields[name]
@@ -89,39 +81,18 @@ def read_cpu_model(root: Root = "/") -> str | None:
 
 
 def read_memory_bytes(root: Root = "/") -> tuple[int, int]:
-    """Total and available memory of the machine in bytes, limits of control groups left aside.
-
-    Kernels before 3.14 have no MemAvailable: what is free stands in.
-    """
+    """Read total and available memory of the machine in bytes, limits of control groups left aside."""
     table = parse_table(read_text(root, "/proc/meminfo") or "")
-    if "MemTotal" not in table:  # no Linux: ask the way POSIX has it
-        page_bytes = os.sysconf("SC_PAGE_SIZE")
-        total_bytes = os.sysconf("SC_PHYS_PAGES") * page_bytes
-        return total_bytes, total_bytes
-    return table["MemTotal"] * 1024, table.get("MemAvailable", table.get("MemFree", 0)) * 1024
+    if "MemAvailable" not in table:  # no Linux
+        import psutil  # 30 ms, of no use elsewhere
+
+        memory = psutil.virtual_memory()
+        return memory.total, memory.available
+    return table["MemTotal"] * 1024, table["MemAvailable"] * 1024
 
 
 def has_c_compiler(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether torch.compile can build its C++ code: ``$CXX``, else g++, c++ or clang++ on the path."""
+    """Whether torch.compile can build its C++ code: by ``$CXX``, else g++, c++ or clang++ on the path."""
     environ = os.environ if environ is None else environ
-    named = environ.get("CXX", "").split()
-    candidates = named[:1] or ["g++", "c++", "clang++"]
+    candidates = environ.get("CXX", "").split()[:1] or ["g++", "c++", "clang++"]
     return any(shutil.which(name, path=environ.get("PATH", os.defpath)) for name in candidates)
-
-
-def _count_allowed(root: Root) -> int | None:
-    for line in (read_text(root, "/proc/self/status") or "").splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            return _count_ranges(line.split(":", 1)[1].strip())
-    return None
-
-
-def _count_ranges(text: str) -> int | None:
-    """``0-3,8`` → 5."""
-    count = 0
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            return None
-        count += int(last or first) - int(first) + 1
-    return count

@@ -1,10 +1,7 @@
 """Nominal figures of GPUs: dense matrix rate in bf16 and memory bandwidth, as their makers print them.
 
-Where the sheet prints a rate "with sparsity", half of it stands here. A device that is not listed has no nominal
-figures; a wrong one would be worse than none, and ``measure_roofs`` measures what the device really reaches.
+Where the sheet prints a rate "with sparsity", half of it stands here. A device that is not listed has no figures.
 """
-
-from __future__ import annotations
 
 import dataclasses
 
@@ -13,6 +10,8 @@ _GB_PER_GIB = 1.073741824
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DataSheet:
+    """What the maker prints about one GPU."""
+
     bf16_tflops: float | None  # dense, fp32 accumulation
     memory_gb_per_s: float  # decimal, as printed
     source: str
@@ -45,7 +44,7 @@ _SHEETS = {
 
 
 def find_data_sheet(name: str, memory_total_bytes: int | None = None) -> DataSheet | None:
-    """The sheet of the device that NVML or CUDA calls ``name``; ``None`` when it is not listed."""
+    """Find the sheet of the device that NVML or CUDA calls ``name``; ``None`` when it is not listed."""
     sheet = _SHEETS.get(name.removeprefix("NVIDIA ").strip())
     if sheet is None or sheet.memory_total_gib is None:
         return sheet

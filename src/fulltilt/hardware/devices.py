@@ -1,6 +1,4 @@
-"""Which GPUs this process may use, in CUDA's order, and what a device name on the command line means."""
-
-from __future__ import annotations
+"""Find the GPUs this process may use, in CUDA's order, and what a device name on the command line means."""
 
 import os
 import re
@@ -15,7 +13,7 @@ DEVICE_NAMES = ("auto", "cpu", "cuda", "cuda:0")
 
 
 def read_visible_devices(nvml: Nvml, environ: Mapping[str, str] | None = None) -> tuple[NvmlDevice, ...]:
-    """The devices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order.
+    """List the devices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order.
 
     An entry that names no device hides itself and all after it, as CUDA does. Numbers are taken in the order of the
     PCI bus: with GPUs of different speed CUDA counts otherwise unless ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
@@ -35,20 +33,18 @@ def read_visible_devices(nvml: Nvml, environ: Mapping[str, str] | None = None) -
 
 
 def find_nvml_index(uuid: str, nvml: Nvml) -> int | None:
-    """NVML's index of the device that CUDA calls ``uuid`` (with or without "GPU-")."""
+    """Find NVML's index of the device that CUDA calls ``uuid`` (with or without "GPU-")."""
     wanted = uuid.lower().removeprefix("gpu-")
-    for device in nvml.read_devices():
-        if (device.uuid or "").lower().removeprefix("gpu-") == wanted:
-            return device.index
-    return None
+    uuids = {(device.uuid or "").lower().removeprefix("gpu-"): device.index for device in nvml.read_devices()}
+    return uuids.get(wanted)
 
 
 def list_rank_devices(
     wanted: str | int | Sequence[int], n_ranks: int | None, *, has_gpu: Callable[[], bool]
 ) -> list[str]:
-    """The devices of a run, one a rank: what ``wanted`` names, ``n_ranks`` of them. None is looked for.
+    """List the devices of a run, one per rank: ``n_ranks`` of what ``wanted`` names, whether they exist or not.
 
-    ``auto`` is the first GPU or the CPU, or as many GPUs as there are to be ranks; ``cpu`` takes any number of ranks.
+    ``auto`` is the first GPU or the CPU, or as many GPUs as ranks; ``cpu`` takes any number of ranks.
 
     Args:
         has_gpu: Asked for ``auto`` only.
@@ -61,7 +57,7 @@ def list_rank_devices(
     if wanted == "cpu" or (wanted == "cuda" and n_ranks is None):
         return [str(wanted)] * (n_ranks or 1)
     if wanted == "cuda":
-        return [f"cuda:{index}" for index in range(n_ranks or 1)]
+        wanted = range(n_ranks or 1)
     if isinstance(wanted, str):
         devices = [wanted]
     else:
@@ -82,12 +78,12 @@ def resolve_device(
     environ: Mapping[str, str] | None = None,
     torch_version: str | None = None,
 ) -> str:
-    """``auto | cpu | cuda | cuda:N`` to ``cpu`` or ``cuda:N``. ``auto`` is the first GPU, else the CPU.
+    """Turn ``auto | cpu | cuda | cuda:N`` into ``cpu`` or ``cuda:N``; ``auto`` is the first GPU, else the CPU.
 
     Args:
         nvml: Where to look for GPUs; the driver when not given.
         environ: Holds ``CUDA_VISIBLE_DEVICES``; the process' own when not given.
-        torch_version: As installed when not given. A build for the CPU ("+cpu") has no use for a GPU.
+        torch_version: The installed one when not given. A build for the CPU ("+cpu") cannot use a GPU.
 
     Raises:
         DeviceError: the name is unknown, or the device is not there; says what is there.
@@ -101,7 +97,13 @@ def resolve_device(
     built_for_cpu = bool(version and version.endswith("+cpu"))
     if name == "auto" and built_for_cpu:
         return "cpu"
-    visible, absence = _look_for_gpus(nvml, environ)
+    library = RealNvml() if nvml is None else nvml
+    try:
+        visible = read_visible_devices(library, environ)
+        absence = library.absence or "CUDA_VISIBLE_DEVICES hides every GPU"
+    finally:
+        if nvml is None:
+            library.close()
     if name == "auto":
         return "cuda:0" if visible else "cpu"
     index = int(match[1] or 0)
@@ -119,8 +121,8 @@ def resolve_device(
 
 
 def build_device_records(nvml: Nvml, environ: Mapping[str, str] | None = None) -> tuple[Device, ...]:
-    """The visible GPUs as they stand in a ``Machine``; ``index`` is CUDA's."""
-    records = []
+    """Describe the visible GPUs for a ``Machine``; ``index`` is CUDA's."""
+    records: list[Device] = []
     for index, device in enumerate(read_visible_devices(nvml, environ)):
         sheet = find_data_sheet(device.name, device.memory_total_bytes)
         records.append(
@@ -141,7 +143,7 @@ def build_device_records(nvml: Nvml, environ: Mapping[str, str] | None = None) -
 
 
 def read_package_version(name: str) -> str | None:
-    """Version of an installed package, without importing it."""
+    """Read the version of an installed package without importing it."""
     from importlib import metadata  # 15 ms, of no use to the other readers
 
     try:
@@ -150,22 +152,9 @@ def read_package_version(name: str) -> str | None:
         return None
 
 
-def _look_for_gpus(nvml: Nvml | None, environ: Mapping[str, str] | None) -> tuple[tuple[NvmlDevice, ...], str | None]:
-    """Visible devices, and why there is none."""
-    library = RealNvml() if nvml is None else nvml
-    try:
-        visible = read_visible_devices(library, environ)
-        hidden = "CUDA_VISIBLE_DEVICES hides every GPU" if library.read_devices() else None
-        return visible, library.absence or hidden
-    finally:
-        if nvml is None:
-            library.close()
-
-
 def _find_listed(entry: str, devices: tuple[NvmlDevice, ...]) -> NvmlDevice | None:
-    if entry.isdigit():
-        return next((device for device in devices if device.index == int(entry)), None)
     if entry.startswith("GPU-"):
         found = [device for device in devices if (device.uuid or "").startswith(entry)]
-        return found[0] if len(found) == 1 else None
-    return None
+    else:
+        found = [device for device in devices if entry.isdigit() and device.index == int(entry)]
+    return found[0] if len(found) == 1 else None

@@ -1,14 +1,12 @@
-"""What kind of file system a path lies on, and the shared memory of the machine."""
-
-from __future__ import annotations
+"""Read the mount table, the file system that a path lies on, and shared memory. Source: proc_pid_mountinfo(5)."""
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
-from fulltilt.hardware._files import Root
-from fulltilt.hardware._mounts import read_mounts
+from fulltilt.hardware._files import Root, read_text
 
 # A WSL drive (/mnt/c) is a 9p mount: every access crosses to another machine there too.
 NETWORK_TYPES = frozenset(
@@ -33,23 +31,46 @@ class ShmSpace(NamedTuple):
     used_bytes: int | None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Mount:
+    """One line of the mount table."""
+
+    point: str
+    root: str  # the part of the file system that is mounted here
+    type: str
+    options: str  # of the file system: "rw,memory"
+
+
+def read_mounts(root: Root = "/") -> tuple[Mount, ...]:
+    """Read all mounts in the order they were made: a later one covers an earlier one on the same point."""
+    lines = (read_text(root, "/proc/self/mountinfo") or "").splitlines()
+    return tuple(mount for line in lines if (mount := _parse_mount(line)) is not None)
+
+
+def _parse_mount(line: str) -> Mount | None:
+    before, _, after = line.partition(" - ")
+    left, right = before.split(), after.split()
+    if len(left) < 5 or len(right) < 2:
+        return None
+    return Mount(point=_unescape(left[4]), root=_unescape(left[3]), type=right[0], options="".join(right[2:3]))
+
+
+def _unescape(text: str) -> str:
+    """Decode blanks and backslashes, which come as octal: ``\\040``."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
 def read_filesystem(path: str | Path, root: Root = "/") -> Filesystem:
-    """The file system that ``path`` lies on, or would lie on: it need not exist yet."""
+    """Read the file system that ``path`` lies on, or would lie on: it need not exist yet."""
     real = Path(os.path.realpath(path))
-    type_ = None
-    longest = -1
-    for mount in read_mounts(root):
-        point = Path(mount.point)
-        if (real == point or point in real.parents) and len(point.parts) >= longest:
-            longest, type_ = len(point.parts), mount.type
-    return Filesystem(
-        type=type_,
-        is_network=None if type_ is None else type_ in NETWORK_TYPES,
-        free_bytes=_read_free_bytes(real),
-    )
+    mounts = [mount for mount in reversed(read_mounts(root)) if real.is_relative_to(mount.point)]
+    type_ = max(mounts, key=lambda mount: len(Path(mount.point).parts)).type if mounts else None
+    is_network = None if type_ is None else type_ in NETWORK_TYPES
+    return Filesystem(type=type_, is_network=is_network, free_bytes=_read_free_bytes(real))
 
 
 def read_shm(root: Root = "/") -> ShmSpace:
+    """Read size and use of /dev/shm."""
     try:
         stat = os.statvfs(Path(root) / "dev/shm")
     except OSError:

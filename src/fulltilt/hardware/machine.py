@@ -1,6 +1,4 @@
-"""The machine as this process sees it, in one record."""
-
-from __future__ import annotations
+"""Read the machine as this process sees it, in one record."""
 
 import hashlib
 import os
@@ -20,11 +18,12 @@ PACKAGES = ("torch", "numpy", "h5py", "torchvision", "timm")
 
 
 def read_machine(root: Root = "/", *, nvml: Nvml | None = None, environ: Mapping[str, str] | None = None) -> Machine:
-    """Read everything there is to know without a torch import or a CUDA context. Cost: 30 ms.
+    """Read all there is to know without torch or a CUDA context. Cost: 30 ms.
 
-    Packages that are not installed are left out of ``packages``; every other figure that could not be read is
-    ``None``, and ``null_reasons`` says why.
+    A figure that could not be read is ``None``, and ``null_reasons`` says why.
     """
+    import psutil  # 30 ms, of no use to the other readers
+
     library = RealNvml() if nvml is None else nvml
     try:
         devices = build_device_records(library, environ)
@@ -33,7 +32,7 @@ def read_machine(root: Root = "/", *, nvml: Nvml | None = None, environ: Mapping
         if nvml is None:
             library.close()
     model = read_cpu_model(root)
-    n_physical = _count_physical_cores()
+    n_physical = psutil.cpu_count(logical=False)
     total_bytes, available_bytes = read_memory_bytes(root)
     limit_bytes = read_memory_limit_bytes(root)
     shm = read_shm(root)
@@ -45,7 +44,8 @@ def read_machine(root: Root = "/", *, nvml: Nvml | None = None, environ: Mapping
     }
     return Machine(
         hostname_hash=compute_hostname_hash(socket.gethostname()),
-        system=_read_system(),
+        # "Linux 6.18", without the patch level and the vendor's suffix
+        system=" ".join([platform.system(), ".".join(platform.release().split("-")[0].split(".")[:2])]),
         is_wsl=is_wsl(root, environ),
         cpu_model=model or "unknown",
         n_cores_physical=n_physical,
@@ -63,25 +63,14 @@ def read_machine(root: Root = "/", *, nvml: Nvml | None = None, environ: Mapping
 
 
 def is_wsl(root: Root = "/", environ: Mapping[str, str] | None = None) -> bool:
-    """Windows' Linux: its kernel names Microsoft, its shells carry ``WSL_DISTRO_NAME``."""
+    """Whether this is Windows' Linux: its kernel names Microsoft, its shells carry ``WSL_DISTRO_NAME``."""
     environ = os.environ if environ is None else environ
     return "microsoft" in (read_text(root, "/proc/version") or "").lower() or bool(environ.get("WSL_DISTRO_NAME"))
 
 
 def compute_hostname_hash(hostname: str) -> str:
-    """Twelve hex digits that tell two machines apart without naming them."""
+    """Compute twelve hex digits that tell two machines apart without naming them."""
     return hashlib.sha256(hostname.encode()).hexdigest()[:12]
-
-
-def _count_physical_cores() -> int | None:
-    import psutil  # 30 ms, of no use to the other readers
-
-    return psutil.cpu_count(logical=False)
-
-
-def _read_system() -> str:
-    """``Linux 6.18``: the patch level and the vendor's suffix left out."""
-    return " ".join([platform.system(), ".".join(platform.release().split("-")[0].split(".")[:2])])
 
 
 def _explain_devices(nvml: Nvml, devices: tuple[Device, ...], environ: Mapping[str, str] | None) -> dict[str, str]:

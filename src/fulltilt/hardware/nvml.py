@@ -1,23 +1,18 @@
-"""NVIDIA's management library: what the driver knows of each GPU, without a CUDA context.
+"""Ask NVIDIA's management library what the driver knows of each GPU, without a CUDA context.
 
-``Nvml`` is the seam: ``RealNvml`` asks the driver, ``FakeNvml`` (``nvml_fake``) answers from records, and one suite
-of tests holds both to the same behaviour. What a device does not tell is ``None`` with a reason, never 0.
-
-An index here is NVML's, in the order of the PCI bus. CUDA may count otherwise; a UUID ties the two together.
+``RealNvml`` asks the driver, ``FakeNvml`` answers from records. What a device does not tell is ``None`` with a reason.
+An index is NVML's, in the order of the PCI bus; CUDA may count otherwise, and a UUID ties the two together.
 
 Source: NVML API reference, "Device Queries". Each field names the ``nvidia-smi`` query that shows the same figure.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from fulltilt.errors import DeviceError
-
-T = TypeVar("T")
 
 THROTTLE_REASONS = {
     0x001: "gpu_idle",
@@ -34,7 +29,7 @@ THROTTLE_REASONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NvmlDevice:
-    """What does not change while the machine runs."""
+    """What does not change of a GPU while the machine runs."""
 
     index: int
     name: str
@@ -54,18 +49,13 @@ class NvmlProcess:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NvmlStatus:
-    """One reading of all that changes."""
+    """One reading of what changes."""
 
     memory_used_bytes: int | None  # memory.used
     memory_free_bytes: int | None  # memory.free
     utilization_pct: float | None  # utilization.gpu: share of the driver's last window in which any kernel ran
-    memory_utilization_pct: float | None  # utilization.memory
     sm_clock_mhz: int | None  # clocks.sm
     sm_clock_max_mhz: int | None  # clocks.max.sm
-    memory_clock_mhz: int | None  # clocks.mem
-    temperature_c: int | None  # temperature.gpu
-    power_w: float | None  # power.draw
-    power_limit_w: float | None  # enforced.power.limit
     throttle_reasons: tuple[str, ...] | None  # clocks_event_reasons.active
     processes: tuple[NvmlProcess, ...] | None  # compute-apps
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -83,7 +73,6 @@ class Nvml(Protocol):
     @property
     def absence(self) -> str | None:
         """Why there are no devices; ``None`` when there are."""
-        ...
 
     @property
     def driver(self) -> str | None: ...
@@ -96,7 +85,6 @@ class Nvml(Protocol):
 
     def close(self) -> None:
         """Let go of the library; harmless when repeated."""
-        ...
 
 
 class RealNvml:
@@ -129,40 +117,27 @@ class RealNvml:
 
     def read_status(self, index: int) -> NvmlStatus:
         handle, library, reasons = self._find(index), self._library, dict[str, str]()
-
-        def ask(call: Callable[[], T], *fields: str) -> T | None:
-            return self._ask(call, fields, reasons)
-
-        memory = ask(lambda: library.nvmlDeviceGetMemoryInfo(handle), "memory_used_bytes", "memory_free_bytes")
-        rates = ask(lambda: library.nvmlDeviceGetUtilizationRates(handle), "utilization_pct", "memory_utilization_pct")
-        power_mw = ask(lambda: library.nvmlDeviceGetPowerUsage(handle), "power_w")
-        limit_mw = ask(lambda: library.nvmlDeviceGetEnforcedPowerLimit(handle), "power_limit_w")
-        mask = ask(lambda: self._read_throttle_mask(handle), "throttle_reasons")
-        found = ask(lambda: library.nvmlDeviceGetComputeRunningProcesses(handle), "processes")
-        sm, mem = library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM
+        ask = functools.partial(self._ask, reasons)
+        memory = ask("memory_used_bytes memory_free_bytes", library.nvmlDeviceGetMemoryInfo, handle)
+        rates = ask("utilization_pct", library.nvmlDeviceGetUtilizationRates, handle)
+        mask = ask("throttle_reasons", self._read_throttle_mask, handle)
+        found = ask("processes", library.nvmlDeviceGetComputeRunningProcesses, handle)
+        sm = library.NVML_CLOCK_SM
+        processes = [NvmlProcess(pid=p.pid, memory_used_bytes=p.usedGpuMemory) for p in found or ()]
         return NvmlStatus(
             memory_used_bytes=None if memory is None else memory.used,
             memory_free_bytes=None if memory is None else memory.free,
             utilization_pct=None if rates is None else float(rates.gpu),
-            memory_utilization_pct=None if rates is None else float(rates.memory),
-            sm_clock_mhz=ask(lambda: library.nvmlDeviceGetClockInfo(handle, sm), "sm_clock_mhz"),
-            sm_clock_max_mhz=ask(lambda: library.nvmlDeviceGetMaxClockInfo(handle, sm), "sm_clock_max_mhz"),
-            memory_clock_mhz=ask(lambda: library.nvmlDeviceGetClockInfo(handle, mem), "memory_clock_mhz"),
-            temperature_c=ask(
-                lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU), "temperature_c"
-            ),
-            power_w=None if power_mw is None else power_mw / 1000,
-            power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            sm_clock_mhz=ask("sm_clock_mhz", library.nvmlDeviceGetClockInfo, handle, sm),
+            sm_clock_max_mhz=ask("sm_clock_max_mhz", library.nvmlDeviceGetMaxClockInfo, handle, sm),
             throttle_reasons=None if mask is None else decode_throttle_reasons(mask),
-            processes=None
-            if found is None
-            else tuple(NvmlProcess(pid=p.pid, memory_used_bytes=p.usedGpuMemory) for p in found),
+            processes=None if found is None else tuple(processes),
             null_reasons=reasons,
         )
 
     def read_utilization(self, index: int) -> Utilization:
         handle, reasons = self._find(index), dict[str, str]()
-        rates = self._ask(lambda: self._library.nvmlDeviceGetUtilizationRates(handle), ("gpu_pct",), reasons)
+        rates = self._ask(reasons, "gpu_pct", self._library.nvmlDeviceGetUtilizationRates, handle)
         return Utilization(gpu_pct=None if rates is None else float(rates.gpu), reason=reasons.get("gpu_pct"))
 
     def close(self) -> None:
@@ -173,30 +148,31 @@ class RealNvml:
 
     def _read_device(self, index: int) -> NvmlDevice:
         handle, library, reasons = self._handles[index], self._library, dict[str, str]()
-        memory = self._ask(lambda: library.nvmlDeviceGetMemoryInfo(handle), ("memory_total_bytes",), reasons)
+        ask = functools.partial(self._ask, reasons)
+        memory = ask("memory_total_bytes", library.nvmlDeviceGetMemoryInfo, handle)
+        capability = ask("compute_capability", library.nvmlDeviceGetCudaComputeCapability, handle)
         return NvmlDevice(
             index=index,
-            name=self._ask(lambda: library.nvmlDeviceGetName(handle), ("name",), reasons) or "unknown NVIDIA device",
-            uuid=self._ask(lambda: library.nvmlDeviceGetUUID(handle), ("uuid",), reasons),
+            name=ask("name", library.nvmlDeviceGetName, handle) or "unknown NVIDIA device",
+            uuid=ask("uuid", library.nvmlDeviceGetUUID, handle),
             memory_total_bytes=None if memory is None else memory.total,
-            compute_capability=self._ask(
-                lambda: tuple(library.nvmlDeviceGetCudaComputeCapability(handle)), ("compute_capability",), reasons
-            ),
+            compute_capability=None if capability is None else tuple(capability),
             null_reasons=reasons,
         )
 
     def _read_throttle_mask(self, handle: Any) -> int:
-        """Drivers before 535 know the reading by its old name only."""
+        """Read the mask, by its old name with drivers before 535."""
         try:
             return self._library.nvmlDeviceGetCurrentClocksEventReasons(handle)
         except self._library.NVMLError_FunctionNotFound:
             return self._library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
 
-    def _ask(self, call: Callable[[], T], fields: tuple[str, ...], reasons: dict[str, str]) -> T | None:
+    def _ask(self, reasons: dict[str, str], fields: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the library; where it gives no answer, note the reason for each of ``fields`` and return None."""
         try:
-            return call()
+            return call(*arguments)
         except self._library.NVMLError as problem:
-            reasons.update(dict.fromkeys(fields, f"NVML: {problem}"))
+            reasons.update(dict.fromkeys(fields.split(), f"NVML: {problem}"))
             return None
 
     def _find(self, index: int) -> Any:
@@ -206,7 +182,7 @@ class RealNvml:
 
 
 def decode_throttle_reasons(mask: int) -> tuple[str, ...]:
-    """The names of the bits set; a bit of a newer driver comes as ``bit_0x…``."""
+    """Name the bits set; a bit of a newer driver comes as ``bit_0x…``."""
     bits = [1 << n for n in range(mask.bit_length()) if mask >> n & 1]
     return tuple(THROTTLE_REASONS.get(bit, f"bit_{bit:#x}") for bit in bits)
 

@@ -1,6 +1,4 @@
-"""NVML answered from records: for machines without a GPU, and to replay what a GPU once said."""
-
-from __future__ import annotations
+"""A fake NVML that answers from records, for machines without a GPU."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,13 +11,13 @@ _STATUS_FIELDS = tuple(f.name for f in dataclasses.fields(NvmlStatus) if f.name 
 
 
 def build_status(**known: object) -> NvmlStatus:
-    """A status with ``known`` fields; the others are ``None`` with a reason."""
+    """Build a status with ``known`` fields; the others are ``None`` with a reason."""
     missing = {name: _NOT_GIVEN for name in _STATUS_FIELDS if known.get(name) is None}
     return NvmlStatus(**dict.fromkeys(_STATUS_FIELDS, None) | known, null_reasons=missing)  # type: ignore[arg-type]
 
 
 class FakeNvml:
-    """Devices and what they read.
+    """Devices and their readings, told beforehand.
 
     Args:
         devices: The devices there are, in NVML's order; none stands for a machine without a GPU.

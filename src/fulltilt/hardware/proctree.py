@@ -1,6 +1,4 @@
-"""Which processes belong to a trial, and how all of them end. Linux only: /proc, sessions, death signals."""
-
-from __future__ import annotations
+"""Find, watch and end the processes below one. Linux only: /proc, sessions, death signals."""
 
 import contextlib
 import ctypes
@@ -8,7 +6,10 @@ import dataclasses
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from fulltilt.hardware._files import Root, parse_table, read_text
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -17,27 +18,46 @@ PR_SET_CHILD_SUBREAPER = 36
 CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 CLEANER_GRACE_S = 5.0
 
+_STOPPED_STATES = "TtZX"  # stopped by a signal or a debugger, dead and not waited for
+_STATES = {
+    "R": "computes",
+    "S": "waits, for a lock, a pipe or the network",
+    "D": "waits for a disk or a network file system",
+    "T": "is stopped by a signal (kill -CONT {pid} lets it go on)",
+    "t": "is stopped by a debugger",
+    "Z": "is dead",
+    "X": "is dead",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessEntry:
+    """What /proc/PID/stat says of one process. Source: proc_pid_stat(5)."""
+
     pid: int
     parent_pid: int
-    session: int
-    is_zombie: bool
+    session: int  # process id of its leader
+    state: str  # one letter: R computes, S and D wait, T is stopped, Z is dead and not waited for
+    cpu_ticks: int = 0  # user and system time
+    children_cpu_ticks: int = 0  # of children that ended and were waited for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a process has done since it started; of two readings the later one differs where it did something.
-
-    Attributes:
-        called_bytes: Read by calls, out of the page cache too.
-        disk_bytes: Read from the disk, for calls and for mapped files.
-    """
+    """What a process has done since it started: CPU time, and bytes read by calls and from the disk."""
 
     cpu_s: float
-    called_bytes: int
-    disk_bytes: int
+    called_bytes: int  # out of the page cache too
+    disk_bytes: int  # for mapped files too
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessCpu:
+    """One reading of the cores that a process tree takes."""
+
+    cpu_s: float  # user and system time of all, those that ended and were waited for included
+    n_children: int  # processes below the first one
+    stopped: tuple[int, ...]  # ids of those that do nothing and will not by themselves
 
 
 def set_death_signal(number: int) -> None:
@@ -46,52 +66,99 @@ def set_death_signal(number: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children, also those that left their session."""
+    """Make orphans below this process its children, those that left their session too."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def read_processes(proc: Path = Path("/proc")) -> list[ProcessEntry]:
-    """All processes that can be seen. Cost: one small file a process, about 20 µs each."""
-    found = []
-    for name in os.listdir(proc):
-        if name.isdigit():
-            # A process may end while it is read; it is then left out.
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                found.append(_parse_stat(int(name), (proc / name / "stat").read_text(errors="replace")))
-    return found
-
-
-def read_work(pid: int, proc: Path = Path("/proc")) -> Work | None:
-    """CPU time and bytes read by one process, its children left out; None where they cannot be read."""
-    try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
-        user, system = text[text.rindex(")") + 2 :].split()[11:13]
-        counts = dict(line.split(": ") for line in (proc / str(pid) / "io").read_text().splitlines())
-        called_bytes, disk_bytes = int(counts["rchar"]), int(counts["read_bytes"])
-    except (OSError, ValueError, KeyError):
+def read_process(pid: int, root: Root = "/") -> ProcessEntry | None:
+    """Read one process; None when it is gone. Cost: 20 µs."""
+    # The command name stands in parentheses and may itself hold any character.
+    fields = (read_text(root, f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    if len(fields) < 4:
         return None
-    cpu_s = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return Work(cpu_s=cpu_s, called_bytes=called_bytes, disk_bytes=disk_bytes)
+    return ProcessEntry(
+        pid=pid,
+        parent_pid=int(fields[1]),
+        session=int(fields[3]),
+        state=fields[0],
+        cpu_ticks=sum(map(int, fields[11:13])),
+        children_cpu_ticks=sum(map(int, fields[13:15])),
+    )
+
+
+def read_processes(root: Root = "/") -> list[ProcessEntry]:
+    """Read all processes that can be seen; those that end meanwhile are left out."""
+    try:
+        pids = [int(name) for name in os.listdir(Path(root) / "proc") if name.isdigit()]
+    except OSError:
+        return []
+    return [entry for pid in pids if (entry := read_process(pid, root)) is not None]
+
+
+def read_process_tree(pid: int, root: Root = "/", *, search_session: bool = True) -> tuple[int, ...]:
+    """Find ``pid`` and all it started, itself first; empty when nothing of it is left.
+
+    When ``pid`` leads a session, or is gone, the session is searched as well: a worker whose parent died belongs to
+    init now, and still to the session.
+
+    Cost: one small file per thread of the tree (0.2 ms for 5 processes among 100, where psutil takes 3 ms); the search
+    of the session reads one per process on the machine.
+    """
+    found = dict.fromkeys(_read_descendants(pid, root))
+    if search_session and ((leader := read_process(pid, root)) is None or leader.session == pid):
+        for entry in read_processes(root):
+            if entry.session == pid:
+                found.update(dict.fromkeys(_read_descendants(entry.pid, root)))
+    return tuple(found)
+
+
+def read_process_tree_cpu(pid: int, root: Root = "/") -> ProcessCpu:
+    """Add up the CPU times of ``pid`` and all it started. Cost: two small files per process."""
+    members = read_process_tree(pid, root, search_session=False)
+    entries = [entry for member in members if (entry := read_process(member, root)) is not None]
+    return ProcessCpu(
+        cpu_s=sum(entry.cpu_ticks + entry.children_cpu_ticks for entry in entries) / os.sysconf("SC_CLK_TCK"),
+        n_children=max(0, len(members) - 1),
+        stopped=tuple(entry.pid for entry in entries if entry.pid != pid and entry.state in _STOPPED_STATES),
+    )
+
+
+def is_process_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger stopped the process; False where that cannot be read."""
+    entry = read_process(pid)
+    return entry is not None and entry.state in "Tt"
+
+
+def describe_process_state(pid: int, root: Root = "/") -> str:
+    """Say what a process is doing: ``computes``, ``is stopped by a signal (kill -CONT 12 lets it go on)``."""
+    entry = read_process(pid, root)
+    return "is gone" if entry is None else _STATES.get(entry.state, f"is in state {entry.state}").format(pid=pid)
+
+
+def read_work(pid: int, root: Root = "/") -> Work | None:
+    """Read what one process has done, its children left out; None where that cannot be read."""
+    entry, counts = read_process(pid, root), parse_table(read_text(root, f"/proc/{pid}/io") or "")
+    if entry is None or not {"rchar", "read_bytes"} <= counts.keys():
+        return None
+    cpu_s = entry.cpu_ticks / os.sysconf("SC_CLK_TCK")
+    return Work(cpu_s=cpu_s, called_bytes=counts["rchar"], disk_bytes=counts["read_bytes"])
 
 
 def find_descendants(root: int, entries: list[ProcessEntry] | None = None) -> list[int]:
-    """Processes below ``root``, itself left out, whatever session they are in."""
+    """Find the processes below ``root``, in any session; ``root`` itself is left out."""
     children: dict[int, list[int]] = {}
     for entry in read_processes() if entries is None else entries:
         children.setdefault(entry.parent_pid, []).append(entry.pid)
-    found: list[int] = []
-    queue = list(children.get(root, ()))
-    while queue:
-        pid = queue.pop()
-        found.append(pid)
-        queue.extend(children.get(pid, ()))
+    found = list(children.get(root, ()))
+    for pid in found:  # grows meanwhile
+        found.extend(children.get(pid, ()))
     return found
 
 
 def find_members(session: int) -> list[int]:
-    """Living processes of a session, and what they started in sessions of their own."""
+    """Find the living processes of a session, and what they started in sessions of their own."""
     entries = read_processes()
-    members = {e.pid for e in entries if e.session == session and not e.is_zombie}
+    members = {e.pid for e in entries if e.session == session and e.state != "Z"}
     for pid in tuple(members):
         members.update(find_descendants(pid, entries))
     return sorted(members)
@@ -99,37 +166,28 @@ def find_members(session: int) -> list[int]:
 
 def kill_session(session: int, *, patience_s: float = 5.0) -> list[int]:
     """End every process of a session and return those that were seen; for use when its parent is gone."""
-    seen: set[int] = set()
-    end = time.monotonic() + patience_s
-    while members := find_members(session):
-        seen.update(members)
-        kill_processes(members)
-        if time.monotonic() > end:
-            break
-        time.sleep(0.01)
-    return sorted(seen)
+    return _kill_all(lambda: find_members(session), patience_s=patience_s, grace_s=0.0)
 
 
 def find_marked(mark: str) -> list[int]:
-    """Living processes that were started with ``mark`` (``NAME=value``) in their environment, or forked from such."""
-    found = []
-    for entry in read_processes():
-        if entry.pid == os.getpid() or entry.is_zombie:
-            continue
-        with contextlib.suppress(OSError):
-            if mark.encode() in Path(f"/proc/{entry.pid}/environ").read_bytes().split(b"\0"):
-                found.append(entry.pid)
-    return found
+    """Find living processes that were started with ``mark`` (``NAME=value``) in their environment, and their forks."""
+    living = [entry.pid for entry in read_processes() if entry.pid != os.getpid() and entry.state != "Z"]
+    return [pid for pid in living if mark in (read_text("/", f"/proc/{pid}/environ") or "").split("\0")]
 
 
 def kill_marked(mark: str, *, patience_s: float = 10.0) -> list[int]:
-    """End every process with this mark and return those that were seen; whatever parent or session they have now."""
+    """End every process with this mark, in any session, and return those that were seen."""
+    return _kill_all(lambda: find_marked(mark), patience_s=patience_s, grace_s=CLEANER_GRACE_S)
+
+
+def _kill_all(find: Callable[[], list[int]], *, patience_s: float, grace_s: float) -> list[int]:
+    """Kill what ``find`` returns until that is nothing or ``patience_s`` have passed; cleaners after ``grace_s``."""
     seen: set[int] = set()
     start = time.monotonic()
-    while marked := find_marked(mark):
-        seen.update(marked)
+    while pids := find():
+        seen.update(pids)
         waited_s = time.monotonic() - start
-        kill_processes(marked, spare_cleaners=waited_s < CLEANER_GRACE_S)
+        kill_processes(pids, spare_cleaners=waited_s < grace_s)
         if waited_s > patience_s:
             break
         time.sleep(0.01)
@@ -137,19 +195,12 @@ def kill_marked(mark: str, *, patience_s: float = 10.0) -> list[int]:
 
 
 def kill_processes(pids: list[int], *, spare_cleaners: bool = False) -> None:
+    """Kill processes; those that are gone, or belong to others, are passed over."""
     for pid in pids:
-        if spare_cleaners and is_cleaner(pid):
+        if spare_cleaners and any(name in (read_text("/", f"/proc/{pid}/cmdline") or "") for name in CLEANERS):
             continue
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-
-
-def is_cleaner(pid: int) -> bool:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return False
-    return any(name in command for name in CLEANERS)
 
 
 def remove_shared_segments(pids: set[int], folder: Path = Path("/dev/shm")) -> list[str]:
@@ -168,10 +219,25 @@ def remove_shared_segments(pids: set[int], folder: Path = Path("/dev/shm")) -> l
     return removed
 
 
-def _parse_stat(pid: int, text: str) -> ProcessEntry:
-    # The command name stands in parentheses and may itself hold any character.
-    state, parent, _group, session = text[text.rindex(")") + 2 :].split()[:4]
-    return ProcessEntry(pid=pid, parent_pid=int(parent), session=int(session), is_zombie=state == "Z")
+def _read_descendants(pid: int, root: Root) -> list[int]:
+    found = [pid] if (Path(root) / f"proc/{pid}").exists() else []
+    for member in found:  # grows meanwhile
+        found += [child for child in _read_children(member, root) if child not in found]
+    return found
+
+
+def _read_children(pid: int, root: Root) -> list[int]:
+    try:
+        threads = list((Path(root) / f"proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+    children = []
+    for thread in threads:
+        text = read_text(thread, "children")
+        if text is None and thread.exists():  # a kernel without CONFIG_PROC_CHILDREN
+            return [entry.pid for entry in read_processes(root) if entry.parent_pid == pid]
+        children += [int(child) for child in (text or "").split()]
+    return children
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,10 +1,8 @@
-"""Windows' Linux (WSL): what it gives a training run, what it keeps back, and what to change on the Windows side.
+"""Describe Windows' Linux (WSL): what it gives a training run, and what to change on the Windows side.
 
 Source: Microsoft, "Advanced settings configuration in WSL" (.wslconfig) and "GPU accelerated machine learning";
 NVIDIA, "CUDA on WSL User Guide" (the driver's library comes from Windows, page-locked memory is limited).
 """
-
-from __future__ import annotations
 
 import dataclasses
 import os
@@ -13,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from fulltilt.hardware._files import Root, read_text
+from fulltilt.hardware._files import Root, parse_table, read_text
 from fulltilt.hardware.cpu import read_memory_bytes
+from fulltilt.hardware.machine import is_wsl
 from fulltilt.hardware.nvml import Nvml
 from fulltilt.records import format_bytes
 
-USABLE_SHARE = 0.95  # of a GPU's memory: beyond it the driver spills to host memory instead of failing
+USABLE_SHARE = 0.95  # of a GPU's memory: beyond it WSL's driver spills to host memory instead of failing
 DRIVER_LIBRARY = "usr/lib/wsl/lib/libcuda.so.1"
 PINNED_ADVICE = (
     "page-locked memory is limited (0.5 to 1 GiB have been reported): with data.pin_memory true, CUDA may report "
@@ -28,52 +27,42 @@ PINNED_ADVICE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WslReport:
-    """What there is, and what to do about it.
+    """What WSL offers here, and what to do about it."""
 
-    Attributes:
-        version: Of WSL. Version 1 has no GPU.
-        config_path: The .wslconfig found in a Windows home, None when none can be seen.
-        gpu: None when a GPU can be used, else why not.
-        advice: One sentence each.
-    """
-
-    version: Literal[1, 2]
+    version: Literal[1, 2]  # version 1 has no GPU
     memory_total_bytes: int
     swap_total_bytes: int
-    config_path: str | None
+    config_path: str | None  # the .wslconfig in a Windows home, None when none can be seen
     config_memory: str | None  # as written there: "20GB"
     config_swap: str | None
-    gpu: str | None
-    advice: tuple[str, ...]
+    gpu: str | None  # None when a GPU can be used, else why not
+    advice: tuple[str, ...]  # one sentence each
 
 
 def compute_usable_device_bytes(total_bytes: int, *, is_wsl: bool) -> int:
-    """What a GPU's memory is worth: under WSL a little less, where the driver would begin to spill.
-
-    Trials, placements and picks are all held against this.
-    """
+    """Compute how much of a GPU's memory may be used: under WSL 95 %, before the driver begins to spill."""
     return int(USABLE_SHARE * total_bytes) if is_wsl else total_bytes
 
 
 def read_wsl(nvml: Nvml, root: Root = "/", environ: Mapping[str, str] | None = None) -> WslReport | None:
-    """The report; None outside of WSL."""
+    """Read the report; None outside of WSL."""
     environ = os.environ if environ is None else environ
     kernel = (read_text(root, "/proc/version") or "").lower()
-    if "microsoft" not in kernel and not environ.get("WSL_DISTRO_NAME"):
+    if not is_wsl(root, environ):
         return None
     version: Literal[1, 2] = 2 if "wsl2" in kernel or (Path(root) / "dev/dxg").exists() else 1
     path = _find_config(root, environ)
     settings = _read_settings(path)
     gpu = _explain_gpu(nvml, root, version)
-    memory, swap = settings.get("memory"), settings.get("swap")
+    memory = settings.get("memory")
     total_bytes = read_memory_bytes(root)[0]
     return WslReport(
         version=version,
         memory_total_bytes=total_bytes,
-        swap_total_bytes=_read_swap_bytes(root),
+        swap_total_bytes=parse_table(read_text(root, "/proc/meminfo") or "").get("SwapTotal", 0) * 1024,
         config_path=None if path is None else str(path),
         config_memory=memory,
-        config_swap=swap,
+        config_swap=settings.get("swap"),
         gpu=gpu,
         advice=tuple(_advise(version, total_bytes, path, memory, gpu)),
     )
@@ -111,20 +100,17 @@ def _explain_gpu(nvml: Nvml, root: Root, version: int) -> str | None:
 
 
 def _find_config(root: Root, environ: Mapping[str, str]) -> Path | None:
-    """The .wslconfig of the Windows user: named by USERPROFILE where that is passed on, else the only one there is."""
-    users = Path(root) / "mnt/c/Users"
-    profile = environ.get("USERPROFILE", "")
-    name = re.split(r"[\\/]", profile.rstrip("\\/"))[-1] if profile else ""
+    """Find the .wslconfig of the user that USERPROFILE names, else the only one there is."""
+    name = re.split(r"[\\/]", environ.get("USERPROFILE", "").rstrip("\\/"))[-1]
     try:
-        homes = [users / name] if name else [home for home in users.iterdir() if home.is_dir()]
-        found = [home / ".wslconfig" for home in homes if (home / ".wslconfig").is_file()]
+        found = list((Path(root) / "mnt/c/Users").glob(f"{name or '*'}/.wslconfig"))
     except OSError:
         return None
     return found[0] if len(found) == 1 else None
 
 
 def _read_settings(path: Path | None) -> dict[str, str]:
-    """Keys of the section [wsl2], in lower case; a file that configparser would refuse is read as far as it goes."""
+    """Read the section [wsl2], keys in lower case; lines that configparser would refuse are passed over."""
     text = "" if path is None else path.read_text(errors="replace")
     section, settings = "", {}
     for line in text.splitlines():
@@ -135,8 +121,3 @@ def _read_settings(path: Path | None) -> dict[str, str]:
             key, value = line.split("=", 1)
             settings[key.strip().lower()] = value.strip()
     return settings
-
-
-def _read_swap_bytes(root: Root) -> int:
-    match = re.search(r"^SwapTotal:\s+(\d+) kB", read_text(root, "/proc/meminfo") or "", flags=re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0

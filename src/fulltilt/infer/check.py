@@ -1,4 +1,4 @@
-"""One check from a configuration to its verdicts: train once, measure in a process of its own, judge, remember."""
+"""Run one check of targets: train the model once, measure it in its own process, judge each target, keep a history."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ HISTORY, LOG = "history.jsonl", "measuring.log"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CheckPlan:
-    """All that is decided before anything is started.
+    """A check, decided before any process is started.
 
     Attributes:
-        weights: The folder of a training whose newest checkpoint is measured; None: one of its own, or none.
-        must_train: Whether the check needs a training of its own.
+        weights: Folder of the training to measure; None: train in the check's own folder, or measure untrained weights.
+        must_train: Whether the check trains the model itself.
     """
 
     config: Config
@@ -58,14 +58,14 @@ class CheckPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:
-    """What ``--json`` writes, in this order.
+    """The result of a check; ``--json`` writes its fields in this order.
 
     Attributes:
-        times: Of the requests under the load, name → statistic → figure; empty without a load.
+        times: Latency and response under the load: name → statistic → figure; empty without a load.
         inputs: Where the samples of the requests come from.
-        weights: Their checkpoint, and what training measured of it; None: the model as its function built it.
-        keeps_up: Whether requests back to back are answered faster than they arrive; None: there is no load.
-        levers: Those that decide what is measured, read back from the process that measured.
+        weights: The measured checkpoint and its training metrics; None: the model as its function built it.
+        keeps_up: Whether the model answers requests faster than they arrive; None: there is no load.
+        levers: Levers that affect inference, read back from the measuring process.
     """
 
     version: int
@@ -89,7 +89,7 @@ class CheckResult:
 
 
 def plan_check(config: Config, *, weights: str | None = None) -> CheckPlan:
-    """Refuse what cannot be checked, before anything is started.
+    """Plan a check from a configuration, or say why it cannot be checked.
 
     Raises:
         ConfigError: no target, a load that is missing, several devices.
@@ -115,7 +115,7 @@ def plan_check(config: Config, *, weights: str | None = None) -> CheckPlan:
 
 
 def open_check_folder(plan: CheckPlan, out_dir: Path) -> RunFolder:
-    """The folder of a check, owned until it is closed. A training of another configuration is set aside in it.
+    """Open and lock the folder of a check. A training of another configuration in it is set aside.
 
     Raises:
         RunFolderError: another process holds it, or it is the folder of another command.
@@ -125,7 +125,7 @@ def open_check_folder(plan: CheckPlan, out_dir: Path) -> RunFolder:
 
 
 def prepare_weights(plan: CheckPlan, folder: RunFolder, words: Sequence[str]) -> tuple[Path | None, bool]:
-    """The folder of the weights to measure, and whether they were trained just now; ``train`` is given ``words``."""
+    """Return the folder of the weights to measure, and whether they were trained just now with ``words``."""
     if not plan.must_train:
         return plan.weights, False
     found = find_training(folder.path)
@@ -183,7 +183,7 @@ def append_history(folder: RunFolder, result: CheckResult) -> None:
 
 
 def read_previous(folder: RunFolder, result: CheckResult) -> dict[str, float]:
-    """Target → what was measured the last time of the same weights on the same device under the same load."""
+    """Return what the previous check of the same weights, device and load measured for each target."""
     found: dict[str, float] = {}
     now = _name_measured(encode(result))
     for text in folder.read_lines(HISTORY):

@@ -1,7 +1,7 @@
-"""An open loop: requests arrive when they arrive, one worker answers them in order, and waiting counts.
+"""Send requests in an open loop: they arrive on a fixed schedule, and the time they wait counts.
 
-All arrival times are drawn before the first request is answered, so nothing that the worker does, not even standing
-still, can thin out the load that it is judged by.
+All arrival times are drawn before the first request is answered, so a worker that stalls cannot slow its own load down
+(coordinated omission). One worker answers the requests in order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MIN_REQUESTS = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One request, in seconds since the load began.
+    """The times of one answered request, in seconds since the load began.
 
     Attributes:
         due_s: When it was scheduled to arrive.
-        start_s: When the worker turned to it.
+        start_s: When the worker began to answer it.
         call_s: How long the model's call took.
     """
 
@@ -34,18 +34,18 @@ class Answer:
 
     @property
     def response_s(self) -> float:
-        """From the scheduled arrival: a request that waits for the worker is waiting for its answer."""
+        """Seconds from the scheduled arrival to the answer, waiting included."""
         return self.end_s - self.due_s
 
 
 def draw_arrivals_s(n_requests: int, requests_per_s: float, *, seed: int) -> list[float]:
-    """Arrival times of a Poisson process: independent, exponential gaps."""
+    """Draw the arrival times of a Poisson process: independent, exponential gaps."""
     gaps_s = np.random.default_rng(seed).exponential(1 / requests_per_s, n_requests)
     return np.cumsum(gaps_s).tolist()
 
 
 def count_needed_requests(quantile: float, confidence: float = 0.95) -> int:
-    """Requests from which on the interval of ``quantile`` has an upper bound: 368 for 0.99, 72 for 0.95.
+    """Return how many requests an upper bound of ``quantile`` needs: 368 for 0.99, 72 for 0.95.
 
     The largest of n values is below the true quantile with probability quantile^n; that has to be within one tail.
     """
@@ -60,7 +60,7 @@ def serve(
     sleep: Callable[[float], None] = time.sleep,
     tell: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
-    """Answer every request in order, none before it is due, and return when each was due, begun and done.
+    """Answer every request in order, none before it is due, and return the times of each.
 
     Args:
         handle: Answers one request → seconds of the model's call in it.

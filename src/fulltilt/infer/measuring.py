@@ -1,4 +1,4 @@
-"""What happens in the measuring process: build the model, warm up, measure, answer in JSON lines. Imports torch.
+"""Build the model, warm it up and measure it, in the measuring process. Imports torch.
 
 The process only infers, so its memory is that of inference. It answers with one object a line: ``{"progress": [done,
 total]}``, then ``{"measured": {…}}`` or ``{"failure": {…}}``.
@@ -32,7 +32,7 @@ PROGRESS_EVERY_S = 0.2
 
 
 def tell_progress(send: Answer, expected_s: float) -> Callable[[], None]:
-    """What tells the parent, now and then, how many milliseconds of how many are done."""
+    """Return a function that tells the parent now and then how much of the expected time has passed."""
     begin_s = told_s = time.monotonic()
 
     def tell() -> None:
@@ -47,14 +47,14 @@ def tell_progress(send: Answer, expected_s: float) -> Callable[[], None]:
 
 
 def run(message: Mapping[str, Any], send: Answer) -> None:
-    """Measure what ``message`` asks for and answer.
+    """Measure the model that ``message`` asks for and send the figures.
 
     Raises:
-        FulltiltError: it cannot be built or measured; and whatever the user's code raises.
+        FulltiltError: the model cannot be built or measured. Errors of the user's code pass through.
     """
     load = decode(Load, message["load"])
     if message["device"] != "cpu":
-        torch.cuda.init()  # a GPU knows no peak before
+        torch.cuda.init()  # peak statistics need an initialised CUDA context
     model = ServedModel(
         config_from_values(message["config"], base_dir=message["base_dir"], provenance=message["provenance"]),
         device=message["device"],
@@ -86,7 +86,7 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
 
 
 def warm_up(answer: Callable[[], float], *, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Answer until caches, pools and compiled code are there → seconds of the last whole request."""
+    """Answer requests until caches, pools and compiled code are warm, and return the seconds of the last one."""
     begin_s = last_s = clock()
     n_done, batch_s = 0, 0.0
     while n_done < MIN_WARM_UP or last_s - begin_s < WARM_UP_S:
@@ -105,7 +105,7 @@ def measure_blocks(
     tell: Callable[[], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[tuple[int, float]]:
-    """Requests back to back: samples and seconds of each block."""
+    """Time blocks of requests sent back to back, and return the samples and seconds of each block."""
     n_batches = max(1, math.ceil(BLOCK_S / max(batch_s, 1e-6)))
     blocks: list[tuple[int, float]] = []
     first_s = clock()

@@ -1,4 +1,4 @@
-"""The measuring process, from both sides: started, listened to and ended here; ``main`` is its first line there."""
+"""Start the measuring process, listen to it and end it; ``main`` is its entry point."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fulltilt.tuner.trials.client import open_log
 from fulltilt.tuner.trials.trial import serve_request
 
 BODY = "fulltilt.infer.measuring:run"
-LOG_TAIL_CHARS = 65536  # the stacks of all threads stand behind the last words of a process that was aborted
+LOG_TAIL_CHARS = 65536  # an aborted process prints the stacks of all threads after its last words
 
 
 def run_measuring(
     request: Mapping[str, Any], *, log_path: Path, on_progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Have a process of its own answer ``request`` → what it measured. Nothing of it is left when this returns.
+    """Run ``request`` in a process of its own and return what it measured. The process is gone when this returns.
 
     Raises:
         UsageError: the configuration cannot be measured.
@@ -66,7 +66,7 @@ def run_measuring(
 
 
 def build_error(failure: Mapping[str, str], exit_code: int, log_path: Path, n_oom_kills: int) -> FulltiltError:
-    """One sentence on why nothing was measured, as an error with the right exit code."""
+    """Return the error, with its exit code, that says in one sentence why nothing was measured."""
     types = tuple(failure.get("exception_types", "").split())
     message = failure.get("message", "")
     if UsageError.__name__ in types:
@@ -91,10 +91,12 @@ def build_error(failure: Mapping[str, str], exit_code: int, log_path: Path, n_oo
 
 
 def main() -> int:
-    """Answer the request in a file; the words are the file, the descriptor for answers and a scratch folder."""
+    """Run the request of a file. Arguments: the file, the file descriptor for answers, a scratch folder."""
     set_death_signal(signal.SIGKILL)
     file, answers, scratch = sys.argv[1:]
-    if os.getppid() != json.loads(Path(file).read_text())["parent_pid"]:  # it ended before it could take us along
+    if (
+        os.getppid() != json.loads(Path(file).read_text())["parent_pid"]
+    ):  # the parent ended before the death signal was set
         return 1
     return serve_request(os.open(file, os.O_RDONLY), int(answers), scratch=scratch, body=BODY)
 

@@ -1,4 +1,4 @@
-"""A model that answers requests, built as training builds it and with the same levers in force. Imports torch."""
+"""Build a model for inference as training builds it, with the same levers, and answer requests. Imports torch."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class ServedModel:
 
     Attributes:
         dataset_name: "validation set" or "training set": where the samples come from.
-        weights: Where they come from and what training measured of them; None: as the model was built.
-        notes: Of levers that could not apply.
+        weights: The checkpoint and its training metrics; None: the model as it was built.
+        notes: Which levers could not apply, and why.
 
     Raises:
         UsageError: a lever that decides what is measured cannot apply; the weights are of another model.
@@ -82,7 +82,7 @@ class ServedModel:
         self._batches = _read_endlessly(loader, self.dataset_name, samples_per_request)
 
     def answer(self) -> float:
-        """Answer the next request → seconds of the model's call, the device done with it.
+        """Answer the next request and return the seconds of the model's call. Waits for the device.
 
         Raises:
             FulltiltError: an output is NaN or infinite.
@@ -99,10 +99,10 @@ class ServedModel:
         return call_s
 
     def read_levers(self) -> dict[str, Any]:
-        """The levers that decide what is measured, as they are in force; for use after the first answers.
+        """Read back the levers that affect inference. Call it after the first answers.
 
         Raises:
-            PlanObstacleError: one of them is not.
+            PlanObstacleError: a lever of the plan is not in force.
         """
         catalogue = load_catalogue()
         observed = {name: catalogue[name].observe(self._setup) for name in HELD}
@@ -122,7 +122,7 @@ class ServedModel:
             return setup.forward(*inputs) if isinstance(inputs, SEQUENCES) else setup.forward(inputs)
 
     def _note_layout(self, inputs: Any) -> None:
-        """What channels_last reads back of the first request."""
+        """Record the memory layout of the first request, which channels_last reads back."""
         if "input_channels_last" not in self._setup.state:
             first = find_tensor(inputs)
             is_image = first is not None and first.dim() == 4
@@ -132,7 +132,9 @@ class ServedModel:
     def _place(self, tensor: Tensor) -> Tensor:
         tensor = tensor.to(self._device, non_blocking=True)
         memory_format = self._setup.input_memory_format
-        if memory_format is not None and tensor.dim() == 4 and self._transform is None:  # else the transform sees to it
+        if (
+            memory_format is not None and tensor.dim() == 4 and self._transform is None
+        ):  # otherwise the transform moves the batch
             tensor = tensor.contiguous(memory_format=memory_format)
         return tensor
 
@@ -154,10 +156,10 @@ class ServedModel:
 
 
 def _plan_levers(config: Config, facts: Facts) -> tuple[Plan, list[str]]:
-    """The plan of inference, with notes on what could not apply.
+    """Return the plan for inference, with notes on levers that could not apply.
 
     Raises:
-        PlanObstacleError: one of ``HELD`` cannot; names it and says why.
+        PlanObstacleError: a lever of ``HELD`` cannot apply.
     """
     plan, notes = resolve_plan(plan_of(config).replace(placement="stream"), facts)
     obstacles = [text for text in find_obstacles(plan, facts) if text.startswith(tuple(f"{name}=" for name in HELD))]
@@ -169,7 +171,7 @@ def _plan_levers(config: Config, facts: Facts) -> tuple[Plan, list[str]]:
 
 
 def _list_applied() -> list[Lever]:
-    """In the order of the stages."""
+    """Return the levers of the plan in the order of their stages."""
     return [v for v in load_catalogue().values() if v.stage == "environment" or v.name in (*HELD, *SETTLED)]
 
 
@@ -185,7 +187,7 @@ def _apply_levers(plan: Plan, model: nn.Module, device: torch.device) -> Setup:
 def _load_weights(model: nn.Module, folder: Path) -> dict[str, Any]:
     """Put the newest checkpoint of a training into ``model``, the running average where it kept one."""
     loaded = load_checkpoint(folder)
-    assert loaded is not None, folder  # there was one when the check began
+    assert loaded is not None, folder  # it existed when the check began
     kind = find_evaluated(loaded.state)
     load_model_state(model, read_weights(loaded.state, kind), loaded.path)
     evaluations = loaded.state["evaluations"]

@@ -1,4 +1,4 @@
-"""Targets: which figures they are about, what load they need, and how a measurement decides them."""
+"""Define targets, the load they need, and how measured figures decide them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Figure = Literal["batch_latency_ms", "memory_gib", "samples_per_hour", "response
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 VERDICTS: tuple[Verdict, ...] = ("met", "not proven", "missed")
 STATISTICS = (*QUANTILES, "mean", "max")
-MAX_LOAD_S = 120.0  # for which requests that wait for each other are sent longer than their number alone calls for
+MAX_LOAD_S = 120.0  # upper bound of a longer load, sent when responses depend on each other
 MAX_EXPECTED_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """One limit of the configuration.
+    """One target: a figure and its limit.
 
     Attributes:
-        statistic: Of a time under the load: p50, p90, p95, p99, mean or max; None for the other two figures.
+        statistic: p50, p90, p95, p99, mean or max of a time under the load; None for memory and throughput.
     """
 
     figure: Figure
@@ -46,12 +46,12 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What the model is measured under.
+    """The load that the model is measured under.
 
     Attributes:
-        requests_per_s: None where no target is about the load: then no request is sent.
-        n_requests: As many as the strictest percentile needs, where requests do not wait for each other.
-        n_independent: As many as the strictest percentile of the response needs of those that do not.
+        requests_per_s: Rate of arrivals; None where no target needs a load: then no request is sent.
+        n_requests: Requests that the strictest percentile needs if they do not wait for each other.
+        n_independent: Independent responses that the strictest percentile of the response needs.
     """
 
     requests_per_s: float | None
@@ -67,13 +67,13 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What the measuring process saw, raw.
+    """Raw figures of the measuring process.
 
     Attributes:
-        call_s: The model's call, of every request under the load.
-        response_s: From the scheduled arrival to the answer, of the same requests.
-        block_samples: Of each block of batches back to back.
-        memory_peak_gib: Of the device used, from the built model to the last answer.
+        call_s: Seconds of the model's call, for each request under the load.
+        response_s: Seconds from scheduled arrival to answer, for the same requests.
+        block_samples: Samples of each block of batches sent back to back.
+        memory_peak_gib: Peak of the device used, from the built model to the last answer.
     """
 
     call_s: tuple[float, ...]
@@ -83,7 +83,7 @@ class Figures:
     memory_peak_gib: float
 
     def seconds_per_request(self, load: Load) -> float:
-        """Of requests back to back."""
+        """Mean seconds of a request when requests are sent back to back."""
         return sum(self.block_s) * load.samples_per_request / sum(self.block_samples)
 
 
@@ -106,10 +106,10 @@ class Judged:
 
 
 def plan_targets(config: Config) -> list[Target]:
-    """The targets of a configuration, a percentile a target.
+    """List the targets of a configuration; each percentile is one target.
 
     Raises:
-        ConfigError: it states none.
+        ConfigError: the configuration states no target.
     """
     stated = config.targets
     targets = [
@@ -127,10 +127,10 @@ def plan_targets(config: Config) -> list[Target]:
 
 
 def plan_load(config: Config, targets: Sequence[Target]) -> Load:
-    """The load that ``targets`` are held under.
+    """Plan the load for ``targets``.
 
     Raises:
-        ConfigError: a target is about the load, and no rate of arrivals is stated.
+        ConfigError: a target needs a load, and no rate of arrivals is stated.
     """
     timed = [target for target in targets if target.statistic is not None]
     requests_per_s = config.targets.requests_per_s
@@ -158,10 +158,10 @@ def plan_load(config: Config, targets: Sequence[Target]) -> Load:
 
 
 def judge(target: Target, figures: Figures, load: Load) -> Judged:
-    """Met where the whole interval is within the limit, missed where all of it is outside; else not proven.
+    """Judge a target: met if its whole interval is within the limit, missed if all of it is outside, else not proven.
 
-    A response is no better than the model keeps up: where requests come faster than they are answered it grows for as
-    long as the load lasts, and how long it is after so many requests says nothing.
+    A response time is only met if the model keeps up with the load; otherwise the queue grows for as long as the load
+    lasts, and the figure depends on when the measurement stops.
     """
     estimate = estimate_figure(target.figure, target.statistic, figures, load)
     verdicts: list[Verdict] = [decide(estimate.ci95, target.limit, is_floor=target.figure == "samples_per_hour")]
@@ -179,13 +179,13 @@ def judge(target: Target, figures: Figures, load: Load) -> Judged:
 
 
 def judge_load(figures: Figures, load: Load) -> Verdict:
-    """Whether requests back to back are answered faster than they arrive under the load."""
+    """Judge whether the model answers requests faster than they arrive."""
     arriving_per_hour = (load.requests_per_s or 0.0) * load.samples_per_request * 3600
     return decide(estimate_figure("samples_per_hour", None, figures, load).ci95, arriving_per_hour, is_floor=True)
 
 
 def compute_dependence(load: Load, seconds_per_request: float) -> float:
-    """Compute how many responses in a row say as much of their distribution as one that is independent.
+    """Compute how many successive responses carry as much information as one independent response.
 
     Requests that arrive while others are answered wait with them, so neighbours are alike: the busier the worker, the
     longer. A test holds the intervals that follow against simulated queues.
@@ -200,7 +200,7 @@ def compute_dependence(load: Load, seconds_per_request: float) -> float:
 
 
 def plan_requests(load: Load, seconds_per_request: float) -> int:
-    """Decide how many requests are sent, once it is known how fast they are answered: within MAX_LOAD_S."""
+    """Plan how many requests to send from how fast they are answered, within MAX_LOAD_S."""
     dependence = compute_dependence(load, seconds_per_request)
     if not load.n_independent or math.isinf(dependence):
         return load.n_requests
@@ -216,7 +216,7 @@ def decide(interval: tuple[float, float], limit: float, *, is_floor: bool) -> Ve
 
 
 def estimate_figure(figure: Figure, statistic: str | None, figures: Figures, load: Load) -> Estimate:
-    """Estimate a figure with its 95 % interval; the interval of a peak and of a maximum is the largest seen.
+    """Estimate a figure with its 95 % interval; for a peak or maximum both bounds are the largest value seen.
 
     The interval of a percentile has an infinite upper bound where there are too few values for one.
     """
@@ -242,7 +242,7 @@ def estimate_figure(figure: Figure, statistic: str | None, figures: Figures, loa
 
 
 def _thin(ordered: NDArray[np.float64], dependence: float) -> NDArray[np.float64]:
-    """As many values as are independent, with the same distribution."""
+    """Reduce values to as many as are independent, keeping their distribution."""
     n = max(1, int(len(ordered) / dependence))
     return ordered if n == len(ordered) else np.quantile(ordered, (np.arange(n) + 0.5) / n, method="inverted_cdf")
 

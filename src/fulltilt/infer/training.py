@@ -1,4 +1,4 @@
-"""The classifier that a check measures, trained once by ``fulltilt train`` in the check's own folder."""
+"""Train the model that a check measures, once, by ``fulltilt train`` in the check's own folder."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 FOLDER, RESULT = "training", "training.json"
 RESULTS = (FOLDER, RESULT, NEWEST, PREVIOUS)
-"""What makes a folder somebody's; the last two that of a training, which no check may take over."""
+"""Files that show a folder is in use; the last two belong to a training, which a check must not take over."""
 
 STOP_S = 30.0  # a training that is told to end saves a checkpoint first
 
 
 def describe_training(config: Config) -> dict[str, Any]:
-    """What the weights depend on: another value of any of it is another training."""
+    """Return the settings that the trained weights depend on."""
     values = config.to_values()
     for lever in load_catalogue().values():
         section, _, name = lever.key.rpartition(".")
@@ -38,22 +38,22 @@ def describe_training(config: Config) -> dict[str, Any]:
 
 
 def find_training(out_dir: Path) -> Path | None:
-    """The folder of a training that came to its end; None: there is none yet."""
+    """Return the folder of a finished training; None: there is none yet."""
     document = _read_result(out_dir)
     return out_dir / FOLDER if document.get("reason") == "finished" and find_checkpoint(out_dir / FOLDER) else None
 
 
 def run_training(words: Sequence[str], out_dir: Path) -> Path:
-    """Train to the end, or go on where an earlier start was broken off → the folder of the training.
+    """Train to the end, resuming an interrupted training, and return its folder.
 
-    ``words`` are what a user would give ``fulltilt train``; what it says goes to stderr as it comes.
+    ``words`` are the arguments of ``fulltilt train``; its output goes to stderr.
 
     Raises:
         UsageError: the training refused the configuration.
         TrainingError: it failed; says why.
     """
     folder, result = out_dir / FOLDER, out_dir / RESULT
-    result.unlink(missing_ok=True)  # a refusal would leave an earlier one there
+    result.unlink(missing_ok=True)  # so that a refused training does not leave an older result there
     process = subprocess.Popen(
         [sys.executable, "-m", "fulltilt", "train", *words, "--out", folder, "--json", result, "--resume"],
         stdin=subprocess.DEVNULL,
@@ -80,7 +80,7 @@ def _read_result(out_dir: Path) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no training behind when this process is interrupted; a second Ctrl-C does not wait for its checkpoint."""
+    """End the training when this process is interrupted; a second Ctrl-C does not wait for its checkpoint."""
     try:
         if process.poll() is None:
             process.terminate()

@@ -1,19 +1,20 @@
-"""``StepBreakdown``: where the steps of somebody else's loop spend their time, from the calls it makes anyway.
+"""``StepBreakdown`` measures where the steps of another library's loop spend their time, by its callbacks.
 
     breakdown.open(device)
     for each step:  breakdown.lap("data_wait") … breakdown.lap("optimizer"); breakdown.end_step()
     breakdown.close()
 
-A callback has the hooks its library offers, not the loop itself. What lies between two of them and is none of the
-phases is the loop's own work, ``other``: logging, progress, checkpoints, other callbacks.
+Time between two hooks that is none of the phases is the loop's own work, ``other``: logging, checkpoints, other
+callbacks.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from fulltilt.measure import PhaseTimer, StepSample, summarize_phases
 from fulltilt.measure.clock import Clock, CudaClock, HostClock
@@ -32,32 +33,23 @@ BAR_WIDTH = 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Breakdown:
-    """What a step of a loop spends its time on.
-
-    Attributes:
-        loop: The library and its version.
-        n_steps: Optimizer steps behind the figures.
-        n_warmup_steps: Steps before those, left out.
-        n_lost: Steps the device was too far behind to time.
-        step_ms: Wall time of a step: means over the steps, evaluation and, where the library tells of them,
-            checkpoints left out. None without a step.
-        phases_ms: By phase, ``other`` included; on the CPU they add up to ``step_ms``. A phase that the loop never
-            entered is null; all of them are when they do not add up.
-        breakdown_pct: The same in % of the step.
-        null_reasons: Why a figure is null.
-    """
+    """What a step of a loop spends its time on."""
 
     version: int = VERSION
-    loop: str
+    loop: str  # the library and its version
     device: str
-    n_steps: int
-    n_warmup_steps: int
-    n_lost: int
-    step_ms: float | None
-    phases_ms: dict[str, float | None] | None
-    breakdown_pct: dict[str, float | None] | None
-    null_reasons: dict[str, str]
-    notes: tuple[str, ...]
+    n_steps: int  # optimizer steps behind the figures
+    n_warmup_steps: int  # steps before those, left out
+    n_lost: int  # steps that the device was too far behind to time
+    step_ms: float | None = (
+        None  # mean wall time of a step, without evaluation and, where hooks tell of them, checkpoints
+    )
+    phases_ms: dict[str, float | None] | None = (
+        None  # on the CPU they add up to step_ms; None for a phase never entered
+    )
+    breakdown_pct: dict[str, float | None] | None = None  # the same in % of the step
+    null_reasons: dict[str, str]  # why a figure is null
+    notes: tuple[str, ...] = ()
 
 
 class StepBreakdown:
@@ -65,11 +57,10 @@ class StepBreakdown:
 
     Args:
         loop: The library and its version, for the report.
-        null_reasons: Of phases that the library's hooks cannot tell.
+        null_reasons: Why phases are null that the library's hooks cannot tell.
         clock: The host's on the CPU, the stream's on a GPU, when None.
 
-    **Cost** on the CPU, as the timer's: 5 µs a step and 0.15 µs a lap. On a GPU it records events and reads them by
-    ``query()``; it synchronises once, in ``close``.
+    **Cost** on the CPU: 5 µs a step and 0.15 µs a lap. On a GPU it records events and synchronises once, in ``close``.
     """
 
     def __init__(self, loop: str, *, null_reasons: dict[str, str] | None = None, clock: Clock | None = None):
@@ -83,7 +74,7 @@ class StepBreakdown:
         self._n_unread = 0
 
     def open(self, device: torch.device) -> None:
-        """Begin a run; the first step begins here."""
+        """Begin a run and its first step."""
         clock = self._clock or (CudaClock(device) if device.type == "cuda" else HostClock())
         self._timer, self._device = PhaseTimer(clock), str(device)
         self._first, self._sums, self._n_unread = [], _Sums(), 0
@@ -95,28 +86,29 @@ class StepBreakdown:
             self._timer.lap(phase)
 
     def end_step(self) -> None:
-        """End the step; the next one begins here."""
+        """End the step and begin the next one."""
         if self._timer is None or not self._timer.in_step:
             return
         self._timer.end_step(0)  # samples are the loop's business
         self._timer.start_step()
         self._n_unread += 1
         if self._n_unread >= N_BETWEEN_READS:
-            self._read()
+            self._n_unread = 0
+            self._add(self._timer.take_steps())
 
     def pause(self) -> None:
-        """What follows is no training; the time since the last step is dropped with it."""
+        """Stop timing before what is no training; the time since the last step is dropped."""
         if self._timer is not None:
             self._timer.pause()
 
     def resume(self) -> None:
-        """The next step begins here; what came since the last one is no part of any."""
+        """Begin the next step; time since the last one is dropped."""
         if self._timer is not None:
             self._timer.pause()
             self._timer.start_step()
 
     def close(self) -> Breakdown | None:
-        """End the run and tell what it came to; None when it was not open.
+        """End the run and return its breakdown; None when it was not open.
 
         **Device**: waits for it once, after the last step.
         """
@@ -130,11 +122,6 @@ class StepBreakdown:
         self._add(timer.take_steps())
         return self._summarize(timer.n_lost)
 
-    def _read(self) -> None:
-        self._n_unread = 0
-        if self._timer is not None:
-            self._add(self._timer.take_steps())
-
     def _add(self, samples: list[StepSample]) -> None:
         n_room = N_JUDGED - len(self._first)
         self._first += samples[:n_room]
@@ -143,18 +130,23 @@ class StepBreakdown:
 
     def _summarize(self, n_lost: int) -> Breakdown:
         notes: list[str] = []
-        start = self._find_start(notes)
+        n = len(self._first)
+        start = find_steady_start([sample.step_wall_ms for sample in self._first])
+        if start >= n:
+            start = min(1, max(0, n - 1))
+            notes += [f"the first {n} steps never settled: only the very first is left out"] if n else []
         for sample in self._first[start:]:
             self._sums.add(sample)
         fields = {"loop": self._loop, "device": self._device, "n_warmup_steps": start, "n_lost": n_lost}
         if not self._sums.n:
             reasons = dict.fromkeys(("step_ms", "phases_ms", "breakdown_pct"), "no step was timed")
-            empty = {"n_steps": 0, "step_ms": None, "phases_ms": None, "breakdown_pct": None}
-            return Breakdown(**fields, **empty, null_reasons=reasons, notes=())
+            return Breakdown(**fields, n_steps=0, null_reasons=reasons)
         mean = self._sums.compute_mean()
         summary = summarize_phases([mean])
         phases = {name: getattr(summary, name) for name in PHASES}
-        reasons = {name: self._explain_missing(name) for name in PHASES if phases[name] is None}
+        not_entered = {"h2d": "nothing is copied to a device"} if self._device == "cpu" else {}
+        known = self._reasons | not_entered
+        reasons = {name: known.get(name, "the loop never entered it") for name in PHASES if phases[name] is None}
         shares = {name: None if ms is None else 100 * ms / mean.step_wall_ms for name, ms in phases.items()}
         excess_pct = sum(share or 0.0 for share in shares.values()) - 100
         if excess_pct > OTHER_LIMIT_PCT:
@@ -173,57 +165,40 @@ class StepBreakdown:
             notes=tuple(notes),
         )
 
-    def _explain_missing(self, phase: str) -> str:
-        if phase == "h2d" and self._device == "cpu":
-            return "nothing is copied to a device"
-        return self._reasons.get(phase, "the loop never entered it")
-
-    def _find_start(self, notes: list[str]) -> int:
-        n = len(self._first)
-        start = find_steady_start([sample.step_wall_ms for sample in self._first])
-        if start < n:
-            return start
-        if n:
-            notes.append(f"the first {n} steps never settled: only the very first is left out")
-        return min(1, max(0, n - 1))
-
 
 class _Sums:
-    """Sums over steps: a run of a million of them needs no more room than one of ten."""
+    """Sums over steps, whose room does not grow with their number."""
 
     def __init__(self) -> None:
         self.n = 0
         self._wall_ms = 0.0
-        self._phases_ms: dict[str, float] = {}
+        self._phases_ms: Counter[str] = Counter()
 
     def add(self, sample: StepSample) -> None:
         self.n += 1
         self._wall_ms += sample.step_wall_ms
-        for phase, ms in sample.phases_ms.items():
-            if ms is not None:
-                self._phases_ms[phase] = self._phases_ms.get(phase, 0.0) + ms
+        self._phases_ms.update({phase: ms for phase, ms in sample.phases_ms.items() if ms is not None})  # type: ignore[arg-type]
 
     def compute_mean(self) -> StepSample:
         phases = {phase: self._phases_ms[phase] / self.n if phase in self._phases_ms else None for phase in PHASES}
         return StepSample(phases_ms=phases, step_wall_ms=self._wall_ms / self.n, n_samples=0)
 
 
-def publish_breakdown(breakdown: Breakdown, out: str | Path | None, stream: TextIO | None = None) -> None:
-    """Print it, on standard error unless another stream is given, and write it to ``out`` as JSON.
+def publish_breakdown(breakdown: Breakdown, out: str | Path | None) -> None:
+    """Print a breakdown on standard error, and write it to ``out`` as JSON.
 
     Raises:
-        StorageError: ``out`` cannot be written; it was printed before.
+        StorageError: ``out`` cannot be written; the breakdown was printed before.
     """
-    stream = stream or sys.stderr
     for line in format_breakdown(breakdown):
-        print(line, file=stream)
+        print(line, file=sys.stderr)
     if out is not None:
         path = write_atomic(Path(out), dumps(breakdown, indent=1) + "\n")
-        print(f"  written to {path}", file=stream)
+        print(f"  written to {path}", file=sys.stderr)
 
 
 def format_breakdown(breakdown: Breakdown) -> list[str]:
-    """A title, a line a phase with its time, share and bar, and the notes."""
+    """Return a title, a line for each phase with its time, share and bar, and the notes."""
     steps = f"{breakdown.n_steps:,} steps, {breakdown.n_warmup_steps} of warm-up left out"
     lines = [f"fulltilt: where a step of {breakdown.loop} goes ({breakdown.device}, {steps})"]
     for phase, ms in (breakdown.phases_ms or {}).items():

@@ -3,9 +3,8 @@
     from fulltilt.integrations import HuggingFaceBreakdown
     trainer = Trainer(…, callbacks=[HuggingFaceBreakdown()])
 
-The Trainer calls nothing between forward and backward, so ``Accelerator.backward``, which it calls for every batch, is
-wrapped while it trains. Hooks on the model would have told less: they end up inside a compiled graph and do not see a
-loss that is computed outside the model.
+The Trainer calls nothing between forward and backward, so ``Accelerator.backward`` is wrapped while it trains. Hooks on
+the model end up inside a compiled graph and do not see a loss that is computed outside the model.
 """
 
 from __future__ import annotations
@@ -40,55 +39,44 @@ class HuggingFaceBreakdown(transformers.TrainerCallback):
 
     Args:
         out: The JSON file; None writes none.
-        clock: For tests.
-
-    Attributes:
-        result: The breakdown, once training has ended.
     """
+
+    result: Breakdown | None = None  # once training has ended
 
     def __init__(self, out: str | Path | None = "runs/breakdown/hugging_face.json", *, clock: Clock | None = None):
         self._out = out
         loop = f"transformers {transformers.__version__}"
         self._breakdown = StepBreakdown(loop, null_reasons=NULL_REASONS, clock=clock)
         self._stop_listening: Callable[[], None] | None = None
-        self.result: Breakdown | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._stop_listening is None:  # still listening where an error ended the last run: nobody tells of that
             self._stop_listening = _listen_to_backward(self._breakdown)
         self._breakdown.open(args.device)
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_other(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Bill what lies before this hook to the loop's own work."""
         self._breakdown.lap("other")
+
+    on_epoch_begin = on_substep_end = on_log = on_epoch_end = on_other
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._breakdown.lap("data_wait")
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._breakdown.lap("other")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._breakdown.lap("optimizer")
         self._breakdown.end_step()
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._breakdown.lap("other")
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._breakdown.lap("other")
-
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._breakdown.resume()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._breakdown.resume()
+    on_save = on_evaluate
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = None
-        result = self._breakdown.close()
-        if result is None:
+        if (result := self._breakdown.close()) is None:
             return
         self.result = result
         if state.is_world_process_zero:
@@ -96,7 +84,7 @@ class HuggingFaceBreakdown(transformers.TrainerCallback):
 
 
 def _listen_to_backward(breakdown: StepBreakdown) -> Callable[[], None]:
-    """Have ``Accelerator.backward`` tell when it begins and ends → what undoes it."""
+    """Wrap ``Accelerator.backward`` to note when it begins and ends; return what undoes it."""
     original = accelerate.Accelerator.backward
 
     @functools.wraps(original)

@@ -4,8 +4,7 @@
     trainer = Trainer(callbacks=[LightningBreakdown()])
 
 Phases come from the hooks of a training step, the wait for data and the transfer from the actions that the Trainer
-announces to its profiler, the end of the update from the optimizer's own hook. Nothing of the Trainer is replaced; its
-profiler is listened to while it trains. Manual optimization is timed too.
+announces to its profiler, the end of the update from the optimizer's own hook. Manual optimization is timed too.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from fulltilt.integrations.breakdown import Breakdown, StepBreakdown, publish_br
 from fulltilt.measure.clock import Clock
 
 PHASE_OF_ACTION = {"train_dataloader_next": "data_wait", "batch_to_device": "h2d"}
-"""The end of the name of a profiler's action → the phase it is."""
+"""From the end of the name of a profiler's action to its phase."""
 
 
 def _import_library() -> Any:
-    """``lightning.pytorch`` or ``pytorch_lightning``: the one that is loaded already, where both are there."""
+    """Import ``lightning.pytorch`` or ``pytorch_lightning``, first the one that is loaded already."""
     names = sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules)
     for name in names:
         try:
@@ -44,11 +43,9 @@ class LightningBreakdown(_LIBRARY.Callback):
 
     Args:
         out: The JSON file; None writes none.
-        clock: For tests.
-
-    Attributes:
-        result: The breakdown, once training has ended.
     """
+
+    result: Breakdown | None = None  # once training has ended
 
     def __init__(self, out: str | Path | None = "runs/breakdown/lightning.json", *, clock: Clock | None = None):
         super().__init__()
@@ -57,7 +54,6 @@ class LightningBreakdown(_LIBRARY.Callback):
         self._has_zeroed = self._has_stepped = False
         self._handles: list[Any] = []
         self._profiler: Any = None
-        self.result: Breakdown | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._listen(trainer)
@@ -94,20 +90,15 @@ class LightningBreakdown(_LIBRARY.Callback):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._breakdown.resume()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._finish(trainer)
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._finish(trainer)
-
-    def _finish(self, trainer: Any) -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any, exception: BaseException | None = None) -> None:
         self._stop_listening()
-        result = self._breakdown.close()
-        if result is None:
+        if (result := self._breakdown.close()) is None:
             return
         self.result = result
         if trainer.is_global_zero:
             publish_breakdown(result, self._out)
+
+    on_exception = on_train_end
 
     def _listen(self, trainer: Any) -> None:
         self._stop_listening()

@@ -1,1 +1,1 @@
-"""A queue of experiments over the devices of a machine: durable rows, one process an attempt, nothing lost."""
+"""Queue experiments in a durable database and run each as a process on the devices of this machine."""

@@ -1,4 +1,4 @@
-"""Cancel one experiment, whether somebody runs it or not."""
+"""Cancel one experiment, with or without a running scheduler."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ARROW_FROM = {"queued": "drop", "leased": "cancel", "running": "cancel"}
 
 
 def cancel(lab: Path, store: Store, experiment: str) -> Experiment:
-    """Cancel an experiment and wait until it is over; the wish is stored first and outlives this process.
+    """Cancel an experiment and wait until it has ended. The request is stored first and outlives this process.
 
     Returns:
-        How it ended: a training that was done before the signal came has succeeded.
+        The final state; a training that finished before the signal arrived has succeeded.
     """
     while True:
         (found,) = store.read_experiments(id=experiment)
@@ -37,14 +37,14 @@ def cancel(lab: Path, store: Store, experiment: str) -> Experiment:
 
 
 def is_held(lab: Path) -> bool:
-    """Whether a scheduler is at work in the lab."""
+    """Return whether a scheduler is running in the lab."""
     with contextlib.suppress(RunFolderError), hold_folder(lab):
         return False
     return True
 
 
 def _settle_ownerless(lab: Path, store: Store, experiment: Experiment) -> bool:
-    """Settle it here where no scheduler does; False where one is at work."""
+    """Settle the experiment here if no scheduler runs, and return whether that was so."""
     with contextlib.suppress(RunFolderError), hold_folder(lab):
         settle(lab, store, LocalExecutor(lab, ()), experiment.newest, code=None)
         return True

@@ -1,4 +1,4 @@
-"""A dry run before anything is queued: a model that does not exist is told now, not six times later."""
+"""Check a grid before it is queued, so that a mistake is told once and not by every training."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CHECK = (sys.executable, "-m", "fulltilt", "check")
 def run_dry(
     grid: Grid, new: Sequence[Point], overrides: Sequence[str], slot: Slot, lab: Path, *, tell: Callable[[str], None]
 ) -> None:
-    """Check what has to be true before the ``new`` points are queued: one step of each component they name.
+    """Take one training step with each component that the ``new`` points name.
 
     Raises:
-        ConfigError: what ``fulltilt check`` found, in its words.
+        ConfigError: with the message of ``fulltilt check``.
     """
     points = list(list_dry_runs(new))
     for index, point in enumerate(points):

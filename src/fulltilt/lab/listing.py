@@ -1,4 +1,4 @@
-"""Experiments as a JSON document, as a sentence and as a table."""
+"""Show experiments as a JSON document, as one sentence and as a table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 SHOWN = ("id", "sweep", "state", "attempt", "priority", "point", "overrides", "node", "devices", "n_threads", "reason")
 COUNTED = ("succeeded", "failed", "cancelled", "finalizing", "running", "leased", "cancelling", "queued")
 URGENCY = ("failed", "cancelling", "running", "leased", "finalizing", "queued", "succeeded", "cancelled")
-N_ROWS = 16  # of a table, so that it fits a screen with the lines around it
-TAIL_BYTES = 65_536  # of the event log: far more than lies between two evaluations' ends and the end of the file
+N_ROWS = 16  # rows of a table: it fits a screen with the lines around it
+TAIL_BYTES = 65_536  # of the end of the event log: far more than lies between two evaluations
 STYLES = {"succeeded": "green", "failed": "red", "running": "bold", "cancelling": "yellow", "cancelled": "dim"}
 
 
@@ -40,7 +40,7 @@ def _build_entry(lab: Path, experiment: Experiment) -> dict[str, Any]:
 
 
 def compute_seconds(experiment: Experiment) -> float | None:
-    """How long the newest attempt took, or takes so far."""
+    """Return the seconds that the newest attempt took, or has taken so far."""
     if experiment.started_s is None:
         return None
     ended_s = time.time() if experiment.state in ("leased", "running", "cancelling") else experiment.ended_s
@@ -48,7 +48,7 @@ def compute_seconds(experiment: Experiment) -> float | None:
 
 
 def read_metrics(lab: Path, experiment: Experiment) -> Mapping[str, float]:
-    """Those of the accepted result; of one without, those of the last evaluation that its training logged."""
+    """Return the metrics of the accepted result, or else of the last evaluation that the training logged."""
     if experiment.state == "succeeded" or experiment.attempt == 0:
         return experiment.metrics
     try:
@@ -64,25 +64,25 @@ def read_metrics(lab: Path, experiment: Experiment) -> Mapping[str, float]:
 
 
 def describe_counts(experiments: Sequence[Experiment]) -> str:
-    """``4 succeeded, 1 running, 1 queued``"""
+    """Return the number of experiments in each state: ``4 succeeded, 1 running, 1 queued``."""
     counts = Counter(experiment.state for experiment in experiments)
     return ", ".join(f"{counts[state]} {state}" for state in COUNTED if counts[state])
 
 
 def describe_point(experiment: Experiment) -> str:
-    """``lr=0.001 batch_size=64``, and after it the words that were given beside the file."""
+    """Return the values of a point, ``lr=0.001 batch_size=64``, then the overrides it was submitted with."""
     said = {key.rpartition(".")[2]: _show(value) for key, value in experiment.point.items()}
     words = [word for word in experiment.overrides if word.partition("=")[0].rpartition(".")[2] not in said]
     return " ".join([*(f"{name}={value}" for name, value in said.items()), *words]) or "–"
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> str:
-    """A name with a slash is a part of a breakdown, for the files."""
+    """Format metrics, without those whose name has a slash: parts of a breakdown that stay in the files."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value is not None)
 
 
 def describe_best(experiments: Sequence[Experiment]) -> str:
-    """The result with the lowest validation loss; nothing where there is no choice."""
+    """Describe the result with the lowest validation loss; empty with fewer than two results."""
     with_loss = [found for found in experiments if found.state == "succeeded" and found.metrics.get("loss") is not None]
     if len(with_loss) < 2:
         return ""
@@ -91,7 +91,7 @@ def describe_best(experiments: Sequence[Experiment]) -> str:
 
 
 def build_table(lab: Path, experiments: Sequence[Experiment], *, n_rows: int | None = N_ROWS) -> Table:
-    """The rows that matter most now, in order of age."""
+    """Build the table of the experiments that matter most now, oldest first."""
     from rich.table import Table
     from rich.text import Text
 

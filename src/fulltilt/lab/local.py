@@ -1,7 +1,7 @@
-"""The executor of this machine: slots, one training process a slot, and the end of everything that it started.
+"""Run attempts on this machine: one training process a slot, all of them ended with the scheduler.
 
-Each training runs in a session of its own, so that Ctrl-C reaches the scheduler alone; it dies with the scheduler, by a
-signal from the kernel; and it carries its attempt in its environment, by which a later start finds what is left of it.
+Each training has a session of its own, so Ctrl-C reaches the scheduler alone. The kernel ends it when the scheduler
+dies. Its environment names the attempt, so a later scheduler can find and end what is left of it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TRAIN = (sys.executable, "-m", "fulltilt", "train")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """Room for one training.
+    """A device, or a share of the CPU, for one training.
 
     Attributes:
-        name: ``cuda:2``, or ``cpu:2`` where the third of several devices is pretended.
-        device: ``run.device`` of the training; a GPU is the only one that it sees.
-        n_threads: Its share of the cores; None where a GPU computes.
+        name: ``cuda:2``, or ``cpu:2`` for a share of the CPU that stands in for a GPU.
+        device: ``run.device`` of the training. A training on a GPU sees no other GPU.
+        n_threads: Its share of the cores; None on a GPU.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Slot:
 
 
 def build_slots(pool: str | int | Sequence[int], nvml: Nvml | None = None) -> list[Slot]:
-    """The slots that ``run.device`` of a grid stands for; without a GPU its numbers are slots on the CPU.
+    """Build the slots that ``run.device`` of a grid names; without a GPU they are shares of the CPU.
 
     Raises:
-        DeviceError: a GPU that is not there.
+        DeviceError: a named GPU is not there.
     """
     numbers = [pool] if isinstance(pool, int) else list(pool) if not isinstance(pool, str) else None
     if pool == "cpu" or (resolve_device("auto", nvml) == "cpu" and (numbers is not None or pool == "auto")):
@@ -76,11 +76,11 @@ def _build_cpu_slots(numbers: Sequence[int]) -> list[Slot]:
 
 
 class LocalExecutor:
-    """Starts attempts on free slots, and tells which ended.
+    """Starts attempts on free slots and reports which have ended.
 
     Args:
-        lab: Folder; each experiment has one in it.
-        command: What trains; takes CONFIG, words and flags as ``fulltilt train`` does.
+        lab: Folder of the lab; each experiment has a folder in it.
+        command: The command that trains; it takes the arguments of ``fulltilt train``.
     """
 
     def __init__(self, lab: Path, slots: Sequence[Slot], command: Sequence[str] = TRAIN):
@@ -97,10 +97,10 @@ class LocalExecutor:
         return [slot for slot in self._slots if slot.name not in taken]
 
     def start(self, attempt: Attempt, slot: Slot, source: Path, words: Sequence[str], *, title: str) -> int:
-        """Start the training of an attempt, and return the number of its process.
+        """Start the training of an attempt and return its process id.
 
         Args:
-            title: Heads what it prints in its log.
+            title: First line of its log.
 
         Raises:
             StorageError: its folder cannot be written. OSError: the process cannot be started.
@@ -130,7 +130,7 @@ class LocalExecutor:
         return process.pid
 
     def poll(self) -> list[tuple[Attempt, int]]:
-        """Attempts whose process ended since the last call, with its exit code; their slots are free again."""
+        """Return the attempts that ended since the last call, with their exit codes, and free their slots."""
         ended = [
             (attempt, code) for attempt, (process, _) in self._running.items() if (code := process.poll()) is not None
         ]
@@ -139,14 +139,14 @@ class LocalExecutor:
         return ended
 
     def send(self, attempt: Attempt, number: int) -> None:
-        """Signal the training itself, which forwards it to its ranks; its data workers serve its last step."""
+        """Send a signal to the training process; it forwards the signal to its ranks."""
         self._running[attempt][0].send_signal(number)
 
     def end_leftovers(self, attempt: Attempt) -> None:
-        """End every process that carries the attempt's mark, and wait until none is left.
+        """End every process that has the attempt's mark in its environment, and wait until none is left.
 
         Raises:
-            FulltiltError: one cannot be ended.
+            FulltiltError: a process cannot be ended.
         """
         mark = f"{MARK}={self._name_mark(attempt)}"
         remove_shared_segments(set(kill_marked(mark)))
@@ -166,12 +166,12 @@ def find_out_dir(lab: Path, experiment: str) -> Path:
 
 
 def find_result(lab: Path, attempt: Attempt) -> Path:
-    """The document of one attempt: the number in its name says whose it is."""
+    """Return the path of an attempt's result file; its name holds the attempt's number."""
     return find_out_dir(lab, attempt.experiment) / f"result-{attempt.number}.json"
 
 
 def build_death_wish(parent: int) -> Callable[[], None]:
-    """What a child does before it becomes the training: die with its scheduler, also if that is gone already."""
+    """Return the function that a child runs before exec, so that it dies with its scheduler."""
 
     def wish() -> None:
         set_death_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""From a configuration file to the points of its grid, and from a row back to the words that train it."""
+"""Turn a configuration file into the points of its grid, and a stored point into training arguments."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NOT_TRAINING = ("benchmark.", "targets.")  # sections that a training does not r
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """All points of a file.
+    """The grid of a configuration file.
 
     Attributes:
         source: The file; relative paths in the values start from its folder.
-        points: Each different configuration once.
+        points: The points of the grid, without duplicates.
         pool: ``run.device``: the devices that the experiments share, never an axis.
     """
 
@@ -35,7 +35,7 @@ class Grid:
 
 
 def read_grid(path: str, overrides: Sequence[str]) -> Grid:
-    """Read the points of a file; ConfigError where it, a point, or what it says of devices cannot be used."""
+    """Read the grid of a file. Raises ConfigError if the file, a point or its devices are invalid."""
     found = load_points(path, overrides)
     pools = {json.dumps(config.run.device) for _, config in found}
     if len(pools) > 1:
@@ -63,7 +63,7 @@ def read_grid(path: str, overrides: Sequence[str]) -> Grid:
 
 
 def build_words(config: Mapping[str, Any]) -> list[str]:
-    """Every value as a word of the command line, so that what was submitted runs whatever the file says by now."""
+    """Return all values of a point as ``key=value`` arguments; later edits of the file have no effect."""
     return write_words(_list_deciding(config))
 
 
@@ -72,9 +72,9 @@ def write_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def list_dry_runs(points: Sequence[Point]) -> Iterator[Point]:
-    """The points to try before any is queued: the first, and one for each further component, file or other text.
+    """Choose the points to try before queueing: the first, and one for each further text value of an axis.
 
-    A number that an axis changes is checked where the file is read.
+    Numbers are validated when the file is read.
     """
     seen: set[tuple[str, str]] = set()
     for index, point in enumerate(points):
@@ -85,14 +85,14 @@ def list_dry_runs(points: Sequence[Point]) -> Iterator[Point]:
 
 
 def _build_point(values: Mapping[str, Any], config: Config) -> Point:
-    """The digest leaves defaults out: a later version with more keys finds the same experiments."""
+    """Build a point. Its digest leaves defaults out, so a version with more keys finds the same experiments."""
     decided = _list_deciding(config.to_values())
     said = {key: value for key, value in decided.items() if value != _list_defaults()[key] and key != PROMISE}
     return Point(values=values, config=config.to_values(), digest=compute_fingerprint(said))
 
 
 def _list_deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a training depends on; its device is decided where it starts."""
+    """Return the settings that a training's result depends on, without its device."""
     return {k: v for k, v in flatten(config).items() if k != DEVICE and not k.startswith(NOT_TRAINING)}
 
 

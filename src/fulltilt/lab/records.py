@@ -1,4 +1,4 @@
-"""What the rooms of the lab say to each other: a point of a grid, an experiment, one try at it."""
+"""Records of the lab: a point of a grid, an experiment, an attempt, an event."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One point of a grid before it is a row.
+    """One point of a grid that is not stored yet.
 
     Attributes:
-        values: What the axes of the grid say here, by dotted key.
+        values: The values of the grid's axes at this point, by dotted key.
         config: All values, resolved.
-        digest: Of what decides the training: the same digest from the same file is the same experiment.
+        digest: Digest of the settings that decide the result; it identifies the experiment within its file.
     """
 
     values: Mapping[str, Any]
@@ -24,7 +24,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One try at an experiment, told apart from earlier ones by its number: the fencing token."""
+    """One attempt at an experiment; its number is the fencing token."""
 
     experiment: str
     number: int
@@ -32,13 +32,13 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
-    """A row of the queue with its newest attempt.
+    """One experiment of the queue, with its newest attempt.
 
     Attributes:
-        overrides: The ``key=value`` words that it was submitted with.
-        attempt: 0 before the first.
-        outcome: Of the newest attempt: succeeded, user_error, refused, lost, preempted, cancelled; None while it runs.
-        metrics: Of the accepted result.
+        overrides: The ``key=value`` arguments it was submitted with.
+        attempt: Number of the newest attempt; 0: none yet.
+        outcome: End of that attempt: succeeded, user_error, refused, lost, preempted, cancelled; None while it runs.
+        metrics: Metrics of the accepted result.
     """
 
     id: str
@@ -65,7 +65,7 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """An arrow that an experiment took."""
+    """One change of an experiment's state."""
 
     seq: int
     experiment: str

@@ -1,7 +1,6 @@
-"""The loop of the lab: settle what a dead scheduler left, then start, watch, cancel and settle until nothing is left.
+"""Run the queue: settle what a dead scheduler left, then start, watch and settle attempts until none is left.
 
-Every turn reads the queue anew, so that a cancel by another process is seen, and every end of an attempt, whoever saw
-it, goes through ``settle``.
+Each iteration reads the queue anew, so a cancel by another process is seen. Every attempt ends through ``settle``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CANCEL_GRACE_S = 10.0  # for a last checkpoint, before SIGKILL
 
 
 def recover(lab: Path, store: Store, executor: LocalExecutor) -> int:
-    """Settle attempts that nobody looks after, and return how many there were. Only the owner of the lab calls it."""
+    """Settle attempts that a dead scheduler left and return their number. Only the lab's owner may call it."""
     owned = store.read_experiments(states=OWNED)
     for experiment in owned:
         settle(lab, store, executor, experiment.newest, code=None)
@@ -36,10 +35,10 @@ def recover(lab: Path, store: Store, executor: LocalExecutor) -> int:
 
 
 def settle(lab: Path, store: Store, executor: LocalExecutor, attempt: Attempt, **seen: Any) -> None:
-    """Bring an attempt whose training is over to its state: once, and with nothing of it left running.
+    """Move an ended attempt to its final state, once, and end any process it left.
 
     Args:
-        seen: Of its end, as ``judge_end`` takes it.
+        seen: What was seen of its end, as ``judge_end`` takes it.
     """
     executor.end_leftovers(attempt)
     while True:
@@ -54,15 +53,15 @@ def settle(lab: Path, store: Store, executor: LocalExecutor, attempt: Attempt, *
             store.advance(verdict.arrow, attempt, ended_s=time.time(), **noted)
             if verdict.arrow != "finish":
                 return
-        except StaleAttemptError:  # it was cancelled between the look and the step
+        except StaleAttemptError:  # it was cancelled since the queue was read
             continue
 
 
 def run_queue(lab: Path, store: Store, executor: LocalExecutor, *, stop: StopRequest, tell: Callable[[], None]) -> None:
-    """Run every queued experiment to its end, or until ``stop``: then what runs may save, and is queued again.
+    """Run all queued experiments, or until ``stop``: running trainings then save and are queued again.
 
     Args:
-        tell: Called at every turn.
+        tell: Called at every iteration.
     """
     cancelled_s: dict[Attempt, float] = {}
     told_to_stop: set[Attempt] = set()
@@ -88,7 +87,7 @@ def _start_queued(lab: Path, store: Store, executor: LocalExecutor) -> None:
     while free := executor.free:
         starts = plan_starts(store.read_experiments(states=("queued",), limit=len(free)), free)
         for experiment, slot in starts:
-            # One that is cancelled between the look and the lease is left alone.
+            # One that was cancelled since the queue was read is left alone.
             with contextlib.suppress(StaleAttemptError):
                 _start(lab, store, executor, experiment, slot)
         if not starts:
@@ -108,7 +107,7 @@ def _start(lab: Path, store: Store, executor: LocalExecutor, experiment: Experim
 
 
 def _cancel_wished(store: Store, executor: LocalExecutor, cancelled_s: dict[Attempt, float]) -> None:
-    """End the trainings of experiments that are to be cancelled: by SIGTERM, and when that takes too long, at once."""
+    """End the trainings of cancelled experiments by SIGTERM, and by SIGKILL if that takes too long."""
     for experiment in store.read_experiments(states=("cancelling",)):
         attempt, now_s = experiment.newest, time.monotonic()
         if attempt not in executor.running:
@@ -121,7 +120,7 @@ def _cancel_wished(store: Store, executor: LocalExecutor, cancelled_s: dict[Atte
 
 
 def _stop_all(executor: LocalExecutor, stop: StopRequest, told: set[Attempt]) -> None:
-    """Hand the signal on once, so that the trainings save; end them when it came again."""
+    """Forward the stop signal so that trainings save; kill them if it comes again."""
     for attempt in executor.running:
         if stop.is_urgent:
             executor.end_leftovers(attempt)

@@ -1,4 +1,4 @@
-"""Which queued experiments start next, and where. Pure functions of records."""
+"""Choose which queued experiments start next, and on which slot. Pure functions of records."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ Slot = TypeVar("Slot")
 
 
 def plan_starts(queued: Iterable[Experiment], free: Sequence[Slot]) -> list[tuple[Experiment, Slot]]:
-    """Pair experiments, given in order of age, with free slots: the highest priority first, then the oldest."""
+    """Pair experiments (oldest first) with free slots: highest priority first, then the oldest."""
     waiting = sorted(queued, key=lambda experiment: -experiment.priority)  # a stable sort: age decides ties
     return list(zip(waiting, free, strict=False))

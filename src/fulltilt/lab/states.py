@@ -1,4 +1,4 @@
-"""The states of an experiment and the arrows between them, as one table. Nothing else says what may follow what.
+"""Define the states of an experiment and the allowed transitions between them, as one table.
 
     queued ── lease ──► leased ── start ──► running ── finish ──► finalizing ── commit ──► succeeded
       ▲ │                 │ │                 │ │ │
@@ -6,7 +6,7 @@
       │          ▼        └─────── cancel ───────┤
     retry ◄─ cancelled ◄── end ── cancelling ◄───┘
 
-A training that ended well before it heard that it is cancelled has succeeded.
+A training that finished before a cancel reached it has succeeded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal as a request: trainings may save first; a second one ends them at once."""
+"""Treat Ctrl-C, SIGTERM and SIGHUP as a request to stop: trainings save first, a second signal kills them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ECHO_S = 0.1  # timeout(1) signals the process and then its group: one wish, tol
 
 
 class StopRequest:
-    """What the loop of the lab asks at every turn.
+    """Whether a stop was requested; the queue's loop reads it at every iteration.
 
     Attributes:
-        number: The signal that came; None before.
-        is_urgent: Another one came after it.
+        number: The signal that arrived; None: none yet.
+        is_urgent: A second signal arrived.
     """
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class StopRequest:
             self.is_urgent = True
 
     def deliver(self) -> None:
-        """Let the signal take its course, under the handlers that are there by now."""
+        """Raise the collected signal again, now that the original handlers are back."""
         if self.number is not None:
             signal.raise_signal(self.number)
 
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """Collect signals for the length of the block; one that is ignored (nohup, a background job) stays ignored."""
+    """Collect stop signals within the block; those already ignored (nohup, background jobs) stay ignored."""
     stop = StopRequest()
     old = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
     for number in old:

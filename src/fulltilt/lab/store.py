@@ -1,7 +1,7 @@
-"""The durable queue: sweeps, experiments, attempts and events as rows of one database in the lab's folder.
+"""Store sweeps, experiments, attempts and events in one SQLite database in the lab's folder.
 
-``Store.advance`` is the one way to change a state. It is one transaction: an update that must hit the one row which is
-in a state where the arrow starts and at the attempt that the caller knows, and a row that says so in ``event``.
+Only ``Store.advance`` changes a state. In one transaction it updates the row, which must be in a state that allows the
+transition and at the attempt that the caller knows, and adds a row to ``event``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fulltilt.lab.records import Attempt, Event, Experiment, Point
 from fulltilt.lab.states import ARROWS
 
 DATABASE = "lab.db"
-BUSY_TIMEOUT_S = 60.0  # for another command's transaction, which takes milliseconds
+BUSY_TIMEOUT_S = 60.0  # to wait for another process's transaction, which takes milliseconds
 SETTINGS = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",  # NORMAL may lose what was committed when the power fails
@@ -78,11 +78,11 @@ EVENT = Table(
 
 
 class StaleAttemptError(Exception):
-    """The experiment is in another state, or at another attempt, than the caller knew: look again."""
+    """The experiment's state or attempt has changed since the caller read it."""
 
 
 class Store:
-    """The rows of one lab. Any number of processes may open it; one schedules."""
+    """The database of one lab. Any number of processes may open it; only one schedules."""
 
     def __init__(self, engine: sa.Engine):
         self._engine = engine
@@ -91,7 +91,7 @@ class Store:
         self._engine.dispose()
 
     def add(self, source: Path, points: Sequence[Point], overrides: Sequence[str]) -> int:
-        """Queue the points that are not there yet, all in one transaction, and return how many those are."""
+        """Queue the points that are not stored yet, in one transaction, and return their number."""
         with self._begin() as connection:
             sweep = _find_or_add_sweep(connection, source)
             known = set(connection.execute(sa.select(EXPERIMENT.c.digest).where(EXPERIMENT.c.sweep == sweep)).scalars())
@@ -110,7 +110,7 @@ class Store:
         return len(new)
 
     def lease(self, experiment: Experiment, *, node: str, devices: Sequence[str], n_threads: int | None) -> Attempt:
-        """Begin the next attempt of a queued experiment; StaleAttemptError where it is not queued any more."""
+        """Begin the next attempt of a queued experiment. Raises StaleAttemptError if it is not queued any more."""
         number = experiment.attempt + 1
         with self._begin() as connection:
             _advance(connection, "lease", experiment.newest, attempt=number)
@@ -119,10 +119,10 @@ class Store:
         return Attempt(experiment=experiment.id, number=number)
 
     def advance(self, arrow: str, attempt: Attempt, **values: Any) -> None:
-        """Take one arrow of ``states.ARROWS``, and note ``values`` in the row of the attempt.
+        """Take one transition of ``states.ARROWS`` and store ``values`` in the row of the attempt.
 
         Raises:
-            StaleAttemptError: the arrow starts at another state, or the experiment is at another attempt.
+            StaleAttemptError: the experiment is in a state that forbids the transition, or at another attempt.
         """
         with self._begin() as connection:
             _advance(connection, arrow, attempt)
@@ -133,7 +133,7 @@ class Store:
     def read_experiments(
         self, *, states: Collection[str] | None = None, id: str | None = None, limit: int | None = None
     ) -> tuple[Experiment, ...]:
-        """Experiments in order of age; those in certain ``states`` the highest priority first."""
+        """Return experiments, oldest first; with ``states`` only those in them, highest priority first."""
         at = (ATTEMPT.c.experiment == EXPERIMENT.c.id) & (ATTEMPT.c.number == EXPERIMENT.c.attempt)
         wanted = [column for column in EXPERIMENT.c if column.name not in ("digest", "config", "created_s")]
         newest = [ATTEMPT.c[name] for name in _OF_ATTEMPT]
@@ -146,20 +146,20 @@ class Store:
             return tuple(map(_build_experiment, connection.execute(query.order_by(EXPERIMENT.c.id).limit(limit))))
 
     def read_ids(self, source: Path, digests: Collection[str]) -> dict[str, str]:
-        """Which of these configurations of a file are rows: digest → id."""
+        """Return the ids of stored points of a file: digest → id."""
         query = sa.select(EXPERIMENT.c.digest, EXPERIMENT.c.id).join(SWEEP).where(SWEEP.c.source == str(source))
         with self._begin(is_reader=True) as connection:
             return {row.digest: f"e{row.id}" for row in connection.execute(query) if row.digest in digests}
 
     def read_work(self, experiment: str) -> tuple[Path, Mapping[str, Any]]:
-        """The file an experiment was submitted from, and all its values."""
+        """Return the file that an experiment was submitted from, and all its values."""
         query = sa.select(SWEEP.c.source, EXPERIMENT.c.config).join(SWEEP)
         with self._begin(is_reader=True) as connection:
             row = connection.execute(query.where(EXPERIMENT.c.id == _number(experiment))).one()
         return Path(row.source), row.config
 
     def read_events(self, *, after: int = 0) -> list[Event]:
-        """What happened since the event with the number ``after``, in order."""
+        """Return the events after number ``after``, in order."""
         query = sa.select(EVENT).where(EVENT.c.seq > after).order_by(EVENT.c.seq)
         with self._begin(is_reader=True) as connection:
             return [
@@ -177,7 +177,7 @@ def open_store(lab: Path, *, create: bool = False) -> Store:
     """Open the queue in a lab's folder.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the folder holds no queue.
         StorageError: its file cannot be read or written, or is no database.
     """
     path = lab / DATABASE
@@ -212,7 +212,7 @@ def _build_event(number: int, attempt: int, arrow: str, state: str) -> dict[str,
 
 
 def _find_or_add_sweep(connection: sa.Connection, source: Path) -> str:
-    """The name of a file's sweep: its own, with a number where another file has taken it."""
+    """Return the sweep of a file, named after it; a number is added if another file has that name."""
     found = connection.execute(sa.select(SWEEP.c.name).where(SWEEP.c.source == str(source))).scalar()
     if found is not None:
         return found
@@ -240,7 +240,7 @@ def _set_up_connection(connection: Any, _: Any) -> None:
 
 
 def _begin(connection: sa.Connection) -> None:
-    """A writer waits for its turn before it reads: a reader that turns writer would be refused instead."""
+    """Begin a transaction; writers lock first, since SQLite refuses a reader that turns into a writer."""
     is_reader = connection.get_execution_options().get("is_reader")
     connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")
 

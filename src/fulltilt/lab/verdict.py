@@ -1,4 +1,4 @@
-"""What the end of an attempt means: a pure judgement of its exit code, its document and what was wished."""
+"""Judge the end of an attempt from its exit code, its result file and whether it was asked to stop. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The arrow to take, and what is noted of the attempt."""
+    """The transition to take, and what is stored of the attempt."""
 
     arrow: str
     outcome: str
@@ -30,15 +30,15 @@ def judge_end(
     is_cancelled: bool = False,
     is_stopping: bool = False,
 ) -> Verdict:
-    """Decide what an attempt came to.
+    """Judge how an attempt ended.
 
-    A whole result counts whatever else happened. Where the scheduler stops or was killed, only an error that the
-    training itself reported makes an experiment fail; otherwise it waits for its next attempt.
+    A complete result always counts. If the scheduler stops or was killed, the experiment fails only by an error that
+    the training itself reported; otherwise it is queued again.
 
     Args:
-        code: None where nobody was there to see it.
-        document: What the attempt wrote; None where it wrote nothing whole.
-        refusal: Why no process could be started.
+        code: Exit code; None: no scheduler saw the end.
+        document: The result file; None: missing or incomplete.
+        refusal: Why the process could not be started.
     """
     said = document or {}
     error, own_code = said.get("error"), said.get("rc")
@@ -62,7 +62,7 @@ def judge_end(
 
 
 def read_document(path: Path) -> Mapping[str, Any] | None:
-    """What an attempt wrote as JSON; None where that is nothing, or not whole."""
+    """Read the result file of an attempt; None: missing or incomplete."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,7 +1,5 @@
 """How an interval is written, "5 epochs" or "100 steps", in levers and everywhere else in a configuration."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, TypeAlias
 
@@ -12,6 +10,7 @@ _PATTERN = re.compile(r"\s*(\d+(?:_\d+)*)\s*(step|epoch)s?\s*", re.IGNORECASE)
 
 
 def is_interval(text: str) -> bool:
+    """Whether ``text`` is an interval."""
     try:
         read_interval(text)
     except ValueError:
@@ -23,10 +22,10 @@ Interval: TypeAlias = Annotated[str, Predicate(is_interval), DocInfo(FORM)]
 
 
 def read_interval(text: str) -> tuple[int, str]:
-    """``"5 epochs"`` → ``(5, "epoch")``.
+    """Read ``"5 epochs"`` as ``(5, "epoch")``.
 
     Raises:
-        ValueError: it is no interval, or one of nothing.
+        ValueError: it is no interval of at least one step or epoch.
     """
     match = _PATTERN.fullmatch(text)
     if match is None or int(match[1]) < 1:

@@ -1,26 +1,24 @@
-"""What a lever is: data about one performance switch, and the few functions that apply and read it.
+"""A lever is one performance switch: its description, and the functions that apply it and read it back.
 
-A lever lives in one file of this folder that defines ``LEVER``; the catalogue finds it there. Nothing in
-these files imports torch at the top: only ``apply`` and ``observe`` may, when they run.
+Each file of this folder that defines ``LEVER`` is one. None imports torch at the top: ``apply`` and ``observe`` do.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 Stage = Literal["environment", "loader", "model", "compile", "optimizer", "step", "loop"]
 STAGES: tuple[Stage, ...] = ("environment", "loader", "model", "compile", "optimizer", "step", "loop")
-"""The order in which the engine applies levers; what a stage may touch is said in ``Setup``."""
+"""The order in which the engine applies levers; ``Setup`` says what each stage may change."""
 
 Trade = Literal["speed", "memory", "numerics", "recipe", "reproducibility"]
 Exactness = Literal["equal", "within tolerance", "another recipe"]
+PlanValues: TypeAlias = Mapping[str, Any]  # lever name → value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What a guard may know. ``None`` is "not known (yet)": a guard then lets the value pass."""
+    """What is known of machine, model and data. A guard lets a value pass where a fact is ``None`` (unknown)."""
 
     device_type: str  # "cpu" or "cuda"
     compute_capability: tuple[int, int] | None = None
@@ -48,7 +46,7 @@ class Facts:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Setup:
-    """A training run under construction. Each stage may touch only its own part; the engine fills the rest.
+    """A training run under construction. Each stage changes only its own part; the engine fills in the rest.
 
     environment: process-wide switches of torch. loader: ``loader_options`` (keywords of DataLoader) and
     ``worker_options``. model: ``model`` in place or replaced, already on the device. compile: ``forward``.
@@ -69,87 +67,56 @@ class Setup:
     epoch_hooks: list[Callable[[int], None]] = dataclasses.field(default_factory=list)  # told an epoch as it starts
     loader: Any = None  # the DataLoader, once built: for observe
     notes: list[str] = dataclasses.field(default_factory=list)  # fallbacks taken, said to the user
-    state: dict[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # what the first step saw, and levers' own: for observe
+    # What the first step saw, and what levers keep for themselves: for observe.
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def _no_guard(value: Any, plan: Mapping[str, Any], facts: Facts) -> str | None:
-    return None
+def set_loader_option(name: str) -> Callable[[Setup, Any], None]:
+    """Build the ``apply`` of a lever whose value is a keyword of the DataLoader."""
+    return lambda setup, value: setup.loader_options.update({name: value})
 
 
-def _no_needs(value: Any, facts: Facts) -> Mapping[str, Any]:
-    return {}
-
-
-def _no_report(setup: Setup) -> str | None:
-    return None
+def _say_nothing(*_: Any) -> None:
+    pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Lever:
-    """One performance switch.
+    """One performance switch, on or off unless ``type`` says otherwise."""
 
-    Attributes:
-        name: Its name in a Plan.
-        key: Its key in the configuration, "data.num_workers".
-        aliases: Other spellings that the configuration accepts, dotted or bare: "use_amp".
-        type: The Python type of a value, as the configuration schema states it.
-        default: The value when nobody says anything: PyTorch's own default behaviour.
-        summary: One sentence: what it does.
-        doc: What it trades, when it helps, when it hurts, with figures and their source.
-        trades: What may change besides speed.
-        recipe_values: Values that change what is learned where the lever's others do not; ``trades`` is without
-            "recipe" then, and ``candidates`` never offers them.
-        stage: When the engine applies it.
-        restart: True when it cannot change inside a living process.
-        unit: Unit of the value, None for a switch.
-        candidates: Values worth trying on this machine when the user names none. Cheapest first.
-        guard: Why the value cannot apply in this plan on this machine; None when it can.
-        apply: Puts the value into the Setup.
-        observe: Reads the value really in force back from a built run; the effect tests and every trial use it.
-        needs: Values of other levers without which the value cannot apply here: a search moves them together.
-        complexity: Of two tied plans the one with the smaller sum is the simpler one.
-        parse_alias: Turns an alias' value into a value of this lever (``use_amp: true``).
-        note: What the user should know about the value in this plan on this machine, though it applies; None: nothing.
-        report: What a run measured of the value that was in force, for its end; None: nothing.
-        is_offered: False: a search tries it only when the user names it, and no advice mentions it; it is no way to
-            more speed.
-    """
-
-    name: str
-    key: str
-    type: Any
-    default: Any
-    summary: str
-    doc: str
-    trades: tuple[Trade, ...]
-    stage: Stage
-    restart: bool
-    apply: Callable[[Setup, Any], None]
-    observe: Callable[[Setup], Any]
-    candidates: Callable[[Facts], Sequence[Any]]
+    name: str  # in a Plan
+    key: str  # in the configuration: "data.num_workers"
+    summary: str  # one sentence: what it does
+    doc: str  # what it trades, when it helps, when it hurts, with figures and their source
+    trades: tuple[Trade, ...]  # what may change
+    stage: Stage  # when the engine applies it
+    apply: Callable[[Setup, Any], None]  # puts the value into the Setup
+    observe: Callable[[Setup], Any]  # reads the value in force back from a built run, in every trial
+    type: Any = bool  # of a value, for the configuration schema
+    default: Any = False  # PyTorch's own behaviour
+    unit: str | None = None  # of the value, None for a switch
+    restart: bool = False  # whether the value can only change with a new process
+    # Values worth trying on this machine when the user names none, cheapest first.
+    candidates: Callable[[Facts], Sequence[Any]] = lambda facts: (False,)
+    # Values that change what is learned where the others do not; never among ``candidates``.
     recipe_values: tuple[Any, ...] = ()
-    aliases: tuple[str, ...] = ()
-    unit: str | None = None
-    guard: Callable[[Any, Mapping[str, Any], Facts], str | None] = _no_guard
-    needs: Callable[[Any, Facts], Mapping[str, Any]] = _no_needs
-    complexity: Callable[[Any], float] = float
-    parse_alias: Callable[[str, Any], Any] | None = None
-    note: Callable[[Any, Mapping[str, Any], Facts], str | None] = _no_guard
-    report: Callable[[Setup], str | None] = _no_report
-    is_offered: bool = True
+    aliases: tuple[str, ...] = ()  # other spellings that the configuration accepts, dotted or bare: "use_amp"
+    parse_alias: Callable[[str, Any], Any] | None = None  # turns an alias' value into one of this lever
+    guard: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing  # why the value cannot apply here
+    note: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing  # what to know about a value that applies
+    report: Callable[[Setup], str | None] = _say_nothing  # what a run measured of the value, at its end
+    # Values of other levers that this value depends on here: a search moves them together.
+    needs: Callable[[Any, Facts], PlanValues] = lambda value, facts: {}
+    complexity: Callable[[Any], float] = float  # a tie between two plans goes to the one with the smaller sum
+    is_offered: bool = True  # False: a search tries it only when the user names it, and no advice mentions it
 
     @property
     def exactness(self) -> Exactness:
-        """How losses and weights with one value compare to those with another, all else the same.
-
-        Values of ``recipe_values`` are left out; the tests hold every lever to what this says.
-        """
+        """How losses and weights with one value compare to those with another; ``recipe_values`` are left out."""
         if "recipe" in self.trades:
             return "another recipe"
         return "within tolerance" if "numerics" in self.trades else "equal"
 
     def changes_recipe(self, value: Any) -> bool:
-        """Whether ``value`` may train on another recipe than the lever's other values do."""
+        """Whether ``value`` may change what is learned, compared with the lever's other values."""
         return "recipe" in self.trades or value in self.recipe_values

@@ -1,24 +1,19 @@
 """accumulate: micro-steps whose gradients are added up before one optimizer step."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
-def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
     batch_size = plan.get("batch_size")
     if value > 1 and facts.n_samples is not None and batch_size and batch_size * value > facts.n_samples:
         largest = facts.n_samples // batch_size
         remedy = f"accumulate {largest} or less" if largest else f"batch_size {facts.n_samples} or less"
-        return (
-            f"batch_size {batch_size} × accumulate {value} is larger than the dataset ({facts.n_samples} samples); "
-            f"use {remedy}"
-        )
+        what = f"batch_size {batch_size} × accumulate {value}"
+        return f"{what} is larger than the dataset ({facts.n_samples} samples); use {remedy}"
     return None
 
 
@@ -44,7 +39,6 @@ LEVER = Lever(
     ),
     trades=("speed", "memory", "recipe"),
     stage="loop",
-    restart=False,
     candidates=lambda facts: (1, 2, 4, 8),
     guard=_guard,
     apply=_apply,

@@ -1,52 +1,44 @@
 """activation_checkpointing: the model's blocks forget their activations and compute them again in the backward pass."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import fnmatch
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from fulltilt.errors import PlanObstacleError, TrainingError, format_nearest
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 MARK = "_is_activation_checkpointed"
+_NOTHING_TO_WRAP = (
+    "the model has no repeated blocks and no chains of layers to wrap; use activation_checkpointing false"
+)
 
 
 def find_blocks(model: Any) -> list[Any]:
-    """The modules that checkpointing wraps, none inside another: repeated blocks, else plain chains of layers.
-
-    Repeated blocks are modules with children, of one class that occurs at least twice, listed in a Sequential or
-    ModuleList (residual blocks, transformer layers); where none are listed, the outermost repeated ones. A model
-    without any is looked through for Sequentials, which are then run in segments.
-    """
+    """Find the modules that checkpointing wraps: repeated blocks, else Sequentials, which are run in segments."""
     return find_repeated(model) or _find_chains(model)
 
 
 def find_repeated(model: Any) -> list[Any]:
-    """The repeated blocks of ``find_blocks``, none inside another."""
+    """Find modules with children whose class occurs at least twice (residual blocks, transformer layers).
+
+    Those listed in a Sequential, ModuleList or ModuleDict come first; where none are listed, the outermost ones are
+    taken. None lies inside another.
+    """
     counts = collections.Counter(type(m) for m in model.modules())
-    listed = {
-        id(child)
-        for container in model.modules()
-        if _is_container(container)
-        for child in container.children()
-        if counts[type(child)] > 1 and _is_block(child)
-    }
-    if blocks := _collect(model, listed, innermost=True):
-        return blocks
     repeated = {id(m) for m in model.modules() if m is not model and counts[type(m)] > 1 and _is_block(m)}
-    return _collect(model, repeated, innermost=False)
+    listed = {id(child) for m in model.modules() if _is_container(m) for child in m.children()}
+    return _collect(model, repeated & listed, innermost=True) or _collect(model, repeated, innermost=False)
 
 
 def find_named(model: Any, text: str) -> dict[str, Any]:
-    """The modules that ``text`` names, "layer3, layer4" or "encoder.layers.*", by name; none inside another.
+    """Find the modules that ``text`` names, "layer3, layer4" or "encoder.layers.*"; none lies inside another.
 
     Raises:
-        PlanObstacleError: a name that fits no module, or a module whose forward cannot be stood in for.
+        PlanObstacleError: a name fits no module, or a module has no forward of its own.
     """
     named = {name: module for name, module in model.named_modules() if name}
     chosen: dict[str, Any] = {}
@@ -75,7 +67,7 @@ def _is_container(module: Any) -> bool:
 
 
 def _is_block(module: Any) -> bool:
-    """Worth wrapping: it has layers inside, weights, and a forward of its class that a subclass can stand in for."""
+    """Whether a module is worth wrapping: it has layers inside, weights, and a forward that a subclass can replace."""
     return (
         not _is_container(module)
         and next(module.children(), None) is not None
@@ -91,7 +83,10 @@ def _is_wrappable(module: Any) -> bool:
 
 
 def _collect(module: Any, chosen: set[int], *, innermost: bool) -> list[Any]:
-    """Chosen modules below ``module``; of nested ones the outer, or the inner when it holds at least two (stages)."""
+    """Collect chosen modules below ``module``, the outer one of nested ones.
+
+    With ``innermost`` it is the inner ones where there are several (a stage of blocks).
+    """
     found: dict[int, Any] = {}
     for child in module.children():
         inner = _collect(child, chosen, innermost=innermost)
@@ -101,41 +96,34 @@ def _collect(module: Any, chosen: set[int], *, innermost: bool) -> list[Any]:
     return list(found.values())
 
 
-def _find_chains(module: Any) -> list[Any]:
-    """Outermost Sequentials with weights; one alone is only worth it when it is long enough to be cut in two."""
+def _find_chains(model: Any) -> list[Any]:
+    """Find the outermost Sequentials with weights; a single one counts when it is long enough to be cut in two."""
     from torch import nn
 
-    def visit(m: Any) -> Iterator[Any]:
-        if isinstance(m, nn.Sequential) and len(m) > 1 and _is_wrappable(m) and next(m.parameters(), None) is not None:
-            yield m
-            return
-        for child in m.children():
-            yield from visit(child)
-
-    chains = list({id(m): m for m in visit(module)}.values())
+    sequentials = {
+        id(m)
+        for m in model.modules()
+        if isinstance(m, nn.Sequential) and len(m) > 1 and _is_wrappable(m) and next(m.parameters(), None) is not None
+    }
+    chains = [model] if id(model) in sequentials else _collect(model, sequentials, innermost=False)
     return chains if sum(_count_segments(chain) for chain in chains) > 1 else []
 
 
 def _count_segments(module: Any) -> int:
-    """A chain of n layers is cut into √n segments: the least memory for one recomputation (Chen et al. 2016)."""
+    """Cut a chain of n layers into √n segments: the least memory for one recomputation (Chen et al. 2016)."""
     from torch import nn
 
     plain = type(module).forward is nn.Sequential.forward if isinstance(module, nn.Sequential) else False
     return max(1, round(math.sqrt(len(module)))) if plain else 1
 
 
-def wrap_block(module: Any) -> None:
-    """Let ``module`` run its forward under ``torch.utils.checkpoint``, in place.
-
-    The class of this one module is replaced by a subclass of the same name: parameter names, hooks and ``isinstance``
-    stay as they are, and a deep copy of the model computes with its own weights.
-    """
-    module.__class__ = _build_wrapped_class(type(module), _count_segments(module))
-
-
 @functools.cache
 def _build_wrapped_class(base: Any, n_segments: int) -> Any:
-    """One class for all blocks of a class: repeated blocks stay recognisable as such, and compile to one graph."""
+    """Build the subclass that runs the forward of ``base`` under ``torch.utils.checkpoint``.
+
+    A module that takes it as its class keeps parameter names, hooks and ``isinstance``, and a deep copy of the model
+    computes with its own weights. Blocks of one class share it, so that they compile to one graph.
+    """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
@@ -152,18 +140,18 @@ def _build_wrapped_class(base: Any, n_segments: int) -> Any:
 
 def _run_in_segments(chain: Any, n_segments: int, x: Any) -> Any:
     for segment in _cut(list(chain), n_segments):
+        x = _run_checkpointed(chain, functools.partial(_run_layers, segment), (x,), {})
+    return x
 
-        def run(value: Any, segment: list[Any] = segment) -> Any:
-            for layer in segment:
-                value = layer(value)
-            return value
 
-        x = _run_checkpointed(chain, run, (x,), {})
+def _run_layers(layers: list[Any], x: Any) -> Any:
+    for layer in layers:
+        x = layer(x)
     return x
 
 
 def _cut(layers: list[Any], n_segments: int) -> list[list[Any]]:
-    """Segments of equal length, but none that starts with a layer which overwrites its input."""
+    """Cut layers into segments of equal length, none of which starts with a layer that overwrites its input."""
     size = math.ceil(len(layers) / n_segments)
     segments: list[list[Any]] = []
     for layer in layers:
@@ -181,13 +169,16 @@ def _run_checkpointed(module: Any, function: Any, args: tuple[Any, ...], kwargs:
         # The compiler recomputes operators, not the module: buffers are written once anyway.
         return checkpoint(function, *args, use_reentrant=False, **kwargs)
 
-    def contexts() -> tuple[Any, Any]:
-        return contextlib.nullcontext(), _norms_held(module)
-
     kept, kept_by_name = _copy_containers(args), _copy_containers(kwargs)
     given = [value for value in (*kept, *kept_by_name.values()) if isinstance(value, torch.Tensor)]
     versions = [tensor._version for tensor in given]
-    outputs = checkpoint(function, *kept, use_reentrant=False, context_fn=contexts, **kept_by_name)
+    outputs = checkpoint(
+        function,
+        *kept,
+        use_reentrant=False,
+        context_fn=lambda: (contextlib.nullcontext(), _norms_held(module)),
+        **kept_by_name,
+    )
     if any(tensor._version != version for tensor, version in zip(given, versions, strict=True)):
         raise TrainingError(
             f"activation_checkpointing: {type(module).__name__} changes its input in place; computed again it would "
@@ -197,7 +188,7 @@ def _run_checkpointed(module: Any, function: Any, args: tuple[Any, ...], kwargs:
 
 
 def _copy_containers(value: Any) -> Any:
-    """Lists and dicts copied, tensors shared: a caller may go on filling the list it passed (DenseNet does)."""
+    """Copy lists and dicts, not tensors: a caller may go on filling the list it passed (DenseNet does)."""
     if type(value) in (list, tuple):
         return type(value)(_copy_containers(item) for item in value)
     if type(value) is dict:
@@ -210,8 +201,8 @@ def _norms_held(module: Any) -> Iterator[None]:
     """Keep running statistics of BatchNorm and InstanceNorm as the first forward left them while it is repeated."""
     from torch.nn.modules.batchnorm import _NormBase
 
-    # With momentum 0 the update leaves what is there, and as many tensors are saved as in the first forward, which
-    # checkpoint checks; without tracking two fewer would be.
+    # Momentum 0 leaves the statistics; without tracking, fewer tensors would be saved than in the first forward, which
+    # checkpoint checks.
     norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
     held = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -224,14 +215,12 @@ def _norms_held(module: Any) -> Iterator[None]:
 
 
 def count_blocks(model: Any) -> int:
-    """Blocks and chain segments that ``apply`` would run under checkpointing."""
+    """Count the blocks and chain segments that the lever would run under checkpointing."""
     return sum(_count_segments(block) for block in find_blocks(model))
 
 
-def _guard(value: bool | str, plan: Mapping[str, Any], facts: Facts) -> str | None:
-    if value is True and facts.n_checkpointable == 0:
-        return "the model has no repeated blocks and no chains of layers to wrap; use activation_checkpointing false"
-    return None
+def _guard(value: bool | str, plan: PlanValues, facts: Facts) -> str | None:
+    return _NOTHING_TO_WRAP if value is True and facts.n_checkpointable == 0 else None
 
 
 def _apply(setup: Setup, value: bool | str) -> None:
@@ -240,20 +229,18 @@ def _apply(setup: Setup, value: bool | str) -> None:
     blocks = list(find_named(setup.model, value).values()) if isinstance(value, str) else find_blocks(setup.model)
     setup.state["checkpointed"] = value
     if not blocks:
-        raise PlanObstacleError(
-            "activation_checkpointing=True: the model has no repeated blocks and no chains of layers to wrap; "
-            "use activation_checkpointing false"
-        )
+        raise PlanObstacleError(f"activation_checkpointing=True: {_NOTHING_TO_WRAP}")
     for block in blocks:
-        wrap_block(block)
+        block.__class__ = _build_wrapped_class(type(block), _count_segments(block))
 
 
 def count_wrapped(model: Any) -> int:
+    """Count the modules that run under checkpointing."""
     return sum(hasattr(type(m), MARK) for m in model.modules())
 
 
 def _observe(setup: Setup) -> bool | str:
-    """What was asked for, where the modules it names are those that are wrapped."""
+    """Read what was asked for, where the modules it names are those that are wrapped."""
     n_wrapped, value = count_wrapped(setup.model), setup.state.get("checkpointed")
     if isinstance(value, str) and n_wrapped == len(find_named(setup.model, value)):
         return value
@@ -278,7 +265,6 @@ LEVER = Lever(
     key="speed.activation_checkpointing",
     aliases=("gradient_checkpointing",),
     type=bool | str,
-    default=False,
     summary="Blocks of the model forget their activations and compute them again in the backward pass.",
     doc=(
         "Trades a second forward of the wrapped blocks (about a third more compute) for the memory of their inner "

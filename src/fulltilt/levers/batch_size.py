@@ -1,29 +1,19 @@
 """batch_size: samples per micro-step, over all devices."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, Setup
-
-SMALLEST, LARGEST = 16, 1024
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup, set_loader_option
 
 
 def _candidates(facts: Facts) -> tuple[int, ...]:
-    """Powers of two between 16 and 1,024 that the training set can fill."""
-    limit = LARGEST if facts.n_samples is None else min(LARGEST, facts.n_samples)
-    values = []
-    value = SMALLEST
-    while value <= limit:
-        values.append(value)
-        value *= 2
-    return tuple(values) or (max(1, limit),)
+    """Offer powers of two between 16 and 1,024 that the training set can fill."""
+    limit = 1024 if facts.n_samples is None else min(1024, facts.n_samples)
+    return tuple(2**n for n in range(4, 11) if 2**n <= limit) or (max(1, limit),)
 
 
-def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if facts.n_samples is not None and value > facts.n_samples:
         return f"larger than the dataset ({facts.n_samples} samples); use batch_size {facts.n_samples} or less"
     if value < facts.n_ranks:
@@ -31,19 +21,13 @@ def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
     return None
 
 
-def _apply(setup: Setup, value: int) -> None:
-    setup.loader_options["batch_size"] = value
-
-
 def _observe(setup: Setup) -> Any:
-    """The size of the first micro-batch that a step computed on; before any step, what the loader will deliver."""
+    """Read the size of the first micro-batch that a step computed on; before any step, the loader's."""
     if "batch_size" in setup.state:
         return setup.state["batch_size"]
-    for source in (setup.loader, getattr(setup.loader, "batch_sampler", None), getattr(setup.loader, "sampler", None)):
-        size = getattr(source, "batch_size", None)
-        if size is not None:
-            return size
-    return None
+    sources = (setup.loader, getattr(setup.loader, "batch_sampler", None), getattr(setup.loader, "sampler", None))
+    sizes = (getattr(source, "batch_size", None) for source in sources)
+    return next((size for size in sizes if size is not None), None)
 
 
 LEVER = Lever(
@@ -61,9 +45,8 @@ LEVER = Lever(
     ),
     trades=("speed", "memory", "recipe"),
     stage="loader",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
-    apply=_apply,
+    apply=set_loader_option("batch_size"),
     observe=_observe,
 )

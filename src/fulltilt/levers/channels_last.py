@@ -1,17 +1,10 @@
 """channels_last: image tensors and convolution weights stored with the channels innermost."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
-    if value and facts.has_conv is False:
-        return "the model has no 2-d convolution; use channels_last false"
-    return None
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
+    return "the model has no 2-d convolution; use channels_last false" if value and facts.has_conv is False else None
 
 
 def _apply(setup: Setup, value: bool) -> None:
@@ -24,7 +17,7 @@ def _apply(setup: Setup, value: bool) -> None:
 
 
 def _observe(setup: Setup) -> bool:
-    """True when every 4-d weight, and the first input a step computed on where it is 4-d, is stored channels last."""
+    """Whether every 4-d weight, and the first 4-d input of a step, is stored channels last."""
     import torch
 
     if setup.input_memory_format is not torch.channels_last:
@@ -37,8 +30,6 @@ def _observe(setup: Setup) -> bool:
 LEVER = Lever(
     name="channels_last",
     key="speed.channels_last",
-    type=bool,
-    default=False,
     summary="Image tensors and convolution weights are stored with the channels innermost (NHWC).",
     doc=(
         "The layout tensor cores and oneDNN work in, so conversions between layers fall away. Over 834 timm models "
@@ -49,7 +40,6 @@ LEVER = Lever(
     ),
     trades=("speed", "numerics"),
     stage="model",
-    restart=False,
     candidates=lambda facts: (False, True) if facts.has_conv is not False else (False,),
     guard=_guard,
     apply=_apply,

@@ -1,6 +1,4 @@
-"""compile: the forward and backward graphs are compiled by torch.compile, of the whole model or block by block."""
-
-from __future__ import annotations
+"""compile: torch.compile compiles forward and backward, of the whole model or block by block."""
 
 import contextlib
 import dataclasses
@@ -13,23 +11,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fulltilt.errors import PlanObstacleError
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 from fulltilt.levers.activation_checkpointing import find_repeated
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 N_REASONS_SHOWN = 2
-
-# CUDA graphs are left out of max-autotune: they keep gradients in memory of their own, which accumulation overwrites.
-OPTIONS: Mapping[Any, str] = {"max-autotune": "max-autotune-no-cudagraphs"}
-"""Value → the mode of torch.compile whose options it takes; the default ones where it has none."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class CompiledGraphs:
     """A backend for torch.compile: Inductor, with a count of its graphs and of their runs.
 
-    A model that Dynamo declines (an LSTM) trains in eager mode without a word: only the runs tell. Two are never
-    equal: Dynamo reuses the graphs of a backend that equals the one it was given.
+    Only the runs tell whether Dynamo declined a model (an LSTM), which then trains in eager mode. Two backends are
+    never equal, because Dynamo reuses the graphs of an equal one.
     """
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -51,16 +45,15 @@ class CompiledGraphs:
 
 
 def find_cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/fulltilt/inductor`` or ``~/.cache/fulltilt/inductor``: torch's own default lies in /tmp."""
+    """Return ``$XDG_CACHE_HOME/fulltilt/inductor`` or ``~/.cache/fulltilt/inductor``; torch's default is in /tmp."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path("~/.cache").expanduser()) / "fulltilt" / "inductor"
 
 
 def keep_cache() -> None:
-    """Let compiled code outlive the process and the next start of the machine, unless the user said where it goes.
+    """Let compiled code outlive the machine's next start, unless the user said where it goes or home is read-only.
 
-    Where the home folder cannot be written it goes where torch would put it. That place is nobody's wish where it is
-    named already: torch names it itself as soon as Inductor is imported, which other levers lead to.
+    torch names its own place in the environment as soon as Inductor is imported: that is not the user's word.
     """
     torchs_own = str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
     if os.environ.get(CACHE_VARIABLE, torchs_own) != torchs_own:
@@ -75,7 +68,7 @@ def keep_cache() -> None:
 
 @contextlib.contextmanager
 def without_compiling(setup: Setup) -> Iterator[None]:
-    """Run blocks that were compiled in place as if they were not: each other mode or batch size would compile anew."""
+    """Run blocks that were compiled in place in eager mode: each other mode or batch size would compile anew."""
     if not _is_regional(setup):
         yield
         return
@@ -85,7 +78,7 @@ def without_compiling(setup: Setup) -> Iterator[None]:
         yield
 
 
-def _guard(value: bool | str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool | str, plan: PlanValues, facts: Facts) -> str | None:
     if value and facts.has_c_compiler is False:
         return "torch.compile needs a C++ compiler and none was found; install g++, or use compile false"
     if value == "regional" and facts.n_checkpointable == 0:
@@ -96,13 +89,17 @@ def _guard(value: bool | str, plan: Mapping[str, Any], facts: Facts) -> str | No
 
 
 def _apply(setup: Setup, value: bool | str) -> None:
-    setup.forward = setup.forward or setup.model  # over several devices what joins them is around the model already
+    setup.forward = setup.forward or setup.model  # with several devices, DDP is around the model already
     if not value:
         return
     import torch
 
     keep_cache()
-    graphs = CompiledGraphs(_read_options(value))
+    options: Any = {}
+    if value == "max-autotune":
+        # CUDA graphs are left out: they keep gradients in memory of their own, which accumulation overwrites.
+        options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs", dynamic=False)
+    graphs = CompiledGraphs(options)
     setup.state["compiled_graphs"] = graphs
     if value != "regional":
         setup.forward = torch.compile(setup.forward, dynamic=False, backend=graphs)
@@ -117,23 +114,14 @@ def _apply(setup: Setup, value: bool | str) -> None:
         block.compile(dynamic=False, backend=graphs)
 
 
-def _read_options(value: bool | str) -> dict[str, Any]:
-    if value not in OPTIONS:
-        return {}
-    from torch._inductor import list_mode_options
-
-    options: dict[str, Any] = list_mode_options(OPTIONS[value], dynamic=False)
-    return options
-
-
 def _is_regional(setup: Setup) -> bool:
-    """Blocks of the model carry compiled calls of their own."""
-    is_compiled = "compiled_graphs" in setup.state and not hasattr(setup.forward, "_orig_mod")  # not as a whole
+    """Whether blocks of the model were compiled, and not the model as a whole."""
+    is_compiled = "compiled_graphs" in setup.state and not hasattr(setup.forward, "_orig_mod")
     return is_compiled and any(getattr(m, "_compiled_call_impl", None) for m in setup.model.modules())
 
 
 def _observe(setup: Setup) -> bool | str:
-    """What was compiled, once a compiled graph has run; False before."""
+    """Read what was compiled, once a compiled graph has run; False before."""
     graphs = setup.state.get("compiled_graphs")
     if graphs is None or graphs.n_runs == 0:
         return False
@@ -143,7 +131,7 @@ def _observe(setup: Setup) -> bool | str:
 
 
 def _report(setup: Setup) -> str | None:
-    """Graphs, seconds, and what had to be compiled more than once."""
+    """Say how many graphs were compiled, in how long, and what had to be compiled more than once."""
     graphs: CompiledGraphs | None = setup.state.get("compiled_graphs")
     if graphs is None:
         return None
@@ -153,7 +141,9 @@ def _report(setup: Setup) -> str | None:
 
     events = [event for event in get_compilation_metrics() if (event.start_time or 0.0) >= graphs.began_s]
     seconds = sum(event.duration_us or 0 for event in events) / 1e6
-    reasons = [_shorten(event.recompile_reason) for event in events if event.recompile_reason]
+    # Each is "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 6", and may have more lines.
+    found: list[str] = [event.recompile_reason.strip().splitlines()[0] for event in events if event.recompile_reason]
+    reasons = [line.partition(": ")[2][:120] for line in found]
     text = f"{graphs.n_graphs} graphs compiled in {seconds:.1f} s, kept in {os.environ[CACHE_VARIABLE]}"
     if not reasons:
         return text
@@ -162,18 +152,9 @@ def _report(setup: Setup) -> str | None:
     return f"{text}; {len(reasons)} of them again for another shape or mode ({shown}{more}); drop_last spares the last"
 
 
-def _shorten(reason: str) -> str:
-    """``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 6`` without its number, on one line."""
-    return reason.strip().splitlines()[0].partition(": ")[2][:120]
-
-
 def _candidates(facts: Facts) -> tuple[bool, ...]:
-    """On a CPU it has to be asked for: each trial compiles anew for 10 to 60 s, more than all the others take."""
+    """Offer it on a GPU only: on a CPU each trial compiles for 10 to 60 s, more than all the others take."""
     return (False, True) if facts.device_type == "cuda" and facts.has_c_compiler is not False else (False,)
-
-
-def _weigh(value: bool | str) -> float:
-    return {False: 0.0, "regional": 2.5, True: 3.0}.get(value, 4.0)
 
 
 LEVER = Lever(
@@ -181,7 +162,6 @@ LEVER = Lever(
     key="speed.compile",
     aliases=("torch_compile",),
     type=Literal[False, True, "regional", "max-autotune"],
-    default=False,
     summary="Forward and backward are compiled by torch.compile with static shapes: whole, or block by block.",
     doc=(
         "Fuses element-wise work and drops Python overhead. On inference with AMP over 1,281 timm models on an RTX "
@@ -201,5 +181,5 @@ LEVER = Lever(
     report=_report,
     apply=_apply,
     observe=_observe,
-    complexity=_weigh,
+    complexity={False: 0.0, "regional": 2.5, True: 3.0, "max-autotune": 4.0}.__getitem__,
 )

@@ -1,14 +1,9 @@
 """cudnn_benchmark: cuDNN times its convolution algorithms on the first step of each shape and keeps the fastest."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if not value:
         return None
     if facts.device_type != "cuda":
@@ -36,8 +31,6 @@ def _observe(setup: Setup) -> bool:
 LEVER = Lever(
     name="cudnn_benchmark",
     key="speed.cudnn_benchmark",
-    type=bool,
-    default=False,
     summary="cuDNN times its convolution algorithms once per input shape and keeps the fastest.",
     doc=(
         "Concerns convolutions of fixed shape only. speechbrain/speechbrain#294 reports 17 to 12 minutes on a V100; a "
@@ -47,7 +40,6 @@ LEVER = Lever(
     ),
     trades=("speed", "memory", "numerics", "reproducibility"),
     stage="environment",
-    restart=False,
     candidates=lambda facts: (False, True) if facts.device_type == "cuda" else (False,),
     guard=_guard,
     apply=_apply,

@@ -1,21 +1,16 @@
 """deterministic: runs of one seed on one machine are equal to the last bit."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Mapping
-from typing import Any
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
-def _note(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
-    if not value:
-        return None
-    return (
+def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
+    text = (
         "an operator that has no reproducible form ends the run with its name; what reproducible forms cost here is "
         "measured by benchmark.levers {deterministic: [false, true]}"
     )
+    return text if value else None
 
 
 def _apply(setup: Setup, value: bool) -> None:
@@ -42,8 +37,6 @@ def _observe(setup: Setup) -> bool:
 LEVER = Lever(
     name="deterministic",
     key="run.deterministic",
-    type=bool,
-    default=False,
     summary="Refuse operators that are not reproducible: reruns of a seed are equal to the last bit.",
     doc=(
         "A run starts from its seed either way. What then differs from run to run on a GPU are sums whose order the "
@@ -56,7 +49,6 @@ LEVER = Lever(
     trades=("speed", "numerics", "reproducibility"),
     stage="environment",
     restart=True,
-    candidates=lambda facts: (False,),
     note=_note,
     apply=_apply,
     observe=_observe,

@@ -1,14 +1,9 @@
 """device_prefetch: the next batch is copied to the GPU on a stream of its own while the step computes."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if not value:
         return None
     if facts.device_type == "cpu":
@@ -27,8 +22,6 @@ def _apply(setup: Setup, value: bool) -> None:
 LEVER = Lever(
     name="device_prefetch",
     key="data.device_prefetch",
-    type=bool,
-    default=False,
     summary="The next batch is copied to the GPU on a stream of its own while the step computes.",
     doc=(
         "Copies from page-locked memory in the step's own stream wait for the kernels queued before them. On a second "
@@ -39,9 +32,7 @@ LEVER = Lever(
     ),
     trades=("speed", "memory", "reproducibility"),
     stage="loop",
-    restart=False,
     # Probes of the parts cannot see it: it is tried where it is named.
-    candidates=lambda facts: (False,),
     guard=_guard,
     apply=_apply,
     observe=lambda setup: setup.state.get("n_prefetched", 0) > 0,

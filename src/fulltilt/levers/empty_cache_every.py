@@ -1,13 +1,11 @@
-"""empty_cache_every: unused blocks of the CUDA allocator go back to the driver every so many steps or epochs."""
-
-from __future__ import annotations
+"""empty_cache_every: the CUDA allocator gives unused blocks back to the driver every so many steps or epochs."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from fulltilt.levers._interval import Interval, read_interval
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 Every: TypeAlias = Interval | None
 
@@ -25,22 +23,18 @@ class CacheRelease:
 
     def __init__(self, every: str, release: Callable[[], None]):
         self._count, self._unit = read_interval(every)
-        self.every = every
-        self._release = release
-        self._n_steps = 0
-        self.n_calls = 0
+        self.every, self._release = every, release
+        self._n_steps = self.n_calls = 0
         self.seconds = 0.0
 
     def count_step(self, *_: Any) -> None:
-        """After an optimizer step; takes what a step hook of an optimizer is given.
-
-        A step that an fp16 scaler leaves out counts where the optimizer is fused, and not otherwise.
-        """
+        """Count an optimizer step, as its step hook. One that an fp16 scaler leaves out counts if it is fused."""
         self._n_steps += 1
         if self._unit == "step" and self._n_steps % self._count == 0:
             self._call()
 
     def start_epoch(self, epoch: int) -> None:
+        """Count an epoch as it starts."""
         if self._unit == "epoch" and epoch > 0 and epoch % self._count == 0:
             self._call()
 
@@ -51,13 +45,13 @@ class CacheRelease:
         self.n_calls += 1
 
 
-def _guard(value: str | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: str | None, plan: PlanValues, facts: Facts) -> str | None:
     if value is not None and facts.device_type != "cuda":
         return "only the CUDA allocator keeps such a cache; use empty_cache_every null"
     return None
 
 
-def _note(value: str | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _note(value: str | None, plan: PlanValues, facts: Facts) -> str | None:
     return None if value is None else f"{NO_CURE}; what the calls cost is told at the end of the run"
 
 
@@ -73,7 +67,7 @@ def _apply(setup: Setup, value: str | None) -> None:
 
 
 def _observe(setup: Setup) -> str | None:
-    """The interval in force: its counter stands in the run's epochs."""
+    """Read the interval in force: its counter is among the run's hooks."""
     release = setup.state.get("cache_release")
     return release.every if release is not None and release.start_epoch in setup.epoch_hooks else None
 
@@ -92,10 +86,10 @@ def _report(setup: Setup) -> str | None:
 
 
 def _parse_alias(alias: str, value: Any) -> Any:
-    """A plain number counts epochs; 0 and false are off."""
-    if isinstance(value, bool):
-        return value if value else None
-    return (f"{value} epochs" if value else None) if isinstance(value, int) else value
+    """Read a plain number as epochs; 0 and false are off."""
+    if value is True or isinstance(value, str):
+        return value
+    return f"{value} epochs" if value else None
 
 
 LEVER = Lever(
@@ -113,7 +107,6 @@ LEVER = Lever(
     ),
     trades=("speed", "memory"),
     stage="loop",
-    restart=False,
     candidates=lambda facts: (None,),
     guard=_guard,
     note=_note,

@@ -1,32 +1,23 @@
 """expandable_segments: the CUDA allocator grows its segments instead of adding new ones."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 NAME = "expandable_segments"
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if value and facts.device_type != "cuda":
         return "it is an option of the CUDA allocator; use expandable_segments false"
     return None
 
 
-def _note(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
-    if value and facts.is_wsl:
-        return (
-            "under WSL2 the first allocation can fail with a CUDA driver error (pytorch/pytorch#192330); if it does, "
-            "use false"
-        )
-    return None
+def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
+    fact = "under WSL2 the first allocation can fail with a CUDA driver error (pytorch/pytorch#192330)"
+    return f"{fact}; if it does, use false" if value and facts.is_wsl else None
 
 
 def _apply(setup: Setup, value: bool) -> None:
-    """Set the option beside what the environment set (``PYTORCH_ALLOC_CONF``); segments there already stay."""
+    """Set the option beside those of the environment (``PYTORCH_ALLOC_CONF``); present segments stay."""
     if setup.device.type != "cuda":
         return
     import torch
@@ -45,15 +36,12 @@ def _apply(setup: Setup, value: bool) -> None:
 
 def is_expandable(settings: str) -> bool:
     """Read the option from the allocator's settings, "expandable_segments:True,max_split_size_mb:512"."""
-    for part in settings.split(","):
-        name, _, value = part.strip().partition(":")
-        if name == NAME:
-            return value.strip().lower() == "true"
-    return False
+    options = {name: value for name, _, value in (part.strip().partition(":") for part in settings.split(","))}
+    return options.get(NAME, "").strip().lower() == "true"
 
 
 def _observe(setup: Setup) -> bool:
-    """What the allocator's settings say; with memory taken already, that its segments really expand."""
+    """Read the allocator's settings; where it has taken memory, whether its segments expand."""
     if setup.device.type != "cuda":
         return False
     import torch
@@ -67,8 +55,6 @@ def _observe(setup: Setup) -> bool:
 LEVER = Lever(
     name=NAME,
     key=f"speed.{NAME}",
-    type=bool,
-    default=False,
     summary="The CUDA allocator grows its segments instead of adding new ones of fixed size.",
     doc=(
         "Against fragmentation: where batch shapes vary, memory that is reserved and free in pieces cannot serve a "
@@ -80,7 +66,6 @@ LEVER = Lever(
     trades=("speed", "memory"),
     stage="environment",
     restart=True,
-    candidates=lambda facts: (False,),
     guard=_guard,
     note=_note,
     apply=_apply,

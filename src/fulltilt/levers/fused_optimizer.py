@@ -1,18 +1,15 @@
 """fused_optimizer: one kernel updates all parameters instead of several a tensor."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.errors import PlanObstacleError
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 FUSED_ON = {"Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "SGD": ("cpu", "cuda"), "Adagrad": ("cpu",)}
-"""Optimizers of torch.optim with a fused step, and where (torch 2.11 to 2.13)."""
+"""Devices on which optimizers of torch.optim have a fused step (torch 2.11 to 2.13)."""
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if not value or facts.optimizer is None:
         return None
     devices = FUSED_ON.get(facts.optimizer, ())
@@ -24,7 +21,7 @@ def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
 
 
 def _apply(setup: Setup, value: bool) -> None:
-    """Set the switch on the built optimizer, so that a user's own factory or subclass needs no argument for it.
+    """Set the switch on the built optimizer, so that a user's own factory needs no argument for it.
 
     Raises:
         PlanObstacleError: the optimizer has no such switch, has already stepped, or excludes it by its other options.
@@ -58,7 +55,7 @@ def _apply(setup: Setup, value: bool) -> None:
 
 
 def _switch_off(setup: Setup) -> None:
-    """The plan is what runs, so an optimizer that its own factory made fused is not; the user is told."""
+    """Switch off what an optimizer's own factory switched on, and tell the user."""
     fused = [group for group in setup.optimizer.param_groups if group.get("fused")]
     for group in fused:
         group["fused"] = False
@@ -72,7 +69,7 @@ def _switch_off(setup: Setup) -> None:
 
 
 def _has_stepped(optimizer: Any) -> bool:
-    """Adagrad fills its state when it is built, with step 0; the others at their first step."""
+    """Whether the optimizer has stepped. Adagrad fills its state when it is built, the others at their first step."""
     return any(float(state.get("step", 1)) > 0 for state in optimizer.state.values())
 
 
@@ -84,8 +81,6 @@ LEVER = Lever(
     name="fused_optimizer",
     key="speed.fused_optimizer",
     aliases=("fused",),
-    type=bool,
-    default=False,
     summary="One kernel updates all parameters (fused=True of torch.optim).",
     doc=(
         "By default the optimizers run one kernel per operation (foreach on CUDA) or per operation and tensor "
@@ -95,7 +90,6 @@ LEVER = Lever(
     ),
     trades=("speed", "numerics"),
     stage="optimizer",
-    restart=False,
     candidates=lambda facts: (False,) if _guard(True, {}, facts) else (False, True),
     guard=_guard,
     apply=_apply,

@@ -1,37 +1,25 @@
 """num_workers: processes that load and collate batches beside the training process."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, set_loader_option
 
 MAX_WORKERS = 8192
 
 
 def _candidates(facts: Facts) -> tuple[int, ...]:
-    """0, then doubling up to the usable cores: past those, workers only take turns."""
-    values = [0]
-    count = 1
-    while count <= facts.n_cores_usable:
-        values.append(count)
-        count *= 2
-    return tuple(values)
+    """Offer 0, then powers of two up to the usable cores: past those, workers only take turns."""
+    return (0, *(2**n for n in range(facts.n_cores_usable.bit_length())))
 
 
-def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if facts.is_iterable and value > 1:
         return "an IterableDataset that does not split itself would deliver every sample once per worker"
     if value > MAX_WORKERS:
         return f"at most {MAX_WORKERS:,} processes: each takes memory of its own and ten file descriptors"
     return None
-
-
-def _apply(setup: Setup, value: int) -> None:
-    setup.loader_options["num_workers"] = value
 
 
 LEVER = Lever(
@@ -53,6 +41,6 @@ LEVER = Lever(
     restart=True,
     candidates=_candidates,
     guard=_guard,
-    apply=_apply,
+    apply=set_loader_option("num_workers"),
     observe=lambda setup: setup.loader.num_workers,
 )

@@ -1,28 +1,17 @@
 """persistent_workers: data workers live on from one epoch to the next."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, set_loader_option
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if value and not plan.get("num_workers", 0):
         return "there are no data workers to keep; set num_workers to 1 or more"
     return None
 
 
-def _apply(setup: Setup, value: bool) -> None:
-    setup.loader_options["persistent_workers"] = value
-
-
 LEVER = Lever(
     name="persistent_workers",
     key="data.persistent_workers",
-    type=bool,
-    default=False,
     summary="Data workers live on from one epoch to the next instead of being started anew.",
     doc=(
         "Saves the start of every worker at each epoch edge, which is most of the epoch when the dataset is small. "
@@ -33,6 +22,6 @@ LEVER = Lever(
     restart=True,
     candidates=lambda facts: (False, True),
     guard=_guard,
-    apply=_apply,
+    apply=set_loader_option("persistent_workers"),
     observe=lambda setup: setup.loader.persistent_workers,
 )

@@ -1,37 +1,25 @@
 """pin_memory: batches delivered in page-locked memory, so that copies to the GPU can overlap compute."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, set_loader_option
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if value and facts.device_type == "cpu":
         return "there is no accelerator to pin memory for; use pin_memory false"
     return None
 
 
-def _note(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
-    if value and facts.is_wsl:
-        return (
-            "page-locked memory is scarce under WSL2 (0.5 to 1 GiB have been reported as the limit); use pin_memory "
-            "false if CUDA reports out of memory while the device has room"
-        )
-    return None
-
-
-def _apply(setup: Setup, value: bool) -> None:
-    setup.loader_options["pin_memory"] = value
+def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
+    text = (
+        "page-locked memory is scarce under WSL2 (0.5 to 1 GiB have been reported as the limit); use pin_memory "
+        "false if CUDA reports out of memory while the device has room"
+    )
+    return text if value and facts.is_wsl else None
 
 
 LEVER = Lever(
     name="pin_memory",
     key="data.pin_memory",
-    type=bool,
-    default=False,
     summary="Batches are delivered in page-locked memory and copied to the GPU without blocking.",
     doc=(
         "Copies from page-locked memory run beside compute; the engine copies with non_blocking whenever this is on. "
@@ -41,10 +29,9 @@ LEVER = Lever(
     ),
     trades=("speed", "memory"),
     stage="loader",
-    restart=False,
     candidates=lambda facts: (False, True) if facts.device_type == "cuda" else (False,),
     guard=_guard,
     note=_note,
-    apply=_apply,
+    apply=set_loader_option("pin_memory"),
     observe=lambda setup: setup.state.get("pinned", setup.loader.pin_memory),
 )

@@ -1,11 +1,9 @@
 """placement: where the rows of the training set lie while it is trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 from fulltilt.records import format_bytes
 
 PLACEMENTS = ("stream", "memory_map", "ram", "device", "block_shuffled")
@@ -18,7 +16,7 @@ MEMORY_SHARE = 0.5
 
 
 def _candidates(facts: Facts) -> tuple[str, ...]:
-    """What fits here and leaves the order of samples alone; ``block_shuffled`` has to be asked for by name."""
+    """List what fits here; ``block_shuffled``, which changes the order of samples, has to be asked for by name."""
     offered = facts.placements or ("stream",)
     if facts.is_held and facts.device_type == "cpu":
         return ("stream",)  # ram would be the same: it only adds page-locked batches for a GPU
@@ -26,7 +24,7 @@ def _candidates(facts: Facts) -> tuple[str, ...]:
     return tuple(value for value in fitting if value != "device" or facts.device_type != "cpu")
 
 
-def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value not in PLACEMENTS:
         return f"unknown placement; valid: {', '.join(PLACEMENTS)}"
     if value == "device":
@@ -43,32 +41,27 @@ def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
     return _explain_size(value, facts)
 
 
-def _needs(value: str, facts: Facts) -> Mapping[str, Any]:
-    """Rows on the device are gathered by the training process: what guards ask of the other levers, all at once."""
+def _needs(value: str, facts: Facts) -> PlanValues:
+    """Name what guards ask of other levers where the training process gathers rows on the device."""
     if value != "device":
         return {}
-    return {"num_workers": 0, "pin_memory": False} | (
-        {"transforms": "device"} if facts.transforms == "pipeline" else {}
-    )
+    transforms = {"transforms": "device"} if facts.transforms == "pipeline" else {}
+    return {"num_workers": 0, "pin_memory": False} | transforms
 
 
 def resolve(
-    value: str, plan: Mapping[str, Any], facts: Facts, *, may_hold: bool = True, started_with: str | None = None
+    value: str, plan: PlanValues, facts: Facts, *, may_hold: bool = True, started_with: str | None = None
 ) -> tuple[str, str | None]:
-    """Turn ``auto`` into the fastest placement that fits beside the rest of ``plan``, with why none faster does.
-
-    Any other value is itself.
+    """Turn ``auto`` into the fastest placement that fits beside the rest of ``plan``, and say why none faster does.
 
     Args:
-        may_hold: False: samples that cannot be read are to be left out, so they must not all be read beforehand.
-        started_with: The placement of a run that goes on. It stays where it can apply, and where it cannot another one
-            takes its place that leaves the order of samples alone; an order of blocks always stays.
+        may_hold: Whether all samples may be read beforehand; not where unreadable ones are to be left out.
+        started_with: The placement of a resumed run. It stays where it can apply; else another one takes its place that
+            keeps the order of samples. An order of blocks always stays.
     """
     if value != "auto":
         return value, None
-    refused: dict[str, str] = {}
-    if not may_hold:
-        refused |= dict.fromkeys(HOLDING, "data.on_bad_sample skip does not go with it")
+    refused: dict[str, str] = {} if may_hold else dict.fromkeys(HOLDING, "data.on_bad_sample skip does not go with it")
     if started_with is not None:
         if started_with == "block_shuffled" or (
             started_with not in refused and _guard(started_with, plan, facts) is None
@@ -82,13 +75,11 @@ def resolve(
     return choice, f"auto is {choice}" + (f"; faster ones cannot apply: {', and '.join(why)}" if why else "")
 
 
-def choose_placement(
-    plan: Mapping[str, Any], facts: Facts, refused: Mapping[str, str] | None = None
-) -> tuple[str, list[str]]:
-    """The fastest placement that fits beside the rest of ``plan``, and why those before it do not.
+def choose_placement(plan: PlanValues, facts: Facts, refused: Mapping[str, str] | None = None) -> tuple[str, list[str]]:
+    """Choose the fastest placement that fits beside the rest of ``plan``, and say why those before it do not.
 
     Args:
-        refused: Values that are out for another reason than these can know.
+        refused: Values that cannot be taken, with the reason.
     """
     reasons = []
     for value in PREFERENCE:
@@ -100,7 +91,7 @@ def choose_placement(
 
 
 def _explain_cache(value: str, facts: Facts) -> str | None:
-    """A mapped file that the page cache cannot hold comes from the disk again every epoch, row by row."""
+    """Say that the page cache cannot hold a mapped file: it would be read from the disk every epoch, row by row."""
     if value != "memory_map" or facts.data_bytes is None or facts.free_ram_bytes is None:
         return None
     if facts.data_bytes <= facts.free_ram_bytes:
@@ -129,9 +120,13 @@ def _explain_size(value: str, facts: Facts) -> str | None:
     )
 
 
-def _note(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
-    if value == "stream" and facts.placements is not None:
-        return _describe_choice(plan, facts)
+def _note(value: str, plan: PlanValues, facts: Facts) -> str | None:
+    if value == "stream" and facts.placements is not None and facts.data_bytes is not None:
+        choice, _ = choose_placement(plan, facts)
+        if choice == "stream" or (facts.is_held and choice == "ram"):
+            return None
+        remedy = f"measure it with benchmark.levers {{placement: [stream, {choice}]}}"
+        return f"the rows take {format_bytes(facts.data_bytes)} in memory, and placement {choice} could apply; {remedy}"
     if value != "block_shuffled" or not facts.n_blocks_mixed:
         return None
     ratio = 1 + (plan.get("batch_size", 1) - 1) / facts.n_blocks_mixed
@@ -141,21 +136,13 @@ def _note(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
     )
 
 
-def _describe_choice(plan: Mapping[str, Any], facts: Facts) -> str | None:
-    choice, _ = choose_placement(plan, facts)
-    if choice == "stream" or facts.data_bytes is None or (facts.is_held and choice == "ram"):
-        return None
-    remedy = f"measure it with benchmark.levers {{placement: [stream, {choice}]}}"
-    return f"the rows take {format_bytes(facts.data_bytes)} in memory, and placement {choice} could apply; {remedy}"
-
-
 def _apply(setup: Setup, value: str) -> None:
     setup.loader_options["placement"] = value
     setup.loader_options["placement_device"] = setup.device
 
 
 def _observe(setup: Setup) -> str:
-    """Where the tables that the loader reads say they lie; for block shuffle, that the order is one of blocks too."""
+    """Read where the loader's tables lie; for block shuffle, check the order of samples too."""
     placement = getattr(getattr(setup.loader.dataset, "source", None), "placement", "stream")
     if placement == "block_shuffled" and not hasattr(setup.loader.sampler, "n_mixed"):
         return "block_shuffled tables in an order without blocks"
@@ -184,7 +171,6 @@ LEVER = Lever(
     trades=("speed", "memory"),
     recipe_values=("block_shuffled",),
     stage="loader",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
     needs=_needs,

@@ -1,11 +1,8 @@
 """precision: the number format that matrix products and convolutions of the step are computed in."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
@@ -13,7 +10,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 def resolve(value: str, facts: Facts) -> tuple[str, str | None]:
     """Turn ``auto`` (``use_amp: true``) into a precision for this machine, with a note when it is not mixed precision.
 
-    bf16 where the hardware computes in it, else fp16 with a scaler on a GPU, else fp32. Any other value is itself.
+    It is bf16 where the hardware computes in it, else fp16 with a scaler on a GPU, else fp32.
     """
     if value != "auto":
         return value, None
@@ -44,7 +41,7 @@ def _candidates(facts: Facts) -> tuple[str, ...]:
     return (*values, mixed) if mixed not in values else tuple(values)
 
 
-def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value not in PRECISIONS:
         return f"unknown precision; valid: {', '.join(PRECISIONS)}"
     on_cuda, capability = facts.device_type == "cuda", facts.compute_capability
@@ -56,7 +53,7 @@ def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
     return None
 
 
-def _note(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _note(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value == "bf16" and facts.device_type == "cpu" and facts.has_native_bf16 is False:
         return "this CPU has no bf16 arithmetic: it is emulated, which saves memory and costs speed"
     if value == "fp16" and facts.device_type == "cpu":
@@ -74,7 +71,7 @@ def _apply(setup: Setup, value: str) -> None:
 
 
 def _observe(setup: Setup) -> str:
-    """The format seen inside the first step; before any step, the one the step is set up with."""
+    """Read the format seen inside the first step; before any step, the one the step is set up with."""
     import torch
 
     dtype = setup.state.get("autocast_dtype", setup.autocast_dtype)
@@ -87,7 +84,7 @@ def _observe(setup: Setup) -> str:
 
 
 def _parse_alias(alias: str, value: Any) -> Any:
-    """``use_amp: true`` is the mixed precision that suits the machine; a name is itself."""
+    """Turn ``use_amp: true`` into the mixed precision that suits the machine, and other spellings into ours."""
     if isinstance(value, bool):
         return "auto" if value else "fp32"
     names = {"16": "fp16", "32": "fp32", "no": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -111,7 +108,6 @@ LEVER = Lever(
     ),
     trades=("speed", "memory", "numerics"),
     stage="step",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
     note=_note,

@@ -1,18 +1,15 @@
 """prefetch_factor: batches that each data worker prepares ahead."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 Count: TypeAlias = Annotated[int, Ge(1)] | None
 
 
-def _guard(value: int | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: int | None, plan: PlanValues, facts: Facts) -> str | None:
     if value is not None and not plan.get("num_workers", 0):
         return "there are no data workers to prefetch; set num_workers to 1 or more"
     return None

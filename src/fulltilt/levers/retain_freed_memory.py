@@ -1,7 +1,5 @@
 """retain_freed_memory: the C library keeps what tensors free for the next ones, instead of giving it back."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import mmap
@@ -9,39 +7,32 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fulltilt.errors import PlanObstacleError
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 NAME = "retain_freed_memory"
 
-# Parameters of mallopt(3) in <malloc.h>; a threshold of -1 is never reached. What glibc begins with or, of the
-# thresholds, comes to by its own rule.
+# Parameters of mallopt(3) in <malloc.h>; a threshold of -1 is never reached. USUAL is what glibc has, or comes to.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 RETAINING = {M_TRIM_THRESHOLD: -1, M_MMAP_MAX: 0}
 USUAL = {M_TRIM_THRESHOLD: 64 * 2**20, M_MMAP_THRESHOLD: 32 * 2**20, M_MMAP_MAX: 65536}
 
-# More than the end of a heap keeps by itself (64 MiB), and above 32 MiB: freeing a smaller mapped block moves glibc's
-# own threshold.
+# Above what the end of a heap keeps by itself (64 MiB); below 32 MiB freeing a mapped block moves glibc's threshold.
 PROBE_BYTES = 128 * 2**20
 IS_MAPPED = 2  # bit of a block's size, which lies before it: the block is a mapping of its own
 OTHER_ALLOCATORS = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|hoard)[^/]*\.so")
 
 
 class _Statistics(ctypes.Structure):
-    """``struct mallinfo2`` of <malloc.h>; read are the free bytes, and those at the end of the heap."""
+    """``struct mallinfo2`` of <malloc.h>, with the free bytes, and those at the end of the heap."""
 
-    _fields_ = [
-        ("_before", ctypes.c_size_t * 8),
-        ("fordblks", ctypes.c_size_t),
-        ("keepcost", ctypes.c_size_t),
-    ]
+    _fields_ = [("_before", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t)]
 
 
 @functools.cache
 def find_obstacle() -> str | None:
-    """Why this process' memory is not glibc's to keep; None where it is."""
+    """Say why glibc cannot keep this process' memory; None where it can."""
     known = (os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None) or ""
     version = tuple(int(part) for part in re.findall(r"\d+", known)[:2])
     if version < (2, 33):
@@ -52,7 +43,7 @@ def find_obstacle() -> str | None:
     return None
 
 
-def _guard(value: bool, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if not value:
         return None
     if facts.device_type != "cpu":
@@ -90,10 +81,10 @@ def _set(values: Mapping[int, int]) -> None:
 
 
 def _observe(setup: Setup) -> bool:
-    """Whether a large block comes from what the process keeps; usually it is mapped by itself, and unmapped when freed.
+    """Whether a large block comes from memory that the process keeps, and is not mapped by itself.
 
-    The block is larger than any gap, and is not touched, so that it takes addresses and no memory. Where even those are
-    limited the answer is what was set: a thread that glibc fails to serve is moved to another arena, for good.
+    The block is larger than any gap and is not touched, so it takes addresses and no memory. Where those are limited
+    the answer is what was set: a thread that glibc fails to serve is moved to another arena, for good.
     """
     if setup.device.type != "cpu" or find_obstacle() is not None:
         return False
@@ -113,7 +104,7 @@ def _observe(setup: Setup) -> bool:
 
 
 def _has_room(n_bytes: int) -> bool:
-    """Whether the system would map a block; asked past glibc."""
+    """Whether the system would map a block, asked without glibc."""
     try:
         mmap.mmap(-1, n_bytes + 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError:
@@ -124,8 +115,6 @@ def _has_room(n_bytes: int) -> bool:
 LEVER = Lever(
     name=NAME,
     key=f"speed.{NAME}",
-    type=bool,
-    default=False,
     summary="On the CPU, memory that tensors free is kept for the next ones instead of going back to the system.",
     doc=(
         "glibc maps a large block by itself and unmaps it when it is freed (above 128 KiB at first, above 32 MiB "

@@ -1,21 +1,18 @@
 """threads: threads that one operator on the CPU may use (intra-op)."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 Count: TypeAlias = Annotated[int, Ge(1)] | None
 
 
 @functools.cache
 def _read_initial_threads() -> int:
-    """The thread count before any plan changed it: what ``null`` goes back to."""
+    """Read the thread count before any plan changes it: what ``null`` goes back to."""
     import torch
 
     return torch.get_num_threads()
@@ -25,18 +22,18 @@ MAX_THREADS = 4096
 
 
 def _candidates(facts: Facts) -> tuple[int | None, ...]:
-    """The default, then half the cores (the rest is left to data workers), then one core less."""
+    """Offer the default, half the cores (the rest is for data workers), and all but one core."""
     cores = facts.n_cores_usable
     return (None, *sorted({n for n in (cores // 2, cores - 1) if 1 <= n < cores}))
 
 
-def _guard(value: int | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: int | None, plan: PlanValues, facts: Facts) -> str | None:
     if value is not None and value > MAX_THREADS:
         return f"at most {MAX_THREADS:,} threads: OpenMP ends the process where it cannot start as many"
     return None
 
 
-def _note(value: int | None, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _note(value: int | None, plan: PlanValues, facts: Facts) -> str | None:
     if value is not None and value > facts.n_cores_usable:
         return f"more threads than the {facts.n_cores_usable} usable cores: they take turns"
     return None
@@ -69,7 +66,6 @@ LEVER = Lever(
     ),
     trades=("speed", "numerics"),
     stage="environment",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
     note=_note,

@@ -1,11 +1,8 @@
 """transforms: whether image transforms run in the loader, or on the device at the head of the step."""
 
-from __future__ import annotations
+from typing import Literal
 
-from collections.abc import Mapping
-from typing import Any, Literal
-
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup, set_loader_option
 
 _OBSTACLES = {
     "none": (
@@ -17,16 +14,12 @@ _OBSTACLES = {
 
 
 def _candidates(facts: Facts) -> tuple[str, ...]:
-    """On a CPU it has to be asked for: there it moves work from the workers into the training process."""
+    """Offer the device on a GPU only: on a CPU it moves work from the workers into the training process."""
     return ("loader", "device") if facts.transforms == "pipeline" and facts.device_type == "cuda" else ("loader",)
 
 
-def _guard(value: str, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
     return _OBSTACLES.get(facts.transforms or "") if value == "device" else None
-
-
-def _apply(setup: Setup, value: str) -> None:
-    setup.loader_options["transforms"] = value
 
 
 def _observe(setup: Setup) -> str:
@@ -35,9 +28,7 @@ def _observe(setup: Setup) -> str:
         return "loader"
     transform = setup.state.get("transform")
     seen = None if transform is None else transform.seen
-    if seen is not None and seen[1] != setup.device.type:
-        return f"transformed on {seen[1]}"
-    return "device"
+    return "device" if seen is None or seen[1] == setup.device.type else f"transformed on {seen[1]}"
 
 
 LEVER = Lever(
@@ -56,10 +47,9 @@ LEVER = Lever(
     ),
     trades=("speed", "memory", "reproducibility"),
     stage="loader",
-    restart=False,
     candidates=_candidates,
     guard=_guard,
-    apply=_apply,
+    apply=set_loader_option("transforms"),
     observe=_observe,
     complexity=lambda value: float(value == "device"),
 )

@@ -1,20 +1,17 @@
 """worker_threads: threads that torch may use inside each data worker."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, Setup
+from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
 def _candidates(facts: Facts) -> tuple[int, ...]:
     return (1, 2) if facts.n_cores_usable >= 4 else (1,)
 
 
-def _guard(value: int, plan: Mapping[str, Any], facts: Facts) -> str | None:
+def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if value > 1 and not plan.get("num_workers", 0):
         return "there are no data workers; set num_workers to 1 or more, or worker_threads to 1"
     return None
@@ -25,7 +22,7 @@ def _apply(setup: Setup, value: int) -> None:
 
 
 def _observe(setup: Setup) -> Any:
-    """What the workers reported when they started; the planned value where no worker exists or none has started."""
+    """Read what the workers reported when they started; the planned value where none has started."""
     if not setup.loader.num_workers or "worker_threads" not in setup.state:
         return setup.worker_options.get("threads")
     reported = sorted({int(n) for n in setup.state["worker_threads"] if n})

@@ -1,5 +1,4 @@
-"""A text file that only grows: whole lines, with the operating system when ``append`` returns, on the disk after
-``sync``."""
+"""A text file that grows by whole lines: the operating system has them after ``append``, the disk after ``sync``."""
 
 from __future__ import annotations
 
@@ -35,19 +34,20 @@ class AppendFile:
             if stream.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._take_back()
+            if self._stream is not None:
+                with contextlib.suppress(OSError):
+                    self._stream.truncate(self._end)
             lost = f"{len(lines)} line{'s are' if len(lines) > 1 else ' is'} lost"
             raise StorageError(f"{self.path} cannot be written: {error.strerror}; {lost}") from error
         self._end += len(data)
 
     def sync(self) -> None:
         """Wait until every line is on the disk: they survive a loss of power. Cost: milliseconds."""
-        if self._stream is None:
-            return
-        try:
-            os.fsync(self._stream.fileno())
-        except OSError as error:
-            raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
+        if self._stream is not None:
+            try:
+                os.fsync(self._stream.fileno())
+            except OSError as error:
+                raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
         if self._stream is not None:
@@ -68,14 +68,9 @@ class AppendFile:
         self._stream = stream
         return stream
 
-    def _take_back(self) -> None:
-        if self._stream is not None:
-            with contextlib.suppress(OSError):
-                self._stream.truncate(self._end)
-
 
 def _find_end_of_lines(stream: io.FileIO, size: int) -> int:
-    """The position after the last line break, found from the end: a log may be large."""
+    """Find the position after the last line break, from the end: a log may be large."""
     start = size
     while start > 0:
         end, start = start, max(0, start - BLOCK_BYTES)

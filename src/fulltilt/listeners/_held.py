@@ -1,4 +1,4 @@
-"""Logging intervals that are held back for up to a second and stored together.
+"""Holds logging intervals back for up to a second, to store them together.
 
 Steps of a millisecond end a hundred intervals a second, and a write to a busy disk takes as long as a step.
 """
@@ -15,10 +15,9 @@ HOLD_S = 1.0
 
 
 class HeldEvents:
-    """Events that wait. ``add`` says when to ``take`` and store them.
+    """Collects events until they are due: at any event but ``StepsDone``, and a second after the last time.
 
-    That is at any event but ``StepsDone``, and a second after the last time. A killed process loses what it holds: the
-    intervals since the last time, less than a second of them; those of steps that take longer are never held. What a
+    A killed process loses what is held: less than a second of intervals, and none of steps that take longer. What a
     checkpoint counts on was stored before it was written, see ``CheckpointStarted``.
 
     Args:
@@ -30,13 +29,10 @@ class HeldEvents:
         self._events: list[Event] = []
         self._taken_s = -math.inf
 
-    def add(self, event: Event) -> bool:
-        """Take an event in; true when what is held has to be stored now."""
+    def add(self, event: Event) -> list[Event]:
+        """Take an event in; return all that have to be stored now, oldest first."""
         self._events.append(event)
-        return not isinstance(event, StepsDone) or self._clock() - self._taken_s >= HOLD_S
-
-    def take(self) -> list[Event]:
-        """Hand over what is held, oldest first."""
-        events, self._events = self._events, []
-        self._taken_s = self._clock()
-        return events
+        if isinstance(event, StepsDone) and self._clock() - self._taken_s < HOLD_S:
+            return []
+        due, self._events, self._taken_s = self._events, [], self._clock()
+        return due

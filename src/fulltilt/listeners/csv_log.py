@@ -20,14 +20,11 @@ EPOCH_COLUMNS = ("epoch", "step", "split", "loss", "seconds", "samples_per_s", "
 
 
 class CsvLog:
-    """Rows are appended as they come, never rewritten, except once when a new metric needs a column.
+    """Appends rows as they come, and rewrites them only when a new metric needs a column.
 
-    A resumed run goes on in the same files: the rows that came after its checkpoint are dropped first, so that
-    every step is there once.
-
-    Rows of steps are stored once a second and before every checkpoint; only a killed process loses some
-    (``_held.py``), and the resumed run repeats those steps. What was stored by a checkpoint or by the end of the run
-    is on the disk.
+    A resumed run goes on in the same files: the rows that came after its checkpoint are dropped first, so that every
+    step is there once. Rows of steps are stored once a second (``_held.py``); what a checkpoint counts on is on the
+    disk before it.
     """
 
     def __init__(self, out_dir: str | Path, *, clock: Callable[[], float] = time.monotonic):
@@ -36,37 +33,30 @@ class CsvLog:
         self._held = HeldEvents(clock)
 
     def __call__(self, event: Event) -> None:
-        if not self._held.add(event):
-            return
-        held = self._held.take()
+        due = self._held.add(event)
         try:
-            self._steps.append([_step_row_of(e) for e in held if isinstance(e, StepsDone)])
+            self._steps.append([_build_step_row(e) for e in due if isinstance(e, StepsDone)])
         finally:  # one file that cannot be written leaves the other
             self._store(event)
 
     def _store(self, event: Event) -> None:
-        """What an event means beside the rows of steps."""
-        if isinstance(event, RunStarted):
-            self._steps.drop_rows_after(event.first_step)
-            self._epochs.drop_rows_after(event.first_step)
-        elif isinstance(event, EpochDone):
-            self._epochs.append([_row_of(event, split="train", loss=event.loss, samples_per_s=event.samples_per_s)])
+        """Store what an event means beside the rows of steps."""
+        if isinstance(event, EpochDone):
+            fields = {"split": "train", "loss": event.loss, "samples_per_s": event.samples_per_s}
+            self._epochs.append([_build_row(event, fields)])
         elif isinstance(event, Evaluated):
-            self._epochs.append([_row_of(event, split=event.split, training_seconds=event.training_seconds)])
-        elif isinstance(event, CheckpointStarted):
-            self._steps.sync()
-            self._epochs.sync()
-        elif isinstance(event, RunEnded):
-            self._steps.close()
-            self._epochs.close()
+            fields = {"split": event.split, "training_seconds": event.training_seconds}
+            self._epochs.append([_build_row(event, fields)])
+        for table in (self._steps, self._epochs):
+            table.follow(event)
 
 
-def _step_row_of(event: StepsDone) -> dict[str, Any]:
+def _build_step_row(event: StepsDone) -> dict[str, Any]:
     phases = {f"{phase}_ms": value for phase, value in event.phases_ms.items()}
     return {name: getattr(event, name) for name in STEP_COLUMNS} | phases
 
 
-def _row_of(event: EpochDone | Evaluated, **fields: Any) -> dict[str, Any]:
+def _build_row(event: EpochDone | Evaluated, fields: Mapping[str, Any]) -> dict[str, Any]:
     row = {"epoch": event.epoch, "step": event.step, "seconds": event.seconds, **event.metrics, **fields}
     return {name: value for name, value in row.items() if value is not None}
 
@@ -84,49 +74,48 @@ class Table:
         if not rows:
             return
         if not self._is_started:
-            self._start()
+            header, _ = self._read()
+            if not header:
+                self._file.append(_format_lines([self._columns]))
+            self._columns, self._is_started = header or self._columns, True
         new = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in self._columns]
         if new:
-            self._widen(new)
-        self._file.append(_format_lines([_list_values(row, self._columns) for row in rows]))
+            self._file.close()
+            _, old_rows = self._read()
+            self._columns = [*self._columns, *new]
+            write_atomic(self.path, _format_table(self._columns, old_rows))
+        self._file.append(_format_lines(_list_values(rows, self._columns)))
 
-    def drop_rows_after(self, step: int) -> None:
-        """Keep the whole rows up to ``step``. The file is replaced only when something has to go."""
-        self.close()
-        text = _read_text(self.path)
-        header, rows = _parse(text)
-        kept = [row for row in rows if _step_of(row) <= step]
-        if header and text != _format_table(header, kept):
-            write_atomic(self.path, _format_table(header, kept))
+    def follow(self, event: Event) -> None:
+        """Drop rows after the first step of a run that starts; sync before a checkpoint; sync and close at the end."""
+        if isinstance(event, RunStarted):
+            self._close()
+            header, rows = self._read()
+            kept = [row for row in rows if _read_step(row) <= event.first_step]
+            if header and _read_text(self.path) != _format_table(header, kept):
+                write_atomic(self.path, _format_table(header, kept))
+        elif isinstance(event, CheckpointStarted):
+            self._file.sync()
+        elif isinstance(event, RunEnded):
+            self._close()
 
     def read_rows(self) -> list[dict[str, str]]:
-        """The whole rows in the file."""
-        return _parse(_read_text(self.path))[1]
+        """Read the whole rows in the file."""
+        return self._read()[1]
 
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        """End with every row on the disk."""
+    def _close(self) -> None:
         try:
             self._file.sync()
         finally:
             self._file.close()
             self._is_started = False
 
-    def _start(self) -> None:
-        header, _ = _parse(_read_text(self.path))
-        if header:
-            self._columns = header
-        else:
-            self._file.append(_format_lines([self._columns]))
-        self._is_started = True
-
-    def _widen(self, new: list[str]) -> None:
-        self._file.close()
-        _, rows = _parse(_read_text(self.path))
-        self._columns = [*self._columns, *new]
-        write_atomic(self.path, _format_table(self._columns, rows))
+    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
+        """Read header and whole rows; a torn last line is left out."""
+        text = _read_text(self.path)
+        lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+        header = lines[0] if lines else []
+        return header, [dict(zip(header, line, strict=False)) for line in lines[1:] if line]
 
 
 def _read_text(path: Path) -> str:
@@ -138,21 +127,12 @@ def _read_text(path: Path) -> str:
         raise StorageError(f"{path} cannot be written: it cannot be read ({error.strerror})") from error
 
 
-def _parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Header and whole rows; a torn last line is left out."""
-    whole = text[: text.rfind("\n") + 1]
-    lines = list(csv.reader(io.StringIO(whole)))
-    if not lines:
-        return [], []
-    return lines[0], [dict(zip(lines[0], line, strict=False)) for line in lines[1:] if line]
+def _format_table(header: list[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(f"{line}\n" for line in _format_lines([header, *_list_values(rows, header)]))
 
 
-def _format_table(header: list[str], rows: list[dict[str, str]]) -> str:
-    return "".join(f"{line}\n" for line in _format_lines([header, *(_list_values(row, header) for row in rows)]))
-
-
-def _list_values(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any]:
-    return [row.get(name, "") for name in columns]
+def _list_values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
+    return [[row.get(name, "") for name in columns] for row in rows]
 
 
 def _format_lines(rows: Iterable[Sequence[Any]]) -> list[str]:
@@ -167,8 +147,8 @@ class _Lines(list[str]):
     write = list.append
 
 
-def _step_of(row: Mapping[str, str]) -> float:
-    """The row's step; a row without one belongs to no step and comes after all."""
+def _read_step(row: Mapping[str, str]) -> float:
+    """Read the row's step; a row without one belongs to no step and comes after all."""
     try:
         return int(row["step"])
     except (KeyError, ValueError):

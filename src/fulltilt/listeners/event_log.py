@@ -11,6 +11,8 @@ from fulltilt.listeners._append import AppendFile
 from fulltilt.listeners._held import HeldEvents
 from fulltilt.records import CheckpointStarted, Event, RunEnded, encode
 
+_JSON = json.JSONEncoder(ensure_ascii=False)  # json.dumps builds one for every call that is not its default
+
 
 class EventLog:
     """Appends ``{"event": "StepsDone", …fields}`` to ``events.jsonl``.
@@ -18,8 +20,7 @@ class EventLog:
     Nothing is ever removed: after a resume the repeated steps are there twice, told apart by ``attempt`` and
     by the ``RunStarted`` in front of them. A loss that is not finite is ``null``.
 
-    Logging intervals are stored once a second and before every checkpoint; only a killed process loses some
-    (``_held.py``). What was stored by a checkpoint or by the end of the run is on the disk.
+    Logging intervals are stored once a second (``_held.py``); what a checkpoint counts on is on the disk before it.
     """
 
     def __init__(self, out_dir: str | Path, *, clock: Callable[[], float] = time.monotonic):
@@ -28,17 +29,10 @@ class EventLog:
         self._held = HeldEvents(clock)
 
     def __call__(self, event: Event) -> None:
-        if not self._held.add(event):
-            return
-        self._file.append([_format_event(held) for held in self._held.take()])
+        due = self._held.add(event)
+        if due:
+            self._file.append([_JSON.encode({"event": type(e).__name__, **encode(e)}) for e in due])
         if isinstance(event, CheckpointStarted | RunEnded):
             self._file.sync()
         if isinstance(event, RunEnded):
             self._file.close()
-
-
-_JSON = json.JSONEncoder(ensure_ascii=False)  # json.dumps builds one for every call that is not its default
-
-
-def _format_event(event: Event) -> str:
-    return _JSON.encode({"event": type(event).__name__, **encode(event)})

@@ -16,20 +16,28 @@ from fulltilt.errors import UsageError
 from fulltilt.hardware import read_rss_bytes
 from fulltilt.listeners._held import HeldEvents
 from fulltilt.listeners.csv_log import Table
-from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
+from fulltilt.records import EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
 from fulltilt.records.run_folder import append_line, read_lines, write_atomic
 
-EFFICIENCY = ("epoch", "step", "timestamp", "n_samples", "n_batches", "seconds", "throughput", "memory_per_sample")
-TRAINING = ("epoch", "step", "timestamp", "split", "total_loss", "forward_loss", "backward_loss", "accuracy")
+EFFICIENCY = ("epoch", "step", "timestamp", "n_samples", "n_batches", "seconds", "throughput")
+EFFICIENCY += ("memory_per_sample", "forward_time")
+FIGURES = {
+    "total_loss": "loss",
+    "forward_loss": "forward_loss",
+    "backward_loss": "backward_loss",
+    "accuracy": "accuracy",
+    "top5_accuracy": "top5",
+    "perplexity": "perplexity",
+}
+"""Columns of ``training_metrics.csv`` that are a metric of a pass → its name."""
+TRAINING = ("epoch", "step", "timestamp", "split", *FIGURES, "epoch_time", "memory_gib")
 ERRORS = ("epoch", "step", "category", "share_pct", "error_pct")
 SUMMARY = ("metric", "mean", "std", "total_samples", "total_batches", "unit", "note")
 OWNER = "run.txt"
 
 THROUGHPUT_NOTE = "samples over seconds of training; std over logging intervals, weighted by their length"
-MEMORY_NOTE = {
-    "cpu": "resident set of the training process over the batch size",
-    "cuda": "peak of allocated device memory over the batch size",
-}
+CPU_MEMORY_NOTE = "resident set of the training process over the batch size"
+CUDA_MEMORY_NOTE = "peak of allocated device memory over the batch size"
 NO_MEMORY_NOTE = "the run trained in processes of its own (several devices, or run.max_restarts); theirs is not read"
 FORWARD_NOTE = "forward pass and loss of one step a logging interval"
 NO_FORWARD_NOTE = "the run did not time the phases of its steps"
@@ -58,7 +66,7 @@ class Spread:
 
 
 class MetricsTracker:
-    """Five CSV files in ``folder``; units: seconds, samples/s, MiB, ms.
+    """Writes five CSV files into ``folder``; units: seconds, samples/s, MiB, ms.
 
     - ``efficiency_metrics.csv``: a row a logging interval, only ever appended.
     - ``training_metrics.csv``: a row for each pass over a split; ``error_analysis.csv``: its errors by group of words,
@@ -85,13 +93,11 @@ class MetricsTracker:
         read_memory: Callable[[str], int | None] | None = None,
     ):
         self._folder = Path(folder)
-        self._efficiency = Table(self._folder / "efficiency_metrics.csv", (*EFFICIENCY, "forward_time"))
-        self._training = Table(
-            self._folder / "training_metrics.csv",
-            (*TRAINING, "top5_accuracy", "perplexity", "epoch_time", "memory_gib"),
-        )
+        self._efficiency = Table(self._folder / "efficiency_metrics.csv", EFFICIENCY)
+        self._training = Table(self._folder / "training_metrics.csv", TRAINING)
         self._errors = Table(self._folder / "error_analysis.csv", ERRORS)
-        self._held, self._rows = HeldEvents(clock), []
+        self._held = HeldEvents(clock)
+        self._rows: list[dict[str, Any]] = []
         self._read_memory = read_memory or read_memory_bytes
         self._device, self._batch_size, self._trains_here = "cpu", 1, True
         self._is_mine = False  # until the folder is known to be this run's
@@ -103,7 +109,6 @@ class MetricsTracker:
             self._add(row)
         if not self._held.add(event):
             return
-        self._held.take()
         rows, self._rows = self._rows, []
         try:
             self._efficiency.append(rows)
@@ -111,28 +116,25 @@ class MetricsTracker:
             self._store(event)
 
     def _store(self, event: Event) -> None:
-        """What an event means beside the rows of logging intervals."""
+        """Store what an event means beside the rows of logging intervals."""
         if isinstance(event, RunStarted):
-            self._open(event)
-        elif isinstance(event, EpochDone) and self._is_mine:
-            self._store_pass(event, "train", {"loss": event.loss, **event.metrics}, event.seconds)
+            self._claim(event)
+        if isinstance(event, EpochDone) and self._is_mine:
+            self._store_pass(event, "train", {"loss": event.loss, **event.metrics})
         elif isinstance(event, Evaluated) and self._is_mine:
-            self._store_pass(event, event.split, event.metrics, event.seconds)
-        elif isinstance(event, CheckpointStarted):
-            for table in self._tables:
-                table.sync()
-        elif isinstance(event, RunEnded):
-            if self._is_mine:
-                self._write_summaries()
-            for table in self._tables:
-                table.close()
+            self._store_pass(event, event.split, event.metrics)
+        elif isinstance(event, RunEnded) and self._is_mine:
+            self._write_summaries()
+        for table in (self._efficiency, self._training, self._errors):
+            table.follow(event)
+        if isinstance(event, RunStarted):
+            self._start_sums()
+            for row in self._efficiency.read_rows():
+                self._add({name: float(value) for name, value in row.items() if value})
+            self._passes = [*self._training.read_rows()]
 
-    @property
-    def _tables(self) -> tuple[Table, ...]:
-        return self._efficiency, self._training, self._errors
-
-    def _open(self, event: RunStarted) -> None:
-        """Go on behind the rows up to the run's first step; with none of them, from the start."""
+    def _claim(self, event: RunStarted) -> None:
+        """Make the folder this run's, and note how the run trains."""
         owner = self._folder / OWNER
         name = str(Path(event.out_dir).resolve())
         if not owner.is_file():
@@ -146,34 +148,22 @@ class MetricsTracker:
         self._is_mine = True
         self._device, self._batch_size = event.device, event.plan["batch_size"]
         self._trains_here = event.n_ranks == 1 and event.pid in (None, os.getpid())
-        self._start_sums()
-        for table in self._tables:
-            table.drop_rows_after(event.first_step)
-        for row in self._efficiency.read_rows():
-            self._add({name: float(value) for name, value in row.items() if value})
-        self._passes = [*self._training.read_rows()]
 
     def _start_sums(self) -> None:
         self._n_samples = self._n_batches = 0
         self._spreads = {name: Spread() for name in ("throughput", "memory_per_sample", "forward_time")}
         self._passes: list[Mapping[str, Any]] = []
 
-    def _find_memory(self) -> int | None:
-        return self._read_memory(self._device) if self._trains_here else None
+    def _find_memory(self, unit_bytes: float) -> float | None:
+        n_bytes = self._read_memory(self._device) if self._trains_here else None
+        return None if n_bytes is None else n_bytes / unit_bytes
 
     def _build_efficiency_row(self, event: StepsDone) -> dict[str, Any]:
-        n_bytes = self._find_memory()
-        return {
-            "epoch": event.epoch,
-            "step": event.step,
-            "timestamp": event.time_s,
-            "n_samples": event.n_samples,
-            "n_batches": -(-event.n_samples // self._batch_size),
-            "seconds": event.seconds,
-            "throughput": event.samples_per_s,
-            "memory_per_sample": None if n_bytes is None else n_bytes / 2**20 / self._batch_size,
-            "forward_time": event.phases_ms.get("forward"),
-        }
+        n_batches = -(-event.n_samples // self._batch_size)
+        values = (event.epoch, event.step, event.time_s, event.n_samples, n_batches, event.seconds)
+        memory_mib = self._find_memory(2**20 * self._batch_size)
+        values += (event.samples_per_s, memory_mib, event.phases_ms.get("forward"))
+        return dict(zip(EFFICIENCY, values, strict=True))
 
     def _add(self, row: Mapping[str, Any]) -> None:
         self._n_samples += int(row["n_samples"])
@@ -182,56 +172,45 @@ class MetricsTracker:
             if row.get(name) is not None:
                 spread.add(row[name], row["seconds"] if name == "throughput" else row["n_batches"])
 
-    def _store_pass(
-        self, event: EpochDone | Evaluated, split: str, metrics: Mapping[str, float], seconds: float
-    ) -> None:
-        names = {"total_loss": "loss", "top5_accuracy": "top5"}
-        columns = ("total_loss", "forward_loss", "backward_loss", "accuracy", "top5_accuracy", "perplexity")
-        figures = {column: metrics.get(names.get(column, column)) for column in columns}
-        n_bytes = self._find_memory()
-        row = {
-            "epoch": event.epoch,
-            "step": event.step,
-            "timestamp": event.time_s,
-            "split": split,
-            **figures,
-            "epoch_time": seconds,
-            "memory_gib": None if n_bytes is None else n_bytes / 2**30,
-        }
+    def _store_pass(self, event: EpochDone | Evaluated, split: str, metrics: Mapping[str, float]) -> None:
+        figures = [metrics.get(name) for name in FIGURES.values()]
+        values = (event.epoch, event.step, event.time_s, split, *figures, event.seconds, self._find_memory(2**30))
+        row = dict(zip(TRAINING, values, strict=True))
         self._training.append([row])
         self._passes.append(row)
         if split != "train":
-            self._errors.append(_list_errors(event, metrics))
+            for name, error_pct in metrics.items():
+                if (group := name.removeprefix("error_pct/")) != name:
+                    share_pct = 100 * metrics.get(f"share/{group}", math.nan)
+                    values = (event.epoch, event.step, group, share_pct, error_pct)
+                    self._errors.append([dict(zip(ERRORS, values, strict=True))])
         self._write_summaries()
 
     def _write_summaries(self) -> None:
-        kind = self._device.partition(":")[0]
+        memory_note = CUDA_MEMORY_NOTE if self._device.startswith("cuda") else CPU_MEMORY_NOTE
         has_memory = self._trains_here or self._spreads["memory_per_sample"].weight
         notes = {
             "throughput": ("samples/s", THROUGHPUT_NOTE),
-            "memory_per_sample": ("MiB", MEMORY_NOTE.get(kind, MEMORY_NOTE["cpu"]) if has_memory else NO_MEMORY_NOTE),
+            "memory_per_sample": ("MiB", memory_note if has_memory else NO_MEMORY_NOTE),
             "forward_time": ("ms", FORWARD_NOTE if self._spreads["forward_time"].weight else NO_FORWARD_NOTE),
         }
         rows = [
             [name, *([s.mean, s.std] if s.weight else ["", ""]), self._n_samples, self._n_batches, *notes[name]]
             for name, s in self._spreads.items()
         ]
-        _write_csv(self._folder / "efficiency_summary.csv", SUMMARY, rows)
         summary = summarize_passes(self._passes)
-        _write_csv(self._folder / "training_summary.csv", tuple(summary), [list(summary.values())])
+        _write_csv(self._folder / "efficiency_summary.csv", [SUMMARY, *rows])
+        _write_csv(self._folder / "training_summary.csv", [list(summary), list(summary.values())])
 
 
 def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Guide 004's one row over all epochs; ``split`` says which passes best and final are of."""
+    """Compute guide 004's one row over all epochs; ``split`` says which passes best and final are of."""
     times = [float(row["epoch_time"]) for row in passes if row["split"] == "train"]
     split = "val" if any(row["split"] == "val" for row in passes) else "train"
     summary: dict[str, Any] = {"total_epochs": len(times)}
-    for name, column, best in (
-        ("loss", "total_loss", min),
-        ("accuracy", "accuracy", max),
-        ("perplexity", "perplexity", min),
-    ):
+    for column, best in (("total_loss", min), ("accuracy", max), ("perplexity", min)):
         values = [float(row[column]) for row in passes if row["split"] == split and row[column] not in (None, "")]
+        name = FIGURES[column]
         summary[f"best_{name}"] = best(values) if values else None
         summary[f"final_{name}"] = values[-1] if values else None
     summary["avg_epoch_time"] = sum(times) / len(times) if times else None
@@ -240,7 +219,7 @@ def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def read_memory_bytes(device: str) -> int | None:
-    """Allocator's peak on a GPU since the process began, resident set of this process on a CPU."""
+    """Read the allocator's peak on a GPU since the process began, or the resident set of this process on a CPU."""
     if device.startswith("cuda"):
         import torch
 
@@ -248,16 +227,7 @@ def read_memory_bytes(device: str) -> int | None:
     return read_rss_bytes(os.getpid())
 
 
-def _list_errors(event: Evaluated | EpochDone, metrics: Mapping[str, float]) -> list[dict[str, Any]]:
-    place = {"epoch": event.epoch, "step": event.step}
-    return [
-        {**place, "category": group, "share_pct": 100 * metrics.get(f"share/{group}", math.nan), "error_pct": value}
-        for name, value in metrics.items()
-        if (group := name.removeprefix("error_pct/")) != name
-    ]
-
-
-def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _write_csv(path: Path, rows: Sequence[Sequence[Any]]) -> None:
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows([header, *rows])
+    csv.writer(stream, lineterminator="\n").writerows(rows)
     write_atomic(path, stream.getvalue())

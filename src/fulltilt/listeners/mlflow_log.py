@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fulltilt.errors import StorageError, UsageError
+from fulltilt.errors import StorageError
+from fulltilt.listeners import _tracked
 from fulltilt.listeners._held import HeldEvents
-from fulltilt.listeners._run_id import read_run_id, write_run_id
-from fulltilt.listeners._scalars import WithFigures, list_scalars
-from fulltilt.listeners._settings import list_settings
+from fulltilt.listeners._tracked import WithFigures, import_package, list_scalars, list_settings
 from fulltilt.records import Event, RunEnded, RunStarted
 
 EXPERIMENT = "fulltilt"
@@ -36,24 +33,23 @@ class MlflowLog:
     Logging intervals are stored once a second (``_held.py``). What a server does not take is kept and sent with what
     comes next.
 
-    Args:
-        folder: Of this run's MLflow files.
+    Attributes:
         tracking_uri: Of the store; ``MLFLOW_TRACKING_URI`` where that is set, else the file in ``folder``.
-        clock: Seconds from any start.
-
-    Raises:
-        UsageError: mlflow is not installed.
+        run_id: MLflow's name of the run; None before it began.
     """
 
-    def __init__(
-        self, folder: str | Path, *, tracking_uri: str | None = None, clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, folder: str | Path):
         self.path = Path(folder).resolve()
         local = f"sqlite:///{self.path}/mlflow.db"
-        self.tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local
+        self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or local
         self._is_local = self.tracking_uri == local
-        self._mlflow = _import_mlflow()
-        self._held = HeldEvents(clock)
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports to a server from a thread otherwise
+        self._mlflow = import_package("mlflow", logger="mlflow", extra="mlflow")
+        # mlflow-skinny installs without it and fails at its first write
+        import_package("sqlalchemy", logger="mlflow", extra="mlflow")
+        for name in ("mlflow.store.db.utils", "alembic"):  # they tell every table they make, through the progress bar
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._held = HeldEvents()
         self._client: Any = None
         self._unsent: list[Any] = []
         self._is_open = False
@@ -62,24 +58,30 @@ class MlflowLog:
     def __call__(self, event: Event) -> None:
         if isinstance(event, RunStarted) and not self._is_open:
             self._start(event)
-        if self.run_id is None or not self._held.add(event):
+        if self.run_id is None or not (due := self._held.add(event)):
             return
-        self._unsent += [metric for held in self._held.take() for metric in self._list_metrics(held)]
-        self._send()
+        self._unsent += [metric for held in due for metric in self._list_metrics(held)]
+        while self._unsent:
+            part = self._unsent[:N_METRICS_PER_CALL]
+            with self._storage_errors(f"{len(self._unsent)} figures wait"):
+                self._client.log_batch(self.run_id, metrics=part)
+            del self._unsent[: len(part)]
         if isinstance(event, RunEnded):
-            self._end(event)
+            self._is_open = False
+            with self._storage_errors("the run stays open there"):
+                self._client.set_tag(self.run_id, "fulltilt.reason", event.reason)
+                status = STATUS.get(event.reason, "FAILED")
+                self._client.set_terminated(self.run_id, status, _to_ms(event.time_s))
 
     def _start(self, event: RunStarted) -> None:
         self.run_id = None
         with self._storage_errors("nothing of this run is logged there"):
             self.path.mkdir(parents=True, exist_ok=True)
             self._client = self._mlflow.MlflowClient(tracking_uri=self.tracking_uri)
-            run_id = read_run_id(self.path, first_step=event.first_step)
-            if run_id is not None:
+            if run_id := _tracked.read_run_id(self.path, first_step=event.first_step):
                 self._client.update_run(run_id, status="RUNNING")
             else:
-                run_id = self._create_run(event)
-                write_run_id(self.path, run_id)
+                _tracked.write_run_id(self.path, run_id := self._create_run(event))
             self.run_id = run_id
         self._is_open = True
 
@@ -92,8 +94,8 @@ class MlflowLog:
         run = self._client.create_run(experiment, start_time=_to_ms(event.time_s), run_name=event.name)
         settings = list_settings(event).items()
         params = [entities.Param(_clean(key), str(value)[:MAX_PARAM_LENGTH]) for key, value in settings]
-        for part in _split(params, N_PARAMS_PER_CALL):
-            self._client.log_batch(run.info.run_id, params=part)
+        for start in range(0, len(params), N_PARAMS_PER_CALL):
+            self._client.log_batch(run.info.run_id, params=params[start : start + N_PARAMS_PER_CALL])
         self._client.set_tag(run.info.run_id, "fulltilt.out_dir", event.out_dir)
         return run.info.run_id
 
@@ -105,19 +107,6 @@ class MlflowLog:
             for name, value in list_scalars(event).items()
         ]
 
-    def _send(self) -> None:
-        while self._unsent:
-            part = self._unsent[:N_METRICS_PER_CALL]
-            with self._storage_errors(f"{len(self._unsent)} figures wait"):
-                self._client.log_batch(self.run_id, metrics=part)
-            del self._unsent[: len(part)]
-
-    def _end(self, event: RunEnded) -> None:
-        self._is_open = False
-        with self._storage_errors("the run stays open there"):
-            self._client.set_tag(self.run_id, "fulltilt.reason", event.reason)
-            self._client.set_terminated(self.run_id, STATUS.get(event.reason, "FAILED"), _to_ms(event.time_s))
-
     @contextlib.contextmanager
     def _storage_errors(self, lost: str) -> Iterator[None]:
         try:
@@ -127,29 +116,9 @@ class MlflowLog:
             raise StorageError(f"{self.tracking_uri} cannot be written: {first_line}; {lost}") from error
 
 
-def _import_mlflow() -> Any:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports to a server from a thread otherwise
-    try:
-        mlflow = importlib.import_module("mlflow")
-        importlib.import_module("sqlalchemy")  # mlflow-skinny installs without it and fails at its first write
-    except ImportError as error:
-        raise UsageError(
-            f"the mlflow logger needs the packages mlflow and sqlalchemy ({error}); pip install 'fulltilt[mlflow]', "
-            "or leave mlflow out of run.loggers"
-        ) from error
-    for name in ("mlflow.store.db.utils", "alembic"):  # they tell every table they make, through the progress bar
-        logging.getLogger(name).setLevel(logging.WARNING)
-    return mlflow
-
-
 def _clean(name: str) -> str:
-    """A name as MLflow allows it: letters, digits and ``_ - . : /`` and spaces."""
+    """Replace what MLflow does not allow in a name: all but letters, digits, ``_ - . : /`` and spaces."""
     return re.sub(r"[^\w\-.: /]", "_", name)
-
-
-def _split(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _to_ms(time_s: float) -> int:

@@ -16,10 +16,10 @@ REDRAW_S = 0.5  # drawing takes 0.4 ms
 
 
 class ProgressBar:
-    """A bar on a terminal and one line an epoch; elsewhere only the lines.
+    """Shows a bar on a terminal and one line an epoch; elsewhere only the lines.
 
-    Redrawn when an event comes in, at most twice a second, never by a thread: a forked data worker must not
-    inherit a held lock.
+    Redrawn when an event comes in, at most twice a second, never by a thread: a forked data worker must not inherit a
+    held lock.
 
     Args:
         console: Where it goes; standard error when None, so that standard output stays free for results.
@@ -38,17 +38,18 @@ class ProgressBar:
         self._drawn_s = -math.inf
 
     def __call__(self, event: Event) -> None:
+        # An epoch's line waits for the evaluation that may follow it.
+        parts = [self._epoch_line] if self._epoch_line else []
         if isinstance(event, Evaluated):
-            self._print_epoch(event)
-            return
-        self._print_epoch(None)
+            parts += [f"{event.split} {name} {value:.4g}" for name, value in list_headlines(event.metrics)]
+        if parts:
+            self._print("  ".join(parts))
+        self._epoch_line = self._format_epoch(event) if isinstance(event, EpochDone) else None
         if isinstance(event, RunStarted):
             self._start(event)
         elif isinstance(event, StepsDone):
             self._seconds += event.seconds
             self._advance(event)
-        elif isinstance(event, EpochDone):
-            self._epoch_line = self._format_epoch(event)
         elif isinstance(event, Noted):
             self._print(f"{event.level}: {event.message}")
         elif isinstance(event, RunEnded):
@@ -56,10 +57,13 @@ class ProgressBar:
         elif isinstance(event, CheckpointSaved) and self._bar is not None:
             self._bar.refresh()
 
-    def _start(self, event: RunStarted) -> None:
-        if self._bar is not None:  # the run goes on in another form, see Replanned
+    def _stop_bar(self) -> None:
+        if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _start(self, event: RunStarted) -> None:
+        self._stop_bar()  # of a run that goes on in another form, see Replanned
         self._started, self._seconds = event, 0.0
         self._n_total = event.steps_per_epoch * event.n_epochs if event.steps_per_epoch else None
         self._print(f"{event.name} on {event.device}, {event.n_parameters:,} parameters, files in {event.out_dir}")
@@ -80,8 +84,10 @@ class ProgressBar:
             return
         self._drawn_s = now_s
         of_steps = f"/{self._n_total:,}" if self._n_total else ""
-        left_s = self._estimate_left_s(event.step)
-        left = f" · {format_seconds(left_s)} left" if left_s is not None else ""
+        n_done, left = event.step - self._started.first_step, ""
+        if self._n_total and n_done > 0:
+            left_s = max(0, self._n_total - event.step) * self._seconds / n_done
+            left = f" · {format_seconds(left_s)} left"
         self._bar.update(
             self._task,
             completed=event.step,
@@ -90,37 +96,14 @@ class ProgressBar:
         )
         self._bar.refresh()
 
-    def _estimate_left_s(self, step: int) -> float | None:
-        n_done = step - (self._started.first_step if self._started else 0)
-        if not self._n_total or n_done <= 0:
-            return None
-        return max(0, self._n_total - step) * self._seconds / n_done
-
     def _format_epoch(self, event: EpochDone) -> str:
         n_epochs = self._started.n_epochs if self._started else "?"
-        return "  ".join(
-            [
-                f"epoch {event.epoch + 1}/{n_epochs}",
-                f"loss {event.loss:.4g}",
-                *(f"{name} {value:.4g}" for name, value in list_headlines(event.metrics)),
-                f"{event.samples_per_s:,.0f} samples/s",
-                format_seconds(event.seconds),
-            ]
-        )
-
-    def _print_epoch(self, evaluated: Evaluated | None) -> None:
-        """Print the epoch's line; it waits for the evaluation that may follow it."""
-        headlines = [] if evaluated is None else list_headlines(evaluated.metrics)
-        figures = [f"{evaluated.split} {k} {v:.4g}" for k, v in headlines] if evaluated else []
-        parts = ([self._epoch_line] if self._epoch_line else []) + figures
-        self._epoch_line = None
-        if parts:
-            self._print("  ".join(parts))
+        parts = [f"epoch {event.epoch + 1}/{n_epochs}", f"loss {event.loss:.4g}"]
+        parts += [f"{name} {value:.4g}" for name, value in list_headlines(event.metrics)]
+        return "  ".join([*parts, f"{event.samples_per_s:,.0f} samples/s", format_seconds(event.seconds)])
 
     def _end(self, event: RunEnded) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._stop_bar()
         first = self._started.first_step if self._started else 0
         here = f", {event.step - first:,} of them since the checkpoint it went on from" if first else ""
         how, _, why = event.reason.partition(": ")
@@ -132,18 +115,18 @@ class ProgressBar:
 
 
 def tell_warnings(event: Event) -> None:
-    """What a run without progress still says, on standard error."""
+    """Print warnings on standard error: what a run without progress still says."""
     if isinstance(event, Noted) and event.level == "warning":
         print(f"warning: {event.message}", file=sys.stderr, flush=True)
 
 
 def list_headlines(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
-    """What a line has room for: a name with a slash (``error_pct/rare``) is a part of a breakdown, for the files."""
+    """List what a line has room for: a name with a slash (``error_pct/rare``) is part of a breakdown, for the files."""
     return [(name, value) for name, value in metrics.items() if "/" not in name]
 
 
 def format_seconds(seconds: float) -> str:
-    """``4.2 s``, ``3:07``, ``2:15:00``."""
+    """Write seconds as ``4.2 s``, ``3:07`` or ``2:15:00``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, whole = divmod(round(seconds), 60)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fulltilt.errors import UsageError
-from fulltilt.listeners._scalars import WithFigures, list_scalars
+from fulltilt.listeners._tracked import WithFigures, import_package, list_scalars
 from fulltilt.records import Event, RunEnded, RunStarted, StepsDone
 
 
@@ -14,14 +13,12 @@ class TensorBoardLog:
     """Writes scalars over optimizer steps into ``folder``, for ``tensorboard --logdir``.
 
     After a resume TensorBoard is told to hide the steps past the checkpoint that an earlier process wrote.
-
-    Raises:
-        UsageError: the tensorboard package is not installed.
     """
 
     def __init__(self, folder: str | Path):
         self.path = Path(folder)
-        self._writer_class = _import_writer()
+        package = import_package("torch.utils.tensorboard", logger="tensorboard", extra="track")
+        self._writer_class = package.SummaryWriter
         self._writer: Any = None
 
     def __call__(self, event: Event) -> None:
@@ -40,14 +37,3 @@ class TensorBoardLog:
                 self._writer.add_scalar(name, value, event.step)
             if not isinstance(event, StepsDone):
                 self._writer.flush()
-
-
-def _import_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError(
-            f"TensorBoardLog needs the tensorboard package ({error}); pip install 'fulltilt[track]', "
-            "or leave TensorBoard out"
-        ) from error
-    return SummaryWriter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import netrc
 import os
 import secrets
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fulltilt.errors import StorageError, UsageError
-from fulltilt.listeners._run_id import read_run_id, write_run_id
-from fulltilt.listeners._scalars import WithFigures, list_scalars
-from fulltilt.listeners._settings import list_settings
+from fulltilt.errors import StorageError
+from fulltilt.listeners import _tracked
+from fulltilt.listeners._tracked import WithFigures, import_package, list_scalars, list_settings
 from fulltilt.records import Event, RunEnded, RunStarted
 
 PROJECT = "fulltilt"
@@ -32,16 +30,11 @@ class WandbLog:
 
     Args:
         folder: Of the run; W&B makes its folder ``wandb`` there.
-        mode: "offline" or "online", instead of looking for a login.
-
-    Raises:
-        UsageError: wandb is not installed.
     """
 
-    def __init__(self, folder: str | Path, *, mode: str | None = None):
+    def __init__(self, folder: str | Path):
         self.path = Path(folder)
-        self._wandb = _import_wandb()
-        self._mode = mode
+        self._wandb = import_package("wandb", logger="wandb", extra="wandb")
         self._run: Any = None
 
     def __call__(self, event: Event) -> None:
@@ -50,27 +43,23 @@ class WandbLog:
         elif self._run is None:
             return
         elif isinstance(event, RunEnded):
-            self._end(event)
+            run, self._run = self._run, None
+            with self._storage_errors("end the run", "its last figures may be missing there"):
+                run.summary["reason"] = event.reason
+                run.finish(exit_code=1 if event.reason.startswith("failed") else 0)
         elif isinstance(event, WithFigures):
             with self._storage_errors("take a row", "it is missing there"):
                 self._run.log(list_scalars(event), step=event.step)
 
-    def _end(self, event: RunEnded) -> None:
-        run, self._run = self._run, None
-        with self._storage_errors("end the run", "its last figures may be missing there"):
-            run.summary["reason"] = event.reason
-            run.finish(exit_code=1 if event.reason.startswith("failed") else 0)
-
     def _start(self, event: RunStarted) -> Any:
-        mode = self._mode or os.environ.get("WANDB_MODE") or ("online" if has_login(self._wandb) else "offline")
+        mode = os.environ.get("WANDB_MODE") or ("online" if has_login(self._wandb) else "offline")
         if mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline is offline, for its crash reports too
         own = self.path / "wandb"
         with self._storage_errors("start", "nothing of this run is logged there"):
             own.mkdir(parents=True, exist_ok=True)
-            run_id = read_run_id(own, first_step=event.first_step)
-            is_new = run_id is None
-            run_id = run_id or secrets.token_hex(4)
+            known_id = _tracked.read_run_id(own, first_step=event.first_step)
+            run_id = known_id or secrets.token_hex(4)
             run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", PROJECT),
                 name=event.name,
@@ -78,11 +67,11 @@ class WandbLog:
                 dir=str(self.path),
                 mode=mode,
                 config=list_settings(event),
-                resume="allow" if mode == "online" and not is_new else None,
+                resume="allow" if mode == "online" and known_id else None,
                 reinit="create_new",
                 settings=self._wandb.Settings(silent=True, console="off"),  # the terminal is the progress bar's
             )
-            write_run_id(own, run_id)
+            _tracked.write_run_id(own, run_id)
         return run
 
     @contextlib.contextmanager
@@ -94,27 +83,13 @@ class WandbLog:
 
 
 def has_login(wandb: Any) -> bool:
-    """Whether W&B would find somebody's key without asking: in the environment or in the netrc file."""
+    """Tell whether W&B finds somebody's key without asking: in the environment or in the netrc file."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(wandb.setup().settings.base_url).hostname or ""
     named = os.environ.get("NETRC")
-    places = [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]
-    return any(_knows_host(path, host) for path in places)
-
-
-def _knows_host(path: Path, host: str) -> bool:
-    try:
-        return host in netrc.netrc(path).hosts
-    except (OSError, netrc.NetrcParseError):
-        return False
-
-
-def _import_wandb() -> Any:
-    try:
-        return importlib.import_module("wandb")
-    except ImportError as error:
-        raise UsageError(
-            f"the wandb logger needs the package wandb ({error}); pip install 'fulltilt[wandb]', or leave wandb out of "
-            "run.loggers"
-        ) from error
+    for path in [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]:
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            if host in netrc.netrc(path).hosts:
+                return True
+    return False

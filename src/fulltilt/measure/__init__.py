@@ -1,13 +1,10 @@
-"""Clocks, phases, memory, utilisation, FLOPs and roofs of the device at hand.
-
-Names load on first use, so that a clock does not pull in what only roofs need.
-"""
-
-from __future__ import annotations
+"""Measure time, phases, memory, utilisation, FLOPs and roofs of a device. Names load on first use."""
 
 from typing import TYPE_CHECKING
 
 from fulltilt._lazy import load_on_use
+
+# ruff: noqa: F401
 
 if TYPE_CHECKING:
     from fulltilt.measure.blocks import Block
@@ -20,32 +17,6 @@ if TYPE_CHECKING:
     from fulltilt.measure.roofs import measure_roofs
     from fulltilt.measure.steps import StepsResult, measure_steps
     from fulltilt.measure.utilization import UtilizationSampler
-
-__all__ = [
-    "Block",
-    "Clock",
-    "CudaClock",
-    "FakeClock",
-    "FakePeak",
-    "Flops",
-    "HostClock",
-    "MemoryMeter",
-    "MemoryPeaks",
-    "NullTimer",
-    "PhaseTimer",
-    "StepSample",
-    "StepsResult",
-    "UtilizationSampler",
-    "apply_memory_limit",
-    "check_closure",
-    "count_flops",
-    "estimate_memory",
-    "find_memory_limit_bytes",
-    "join_peaks",
-    "measure_roofs",
-    "measure_steps",
-    "summarize_phases",
-]
 
 _HOMES = {
     "blocks": ("Block",),
@@ -61,3 +32,4 @@ _HOMES = {
 }
 
 __getattr__, __dir__ = load_on_use(__name__, _HOMES)
+__all__ = __dir__()

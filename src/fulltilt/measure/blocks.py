@@ -1,13 +1,10 @@
-"""Blocks of training steps: timed between two edges, with what else ran on the machine meanwhile."""
-
-from __future__ import annotations
+"""Time blocks of training steps between two edges, and read what else ran on the machine meanwhile."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from fulltilt.hardware import CpuTimes, Pressure, compute_steal_pct
-from fulltilt.measure.clock import Clock
 from fulltilt.measure.phase_timer import NullTimer, PhaseTimer, StepSample
 
 STEAL_LIMIT_PCT = 5.0
@@ -16,24 +13,16 @@ PRESSURE_RISE_LIMIT_PCT = 20.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Steps between two synchronised edges.
+    """Steps between two synchronised edges."""
 
-    Attributes:
-        stage: "warmup" blocks do not count.
-        cpu_pressure_pct: Share of the block's time in which at least one task waited for a core; None: not read.
-        steal_pct: Share of all cores' time that the host gave to others; None: not read.
-        n_steal_jiffies: The same in clock ticks: on a short block one tick is many percent.
-        steps: Steps with their phases, empty without a phase timer.
-    """
-
-    stage: Literal["warmup", "measure"]
+    stage: Literal["warmup", "measure"]  # warm-up blocks do not count
     n_steps: int
     n_samples: int
     seconds: float
-    cpu_pressure_pct: float | None = None
-    steal_pct: float | None = None
-    n_steal_jiffies: int = 0
-    steps: tuple[StepSample, ...] = ()
+    cpu_pressure_pct: float | None = None  # share of the time in which a task waited for a core; None: no reading
+    steal_pct: float | None = None  # share of all cores' time that the host gave to others; None: no reading
+    n_steal_jiffies: int = 0  # the same in clock ticks: on a short block one tick is many percent
+    steps: tuple[StepSample, ...] = ()  # with their phases; empty without a phase timer
 
     @property
     def samples_per_s(self) -> float:
@@ -45,23 +34,26 @@ class BlockRunner:
     """Runs blocks one after the other; the device is synchronised at their edges only."""
 
     run_step: Callable[[], int]
-    clock: Clock
     timer: PhaseTimer | NullTimer
     synchronize: Callable[[], Any]
-    read_pressure: Callable[[], Pressure] | None
-    read_cpu_times: Callable[[], CpuTimes] | None
+    read_pressure: Callable[[], Pressure]
+    read_cpu_times: Callable[[], CpuTimes]
     on_block: Callable[[Block], None] | None
     begin_block: Callable[[int], Any]
 
     def run_block(self, n_steps: int, stage: Literal["warmup", "measure"]) -> Block:
+        """Run and time one block.
+
+        Raises:
+            ValueError: the steps consumed no samples.
+        """
         timer, run_step = self.timer, self.run_step
         self.begin_block(n_steps)
         self.synchronize()
         timer.take_steps()
         timer.pause()
-        pressure = self.read_pressure() if self.read_pressure else None
-        times = self.read_cpu_times() if self.read_cpu_times else None
-        begin_ns = self.clock.host_ns()
+        pressure, times = self.read_pressure(), self.read_cpu_times()
+        begin_ns = timer.clock.host_ns()
         n_samples = 0
         for _ in range(n_steps):
             timer.start_step()
@@ -70,44 +62,36 @@ class BlockRunner:
                 timer.end_step(n)
             n_samples += n
         self.synchronize()
-        seconds = (self.clock.host_ns() - begin_ns) / 1e9
+        seconds = (timer.clock.host_ns() - begin_ns) / 1e9
         if n_samples <= 0:
             raise ValueError(f"{n_steps} steps consumed {n_samples} samples; run_step returns the samples of its step")
-        steal_pct, n_steal = self._read_steal(times)
+        times_after = self.read_cpu_times()
         block = Block(
             stage=stage,
             n_steps=n_steps,
             n_samples=n_samples,
             seconds=max(seconds, 1e-9),
-            cpu_pressure_pct=self._read_pressure_pct(pressure, seconds),
-            steal_pct=steal_pct,
-            n_steal_jiffies=n_steal,
+            cpu_pressure_pct=_compute_pressure_pct(pressure, self.read_pressure(), seconds),
+            steal_pct=compute_steal_pct(times, times_after),
+            n_steal_jiffies=(times_after.steal_jiffies or 0) - (times.steal_jiffies or 0),
             steps=tuple(timer.take_steps()),
         )
         if self.on_block:
             self.on_block(block)
         return block
 
-    def _read_pressure_pct(self, before: Pressure | None, seconds: float) -> float | None:
-        if before is None or self.read_pressure is None or before.some_total_us is None or seconds <= 0:
-            return None
-        after = self.read_pressure().some_total_us
-        return None if after is None else min(100.0, (after - before.some_total_us) / (seconds * 1e6) * 100)
 
-    def _read_steal(self, before: CpuTimes | None) -> tuple[float | None, int]:
-        if before is None or self.read_cpu_times is None:
-            return None, 0
-        after = self.read_cpu_times()
-        if before.steal_jiffies is None or after.steal_jiffies is None:
-            return None, 0
-        return compute_steal_pct(before, after), after.steal_jiffies - before.steal_jiffies
+def _compute_pressure_pct(before: Pressure, after: Pressure, seconds: float) -> float | None:
+    if before.some_total_us is None or after.some_total_us is None or seconds <= 0:
+        return None
+    return min(100.0, (after.some_total_us - before.some_total_us) / (seconds * 1e6) * 100)
 
 
 def find_contended(blocks: Sequence[Block]) -> list[int]:
-    """Indices of contended blocks, the worst first: judged by the readings and never by the speed.
+    """Find the indices of contended blocks, the worst first, by the readings and never by the speed.
 
-    A plan may put pressure on the cores by its own workers, in every block alike; so pressure counts as far as it is
-    above that of the quieter blocks.
+    A plan's own workers may put pressure on the cores in every block, so only pressure above that of the quieter blocks
+    counts.
     """
     pressures = sorted(b.cpu_pressure_pct for b in blocks if b.cpu_pressure_pct is not None)
     usual_pct = pressures[len(pressures) // 4] if pressures else 0.0

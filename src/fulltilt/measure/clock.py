@@ -1,8 +1,7 @@
 """Clocks that a phase timer reads: the host's, a CUDA stream's, and one for tests.
 
-A mark is a point in the work, not in the host's time: on a device it is reached when everything queued before it is
-done. So work queued early is billed to the phase that queued it, and time between two marks in which the device had
-nothing to do is starvation.
+A mark is a point in the work, not in the host's time: a device reaches it when everything queued before it is done.
+Work queued early is billed to the phase that queued it; time between marks in which the device was idle is starvation.
 """
 
 from __future__ import annotations
@@ -27,28 +26,23 @@ class Clock(Protocol):
     is_device: bool
 
     def mark(self) -> Any:
-        """Set a mark behind all work queued so far → handle."""
-        ...
+        """Set a mark behind all work queued so far and return its handle."""
 
     def is_ready(self, handle: Any) -> bool:
         """Whether the mark was reached, so that it may be read."""
-        ...
 
     def elapsed_ms(self, a: Any, b: Any) -> float:
         """Milliseconds from mark ``a`` to mark ``b``. Raises RuntimeError unless both were reached."""
-        ...
 
     def release(self, handles: Iterable[Any]) -> None:
         """Give marks back that nobody reads any more."""
-        ...
 
     def host_ns(self) -> int:
         """The host's monotonic time in nanoseconds."""
-        ...
 
 
 class HostClock:
-    """``time.perf_counter_ns``; a mark is reached when it is set. For the CPU, where the host does the work itself."""
+    """A clock for the CPU (``time.perf_counter_ns``), where a mark is reached when it is set."""
 
     is_device = False
     mark = staticmethod(time.perf_counter_ns)
@@ -65,18 +59,15 @@ class HostClock:
 
 
 class CudaClock:
-    """Timing events on the stream that is current on ``device`` when the mark is set.
+    """A clock of timing events on the stream that is current on ``device`` when the mark is set.
 
-    Work on another stream is seen only through the wait for it: a copy on a stream of its own that hides behind
-    compute costs the step nothing and is billed nothing.
+    Work on another stream is seen only through the wait for it: a copy that hides behind compute is billed nothing.
 
     Args:
         device: A CUDA device; the current one when None.
         n_events: Events in the pool at the start. It grows when a queue is longer than that.
 
     **Device**: never synchronises; marks are read by ``query()``. Not for use inside CUDA graph capture.
-
-    Source: CUDA Runtime API, event management: cudaEventRecord, cudaEventQuery, cudaEventElapsedTime.
     """
 
     is_device = True
@@ -107,7 +98,7 @@ class CudaClock:
 
 
 class FakeClock:
-    """A clock that stands still until told otherwise, with a device queue to imitate asynchronous work.
+    """A clock for tests that stands still until told otherwise, with a queue that imitates a device.
 
     Args:
         is_device: Marks are points in the queue (as on CUDA); else host time (as on a CPU), and queued work
@@ -117,9 +108,8 @@ class FakeClock:
 
     def __init__(self, *, is_device: bool = False, ready_delay_ms: float = 0.0):
         self.is_device = is_device
-        self.ready_delay_ms = ready_delay_ms
-        self._now_ns = 0
-        self._queue_ends_ns = 0
+        self._delay_ns = round(ready_delay_ms * 1e6)
+        self._now_ns = self._queue_ends_ns = 0
 
     def advance(self, ms: float) -> None:
         """The host is busy, or sleeps, for ``ms``."""
@@ -133,7 +123,7 @@ class FakeClock:
 
     def synchronize(self) -> None:
         """Let the host wait until the queue is empty and its marks can be read."""
-        self._now_ns = max(self._now_ns, self._queue_ends_ns + round(self.ready_delay_ms * 1e6))
+        self._now_ns = max(self._now_ns, self._queue_ends_ns + self._delay_ns)
 
     def mark(self) -> int:
         if not self.is_device:
@@ -142,7 +132,7 @@ class FakeClock:
         return self._queue_ends_ns
 
     def is_ready(self, handle: int) -> bool:
-        return self._now_ns >= handle + round(self.ready_delay_ms * 1e6)
+        return self._now_ns >= handle + self._delay_ns
 
     def elapsed_ms(self, a: int, b: int) -> float:
         if not (self.is_ready(a) and self.is_ready(b)):

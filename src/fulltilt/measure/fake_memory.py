@@ -1,24 +1,15 @@
-"""Peak device memory of a training step, from fake tensors: nothing is computed and nothing allocated.
+"""Estimate the peak device memory of a training step from fake tensors, which have a shape and no data.
 
-Fake tensors know shape, type and device and hold no data. The step of a built run is taken on fake copies of its
-model and optimizer, and every operator's outputs are entered into a ledger of storages, each once, views not, from the
-moment it appears to the moment its last reference goes. The peak of that ledger is what the allocator would have to
-hold for tensors that Python and autograd can see.
+The step of a built run is taken on fake copies of its model and optimizer. A ledger holds every storage that an
+operator returns, once, from its first tensor to its last reference; its peak is what the allocator would have to hold.
 
-What it cannot see, and the margin to keep for it:
+The ledger cannot see, so real probes correct an estimate and what is recommended was run:
 
 - **Scratch inside operators**: torch's convolutions on a CPU hold up to two more copies of their output, which made the
   real peak of a three-layer network a third larger, that of residual networks 0 to 5 %; without convolutions it was
-  below 0.1 % (``benchmarks/results/memory_prediction-cpu.json``). cuDNN takes workspaces, more of them when
-  ``cudnn_benchmark`` lets it try every algorithm: 2.7 GB became 8.2 GB in huggingface/diffusers#2763.
-- **The allocator's segments**: CUDA's caching allocator takes 2 MiB segments for tensors up to 1 MiB, 20 MiB ones up to
-  10 MiB, else multiples of 2 MiB (``c10/cuda/CUDACachingAllocator``), and keeps what it cannot use: reserved is above
-  allocated by at least one segment. The share grows with fragmentation and is not bounded.
-- **What is there besides tensors**: the context of CUDA on a GPU, interpreter and libraries in a resident set on a CPU.
-  A constant, so one real probe of any batch size gives it.
-
-So an estimate alone ranks and orders probes; real probes correct it (``tuner.model.memory``), with 4 % kept
-back at least, and what is recommended was run.
+  below 0.1 % (``benchmarks/results/memory_prediction-cpu.json``). cuDNN takes workspaces.
+- **The allocator's segments**: CUDA's caching allocator takes segments of 2 or 20 MiB and keeps what it cannot use.
+- **What is there besides tensors**: the context of CUDA, interpreter and libraries. A constant, which one probe gives.
 """
 
 from __future__ import annotations
@@ -28,7 +19,7 @@ import dataclasses
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -61,24 +52,17 @@ _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribut
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FakePeak:
-    """Live bytes at the fullest moment of two training steps and one evaluation step; the parts add up to the total.
-
-    Attributes:
-        phase: In which of them that moment was.
-        parameters_bytes: Parameters, buffers and other tensors that belong to model and loss.
-        activations_bytes: Saved for the backward pass, and temporaries.
-        persistent_bytes: Parameters and optimizer state: what is there at every moment from the second step on.
-    """
+    """Live bytes at the fullest moment of two training steps and one evaluation step. The parts add up."""
 
     batch_size: int
-    phase: Phase
+    phase: Phase  # in which that moment was
     total_bytes: int
-    parameters_bytes: int
+    parameters_bytes: int  # buffers and other tensors of model and loss too
     gradients_bytes: int
     optimizer_bytes: int
     batch_bytes: int
-    activations_bytes: int
-    persistent_bytes: int
+    activations_bytes: int  # saved for the backward pass, and temporaries
+    persistent_bytes: int  # parameters and optimizer state, which stay from the second step on
 
     @property
     def total_gib(self) -> float:
@@ -86,7 +70,7 @@ class FakePeak:
 
 
 class Step(Protocol):
-    """What is needed of ``engine.TrainStep``."""
+    """What is used of ``engine.TrainStep``."""
 
     def __call__(self, batches: Iterator[Any], timer: Any) -> object: ...
     def compute_loss(self, batch: Any) -> Tensor: ...
@@ -101,7 +85,7 @@ def estimate_memory(
     imitate: str | None = None,
     evaluation_batch_size: int | None = None,
 ) -> FakePeak:
-    """Peak device memory of ``run`` with another batch size.
+    """Estimate the peak device memory of ``run`` with another batch size.
 
     Precision, memory format, accumulation, clipping, checkpointing and the fused optimizer are those of the run.
     A compiled run is estimated in eager mode: what its compiler fuses away is counted. Layers that take other
@@ -136,11 +120,11 @@ def estimate_memory(
             fake = dataclasses.replace(fake, batch_size=batch_size)
             _take_steps(fake, batch, build_step, ledger, evaluation_batch_size or batch_size)
     except _UNSUPPORTED as error:
-        operator = _read_operator(error)
+        func = getattr(error, "func", None) or next((a for a in error.args if isinstance(a, torch._ops.OpOverload)), "")
         raise FakeRunError(
-            f"the step cannot be taken on fake tensors: {operator or error} needs the data itself; real probes measure "
-            "its memory",
-            operator=operator,
+            f"the step cannot be taken on fake tensors: {func or error} needs the data itself; real probes measure its "
+            "memory",
+            operator=str(func) or None,
         ) from error
     except _FAILURES as error:  # a user's code that meets a tensor without data may fail in any of these ways
         raise FakeRunError(
@@ -167,6 +151,8 @@ def _take_steps(
 
 
 class _Entry(NamedTuple):
+    """A storage in the ledger."""
+
     reference: Any  # weak, kept for its callback
     n_bytes: int
     kind: Kind
@@ -174,6 +160,8 @@ class _Entry(NamedTuple):
 
 
 class _Peak(NamedTuple):
+    """The fullest moment of the ledger so far."""
+
     total: int
     number: int  # of the entry that made it
     split: Counter[Kind]
@@ -181,7 +169,7 @@ class _Peak(NamedTuple):
 
 
 class _StorageLedger(TorchDispatchMode):
-    """Live bytes by kind, from what every operator returns; keeps the split at the fullest moment."""
+    """Counts live bytes by kind, from what every operator returns, and keeps the split at the fullest moment."""
 
     def __init__(self, device_type: str, granularity: int):
         super().__init__()
@@ -231,7 +219,7 @@ class _StorageLedger(TorchDispatchMode):
             self.mark([parameter.grad], "gradients")
 
     def mark(self, tensors: list[Tensor], kind: Kind) -> None:
-        """Say what storages turned out to be that were entered as activations, also in the split of a past peak."""
+        """Give storages that were entered as activations their true kind, also in the split of a past peak."""
         for tensor in tensors:
             key = tensor.untyped_storage()._cdata
             entry = self._entries.get(key)
@@ -249,11 +237,7 @@ class _StorageLedger(TorchDispatchMode):
             batch_size=batch_size,
             phase=self._peak.phase,
             total_bytes=self._peak.total,
-            parameters_bytes=split["parameters"],
-            gradients_bytes=split["gradients"],
-            optimizer_bytes=split["optimizer"],
-            batch_bytes=split["batch"],
-            activations_bytes=split["activations"],
+            **{f"{kind}_bytes": split[kind] for kind in get_args(Kind)},
             persistent_bytes=self._live["parameters"] + self._live["optimizer"],
         )
 
@@ -264,10 +248,7 @@ class _StorageLedger(TorchDispatchMode):
 
 
 def _copy_as_fake(run: Any, mode: FakeTensorMode, ledger: _StorageLedger) -> Any:
-    """The run with fake copies of model, optimizer, loss and prepare: what they keep for later must not reach the run.
-
-    Real tensors that the copies hold (weights, buffers, a mask, class weights) are entered as parameters.
-    """
+    """Copy a run with fake model, optimizer, loss and prepare; real tensors they hold are entered as parameters."""
     setup, workload = run.setup, run.workload
     memo: dict[int, Any] = {}
     with FakeCopyMode(mode):
@@ -301,7 +282,7 @@ def _copy_as_fake(run: Any, mode: FakeTensorMode, ledger: _StorageLedger) -> Any
 
 
 def _renew_counts(real: torch.optim.Optimizer, fake: torch.optim.Optimizer, mode: FakeTensorMode) -> None:
-    """Counts of steps on the host, which optimizers read: made under ``mode`` they keep a value, copied they do not."""
+    """Make the optimizer's step counts on the host anew under ``mode``: copied ones have no value to read."""
     for real_state, fake_state in zip(real.state.values(), fake.state.values(), strict=True):
         for name, value in real_state.items():
             if isinstance(value, Tensor) and not value.dim() and value.device.type == "cpu":
@@ -318,9 +299,9 @@ class _BlindScaler(torch.amp.GradScaler):
 
 
 def _prefer_foreach(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> None:
-    """On a GPU torch.optim updates all parameters at once where it may, with temporaries as large as all of them.
+    """Let the optimizer update all parameters at once, as on a GPU, with temporaries as large as all of them.
 
-    It decides so by the parameters' class, which is not its own here.
+    torch.optim decides so by the parameters' class, which is another one here.
     """
     for group in optimizer.param_groups if on_gpu else ():
         if group.get("foreach", True) is None and not group.get("fused"):
@@ -332,26 +313,16 @@ def _find_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _yield_batches(batch: Any, batch_size: int, n: int, ledger: _StorageLedger) -> Iterator[Any]:
-    """Fresh fake batches; the one who takes them holds the only reference, as with a loader."""
+    """Yield ``n`` fake batches of ``batch_size`` rows, without keeping a reference, as a loader does."""
     first = find_tensor(batch)
     if first is None:
         raise DataError(f"the batch ({type(batch).__name__}) holds no tensor with rows; its memory cannot be estimated")
-    for _ in range(n):
-        yield _stretch(batch, first.shape[0], batch_size, ledger)
-
-
-def _stretch(batch: Any, n_rows: int, batch_size: int, ledger: _StorageLedger) -> Any:
-    """Make a nested batch of fake tensors with ``batch_size`` rows; other first dimensions stay."""
 
     def stretch(tensor: Tensor) -> Tensor:
-        rows = (batch_size,) if tensor.dim() and tensor.shape[0] == n_rows else tensor.shape[:1]
+        rows = (batch_size,) if tensor.dim() and tensor.shape[0] == first.shape[0] else tensor.shape[:1]
         made = torch.empty((*rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
         ledger.mark([made], "batch")
         return made
 
-    return map_tensors(stretch, batch)
-
-
-def _read_operator(error: BaseException) -> str | None:
-    func = getattr(error, "func", None) or next((a for a in error.args if isinstance(a, torch._ops.OpOverload)), None)
-    return None if func is None else str(func)
+    for _ in range(n):
+        yield map_tensors(stretch, batch)

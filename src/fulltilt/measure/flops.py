@@ -1,18 +1,15 @@
-"""Floating-point operations of one training step, and how much of the step the count covers.
+"""Count the floating-point operations of one training step, and how much of the step the count covers.
 
-A count alone misleads: operators without a formula count as nothing, and a recurrent network comes out at zero. So
-the operators that do the arithmetic of a network are counted twice: how many calls there were, and for how many of
-them the FLOPs are known.
+Operators without a formula count as nothing (a recurrent network comes out at zero), so the coverage says for how many
+calls of arithmetic operators the FLOPs are known.
 
-Conventions: a multiply-add is 2 FLOPs; causal attention counts as full attention; recomputation by activation
-checkpointing counts as often as it runs. Elementwise operations, norms, pooling and look-ups are bound by memory and
-count neither as FLOPs nor in the coverage.
+A multiply-add is 2 FLOPs; causal attention counts as full attention; what activation checkpointing recomputes counts
+again. Elementwise operations, norms, pooling and look-ups count neither as FLOPs nor in the coverage.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-# Names of operators that do a network's arithmetic. Whatever matches and has no formula is reported as uncovered.
+# Names of operators that do a network's arithmetic. One that matches and has no formula is reported as uncovered.
 _COMPUTE_WORDS = re.compile(
     r"rnn|lstm|gru|conv(?!ert)|matmul|linear|attention|transformer|einsum|cdist|bilinear|fft|linalg_|_solve|cholesky"
     r"|(^|_)(mm|bmm|mv|dot|vdot|ger|gemm)($|_)|(^|_)add(mm|mv|r|bmm)($|_)|baddbmm"
@@ -32,17 +29,11 @@ _KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "_c10d_functional", "c10
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:
-    """FLOPs of one call.
+    """FLOPs of one call."""
 
-    Attributes:
-        total: Those that are known.
-        coverage_pct: Share of compute-bearing operator calls whose FLOPs are known; ``None`` when there were none.
-        uncovered: Calls without a formula, by operator.
-    """
-
-    total: int
-    coverage_pct: float | None
-    uncovered: dict[str, int]
+    total: int  # those that are known
+    coverage_pct: float | None  # share of arithmetic calls whose FLOPs are known; None when there were none
+    uncovered: dict[str, int]  # calls without a formula, by operator
 
 
 class _CallCounter(TorchDispatchMode):
@@ -86,10 +77,7 @@ def count_flops(fn: Callable[[], Any]) -> Flops:
 
 
 def bears_compute(operator: str) -> bool:
-    """Whether an operator (``aten.mkldnn_rnn_layer``) does arithmetic worth counting.
-
-    One from outside of torch is taken for one: nothing is known about it, and a full coverage would be a guess.
-    """
+    """Whether an operator (``aten.mkldnn_rnn_layer``) does arithmetic; one from outside of torch counts as such."""
     namespace, _, name = operator.rpartition(".")
     if namespace not in _KNOWN_NAMESPACES:
         return True
@@ -97,7 +85,7 @@ def bears_compute(operator: str) -> bool:
 
 
 def _build_missing_formulas() -> dict[Any, Any]:
-    """Formulas for operators that torch's counter leaves out: attention on a CPU, and products with a vector."""
+    """Build formulas that torch's counter lacks: attention on a CPU, and products with a vector."""
 
     def attend(q_shape: Any, k_shape: Any, v_shape: Any, *args: Any, **kwargs: Any) -> int:
         return sdpa_flop_count(q_shape, k_shape, v_shape)
@@ -105,21 +93,18 @@ def _build_missing_formulas() -> dict[Any, Any]:
     def attend_backward(grad_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, *args: Any, **kwargs: Any) -> int:
         return sdpa_backward_flop_count(grad_shape, q_shape, k_shape, v_shape)
 
-    def multiply_vector(matrix_shape: Any, vector_shape: Any, *args: Any, **kwargs: Any) -> int:
-        return 2 * matrix_shape[0] * matrix_shape[1]
+    def multiply(first_shape: Any, *args: Any, **kwargs: Any) -> int:
+        return 2 * math.prod(first_shape)
 
-    def add_multiply_vector(bias_shape: Any, matrix_shape: Any, vector_shape: Any, *args: Any, **kwargs: Any) -> int:
-        return 2 * matrix_shape[0] * matrix_shape[1]
-
-    def dot(a_shape: Any, b_shape: Any, *args: Any, **kwargs: Any) -> int:
-        return 2 * a_shape[0]
+    def add_multiplied(bias_shape: Any, matrix_shape: Any, *args: Any, **kwargs: Any) -> int:
+        return 2 * math.prod(matrix_shape)
 
     aten = torch.ops.aten
     formulas = {
         aten._scaled_dot_product_flash_attention_for_cpu: attend,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: attend_backward,
-        aten.mv: multiply_vector,
-        aten.addmv: add_multiply_vector,
-        aten.dot: dot,
+        aten.mv: multiply,
+        aten.addmv: add_multiplied,
+        aten.dot: multiply,
     }
     return {packet: formula for packet, formula in formulas.items() if packet not in flop_registry}

@@ -1,33 +1,24 @@
-"""A memory limit that makes running out of memory a real error inside the trial, before the machine suffers.
+"""Limit memory so that a trial raises an out-of-memory error before the machine suffers.
 
 GPU: the caching allocator refuses to grow past its share of the device.
 
 CPU: ``RLIMIT_DATA`` makes mmap and brk fail, so that torch raises as it does on a full machine. The kernel counts
 *mapped* private writable pages against it, touched or not, where a memory limit means resident ones. So the limit is
-
-    mapped now + (limit − resident now) + room for stacks
-
-- mapped now (VmData): what is mapped and not touched yet is not billed to the trial;
-- resident now counts pages shared with the process it was forked from in full, as ``MemoryMeter`` does: the trial
-  would need them on its own;
-- stacks: each thread maps 8 MiB and touches some 20 KiB of them.
+mapped now (VmData) + (limit − resident now) + 8 MiB of stack per thread.
 
 ``RLIMIT_AS`` would refuse what fits: torch maps several GiB of libraries and reservations. ``RLIMIT_DATA`` is one
-process' own and blind to shared memory; data workers and /dev/shm are for ``hardware.MemoryWatchdog``, the second net.
+process' own and blind to shared memory; ``hardware.MemoryWatchdog`` counts data workers and /dev/shm.
 
 Source: setrlimit(2); mm/mmap.c ``may_expand_vm`` of Linux for what is counted.
 """
 
-from __future__ import annotations
-
 import os
 import resource
-from pathlib import Path
 
 import torch
 
 from fulltilt.errors import DeviceError, DeviceMemoryError
-from fulltilt.hardware import read_rss_bytes
+from fulltilt.hardware import read_rss_bytes, read_status_bytes
 from fulltilt.records import format_bytes
 
 _STACK_BYTES = 8 * 2**20
@@ -45,8 +36,6 @@ def apply_memory_limit(device: torch.device | str, limit_bytes: int) -> None:
         DeviceError: the device knows no limit.
     """
     device = torch.device(device)
-    if limit_bytes <= 0:
-        raise DeviceMemoryError(f"a memory limit of {limit_bytes} bytes leaves nothing to train with; give more")
     if device.type == "cuda":
         _limit_cuda(device, limit_bytes)
     elif device.type == "cpu":
@@ -57,18 +46,18 @@ def apply_memory_limit(device: torch.device | str, limit_bytes: int) -> None:
 
 
 def find_memory_limit_bytes(device: torch.device | str) -> int | None:
-    """The limit that ``apply_memory_limit`` put on this process for the device; None: none."""
+    """Find the limit that ``apply_memory_limit`` put on this process for the device; None: none."""
     return _LIMITS_BYTES.get(_name_device(device))
 
 
 def compute_data_limit_bytes(*, mapped_bytes: int, resident_bytes: int, limit_bytes: int, n_threads: int) -> int:
-    """The value for ``RLIMIT_DATA`` (see the head of this file).
+    """Compute the value for ``RLIMIT_DATA`` (see the head of this file).
 
     Raises:
         DeviceMemoryError: ``resident_bytes`` is above ``limit_bytes`` already.
     """
     if resident_bytes >= limit_bytes:
-        raise DeviceMemoryError(_describe_too_small(limit_bytes, resident_bytes, "memory"))
+        raise _build_error(limit_bytes, resident_bytes, "memory")
     return mapped_bytes + limit_bytes - resident_bytes + (n_threads + _SPARE_THREADS) * _STACK_BYTES
 
 
@@ -77,41 +66,31 @@ def _limit_cpu(limit_bytes: int) -> None:
     if resident_bytes is None:
         raise DeviceError("no memory limit on this system: it has no /proc/self/statm")
     value = compute_data_limit_bytes(
-        mapped_bytes=_read_mapped_bytes(),
+        mapped_bytes=read_status_bytes("VmData") or 0,
         resident_bytes=resident_bytes,
         limit_bytes=limit_bytes,
         n_threads=torch.get_num_threads() + torch.get_num_interop_threads(),
     )
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    # The hard limit stays: nothing in a trial raises it, and a user's code may set its own.
-    resource.setrlimit(resource.RLIMIT_DATA, (value, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # stays: a user's code may set its own
+    resource.setrlimit(resource.RLIMIT_DATA, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def _limit_cuda(device: torch.device, limit_bytes: int) -> None:
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     reserved_bytes = torch.cuda.memory_reserved(device)
-    if reserved_bytes > limit_bytes:
-        raise DeviceMemoryError(_describe_too_small(limit_bytes, reserved_bytes, f"{device} memory"))
+    if reserved_bytes >= limit_bytes:
+        raise _build_error(limit_bytes, reserved_bytes, f"{device} memory")
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
 def _name_device(device: torch.device | str) -> str:
-    """``cuda`` is the first GPU; the CPU has no number."""
+    """Name a device, ``cuda`` as the first GPU."""
     device = torch.device(device)
     return f"{device.type}:{device.index or 0}" if device.type == "cuda" else device.type
 
 
-def _read_mapped_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    raise DeviceError("no memory limit on this system: /proc/self/status has no VmData")
-
-
-def _describe_too_small(limit_bytes: int, used_bytes: int, what: str) -> str:
-    return (
+def _build_error(limit_bytes: int, used_bytes: int, what: str) -> DeviceMemoryError:
+    return DeviceMemoryError(
         f"the memory limit of {format_bytes(limit_bytes)} is out of memory from the start: the process uses "
         f"{format_bytes(used_bytes)} of {what} before the first batch; set a limit above that"
     )

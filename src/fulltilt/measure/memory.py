@@ -1,14 +1,9 @@
-"""Peak memory of a span of training: the allocator's on a GPU, the process tree's on the host.
+"""Measure the peak memory of a span of training: the allocator's on a GPU, the process tree's on the host.
 
-On the host the peak is ``standalone_bytes`` of this process and its data workers: what they would occupy with nobody
-to share pages with. A trial is forked from a process that has torch loaded; PSS would count the pages it shares with
-that process by half, a third, … depending on who else runs, and the same plan would show other figures on a busier
-machine. See ``hardware.process_memory`` for the three figures.
-
-``ru_maxrss`` is of no use here: a forked child starts with its parent's peak.
+On the host the peak is ``standalone_bytes`` of this process and its data workers (see ``hardware.process_memory``).
+PSS would depend on who else runs: a trial shares pages with the process it was forked from. ``ru_maxrss`` is of no use
+either: a forked child starts with its parent's peak.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import os
@@ -19,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fulltilt.hardware import read_process_tree, read_process_tree_memory, read_rss_bytes
+from fulltilt.hardware import read_process_tree, read_process_tree_memory, read_rss_bytes, read_status_bytes
 
 _GIB = 2**30
 _GROWTH = 1.005  # a rise of the resident set below 0.5 % does not call for a full reading
@@ -38,15 +33,14 @@ class MemoryPeaks:
 
     @property
     def device_peak_gib(self) -> float:
-        """Of the device used: what the allocator reserved on a GPU, the process tree's peak on a CPU."""
+        """The peak that counts on this device: what the allocator reserved on a GPU, the process tree's on a CPU."""
         return (self.reserved_peak_gib if self.reserved_peak_gib is not None else self.rss_peak_gib) or 0.0
 
 
 def join_peaks(spans: Mapping[str, MemoryPeaks]) -> tuple[MemoryPeaks, str]:
-    """The peaks over several spans, and the name of the fullest by the device's memory.
+    """Join the peaks of several spans, and name the fullest one by the device's memory.
 
-    A span that is fuller by less than half a per cent is as full as the one before: allocators keep what they have,
-    and resident sets differ by a few pages.
+    A span that is fuller by less than half a per cent counts as full as the one before.
     """
     fullest_gib = max(peaks.device_peak_gib for peaks in spans.values())
     fullest = next(name for name, peaks in spans.items() if peaks.device_peak_gib * _GROWTH >= fullest_gib)
@@ -59,10 +53,9 @@ def join_peaks(spans: Mapping[str, MemoryPeaks]) -> tuple[MemoryPeaks, str]:
 class MemoryMeter:
     """Measures peaks from ``start()`` to ``stop()``; afterwards it may start again.
 
-    The own process' peak on the host is exact where the kernel may be asked to keep it. Data workers are sampled
-    every ``interval_s``: a cheap reading of the resident sets each time, a full one when they grew or a process came
-    or went. Pauses keep sampling below 2 % of one core in steady state and below 11 % while memory grows, so a peak
-    that a worker holds for less than 0.1 s may be missed.
+    The peak of this process is exact where the kernel keeps it. Data workers are sampled every ``interval_s``, with a
+    full reading when they grew. Sampling takes below 2 % of one core in steady state and below 11 % while memory grows,
+    so a peak that a worker holds for less than 0.1 s may be missed.
 
     **Device**: reads counters of the allocator on the host, does not synchronise.
 
@@ -75,19 +68,12 @@ class MemoryMeter:
         self._device = torch.device(device)
         self._interval_s = interval_s
         self._halt = threading.Event()
-        self._thread: threading.Thread | None = None
         self._peak_bytes = 0
         self._kernel_keeps_peak = False
         self.own_peak_gib: float | None = None  # of this process by itself, once stopped; None where nobody keeps it
 
     def start(self) -> None:
-        """Begin a new span.
-
-        Raises:
-            RuntimeError: one is being measured already.
-        """
-        if self._thread is not None:
-            raise RuntimeError("MemoryMeter.start() twice: stop() the first span before the next")
+        """Begin a new span."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         self._kernel_keeps_peak = _reset_own_peak()
@@ -97,17 +83,10 @@ class MemoryMeter:
         self._thread.start()
 
     def stop(self) -> MemoryPeaks:
-        """End sampling and give the peaks.
-
-        Raises:
-            RuntimeError: the meter was not started.
-        """
-        if self._thread is None:
-            raise RuntimeError("MemoryMeter.stop() without start(): there is no span to measure")
+        """End sampling and return the peaks of the span."""
         self._halt.set()
         self._thread.join()
-        self._thread = None
-        own_peak_bytes = _read_own_peak_bytes() if self._kernel_keeps_peak else 0
+        own_peak_bytes = (read_status_bytes("VmHWM") or 0) if self._kernel_keeps_peak else 0
         self.own_peak_gib = own_peak_bytes / _GIB or None
         rss_peak_gib = max(self._peak_bytes, own_peak_bytes) / _GIB
         if self._device.type == "cuda":
@@ -116,12 +95,11 @@ class MemoryMeter:
                 reserved_peak_gib=torch.cuda.max_memory_reserved(self._device) / _GIB,
                 rss_peak_gib=rss_peak_gib,
             )
-        reason = "torch keeps no allocator statistics on a CPU"
+        reasons = dict.fromkeys(
+            ("memory_allocated_peak_gib", "memory_reserved_peak_gib"), "torch keeps no allocator statistics on a CPU"
+        )
         return MemoryPeaks(
-            allocated_peak_gib=None,
-            reserved_peak_gib=None,
-            rss_peak_gib=rss_peak_gib,
-            null_reasons={"memory_allocated_peak_gib": reason, "memory_reserved_peak_gib": reason},
+            allocated_peak_gib=None, reserved_peak_gib=None, rss_peak_gib=rss_peak_gib, null_reasons=reasons
         )
 
     def _sample(self) -> None:
@@ -151,7 +129,7 @@ class MemoryMeter:
 
 
 def _reset_own_peak() -> bool:
-    """Let the kernel's peak of the resident set (VmHWM) begin anew, at the present value; whether that was granted.
+    """Reset the kernel's peak of the resident set (VmHWM), and return whether that was granted.
 
     Source: proc_pid_clear_refs(5), value 5.
     """
@@ -160,10 +138,3 @@ def _reset_own_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def _read_own_peak_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -1,6 +1,4 @@
-"""Batches are tensors in tuples, lists and mappings; these walk through them."""
-
-from __future__ import annotations
+"""Walk through batches, which are tensors in tuples, lists and mappings."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

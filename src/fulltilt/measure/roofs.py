@@ -1,11 +1,7 @@
-"""Measured ceilings of a device: how fast it multiplies matrices and how fast it copies memory.
+"""Measure how fast a device multiplies matrices and copies memory.
 
-A step is judged against what this device reached here, in this run; the data sheet stands beside it. Other work on
-the machine only ever lowers a block, so the upper quartile of the blocks is the figure: near the best, and, unlike
-the best, not one lucky block.
+Other work on the machine only ever lowers a block, so the upper quartile of the blocks is the figure.
 """
-
-from __future__ import annotations
 
 import contextlib
 import functools
@@ -45,14 +41,17 @@ def measure_roofs(device: torch.device | str, *, seconds: float = 2.5) -> tuple[
         raise ValueError(f"seconds={seconds}: roofs need time to be measured, give more than 0")
     device = torch.device(device)
     precisions = _list_precisions(device)
-    sheet = _find_sheet(device)
+    sheet = None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        sheet = find_data_sheet(properties.name, properties.total_memory)
     share_s = seconds / (len(precisions) + 1)
     roofs = [_measure_matmul(device, precision, share_s, sheet) for precision in precisions]
     return (*roofs, _measure_copy(device, share_s, sheet))
 
 
 def _list_precisions(device: torch.device) -> tuple[str, ...]:
-    """What the device computes in: before compute capability 8.0, TF32 would be fp32 and bf16 emulated."""
+    """List the formats that the device computes in; below compute capability 8.0 TF32 and bf16 are not among them."""
     if device.type == "cpu":
         return ("fp32", "bf16")
     if device.type != "cuda":
@@ -82,11 +81,10 @@ def _measure_copy(device: torch.device, seconds: float, sheet: DataSheet | None)
 
 
 def _choose_size(device: torch.device, dtype: torch.dtype, seconds: float) -> int:
-    """The largest power of two up to 2048 (8192 on a GPU) of which a block still takes its share of the time.
+    """Find the largest matrix size that is fast enough: a power of two up to 2048, on a GPU 8192.
 
-    A type without hardware support may run hundreds of times slower, so the size is grown and not assumed. On a CPU
-    one thread is timed: on a busy machine the threads of a short call wait for each other for longer than they
-    compute (28 ms where 0.2 ms would do), and the size would stay too small to reach any roof.
+    A type without hardware support may run hundreds of times slower. On a CPU one thread is timed: on a busy machine
+    the threads of a short call wait for each other for longer than they compute, and the size would stay too small.
     """
     n, largest = 256, 8192 if device.type == "cuda" else 2048
     budget_s = min(_BLOCK_S * 2, seconds / (2 * _MIN_BLOCKS))
@@ -107,7 +105,7 @@ def _choose_size(device: torch.device, dtype: torch.dtype, seconds: float) -> in
 
 
 def _time_fastest(run: Callable[[], object], device: torch.device, n_tries: int = 4) -> float:
-    """Seconds of the fastest of a few calls: one that was interrupted would make sizes too small to judge by."""
+    """Time the fastest of a few calls, in seconds: one that was interrupted would make sizes too small."""
     fastest_s = math.inf
     for _ in range(n_tries):
         began_s = time.perf_counter()
@@ -118,7 +116,7 @@ def _time_fastest(run: Callable[[], object], device: torch.device, n_tries: int 
 
 
 def _measure_rates(run: Callable[[], object], device: torch.device, seconds: float) -> list[float]:
-    """Calls per second of repeated blocks of about 15 ms each."""
+    """Measure the calls per second of repeated blocks of about 15 ms each."""
     n_calls = max(1, math.ceil(_BLOCK_S / _time_fastest(run, device)))
     rates: list[float] = []
     spent_s = 0.0
@@ -142,16 +140,9 @@ def _build_roof(name: str, unit: str, values: list[float], nominal: float | None
     return Roof(name=name, unit=unit, measured=measured, measured_ci95=interval, nominal=nominal, nominal_source=source)
 
 
-def _find_sheet(device: torch.device) -> DataSheet | None:
-    if device.type != "cuda":
-        return None
-    properties = torch.cuda.get_device_properties(device)
-    return find_data_sheet(properties.name, properties.total_memory)
-
-
 @contextlib.contextmanager
 def _allow_tf32(device: torch.device, allowed: bool) -> Iterator[None]:
-    """Matrix products in fp32 proper or in TF32, whatever the process has set; put back afterwards."""
+    """Compute matrix products in fp32 proper or in TF32, whatever the process has set; put it back afterwards."""
     if device.type != "cuda":
         yield
         return

@@ -1,10 +1,8 @@
-"""GPU utilisation over a span of time, sampled on a thread.
+"""Sample GPU utilisation over a span of time on a thread.
 
 NVML's figure is the share of the driver's last window (1/6 s to 1 s) in which any kernel ran: a duty cycle, not how
 much of the chip was used. It goes beside a result and never ranks one.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import threading
@@ -15,9 +13,11 @@ from fulltilt.hardware import Nvml, find_nvml_index
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class UtilizationMean:
+    """The mean over a span, or why there is none."""
+
     mean_pct: float | None
     n_samples: int
-    reason: str | None = None  # why there is no mean
+    reason: str | None = None
 
 
 class UtilizationSampler:
@@ -37,13 +37,7 @@ class UtilizationSampler:
         self._reason: str | None = None
 
     def start(self) -> None:
-        """Begin a new mean. Without a device no thread starts.
-
-        Raises:
-            RuntimeError: one is being taken already.
-        """
-        if self._thread is not None:
-            raise RuntimeError("UtilizationSampler.start() twice: stop() the first span before the next")
+        """Begin a new mean. Without a device no thread starts."""
         self._samples, self._reason = [], None
         if self._index is None:
             self._reason = "the device is a CPU"
@@ -53,16 +47,15 @@ class UtilizationSampler:
         self._thread.start()
 
     def stop(self) -> UtilizationMean:
-        """End the thread. A span shorter than one interval still has one sample."""
+        """End the thread and return the mean; a span shorter than one interval still has one sample."""
         if self._thread is not None:
             self._halt.set()
             self._thread.join()
             self._thread = None
-        samples = self._samples
-        if not samples:
-            reason = self._reason or "the sampler was not started"
-            return UtilizationMean(mean_pct=None, n_samples=0, reason=reason)
-        return UtilizationMean(mean_pct=sum(samples) / len(samples), n_samples=len(samples))
+        n_samples = len(self._samples)
+        if not n_samples:
+            return UtilizationMean(mean_pct=None, n_samples=0, reason=self._reason)
+        return UtilizationMean(mean_pct=sum(self._samples) / n_samples, n_samples=n_samples)
 
     def _sample(self) -> None:
         assert self._index is not None
@@ -82,7 +75,7 @@ class UtilizationSampler:
 
 
 def find_device_index(device: object, nvml: Nvml) -> int | None:
-    """NVML's index of a torch device: by UUID, because CUDA and NVML count differently. ``None`` on a CPU."""
+    """Find NVML's index of a torch device by UUID: CUDA and NVML count differently. ``None`` on a CPU."""
     import torch
 
     device = torch.device(device)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The language between rooms: frozen, keyword-only records with units in their names, and one JSON codec."""
+"""The records that rooms exchange, frozen and with units in their names, and their JSON codec."""
 
 from fulltilt.records._codec import VERSION, decode, dumps, encode, loads
 from fulltilt.records.events import (
@@ -27,6 +27,7 @@ from fulltilt.records.trial import (
     Trial,
     TrialRequest,
     WorkloadSource,
+    find_damage,
     is_busy_pressure,
 )
 
@@ -62,6 +63,7 @@ __all__ = [
     "decode",
     "dumps",
     "encode",
+    "find_damage",
     "format_bytes",
     "format_gib",
     "format_rate",

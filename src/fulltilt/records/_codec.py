@@ -1,7 +1,7 @@
-"""The one JSON codec: frozen dataclasses to plain JSON and back, by their type hints.
+"""Encode frozen dataclasses as plain JSON, and decode them by their type hints.
 
-Reading is lenient where the contract lets keys join (unknown keys are ignored, missing ones take their
-default) and strict in types. Non-finite floats never reach a file: JSON has no spelling for them.
+Reading ignores unknown keys, gives missing ones their default, and is strict in types. Non-finite floats never reach a
+file: JSON has no spelling for them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def encode(value: Any) -> Any:
         return {str(k): encode(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [encode(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, int | str):
         return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
     raise TypeError(f"{type(value).__name__} has no JSON form here; give the record a to_json()")
 
 
@@ -51,10 +51,12 @@ def decode(cls: type[T], data: Any) -> T:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
+    """Encode a record as JSON text."""
     return json.dumps(encode(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def loads(cls: type[T], text: str | bytes) -> T:
+    """Decode a record from JSON text; raises ValueError as ``decode`` does."""
     return decode(cls, json.loads(text))
 
 
@@ -75,9 +77,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         return hint.from_json(data)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        if data is None and type(None) in args:
-            return None
-        return _decode_union([a for a in args if a is not type(None)], data, where)
+        return _decode_union(args, data, where)
     if origin is typing.Literal:
         if data not in args:
             raise ValueError(f"{where} is {data!r}, expected one of {', '.join(map(repr, args))}")
@@ -98,9 +98,13 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     return data
 
 
-def _decode_union(options: list[Any], data: Any, where: str) -> Any:
+def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in options:
+        return None
     problems = []
     for option in options:
+        if option is type(None):
+            continue
         try:
             return _decode(option, data, where)
         except (ValueError, TypeError, AttributeError) as problem:

@@ -1,7 +1,4 @@
-"""What the engine says while it runs. Listeners take these; the engine knows none of them.
-
-Every event carries ``rank`` and ``attempt``, so that a listener can tell ranks and restarts apart.
-"""
+"""The events that the engine sends to its listeners while it runs."""
 
 from __future__ import annotations
 
@@ -12,6 +9,8 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
+    """What every event carries, so that a listener can tell ranks and restarts apart."""
+
     rank: int = 0
     attempt: int = 0
     time_s: float = 0.0  # Unix time
@@ -19,6 +18,8 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunStarted(Event):
+    """A training began, or went on."""
+
     name: str
     out_dir: str
     device: str
@@ -38,7 +39,7 @@ class RunStarted(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepsDone(Event):
-    """A logging interval ended: figures over the interval's steps, never one that forced a host sync per step."""
+    """A logging interval ended. No figure of it took a host synchronisation per step."""
 
     epoch: int
     step: int  # optimizer steps since the start of the run
@@ -54,6 +55,8 @@ class StepsDone(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EpochDone(Event):
+    """An epoch of training ended."""
+
     epoch: int
     step: int
     loss: float
@@ -64,6 +67,8 @@ class EpochDone(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated(Event):
+    """The model was evaluated."""
+
     epoch: int
     step: int
     split: str
@@ -74,8 +79,7 @@ class Evaluated(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointStarted(Event):
-    """A checkpoint of this step is about to be written. A resumed run repeats nothing of what came before: a listener
-    that holds something back stores it now."""
+    """A checkpoint is about to be written. A resumed run repeats nothing from before: store what is held back."""
 
     epoch: int
     step: int
@@ -83,6 +87,8 @@ class CheckpointStarted(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSaved(Event):
+    """A checkpoint was written."""
+
     epoch: int
     step: int
     path: str
@@ -93,8 +99,7 @@ class CheckpointSaved(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Replanned(Event):
-    """Memory ran out: the run goes on from ``step`` with smaller micro-batches. ``RunStarted`` follows, as after a
-    resume."""
+    """Memory ran out: the run goes on from ``step`` with smaller micro-batches. ``RunStarted`` follows."""
 
     step: int
     n_steps_lost: int  # that are trained again: the update itself was interrupted, or a rank of several ran out
@@ -114,6 +119,8 @@ class Noted(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnded(Event):
+    """A training ended."""
+
     reason: str  # "finished", "interrupted", "failed: …"
     step: int
     seconds: float

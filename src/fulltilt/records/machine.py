@@ -1,4 +1,4 @@
-"""What machine a number was measured on."""
+"""The machine that a number was measured on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """One accelerator, or the CPU seen as one. A field that could not be read is ``None``."""
+    """One accelerator, or the CPU described as one. A field that could not be read is ``None``."""
 
     name: str
     type: str  # "cpu" or "cuda"
@@ -23,7 +23,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Roof:
-    """A measured ceiling of one device beside the nominal one from its data sheet."""
+    """The measured peak rate of one device beside the nominal one from its data sheet."""
 
     name: str  # for instance "matmul fp32", "memory copy"
     unit: str  # "tflops" or "gib_per_s"
@@ -35,7 +35,7 @@ class Roof:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """The machine as seen by this process: limits of cgroup and affinity included."""
+    """A machine as this process sees it: limits of cgroup and affinity included."""
 
     hostname_hash: str  # a name of a machine never leaves it; its hash tells two apart
     system: str  # "Linux 6.18"

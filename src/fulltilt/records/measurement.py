@@ -1,4 +1,4 @@
-"""What a trial saw: phases, throughput, memory. Units are in the names; ``None`` is "not read", 0 is zero."""
+"""The figures of one trial: phases, throughput, memory. ``None`` means not read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
-"""Phases of one optimizer step, in their order. They sum to ``step``; ``other`` is what none of them claims."""
+"""Phases of one optimizer step, in their order. They sum to ``step``; ``other`` is the rest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class PhasesMs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """The samples of one trial with their spread. A probe leaves null what it did not run."""
+    """The figures of one trial with their spread. A probe leaves None what it did not run."""
 
     phases_ms: PhasesMs | None
     samples_per_s: float | None
@@ -51,11 +51,11 @@ class Measurement:
 
     @property
     def device_memory_peak_gib(self) -> float | None:
-        """Of the device used: what the allocator reserved on a GPU, the process tree's peak on a CPU."""
+        """Peak memory of the device used: reserved by the allocator on a GPU, of the process tree on a CPU."""
         reserved_gib = self.memory_reserved_peak_gib
         return reserved_gib if reserved_gib is not None else self.memory_rss_peak_gib
 
 
 def format_rate(per_s: float) -> str:
-    """``1,234``, and below 100 three figures: ``3.22``, ``0.004``."""
+    """Format a rate: ``1,234``, and below 100 three figures: ``3.22``, ``0.004``."""
     return f"{per_s:,.0f}" if abs(per_s) >= 100 else f"{per_s:.3g}"

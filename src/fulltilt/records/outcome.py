@@ -1,8 +1,8 @@
-"""One classifier of outcomes, from evidence: exit path first, then the typed exception, then its words.
+"""Classify how a trial process ended: by its exit first, then by its exception, then by its words.
 
-A message is the weakest evidence, so a child that prints "error" and exits cleanly with a result is fine,
-and a run killed by its own memory watchdog is out of memory whatever it printed. Words count only in the message of
-an exception that could mean it, and in the last lines of a process that could say no more.
+A message is the weakest evidence: a child that prints "error" and exits cleanly with a result is fine, and a run that
+the memory watchdog ended is out of memory whatever it printed. Words count only in the message of an exception that
+could mean it, and in the last lines of a process that could say no more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORDLESS_TYPES = frozenset(
     {"AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError"}
     | {"NotImplementedError", "SyntaxError", "TypeError", "UnboundLocalError", "ZeroDivisionError"}
 )
-"""Errors of the program itself: whatever words they hold, memory is not what they are about."""
+"""Errors of the program itself: whatever their words, they are not about memory."""
 
 _KILLED_WORKER = re.compile(r"killed by SIGKILL|killed by signal: Killed")
 _TRACEBACK_END = re.compile(rf"^(?:\w+\.)*_?\w*(?:{'|'.join(sorted(OUT_OF_MEMORY_TYPES))})\b")
@@ -54,7 +54,7 @@ _SIGNAL_HINTS = {signal.SIGBUS: " (a mapped file was cut short, or /dev/shm is f
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """All that is known of how a process ended."""
+    """What is known of how a process ended."""
 
     has_result: bool = False
     exit_code: int | None = None  # None while it lives; negative: minus the signal, as subprocess has it
@@ -118,13 +118,13 @@ def _name_signal(number: int) -> str:
 
 
 def _read_last_words(text: str) -> list[str]:
-    """The last lines that the process wrote itself; where faulthandler wrote after them, those before."""
+    """Read the last lines that the process wrote itself, before those of faulthandler."""
     lines = [line.strip() for line in text.partition(_DUMP)[0].splitlines()]
     return [line for line in lines if line][-_LAST_LINES:]
 
 
 def _describe_end(text: str, words: list[str]) -> str:
-    """Where it died, when faulthandler said so; else its last line."""
+    """Say where it died, when faulthandler said so; else its last line."""
     if place := _CRASHED_THREAD.search(text.partition(_DUMP)[2]):
         return f" at {place[1].strip()}"
     return f"; last line on stderr: {words[-1]}" if words else ""

@@ -1,4 +1,4 @@
-"""Plan: one value for every lever, hashable and comparable, in a stable order."""
+"""A plan: one value for every lever, hashable and comparable, in a stable order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Plan(Mapping[str, Any]):
-    """A complete, runnable choice: lever name → value. Immutable.
+    """A complete, runnable choice: lever name → value. It is immutable.
 
     ``plan["batch_size"]`` is samples per micro-step over all devices; the effective batch is
     ``batch_size × accumulate``.
@@ -41,12 +41,12 @@ class Plan(Mapping[str, Any]):
         return f"Plan({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
 
     def replace(self, **changes: Any) -> Plan:
-        """The same plan with some levers changed."""
+        """Return the same plan with some levers changed."""
         return Plan(self._values, **changes)
 
     @property
     def key(self) -> str:
-        """A stable text of the plan: equal plans have equal keys, in every process and release."""
+        """Return a text of the plan: equal plans have equal texts, in every process and release."""
         return json.dumps(self._values, sort_keys=True, separators=(",", ":"))
 
     @property

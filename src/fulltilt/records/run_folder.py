@@ -1,7 +1,7 @@
-"""One run folder: locked by one process, written durably, refused to another run.
+"""A run folder: locked by one process, written durably, refused to another run.
 
-Used by everything that writes under ``--out``. Appends survive SIGKILL (a torn last line is dropped on
-reading), whole files are replaced atomically, and the fingerprint says whose results lie here.
+Appends survive SIGKILL (a torn last line is dropped on reading), whole files are replaced atomically, and the
+fingerprint says whose results lie here.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from fulltilt.errors import RunFolderError, StorageError
+from fulltilt.records.settings import flatten_settings
 
 FINGERPRINT_FILE = "fingerprint.json"
 LOCK_FILE = ".lock"
 NEW_FILE_MODE = 0o644
 N_CHANGES_SHOWN = 4
+_UNWRITABLE = (
+    errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EFBIG,
+)  # fmt: skip
 
 
 def compute_fingerprint(parts: Mapping[str, Any]) -> str:
-    """A stable digest of what a run depends on: configuration, code, machine."""
+    """Compute a stable digest of what a run depends on: configuration, code, machine."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -80,9 +84,6 @@ class RunFolder:
             os.close(self._lock)
             self._lock = -1
 
-    def write_atomic(self, name: str, content: str | bytes) -> Path:
-        return write_atomic(self.path / name, content)
-
     def append_line(self, name: str, line: str) -> None:
         """Append one line durably: it is on the disk when this returns, or StorageError is raised."""
         append_line(self.path / name, line)
@@ -91,37 +92,40 @@ class RunFolder:
         return read_lines(self.path / name)
 
     def state_fingerprint(self, parts: Mapping[str, Any]) -> None:
-        """Say what the results that will lie here depend on; for a folder that holds none yet."""
+        """Write what the results that will lie here depend on; for a folder that holds none yet."""
         mine: dict[str, Any] = {"command": self._command, "fingerprint": compute_fingerprint(parts)}
         mine |= {"parts": dict(parts), "set_aside": self.set_aside}
-        self.write_atomic(FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
+        write_atomic(self.path / FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
 
     def _claim(self, parts: Mapping[str, Any], command: str, results: Sequence[str], aging: Collection[str]) -> bool:
+        """Take the folder for a run with these parts; whether it goes on from results that lie there."""
         file = self.path / FINGERPRINT_FILE
-        if not file.exists() or not any((self.path / name).exists() for name in results):
-            # The run that set them aside ended before it had a result, so nobody was told yet.
-            self.set_aside = _read_untold(file)
-            self.state_fingerprint(parts)
-            return False
+        has_results = any((self.path / name).exists() for name in results)
         try:
-            found = json.loads(file.read_text())
+            found = json.loads(file.read_text()) if file.exists() else {}
         except (OSError, ValueError) as error:
-            raise RunFolderError(f"{file} cannot be read ({error}); give another folder with --out") from None
-        if found.get("command") == command and found.get("fingerprint") == compute_fingerprint(parts):
-            return True
-        earlier = found.get("parts", {})
-        if found.get("command") == command and _is_alike(_leave_out(earlier, aging), _leave_out(parts, aging)):
-            names = self._set_aside(results)
-            self.set_aside = f"earlier results are set aside as {names} ({_describe_change(earlier, parts)})"
-            self.state_fingerprint(parts)
-            return False
-        raise RunFolderError(
-            f"{self.path} holds the results of another run ({_describe_change(earlier, parts)}); give another folder "
-            f"with --out, or remove this one"
-        )
+            if has_results:
+                raise RunFolderError(f"{file} cannot be read ({error}); give another folder with --out") from None
+            found = {}
+        if file.exists() and has_results:
+            earlier, is_same_command = found.get("parts", {}), found.get("command") == command
+            if is_same_command and found.get("fingerprint") == compute_fingerprint(parts):
+                return True
+            change = _describe_change(earlier, parts)
+            lasting = [compute_fingerprint(_leave_out(each, aging)) for each in (earlier, parts)]
+            if not is_same_command or lasting[0] != lasting[1]:
+                raise RunFolderError(
+                    f"{self.path} holds the results of another run ({change}); give another folder with --out, or "
+                    "remove this one"
+                )
+            self.set_aside = f"earlier results are set aside as {self._set_aside(results)} ({change})"
+        elif isinstance(found, dict):  # the run that set them aside had no result yet, so nobody was told
+            self.set_aside = found.get("set_aside")
+        self.state_fingerprint(parts)
+        return False
 
     def _set_aside(self, results: Sequence[str]) -> str:
-        """Rename the results, those in a sub-folder too; their new names. None are there under the old ones then."""
+        """Rename the results, those in a sub-folder too → their new names."""
         names = []
         for old in (Path(name) for name in results if (self.path / name).exists()):
             numbered = (f"{old.stem}-{number}{old.suffix}" for number in itertools.count(1))
@@ -133,7 +137,7 @@ class RunFolder:
 
 @contextlib.contextmanager
 def hold_folder(path: str | Path) -> Iterator[None]:
-    """Own a folder for a while after its ``RunFolder`` was closed: nobody else starts a run in it meanwhile.
+    """Lock a folder again after its ``RunFolder`` was closed: nobody else starts a run in it meanwhile.
 
     Raises:
         RunFolderError: another living process holds it. StorageError: it cannot be written.
@@ -145,18 +149,8 @@ def hold_folder(path: str | Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _read_untold(file: Path) -> str | None:
-    """What the fingerprint says was set aside; None where it says nothing, or cannot be read."""
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    said = found.get("set_aside") if isinstance(found, dict) else None
-    return said if isinstance(said, str) else None
-
-
 def _take_lock(path: Path) -> int:
-    """The descriptor of the lock file, which holds the lock until it is closed."""
+    """Lock the folder → the descriptor of the lock file, which holds the lock until it is closed."""
     with _storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -193,7 +187,7 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
 
 @contextlib.contextmanager
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
-    """The same for content that is written in pieces: the file takes its place, synced, when the block ends well.
+    """Write a file in pieces: it takes its place, whole and synced, when the block ends well.
 
     A link keeps leading to its file, and a file that is replaced keeps its mode. What is no file at all, such as
     ``/dev/stdout`` or a pipe, is written to as it stands: a rename would put a file in its place.
@@ -249,7 +243,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The whole lines of a journal; a torn last line (no line break) is left out."""
+    """Read the whole lines of a journal; a torn last line (no line break) is left out."""
     try:
         text = path.read_text(errors="replace")
     except FileNotFoundError:
@@ -260,7 +254,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _drop_torn_line(stream: FileIO) -> int:
-    """Cut back to the last line break; return the size then."""
+    """Cut the file back to its last line break → its size then."""
     end = stream.seek(0, os.SEEK_END)
     if not end:
         return 0
@@ -280,16 +274,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageError(f"no space left for {path}; free some and try again") from error
-        if error.errno in (
-            errno.EROFS,
-            errno.EACCES,
-            errno.EPERM,
-            errno.ENOTDIR,
-            errno.EEXIST,
-            errno.ENOENT,
-            errno.EISDIR,
-            errno.EFBIG,
-        ):
+        if error.errno in _UNWRITABLE:
             raise StorageError(f"{path} cannot be written ({error.strerror}); give another place with --out") from error
         raise
 
@@ -298,23 +283,16 @@ def _leave_out(parts: Mapping[str, Any], names: Collection[str]) -> dict[str, An
     return {name: value for name, value in parts.items() if name not in names}
 
 
-def _is_alike(found: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
-    return compute_fingerprint(found) == compute_fingerprint(mine)
-
-
 def _describe_change(found: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
-    """``changed: optim.lr 0.002 → 0.5``: single values, down to the key."""
-    changes = list(_find_changes(json.loads(json.dumps(found, default=str)), json.loads(json.dumps(mine, default=str))))
+    """Name single values, down to the key: ``changed: optim.lr 0.002 → 0.5``."""
+    old, new = (dict(flatten_settings(json.loads(json.dumps(parts, default=str)))) for parts in (found, mine))
+    changes = [
+        f"{name} {_shorten(old.get(name))} → {_shorten(new.get(name))}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
     more = f" and {len(changes) - N_CHANGES_SHOWN} more" if len(changes) > N_CHANGES_SHOWN else ""
     return f"changed: {', '.join(changes[:N_CHANGES_SHOWN])}{more}" if changes else "another command"
-
-
-def _find_changes(found: Any, mine: Any, name: str = "") -> Iterator[str]:
-    if isinstance(found, Mapping) and isinstance(mine, Mapping):
-        for key in sorted({*found, *mine}):
-            yield from _find_changes(found.get(key), mine.get(key), f"{name}.{key}" if name else key)
-    elif found != mine:
-        yield f"{name} {_shorten(found)} → {_shorten(mine)}"
 
 
 def _shorten(value: Any) -> str:

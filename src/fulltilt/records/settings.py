@@ -1,4 +1,4 @@
-"""Nested settings as one value a dotted name."""
+"""Flatten nested settings to dotted names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """``{"data": {"batch_size": 64}}`` → ``("data.batch_size", 64)``, in order."""
+    """Yield ``("data.batch_size", 64)`` of ``{"data": {"batch_size": 64}}``, in order."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten_settings(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Sizes in words: one formatter, so that no size is rounded to nothing."""
+"""Format sizes so that none is rounded to nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(n_bytes: float) -> str:
-    """``980 bytes``, ``15.3 KiB``, ``18.83 GiB``: in the largest unit of which it is, rounded, one at least.
+    """Format in the largest unit of which it is, rounded, one at least: ``980 bytes``, ``15.3 KiB``, ``18.83 GiB``.
 
     Three figures below a GiB; two decimals from there on, as torch has them.
     """
@@ -23,5 +23,5 @@ def format_bytes(n_bytes: float) -> str:
 
 
 def format_gib(gib: float) -> str:
-    """``format_bytes`` of a figure in GiB."""
+    """Format a figure in GiB as ``format_bytes`` does."""
     return format_bytes(gib * 2**30)

@@ -1,4 +1,4 @@
-"""A trial: what is asked of a trial process, and the row it becomes."""
+"""The request to a trial process, and the row that comes of it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ PROBES = ("device", "loader", "memory")
 """Kinds that run a part: the step on batches already on the device, the loader alone, one step on fake tensors."""
 
 
+_LEAST = {
+    "samples_per_s": 0.0,
+    "seconds": 0.0,
+    "memory_allocated_peak_gib": 0.0,
+    "memory_reserved_peak_gib": 1e-9,
+    "memory_rss_peak_gib": 1e-9,
+}
+"""The tuner's models cannot be fitted to smaller figures."""
+
+
 def is_busy_pressure(cpu_pressure_pct: float | None) -> bool:
     """Whether figures measured under this pressure are those of a busy machine."""
     return (cpu_pressure_pct or 0.0) > BUSY_PCT
@@ -27,10 +37,10 @@ def is_busy_pressure(cpu_pressure_pct: float | None) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadSource:
-    """How a trial process gets the workload: always a resolved configuration, which may name ``module:object``.
+    """What a trial process builds the workload from: a resolved configuration, which may name ``module:object``.
 
-    ``pickled`` is base64 cloudpickle of a Workload that has no import path (a notebook's); it only ever
-    travels from a parent to its own child.
+    ``pickled`` is base64 cloudpickle of a Workload that has no import path (a notebook's); it travels from a parent to
+    its own child only.
     """
 
     config: dict[str, Any]
@@ -42,13 +52,14 @@ class WorkloadSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRequest:
-    """One JSON line to a trial process."""
+    """A request to a trial process, sent as one JSON line."""
 
     id: str
     source: WorkloadSource
     plan: Plan
     device: str  # "cpu", "cuda", "cuda:1"
     n_steps: int  # timed optimizer steps at least; blocks may need more
+    kind: str = "trial"  # what to do with it: a name of ``tuner.trials.kinds.KINDS``
     seed: int = 0
     memory_limit_bytes: int | None = None  # of each rank
     deadline_s: float = 120.0
@@ -95,11 +106,22 @@ class Trial:
 
     @property
     def device_memory_peak_gib(self) -> float | None:
-        """Of the device used: what the allocator reserved on a GPU, the process tree's peak on a CPU."""
+        """Peak memory of the device used: reserved by the allocator on a GPU, of the process tree on a CPU."""
         reserved_gib = self.memory_reserved_peak_gib
         return reserved_gib if reserved_gib is not None else self.memory_rss_peak_gib
 
     @property
     def is_busy(self) -> bool:
-        """Whether its figures are those of a busy machine."""
+        """Whether a busy machine ran it."""
         return is_busy_pressure(self.cpu_pressure_pct)
+
+
+def find_damage(trial: Trial) -> str | None:
+    """Return which figure of a row no run can have measured; None where all are possible."""
+    if trial.status == "ok" and trial.kind != "memory" and not trial.samples_per_s:
+        return f"status is ok, and samples_per_s is {trial.samples_per_s}"
+    for name, least in _LEAST.items():
+        value = getattr(trial, name)
+        if value is not None and not least <= value <= 1e15:
+            return f"{name} is {value:g}, which nothing takes or reaches"
+    return None

@@ -1,9 +1,9 @@
-"""Two results of one kind, side by side: what differs, and which figures differ by more than their spread.
+"""Compare two results of one kind: what differs, and which figures differ by more than their spread.
 
 Two files were measured at two times, so nothing pairs their runs and no interval can take out what the machine did in
 between. A difference is called only where both come from one machine, each side has independent runs, their interval
 leaves out 0, and plans that ran in both searches do not show that the machine itself changed. Otherwise the figures
-stand there without a verdict, and the reason says why.
+stand without a verdict, and with the reason.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ SAME_WORKLOAD = (
 )  # fmt: skip
 """Facts of a workload that decide its speed; its name, its learning rate and its epochs do not.
 
-A search says its ``optimizer``. A training says ``optim.optimizer``, which is no such fact: recipes are held against
-each other by their time to quality.
+A search says its ``optimizer``. A training says ``optim.optimizer``, which is no such fact: recipes are compared by
+their time to quality.
 """
 
 
 def compare_sides(a: Side, b: Side) -> dict[str, Any]:
-    """The document of ``fulltilt compare``: what differs, the plans lever by lever, and every figure of both.
+    """Build the document of ``fulltilt compare``: what differs, the plans lever by lever, and every figure of both.
 
     A figure stands with the geometric mean of its repetitions on either side, and with an interval of their ratio that
-    is widened for the number of figures: all of them together are wrong in 5 %. Of two different workloads no
-    difference and no interval is given: they would say how the workloads differ, not the plans.
+    is widened for the number of figures: all of them together are wrong in 5 %. Between two workloads no difference
+    and no interval is given: they would tell how the workloads differ, not the plans.
 
     Raises:
         UsageError: the two are of different kinds, or of different benchmarks, or hold one and the same result.
     """
-    _check_kinds(a, b)
-    _check_not_the_same(a, b)
+    _check_comparable(a, b)
     differences = {
         "machine": _list_differences(a.identity or {}, b.identity or {}),
         "versions": _list_differences(a.versions, b.versions),
         "workload": _list_differences(a.workload, b.workload),
     }
-    is_same_work = not _list_decisive(differences["workload"], SAME_WORKLOAD)
+    is_same_work = not _name_decisive(differences["workload"], SAME_WORKLOAD)
     control = compute_control(a, b) if is_same_work else None
     refusal = _find_refusal(differences, control)
     theirs = {figure.name: figure for figure in b.figures}
+    ours = {figure.name for figure in a.figures}
     pairs = [(figure, theirs[figure.name]) for figure in a.figures if figure.name in theirs]
     pairs += _pair_times_to_quality(a, b)
-    pairs = [pair for pair in pairs if not _is_shown_already(pair[0].name, a, b)]
+    pairs = [pair for pair in pairs if not _is_shown_already(pair[0].name.partition(": ")[0], a, b)]
     n_judged = sum(_find_obstacle(x, y) is None for x, y in pairs) or 1
     return {
         "version": VERSION,
@@ -69,27 +69,27 @@ def compare_sides(a: Side, b: Side) -> dict[str, Any]:
         "picks": [_compare_plans(name, a, b) for name in a.plans if name in b.plans],
         "control": control,
         "figures": [_compare_figures(x, y, refusal, 1 - ALPHA / n_judged, is_same_work) for x, y in pairs],
-        "only_in": _find_unpaired(a, b),
+        "only_in": {
+            "a": [name for name in dict.fromkeys(figure.name for figure in a.figures) if name not in theirs],
+            "b": [name for name in theirs if name not in ours],
+        },
         "margin_pct": MARGIN_PCT,
         "notes": _list_notes(a, b),
     }
 
 
 def compute_control(a: Side, b: Side) -> dict[str, Any] | None:
-    """The plans that ran in both searches, paired: how the machine itself changed. None with fewer than four."""
+    """Compare the plans that ran in both searches: how the machine changed. None with fewer than four of them."""
     common = [plan for plan in a.rates_by_plan if plan in b.rates_by_plan]
     if len(common) < MIN_COMMON_PLANS:
         return None
-    decision = decide(
-        [a.rates_by_plan[plan] for plan in common],
-        [b.rates_by_plan[plan] for plan in common],
-        higher_is_better=True,
-    )
+    before, after = ([side.rates_by_plan[plan] for plan in common] for side in (a, b))
+    decision = decide(before, after, higher_is_better=True)
     return {"n_plans": len(common), "verdict": decision.verdict, **_describe_decision(decision)}
 
 
 def _pair_times_to_quality(a: Side, b: Side) -> list[tuple[Figure, Figure]]:
-    """Training seconds of both until they first showed the quality that both reached, for every metric of both."""
+    """Give the training seconds of both until they showed the quality that both reached, metric by metric."""
     pairs = []
     for metric, curve in a.curves.items():
         direction = find_direction(metric)
@@ -102,7 +102,7 @@ def _pair_times_to_quality(a: Side, b: Side) -> list[tuple[Figure, Figure]]:
     return pairs
 
 
-def _check_kinds(a: Side, b: Side) -> None:
+def _check_comparable(a: Side, b: Side) -> None:
     if a.kind != b.kind:
         raise UsageError(
             f"{a.path} is a result of {a.kind} and {b.path} one of {b.kind}; compare two results of one kind"
@@ -111,9 +111,6 @@ def _check_kinds(a: Side, b: Side) -> None:
         raise UsageError(
             f"{a.path} is of the benchmark {a.name} and {b.path} of {b.name}; compare two of one benchmark"
         )
-
-
-def _check_not_the_same(a: Side, b: Side) -> None:
     if a.digest and a.digest == b.digest:
         both = a.path if a.path == b.path else f"{a.path} and {b.path}"
         raise UsageError(
@@ -123,22 +120,22 @@ def _check_not_the_same(a: Side, b: Side) -> None:
 
 
 def _list_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differences:
-    names = [*a, *(name for name in b if name not in a)]
-    return [{"name": name, "a": a.get(name), "b": b.get(name)} for name in names if a.get(name) != b.get(name)]
+    return [{"name": name, "a": a.get(name), "b": b.get(name)} for name in {**a, **b} if a.get(name) != b.get(name)]
 
 
 def _compare_plans(name: str, a: Side, b: Side) -> dict[str, Any]:
     levers = _list_differences(a.plans[name], b.plans[name])
-    is_same = _is_shown_already(f"{name}: ", a, b)
-    return {"name": name, "changed": bool(levers), "levers": levers, "same_as": FIRST_PICK if is_same else None}
+    same_as = FIRST_PICK if _is_shown_already(name, a, b) else None
+    return {"name": name, "changed": bool(levers), "levers": levers, "same_as": same_as}
 
 
 def _list_notes(a: Side, b: Side) -> list[str]:
-    """What a reader of the speeds must know besides."""
+    """Warn where a larger effective batch makes more samples/s no faster learning."""
     notes = []
     for name in (FIRST_PICK, "run"):
-        batches = [_compute_effective_batch(side.plans[name]) for side in (a, b) if name in side.plans]
-        if len(batches) == 2 and None not in batches and batches[0] != batches[1]:
+        plans = [side.plans[name] for side in (a, b) if "batch_size" in side.plans.get(name, {})]
+        batches = [plan["batch_size"] * (plan.get("accumulate") or 1) for plan in plans]
+        if len(batches) == 2 and batches[0] != batches[1]:
             notes.append(
                 f"{name}: the effective batch differs, {batches[0]} against {batches[1]}: more samples/s with a larger "
                 "one need not learn faster"
@@ -146,27 +143,19 @@ def _list_notes(a: Side, b: Side) -> list[str]:
     return notes
 
 
-def _compute_effective_batch(plan: Mapping[str, Any]) -> int | None:
-    batch_size = plan.get("batch_size")
-    return None if batch_size is None else batch_size * (plan.get("accumulate") or 1)
-
-
-def _is_shown_already(figure: str, a: Side, b: Side) -> bool:
-    """Whether the figure is of a pick that is, on both sides, the recommended plan under another name."""
-    pick = figure.partition(": ")[0]
-    if pick == FIRST_PICK or not all({pick, FIRST_PICK} <= set(side.plans) for side in (a, b)):
-        return False
-    return all(side.plans[pick] == side.plans[FIRST_PICK] for side in (a, b))
+def _is_shown_already(pick: str, a: Side, b: Side) -> bool:
+    """Whether a pick is, on both sides, the recommended plan under another name."""
+    return pick != FIRST_PICK and all(
+        pick in side.plans and side.plans[pick] == side.plans.get(FIRST_PICK) for side in (a, b)
+    )
 
 
 def _find_refusal(differences: Mapping[str, Differences], control: Mapping[str, Any] | None) -> str | None:
-    """Why no figure of the two can be held against the other's, if that is so."""
-    others = _list_decisive(differences["workload"], SAME_WORKLOAD)
-    if others:
-        return f"two different workloads ({_name(others)})"
-    others = _list_decisive(differences["machine"], SAME_MACHINE)
-    if others:
-        return f"measured on two machines ({_name(others)})"
+    """Say why no figure of one can be held against the other's, if that is so."""
+    if others := _name_decisive(differences["workload"], SAME_WORKLOAD):
+        return f"two different workloads ({others})"
+    if others := _name_decisive(differences["machine"], SAME_MACHINE):
+        return f"measured on two machines ({others})"
     if control and control["verdict"] in ("faster", "slower") and not differences["versions"]:
         change = f"{abs(control['change_pct']):.1f} % {control['verdict']}"
         return (
@@ -176,16 +165,12 @@ def _find_refusal(differences: Mapping[str, Differences], control: Mapping[str, 
     return None
 
 
-def _list_decisive(differences: Differences, names: Sequence[str]) -> Differences:
-    return [difference for difference in differences if difference["name"] in names]
-
-
-def _name(differences: Differences) -> str:
-    return ", ".join(difference["name"] for difference in differences)
+def _name_decisive(differences: Differences, names: Sequence[str]) -> str:
+    return ", ".join(difference["name"] for difference in differences if difference["name"] in names)
 
 
 def _find_obstacle(a: Figure, b: Figure) -> str | None:
-    """Why these two figures have no interval of their own."""
+    """Say why these two figures have no interval of their own."""
     if min(*a.samples, *b.samples) <= 0:
         return "a value is not above 0, so there is no ratio"
     if min(a.n_runs, b.n_runs) < 2:
@@ -196,7 +181,6 @@ def _find_obstacle(a: Figure, b: Figure) -> str | None:
 def _compare_figures(
     a: Figure, b: Figure, refusal: str | None, confidence: float, is_same_work: bool
 ) -> dict[str, Any]:
-    obstacle = _find_obstacle(a, b)
     row: dict[str, Any] = {
         "name": a.name,
         "a": a.value,
@@ -214,41 +198,32 @@ def _compare_figures(
         "unit_of_replication": a.unit_of_replication,
         "better": a.better,
         "verdict": None,
-        "reason": refusal or obstacle,
+        "reason": refusal or _find_obstacle(a, b),
     }
     if not is_same_work or min(len(a.samples), len(b.samples)) < 2 or min(*a.samples, *b.samples) <= 0:
         return row
     decision = decide_apart(a.samples, b.samples, confidence=confidence, higher_is_better=True)
     row |= _describe_decision(decision)
     if row["reason"] is None:
-        row["verdict"] = _say_verdict(decision, a)
+        row["verdict"] = _name_verdict(decision, a)
     return row
 
 
 def _describe_decision(decision: Decision) -> dict[str, Any]:
-    low, high = decision.ci_pct
-    known = math.isfinite(low) and math.isfinite(high)
+    is_known = all(map(math.isfinite, decision.ci_pct))
     return {
         "change_pct": decision.effect_pct,
-        "ci_pct": [low, high] if known else None,
+        "ci_pct": list(decision.ci_pct) if is_known else None,
         "confidence": decision.confidence,
-        "detectable_pct": decision.detectable_pct if known else None,
+        "detectable_pct": decision.detectable_pct if is_known else None,
     }
 
 
-def _say_verdict(decision: Decision, figure: Figure) -> str:
-    """``decision`` was made as if higher were better: "faster" means that the value is higher."""
+def _name_verdict(decision: Decision, figure: Figure) -> str:
+    """Translate a decision that was made as if higher were better: "faster" means that the value is higher."""
     if decision.verdict not in ("faster", "slower"):
         return decision.verdict
     is_higher = decision.verdict == "faster"
     if figure.better is None:
         return "higher" if is_higher else "lower"
     return "better" if is_higher == (figure.better == "higher") else "worse"
-
-
-def _find_unpaired(a: Side, b: Side) -> dict[str, list[str]]:
-    names = [{figure.name for figure in side.figures} for side in (a, b)]
-    return {
-        "a": [figure.name for figure in a.figures if figure.name not in names[1]],
-        "b": [figure.name for figure in b.figures if figure.name not in names[0]],
-    }

@@ -1,4 +1,4 @@
-"""One side of a comparison: what a result file, or a run folder, says, in the same shape for every kind.
+"""Read one side of a comparison, a result file or a run folder, into the same shape for every kind.
 
 Kinds: ``tune`` (its JSON, or its folder), ``train`` (its JSON, or its folder, which says more), ``benchmark`` (a result
 file of ``python -m benchmarks``).
@@ -10,18 +10,17 @@ import dataclasses
 import functools
 import hashlib
 import json
-import re
+import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from fulltilt.errors import UsageError, strip_control_codes
 from fulltilt.records import VERSION, WHOLE_RUNS
-from fulltilt.records.consistency import describe_contradictions, find_contradictions
 from fulltilt.records.run_folder import read_lines
 from fulltilt.records.settings import flatten_settings
-from fulltilt.report.quality import Curve, Direction, find_direction
+from fulltilt.report.quality import Curve, find_direction
 from fulltilt.report.table import read_memory_gib
 from fulltilt.report.training import EVENTS_FILE, drop_repeated
 
@@ -35,12 +34,9 @@ _MARKS: Mapping[Kind, tuple[str, ...]] = {
     "benchmark": ("arms", "claim"),
 }
 _RECIPE = ("task", "model", "loss", "data", "optim")  # of a configuration: what decides how a run learns
-MOST = 1e15
-_SIZES = re.compile(r"(_per_s|_gib|^seconds|^training_seconds)$")
 _IDENTITY = ("hostname_hash", "cpu_model", "n_cores_usable", "memory_total_bytes", "memory_limit_bytes", "system")
-
-
-BETTER: Mapping[Direction | None, Better | None] = {"rising": "higher", "falling": "lower", None: None}
+_BETTER: Mapping[str | None, Better | None] = {"rising": "higher", "falling": "lower", None: None}
+ONE_RUN: Mapping[str, Any] = {"unit_of_replication": "run", "n_runs": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +49,10 @@ class Figure:
         unit_of_replication: What a repetition is: "run in a process of its own", "epoch of one run".
         n_runs: Runs the samples come from; with one, they say nothing about how runs differ.
         better: Which direction is better; None where that is not known.
-        shown: The one that the search itself shows, of its median run; None where it is no figure of a search.
+        shown: The value that the search itself shows, of its median run; None where it is no figure of a search.
+
+    Raises:
+        ValueError: a sample is not a finite number.
     """
 
     name: str
@@ -63,19 +62,23 @@ class Figure:
     better: Better | None = None
     shown: float | None = None
 
+    def __post_init__(self) -> None:
+        for sample in self.samples:
+            if not isinstance(sample, int | float) or not math.isfinite(sample):
+                raise ValueError(f"{self.name} is {sample!r}, and no number")
+
     @property
     def statistic(self) -> Literal["one value", "geometric mean", "median"]:
-        """What ``value`` is: of ratios the geometric mean is taken, which values that are not above 0 have none of."""
+        """Name what ``value`` is; values that are not above 0 have no geometric mean."""
         if len(self.samples) == 1:
             return "one value"
         return "geometric mean" if min(self.samples) > 0 else "median"
 
     @property
     def value(self) -> float:
-        """The samples as one figure; ``statistic`` says how."""
-        if self.statistic == "geometric mean":
-            return statistics.geometric_mean(self.samples)
-        return statistics.median(self.samples)
+        """Compute the samples as one figure."""
+        is_mean = self.statistic == "geometric mean"
+        return (statistics.geometric_mean if is_mean else statistics.median)(self.samples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,10 +97,10 @@ class Side:
     path: str
     kind: Kind
     name: str
-    identity: Mapping[str, Any] | None
-    versions: Mapping[str, Any]
+    identity: Mapping[str, Any] | None = None
+    versions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workload: Mapping[str, Any]
-    plans: Mapping[str, Mapping[str, Any]]
+    plans: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     figures: tuple[Figure, ...]
     rates_by_plan: Mapping[str, float] = dataclasses.field(default_factory=dict)
     curves: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
@@ -109,21 +112,28 @@ def read_side(path: str | Path) -> Side:
     """Read a result file or a run folder.
 
     Raises:
-        UsageError: it is not there, is no JSON, or is not a result that can be compared: another version's, or one
-            that holds a speed or a size below 0, no number where one belongs, or figures that its rows do not give.
+        UsageError: it is not there, is no JSON, is of another version, or is not a whole result.
     """
     file = _find_file(Path(path))
-    kind, read = _find_reader(file)
+    kind: Kind = "train"
+    read = functools.partial(_read_train_folder, file.parent)
+    if file.name != EVENTS_FILE:
+        document = _load(file)
+        kind = _find_kind(file, document)
+        readers = {"tune": _read_tune, "train": _read_train, "benchmark": _read_benchmark}
+        read = functools.partial(readers[kind], file, document)
     try:
         side = read()
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"{path} looks like the result of {kind}, but is not whole: {error!r}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise UsageError(
+            f"{path} looks like the result of {kind}, but is not whole: {error!r}; make the result again"
+        ) from None
     with file.open("rb") as stream:
         return dataclasses.replace(side, digest=hashlib.file_digest(stream, "sha256").hexdigest())
 
 
 def _find_file(place: Path) -> Path:
-    """The file of a run folder that is read; any other place is one itself."""
+    """Find the file of a run folder to read; any other place is one itself."""
     if not place.is_dir():
         return place
     for name in (RESULT_FILE, EVENTS_FILE):
@@ -132,17 +142,6 @@ def _find_file(place: Path) -> Path:
     raise UsageError(
         f"{place} holds neither {RESULT_FILE} nor {EVENTS_FILE}; name the folder of a search or a training"
     )
-
-
-def _find_reader(file: Path) -> tuple[Kind, Callable[[], Side]]:
-    if file.name == EVENTS_FILE:
-        return "train", functools.partial(_read_train_folder, file.parent)
-    document = _load(file)
-    kind = _find_kind(file, document)
-    _check_version(file, document)
-    _check_sizes(file, document)
-    readers = {"tune": _read_tune, "train": _read_train, "benchmark": _read_benchmark}
-    return kind, functools.partial(readers[kind], file, document)
 
 
 def _load(path: Path) -> Any:
@@ -155,7 +154,7 @@ def _load(path: Path) -> Any:
 
 
 def _strip(value: Any) -> Any:
-    """Texts without what would steer a terminal: a file may come from somebody else."""
+    """Remove what would steer a terminal from all texts: a file may come from somebody else."""
     if isinstance(value, Mapping):
         return {strip_control_codes(key): _strip(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -167,71 +166,32 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no value of JSON")
 
 
-def _check_version(path: Path, document: Mapping[str, Any]) -> None:
-    version = document.get("version", VERSION)
+def _find_kind(path: Path, document: Any) -> Kind:
+    known = document if isinstance(document, Mapping) else {}
+    if "error" in known and "rc" in known:
+        raise UsageError(f"{path} says why {known.get('command') or 'a command'} has no result: {known['error']}")
+    kinds: list[Kind] = [kind for kind, keys in _MARKS.items() if all(key in known for key in keys)]
+    if not kinds:
+        raise UsageError(f"{path} is no result of {', '.join(_MARKS)}; give what --json wrote, or a run folder")
+    version = known.get("version", VERSION)
     if version != VERSION:
         raise UsageError(
             f"{path} is of version {version!r} of the result format, this fulltilt reads version {VERSION}; compare it "
             "with the fulltilt that wrote it, or make the result again"
         )
-
-
-def _check_sizes(path: Path, document: Any) -> None:
-    for place, what, value in _iterate_values(document):
-        if not _SIZES.search(what) or (not isinstance(value, str) and (value == 0 or 1 / MOST <= value <= MOST)):
-            continue
-        named = place if place.endswith(what) else f"{place} ({what})"
-        if isinstance(value, str):
-            wrong = f"{value!r}, and a speed, a size or a time is a number"
-        else:
-            wrong = f"{value:g}, and neither a speed nor a size nor a time lies below 0, or is so small or so large"
-        raise UsageError(f"{path}: {named} is {wrong}: the file was changed or damaged; make the result again")
-
-
-def _iterate_values(value: Any, place: str = "", what: str = "") -> Iterator[tuple[str, str, float | str]]:
-    """Every number and text with its place, ``trials[3].samples_per_s``, and what it is of: a benchmark's its metric.
-
-    Reasons for what is missing are left out: they stand under the name of what is.
-    """
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key == "null_reasons":
-                continue
-            metric = value.get("metric") if key in ("samples", "median") else None
-            yield from _iterate_values(inner, f"{place}.{key}" if place else key, str(metric or key))
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _iterate_values(inner, f"{place}[{number}]", what)
-    elif isinstance(value, int | float | str):
-        yield place, what, value
-
-
-def _find_kind(path: Path, document: Any) -> Kind:
-    if isinstance(document, Mapping):
-        if "error" in document and "rc" in document:
-            what = document.get("command") or "a command"
-            raise UsageError(f"{path} says why {what} has no result: {document['error']}")
-        for kind, keys in _MARKS.items():
-            if all(key in document for key in keys):
-                return kind
-    raise UsageError(f"{path} is no result of {', '.join(_MARKS)}; give what --json wrote, or a run folder")
+    return kinds[0]
 
 
 def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
-    if problems := find_contradictions(document):
-        raise UsageError(
-            f"{path} was changed or damaged, {describe_contradictions(problems)}; run the search again: fulltilt tune "
-            "writes the file anew from the rows of its folder"
-        )
     machine = document["machine"]
     rows = [row for row in (*document["trials"], *document.get("repeats", ())) if _is_whole_run(row)]
     picks = {name: pick for name, pick in document["picks"].items() if pick}
-    figures: list[Figure] = []
-    for name, pick in sorted(picks.items(), key=lambda item: item[0] != "recommended"):
-        figures += _read_pick(name, pick, rows, document)
     by_plan: dict[str, list[float]] = {}
     for row in rows:
         by_plan.setdefault(json.dumps(row["plan"], sort_keys=True), []).append(row["samples_per_s"])
+    plans = {name: pick["plan"] for name, pick in picks.items()}
+    first_picks = sorted(picks, key=lambda name: name != "recommended")
+    noise_pct = document["search"].get("noise_pct")
     return Side(
         path=str(path),
         kind="tune",
@@ -239,11 +199,10 @@ def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
         identity=_read_identity(machine),
         versions={"python": machine.get("python"), **machine.get("packages", {})},
         workload=document["workload"],
-        plans={name: pick["plan"] for name, pick in picks.items()}
-        | {"settings as they were": document.get("user_plan") or {}},
-        figures=tuple(figures),
+        plans=plans | {"settings as they were": document.get("user_plan") or {}},
+        figures=tuple(figure for name in first_picks for figure in _read_pick(name, picks[name], rows, document)),
         rates_by_plan={plan: statistics.median(rates) for plan, rates in by_plan.items()},
-        notes=_read_tune_notes(document),
+        notes=() if noise_pct is None else (f"runs of one plan lay {noise_pct:.1f} % apart in this search",),
     )
 
 
@@ -254,7 +213,7 @@ def _is_whole_run(row: Mapping[str, Any]) -> bool:
 def _read_pick(
     name: str, pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], document: Mapping[str, Any]
 ) -> Iterator[Figure]:
-    """Speed, memory and, for the recommended plan, time of an epoch, run by run.
+    """Yield speed, memory and, for the recommended plan, time of an epoch, run by run.
 
     Where a plan was measured again, the run that made it a finalist does not count: it was chosen for being fast. Those
     count that ran side by side with the pick's own row: the ones that the search picked by.
@@ -262,40 +221,28 @@ def _read_pick(
     own = [row for row in rows if row["plan"] == pick["plan"]] or [pick]
     own = [row for row in own if row.get("kind", WHOLE_RUNS[0]) != WHOLE_RUNS[0]] or own
     own = [row for row in own if row.get("comparison") == pick.get("comparison")] or [pick]
-    rates = tuple(row["samples_per_s"] for row in own)
+    rates, rate = tuple(row["samples_per_s"] for row in own), pick["samples_per_s"]
     shared: dict[str, Any] = {"unit_of_replication": "run in a process of its own", "n_runs": len(own)}
-    rate = pick["samples_per_s"]
     yield Figure(name=f"{name}: samples_per_s", samples=rates, better="higher", shown=rate, **shared)
-    memory = tuple(gib for row in own if (gib := read_memory_gib(row)))
-    if memory:
+    if memory := tuple(gib for row in own if (gib := read_memory_gib(row))):
         shown = read_memory_gib(pick)
         yield Figure(name=f"{name}: memory_gib", samples=memory, better="lower", shown=shown, **shared)
     estimate_s = (document.get("epoch_seconds") or {}).get("estimate")
     if name == "recommended" and estimate_s and rate:
-        n_samples = (document.get("workload") or {}).get("n_samples") or estimate_s * rate
+        n_samples = document["workload"].get("n_samples") or estimate_s * rate
         seconds = tuple(n_samples / each for each in rates)
         yield Figure(name=f"{name}: epoch_seconds", samples=seconds, better="lower", shown=estimate_s, **shared)
 
 
-def _read_tune_notes(document: Mapping[str, Any]) -> tuple[str, ...]:
-    noise_pct = document["search"].get("noise_pct")
-    return () if noise_pct is None else (f"runs of one plan lay {noise_pct:.1f} % apart in this search",)
-
-
 def _read_train(path: Path, document: Mapping[str, Any]) -> Side:
-    figures = [
-        Figure(name="samples_per_s", samples=(document["samples_per_s"],), better="higher", **ONE_RUN),
-        *_read_quality(document.get("metrics") or {}, document.get("loss")),
-    ]
+    rate = document["samples_per_s"]
+    speed = [] if rate is None else [Figure(name="samples_per_s", samples=(rate,), better="higher", **ONE_RUN)]
     return Side(
         path=str(path),
         kind="train",
         name=Path(document.get("out_dir") or path).name,
-        identity=None,
-        versions={},
         workload={"epochs": document.get("epoch"), "steps": document.get("step")},
-        plans={},
-        figures=tuple(figure for figure in figures if figure.samples[0] is not None),
+        figures=(*speed, *_read_quality(document.get("metrics") or {}, document.get("loss"))),
         curves=_read_curves(document.get("evaluations") or ()),
         notes=(
             "the JSON of a training names no workload, no plan and no machine, so whether both trained the same cannot "
@@ -304,26 +251,21 @@ def _read_train(path: Path, document: Mapping[str, Any]) -> Side:
     )
 
 
-ONE_RUN: Mapping[str, Any] = {"unit_of_replication": "run", "n_runs": 1}
-
-
 def _read_train_folder(folder: Path) -> Side:
-    """From the event log: the plan, and every epoch's speed (the first left out where there are three or more)."""
+    """Read the event log: the plan, and every epoch's speed, without the first of three or more."""
     events = drop_repeated([json.loads(line) for line in read_lines(folder / EVENTS_FILE)])
-    _check_sizes(folder / EVENTS_FILE, events)
     started = next((event for event in events if event["event"] == "RunStarted"), None)
     epochs = [event for event in events if event["event"] == "EpochDone" and event["samples_per_s"] > 0]
     if started is None or not epochs:
         raise UsageError(f"{folder} holds no whole epoch yet; train for at least one before it is compared")
     timed = epochs[1:] if len(epochs) >= 3 else epochs
+    first = ", its first left out, which warms up" if len(timed) < len(epochs) else ""
     shared: dict[str, Any] = {"unit_of_replication": "epoch of one run", "n_runs": 1}
     evaluations = [event for event in events if event["event"] == "Evaluated"]
     return Side(
         path=str(folder),
         kind="train",
         name=started["name"],
-        identity=None,
-        versions={},
         workload={
             **{key: started.get(key) for key in ("name", "device", "n_parameters", "n_samples")},
             "epochs": len(epochs),
@@ -336,23 +278,24 @@ def _read_train_folder(folder: Path) -> Side:
             *_read_quality(evaluations[-1]["metrics"] if evaluations else {}, epochs[-1]["loss"]),
         ),
         curves=_read_curves(evaluations),
-        notes=("the folder of a training does not say which machine ran it", _describe_epochs(len(epochs), len(timed))),
+        notes=(
+            "the folder of a training does not say which machine ran it",
+            f"speed is by its {len(epochs)} epochs{first}; the figure at the end of a training is of all its time",
+        ),
     )
 
 
-def _describe_epochs(n_epochs: int, n_timed: int) -> str:
-    first = ", its first left out, which warms up" if n_timed < n_epochs else ""
-    return f"speed is by its {n_epochs} epochs{first}; the figure at the end of a training is of all its time"
-
-
 def _read_recipe(config: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What is trained and how, as far as it is none of the plan's levers."""
-    told = {key: value for key, value in flatten_settings(config) if key.partition(".")[0] in _RECIPE}
-    return {key: value for key, value in told.items() if key.rpartition(".")[2] not in plan and value is not None}
+    """Read what is trained and how, as far as it is none of the plan's levers."""
+    return {
+        key: value
+        for key, value in flatten_settings(config)
+        if key.partition(".")[0] in _RECIPE and key.rpartition(".")[2] not in plan and value is not None
+    }
 
 
 def _read_curves(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """A figure that was not finite, written as null, is left out."""
+    """Leave out figures that were not finite: they were written as null."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for evaluation in evaluations:
         for name, value in evaluation["metrics"].items():
@@ -365,10 +308,12 @@ def _read_quality(metrics: Mapping[str, float], training_loss: float | None) -> 
     figures = {f"validation {name}": value for name, value in metrics.items()} | {"training loss": training_loss}
     for name, value in figures.items():
         if value is not None:
-            yield Figure(name=name, samples=(value,), better=BETTER[find_direction(name)], **ONE_RUN)
+            yield Figure(name=name, samples=(value,), better=_BETTER[find_direction(name)], **ONE_RUN)
 
 
 def _read_benchmark(path: Path, document: Mapping[str, Any]) -> Side:
+    pressure_pct = document.get("cpu_pressure_pct")
+    said = () if pressure_pct is None else (f"some task waited for a core {pressure_pct:.0f} % of the time",)
     return Side(
         path=str(path),
         kind="benchmark",
@@ -376,7 +321,6 @@ def _read_benchmark(path: Path, document: Mapping[str, Any]) -> Side:
         identity={**_read_identity(document["machine"]), "device": document["device"]},
         versions=document["versions"],
         workload={"name": document["name"], "claim": document["claim"]},
-        plans={},
         figures=tuple(
             Figure(
                 name=f"{arm['case']}, {arm['arm']}: {arm['metric']}",
@@ -386,21 +330,16 @@ def _read_benchmark(path: Path, document: Mapping[str, Any]) -> Side:
             )
             for arm in document["arms"]
         ),
-        notes=_read_pressure_note(document),
+        notes=said,
     )
 
 
 def _join_clusters(arm: Mapping[str, Any]) -> tuple[float, ...]:
-    """Its samples; where some are alike, being of one thing (a model, a process), their median stands for them."""
+    """Take the median of samples that are of one thing (a model, a process), which stands for them."""
     groups: dict[str, list[float]] = {}
     for number, sample in enumerate(arm["samples"]):
         groups.setdefault(arm["clusters"][number] if arm.get("clusters") else str(number), []).append(sample)
     return tuple(map(statistics.median, groups.values()))
-
-
-def _read_pressure_note(document: Mapping[str, Any]) -> tuple[str, ...]:
-    pressure_pct = document.get("cpu_pressure_pct")
-    return () if pressure_pct is None else (f"some task waited for a core {pressure_pct:.0f} % of the time",)
 
 
 def _read_identity(machine: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,21 @@
-"""A comparison in words and as a table, from its document."""
+"""Say a comparison in words and as a table, from its document."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fulltilt.report.table import format_value
 
+Document = Mapping[str, Any]
+
 MOST_PCT = 9_900.0  # a factor of 100: larger bounds say nothing by their digits
 STYLES = {"better": "green", "worse": "red", "higher": "yellow", "lower": "yellow", "tie": "", "too_noisy": "dim"}
-VERDICTS = {"too_noisy": "too noisy to tell"}
+VERDICTS = {"too_noisy": "too noisy to tell", None: "–"}
 
 
-def describe_sides(document: Mapping[str, Any]) -> list[str]:
-    """``A  runs/tune/digits/tune.json (digits)`` and the like, with what each file says of its own noise."""
+def describe_sides(document: Document) -> list[str]:
+    """Name both files, ``A  runs/tune/digits/tune.json (tune: digits)``, with what each says of its own noise."""
     lines = []
     for key in ("a", "b"):
         side = document[key]
@@ -22,22 +24,23 @@ def describe_sides(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def describe_refusal(document: Mapping[str, Any]) -> str | None:
-    """Why no figure of one side can be held against the other's, if that is so."""
+def describe_refusal(document: Document) -> str | None:
+    """Say why no figure of one side can be held against the other's, if that is so."""
     refusal = document["refusal"]
     return None if refusal is None else f"These two cannot be held against each other: {refusal}."
 
 
-def describe_statistics(document: Mapping[str, Any]) -> str:
-    """What the columns A and B hold, and what the intervals are of."""
+def describe_statistics(document: Document) -> str:
+    """Say what the columns A and B hold, and what the intervals are of."""
     rows = document["figures"]
     many = [row for row in rows if max(row["n_a"], row["n_b"]) > 1]
     if not many:
         return "one value on either side"
-    units = " or ".join(dict.fromkeys(_put_article(row["unit_of_replication"]) for row in many))
-    medians = any("median" in (row["statistic_a"], row["statistic_b"]) for row in many)
-    text = f"A and B: geometric means over n repetitions, each {units}"
-    text += "; medians where a value is not above 0" if medians else ""
+    units = dict.fromkeys(row["unit_of_replication"] for row in many)
+    each = " or ".join(f"{'an' if unit[0] in 'aeiou' else 'a'} {unit}" for unit in units)
+    has_medians = any("median" in (row["statistic_a"], row["statistic_b"]) for row in many)
+    text = f"A and B: geometric means over n repetitions, each {each}"
+    text += "; medians where a value is not above 0" if has_medians else ""
     if all(row["ci_pct"] is None for row in rows):
         return text
     if document["kind"] == "train":
@@ -45,112 +48,100 @@ def describe_statistics(document: Mapping[str, Any]) -> str:
     return f"{text}; intervals hold for all figures together in 95 %"
 
 
-def describe_shown(document: Mapping[str, Any]) -> str | None:
-    """The figures that the searches themselves show, where those here are others: a mean beside a median run."""
+def describe_differences(document: Document) -> list[str]:
+    """Give one line for each thing that differs, or one that says that nothing does."""
+    lines = [f"{section}: {_join(found)}" for section, found in document["differences"].items() if found]
+    for pick in document["picks"]:
+        same = f"on both sides the plan of {pick['same_as']}" if pick["same_as"] else "the same plan"
+        lines.append(f"{pick['name']}: {same if pick['same_as'] else _join(pick['levers']) or same}")
+    return lines or ["nothing that the files name"]
+
+
+def describe_remarks(document: Document) -> list[str]:
+    """Say what a reader of the figures must know: what the search shows, common plans, batches, missing verdicts."""
+    return [
+        *_describe_shown(document["figures"]),
+        *_describe_control(document["control"]),
+        *document["notes"],
+        *_describe_reasons(document),
+    ]
+
+
+def _describe_shown(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Name the figures that the searches themselves show where those here are others: a mean beside a median run."""
     parts: dict[tuple[str, str], list[str]] = {}
-    for row in document["figures"]:
+    for row in figures:
         shown = (row["shown_a"], row["shown_b"])
         if None not in shown and any(f"{x:.3g}" != f"{row[side]:.3g}" for x, side in zip(shown, "ab", strict=True)):
             pick, _, figure = row["name"].partition(": ")
             parts.setdefault((figure, " and ".join(map(_format_number, shown))), []).append(pick)
-    if not parts:
-        return None
-    said = "; ".join(f"{figure} {values} ({', '.join(picks)})" for (figure, values), picks in parts.items())
-    return (
-        f"tune itself shows the median run of a plan, of two the slower: {said}. A and B are, as where tune chooses, "
-        "geometric means of a plan's runs side by side"
-    )
+    if parts:
+        said = "; ".join(f"{figure} {values} ({', '.join(picks)})" for (figure, values), picks in parts.items())
+        yield (
+            f"tune itself shows the median run of a plan, of two the slower: {said}. A and B are, as where tune "
+            "chooses, geometric means of a plan's runs side by side"
+        )
 
 
-def describe_differences(document: Mapping[str, Any]) -> list[str]:
-    """One line for each thing that differs; a line that says so where nothing does."""
-    lines = []
-    for section, found in document["differences"].items():
-        if found:
-            lines.append(f"{section}: {_join(found)}")
-    for pick in document["picks"]:
-        if pick["same_as"]:
-            lines.append(f"{pick['name']}: on both sides the plan of {pick['same_as']}")
-        else:
-            lines.append(f"{pick['name']}: {_join(pick['levers']) if pick['changed'] else 'the same plan'}")
-    return lines or ["nothing that the files name"]
+def _describe_control(control: Mapping[str, Any] | None) -> Iterator[str]:
+    if control is not None:
+        interval = _format_interval(control["ci_pct"]) or "no interval"
+        yield (
+            f"{control['n_plans']} plans that ran in both: {control['change_pct']:+.1f} % samples/s in B "
+            f"({interval}): {VERDICTS.get(control['verdict'], control['verdict'])}"
+        )
 
 
-def describe_control(document: Mapping[str, Any]) -> str | None:
-    """How plans that ran in both searches compare."""
-    control = document["control"]
-    if control is None:
-        return None
-    return (
-        f"{control['n_plans']} plans that ran in both: {control['change_pct']:+.1f} % samples/s in B "
-        f"({_format_interval(control['ci_pct'])}): {VERDICTS.get(control['verdict'], control['verdict'])}"
-    )
-
-
-def describe_reasons(document: Mapping[str, Any]) -> list[str]:
-    """Why single figures have no verdict, each reason once, and which figures stand on one side only."""
+def _describe_reasons(document: Document) -> Iterator[str]:
+    """Say why single figures have no verdict, each reason once, and which figures stand on one side only."""
     reasons: dict[str, list[str]] = {}
     for row in document["figures"]:
         if row["verdict"] is None and row["reason"] != document["refusal"]:
             reasons.setdefault(row["reason"], []).append(row["name"])
-    lines = []
     for reason, names in reasons.items():
         which = "any figure" if len(names) == len(document["figures"]) else _shorten(names)
-        lines.append(f"no verdict on {which}: {reason}")
+        yield f"no verdict on {which}: {reason}"
     for key, names in document["only_in"].items():
         if names:
-            lines.append(f"only in {key.upper()}: {_shorten(names)}")
-    return lines
+            yield f"only in {key.upper()}: {_shorten(names)}"
 
 
-def build_figures_table(document: Mapping[str, Any]) -> Any:
-    """A rich Table: a figure a row."""
+def build_figures_table(document: Document) -> Any:
+    """Build a rich Table with a figure a row."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("figure", "A", "B", "B − A", "interval", "could detect", "n", "verdict"):
-        table.add_column(
-            title, justify="left" if title in ("figure", "verdict") else "right", no_wrap=title != "figure"
-        )
+        is_text = title in ("figure", "verdict")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=title != "figure")
     for row in document["figures"]:
-        verdict = row["verdict"]
+        verdict, detectable_pct = row["verdict"], row["detectable_pct"]
         cells = [
             row["name"],
             _format_number(row["a"]),
             _format_number(row["b"]),
             "" if row["change_pct"] is None else f"{_format_pct(row['change_pct'])} %",
-            "" if row["ci_pct"] is None else _format_interval(row["ci_pct"]),
-            "" if row["detectable_pct"] is None else f"{_format_pct(row['detectable_pct']).replace('+', '')} %",
+            _format_interval(row["ci_pct"]),
+            "" if detectable_pct is None else f"{_format_pct(detectable_pct).replace('+', '')} %",
             f"{row['n_a']}, {row['n_b']}",
-            "–" if verdict is None else VERDICTS.get(verdict, verdict),
+            VERDICTS.get(verdict, verdict),
         ]
         table.add_row(*map(Text, cells), style=STYLES.get(verdict or "", "dim"))
     return table
 
 
-def _put_article(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+def _join(differences: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{each['name']} {format_value(each['a'])} → {format_value(each['b'])}" for each in differences)
 
 
-def _join(differences: list[dict[str, Any]]) -> str:
-    return ", ".join(_say_difference(difference) for difference in differences)
-
-
-def _say_difference(difference: Mapping[str, Any]) -> str:
-    return f"{difference['name']} {format_value(difference['a'])} → {format_value(difference['b'])}"
-
-
-def _shorten(names: list[str], n_shown: int = 4) -> str:
+def _shorten(names: Sequence[str], n_shown: int = 4) -> str:
     rest = len(names) - n_shown
     return ", ".join(names[:n_shown]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _format_interval(interval: list[float] | tuple[float, float] | None) -> str:
-    if interval is None:
-        return "no interval"
-    low, high = interval
-    return f"{_format_pct(low)} to {_format_pct(high)} %"
+def _format_interval(interval: Sequence[float] | None) -> str:
+    return f"{_format_pct(interval[0])} to {_format_pct(interval[1])} %" if interval else ""
 
 
 def _format_pct(value: float) -> str:

@@ -1,10 +1,12 @@
-"""Words for the doctor's document: one sentence, where the time goes, and the findings."""
+"""Say what the doctor found: the result in a sentence, where the time goes, and the findings."""
 
 from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from fulltilt.report.summary import count
 
 LABELS = {
     "data_wait": "data wait",
@@ -21,7 +23,7 @@ WIDTH = 100
 
 
 def describe_result(document: Mapping[str, Any]) -> str:
-    """The result in one sentence."""
+    """Say the result in one sentence."""
     findings = document["findings"]
     acts = [finding for finding in findings if finding["verdict"] == "act"]
     if not document["breakdown_pct"]:
@@ -34,14 +36,13 @@ def describe_result(document: Mapping[str, Any]) -> str:
         )
     if findings:
         worst = findings[0]
-        cost = (
-            "costs time on a GPU" if worst["ceiling_pct"] is None else f"costs {worst['ceiling_pct']:.0f} % of a step"
-        )
-        return f"Nothing is proved; {_place(worst)} perhaps {cost} ({_count(len(findings))})."
+        cost = "time on a GPU" if worst["ceiling_pct"] is None else f"{worst['ceiling_pct']:.0f} % of a step"
+        return f"Nothing is proved; {_place(worst)} perhaps costs {cost} ({count(len(findings), 'finding')})."
     return f"None of the {len(document['checked'])} rules found anything in {document['steps']['n_counted']} steps."
 
 
 def describe_steps(document: Mapping[str, Any]) -> str:
+    """Say how many steps were seen, how long one took, and what watching cost."""
     steps, overhead_us = document["steps"], document["overhead_us_per_step"]
     return (
         f"{steps['n']} steps of {steps['wall_ms_median']:.1f} ms (median of {steps['n_counted']}) on "
@@ -50,26 +51,22 @@ def describe_steps(document: Mapping[str, Any]) -> str:
 
 
 def list_bars(document: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each kind of work, as long as its share of the step."""
+    """Yield one bar for each kind of work, as long as its share of the step."""
     for kind, share_pct in document["breakdown_pct"].items():
         bar = "█" * round(BAR_WIDTH * max(share_pct, 0) / 100)
         yield f"{LABELS[kind]:<12}{share_pct:5.1f} % {bar}".rstrip()
 
 
 def list_findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Three lines for each finding: where and what, what is known, what to do."""
+    """Yield three lines for each finding: where and what, what is known, what to do."""
     for finding in findings[:N_SHOWN]:
         code = linecache.getline(finding["file"], finding["line"]).strip()
         yield _fit(f"{finding['verdict']:<12}{_place(finding)}  {code}")
-        yield _fit(f"{'':12}{finding['rule']}: {describe_evidence(finding)}")
+        evidence = _EVIDENCE[finding["rule"]](finding, finding["evidence"])
+        yield _fit(f"{'':12}{finding['rule']}: {evidence}")
         yield _fit(f"{'':12}fix: {finding['fix']}")
     if len(findings) > N_SHOWN:
         yield f"and {len(findings) - N_SHOWN} more in the report"
-
-
-def describe_evidence(finding: Mapping[str, Any]) -> str:
-    """What is known of a finding, in figures."""
-    return _EVIDENCE[finding["rule"]](finding, finding["evidence"])
 
 
 def _describe_sync(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
@@ -103,10 +100,6 @@ _EVIDENCE = {"host-sync": _describe_sync, "slow-transform": _describe_transform,
 
 def _place(finding: Mapping[str, Any]) -> str:
     return f"{finding['file']}:{finding['line']}"
-
-
-def _count(n: int) -> str:
-    return f"{n} finding{'' if n == 1 else 's'}"
 
 
 def _fit(line: str) -> str:

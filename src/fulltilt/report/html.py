@@ -1,7 +1,4 @@
-"""The page of a search: one file, no script, nothing fetched.
-
-Built from the JSON document, so an old result can be drawn again.
-"""
+"""Build the page of a search from its JSON document: one file, no script, nothing fetched."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from fulltilt.report.outcome import describe_outcome
 from fulltilt.report.summary import (
     PICK_TITLES,
     Document,
+    count,
     describe_advice,
     describe_hints,
     describe_marks,
@@ -24,6 +22,8 @@ from fulltilt.report.summary import (
     describe_same_pick,
     describe_search,
     describe_verification,
+    name_picks,
+    read_recommended,
 )
 from fulltilt.report.table import (
     SHORT_NAMES,
@@ -50,17 +50,17 @@ PHASE_COLOURS = {
 
 
 def build_tune_html(document: Document) -> str:
-    """The report page of ``fulltilt tune``."""
+    """Build the report page of ``fulltilt tune``."""
     rows = document["trials"]
     machine, workload = document.get("machine") or {}, document.get("workload") or {}
     name = workload.get("name") or "workload"
     sections = [
         f"<h1>{escape(str(name))}</h1>",
         f'<p class="sub">{escape(describe_machine(machine))}<br>{escape(describe_search(document))}</p>',
-        _list("What it comes to", describe_outcome(document)),
+        build_list("What it comes to", describe_outcome(document)),
         _cards(document),
-        _list("Notes", [*describe_hints(document), *document.get("notes", ())]),
-        _advice(document),
+        build_list("Notes", [*describe_hints(document), *document.get("notes", ())]),
+        build_list("What would make it faster still", describe_advice(document, in_full=True)),
         _verification(document),
         "<h2>What was measured</h2>",
         _charts(rows, document),
@@ -72,29 +72,37 @@ def build_tune_html(document: Document) -> str:
 
 
 def build_page(title: str, sections: Sequence[str]) -> str:
-    """A whole page of sections that are HTML already."""
+    """Build a whole page of sections that are HTML already."""
+    style = (resources.files("fulltilt.report") / "page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_read_style()}</style></head>"
+        f"<title>{escape(title)}</title><style>{style}</style></head>"
         f"<body><main>{''.join(sections)}</main></body></html>\n"
     )
 
 
-def _read_style() -> str:
-    return (resources.files("fulltilt.report") / "page.css").read_text(encoding="utf-8")
+def build_list(title: str, lines: Sequence[str]) -> str:
+    """Build a titled list; nothing where there are no lines."""
+    if not lines:
+        return ""
+    return f"<h2>{escape(title)}</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def build_figure(title: str, chart: str) -> str:
+    """Build a chart, HTML already, under its title."""
+    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
 
 
 def describe_machine(machine: Mapping[str, Any]) -> str:
-    """One line: processor, usable cores, memory, accelerators, torch."""
+    """Describe in one line: processor, usable cores, memory, accelerators, torch."""
     parts = []
     if machine.get("cpu_model"):
         parts.append(f"{machine['cpu_model']}, {machine.get('n_cores_usable', '?')} usable cores")
     if machine.get("memory_total_bytes"):
         parts.append(format_bytes(machine["memory_total_bytes"]))
     parts += [device["name"] for device in machine.get("devices") or ()]
-    torch = (machine.get("packages") or {}).get("torch")
-    if torch:
+    if torch := (machine.get("packages") or {}).get("torch"):
         parts.append(f"torch {torch}")
     return " · ".join(parts) or "machine unknown"
 
@@ -111,27 +119,20 @@ def _cards(document: Document) -> str:
             plan = f"the same plan as {PICK_TITLES[first].lower()}"
             notes = [describe_same_pick(pick, document["picks"][first])]
         rate = escape(mark_busy(format_throughput(pick), pick))
-        body = "".join(f'<p class="note">{escape(line)}</p>' for line in notes)
         kind = " main" if key == "recommended" else ""
         cards.append(
             f'<div class="card{kind}"><h3>{title}</h3><p class="big">{rate}</p>'
-            f'<p class="note">samples/s</p><p>{escape(plan)}</p>{body}</div>'
+            f'<p class="note">samples/s</p><p>{escape(plan)}</p>{"".join(map(_note, notes))}</div>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
-def _list(title: str, lines: Sequence[str]) -> str:
-    if not lines:
-        return ""
-    return f"<h2>{escape(title)}</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
-
-
-def _advice(document: Document) -> str:
-    return _list("What would make it faster still", describe_advice(document, in_full=True))
+def _note(said: str | None) -> str:
+    return f'<p class="note">{escape(said)}</p>' if said else ""
 
 
 def _verification(document: Document) -> str:
-    """Quality over training time, one line a training, one colour a plan."""
+    """Draw quality over training time, one line a training, one colour a plan."""
     said = describe_verification(document)
     if said is None:
         return ""
@@ -143,31 +144,26 @@ def _verification(document: Document) -> str:
         curves.setdefault(run["arm"], []).append(points)
     title = f"validation {verification['metric']}"
     chart = build_curve_chart(curves, x_title="seconds of training", y_title=title)
-    return (
-        f"<h2>Does it learn as well?</h2><p>{escape(said)}</p>"
-        f'<div class="charts"><figure><figcaption>{escape(title.capitalize())} while training</figcaption>'
-        f"{chart}</figure></div>"
-    )
+    figure = build_figure(f"{title.capitalize()} while training", chart)
+    return f'<h2>Does it learn as well?</h2><p>{escape(said)}</p><div class="charts">{figure}</div>'
 
 
 def _probes(document: Document) -> str:
-    """Parts of the step that were run alone: what the search predicted from, never what it picked."""
+    """List parts of the step that were run alone: what the search predicted from, never what it picked."""
     probes = document.get("probes") or ()
     if not probes:
         return ""
     lines = "".join(f"<li>{escape(_describe_probe(probe))}</li>" for probe in probes)
-    count = "1 probe" if len(probes) == 1 else f"{len(probes)} probes"
-    summary = f"{count} of parts of the step: what whole runs were chosen by, never picked themselves"
-    legend = _legend(describe_busy((), probes=probes))
-    return f"<details><summary>{escape(summary)}</summary><ul>{lines}</ul>{legend}</details>"
+    summary = f"{count(len(probes), 'probe')} of parts of the step: what whole runs were chosen by, never picked"
+    legend = _note(describe_busy((), probes=probes))
+    return f"<details><summary>{escape(summary)} themselves</summary><ul>{lines}</ul>{legend}</details>"
 
 
 def _describe_probe(probe: Row) -> str:
+    is_estimate = probe["kind"] == "memory"
     figure = f"{mark_busy(format_throughput(probe), probe)} samples/s" if probe.get("samples_per_s") else ""
-    memory = probe.get("memory_allocated_peak_gib") if probe["kind"] == "memory" else read_memory_gib(probe)
-    size = (
-        "" if memory is None else f"{format_gib(memory)}{' of tensors, estimated' if probe['kind'] == 'memory' else ''}"
-    )
+    memory = probe.get("memory_allocated_peak_gib") if is_estimate else read_memory_gib(probe)
+    size = "" if memory is None else format_gib(memory) + (" of tensors, estimated" if is_estimate else "")
     end = probe["status"] if probe["status"] == "ok" else f"{probe['status']}: {probe.get('reason')}"
     parts = (f"{probe['id']} {probe['kind']}", describe_plan(probe["plan"]), figure, size, probe.get("why") or "", end)
     return " · ".join(part for part in parts if part)
@@ -175,28 +171,28 @@ def _describe_probe(probe: Row) -> str:
 
 def _charts(rows: Sequence[Row], document: Document) -> str:
     measured = [row for row in rows if row["status"] == "ok"]
-    recommended = (document["picks"].get("recommended") or {}).get("id")
-    limit = (document.get("search") or {}).get("memory_limit_gib")
-    series = _group_series(measured)
-    throughput = {name: [_throughput_point(row, recommended) for row in line] for name, line in series.items()}
-    memory = {name: [p for row in line if (p := _memory_point(row, recommended))] for name, line in series.items()}
-    dropped = "" if len(measured) == sum(map(len, series.values())) else f" (best {MAX_SERIES} combinations)"
-    figures = [
-        (f"Throughput by batch{dropped}", build_line_chart(throughput, x_title="batch size", y_title="samples/s")),
-        (
-            f"Peak memory by batch{dropped}",
-            build_line_chart(memory, x_title="batch size", y_title="GiB", limit=limit),
-        ),
-    ]
-    if len({row["plan"]["batch_size"] for row in measured}) == 1:
-        figures = []  # all points above one another
-    figures.append(("Where a step's time goes", _phase_bars(measured, recommended)))
-    drawn = "".join(f"<figure><figcaption>{title}</figcaption>{chart}</figure>" for title, chart in figures)
-    return f'<div class="charts">{drawn}</div>'
+    recommended = read_recommended(document).get("id")
+    figures = []
+    if len({row["plan"]["batch_size"] for row in measured}) != 1:  # else all points lie above one another
+        limit = (document.get("search") or {}).get("memory_limit_gib")
+        series = _group_series(measured)
+        rates = {name: [_build_throughput_point(row, recommended) for row in line] for name, line in series.items()}
+        memory = {
+            name: [_build_memory_point(row, recommended) for row in line if read_memory_gib(row) is not None]
+            for name, line in series.items()
+        }
+        n_shown = sum(map(len, series.values()))
+        dropped = "" if len(measured) == n_shown else f" (best {MAX_SERIES} combinations)"
+        chart = build_line_chart(rates, x_title="batch size", y_title="samples/s")
+        figures.append(build_figure(f"Throughput by batch{dropped}", chart))
+        chart = build_line_chart(memory, x_title="batch size", y_title="GiB", limit=limit)
+        figures.append(build_figure(f"Peak memory by batch{dropped}", chart))
+    figures.append(build_figure("Where a step's time goes", _phase_bars(measured, recommended)))
+    return f'<div class="charts">{"".join(figures)}</div>'
 
 
 def _group_series(measured: Sequence[Row]) -> dict[str, list[Row]]:
-    """One line per combination of the other levers; the fastest few where there are more than colours."""
+    """Make one line per combination of the other levers; the fastest few where there are more than colours."""
     names = [name for name in select_levers(measured) if name != "batch_size"]
     names = [name for name in names if len({repr(row["plan"].get(name)) for row in measured}) > 1]
     groups: dict[str, list[Row]] = {}
@@ -207,27 +203,23 @@ def _group_series(measured: Sequence[Row]) -> dict[str, list[Row]]:
     return {label: groups[label] for label in best[:MAX_SERIES]}
 
 
-def _throughput_point(row: Row, recommended: str | None) -> Point:
+def _build_throughput_point(row: Row, recommended: str | None) -> Point:
     low, high = row.get("samples_per_s_ci95") or (None, None)
     label = f"batch {row['plan']['batch_size']}: {format_throughput(row)} samples/s"
     marked = row["id"] == recommended
     return Point(x=row["plan"]["batch_size"], y=row["samples_per_s"], low=low, high=high, label=label, marked=marked)
 
 
-def _memory_point(row: Row, recommended: str | None) -> Point | None:
-    memory = read_memory_gib(row)
-    if memory is None:
-        return None
-    part = row.get("memory_peak_part")
+def _build_memory_point(row: Row, recommended: str | None) -> Point:
+    memory, part = read_memory_gib(row) or 0.0, row.get("memory_peak_part")
     label = f"batch {row['plan']['batch_size']}: {format_gib(memory)}" + (f" ({part})" if part else "")
     return Point(x=row["plan"]["batch_size"], y=memory, label=label, marked=row["id"] == recommended)
 
 
 def _phase_bars(measured: Sequence[Row], recommended: str | None) -> str:
     rows = [row for row in measured if row.get("phases_ms")]
-    rows = sorted(rows, key=lambda row: -(row["samples_per_s"] or 0))[:MAX_BARS]
     bars = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: -(row["samples_per_s"] or 0))[:MAX_BARS]:
         parts = {name: row["phases_ms"][name] for name in PHASE_COLOURS if row["phases_ms"].get(name) is not None}
         label = f"{row['id']} · batch {row['plan']['batch_size']}"
         bars.append(Bar(label=label, parts=parts, marked=row["id"] == recommended))
@@ -236,26 +228,18 @@ def _phase_bars(measured: Sequence[Row], recommended: str | None) -> str:
 
 
 def _table(rows: Sequence[Row], document: Document) -> str:
-    picked: dict[str, list[str]] = {}
-    for key, pick in document["picks"].items():
-        if pick:
-            picked.setdefault(pick.get("id", ""), []).append(key)
-    columns = build_columns(rows)
+    picked, columns = name_picks(document), build_columns(rows)
     head = "".join(f"<th>{escape(column.title)}</th>" for column in columns)
     body = []
     for row in rows:
-        notes = " · ".join(picked.get(row["id"], ()))
-        reason = row.get("reason") if row["status"] != "ok" else None
-        kind = "pick" if notes else "" if row["status"] == "ok" else "bad"
+        notes, is_ok = " · ".join(picked.get(row["id"], ())), row["status"] == "ok"
         cells = [escape(column.cell(row)) for column in columns]
-        tips = [escape(column.tip(row)) if column.tip is not None else "" for column in columns]
-        cells[-1] += f" · {escape(notes)}" if notes else f": {escape(reason)}" if reason else ""
-        marks = [f' title="{tip}"' if tip else "" for tip in tips]
+        if notes:
+            cells[-1] += f" · {escape(notes)}"
+        elif not is_ok and row.get("reason"):
+            cells[-1] += f": {escape(row['reason'])}"
+        marks = [f' title="{escape(tip)}"' if (tip := column.tip(row)) else "" for column in columns]
         tds = "".join(f"<td{mark}>{cell}</td>" for mark, cell in zip(marks, cells, strict=True))
-        body.append(f'<tr class="{kind}">{tds}</tr>')
+        body.append(f'<tr class="{"pick" if notes else "" if is_ok else "bad"}">{tds}</tr>')
     drawn = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-    return _legend(describe_marks(document, in_full=True)) + drawn
-
-
-def _legend(said: str | None) -> str:
-    return f'<p class="note">{escape(said)}</p>' if said else ""
+    return _note(describe_marks(document, in_full=True)) + drawn

@@ -1,4 +1,4 @@
-"""What came of a search, in words: what was decided, by how much, and what that is in time."""
+"""Say what came of a search: what was decided, by how much, and what that is in time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.records import format_rate
-from fulltilt.report.summary import Document, count, describe_plan, format_duration
+from fulltilt.report.summary import Document, count, describe_plan, format_duration, read_recommended
 from fulltilt.report.table import BUSY_MARK, TELLING_PCT, is_busy
 
 TIE_PCT = 2.0  # differences below it are none
@@ -17,7 +17,7 @@ TELLABLE_PCT = 900.0  # a gain of a factor of 10: runs that tell only larger one
 
 
 def describe_outcome(document: Document) -> list[str]:
-    """What comes of the search, before its picks: what was decided, then by how much, then what that means in time.
+    """Say what comes of the search, before its picks: what was decided, then by how much, then what it is in time.
 
     A machine that was too busy decides nothing: a reader who saw the picks first took them for a result.
     """
@@ -27,116 +27,120 @@ def describe_outcome(document: Document) -> list[str]:
 
 
 def describe_gain(document: Document) -> str | None:
-    """The recommended plan beside the user's own, where both were measured."""
-    pick, baseline = document["picks"].get("recommended"), document.get("baseline")
-    if not pick or not baseline or not baseline.get("samples_per_s") or pick.get("id") == baseline.get("id"):
-        return None
+    """Compare the recommended plan with the user's own, where both were measured and not found alike."""
+    pick, baseline = read_recommended(document), document.get("baseline") or {}
     savings = document.get("savings") or {}
     verdict = savings.get("verdict")
-    if verdict in ("no gain", "same plan"):
-        return None  # what was saved says so
-    after, before, base = pick["samples_per_s"], baseline["samples_per_s"], "by their rows in the table"
-    if (sides := _list_sides(document)) is not None:
-        before, after = map(statistics.geometric_mean, sides)
+    if verdict in ("no gain", "same plan") or not pick or not baseline.get("samples_per_s"):
+        return None
+    if pick["id"] == baseline["id"]:
+        return None
+    compared = [] if savings.get("gain_pct") is None else _list_compared(document)
+    plans = baseline["plan"], pick["plan"]
+    sides = [[row["samples_per_s"] for row in compared if row["plan"] == plan] for plan in plans]
+    rates, base = (baseline["samples_per_s"], pick["samples_per_s"]), "by their rows in the table"
+    if all(sides):
+        rates = tuple(map(statistics.geometric_mean, sides))
         base = f"by the geometric mean of {count(len(sides[0]), 'run')} each side by side"
-    ratio = after / before
-    noise_pct = document["search"].get("noise_pct") or 0.0
+    ratio, noise_pct = rates[1] / rates[0], document["search"].get("noise_pct") or 0.0
     if verdict is None and 100 * abs(ratio - 1) <= noise_pct:
         return f"no difference from the settings as they were: runs of one plan lay {noise_pct:.0f} % apart"
-    is_alone = "savings" in (document.get("null_reasons") or {})
     times = f"{ratio:.2f} ×"
-    if is_busy(pick) or is_busy(baseline) or _describe_busy_runs(document):
+    if any(map(is_busy, (pick, baseline, *_list_compared(document)))):
         times = f"about {f'{ratio:.0f}' if ratio >= 10 else f'{ratio:.2g}'} × {BUSY_MARK}"
+    doubt = ", in too few runs to tell it from chance" if _find_reason(document, "savings") else ""
+    before, after = map(format_rate, rates)
     return (
-        f"{times} the throughput of the settings as they were, {base}: {format_rate(before)} → {format_rate(after)} "
-        f"samples/s (before: {describe_plan(baseline['plan'])})"
-        f"{', in too few runs to tell it from chance' if is_alone else ''}"
+        f"{times} the throughput of the settings as they were, {base}: {before} → {after} samples/s (before: "
+        f"{describe_plan(plans[0])}){doubt}"
     )
 
 
-def _list_sides(document: Document) -> tuple[list[float], list[float]] | None:
-    """Of the runs that the saving was computed from, samples/s of the settings as they were and of the pick."""
-    savings, baseline = document.get("savings") or {}, document.get("baseline")
-    ids, pick = savings.get("compared_ids", ()), document["picks"].get("recommended")
-    if savings.get("gain_pct") is None or not baseline or not pick:
-        return None
-    found = {row["id"]: row for row in (*document["trials"], *document.get("repeats", ()), baseline)}
-    rows = [found[id] for id in ids if id in found]
-    before, after = ([r["samples_per_s"] for r in rows if r["plan"] == own["plan"]] for own in (baseline, pick))
-    return (before, after) if before and after else None
+def _list_compared(document: Document) -> list[Mapping[str, Any]]:
+    """List the runs that the saving was computed from."""
+    ids = (document.get("savings") or {}).get("compared_ids", ())
+    rows = [*document["trials"], *document.get("repeats", ()), document.get("baseline")]
+    found = {row["id"]: row for row in rows if row}
+    return [found[id] for id in ids if id in found]
+
+
+def _find_reason(document: Document, name: str) -> str | None:
+    return (document.get("null_reasons") or {}).get(name)
 
 
 def describe_savings(document: Document) -> list[str]:
-    """Time of the user's own run before and after, and when the search has paid for itself.
+    """Say what the user's own run takes before and after, and when the search has paid for itself.
 
     What a busy machine showed is no promise for a quiet one: a minute of contention once made 112 × of what was no
     clear gain 24 minutes later. It is said first, and nothing is paid back by it.
     """
-    lines = _describe_verdict(document)
-    if not lines:
-        return []
-    said = "; ".join(filter(None, [lines[0], _describe_unconfirmed(document)]))
-    busy = _describe_busy_runs(document)
-    if busy is None:
-        return [said, *lines[1:]]
-    remedy = "" if REPEAT_WHEN_QUIET in said else f": {REPEAT_WHEN_QUIET}"
-    is_claim = document["savings"]["verdict"] in ("faster", "slower")
-    holds = "on a machine as busy as this one was, which is no claim for a quiet one: " if is_claim else ""
-    return [f"{holds}{said}; {busy}{remedy}"]
-
-
-def _describe_verdict(document: Document) -> list[str]:
     savings = document.get("savings")
     if not savings:
-        reason = (document.get("null_reasons") or {}).get("savings")
+        reason = _find_reason(document, "savings")
         return [f"time saved: not known, {reason}"] if reason else []
+    compared = _list_compared(document)
+    busy = [row["id"] for row in compared if is_busy(row)]
+    is_claim = savings["verdict"] in ("faster", "slower")
+    said = _describe_claim(savings, is_busy=bool(busy)) if is_claim else _describe_no_gain(document, savings)
+    if unconfirmed := _describe_unconfirmed(savings, document.get("verification") or {}):
+        said += f"; {unconfirmed}"
+    if not busy:
+        return [said, *(_describe_payback(savings) if is_claim else ())]
+    n, are = len(compared), "is" if len(busy) == 1 else "are"
+    those = f"of the {n} runs compared, {len(busy)} {are} a busy machine's ({', '.join(busy)})"
+    if len(busy) == n:
+        those = f"all {n} runs compared are a busy machine's"
+    remedy = "" if REPEAT_WHEN_QUIET in said else f": {REPEAT_WHEN_QUIET}"
+    holds = "on a machine as busy as this one was, which is no claim for a quiet one: " if is_claim else ""
+    return [f"{holds}{said}; {those}{remedy}"]
+
+
+def _describe_no_gain(document: Document, savings: Mapping[str, Any]) -> str:
     if savings["verdict"] == "same plan":
         n_undecided = document["search"].get("n_undecided") or 0
-        if n_undecided:
-            others = "1 other plan" if n_undecided == 1 else f"{n_undecided} other plans"
-            return [f"no gain was found: the settings as they were are recommended, and {others} left undecided"]
-        return ["no gain: the settings as they were are the recommended ones"]
+        if not n_undecided:
+            return "no gain: the settings as they were are the recommended ones"
+        others = count(n_undecided, "other plan")
+        return f"no gain was found: the settings as they were are recommended, and {others} left undecided"
     low, high = savings["gain_ci95_pct"]
-    if savings["verdict"] == "no gain" and high - low > 2 * TELLING_PCT:
-        return [
+    if high - low > 2 * TELLING_PCT:
+        return (
             "too noisy to tell the recommended plan from the settings as they were: runs of one plan differ as much as "
             f"the two do ({savings['n_pairs']} pairs of runs side by side); {REPEAT_WHEN_QUIET}"
-        ]
-    pairs = f"{savings['n_pairs']} pairs of runs side by side"
-    if savings["verdict"] == "no gain":
-        shown = "no gain" if max(abs(low), abs(high)) <= TIE_PCT else "no gain that this search could prove"
-        measured = _describe_time_saved(savings["gain_pct"], n_digits=1)
-        return [
-            f"{shown} over the settings as they were: {measured} was measured "
-            f"(saved: {low:z.1f} to {high:z.1f} %, an interval that holds 0; {pairs})"
-        ]
-    gain = f"{savings['gain_pct']:.1f} % ({low:.1f} to {high:.1f} %; {pairs})"
-    slower = f"slower than the settings as they were: the share of the training time saved is {gain}"
-    faster = f"{gain} less training time" if _describe_busy_runs(document) else f"{gain} of the training time is saved"
-    share = faster if savings["verdict"] == "faster" else slower
+        )
+    shown = "no gain" if max(abs(low), abs(high)) <= TIE_PCT else "no gain that this search could prove"
+    return (
+        f"{shown} over the settings as they were: {_describe_time_saved(savings['gain_pct'], n_digits=1)} was measured "
+        f"(saved: {low:z.1f} to {high:z.1f} %, an interval that holds 0; {savings['n_pairs']} pairs of runs side by "
+        "side)"
+    )
+
+
+def _describe_claim(savings: Mapping[str, Any], *, is_busy: bool) -> str:
+    low, high = savings["gain_ci95_pct"]
+    gain = f"{savings['gain_pct']:.1f} % ({low:.1f} to {high:.1f} %; {savings['n_pairs']} pairs of runs side by side)"
+    share = f"{gain} less training time" if is_busy else f"{gain} of the training time is saved"
+    if savings["verdict"] == "slower":
+        share = f"slower than the settings as they were: the share of the training time saved is {gain}"
     if savings["before_s"] is None:
-        return [share, *_describe_payback(savings)]
-    run = f"this run, {savings['n_epochs']} epochs of {savings['n_samples']:,} samples"
+        return share
     before, after = format_duration(savings["before_s"]), format_duration(savings["after_s"])
-    return [f"{run}: {before} → {after}; {share}", *_describe_payback(savings)]
+    return f"this run, {savings['n_epochs']} epochs of {savings['n_samples']:,} samples: {before} → {after}; {share}"
 
 
-def _describe_unconfirmed(document: Document) -> str | None:
-    """What the trainings of ``--verify`` took, where it does not bear out the time that the search says is saved."""
-    savings, verification = document.get("savings") or {}, document.get("verification") or {}
+def _describe_unconfirmed(savings: Mapping[str, Any], verification: Mapping[str, Any]) -> str | None:
+    """Say what the trainings of ``--verify`` took, where that differs from what the search says is saved."""
     interval = verification.get("time_saved_ci95_pct")
-    if savings.get("verdict") != "faster" or not interval:
+    if savings["verdict"] != "faster" or not interval:
         return None
     (low, high), (least, most) = interval, savings["gain_ci95_pct"]
-    verdict = "did not confirm it"
-    if low <= 0 <= high:
-        why = ", an interval that holds 0"
-    elif high < least:
-        why = ", an interval apart from the search's"
-    elif low > most:
+    verdict, why = "did not confirm it", ", an interval that holds 0"
+    if low > most:
         verdict, why = "saved more than the search says", ""
-    else:
-        return None
+    elif not low <= 0 <= high:
+        why = ", an interval apart from the search's"
+        if high >= least:
+            return None
     return (
         f"--verify's trainings of {verification['n_pairs']} pairs {verdict}: "
         f"{_describe_time_saved(verification['time_saved_pct'])} to the same quality "
@@ -145,26 +149,10 @@ def _describe_unconfirmed(document: Document) -> str | None:
 
 
 def _describe_time_saved(saved_pct: float, *, n_digits: int = 0) -> str:
-    """``34 % less training time``, ``12 % more training time``, ``the same training time``."""
+    """Say a share of time saved: ``34 % less training time``, ``the same training time``."""
     shown = f"{abs(saved_pct):.{n_digits}f}"
-    if not float(shown):
-        return "the same training time"
-    return f"{shown} % {'less' if saved_pct > 0 else 'more'} training time"
-
-
-def _describe_busy_runs(document: Document) -> str | None:
-    """Which of the runs that the verdict rests on are of a busy machine; None where none is."""
-    compared = (document.get("savings") or {}).get("compared_ids", ())
-    rows = [*document["trials"], *document.get("repeats", ()), *filter(None, [document.get("baseline")])]
-    runs = {row["id"]: row for row in rows if row["id"] in compared}
-    busy = [id for id in compared if id in runs and is_busy(runs[id])]
-    if not busy:
-        return None
-    if len(busy) == len(runs):
-        return f"all {len(runs)} runs compared are a busy machine's"
-    named = ", ".join(busy)
     return (
-        f"of the {len(runs)} runs compared, {len(busy)} {'is' if len(busy) == 1 else 'are'} a busy machine's ({named})"
+        f"{shown} % {'less' if saved_pct > 0 else 'more'} training time" if float(shown) else "the same training time"
     )
 
 
@@ -180,34 +168,31 @@ def _describe_payback(savings: Mapping[str, Any]) -> list[str]:
 
 
 def describe_resolution(document: Document) -> str | None:
-    """What the runs could have told apart, and how many plans they did not."""
+    """Say what the runs could have told apart, and how many plans they did not."""
     search = document["search"]
-    if search.get("detectable_pct") is None:
+    gap_pct, n_undecided = search.get("detectable_pct"), search.get("n_undecided") or 0
+    if gap_pct is None:
         return None
-    detectable, n_undecided = search["detectable_pct"], search.get("n_undecided") or 0
     n_others = sum(row["status"] == "ok" for row in document["trials"]) - 1
     left = f"; {n_undecided} of {count(n_others, 'other plan')} left undecided" if n_others > 0 else ""
-    if detectable > TELLABLE_PCT:
+    if gap_pct > TELLABLE_PCT:
         return f"these runs tell no plans apart: runs of one plan differ too much{left}"
-    return f"plans that differ by {_describe_gap(detectable)} are told apart by these runs in 80 of 100 cases{left}"
-
-
-def _describe_gap(gap_pct: float) -> str:
-    """``6.1 %``, ``42 %``, ``a factor of 2.1``: how much faster one of two plans is."""
-    if gap_pct > 100:
-        return f"a factor of {1 + gap_pct / 100:.1f}"
-    return f"{gap_pct:.1f} %" if gap_pct < 9.95 else f"{gap_pct:.0f} %"
+    gap = f"{gap_pct:.1f} %" if gap_pct < 9.95 else f"{gap_pct:.0f} %"
+    gap = f"a factor of {1 + gap_pct / 100:.1f}" if gap_pct > 100 else gap
+    return f"plans that differ by {gap} are told apart by these runs in 80 of 100 cases{left}"
 
 
 def describe_epoch(document: Document) -> str | None:
-    epoch = document.get("epoch_seconds") or {}
+    """Say how long one pass over the training set takes, and by which runs."""
+    epoch, pick = document.get("epoch_seconds") or {}, read_recommended(document)
     if not epoch.get("estimate"):
         return None
-    pick = document["picks"].get("recommended") or {}
-    estimate = format_duration(epoch["estimate"])
-    text = f"one epoch takes about {estimate}{f' {BUSY_MARK}' if _is_any_run_busy(document, pick) else ''}"
-    n_runs = len(pick.get("runs_samples_per_s") or ())
-    of_runs = f", by the geometric mean of its {n_runs} runs side by side" if n_runs > 1 else ""
+    rates = pick.get("runs_samples_per_s") or ()
+    rows = (*document["trials"], *document.get("repeats", ()))
+    runs = [row for row in rows if row["plan"] == pick.get("plan") and row.get("samples_per_s") in rates]
+    mark = f" {BUSY_MARK}" if any(map(is_busy, [pick, *runs] if pick else runs)) else ""
+    text = f"one epoch takes about {format_duration(epoch['estimate'])}{mark}"
+    of_runs = f", by the geometric mean of its {len(rates)} runs side by side" if len(rates) > 1 else ""
     if not epoch.get("ci95"):
         return f"{text}{of_runs}"
     if epoch["ci95"][1] > MAX_SPAN * epoch["ci95"][0]:
@@ -216,15 +201,8 @@ def describe_epoch(document: Document) -> str | None:
     return f"{text} ({low} to {high}){of_runs}"
 
 
-def _is_any_run_busy(document: Document, pick: Mapping[str, Any]) -> bool:
-    """Whether a busy machine measured the pick's row, or one of the runs beside others that its mean is of."""
-    rates = pick.get("runs_samples_per_s") or ()
-    rows = (*document["trials"], *document.get("repeats", ()))
-    runs = [row for row in rows if row["plan"] == pick.get("plan") and row.get("samples_per_s") in rates]
-    return any(map(is_busy, [pick, *runs] if pick else runs))
-
-
 def describe_learning_rate(document: Document) -> str | None:
+    """Say how the learning rate follows the effective batch, where it does."""
     rate = document.get("learning_rate") or {}
     if rate.get("from") is None or rate.get("to") is None or rate["from"] == rate["to"]:
         return None

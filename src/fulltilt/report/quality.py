@@ -1,4 +1,4 @@
-"""Which way a metric gets better, and how long runs took to the same quality."""
+"""Tell which way a metric gets better, and how long runs took to the same quality."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FALLING_WORDS = frozenset({"loss", "perplexity", "error", "mse", "mae", "rmse"})
 
 
 def find_direction(metric: str) -> Direction | None:
-    """Whether more or less of it is better, by the words of its name (``binary_accuracy``); None: not known."""
+    """Tell whether a metric gets better rising or falling, by the words of its name; None: not known."""
     words = set(re.split(r"[^a-z0-9]+", metric.lower()))
     if words & FALLING_WORDS:
         return "falling"
@@ -22,7 +22,7 @@ def find_direction(metric: str) -> Direction | None:
 
 
 def find_times_to_common_quality(curves: Sequence[Curve], *, is_rising: bool) -> tuple[float, list[float]]:
-    """The quality that the worst of the runs reached at its best → it, and when each run first showed it.
+    """Find the best quality that every run reached → it, and the training seconds when each run first showed it.
 
     Args:
         curves: One a run, none of them empty.

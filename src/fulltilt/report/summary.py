@@ -1,4 +1,4 @@
-"""What a search found, in words: the same lines for the terminal and for the page."""
+"""Say what a search found: the same lines for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -30,26 +30,38 @@ MAX_TIES = 5  # that are named; the document has them all
 SAID_IN_SHORT = ("not in the space", "failed")  # of the levers: not what the search had before it and passed over
 
 
-def describe_plan(plan: Mapping[str, Any], *, base: Mapping[str, Any] | None = None) -> str:
-    """``batch_size 128, num_workers 2, precision bf16``: what differs from PyTorch's defaults, and from ``base``."""
-    parts = []
-    for name, lever in load_catalogue().items():
-        value = plan.get(name)
-        asked_for = name in ("batch_size", "num_workers") or value != lever.default
-        if asked_for or (base is not None and base.get(name) != value):
-            parts.append(f"{name} {format_value(value)}")
+def read_recommended(document: Document) -> Mapping[str, Any]:
+    """Read the recommended pick; empty where there is none."""
+    return document["picks"].get("recommended") or {}
+
+
+def name_picks(document: Document) -> dict[str, list[str]]:
+    """Map the id of each picked row to the picks it is."""
+    names: dict[str, list[str]] = {}
+    for key in PICK_TITLES:
+        if pick := document["picks"].get(key):
+            names.setdefault(pick["id"], []).append(key)
+    return names
+
+
+def describe_plan(plan: Mapping[str, Any]) -> str:
+    """Name what differs from PyTorch's defaults: ``batch_size 128, num_workers 2, precision bf16``."""
+    parts = [
+        f"{name} {format_value(plan.get(name))}"
+        for name, lever in load_catalogue().items()
+        if name in ("batch_size", "num_workers") or plan.get(name) != lever.default
+    ]
     return ", ".join(sorted(parts, key=lambda part: not part.startswith("batch_size")))
 
 
 def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """The lines under a pick's title.
+    """List the lines under a pick's title.
 
     Args:
         rows: Of the table; those that tie are told by what their plans have other than the pick.
     """
     lines = [describe_plan(pick["plan"]), f"{mark_busy(format_throughput(pick), pick)} samples/s"]
-    memory = read_memory_gib(pick)
-    if memory:
+    if memory := read_memory_gib(pick):
         lines.append(f"{format_gib(memory)}; {format_rate(pick['samples_per_s'] / memory)} samples/s per GiB")
     if pick.get("gpu_utilization_pct") is not None:
         lines.append(f"GPU busy {pick['gpu_utilization_pct']:.0f} % of the time")
@@ -62,27 +74,20 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
             f"{format_rate(statistics.geometric_mean(runs))}"
         )
     lines.append(f"rule: {pick['rule']}")
-    if pick.get("tied_with"):
-        lines.append(_describe_ties(pick, rows))
+    if ids := pick.get("tied_with"):
+        plans = {row["id"]: row["plan"] for row in rows}
+        lines.append(f"tied with: {_shorten([_describe_tie(id, plans.get(id), pick['plan']) for id in ids])}")
     changes = pick.get("changes") or {}
-    for kind in ("recipe", "numerics"):
-        if changes.get(kind):
-            said = changes[kind] if isinstance(changes[kind], str) else "; ".join(map(str, changes[kind]))
-            lines.append(f"changes the {kind}: {said}")
-    return [*lines, *(f"note: {note}" for note in pick.get("notes") or ())]
+    lines += [f"changes the {kind}: {'; '.join(changes[kind])}" for kind in changes if changes[kind]]
+    return lines + [f"note: {note}" for note in pick.get("notes") or ()]
 
 
 def describe_same_pick(pick: Mapping[str, Any], shown: Mapping[str, Any]) -> str:
-    """The rule of a pick whose plan was ``shown`` already, in short, and its ties where they are others."""
+    """Give the rule of a pick whose plan was ``shown`` already, in short, and its ties where they are others."""
     rule, tied = pick["rule"].partition("; ")[0], pick.get("tied_with") or ()
     if set(tied) == set(shown.get("tied_with") or ()):
         return f"rule: {rule}"
     return f"rule: {rule}; by it tied with: {_shorten(tied) or 'none'}"
-
-
-def _describe_ties(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    plans, ids = {row["id"]: row["plan"] for row in rows}, pick["tied_with"]
-    return f"tied with: {_shorten([_describe_tie(id, plans.get(id), pick['plan']) for id in ids])}"
 
 
 def _shorten(names: Sequence[str]) -> str:
@@ -91,7 +96,7 @@ def _shorten(names: Sequence[str]) -> str:
 
 
 def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, Any]) -> str:
-    """``t7 (batch_size 64, compile yes)``"""
+    """Name a tie by what its plan has other: ``t7 (batch_size 64, compile yes)``."""
     if plan is None:
         return id
     other = [f"{name} {format_value(value)}" for name, value in plan.items() if value != picked.get(name)]
@@ -99,7 +104,7 @@ def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, 
 
 
 def describe_marks(document: Document, *, in_full: bool = False) -> str | None:
-    """The legend of the mark of a busy machine; None where no figure has it.
+    """Explain the mark of a busy machine; None where no figure has it.
 
     A gain is marked for the runs that it was computed from, of which the table shows one a plan: the others are
     counted apart from its rows, as are the probes that advice rests on.
@@ -107,53 +112,49 @@ def describe_marks(document: Document, *, in_full: bool = False) -> str | None:
     Args:
         in_full: The advice is shown so.
     """
-    baseline, ids = document.get("baseline"), (document.get("savings") or {}).get("compared_ids", ())
+    ids = (document.get("savings") or {}).get("compared_ids", ())
+    shown = {row["id"] for row in document["trials"]}
     compared = [row for row in document.get("repeats", ()) if row["id"] in ids]
-    hidden = {row["id"]: row for row in (*compared, *([baseline] if baseline else []))}
-    for row in document["trials"]:
-        hidden.pop(row["id"], None)
+    hidden = {row["id"]: row for row in (*compared, document.get("baseline")) if row and row["id"] not in shown}
     advised = {id for part in _list_advice(document, in_full=in_full) for id in part.get("busy_ids", ())}
     probes = [probe for probe in document.get("probes") or () if probe["id"] in advised]
     return describe_busy(document["trials"], hidden=hidden.values(), probes=probes)
 
 
 def describe_search(document: Document) -> str:
+    """Say how many plans, runs and probes the search took, and how long."""
     search = document["search"]
-    probes = f", {count(search['n_probes'], 'probe')}" if search.get("n_probes") else ""
+    n_skipped, n_outside = search.get("n_skipped") or 0, search.get("n_off_grid") or 0
     n_estimates = sum(row["kind"] == "memory" for row in document.get("probes", ()))
-    probes += f", {count(n_estimates, 'estimate')} of memory" if n_estimates else ""
-    n_skipped, n_repeats = search.get("n_skipped") or 0, search.get("n_repeats") or 0
-    skipped = f", {n_skipped} skipped" if n_skipped else ""
-    again = f", {count(n_repeats, 'run')} again" if n_repeats else ""
-    n_outside = search.get("n_off_grid") or 0
-    ran = count(search["n_trials"] - n_skipped - n_outside, "plan")
     outside = f" and {n_outside} outside it" if n_outside else ""
-    parts = [
-        f"{ran} run of a grid of {search['grid_size']}{outside}{skipped}{again}{probes}",
-        f"{search['n_out_of_memory']} out of memory",
-        f"{format_duration(search['seconds'])}",
-    ]
+    ran = count(search["n_trials"] - n_skipped - n_outside, "plan")
+    parts = [f"{ran} run of a grid of {search['grid_size']}{outside}"]
+    parts += [f"{n_skipped} skipped"] if n_skipped else []
+    parts += [f"{count(search['n_repeats'], 'run')} again"] if search.get("n_repeats") else []
+    parts += [count(search["n_probes"], "probe")] if search.get("n_probes") else []
+    parts += [f"{count(n_estimates, 'estimate')} of memory"] if n_estimates else []
+    parts += [f"{search['n_out_of_memory']} out of memory", format_duration(search["seconds"])]
     if search.get("earlier_s"):
         parts[-1] += f" in this run, {format_duration(search['earlier_s'])} in trials of earlier ones in this folder"
     return f"{search['strategy']}: " + ", ".join(parts)
 
 
 def describe_hints(document: Document) -> list[str]:
-    """Without the one that says once more what the mark at the recommended plan's figures says."""
-    recommended = document["picks"].get("recommended")
-    marked = recommended is not None and is_busy(recommended) and not (recommended.get("steal_pct") or 0.0) >= 1
-    hints = [hint if isinstance(hint, Mapping) else {"text": hint} for hint in document.get("hints") or ()]
-    return [hint.get("text", "") for hint in hints if not (marked and hint.get("rule") == "contention")]
+    """List the hints, without one that says once more what the mark at the recommended plan's figures says."""
+    pick = read_recommended(document)
+    is_marked = bool(pick) and is_busy(pick) and (pick.get("steal_pct") or 0.0) < 1
+    hints = document.get("hints") or ()
+    return [hint["text"] for hint in hints if not (is_marked and hint["rule"] == "contention")]
 
 
 def describe_advice(document: Document, *, in_full: bool = False) -> list[str]:
-    """What would make the recommended plan faster still; of levers those the search could not try, or all in full."""
+    """Say what would make the recommended plan faster; of levers those the search could not try, or all in full."""
     parts = _list_advice(document, in_full=in_full)
     return [f"{part['text']} {BUSY_MARK}" if part.get("busy_ids") else part["text"] for part in parts]
 
 
 def _list_advice(document: Document, *, in_full: bool) -> list[Mapping[str, Any]]:
-    """The parts of it that are shown, in their order; one that is not known says why."""
+    """List the parts that are shown, in their order; one that is not known says why."""
     advice, reasons = document.get("advice"), document.get("null_reasons") or {}
     if not advice:
         return []
@@ -169,17 +170,17 @@ def _list_advice(document: Document, *, in_full: bool) -> list[Mapping[str, Any]
 
 
 def describe_verification(document: Document) -> str | None:
-    """The verdict of ``--verify``; None when it was not asked for."""
-    verification = document.get("verification")
-    return verification["text"] if verification else None
+    """Give the verdict of ``--verify``; None when it was not asked for."""
+    return (document.get("verification") or {}).get("text")
 
 
 def count(n: int, what: str) -> str:
+    """Count in words: ``1 plan``, ``3 plans``."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def format_duration(seconds: float) -> str:
-    """``0.42 s``, ``17 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Format seconds: ``0.42 s``, ``17 s``, ``3 min 05 s``, ``2 h 10 min``."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     if seconds < 60:

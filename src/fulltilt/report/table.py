@@ -1,4 +1,4 @@
-"""The table of trials: one source of cells for the terminal and for the page."""
+"""Build the table of trials: one source of cells for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -28,18 +28,34 @@ BUSY_MARK = "*"
 WIDE = 140  # columns of a terminal that shows every phase
 _ALWAYS_SHOWN = ("batch_size", "num_workers", "precision")
 _STATUS = {"ok": "ok", "out_of_memory": "OOM", "timeout": "timeout", "error": "error", "skipped": "skipped"}
+_PHASE_TITLES = {
+    "data_wait": "data ms",
+    "h2d": "h2d ms",
+    "forward": "fwd ms",
+    "backward": "bwd ms",
+    "optimizer": "opt ms",
+    "other": "other ms",
+    "step": "step ms",
+}
+TELLING_PCT = 100.0  # half an interval wider than this says only that nothing is known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
+    """A column of the table.
+
+    Attributes:
+        tip: What a page shows when the cell is pointed at.
+    """
+
     title: str
     cell: Callable[[Row], str]
     is_number: bool = True
-    tip: Callable[[Row], str] | None = None  # what a page shows when the cell is pointed at
+    tip: Callable[[Row], str] = lambda row: ""
 
 
 def select_levers(rows: Sequence[Row]) -> list[str]:
-    """Levers worth a column: those of which the rows hold more than one value, and the three everyone asks for."""
+    """Select the levers worth a column: those that vary over the rows, and the three everyone asks for."""
     shown = []
     for name in load_catalogue():
         values = {repr(row["plan"].get(name)) for row in rows}
@@ -49,7 +65,7 @@ def select_levers(rows: Sequence[Row]) -> list[str]:
 
 
 def build_columns(rows: Sequence[Row], *, is_narrow: bool = False) -> list[Column]:
-    """Columns of the trial table. A column that no row has a figure for is left out.
+    """Build the columns of the trial table, without those that no row has a figure for.
 
     A narrow table keeps data wait and step of the phases: cut-off figures help nobody.
     """
@@ -57,46 +73,34 @@ def build_columns(rows: Sequence[Row], *, is_narrow: bool = False) -> list[Colum
         Column(title=SHORT_NAMES.get(name, name), cell=lambda row, n=name: format_value(row["plan"].get(n)))
         for name in select_levers(rows)
     ]
-    for phase, title in (
-        ("data_wait", "data ms"),
-        ("h2d", "h2d ms"),
-        ("forward", "fwd ms"),
-        ("backward", "bwd ms"),
-        ("optimizer", "opt ms"),
-        ("other", "other ms"),
-        ("step", "step ms"),
-    ):
-        if is_narrow and phase not in ("data_wait", "step"):
-            continue
-        if any((row.get("phases_ms") or {}).get(phase) is not None for row in rows):
+    for phase, title in _PHASE_TITLES.items():
+        is_shown = not is_narrow or phase in ("data_wait", "step")
+        if is_shown and any((row.get("phases_ms") or {}).get(phase) is not None for row in rows):
             columns.append(Column(title=title, cell=lambda row, p=phase: _ms((row.get("phases_ms") or {}).get(p))))
     columns.append(
         Column(title="samples/s", cell=lambda row: mark_busy(format_throughput(row), row), tip=describe_pressure)
     )
     if any(row.get("gpu_utilization_pct") is not None for row in rows):
         columns.append(Column(title="GPU %", cell=lambda row: _fixed(row.get("gpu_utilization_pct"), 0)))
-    columns.append(Column(title="memory GiB", cell=lambda row: _gib(read_memory_gib(row)), tip=describe_fullest_part))
+    columns.append(Column(title="memory GiB", cell=lambda row: _gib(read_memory_gib(row)), tip=_describe_fullest_part))
     columns.append(Column(title="status", cell=lambda row: _STATUS[row["status"]], is_number=False))
     return columns
 
 
 def read_memory_gib(row: Row) -> float | None:
-    """Memory of the device used: reserved on a GPU, the process tree's peak on a CPU."""
+    """Read the memory of the device used: reserved on a GPU, the process tree's peak on a CPU."""
     reserved = row.get("memory_reserved_peak_gib")
     return reserved if reserved is not None else row.get("memory_rss_peak_gib")
 
 
-def describe_fullest_part(row: Row) -> str:
-    """Which part of the run the memory is that of; empty where it was not read."""
+def _describe_fullest_part(row: Row) -> str:
+    """Name the part of the run that the memory is of; empty where it was not read."""
     part = row.get("memory_peak_part")
     return f"fullest: {part}" if part else ""
 
 
-TELLING_PCT = 100.0  # half an interval wider than this says only that nothing is known
-
-
 def format_throughput(row: Row) -> str:
-    """``1,234 ± 2 %``: half the 95 % interval's width beside the figure."""
+    """Format samples/s with half the width of the 95 % interval: ``1,234 ± 2 %``."""
     value, interval = row.get("samples_per_s"), row.get("samples_per_s_ci95")
     if value is None:
         return ""
@@ -113,21 +117,21 @@ def is_busy(row: Row) -> bool:
 
 
 def mark_busy(figure: str, row: Row) -> str:
-    """``1,234 ± 2.8 % *`` in a row of a busy machine; ``describe_busy`` says what the mark means."""
+    """Mark a figure in a row of a busy machine: ``1,234 ± 2.8 % *``. ``describe_busy`` explains the mark."""
     return f"{figure} {BUSY_MARK}" if figure and is_busy(row) else figure
 
 
 def describe_busy(rows: Iterable[Row], *, hidden: Iterable[Row] = (), probes: Iterable[Row] = ()) -> str | None:
-    """The legend of the mark under a table of ``rows``; None where none has it, and none of those hidden either.
+    """Explain the mark under a table of ``rows``; None where no row has it, and none of those hidden either.
 
     Args:
         hidden: Runs that the table does not show, and of which a figure beside it was computed.
         probes: Parts of the step that a sentence beside it rests on.
     """
-    n_rows, n_hidden, n_probes = (sum(map(is_busy, some)) for some in (rows, hidden, probes))
-    counts = [f"{n_rows} row{'' if n_rows == 1 else 's'}"] if n_rows else []
-    counts += [f"{n_hidden} compared run{'' if n_hidden == 1 else 's'} outside the table"] if n_hidden else []
-    counts += [f"{n_probes} probe{'' if n_probes == 1 else 's'}"] if n_probes else []
+    counts = []
+    for some, what, where in ((rows, "row", ""), (hidden, "compared run", " outside the table"), (probes, "probe", "")):
+        if n := sum(map(is_busy, some)):
+            counts.append(f"{n} {what}{'' if n == 1 else 's'}{where}")
     if not counts:
         return None
     return (
@@ -137,17 +141,18 @@ def describe_busy(rows: Iterable[Row], *, hidden: Iterable[Row] = (), probes: It
 
 
 def explain_mark(row: Row) -> str | None:
-    """The mark explained beside the one row that has it."""
+    """Explain the mark beside the one row that has it."""
     return f"{BUSY_MARK} {describe_pressure(row)}" if is_busy(row) else None
 
 
 def describe_pressure(row: Row) -> str:
-    """How long tasks waited for a core while the row was measured; empty where that was not read."""
+    """Say how long tasks waited for a core while the row was measured; empty where that was not read."""
     pressure_pct = row.get("cpu_pressure_pct")
     return "" if pressure_pct is None else f"some task waited for a core {pressure_pct:.0f} % of the time"
 
 
 def format_value(value: Any) -> str:
+    """Format a setting: ``yes``, ``no``, ``–`` for None, everything else as it is."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "–" if value is None else str(value)
@@ -156,7 +161,7 @@ def format_value(value: Any) -> str:
 def build_trials_table(
     rows: Sequence[Row], *, marked: Mapping[str, str] | None = None, width: int | None = None
 ) -> Any:
-    """A rich Table of the trials in the order they ran; ``marked``: trial id → a word set behind its status."""
+    """Build a rich Table of the trials in the order they ran; ``marked``: trial id → a word behind its status."""
     from rich.table import Table
     from rich.text import Text
 
@@ -187,5 +192,5 @@ def _fixed(value: float | None, digits: int) -> str:
 
 
 def _gib(value: float | None) -> str:
-    """``0.29``; two figures of what two decimals would round to nothing."""
+    """Format ``0.29``, and two figures of what two decimals would round to nothing."""
     return f"{value:.2g}" if value is not None and 0 < value < 0.01 else _fixed(value, 2)

@@ -1,4 +1,4 @@
-"""A training as its event log tells it: every step once, however often the run was stopped and went on."""
+"""Read a training from its event log: every step once, however often the run was stopped and went on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from fulltilt.errors import UsageError
 from fulltilt.records.run_folder import read_lines
 
 EVENTS_FILE = "events.jsonl"
+
+Event = Mapping[str, Any]  # as written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +41,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """Figures of one evaluation, or of the training set over an epoch."""
+    """The metrics of one evaluation, or of the training set over an epoch."""
 
     step: int
     epoch: float
@@ -77,10 +79,6 @@ class TrainingRun:
         seconds = sum(interval.seconds for interval in self.intervals)
         return sum(interval.n_samples for interval in self.intervals) / seconds if seconds else None
 
-    @property
-    def last_step(self) -> int:
-        return self.intervals[-1].step if self.intervals else 0
-
 
 def read_training(folder: str | Path) -> TrainingRun:
     """Read ``events.jsonl`` of a run folder.
@@ -92,15 +90,14 @@ def read_training(folder: str | Path) -> TrainingRun:
     if not path.is_file():
         raise UsageError(f"{folder} holds no {EVENTS_FILE}; name the folder of a training")
     try:
-        events = [json.loads(line) for line in read_lines(path)]
-        return _assemble(str(folder), events)
+        return _assemble(str(folder), [json.loads(line) for line in read_lines(path)])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} is not the event log of a training: {error!r}") from None
 
 
-def drop_repeated(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Without what came after the checkpoint that a later process went on from: it took those steps again."""
-    kept: list[Mapping[str, Any]] = []
+def drop_repeated(events: Sequence[Event]) -> list[Event]:
+    """Drop what came after the checkpoint that a later process went on from: it took those steps again."""
+    kept: list[Event] = []
     for event in events:
         if event["event"] == "RunStarted":
             first = event.get("first_step", 0)
@@ -110,40 +107,64 @@ def drop_repeated(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 
 def join_intervals(intervals: Sequence[Interval], n_points: int) -> tuple[list[Interval], int]:
-    """At most ``n_points`` intervals, neighbours joined → them, and how many make one."""
+    """Join neighbours into at most ``n_points`` intervals → them, and how many make one."""
     size = max(1, -(-len(intervals) // n_points))
-    parts = [intervals[start : start + size] for start in range(0, len(intervals), size)]
-    return [part[0] if len(part) == 1 else _join(part) for part in parts], size
+    return [_join(intervals[start : start + size]) for start in range(0, len(intervals), size)], size
 
 
-def _assemble(folder: str, events: Sequence[Mapping[str, Any]]) -> TrainingRun:
-    started = [event for event in events if event["event"] == "RunStarted"]
+def _join(part: Sequence[Interval]) -> Interval:
+    if len(part) == 1:
+        return part[0]
+    n_samples, seconds = sum(i.n_samples for i in part), sum(i.seconds for i in part)
+    told = [(i.loss, i.n_samples) for i in part if i.loss is not None]
+    return dataclasses.replace(
+        part[-1],
+        loss=sum(loss * n for loss, n in told) / sum(n for _, n in told) if told else None,
+        samples_per_s=n_samples / seconds if seconds else part[-1].samples_per_s,
+        n_steps=sum(i.n_steps for i in part),
+        n_samples=n_samples,
+        seconds=seconds,
+    )
+
+
+def _assemble(folder: str, events: Sequence[Event]) -> TrainingRun:
+    started = next((event for event in reversed(events) if event["event"] == "RunStarted"), None)
+    n_per_epoch = (started or {}).get("steps_per_epoch")
     kept = drop_repeated(events)
-    intervals = list(_read_intervals(kept, started[-1] if started else {}))
-    if not started or not intervals:
+    intervals = list(_read_intervals(kept, n_per_epoch))
+    if started is None or not intervals:
         raise UsageError(f"{folder} holds no step yet; train first, or wait for run.log_every_n_steps of them")
-    n_per_epoch = started[-1].get("steps_per_epoch")
+    seconds_at = {interval.step: interval.training_seconds for interval in intervals}
     return TrainingRun(
         folder=folder,
-        name=started[-1]["name"],
-        started=started[-1],
+        name=started["name"],
+        started=started,
         ended=events[-1] if events[-1]["event"] == "RunEnded" else None,
         n_attempts=_count_attempts(events),
         intervals=intervals,
-        epochs=list(_read_epochs(kept, intervals)),
-        evaluations=list(_read_evaluations(kept, n_per_epoch)),
+        epochs=[
+            _build_reading(event, event["epoch"] + 1, seconds_at[event["step"]], loss=event["loss"])
+            for event in kept
+            if event["event"] == "EpochDone" and event["step"] in seconds_at
+        ],
+        evaluations=[
+            _build_reading(
+                event, event["step"] / n_per_epoch if n_per_epoch else event["epoch"] + 1, event["training_seconds"]
+            )
+            for event in kept
+            if event["event"] == "Evaluated"
+        ],
         notes=tuple(dict.fromkeys(event["message"] for event in events if event["event"] == "Noted")),
     )
 
 
-def _count_attempts(events: Sequence[Mapping[str, Any]]) -> int:
-    """A ``RunStarted`` that a ``Replanned`` announced belongs to the process that was there."""
+def _count_attempts(events: Sequence[Event]) -> int:
+    """Count the starts; a ``RunStarted`` that a ``Replanned`` announced belongs to the process that was there."""
     told = [event["event"] for event in events if event["event"] in ("RunStarted", "Replanned")]
     return sum(now == "RunStarted" and before != "Replanned" for before, now in itertools.pairwise(["", *told]))
 
 
-def _read_intervals(events: Sequence[Mapping[str, Any]], started: Mapping[str, Any]) -> Iterator[Interval]:
-    n_per_epoch = started.get("steps_per_epoch")
+def _read_intervals(events: Sequence[Event], n_per_epoch: int | None) -> Iterator[Interval]:
     seconds = 0.0
     for event in events:
         if event["event"] == "StepsDone":
@@ -156,42 +177,7 @@ def _read_intervals(events: Sequence[Mapping[str, Any]], started: Mapping[str, A
             )
 
 
-def _read_epochs(events: Sequence[Mapping[str, Any]], intervals: Sequence[Interval]) -> Iterator[Reading]:
-    seconds_at = {interval.step: interval.training_seconds for interval in intervals}
-    for event in events:
-        if event["event"] == "EpochDone" and event["step"] in seconds_at:
-            yield Reading(
-                step=event["step"],
-                epoch=event["epoch"] + 1,
-                training_seconds=seconds_at[event["step"]],
-                metrics=_select_finite({"loss": event["loss"], **event["metrics"]}),
-            )
-
-
-def _read_evaluations(events: Sequence[Mapping[str, Any]], n_per_epoch: int | None) -> Iterator[Reading]:
-    for event in events:
-        if event["event"] == "Evaluated":
-            yield Reading(
-                step=event["step"],
-                epoch=event["step"] / n_per_epoch if n_per_epoch else event["epoch"] + 1,
-                training_seconds=event["training_seconds"],
-                metrics=_select_finite(event["metrics"]),
-            )
-
-
-def _select_finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """JSON has no spelling for NaN and infinity: they were written as null."""
-    return {name: value for name, value in metrics.items() if value is not None}
-
-
-def _join(part: Sequence[Interval]) -> Interval:
-    n_samples, seconds = sum(i.n_samples for i in part), sum(i.seconds for i in part)
-    told = [(i.loss, i.n_samples) for i in part if i.loss is not None]
-    return dataclasses.replace(
-        part[-1],
-        loss=sum(loss * n for loss, n in told) / sum(n for _, n in told) if told else None,
-        samples_per_s=n_samples / seconds if seconds else part[-1].samples_per_s,
-        n_steps=sum(i.n_steps for i in part),
-        n_samples=n_samples,
-        seconds=seconds,
-    )
+def _build_reading(event: Event, epoch: float, training_seconds: float, **more: float | None) -> Reading:
+    """Leave out what is null: NaN and infinity were written so."""
+    metrics = {name: value for name, value in {**more, **event["metrics"]}.items() if value is not None}
+    return Reading(step=event["step"], epoch=epoch, training_seconds=training_seconds, metrics=metrics)

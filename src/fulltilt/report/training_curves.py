@@ -1,14 +1,15 @@
-"""The learning curves of trainings: every chart over steps, epochs and seconds of training.
+"""Draw the learning curves of trainings over steps, epochs and seconds of training.
 
 Radio buttons and style rules choose which axis is shown; there is no script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from html import escape
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fulltilt.report.charts import MAX_SERIES, Point, build_curve_chart
+from fulltilt.report.html import build_figure
 from fulltilt.report.summary import format_duration
 from fulltilt.report.training import Interval, Reading, TrainingRun, join_intervals
 
@@ -20,13 +21,14 @@ AXES: Mapping[str, tuple[str, Callable[[Interval | Reading], float | None]]] = {
     "seconds": ("seconds of training", lambda at: at.training_seconds),
 }
 
-Groups = dict[str, list[list[tuple[Interval | Reading, float]]]]  # legend → lines of (place, figure)
+Curve = list[tuple[Interval | Reading, float]]  # (place, figure)
+Curves = dict[str, Curve]  # by their name in the legend
 
 
-def build_curves(names: Sequence[str], runs: Sequence[TrainingRun]) -> str:
-    """All curves over all axes, behind one switch; of the first six runs."""
-    names, runs = names[:MAX_SERIES], runs[:MAX_SERIES]
-    is_streaming = any(run.intervals[-1].epoch is None for run in runs)
+def build_curves(runs: Mapping[str, TrainingRun]) -> str:
+    """Build all curves over all axes, behind one switch; of the first six runs."""
+    runs = dict(itertools.islice(runs.items(), MAX_SERIES))
+    is_streaming = any(run.intervals[-1].epoch is None for run in runs.values())
     axes = [axis for axis in AXES if axis != "epoch" or not is_streaming]
     shown = "seconds" if len(runs) > 1 else axes[0]
     switch = "".join(
@@ -34,92 +36,89 @@ def build_curves(names: Sequence[str], runs: Sequence[TrainingRun]) -> str:
         f'<label for="by-{axis}">{AXES[axis][0]}</label>'
         for axis in axes
     )
-    figures = "".join(_figure(title, unit, groups, axes) for title, unit, groups in _list_charts(names, runs))
-    sizes = {size for run in runs if (size := join_intervals(run.intervals, N_POINTS)[1]) > 1}
-    joined = (
-        f'<p class="note">A point of a training curve is the mean of up to {max(sizes)} logging intervals.</p>'
-        if sizes
-        else ""
-    )
-    return f'{switch}<div class="charts by">{figures}</div>{joined}'
+    joined = {name: join_intervals(run.intervals, N_POINTS) for name, run in runs.items()}
+    lines = {name: intervals for name, (intervals, _) in joined.items()}
+    figures = "".join(_figure(title, unit, curves, axes) for title, unit, curves in _list_charts(runs, lines))
+    size = max(size for _, size in joined.values())
+    note = f'<p class="note">A point of a training curve is the mean of up to {size} logging intervals.</p>'
+    return f'{switch}<div class="charts by">{figures}</div>{note if size > 1 else ""}'
 
 
-def _figure(title: str, unit: str, groups: Groups, axes: Sequence[str]) -> str:
+def _figure(title: str, unit: str, curves: Curves, axes: Sequence[str]) -> str:
+    values = [y for curve in curves.values() for _, y in curve]
+    is_log = unit == "loss" and bool(values) and min(values) > 0 and max(values) > LOG_RATIO * min(values)
     drawn = []
     for axis in axes:
         x_title, place_on = AXES[axis]
-        lines = {
-            name: [[p for at, y in line if (p := _build_point(name, at, y, place_on)) is not None] for line in lines]
-            for name, lines in groups.items()
+        points = {
+            name: [[_build_point(name, x, at, y) for at, y in curve if (x := place_on(at)) is not None]]
+            for name, curve in curves.items()
         }
-        chart = build_curve_chart(lines, x_title=x_title, y_title=unit, is_log=unit == "loss" and _is_wide(groups))
+        chart = build_curve_chart(points, x_title=x_title, y_title=unit, is_log=is_log)
         drawn.append(f'<div class="by-{axis}">{chart}</div>')
-    return f"<figure><figcaption>{escape(title)}</figcaption>{''.join(drawn)}</figure>"
+    return build_figure(title, "".join(drawn))
 
 
-def _build_point(
-    name: str, at: Interval | Reading, y: float, place_on: Callable[[Interval | Reading], float | None]
-) -> Point | None:
-    x = place_on(at)
-    if x is None:
-        return None
+def _build_point(name: str, x: float, at: Interval | Reading, y: float) -> Point:
     label = f"{name}: {y:.4g} at step {at.step:,}, {format_duration(at.training_seconds)}"
     return Point(x=x, y=y, label=label.removeprefix(": "))
 
 
-def _list_charts(names: Sequence[str], runs: Sequence[TrainingRun]) -> list[tuple[str, str, Groups]]:
-    """(title, unit, curves). Of one run training and validation share a chart; of several each has its own."""
-    joined = [join_intervals(run.intervals, N_POINTS)[0] for run in runs]
-    losses: Groups = {
-        name: [[(at, at.loss) for at in line if at.loss is not None]] for name, line in zip(names, joined, strict=True)
+def _list_charts(
+    runs: Mapping[str, TrainingRun], lines: Mapping[str, Sequence[Interval]]
+) -> Iterator[tuple[str, str, Curves]]:
+    """Yield (title, unit, curves). Of one run training and validation share a chart; of several each has its own."""
+    losses: Curves = {
+        name: [(at, at.loss) for at in intervals if at.loss is not None] for name, intervals in lines.items()
     }
-    validation = {metric: _group(names, [read_curve(run, metric) for run in runs]) for metric in list_metrics(runs)}
+    validation = {
+        metric: {name: read_curve(run, metric) for name, run in runs.items()} for metric in list_metrics(runs)
+    }
+    names = dict.fromkeys(metric for run in runs.values() for at in run.epochs for metric in at.metrics)
     training = {
-        metric: _group(names, [_select(run.epochs, metric) for run in runs]) for metric in _list_training_metrics(runs)
+        metric: {name: _select(run.epochs, metric) for name, run in runs.items()}
+        for metric in names
+        if metric != "loss"
     }
-    charts: list[tuple[str, str, Groups]] = []
     if len(runs) == 1:
-        both: Groups = {"training": losses[names[0]], "validation": validation.pop("loss", {}).get(names[0], [])}
-        charts.append(("Loss", "loss", {name: lines for name, lines in both.items() if lines}))
-        for metric, groups in validation.items():
-            pair = {"training": training.pop(metric, {}).get(names[0], []), "validation": groups[names[0]]}
-            charts.append(
-                (say_metric(metric).capitalize(), metric, {name: lines for name, lines in pair.items() if lines})
-            )
+        (only,) = runs
+        yield (
+            "Loss",
+            "loss",
+            _drop_empty({"training": losses[only], "validation": validation.pop("loss", {only: []})[only]}),
+        )
+        for metric, curves in validation.items():
+            pair = {"training": training.pop(metric, {only: []})[only], "validation": curves[only]}
+            yield name_metric(metric).capitalize(), metric, _drop_empty(pair)
     else:
-        charts.append(("Training loss", "loss", losses))
-        charts += [(f"Validation {say_metric(metric)}", metric, groups) for metric, groups in validation.items()]
-    charts += [(f"Training {say_metric(metric)}", metric, groups) for metric, groups in training.items()]
-    rates: Groups = {name: [[(at, at.lr) for at in line]] for name, line in zip(names, joined, strict=True)}
-    speeds: Groups = {name: [[(at, at.samples_per_s) for at in line]] for name, line in zip(names, joined, strict=True)}
-    return [*charts, ("Learning rate", "learning rate", rates), ("Throughput", "samples/s", speeds)]
+        yield "Training loss", "loss", losses
+        for metric, curves in validation.items():
+            yield f"Validation {name_metric(metric)}", metric, _drop_empty(curves)
+    for metric, curves in training.items():
+        yield f"Training {name_metric(metric)}", metric, _drop_empty(curves)
+    rates: Curves = {name: [(at, at.lr) for at in intervals] for name, intervals in lines.items()}
+    yield "Learning rate", "learning rate", rates
+    speeds: Curves = {name: [(at, at.samples_per_s) for at in intervals] for name, intervals in lines.items()}
+    yield "Throughput", "samples/s", speeds
 
 
-def _group(names: Sequence[str], curves: Sequence[list[tuple[Reading, float]]]) -> Groups:
-    return {name: [list(curve)] for name, curve in zip(names, curves, strict=True) if curve}
+def _drop_empty(curves: Curves) -> Curves:
+    return {name: curve for name, curve in curves.items() if curve}
 
 
-def read_curve(run: TrainingRun, metric: str) -> list[tuple[Reading, float]]:
+def read_curve(run: TrainingRun, metric: str) -> Curve:
+    """Read a metric of the validation set, evaluation by evaluation."""
     return _select(run.evaluations, metric)
 
 
-def _select(readings: Sequence[Reading], metric: str) -> list[tuple[Reading, float]]:
+def _select(readings: Sequence[Reading], metric: str) -> Curve:
     return [(at, at.metrics[metric]) for at in readings if metric in at.metrics]
 
 
-def list_metrics(runs: Sequence[TrainingRun]) -> list[str]:
-    return list(dict.fromkeys(name for run in runs for at in run.evaluations for name in at.metrics))
+def list_metrics(runs: Mapping[str, TrainingRun]) -> list[str]:
+    """List the metrics of the validation set, of all runs."""
+    return list(dict.fromkeys(name for run in runs.values() for at in run.evaluations for name in at.metrics))
 
 
-def _list_training_metrics(runs: Sequence[TrainingRun]) -> list[str]:
-    names = dict.fromkeys(name for run in runs for at in run.epochs for name in at.metrics)
-    return [name for name in names if name != "loss"]
-
-
-def say_metric(metric: str) -> str:
+def name_metric(metric: str) -> str:
     return metric.replace("_", " ")
-
-
-def _is_wide(groups: Groups) -> bool:
-    values = [y for lines in groups.values() for line in lines for _, y in line]
-    return bool(values) and min(values) > 0 and max(values) > LOG_RATIO * min(values)

@@ -1,20 +1,13 @@
-"""When one arm beats another: interleaved rounds, log ratios paired by round, at most three looks at the data.
+"""Decide whether one setting is faster than another, from the logarithms of their ratios.
 
-Drift and slow moments hit neighbours alike, so arms are compared within a round and never across the session. The unit
-of replication is the round (of blocks, or of processes), never the step: steps next to each other are correlated, and
-Welch's test on 40 + 40 of them calls two equal arms different in 16 to 33 % of the cases.
-
-    decide          two arms' rounds → faster, slower, tie or too noisy, with what the comparison could have detected
-    decide_apart    the same for runs that were not paired: two files, two days
-    plan_looks      when to look, and how much of the 5 % each look may spend
+Drift and slow moments hit neighbours alike, so settings ("arms") are compared within a round in which all of them ran.
+The unit of replication is the round (of blocks, or of processes), never the step: steps next to each other are
+correlated, and Welch's test on 40 + 40 of them calls two equal arms different in 16 to 33 % of the cases.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,19 +17,9 @@ from fulltilt.stats.intervals import compute_t_quantile, compute_trimmed_interva
 Verdict = Literal["faster", "slower", "tie", "too_noisy"]
 
 MARGIN_PCT = 2.0
-"""Differences below this are not worth another plan; the recommendation then goes to the simpler one."""
+"""Differences below this are not worth another plan."""
 
 ALPHA = 0.05
-MAX_LOOKS = 3
-LOOK_SHARES = {1: (1.0,), 2: (0.3, 0.7), 3: (0.2, 0.2, 0.6)}
-"""Parts of ``ALPHA`` by look. Early looks end clear cases cheaply; the last one keeps most of the power."""
-
-LOOKS_AT = {1: (1.0,), 2: (0.4, 1.0), 3: (1 / 6, 0.4, 1.0)}
-"""Where, as a share of all rounds: a quiet machine needs few, and a noisy one all of them."""
-
-FIRST_LOOK_ROUNDS = 4
-"""With 3 rounds, and a fifth of the 5 %, a t interval reaches 10 standard errors to either side."""
-
 DETECTION_POWER = 0.8
 
 
@@ -44,37 +27,22 @@ DETECTION_POWER = 0.8
 class Decision:
     """One arm against the baseline.
 
-    Attributes:
-        verdict: About the arm. "tie": the whole interval lies inside the margin. "faster", "slower": the interval
-            leaves out 0, and reaches beyond the margin. "too_noisy": it holds 0 and a difference that would matter.
-        effect_pct: Change of the value from baseline to arm; −10 is a tenth less time, or a tenth less rate.
-        ci_pct: Interval of the effect, same unit; nan bounds where there was one round only.
-        confidence: Of that interval. Above 0.95 at a look of several: together they leave out the truth in 5 %.
-        detectable_pct: The smallest true difference that a comparison with this spread and this many rounds leaves 0
-            out of the interval for in 80 % of the cases; nan for one round.
-        margin_pct: Differences inside it do not matter.
-        n: Rounds; for runs that are not paired, those of the arm with fewer.
+    The verdict is about the arm. "tie": the whole interval lies inside the margin. "faster", "slower": it leaves out 0,
+    and reaches beyond the margin. "too_noisy": it holds 0 and a difference that would matter.
     """
 
     verdict: Verdict
-    effect_pct: float
-    ci_pct: tuple[float, float]
-    confidence: float
-    detectable_pct: float
-    margin_pct: float
-    n: int
+    effect_pct: float  # change of the value from baseline to arm; −10 is a tenth less time, or a tenth less rate
+    ci_pct: tuple[float, float]  # interval of the effect; nan bounds where there was one round only
+    confidence: float  # of that interval
+    detectable_pct: float  # the smallest true difference that 80 % of such comparisons tell from 0; nan for one round
+    margin_pct: float  # differences inside it do not matter
+    n: int  # rounds; for runs that are not paired, those of the arm with fewer
 
     @property
     def is_settled(self) -> bool:
-        """Whether more rounds are not needed: the interval leaves out 0, or every difference that matters."""
+        """Whether no more rounds are needed: the interval leaves out 0, or every difference that matters."""
         return self.verdict != "too_noisy"
-
-
-class Look(NamedTuple):
-    """A look at the data after ``n_rounds``, with an interval of this ``confidence``."""
-
-    n_rounds: int
-    confidence: float
 
 
 def decide(
@@ -91,10 +59,10 @@ def decide(
     highest and the lowest fifth of the rounds, so that a few rounds that other work broke into do not hide the rest.
 
     Args:
-        rounds_a: By round, the baseline's value (a block's median step time, a run's samples per second), or all its
-            values in that round (two in an ABBA round), of which the geometric mean is taken.
+        rounds_a: Shape (rounds,) or (rounds, values): the baseline's value in each round (a block's median step time,
+            a run's samples per second), or several, of which the geometric mean is taken.
         rounds_b: The same for the other arm.
-        confidence: That of the look (see ``plan_looks``); 0.95 where the data is looked at once.
+        confidence: Of the interval; higher than 0.95 at each look of several.
         higher_is_better: The values are rates.
 
     Raises:
@@ -119,7 +87,7 @@ def decide_apart(
 ) -> Decision:
     """Decide between two sets of runs that were not interleaved, by the spread between the runs of each.
 
-    What changed on the machine between the two sets is part of the effect: no interval can take it out.
+    What changed on the machine between the two sets is part of the effect.
 
     Args:
         runs_a, runs_b: One value per independent run, all above 0; the sets may differ in size.
@@ -142,32 +110,6 @@ def decide_apart(
     return _build_decision(effect, effect - half, effect + half, n, df, confidence, margin_pct, higher_is_better)
 
 
-def plan_looks(n_rounds: int, n_looks: int = MAX_LOOKS) -> tuple[Look, ...]:
-    """Looks after a sixth, two fifths and all of the rounds; fewer looks where there are too few rounds.
-
-    The 5 % are split over the looks, a fifth for each early one (three tenths for the one of two), so that all together
-    leave out the truth in 5 % at most, whatever the correlation between looks and wherever the run ends.
-
-    Raises:
-        ValueError: fewer than 2 rounds, or looks outside 1…3.
-
-    Source: Dunn, Multiple comparisons among means (JASA 56, 1961). The boundaries of group-sequential trials (Pocock
-    1977; O'Brien and Fleming 1979) gain little over it with three looks, and rest on known variance and normal data.
-    """
-    if n_rounds < 2:
-        raise ValueError(f"n_rounds is {n_rounds}; an interval needs at least 2")
-    if not 1 <= n_looks <= MAX_LOOKS:
-        raise ValueError(f"n_looks is {n_looks}; between 1 and {MAX_LOOKS}")
-    at = sorted({max(FIRST_LOOK_ROUNDS, round(n_rounds * share)) for share in LOOKS_AT[n_looks]})
-    at = [*[n for n in at if n < n_rounds], n_rounds]
-    return tuple(Look(n, 1 - ALPHA * share) for n, share in zip(at, LOOK_SHARES[len(at)], strict=True))
-
-
-def find_look(looks: Sequence[Look], n_rounds: int) -> Look | None:
-    """The look that is due after ``n_rounds``, if one is."""
-    return next((look for look in looks if look.n_rounds == n_rounds), None)
-
-
 def _build_decision(
     effect: float,
     low: float,
@@ -178,7 +120,7 @@ def _build_decision(
     margin_pct: float,
     higher_is_better: bool,
 ) -> Decision:
-    """All figures of effect and interval are log ratios here."""
+    """Build a decision from effect and interval given as log ratios."""
     if not margin_pct >= 0:
         raise ValueError(f"margin_pct is {margin_pct}; give 0 or more")
     interval = (_to_pct(low), _to_pct(high))
@@ -204,10 +146,7 @@ def _judge(low: float, high: float, margin_pct: float, higher_is_better: bool) -
 
 
 def _compute_detectable_pct(half_width: float, confidence: float, df: int) -> float:
-    """The minimum detectable effect: so many standard errors as confidence and power take together.
-
-    Source: Bloom, Minimum detectable effects (Evaluation Review 19, 1995).
-    """
+    """Compute the minimum detectable effect. Source: Bloom (Evaluation Review 19, 1995)."""
     if math.isnan(half_width):
         return math.nan
     quantile = compute_t_quantile(0.5 + confidence / 2, df)
@@ -215,7 +154,7 @@ def _compute_detectable_pct(half_width: float, confidence: float, df: int) -> fl
 
 
 def _compute_log_rounds(rounds: ArrayLike) -> NDArray[np.float64]:
-    """One log value a round; rows hold all values of a round."""
+    """Compute one log value per round."""
     x = np.asarray(rounds, dtype=np.float64)
     if x.ndim not in (1, 2) or x.size == 0:
         raise ValueError(f"rounds have shape {x.shape}; give one value, or one row of values, per round")

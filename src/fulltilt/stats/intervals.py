@@ -1,9 +1,7 @@
-"""Confidence intervals for block figures.
+"""Compute confidence intervals for block figures.
 
 The unit of replication is the block: steps inside one are correlated, and an interval over steps is too narrow.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -19,7 +17,7 @@ BOOTSTRAP_FROM_N = 15
 
 TRIM_SHARE = 0.2
 TRIM_FROM_N = 15
-"""Below it trimming leaves too few values for a useful t quantile, and a far value makes the interval wide."""
+"""Below it trimming leaves too few values for a useful t quantile."""
 
 MAX_CORRELATION = 0.9
 
@@ -28,10 +26,10 @@ _SEED = 20_240_229  # fixed: the same blocks give the same interval
 
 
 def compute_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval for the mean of block values.
+    """Compute an interval for the mean of block values.
 
-    Student's t below 15 values. From 15 on a percentile bootstrap with a fixed seed, widened for the number of values
-    and for the correlation of neighbours, so the order of the values counts.
+    Below 15 values it is Student's t. From 15 on it is a percentile bootstrap with a fixed seed, widened for the number
+    of values and for the correlation of neighbours, so the order of the values counts.
 
     Coverage of a nominal 95 % on simulated blocks of 8 steps, 2,000 runs each: independent noise 95 to 97 %; AR(1)
     step noise with coefficient 0.5 93 to 96 %; with 0.8 86 % below 15 blocks, 92 to 94 % from there on. Where also
@@ -42,10 +40,9 @@ def compute_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float
         ``(low, high)``; ``(nan, nan)`` for one value, which says nothing about its own spread.
 
     Raises:
-        ValueError: no values, a value that is not finite, or a confidence outside (0, 1).
+        ValueError: no values, a value that is not finite.
     """
     x = _check_values(values)
-    _check_confidence(confidence)
     if x.size == 1:
         return math.nan, math.nan
     if x.size < BOOTSTRAP_FROM_N:
@@ -56,24 +53,22 @@ def compute_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float
 
 
 def compute_trimmed_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
-    """Centre and interval of values with rare far outliers, such as rounds that another program broke into.
+    """Compute centre and interval of values with rare far outliers, such as rounds that another program broke into.
 
-    Below 15 values the mean with Student's t; from there on the mean without the lowest and the highest fifth, with the
-    t interval that goes with it. On noise recorded on a busy machine 17 of 37 comparisons of equal arms, and 14 of 48
-    with a gap of 2 %, ended without an answer; by the mean and the bootstrap 24 and 19. Either way one of the 37 was
-    called a difference, and on simulated quiet noise nothing was lost.
+    Below 15 values it is the mean with Student's t; from there on the mean without the lowest and the highest fifth,
+    with its t interval. On noise recorded on a busy machine 17 of 37 comparisons of equal arms, and 14 of 48 with a gap
+    of 2 %, ended without an answer; by the mean and the bootstrap 24 and 19.
 
     Returns:
         ``(centre, low, high)``; nan bounds for one value.
 
     Raises:
-        ValueError: no values, a value that is not finite, or a confidence outside (0, 1).
+        ValueError: no values, a value that is not finite.
 
     Source: Yuen, The two-sample trimmed t for unequal population variances (Biometrika 61, 1974), for the standard
     error from the winsorized values, after Tukey and McLaughlin (Sankhya A 25, 1963).
     """
     x = np.sort(_check_values(values))
-    _check_confidence(confidence)
     n, cut = x.size, count_trimmed(x.size)
     kept = x[cut : n - cut]
     centre = float(kept.mean())
@@ -86,12 +81,12 @@ def compute_trimmed_interval(values: ArrayLike, confidence: float = 0.95) -> tup
 
 
 def count_trimmed(n: int) -> int:
-    """How many of ``n`` values ``compute_trimmed_interval`` leaves out at either end."""
+    """Count how many of ``n`` values ``compute_trimmed_interval`` leaves out at either end."""
     return int(TRIM_SHARE * n) if n >= TRIM_FROM_N else 0
 
 
 def compute_rate_interval(n_samples: ArrayLike, seconds: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval for a rate measured over blocks: sum of ``n_samples`` over sum of ``seconds``.
+    """Compute an interval for a rate measured over blocks: sum of ``n_samples`` over sum of ``seconds``.
 
     Below 15 blocks the t half-width of the log rates is laid around the overall rate, so the interval is
     positive and holds the rate it belongs to; from 15 on the blocks are resampled and the ratio taken anew.
@@ -103,7 +98,6 @@ def compute_rate_interval(n_samples: ArrayLike, seconds: ArrayLike, confidence: 
         ValueError: lengths differ, or a figure is not above zero.
     """
     counts, durations = _check_values(n_samples), _check_values(seconds)
-    _check_confidence(confidence)
     if counts.size != durations.size:
         raise ValueError(f"{counts.size} sample counts for {durations.size} durations; one of each per block")
     if counts.min() <= 0 or durations.min() <= 0:
@@ -123,12 +117,11 @@ def compute_rate_interval(n_samples: ArrayLike, seconds: ArrayLike, confidence: 
 
 
 def compute_proportion_interval(n_hits: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval for a share of ``n_hits`` out of ``n``, in [0, 1].
+    """Compute Wilson's interval for a share of ``n_hits`` out of ``n``, in [0, 1].
 
     Raises:
         ValueError: ``n`` below 1 or ``n_hits`` outside 0…n.
     """
-    _check_confidence(confidence)
     if n < 1 or not 0 <= n_hits <= n:
         raise ValueError(f"{n_hits} hits of {n} is no share; n must be at least 1 and hits between 0 and n")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -139,17 +132,16 @@ def compute_proportion_interval(n_hits: int, n: int, confidence: float = 0.95) -
 
 
 def compute_quantile_interval(values: ArrayLike, quantile: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval for a quantile from the order of the values alone, whatever their distribution.
+    """Compute an interval for a quantile from the order of the values alone, whatever their distribution.
 
-    The number of values below the true quantile is binomial; the interval runs between the values at the ranks that
-    this distribution leaves the same tail outside of on either side, as far as there are values: fewer than 6 cover
-    the median, fewer than 13 the upper quartile, less often than 95 %.
+    The number of values below the true quantile is binomial; the interval runs between the ranks that leave the same
+    tail outside on either side. Fewer than 6 values cover the median, fewer than 13 the upper quartile, less often than
+    95 %.
 
     Raises:
-        ValueError: no values, a value that is not finite, or a quantile or confidence outside (0, 1).
+        ValueError: no values, a value that is not finite, or a quantile outside (0, 1).
     """
     ordered = np.sort(_check_values(values))
-    _check_confidence(confidence)
     if not 0 < quantile < 1:
         raise ValueError(f"quantile {quantile} is outside (0, 1); 0.5 is the median")
     n, tail = ordered.size, 0.5 - confidence / 2
@@ -163,20 +155,19 @@ def compute_quantile_interval(values: ArrayLike, quantile: float, confidence: fl
 def compute_contrast_interval(
     values: ArrayLike, first: int, second: int, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of the mean of arm ``second`` minus that of arm ``first``, where all arms ran once in each round.
+    """Compute an interval of how far the mean of arm ``second`` lies above that of arm ``first``.
 
-    What a round adds to all of its arms drops out, and the spread is learnt from every arm, not from the two alone:
-    with 4 arms in 2 rounds the t quantile is 3.2 instead of 12.7.
+    What a round adds to all of its arms drops out, and the spread is that of all arms: with 4 arms in 2 rounds the t
+    quantile is 3.2 instead of 12.7.
 
     Args:
-        values: Shape (arms, rounds); logarithms, where ratios are meant.
+        values: Shape (arms, rounds): every arm ran once in each round. Logarithms, where ratios are meant.
 
     Raises:
         ValueError: fewer than 2 arms or rounds, or a value that is not finite.
 
     Source: the randomised complete block design, Fisher, The Design of Experiments (1935), chapter 4.
     """
-    _check_confidence(confidence)
     x = np.asarray(values, dtype=float)
     if x.ndim != 2 or min(x.shape) < 2 or not np.isfinite(x).all():
         raise ValueError(f"values of shape {x.shape}; at least 2 arms by 2 rounds of finite values are needed")
@@ -191,7 +182,7 @@ def compute_contrast_interval(
 
 @functools.cache
 def compute_t_quantile(p: float, df: int) -> float:
-    """Quantile of Student's t with integer ``df``, by bisection on its closed-form distribution.
+    """Compute the quantile of Student's t with integer ``df``, by bisection on its closed-form distribution.
 
     Raises:
         ValueError: ``p`` outside (0, 1) or ``df`` below 1.
@@ -213,7 +204,7 @@ def compute_t_quantile(p: float, df: int) -> float:
 
 
 def _compute_central_t_area(theta: float, df: int) -> float:
-    """P(|T| <= t) for t = sqrt(df) tan(theta)."""
+    """Compute P(|T| <= t) for t = sqrt(df) tan(theta)."""
     sine, cosine = math.sin(theta), math.cos(theta)
     first = df % 2
     term = cosine if first else 1.0
@@ -230,7 +221,7 @@ def _compute_t_half_width(x: NDArray[np.float64], confidence: float) -> float:
 
 
 def _draw_resamples(n: int) -> Iterator[NDArray[np.int64]]:
-    """Indices of all resamples, one row each, in parts of about a million so that memory stays bounded."""
+    """Yield the indices of all resamples, one row each, in parts of about a million so that memory stays bounded."""
     rng = np.random.default_rng(_SEED)
     n_rows = max(1, min(N_RESAMPLES, 1_000_000 // n))
     for begin in range(0, N_RESAMPLES, n_rows):
@@ -238,7 +229,7 @@ def _draw_resamples(n: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _compute_widening(x: NDArray[np.float64], confidence: float) -> float:
-    """What a resample of independent values lacks: the t factor, the lost degree of freedom, and correlation.
+    """Compute what a resample of independent values lacks: the t factor, a degree of freedom, and correlation.
 
     Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015), on narrowness bias; the variance of
     the mean of an AR(1) series for the correlation.
@@ -267,8 +258,3 @@ def _check_values(values: ArrayLike | Sequence[float]) -> NDArray[np.float64]:
     if not np.isfinite(x).all():
         raise ValueError(f"values must be finite, got {x[~np.isfinite(x)][0]}; leave out what was not measured")
     return x
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence {confidence} is outside (0, 1); 0.95 is usual")

@@ -1,6 +1,6 @@
-"""Classes without labels: clusters of features as pseudo-labels, and a head trained on those that are clear.
+"""Classes without labels: clusters of features as pseudo-labels, a head trained on the clear ones, and its figures.
 
-Shapes: N images, F features, K clusters.
+Shapes: N images, F features, K clusters, L classes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fulltilt.errors import UsageError
-from fulltilt.tasks.clustering_figures import compute_figures, import_sklearn
 from fulltilt.tasks.features import FeatureRows, standardise
 from fulltilt.tasks.linear_probe import build_sgd
 from fulltilt.tasks.workload import Workload
@@ -25,18 +24,13 @@ LABEL_SMOOTHING = 0.1  # pseudo-labels are wrong now and then
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PseudoLabels:
-    """A cluster for every image, and how clear it is.
+    """A cluster for every image, and how clear it is."""
 
-    Attributes:
-        clusters: (N,) int64.
-        margins: (N,) in [0, 1]: how much nearer the own centre is than the next; 0 half-way between, 1 at the centre.
-    """
-
-    clusters: np.ndarray
-    margins: np.ndarray
+    clusters: np.ndarray  # (N,) int64
+    margins: np.ndarray  # (N,) in [0, 1]: 0 half-way between the two nearest centres, 1 at the centre
 
     def choose_clear(self, share: float) -> np.ndarray:
-        """Rows of the ``share`` with the largest margins, cluster by cluster, so that no cluster is left out."""
+        """Return the rows of the ``share`` with the largest margins of each cluster."""
         if not 0 < share <= 1:
             raise UsageError(f"the share of clear images is {share}; it must be above 0 and at most 1")
         chosen = []
@@ -48,14 +42,14 @@ class PseudoLabels:
 
 
 def find_pseudo_labels(features_NF: Tensor, *, n_clusters: int, seed: int) -> PseudoLabels:
-    """k-means on features of length 1, the best of ten starts.
+    """Run k-means on features of length 1 and keep the best of ten starts.
 
     Raises:
         UsageError: fewer images than clusters, fewer than two clusters, or scikit-learn is not installed.
 
     Cost: on the CPU; grows with N · F · K.
     """
-    import_sklearn()
+    _require_sklearn()
     from sklearn.cluster import KMeans
 
     if not 2 <= n_clusters <= len(features_NF):
@@ -76,9 +70,9 @@ def build_clustering(
     share: float = 0.5,
     name: str = "clustering",
 ) -> Workload:
-    """A linear head over features (N, F), trained on clear pseudo-labels, judged by the labels of ``validation``.
+    """Build a linear head over features (N, F), trained on clear pseudo-labels, judged by the labels of ``validation``.
 
-    No real label is seen in training. Figures: ``clustering_figures``.
+    No real label is seen in training. Figures: ``compute_figures``.
     """
     known, asked = standardise(train, validation[0])
     rows = torch.from_numpy(pseudo.choose_clear(share))
@@ -103,3 +97,50 @@ def build_clustering(
         explain=explain,
         name=name,
     )
+
+
+def compute_figures(clusters_N: np.ndarray, targets_N: np.ndarray) -> dict[str, float]:
+    """Return ``cluster_accuracy``, ``nmi``, ``purity`` and ``f1`` of the samples whose target is known (not -1).
+
+    cluster_accuracy: share of samples in the right class when clusters are named after classes in the best possible
+        way, one name each (Hungarian matching). f1: mean over the classes with that naming. purity: share of the
+        largest class, cluster by cluster. nmi: mutual information over the mean of both entropies.
+
+    Raises:
+        UsageError: no sample has a target.
+    """
+    _require_sklearn()
+    from sklearn.metrics import f1_score, normalized_mutual_info_score
+
+    known_N = targets_N >= 0
+    clusters, targets = clusters_N[known_N], targets_N[known_N]
+    if not len(targets):
+        raise UsageError("no sample has a label, and clusters are judged by labels; give a dataset that has some")
+    counts_KL = np.zeros((int(clusters.max()) + 1, int(targets.max()) + 1), dtype=np.int64)
+    np.add.at(counts_KL, (clusters, targets), 1)
+    named = match_clusters(counts_KL)[clusters]
+    return {
+        "cluster_accuracy": float((named == targets).mean()),
+        "nmi": float(normalized_mutual_info_score(targets, clusters)),
+        "purity": float(counts_KL.max(axis=1).sum() / counts_KL.sum()),
+        "f1": float(f1_score(targets, named, labels=np.unique(targets), average="macro", zero_division=0.0)),
+    }
+
+
+def match_clusters(counts_KL: np.ndarray) -> np.ndarray:
+    """Return the class (K,) that each cluster is named after, no class twice; -1 for a cluster that is left over."""
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(counts_KL, maximize=True)
+    names_K = np.full(len(counts_KL), -1, dtype=np.int64)
+    names_K[rows] = columns
+    return names_K
+
+
+def _require_sklearn() -> None:
+    try:
+        import sklearn  # noqa: F401  (it brings scipy)
+    except ImportError:
+        raise UsageError(
+            'clustering needs scikit-learn, which is not installed; pip install "fulltilt[digits]"'
+        ) from None

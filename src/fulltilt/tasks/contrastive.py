@@ -19,21 +19,17 @@ from fulltilt.tasks.encoder import ContrastiveModel, build_encoder
 from fulltilt.tasks.features import extract_features, find_labelled, spread
 from fulltilt.tasks.losses import Loss
 from fulltilt.tasks.neighbours import choose_k, compute_knn_accuracy
-from fulltilt.tasks.nt_xent import NtXent, count_negatives
+from fulltilt.tasks.nt_xent import NtXent
 from fulltilt.tasks.workload import Workload
 
 Views = Callable[[Tensor, Generator], Tensor]
-"""A batch of images (B, C, H, W), uint8, to as many views in float32, each with draws of its own."""
+"""Makes views in float32 of images (B, C, H, W) in uint8, each with draws of its own."""
 LabelledImages = Callable[[], tuple[Any, Any]]
 """Builds two datasets as an evaluation sees them: training images, some with a target of 0 or more; validation."""
 
 
 class TwoViews:
-    """``prepare`` of the task: two views of every image, drawn on the device, one after the other.
-
-    Shape:
-        images (B, C, H, W) → rows (2·B, C, H, W); rows 2·i and 2·i + 1 are of image i.
-    """
+    """``prepare`` of the task: draws two views of every image on the device; rows 2·i and 2·i + 1 are of image i."""
 
     def __init__(self, build_views: Callable[[], Views]) -> None:
         self._build, self._views = build_views, None
@@ -51,11 +47,9 @@ class TwoViews:
 
 
 class NeighbourAssessment:
-    """``assess`` of the task: accuracy of the nearest labelled neighbours of validation images.
+    """``assess`` of the task: measures the accuracy of the nearest labelled neighbours of validation images.
 
-    Args:
-        labelled: See ``LabelledImages``.
-        limit: At most so many of either, evenly spread; None: all.
+    It looks at no more than ``limit`` images of either dataset, evenly spread.
     """
 
     def __init__(self, labelled: LabelledImages, *, limit: int | None) -> None:
@@ -63,8 +57,7 @@ class NeighbourAssessment:
 
     def __call__(self, model: nn.Module, device: torch.device) -> Mapping[str, float]:
         assert isinstance(model, ContrastiveModel)
-        bank, queries = self.labelled()
-        bank_rows, query_rows = self._choose_rows(bank, queries)
+        bank, queries, bank_rows, query_rows = self._choose_rows()
         if not len(bank_rows) or not len(query_rows):
             return {}
         known = extract_features(model.encode, bank, bank_rows, device)
@@ -72,9 +65,8 @@ class NeighbourAssessment:
         return {"knn_accuracy": compute_knn_accuracy(*known, *asked)}
 
     def explain(self) -> str:
-        """What the figure is made of."""
-        bank, queries = self.labelled()
-        bank_rows, query_rows = self._choose_rows(bank, queries)
+        """Say how many images the figure is made of."""
+        bank, queries, bank_rows, query_rows = self._choose_rows()
         if not len(bank_rows) or not len(query_rows):
             return "no labelled images: no accuracy of nearest neighbours at evaluations"
         return (
@@ -83,8 +75,9 @@ class NeighbourAssessment:
             f"{len(find_labelled(queries)):,})"
         )
 
-    def _choose_rows(self, bank: Any, queries: Any) -> tuple[Any, Any]:
-        return spread(find_labelled(bank), self._limit), spread(find_labelled(queries), self._limit)
+    def _choose_rows(self) -> tuple[Any, Any, Any, Any]:
+        bank, queries = self.labelled()
+        return bank, queries, *(spread(find_labelled(images), self._limit) for images in (bank, queries))
 
 
 def build_contrastive(
@@ -112,7 +105,7 @@ def build_contrastive(
         hidden: Width between the projector's two layers; that of the features when None.
         exact_batch: Compute an accumulation window as one batch, by gradient caching. False: plain accumulation,
             where each micro-batch only sees its own negatives.
-        knn_limit: Labelled images at most that an evaluation looks at, of training and of validation; null: all.
+        knn_limit: The most labelled images that an evaluation looks at, of training and of validation; null: all.
     """
     assessment = NeighbourAssessment(labelled, limit=knn_limit) if labelled is not None else None
 
@@ -139,20 +132,16 @@ def build_contrastive(
 
 
 def explain_negatives(batch_size: int, accumulate: int, *, exact: bool) -> str:
-    """How many negatives an anchor has: what a batch means to this loss.
-
-    Raises:
-        ConfigError: none.
-    """
-    effective, own = batch_size * accumulate, count_negatives(batch_size)
-    if not count_negatives(effective if exact else batch_size):
+    """Say how many negatives an anchor has: the views of all other images in its batch; refuse none."""
+    effective = batch_size * accumulate
+    own, joint = 2 * batch_size - 2, 2 * effective - 2
+    if not (joint if exact else own):
         raise ConfigError(
             "one image at a time has no negatives, so its loss is 0 whatever the model does; take 2 or more",
             key="data.batch_size",
         )
     if accumulate == 1:
         return f"NT-Xent over batches of {batch_size}: {own:,} negatives per anchor"
-    joint = count_negatives(effective)
     if exact:
         return (
             f"NT-Xent over {effective:,} images as one batch ({batch_size} × {accumulate}, gradient caching): "

@@ -26,11 +26,9 @@ MAX_BETA = 0.999  # a beta of 1 would leave no signal at all
 class NoisePrediction:
     """``prepare`` of the task: ``(x, label) → ((x_noisy, t, label), noise)``, drawn on the device.
 
-    t and noise come from ``generator`` alone, so that the same generator state gives the same draws: a validation
-    loss is comparable between epochs and runs when the evaluation starts its generator from a fixed seed.
+    t and noise come from ``generator`` alone: with a fixed seed, validation losses of epochs and runs are comparable.
 
-    Device: allocates x_noisy and noise. The first batch on a device copies the schedule there, which syncs; no
-    later one does.
+    Device: the first batch on a device copies the schedule there, which syncs; no later one does.
     """
 
     def __init__(self, betas_T: Tensor, *, normalize: Literal["none", "log"]) -> None:
@@ -41,43 +39,45 @@ class NoisePrediction:
         self._on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, batch: Any, generator: Generator) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-        x, label = _read_pair(batch)
+        if (
+            not isinstance(batch, tuple | list)
+            or len(batch) != 2
+            or not all(isinstance(part, Tensor) for part in batch)
+        ):
+            raise UsageError(f"diffusion needs batches (inputs, labels) of two tensors, got {type(batch).__name__}")
+        x, label = batch
         if self.normalize == "log":
             x, label = compress_signals(x), compress_signals(label)
-        signal_scale_T, noise_scale_T = self._read_schedule(x.device)
+        if x.device not in self._on_device:
+            self._on_device[x.device] = (self.signal_scale_T.to(x.device), self.noise_scale_T.to(x.device))
+        signal_scale_T, noise_scale_T = self._on_device[x.device]
         t_B = torch.randint(len(signal_scale_T), (x.shape[0],), device=x.device, generator=generator)
         noise = torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=generator)
         per_sample = (-1,) + (1,) * (x.dim() - 1)
         x_noisy = signal_scale_T[t_B].view(per_sample) * x + noise_scale_T[t_B].view(per_sample) * noise
         return (x_noisy.to(x.dtype), t_B, label), noise
 
-    def _read_schedule(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if device not in self._on_device:
-            self._on_device[device] = (self.signal_scale_T.to(device), self.noise_scale_T.to(device))
-        return self._on_device[device]
-
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_on_device": {}}  # copies on a device stay in their process
 
 
 def compute_linear_betas(n_timesteps: int) -> Tensor:
-    """From 1e-4 to 0.02 over 1,000 steps; fewer steps take larger ones, so that as little signal is left."""
+    """Rise from 1e-4 to 0.02 over 1,000 steps; fewer steps are larger, so that as little signal is left."""
     stretch = 1000 / n_timesteps
     return torch.linspace(1e-4 * stretch, 0.02 * stretch, n_timesteps, dtype=torch.float64).clamp(max=MAX_BETA)
 
 
 def compute_cosine_betas(n_timesteps: int) -> Tensor:
-    """Signal share cos² over the steps, offset 0.008 (Nichol and Dhariwal 2021, arXiv 2102.09672, equation 17)."""
+    """Keep cos² of the signal over the steps, offset 0.008 (Nichol and Dhariwal 2021, arXiv 2102.09672, eq. 17)."""
     steps = torch.arange(n_timesteps + 1, dtype=torch.float64) / n_timesteps
     kept = torch.cos((steps + 0.008) / 1.008 * math.pi / 2).square()
     return (1.0 - kept[1:] / kept[:-1]).clamp(max=MAX_BETA)
 
 
 def compress_signals(x: Tensor) -> Tensor:
-    """sign(x) · ln(1 + |x|), with NaN and infinity read as 0, as float.
+    """Return sign(x) · ln(1 + |x|) as float, with NaN and infinity read as 0.
 
-    Charges, times and energies of a detector span ten orders of magnitude and use infinity for "no hit"; this
-    brings them to single digits without a constant that belongs to one data set.
+    Signals of a detector span ten orders of magnitude and use infinity for "no hit"; these are single digits.
     """
     x = torch.nan_to_num(x.float(), nan=0.0, posinf=0.0, neginf=0.0)
     return x.sign() * x.abs().log1p()
@@ -102,8 +102,7 @@ def build_diffusion(
     """Predict the noise in ``x`` from the noisy x, the timestep and the label: ``model(x_noisy, t_B, label)``.
 
     Args:
-        normalize: ``none`` takes signals and labels as the dataset gives them; ``log`` compresses raw ones
-            (``compress_signals``) on the device.
+        normalize: ``none`` takes signals and labels as they are; ``log`` compresses them (``compress_signals``).
     """
     if schedule not in SCHEDULES:
         raise UsageError(f"diffusion has no schedule {schedule!r}; {format_nearest(str(schedule), SCHEDULES)}")
@@ -118,10 +117,3 @@ def build_diffusion(
         prepare=NoisePrediction(betas_T, normalize=normalize),
         name=name,
     )
-
-
-def _read_pair(batch: Any) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
-        raise UsageError(f"diffusion needs batches (inputs, labels) of two tensors, got {type(batch).__name__}")
-    x, label = batch
-    return x, label

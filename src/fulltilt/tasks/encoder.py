@@ -1,4 +1,4 @@
-"""A classifier's backbone as an encoder with a projector: what contrastive training trains.
+"""Turns a classifier into an encoder with a projector, for contrastive training.
 
 Shapes: B batch, C channels, H height, W width, F features, D width of the projection.
 """
@@ -12,16 +12,12 @@ from fulltilt.errors import UsageError
 
 
 class ContrastiveModel(nn.Module):
-    """``forward`` gives projections (B, D) for the loss, ``encode`` the features (B, F) that are used afterwards.
-
-    The projector is that of SimCLR: linear, batch norm, ReLU, linear.
-    """
+    """Gives projections (B, D) for the loss, and by ``encode`` the features (B, F) that are used afterwards."""
 
     def __init__(self, backbone: nn.Module, n_features: int, *, projector: int, hidden: int | None) -> None:
         super().__init__()
         hidden = hidden or n_features
-        self.n_features = n_features
-        self.backbone = backbone
+        self.n_features, self.backbone = n_features, backbone
         self.projector = nn.Sequential(
             nn.Linear(n_features, hidden, bias=False),
             nn.BatchNorm1d(hidden),
@@ -39,19 +35,25 @@ class ContrastiveModel(nn.Module):
 def build_encoder(
     model: nn.Module, sample_shape: tuple[int, ...], *, projector: int, hidden: int | None = None
 ) -> ContrastiveModel:
-    """``model`` with its last linear layer taken off, under a projector.
+    """Take the last linear layer off ``model``, which is changed, and put a projector on it.
 
     Args:
-        model: A classifier; it is changed.
-        sample_shape: (C, H, W) of what goes in, to see that features come out.
+        sample_shape: (C, H, W) of one image, to check that features come out.
 
     Raises:
         UsageError: there is no such layer, or what it takes is not what the model gives without it.
 
     Cost: one forward of two samples.
     """
-    name, head = _find_head(model)
-    _replace(model, name, nn.Identity())
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    name, head = linear[-1] if linear else ("", None)
+    if not name or head is None:
+        raise UsageError(
+            f"{type(model).__name__} has no linear layer at its end that a projector could replace; name a classifier, "
+            "resnet18 or small_cnn for instance"
+        )
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, nn.Identity())
     shape = _compute_output_shape(model, sample_shape)
     if shape != (2, head.in_features):
         raise UsageError(
@@ -59,21 +61,6 @@ def build_encoder(
             f"(2, {head.in_features}); name a model whose classifier is its last linear layer"
         )
     return ContrastiveModel(model, head.in_features, projector=projector, hidden=hidden)
-
-
-def _find_head(model: nn.Module) -> tuple[str, nn.Linear]:
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear or not linear[-1][0]:
-        raise UsageError(
-            f"{type(model).__name__} has no linear layer at its end that a projector could replace; name a classifier, "
-            "resnet18 or small_cnn for instance"
-        )
-    return linear[-1]
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, module)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a model may need to know of the data, read from the dataset."""
+"""Reads from a dataset what a model may need to know of the data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ _PLAIN = ("n_classes", "n_sensors", "n_labels", "geometry", "vocab_size")
 
 
 def read_data_facts(dataset: Dataset) -> dict[str, Any]:
-    """Facts by the names of model parameters; what the dataset does not tell is absent.
+    """Return facts by the names of model parameters; those that the dataset does not tell are absent.
 
-    ``n_classes``, ``n_sensors``, ``n_labels``, ``geometry`` and ``vocab_size`` are the dataset's attributes of that
-    name. ``in_channels`` and ``image_size`` (height, when square) follow from a ``sample_shape`` of (C, H, W),
-    ``n_features`` is its product. ``n_outputs`` is ``n_classes``, else the number of elements of one target.
-    ``draw_images`` draws so many samples (B, C, H, W), evenly spread and as the model gets them, for models that look
-    at the data.
+    ``n_classes``, ``n_sensors``, ``n_labels``, ``geometry`` and ``vocab_size`` are attributes of the dataset.
+    ``in_channels`` and ``image_size`` (height, when square) follow from a ``sample_shape`` of (C, H, W), ``n_features``
+    is its product. ``n_outputs`` is ``n_classes``, else the number of elements of one target. ``draw_images(n)`` draws
+    n samples (B, C, H, W), evenly spread and as the model gets them.
 
     Cost: loads the first sample of a map-style dataset that has no ``sample_shape`` or no ``n_classes``.
     """
@@ -33,7 +32,11 @@ def read_data_facts(dataset: Dataset) -> dict[str, Any]:
     if shape is None and first is not None:
         shape = _read_shape(first[0])
     if shape is not None:
-        facts |= _describe_shape(tuple(shape))
+        facts["n_features"] = math.prod(shape)
+        if len(shape) == 3:
+            facts["in_channels"] = shape[0]
+            if shape[1] == shape[2]:
+                facts["image_size"] = shape[1]
     if "in_channels" in facts and hasattr(dataset, "get_batch"):
         facts["draw_images"] = functools.partial(_draw_inputs, dataset)
     if "n_classes" in facts:
@@ -50,17 +53,8 @@ def _draw_inputs(dataset: Any, n_wanted: int) -> Tensor:
         return dataset.get_batch(rows)[0]
 
 
-def _describe_shape(shape: tuple[int, ...]) -> dict[str, int]:
-    facts = {"n_features": math.prod(shape)}
-    if len(shape) == 3:
-        facts["in_channels"] = shape[0]
-        if shape[1] == shape[2]:
-            facts["image_size"] = shape[1]
-    return facts
-
-
 def _load_first(dataset: Any) -> tuple[Any, Any] | None:
-    """The first sample when it is a pair; an iterable dataset is left alone, its stream may not rewind."""
+    """Load the first sample if it is a pair; an iterable dataset is left alone, its stream may not rewind."""
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         return None
     sample = dataset[0]
@@ -68,8 +62,6 @@ def _load_first(dataset: Any) -> tuple[Any, Any] | None:
 
 
 def _read_shape(value: Any) -> tuple[int, ...] | None:
-    if isinstance(value, Tensor):
-        return tuple(value.shape)
     try:
         return tuple(as_tensor(value).shape)
     except (TypeError, ValueError, RuntimeError):  # text, dicts, ragged lists: no shape to tell

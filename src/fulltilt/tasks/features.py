@@ -1,4 +1,4 @@
-"""Features of the images of a dataset, as an encoder gives them, and a dataset of such features.
+"""Extracts the features that an encoder gives of images, and holds them as a dataset.
 
 Shapes: N images, F features, B batch.
 """
@@ -28,10 +28,9 @@ def extract_features(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Features (N, F) float32 and targets (N,) of the samples ``rows``, on the device.
+    """Return features (N, F) float32 and targets (N,) of the samples ``rows``, on the device.
 
-    The dataset's own transform is applied; give it one that does not draw. The caller puts the encoder into
-    evaluation mode.
+    The dataset's own transform is applied and should not draw. The caller puts the encoder into evaluation mode.
 
     Raises:
         UsageError: no sample is asked for.
@@ -53,27 +52,19 @@ def extract_features(
 
 
 def find_labelled(dataset: Any) -> np.ndarray:
-    """Rows whose target is known; unlabelled ones have target -1."""
-    targets = np.asarray(dataset.targets)
-    return np.flatnonzero(targets >= 0)
+    """Return the rows whose target is known; unlabelled ones have target -1."""
+    return np.flatnonzero(np.asarray(dataset.targets) >= 0)
 
 
 def spread(rows: np.ndarray, limit: int | None) -> np.ndarray:
-    """At most ``limit`` of the rows, evenly spread over them."""
+    """Return at most ``limit`` of the rows, evenly spread over them."""
     if limit is None or len(rows) <= limit:
         return rows
     return rows[np.linspace(0, len(rows), limit, endpoint=False).astype(np.int64)]
 
 
 class FeatureRows(Dataset):
-    """Features with one target each, read a batch at a time.
-
-    Attributes:
-        features: (N, F) float32.
-        targets: (N,) int64.
-        n_classes: One more than the largest target may be.
-        sample_shape: (F,).
-    """
+    """A dataset of features (N, F) float32 with one target each, (N,) int64 below ``n_classes``."""
 
     name = "features"
 
@@ -88,12 +79,12 @@ class FeatureRows(Dataset):
         return self.features[index], self.targets[index]
 
     def get_batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """(B, F) float32 and (B,) int64."""
+        """Return (B, F) float32 and (B,) int64."""
         rows = torch.as_tensor(indices)
         return self.features[rows], self.targets[rows]
 
 
 def standardise(features_NF: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """Mean 0 and deviation 1 of every feature; ``others`` by the mean and deviation of the first."""
+    """Give every feature mean 0 and deviation 1, and scale ``others`` by the mean and deviation of the first."""
     mean_F, std_F = features_NF.mean(0), features_NF.std(0).clamp(min=1e-6)
     return tuple((features - mean_F) / std_F for features in (features_NF, *others))

@@ -16,8 +16,14 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from fulltilt.errors import UsageError
-from fulltilt.tasks.language_groups import GROUPS, assign_groups
-from fulltilt.tasks.language_metrics import LanguageScores, build_metrics, derive_figures, read_loss
+from fulltilt.tasks.language_metrics import (
+    GROUPS,
+    LanguageScores,
+    assign_groups,
+    build_metrics,
+    derive_figures,
+    read_loss,
+)
 from fulltilt.tasks.language_softmax import AdaptiveSoftmax, LinearSoftmax, Softmax, TokenScores
 from fulltilt.tasks.losses import Loss
 from fulltilt.tasks.workload import Workload
@@ -26,24 +32,18 @@ TOP5 = 5
 
 
 class LanguageModel(nn.Module):
-    """An encoder and one output layer for both directions, or one each.
+    """An encoder and one output layer for both directions, or one for each.
 
     Args:
         encoder: ``words_BT → (forwards_BSP, backwards_BSP)``.
-        outputs: One or two output layers.
-        groups_V: Group of each word, for the error by group; None: not told.
+        groups_V: The group of each word, for the error by group.
         ranks_in_training: Compute accuracy on training batches too.
     """
 
     groups: Tensor | None
 
     def __init__(
-        self,
-        encoder: nn.Module,
-        outputs: Sequence[nn.Module],
-        *,
-        groups_V: Tensor | None = None,
-        ranks_in_training: bool = False,
+        self, encoder: nn.Module, outputs: Sequence[nn.Module], *, groups_V: Tensor | None, ranks_in_training: bool
     ) -> None:
         super().__init__()
         self.encoder, self.outputs = encoder, nn.ModuleList(outputs)
@@ -54,14 +54,14 @@ class LanguageModel(nn.Module):
         wants_ranks = self.ranks_in_training or not self.training
         features = self.encoder(words_BT)
         targets = (words_BT[:, 1:], words_BT[:, :-1])
+        targets_DBS = torch.stack(targets)
         if len(self.outputs) == 1:  # one product over both directions
-            joined = self._score(0, torch.cat(features), torch.cat(targets), wants_ranks)
-            return self._summarize([joined], torch.stack(targets), len(words_BT))
-        scores = [self._score(d, features[d], targets[d], wants_ranks) for d in range(len(targets))]
-        return self._summarize(scores, torch.stack(targets), len(words_BT))
-
-    def _score(self, index: int, features: Tensor, targets: Tensor, wants_ranks: bool) -> TokenScores:
-        return self.outputs[index](features.flatten(0, 1), targets.flatten(), wants_ranks=wants_ranks)
+            features, targets = (torch.cat(features),), (torch.cat(targets),)
+        scores = [
+            layer(features[d].flatten(0, 1), targets[d].flatten(), wants_ranks=wants_ranks)
+            for d, layer in enumerate(self.outputs)
+        ]
+        return self._summarize(scores, targets_DBS, len(words_BT))
 
     def _summarize(self, scores: Sequence[TokenScores], targets_DBS: Tensor, n_samples: int) -> LanguageScores:
         loss = torch.stack([score.loss for score in scores]).mean()
@@ -116,7 +116,7 @@ def build_language_model(
         div_value: How many times fewer features each further group of ``adaptive`` has.
         chunk_rows: Predictions at a time; None: by the device's memory.
         training_metrics: Accuracy of training batches too: a further pass over the logits.
-        error_analysis: Validation error by group of words (``language_groups``); the dataset needs a ``vocabulary``.
+        error_analysis: Validation error by group of words (``GROUPS``); the dataset needs a ``vocabulary``.
 
     Raises:
         UsageError: options that exclude each other; from the model: an encoder that does not fit.
@@ -135,11 +135,16 @@ def build_language_model(
     options = {"n_sampled": n_sampled, "chunk_rows": chunk_rows}
     if softmax == "adaptive":
         options = {"cutoffs": cutoffs, "div_value": div_value, "chunk_rows": chunk_rows}
-    build = functools.partial(
-        _build, model, train, softmax, 2 if heads == "separate" else 1, tie_embedding, options, training_metrics
-    )
+    n_heads = 2 if heads == "separate" else 1
+
+    def build() -> LanguageModel:
+        encoder, dataset = model(), train()
+        outputs = _build_outputs(encoder, dataset, softmax, n_heads, tie_embedding, options)
+        groups_V = _assign_groups(dataset, encoder.embedding.num_embeddings) if error_analysis else None
+        return LanguageModel(encoder, outputs, groups_V=groups_V, ranks_in_training=training_metrics)
+
     return Workload(
-        model=functools.partial(build, error_analysis),
+        model=build,
         dataset=train,
         validation=validation,
         loss=read_loss,
@@ -154,22 +159,14 @@ def build_language_model(
 
 
 def join_window(batch: Any, generator: Generator) -> tuple[Tensor, Tensor]:
-    """(B, S) words and (B, S) the words behind them → (B, T) words of the window, and the targets as they came."""
+    """Join words (B, S) and the words behind them (B, S) to windows (B, T); the targets stay as they came."""
     inputs_BS, targets_BS = batch
     return torch.cat((inputs_BS, targets_BS[:, -1:]), dim=1), targets_BS
 
 
-def _build(
-    model: Callable[[], nn.Module],
-    train: Callable[[], Dataset],
-    softmax: Softmax,
-    n_heads: int,
-    tie_embedding: bool,
-    options: Mapping[str, Any],
-    training_metrics: bool,
-    error_analysis: bool,
-) -> LanguageModel:
-    encoder, dataset = model(), train()
+def _build_outputs(
+    encoder: Any, dataset: Any, softmax: Softmax, n_heads: int, tie_embedding: bool, options: Mapping[str, Any]
+) -> list[nn.Module]:
     embedding, n_features = getattr(encoder, "embedding", None), getattr(encoder, "n_features", None)
     if not isinstance(embedding, nn.Embedding) or not isinstance(n_features, int):
         raise UsageError(
@@ -180,15 +177,12 @@ def _build(
     if n_words < n_known:
         raise UsageError(f"the model knows {n_words} words, the data has {n_known}; raise the model's vocab_size")
     if softmax == "adaptive":
-        outputs: list[nn.Module] = [AdaptiveSoftmax(n_features, n_words, **options) for _ in range(n_heads)]
-    else:
-        tied = embedding if tie_embedding else None
-        outputs = [LinearSoftmax(n_features, n_words, softmax, tied=tied, **options) for _ in range(n_heads)]
-    groups_V = _assign(dataset, n_words) if error_analysis else None
-    return LanguageModel(encoder, outputs, groups_V=groups_V, ranks_in_training=training_metrics)
+        return [AdaptiveSoftmax(n_features, n_words, **options) for _ in range(n_heads)]
+    tied = embedding if tie_embedding else None
+    return [LinearSoftmax(n_features, n_words, softmax, tied=tied, **options) for _ in range(n_heads)]
 
 
-def _assign(dataset: Any, n_words: int) -> Tensor:
+def _assign_groups(dataset: Any, n_words: int) -> Tensor:
     vocabulary = getattr(dataset, "vocabulary", None)
     if vocabulary is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Cross entropy of a linear layer over a large vocabulary, a few rows at a time: its logits never exist as a whole.
+"""Cross entropy of a linear layer over a large vocabulary, whose logits never exist as a whole.
 
 Shapes: N predictions, P features, V words, C rows of a chunk.
 """
@@ -17,7 +17,7 @@ CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 def compute_chunked(
     features_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, targets_N: Tensor, *, chunk_rows: int, wants_ranks: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Mean cross entropy of ``features @ weight.T + bias``, as of the full logits within rounding.
+    """Compute the mean cross entropy of ``features @ weight.T + bias``, that of the full logits within rounding.
 
     Gradients are computed with the loss, chunk by chunk, and only scaled in the backward pass: the product is
     computed once. Matrix products are in the type of autocast, softmax and sums in float32.
@@ -37,7 +37,7 @@ def compute_chunked(
 
 
 def compute_ranks(logits_NV: Tensor, targets_N1: Tensor) -> Tensor:
-    """(N,) how many words stand before the target; 0: it is the best. Of equal ones the smaller id does, as in argmax.
+    """Count the words that score above each target (N,), equal ones with smaller ids included, as argmax would.
 
     In bf16 and fp16 the best two of many words are often equal. A NaN ranks last.
 
@@ -50,7 +50,7 @@ def compute_ranks(logits_NV: Tensor, targets_N1: Tensor) -> Tensor:
 
 
 def choose_chunk_rows(n_words: int, device_type: str) -> int:
-    """Rows whose logits take ``CHUNK_BYTES``; at least 16."""
+    """Return the rows whose logits take ``CHUNK_BYTES``; at least 16."""
     return max(16, CHUNK_BYTES.get(device_type, CHUNK_BYTES["cpu"]) // (4 * n_words))
 
 
@@ -102,7 +102,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def _add_gradients(
     grads: list[Tensor], rows: slice, x_CP: Tensor, weight: Tensor, logits_CV: Tensor, norms_C1: Tensor, targets: Tensor
 ) -> None:
-    """Of the chunk's summed loss; the logits become their own gradient, softmax less one at the target."""
+    """Add the gradients of the chunk's summed loss; the logits become their own, softmax less one at the target."""
     slopes_CV = logits_CV.sub_(norms_C1).exp_()
     slopes_CV.scatter_add_(1, targets, slopes_CV.new_full((), -1.0).expand_as(targets))
     grad_x, grad_weight, grad_bias = grads

@@ -1,4 +1,4 @@
-"""What a language model tells of a batch, and the figures that follow from it.
+"""The figures of a language model: its scores of a batch, perplexity, and the error by group of words.
 
 Shapes: B batch, G groups of words.
 """
@@ -7,46 +7,66 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fulltilt.errors import UsageError
-from fulltilt.tasks.language_groups import GROUPS
 
+GROUPS = ("frequent", "common", "rare", "number", "punctuation", "line_end", "unknown")
+"""Every word is of one group. ``unknown`` and ``line_end`` are the special words; ``number`` holds a digit;
+``punctuation`` neither digit nor letter; of the others ``frequent`` are the first of the vocabulary that together make
+half of the training text, ``rare`` those with at most ``RARE_COUNT`` occurrences there, ``common`` the rest."""
+
+RARE_COUNT = 10
+FREQUENT_SHARE = 0.5
 MAX_EXPONENT = 700.0  # exp of more is no float any more
+_SPECIAL = {"<unk>": "unknown", "<eos>": "line_end"}
+
+
+def assign_groups(words: Sequence[str], counts: Sequence[int]) -> list[int]:
+    """Return the index in ``GROUPS`` of each word; words in falling order of their counts."""
+    total, passed, groups = sum(counts), 0, []
+    for word, count in zip(words, counts, strict=True):
+        groups.append(GROUPS.index(_name_group(word, count, is_frequent=passed < FREQUENT_SHARE * total)))
+        passed += count
+    return groups
+
+
+def _name_group(word: str, count: int, *, is_frequent: bool) -> str:
+    if word in _SPECIAL:
+        return _SPECIAL[word]
+    if any(letter.isdigit() for letter in word):
+        return "number"
+    if not any(letter.isalnum() for letter in word):
+        return "punctuation"
+    return "frequent" if is_frequent else "rare" if count <= RARE_COUNT else "common"
 
 
 class LanguageScores(NamedTuple):
-    """What the model returns: every figure of a batch, so that nothing is computed again for the metrics.
+    """What the model returns: every figure of a batch, so that metrics compute nothing again."""
 
-    Attributes:
-        loss: Mean of both directions, with gradients.
-        losses: (B, 2) mean loss of each sample by direction, without gradients.
-        accuracy, top5: (B,) share of right words, None where ranks were not asked for.
-        shares, misses: (B, G) share of predictions that are of a group of words, and of those that are wrong too.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    accuracy: Tensor | None = None
-    top5: Tensor | None = None
-    shares: Tensor | None = None
-    misses: Tensor | None = None
+    loss: Tensor  # mean of both directions, with gradients
+    losses: Tensor  # (B, 2) mean loss of each sample by direction, without gradients
+    accuracy: Tensor | None = None  # (B,) share of right words; None where ranks were not asked for
+    top5: Tensor | None = None  # (B,)
+    shares: Tensor | None = None  # (B, G) share of predictions that are of a group of words
+    misses: Tensor | None = None  # (B, G) share of those that are wrong too
 
 
 def build_metrics(error_analysis: bool) -> dict[str, Callable[[Any, Any], Tensor]]:
+    """Return metrics by name; each reads a field of ``LanguageScores``."""
     metrics: dict[str, Callable[[Any, Any], Tensor]] = {
         "accuracy": functools.partial(_read, "accuracy"),
         "top5": functools.partial(_read, "top5"),
-        "forward_loss": functools.partial(_read_direction, 0),
-        "backward_loss": functools.partial(_read_direction, 1),
+        "forward_loss": functools.partial(_read_column, "losses", 0),
+        "backward_loss": functools.partial(_read_column, "losses", 1),
     }
     if error_analysis:
         for index, group in enumerate(GROUPS):
-            metrics[f"share/{group}"] = functools.partial(_read_group, "shares", index)
-            metrics[f"miss/{group}"] = functools.partial(_read_group, "misses", index)
+            metrics[f"share/{group}"] = functools.partial(_read_column, "shares", index)
+            metrics[f"miss/{group}"] = functools.partial(_read_column, "misses", index)
     return metrics
 
 
@@ -64,28 +84,20 @@ def _read(field: str, outputs: LanguageScores, targets: Tensor) -> Tensor:
     return value
 
 
-def _read_direction(index: int, outputs: LanguageScores, targets: Tensor) -> Tensor:
-    return outputs.losses[:, index]
-
-
-def _read_group(field: str, index: int, outputs: LanguageScores, targets: Tensor) -> Tensor:
+def _read_column(field: str, index: int, outputs: LanguageScores, targets: Tensor) -> Tensor:
     return _read(field, outputs, targets)[:, index]
 
 
 def derive_figures(means: Mapping[str, float], *, trains_on_all_words: bool) -> dict[str, float]:
-    """Perplexity from the loss, error by group from shares.
+    """Derive perplexity from the loss, and the error by group of words from shares.
 
     A training loss over sampled words has no perplexity; accuracy tells that these are means of an evaluation.
     """
     figures = {}
     if trains_on_all_words or "accuracy" in means:
-        figures["perplexity"] = _exp(means["loss"])
+        figures["perplexity"] = math.exp(means["loss"]) if means["loss"] < MAX_EXPONENT else math.inf
     for group in GROUPS:
         share = means.get(f"share/{group}", 0.0)
         if share > 0:
             figures[f"error_pct/{group}"] = 100 * means[f"miss/{group}"] / share
     return figures
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < MAX_EXPONENT else math.inf

@@ -1,8 +1,8 @@
 """Output layers of a language model: how likely each of V words is, and the loss of the word that came.
 
-Four ways to a loss. ``full`` is the textbook: all N × V logits. ``chunked`` gives the same numbers and never holds
-more than a chunk of them. ``adaptive`` is another model of the distribution, cheaper because rare words have fewer
-features. ``sampled`` trains against a few words drawn by frequency, and is evaluated over all of them.
+``full`` computes all N × V logits. ``chunked`` gives the same numbers and never holds more than a chunk of them.
+``adaptive`` is another model, cheaper because rare words have fewer features. ``sampled`` trains against a few words
+drawn by frequency, and is evaluated over all of them.
 
 Shapes: N predictions, P features, V words, K sampled words.
 """
@@ -24,17 +24,11 @@ Softmax = Literal["full", "chunked", "adaptive", "sampled"]
 
 
 class TokenScores(NamedTuple):
-    """Of N predictions.
+    """The figures of N predictions."""
 
-    Attributes:
-        loss: Their mean, with gradients.
-        losses: (N,) without gradients.
-        ranks: (N,) see ``compute_ranks``; None where it was not asked for.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    ranks: Tensor | None
+    loss: Tensor  # their mean, with gradients
+    losses: Tensor  # (N,) without gradients
+    ranks: Tensor | None  # (N,) of ``compute_ranks``; None where they were not asked for
 
 
 class LinearSoftmax(nn.Module):
@@ -73,10 +67,6 @@ class LinearSoftmax(nn.Module):
             return score_sampled(x, weight, bias, targets_N, n_sampled=self.n_sampled)
         rows = self.chunk_rows or choose_chunk_rows(len(weight), x.device.type)
         return TokenScores(*compute_chunked(x, weight, bias, targets_N, chunk_rows=rows, wants_ranks=wants_ranks))
-
-    def compute_log_probabilities(self, features_NP: Tensor) -> Tensor:
-        """(N, V); for looking into a model, not for training."""
-        return functional.log_softmax(self.linear(self.bridge(features_NP)).float(), dim=1)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -119,13 +109,9 @@ class AdaptiveSoftmax(nn.Module):
         ranks_N = torch.cat([piece.ranks for piece in pieces if piece.ranks is not None])
         return TokenScores(losses_N.mean(), losses_N, ranks_N)
 
-    def compute_log_probabilities(self, features_NP: Tensor) -> Tensor:
-        """(N, V)."""
-        return self.softmax.log_prob(features_NP.float())
-
 
 def score_logits(logits_NV: Tensor, targets_N: Tensor, *, wants_ranks: bool) -> TokenScores:
-    """Of logits, or of log-probabilities, which their softmax leaves as they are."""
+    """Score by logits, or by log-probabilities, which a softmax leaves as they are."""
     losses_N = functional.cross_entropy(logits_NV, targets_N, reduction="none")
     ranks_N = None
     if wants_ranks:
@@ -135,7 +121,7 @@ def score_logits(logits_NV: Tensor, targets_N: Tensor, *, wants_ranks: bool) -> 
 
 
 def score_sampled(x_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, targets_N: Tensor, *, n_sampled: int) -> TokenScores:
-    """Loss against K words that all predictions share, drawn with replacement by ``draw_words``.
+    """Compute the loss against K words that all predictions share, drawn with replacement by ``draw_words``.
 
     The sum over all words in the denominator becomes the target's own term and the mean over the draws of
     exp(score) / probability, draws of the target left out. That is unbiased for the sum; its logarithm, and so the
@@ -154,7 +140,7 @@ def score_sampled(x_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, targets_N: Te
 
 
 def draw_words(n: int, n_words: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(K,) word ids with replacement and the (K,) logarithms of their probabilities.
+    """Draw word ids (K,) with replacement; return them and the logarithms (K,) of their probabilities.
 
     Word i has ln((i + 2) / (i + 1)) / ln(V + 1): about that of the i-th most frequent word of a text.
     """
@@ -165,5 +151,5 @@ def draw_words(n: int, n_words: int, device: torch.device) -> tuple[Tensor, Tens
 
 
 def choose_cutoffs(n_words: int) -> list[int]:
-    """Groups of the adaptive softmax: 4 % of the words, the next 16 %, the rest. A small vocabulary has fewer."""
+    """Choose groups of 4 % of the words, the next 16 % and the rest. A small vocabulary has fewer."""
     return sorted({cut for cut in (n_words // 25, n_words // 5) if 0 < cut < n_words}) or [max(1, n_words // 2)]

@@ -26,7 +26,7 @@ def build_linear_probe(
     classes: Sequence[str],
     name: str = "linear probe",
 ) -> Workload:
-    """A linear layer over features (N, F) and targets (N,), trained and validated like any other model.
+    """Build a linear layer over features (N, F) and targets (N,), trained and validated like any other model.
 
     Raises:
         UsageError: there are no labelled features.

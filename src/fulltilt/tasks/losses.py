@@ -1,4 +1,4 @@
-"""Losses by name. Each builder returns ``(outputs, targets) -> scalar``, the mean over the batch."""
+"""Builders of losses by name; each returns ``(outputs, targets) -> scalar``, the mean over the batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Elementwise(nn.Module):
-    """A loss over elements, averaged over all of them.
-
-    Shape:
-        outputs and targets hold the same number of elements per sample; (B, 1) meets (B,). Anything else is an
-        error: broadcast (B, 1) against (B,) would average over B × B pairs.
-    """
+    """A loss averaged over all elements: as many of outputs as of targets; (B, 1) meets (B,) without broadcasting."""
 
     def __init__(self, function: Callable[..., Tensor], **options: float) -> None:
         super().__init__()
@@ -35,7 +30,7 @@ class Elementwise(nn.Module):
 
 
 def match_shape(outputs: Tensor, targets: Tensor) -> Tensor:
-    """``targets`` in the shape of ``outputs``, integers as the outputs' dtype. Copies no float, syncs nothing.
+    """Return ``targets`` in the shape of ``outputs``, integers as the outputs' dtype. Copies no float, syncs nothing.
 
     Raises:
         UsageError: the two do not hold the same number of elements per sample.
@@ -51,7 +46,7 @@ def match_shape(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def cross_entropy(*, label_smoothing: Annotated[float, Ge(0.0), Le(1.0)] = 0.0) -> Loss:
-    """Of logits (B, n_classes) against class indices (B,) or class probabilities (B, n_classes)."""
+    """Compare logits (B, n_classes) with class indices (B,) or class probabilities (B, n_classes)."""
     return nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
 

@@ -1,6 +1,6 @@
-"""Metrics by name: ``(outputs, targets) -> (B,)`` float32, one value per sample, on the device, without a sync.
+"""Metrics by name: ``(outputs, targets) -> (B,)`` float32, on the device, without a sync.
 
-One value per sample is what makes a mean over unequal batches exact.
+One value per sample makes a mean over unequal batches exact.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the largest logit is the target's, else 0.
+    """Give 1 where the largest logit is the target's, else 0.
 
     Shape:
         outputs (B, n_classes, …), targets (B, …) indices or (B, n_classes, …) probabilities; further
         dimensions (pixels, tokens) are averaged per sample.
     """
-    hits = (outputs.argmax(dim=1) == _class_indices(outputs, targets)).float()
-    return hits.flatten(1).mean(dim=1) if hits.dim() > 1 else hits
+    return _average((outputs.argmax(dim=1) == _class_indices(outputs, targets)).float())
 
 
 def top5(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the target is among the five largest logits (all of them when there are fewer).
+    """Give 1 where the target is among the five largest logits (all of them when there are fewer).
 
     Shape:
         outputs (B, n_classes), targets (B,) indices or (B, n_classes) probabilities.
@@ -37,25 +36,25 @@ def top5(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error of each sample over its own elements."""
-    return _per_sample((outputs - match_shape(outputs, targets)).float().square())
+    """Average the squared error over the elements of each sample."""
+    return _average((outputs - match_shape(outputs, targets)).float().square())
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean absolute error of each sample over its own elements."""
-    return _per_sample((outputs - match_shape(outputs, targets)).float().abs())
+    """Average the absolute error over the elements of each sample."""
+    return _average((outputs - match_shape(outputs, targets)).float().abs())
 
 
 def binary_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of a sample's logits on the side of 0 that its targets (0 or 1) say."""
-    return _per_sample(((outputs > 0) == (match_shape(outputs, targets) > 0.5)).float())
+    """Give the share of a sample's logits on the side of 0 that its targets (0 or 1) say."""
+    return _average(((outputs > 0) == (match_shape(outputs, targets) > 0.5)).float())
 
 
 def _class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
     return targets.argmax(dim=1) if targets.is_floating_point() and targets.shape == outputs.shape else targets
 
 
-def _per_sample(values: Tensor) -> Tensor:
+def _average(values: Tensor) -> Tensor:
     return values.flatten(1).mean(dim=1) if values.dim() > 1 else values
 
 

@@ -1,4 +1,4 @@
-"""Accuracy of the nearest neighbours in feature space: how much of the classes an encoder knows, without training.
+"""The accuracy of nearest neighbours in feature space: how well an encoder separates classes, without training.
 
 Shapes: N labelled samples, M queries, F features, K neighbours.
 """
@@ -17,14 +17,14 @@ CHUNK = 1024  # queries at a time: 1,024 × 50,000 similarities are 0.2 GiB
 
 
 def choose_k(n_labelled: int) -> int:
-    """200 neighbours among 20,000 samples and more, 20 among fewer; never more than there are."""
+    """Choose 200 neighbours among 20,000 samples and more, 20 among fewer; never more than there are."""
     return min(n_labelled, K_MANY if n_labelled >= MANY else K_FEW)
 
 
 def predict_by_neighbours(
     bank_NF: Tensor, targets_N: Tensor, queries_MF: Tensor, *, k: int, n_classes: int, temperature: float = TEMPERATURE
 ) -> Tensor:
-    """The class (M,) that the ``k`` most similar labelled samples vote for, each with weight exp(cosine / temperature).
+    """Return the class (M,) that the ``k`` most similar samples vote for, with weights exp(cosine / temperature).
 
     Source: Wu et al. 2018, Unsupervised Feature Learning via Non-Parametric Instance Discrimination (arXiv
     1805.01978), section 3.4.
@@ -40,7 +40,7 @@ def predict_by_neighbours(
         cosine_MN = functional.normalize(chunk_MF.float(), dim=1) @ bank_NF.T
         cosine_MK, rows_MK = cosine_MN.topk(k, dim=1)
         votes = torch.zeros(len(chunk_MF), n_classes, device=bank_NF.device)
-        # Of the most similar one the weight is 1: the same vote, and nothing overflows.
+        # Scaled so that the largest weight is 1: the same vote, and nothing overflows.
         weights_MK = ((cosine_MK - cosine_MK[:, :1]) / temperature).exp()
         found.append(votes.scatter_add_(1, targets_N[rows_MK], weights_MK).argmax(1))
     return torch.cat(found)
@@ -49,7 +49,7 @@ def predict_by_neighbours(
 def compute_knn_accuracy(
     bank_NF: Tensor, targets_N: Tensor, queries_MF: Tensor, targets_M: Tensor, *, k: int | None = None
 ) -> float:
-    """Share of the queries whose neighbours vote for their class.
+    """Return the share of the queries whose neighbours vote for their class.
 
     Device: synchronises.
     """

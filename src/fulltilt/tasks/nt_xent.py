@@ -14,11 +14,10 @@ from fulltilt.errors import UsageError
 
 
 class NtXent(nn.Module):
-    """For every view the cross entropy of finding its partner among all other views of the batch.
+    """Computes for every view the cross entropy of finding its partner among all other views of the batch.
 
-    Similarity is the cosine over ``temperature``, in float32 whatever the precision around it: at bf16 its steps
-    would be as large as what the loss is to tell apart. The mean runs over all 2·B views, both ways round; a batch of
-    one image has no negatives and no gradient.
+    Similarity is the cosine over ``temperature``, in float32 also under autocast: bf16 is too coarse for it. The mean
+    runs over all 2·B views, both ways round; a batch of one image has no negatives and no gradient.
 
     Shape:
         outputs (2·B, D), targets are not looked at; returns a scalar.
@@ -49,8 +48,3 @@ class NtXent(nn.Module):
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}"
-
-
-def count_negatives(n_images: int) -> int:
-    """Of one anchor: the views of all other images."""
-    return 2 * n_images - 2

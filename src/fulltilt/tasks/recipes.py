@@ -15,52 +15,36 @@ from fulltilt.tasks.metrics import METRICS, Metric
 from fulltilt.tasks.workload import Workload
 
 
-def build_classification(
-    *,
-    model: Callable[[], nn.Module],
-    train: Callable[[], Dataset],
-    validation: Callable[[], Dataset] | None = None,
-    loss: Loss | None = None,
-    optimizer: Callable[[Any], Optimizer] | None = None,
-    name: str = "classification",
-    metrics: Sequence[str] = ("accuracy",),
-) -> Workload:
-    """One class per sample: logits (B, n_classes) against indices (B,); cross entropy unless told otherwise."""
-    return Workload(
-        model=model,
-        dataset=train,
-        validation=validation,
-        loss=loss or cross_entropy(),
-        optimizer=optimizer,
-        metrics=pick_metrics(metrics),
-        name=name,
-    )
+def _define(task: str, own_loss: Callable[[], Loss], metric: str, text: str) -> Callable[..., Workload]:
+    """Define the builder of a task that differs from others by its loss and metric alone."""
 
+    def build(
+        *,
+        model: Callable[[], nn.Module],
+        train: Callable[[], Dataset],
+        validation: Callable[[], Dataset] | None = None,
+        loss: Loss | None = None,
+        optimizer: Callable[[Any], Optimizer] | None = None,
+        name: str = task,
+        metrics: Sequence[str] = (metric,),
+    ) -> Workload:
+        return Workload(
+            model=model,
+            dataset=train,
+            validation=validation,
+            loss=loss or own_loss(),
+            optimizer=optimizer,
+            metrics=pick_metrics(metrics),
+            name=name,
+        )
 
-def build_regression(
-    *,
-    model: Callable[[], nn.Module],
-    train: Callable[[], Dataset],
-    validation: Callable[[], Dataset] | None = None,
-    loss: Loss | None = None,
-    optimizer: Callable[[Any], Optimizer] | None = None,
-    name: str = "regression",
-    metrics: Sequence[str] = ("squared_error",),
-) -> Workload:
-    """Real numbers per sample: outputs (B, n_outputs) against targets of as many elements; mse by default."""
-    return Workload(
-        model=model,
-        dataset=train,
-        validation=validation,
-        loss=loss or mse(),
-        optimizer=optimizer,
-        metrics=pick_metrics(metrics),
-        name=name,
-    )
+    build.__name__ = build.__qualname__ = f"build_{task}"
+    build.__doc__ = text
+    return build
 
 
 def pick_metrics(names: Sequence[str]) -> dict[str, Metric]:
-    """Metrics by name, in the order given.
+    """Return metrics by name, in the order given.
 
     Raises:
         UsageError: a name that ``METRICS`` does not have.
@@ -70,3 +54,17 @@ def pick_metrics(names: Sequence[str]) -> dict[str, Metric]:
         if name not in METRICS:
             raise UsageError(f"metrics: there is no metric {name!r}; {format_nearest(str(name), METRICS)}")
     return {name: METRICS[name] for name in listed}
+
+
+build_classification = _define(
+    "classification",
+    cross_entropy,
+    "accuracy",
+    "Predict one class per sample: logits (B, n_classes) against indices (B,); cross entropy unless told otherwise.",
+)
+build_regression = _define(
+    "regression",
+    mse,
+    "squared_error",
+    "Predict real numbers: outputs (B, n_outputs) against targets of as many elements; mse unless told otherwise.",
+)

@@ -1,4 +1,4 @@
-"""Models of torchvision and timm, without their weights; and their import where operators are missing."""
+"""Finds models of torchvision and timm, without their weights, and imports both where operators are missing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from torch import nn
 
 from fulltilt.errors import ConfigError, format_nearest
 
-OPERATOR_SCHEMAS: Mapping[str, str] = {
-    "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-}
+OPERATORS = ("torchvision::nms", "torchvision::qnms")
+SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 """What torchvision's Python half expects its compiled half to have declared."""
 
 _MISSING_OPERATOR = re.compile(r"operator (torchvision::\w+) does not exist")
@@ -29,7 +27,7 @@ _WEIGHT_ARGUMENTS = ("weights", "weights_backbone", "pretrained", "pretrained_cf
 
 
 def find_torchvision_model(name: str) -> Callable[..., nn.Module]:
-    """The builder behind ``torchvision:name(…)``; its model has random weights.
+    """Return the builder behind ``torchvision:name(…)``; its model has random weights.
 
     ``n_classes`` is the library's ``num_classes``; its models take three channels.
 
@@ -56,14 +54,15 @@ def find_torchvision_model(name: str) -> Callable[..., nn.Module]:
 
 
 def find_timm_model(name: str) -> Callable[..., nn.Module]:
-    """The builder behind ``timm:name(…)``; its model has random weights.
+    """Return the builder behind ``timm:name(…)``; its model has random weights.
 
     ``n_classes`` and ``in_channels`` are the library's ``num_classes`` and ``in_chans``.
 
     Raises:
         ConfigError: not installed, no such model; from the builder: an unknown argument, pretrained weights.
     """
-    timm, title = import_timm(), f"timm:{name}"
+    import_torchvision()  # timm imports it
+    timm, title = _import("timm"), f"timm:{name}"
     if not timm.is_model(name):
         raise ConfigError(f"timm has no model {name!r}; {_find_near(name, timm.list_models())}")
 
@@ -77,37 +76,27 @@ def find_timm_model(name: str) -> Callable[..., nn.Module]:
 def import_torchvision() -> ModuleType:
     """Import torchvision, also where its compiled operators cannot be loaded.
 
-    Its wheel for CUDA beside a CPU-only PyTorch cannot load its library; its Python half then fails on the first
-    operator that the library would have declared. The schemas are declared here, once the import has asked for
-    them: models train, and only calling such an operator fails.
+    The wheel for CUDA beside a CPU-only PyTorch cannot load its library; its Python half then fails on the first
+    operator that the library would have declared. The schemas are declared here once the import asks for them: models
+    train, and only calling such an operator fails.
 
     Raises:
         ConfigError: not installed, or it fails for another reason.
     """
     before = set(sys.modules)
-    for _ in range(len(OPERATOR_SCHEMAS) + 1):
+    for _ in range(len(OPERATORS) + 1):
         try:
             return _import("torchvision")
         except RuntimeError as error:
             missing = _MISSING_OPERATOR.search(str(error))
-            if not missing or missing[1] not in OPERATOR_SCHEMAS:
+            if not missing or missing[1] not in OPERATORS:
                 raise ConfigError(
                     f"torchvision fails to import ({error}); install the version made for torch {torch.__version__}"
                 ) from error
-            torch.library.define(missing[1], OPERATOR_SCHEMAS[missing[1]])
+            torch.library.define(missing[1], SCHEMA)
             for module in [m for m in sys.modules if m.split(".")[0] == "torchvision" and m not in before]:
                 del sys.modules[module]
     raise AssertionError("every schema was declared and the import still asks for one")
-
-
-def import_timm() -> ModuleType:
-    """Import timm, which imports torchvision.
-
-    Raises:
-        ConfigError: not installed.
-    """
-    import_torchvision()
-    return _import("timm")
 
 
 def _import(name: str) -> ModuleType:
@@ -120,11 +109,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _refuse_weights(title: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """``arguments`` without the switches of pretrained weights, which must be off.
-
-    Raises:
-        ConfigError: one of them is on.
-    """
+    """Return ``arguments`` without the switches of pretrained weights, and refuse one that is on."""
     for name in _WEIGHT_ARGUMENTS:
         if arguments.get(name) not in (None, False):
             raise ConfigError(
@@ -156,6 +141,6 @@ def _call(title: str, build: Callable[..., nn.Module], arguments: Mapping[str, A
 
 
 def _find_near(name: str, names: list[str]) -> str:
-    """The nearest names only: these libraries have hundreds."""
+    """Name the nearest only: these libraries have hundreds."""
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"it has {len(names)}, for instance resnet18"

@@ -1,4 +1,4 @@
-"""``Workload``: what is trained, as one object that can be built again and again."""
+"""``Workload``: functions that build what is trained, again and again."""
 
 from __future__ import annotations
 
@@ -17,39 +17,33 @@ from fulltilt.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained. Every trial is a process of its own and starts from what these functions build.
+    """Holds the functions that build what is trained; every trial is a process of its own and starts from them.
 
     Args:
         model: ``() -> nn.Module``, on the CPU, freshly initialised.
         dataset: ``() -> Dataset`` of ``(inputs, targets)``, map-style or iterable.
-        loss: ``(outputs, targets) -> scalar``, the mean over the samples of the batch. A mean is what makes
-            accumulated micro-batches add up to the large batch.
+        loss: ``(outputs, targets) -> scalar``, the mean over the batch: so micro-batches add up to the large batch.
         optimizer: ``(parameters) -> Optimizer``; AdamW with its defaults when ``None``.
         validation: ``() -> Dataset`` for evaluation; no evaluation when ``None``.
         metrics: name → ``(outputs, targets) -> (B,)``, one value per sample, left on the device.
-        prepare: ``(batch, generator) -> (inputs, targets)``, run on the device for every micro-batch;
-            ``generator`` is on that device and is the only source of randomness it may use. A tuple of inputs
-            is unpacked: ``model(*inputs)``.
+        prepare: ``(batch, generator) -> (inputs, targets)``, run on the device for every micro-batch; it may draw
+            from ``generator`` only, which is on that device. A tuple of inputs is unpacked: ``model(*inputs)``.
         collate: What joins samples to a batch; tensors are stacked when ``None``.
         derive: Means of the loss and the metrics → figures that follow from them (a perplexity from a loss).
         assess: ``(model, device) -> name → figure``, at the end of every evaluation, in evaluation mode and without
-            gradients: what is no mean over the validation set (the accuracy of neighbours in feature space).
+            gradients: figures that are no mean over the validation set (the accuracy of nearest neighbours).
         explain: ``(batch_size, accumulate) -> notes``, told at the start: what a batch means to this loss.
-        couples_samples: The loss compares the samples of a batch with each other, so that micro-batches do not add up
-            to the large batch; a window is then computed as one batch (``engine.cached_step``): its outputs, and its
-            targets, are those of the micro-batches one after the other.
-        compares_samples: The loss compares the samples of a micro-batch with each other: several devices, each of which
-            would see its part only, are refused. ``couples_samples`` says so too.
+        couples_samples: The loss compares the samples of a batch with each other, so a window is computed as one batch
+            (``engine/step/cached_step.py``): outputs and targets are those of its micro-batches one after the other.
+        compares_samples: The loss compares the samples of a micro-batch with each other, so several devices, each of
+            which would see its part only, are refused. ``couples_samples`` implies it.
         training_metrics: ``train`` computes the metrics on training batches too.
         name: How tables, files and messages call it.
 
-    Shape:
-        - batch: what ``collate`` returns; ``(inputs, targets)`` with the batch as first dimension B of each tensor.
-        - outputs: what the model returns for it, first dimension B.
+    Shape: the batch is the first dimension B of inputs, targets and outputs.
 
     Raises:
-        UsageError: something that is not callable where a function is needed, or an object where the
-            function that builds it is needed.
+        UsageError: a field is no function, or an object where the function that builds it is needed.
     """
 
     model: Callable[[], nn.Module]
@@ -73,16 +67,33 @@ class Workload:
         _check_builder("dataset", self.dataset, Dataset)
         if self.validation is not None:
             _check_builder("validation", self.validation, Dataset)
-        _check_loss(self.loss)
-        _check_optimizer(self.optimizer)
-        _check_callable("prepare", self.prepare, "a function (batch, generator) -> (inputs, targets), or None")
-        _check_callable("collate", self.collate, "a function that joins a list of samples, or None")
-        _check_callable("derive", self.derive, "a function (means) -> figures by name, or None")
-        _check_callable("assess", self.assess, "a function (model, device) -> figures by name, or None")
-        _check_callable("explain", self.explain, "a function (batch_size, accumulate) -> notes, or None")
+        if isinstance(self.loss, type) and issubclass(self.loss, nn.Module):
+            kind = self.loss.__name__
+            raise UsageError(f"Workload loss is the class {kind}; give an object of it: loss={kind}()")
+        if isinstance(self.optimizer, Optimizer):
+            kind = type(self.optimizer).__name__
+            raise UsageError(
+                f"Workload optimizer is an object of {kind} and holds the parameters of one model; give the function "
+                f"that builds it: optimizer=lambda parameters: {kind}(parameters, lr=…)"
+            )
+        for field, expected in _FUNCTIONS.items():
+            value = getattr(self, field)
+            if not callable(value) and (value is not None or field == "loss"):
+                raise UsageError(f"Workload {field} is {_describe(value)}; give a function {expected}")
         if not isinstance(self.name, str) or not self.name.strip():
             raise UsageError(f"Workload name is {self.name!r}; give a text that tables and folders can show")
         object.__setattr__(self, "metrics", _check_metrics(self.metrics))
+
+
+_FUNCTIONS = {
+    "loss": "(outputs, targets) -> scalar tensor",
+    "optimizer": "(parameters) -> Optimizer, or None for AdamW",
+    "prepare": "(batch, generator) -> (inputs, targets), or None",
+    "collate": "that joins a list of samples, or None",
+    "derive": "(means) -> figures by name, or None",
+    "assess": "(model, device) -> figures by name, or None",
+    "explain": "(batch_size, accumulate) -> notes, or None",
+}
 
 
 def _check_builder(field: str, value: Any, product: type) -> None:
@@ -99,28 +110,6 @@ def _check_builder(field: str, value: Any, product: type) -> None:
             f"Workload {field} is called without arguments, but {_name(value)} needs {', '.join(missing)}; "
             f"bind them: {field}=lambda: {_name(value)}({missing[0]}=…)"
         )
-
-
-def _check_loss(value: Any) -> None:
-    if isinstance(value, type) and issubclass(value, nn.Module):
-        raise UsageError(f"Workload loss is the class {value.__name__}; give an object of it: loss={value.__name__}()")
-    if not callable(value):
-        raise UsageError(f"Workload loss is {_describe(value)}; give a function (outputs, targets) -> scalar tensor")
-
-
-def _check_optimizer(value: Any) -> None:
-    if isinstance(value, Optimizer):
-        kind = type(value).__name__
-        raise UsageError(
-            f"Workload optimizer is an object of {kind} and holds the parameters of one model; give the function "
-            f"that builds it: optimizer=lambda parameters: {kind}(parameters, lr=…)"
-        )
-    _check_callable("optimizer", value, "a function (parameters) -> Optimizer, or None for AdamW")
-
-
-def _check_callable(field: str, value: Any, expected: str) -> None:
-    if value is not None and not callable(value):
-        raise UsageError(f"Workload {field} is {_describe(value)}; give {expected}")
 
 
 def _check_metrics(metrics: Any) -> dict[str, Callable[[Any, Any], Tensor]]:

@@ -1,4 +1,4 @@
-"""``tune``: from a question to its answer, by running plans."""
+"""Answer a question about the fastest settings by running plans: ``tune``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def tune(
     refuse_inside_trial("fulltilt.tune")
     if not sys.platform.startswith("linux"):
         raise UsageError(f"tune runs on Linux and WSL2; this is {sys.platform}")
-    aim = resolve_target(target, {**(settings or {}), **_name_data(data_path)})
+    named = {} if data_path is None else {"data.path": str(Path(data_path).resolve())}
+    aim = resolve_target(target, {**(settings or {}), **named})
     options = build_options(
         aim.config, batch_sizes=batch_sizes, num_workers=num_workers, steps=steps, device=device,
         memory_limit=memory_limit, exhaustive=exhaustive, quick=quick, budget=budget, free_batch=free_batch,
@@ -92,10 +93,6 @@ def tune(
             run_finalists(search)
             roofs = measure_roofs(search)
         return _answer(conclude(search, *roofs), folder.path, tell)
-
-
-def _name_data(data_path: str | os.PathLike[str] | None) -> dict[str, str]:
-    return {} if data_path is None else {"data.path": str(Path(data_path).resolve())}
 
 
 def _answer(result: TuneResult, folder: Path, tell: OnEvent) -> TuneResult:

@@ -10,12 +10,12 @@ from benchmarks._machines import SimulatedMachine
 from benchmarks._machines_score import find_largest_that_fits, find_truths, run_search, try_at_random
 from benchmarks._runner import Context
 from benchmarks._tpe import is_available
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.session import Ask, Session
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 
 @pytest.fixture(scope="module")

@@ -42,20 +42,8 @@ def test_inspect_prints_tables_and_a_command_that_works(path, tmp_path, capsys):
 
 
 def test_inspect_writes_json_alone_to_stdout(path, capsys):
-    words = [
-        "data",
-        "inspect",
-        str(path),
-        "--seconds",
-        "0.05",
-        "--dataset",
-        "label",
-        "--batch-size",
-        "50",
-        "--json",
-        "-",
-    ]
-    assert run_command(words) == 0
+    words = ["--seconds", "0.05", "--dataset", "label", "--batch-size", "50", "--json", "-"]
+    assert run_command(["data", "inspect", str(path), *words]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["version"] == 1
     assert document["batch_size"] == 50
@@ -105,6 +93,9 @@ def test_prepare_text_says_what_it_kept(tmp_path, capsys):
     assert "--force to prepare it again" in capsys.readouterr().err
     assert run_command([*words, "--force", "--val", str(tmp_path / "t.txt")]) == 0
     assert "100 tokens for training, 100 for validation" in capsys.readouterr().out
+    (tmp_path / "t.txt").write_text("one line alone\n")
+    assert run_command([*words, "--force"]) == 0
+    assert "no word is left for validation" in capsys.readouterr().err
 
 
 def test_the_advice_of_inspect_followed_to_the_letter_leaves_nothing_to_advise(tmp_path, capsys):
@@ -156,9 +147,3 @@ def test_figures_of_a_file_that_lay_partly_on_the_disk_are_not_called_warm(cache
     """4 % of a file of 7 GB made its random batches slower than single rows that were read after them."""
     report = types.SimpleNamespace(reader="mapped", cached_before_pct=cached_pct)
     assert said in describe_cache(report, is_cold=False)
-
-
-def test_a_text_that_leaves_nothing_for_validation_is_told_when_it_is_prepared(tmp_path, capsys):
-    (tmp_path / "t.txt").write_text("one line alone\n")
-    assert run_command(["data", "prepare-text", str(tmp_path / "t.txt"), str(tmp_path / "out")]) == 0
-    assert "no word is left for validation" in capsys.readouterr().err

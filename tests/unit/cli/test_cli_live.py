@@ -5,11 +5,11 @@ import io
 
 import pytest
 from rich.console import Console
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.cli._live import show_search
 from fulltilt.levers import default_plan
 from fulltilt.tuner import SearchNoted, SearchStarted, TrialDone
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 PLAN = default_plan({"batch_size": 64})
 
@@ -32,18 +32,32 @@ def done(trial, **changes):
     return TrialDone(**({"trial": trial, "n_done": 3, "n_planned": 12, "seconds_left": 61.0} | changes))
 
 
-def test_a_run_says_its_figures_why_it_was_chosen_and_what_is_left():
-    said = show(done(make_trial()))
-    assert "t3" in said
-    assert "1,234 ± 1.0 % samples/s  512 MiB  batch_size 64" in said
-    assert "· round 1: batch_size 64 · 3 of at most 12 trials, at most about 1 min 01 s left" in said
+RATE = "1,234 ± 1.0 % samples/s  512 MiB  batch_size 64"
+FAILED = {"samples_per_s": None, "reason": "needs [3 GiB]"}
 
 
-def test_a_search_that_looks_on_is_not_said_to_be_over():
-    """``12 of about 12 trials, about 0 s left`` stood there while a noisy machine's search ran further plans."""
-    said = show(done(make_trial(), n_done=12, n_planned=12, seconds_left=0.0))
-    assert "· 12 trials\n" in said
-    assert "left" not in said
+@pytest.mark.parametrize(
+    ("trial", "changes", "said"),
+    [
+        (make_trial(), {}, [RATE, "· round 1: batch_size 64 · 3 of at most 12 trials, at most about 1 min 01 s left"]),
+        (make_trial(status="out_of_memory", **FAILED), {}, ["out of memory: batch_size 64", "needs [3 GiB]"]),
+        (make_trial(kind="device"), {}, ["device probe: 1,234 samples/s, 512 MiB step alone, batch_size 64"]),
+        (make_trial(kind="loader"), {}, ["loader probe: 1,234 samples/s, 512 MiB loader alone, batch_size 64"]),
+        (
+            dataclasses.replace(make_trial(kind="memory"), samples_per_s=None, memory_allocated_peak_gib=1.25),
+            {},
+            ["memory probe: 1.25 GiB of tensors, estimated, batch_size 64"],
+        ),
+        (make_trial(kind="device", status="error", **FAILED), {}, ["device probe, error: batch_size 64", "[3 GiB]"]),
+        # ``12 of about 12 trials, about 0 s left`` stood there while a noisy machine's search ran further plans.
+        (make_trial(), {"n_done": 12, "n_planned": 12, "seconds_left": 0.0}, ["· 12 trials\n"]),
+    ],
+)
+def test_a_trial_says_its_figures_why_it_was_run_and_what_is_left(trial, changes, said):
+    written = show(done(trial, **changes))
+    assert all(part in written for part in said)
+    assert ("left" in written) is (not changes)
+    assert len(written.strip().splitlines()) == 1 + (trial.status != "ok")
 
 
 def test_a_pipe_that_takes_colours_gets_lines_and_no_cursor_movements():
@@ -51,36 +65,6 @@ def test_a_pipe_that_takes_colours_gets_lines_and_no_cursor_movements():
     assert "1,234 ± 1.0 % samples/s" in said
     assert "\x1b[?25l" not in said
     assert "\x1b[2K" not in said
-
-
-def test_a_run_that_failed_says_why():
-    said = show(done(make_trial(status="out_of_memory", samples_per_s=None, reason="needs [3 GiB]")))
-    assert "out of memory: batch_size 64" in said
-    assert "needs [3 GiB]" in said
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("device", "device probe: 1,234 samples/s, 512 MiB step alone, batch_size 64"),
-        ("loader", "loader probe: 1,234 samples/s, 512 MiB loader alone, batch_size 64"),
-    ],
-)
-def test_a_probe_is_one_short_line(kind, words):
-    said = show(done(make_trial(kind=kind, why="the batch size"), seconds_left=None))
-    assert words in said
-    assert len(said.strip().splitlines()) == 1
-
-
-def test_an_estimate_of_memory_is_called_one():
-    trial = dataclasses.replace(make_trial(kind="memory"), samples_per_s=None, memory_allocated_peak_gib=1.25)
-    assert "memory probe: 1.25 GiB of tensors, estimated, batch_size 64" in show(done(trial))
-
-
-def test_a_probe_that_failed_says_why():
-    said = show(done(make_trial(kind="device", status="error", samples_per_s=None, reason="no kernel")))
-    assert "device probe, error: batch_size 64" in said
-    assert "no kernel" in said
 
 
 def test_rows_found_in_the_folder_are_counted_and_not_shown_again():

@@ -1,16 +1,16 @@
 """The table of a search that is redrawn in place: what it holds, that it fits, and how it leaves the terminal."""
 
+import contextlib
 import dataclasses
 import io
 
 import pytest
 from rich.console import Console
+from tests.simulated_target import Answer, SimulatedTarget
 
-from fulltilt.cli._live import show_search
-from fulltilt.cli._live_table import LiveTable
+from fulltilt.cli._live import LiveTable, show_search
 from fulltilt.levers import default_plan
 from fulltilt.tuner import SearchNoted, SearchStarted, TrialCut, TrialDone, TrialProgressed, TrialStarted
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 STARTED = SearchStarted(
@@ -26,13 +26,6 @@ LONG_PLAN = {
 class FakeTerminal(io.StringIO):
     def isatty(self):
         return True
-
-
-class FakeClock:
-    now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +48,7 @@ def done(trial, **changes):
 def draw(*events, width=160, height=40, clock=None):
     """The lines of the frame after ``events``, and what was said above it."""
     above = Console(file=FakeTerminal(), width=width, height=height, highlight=False)
-    table = LiveTable(above, clock=clock or FakeClock())
+    table = LiveTable(above, clock=clock or (lambda: 100.0))
     for event in events:
         table(event)
     paper = Console(file=io.StringIO(), width=width, height=height)
@@ -63,26 +56,19 @@ def draw(*events, width=160, height=40, clock=None):
     return paper.file.getvalue().splitlines(), above.file.getvalue()
 
 
-def test_a_row_holds_figures_plan_and_why_it_was_run():
+def test_a_row_holds_figures_plan_and_why_it_was_run_and_what_is_left_is_counted():
     lines, _ = draw(STARTED, done(make_trial("t3")))
     row = next(line for line in lines if line.startswith("t3"))
-    assert "1,234 ± 1.0 %" in row
-    assert "512 MiB" in row
-    assert "batch_size 64" in row
-    assert "predicted the fastest" in row
+    assert all(part in row for part in ("1,234 ± 1.0 %", "512 MiB", "batch_size 64", "predicted the fastest"))
+    assert "3 of at most 12 trials, at most about 1 min 01 s left" in lines[-1]
 
 
 def test_the_running_trial_says_why_how_long_and_how_far():
-    clock = FakeClock()
-    table = LiveTable(Console(file=FakeTerminal(), width=160), clock=clock)
-    table(
-        TrialStarted(id="t4", plan=default_plan({"batch_size": 128}), why="next to [the] best", n_done=3, n_planned=9)
-    )
-    clock.now_s += 12.0
-    table(TrialProgressed(id="t4", values={"stage": "measuring", "n_steps": 24}))
-    paper = Console(file=io.StringIO(), width=160)
-    paper.print(table.build_frame())
-    said = paper.file.getvalue()
+    times_s = iter((100.0, 112.0))
+    plan = default_plan({"batch_size": 128})
+    started = TrialStarted(id="t4", plan=plan, why="next to [the] best", n_done=3, n_planned=9)
+    progressed = TrialProgressed(id="t4", values={"stage": "measuring", "n_steps": 24})
+    said = "\n".join(draw(started, progressed, clock=lambda: next(times_s))[0])
     assert "t4 runs for 12 s: whole run, 24 steps taken" in said
     assert "batch_size 128" in said
     assert "next to [the] best" in said
@@ -95,11 +81,6 @@ def test_a_probe_is_told_from_a_run():
     lines, _ = draw(STARTED, done(make_trial("t3", kind="loader")), started)
     assert "loader alone: batch_size 64" in next(line for line in lines if line.startswith("t3"))
     assert any("t4 runs for" in line and "device probe" in line for line in lines)
-
-
-def test_what_is_left_is_counted_and_timed():
-    lines, _ = draw(STARTED, done(make_trial("t3")))
-    assert "3 of at most 12 trials, at most about 1 min 01 s left" in lines[-1]
 
 
 def test_the_picks_so_far_are_those_of_the_rules_that_decide_at_the_end():
@@ -115,8 +96,8 @@ def test_the_picks_so_far_are_those_of_the_rules_that_decide_at_the_end():
 
 def test_a_plan_that_is_every_pick_stands_once():
     lines, _ = draw(STARTED, done(make_trial("t1")))
-    assert sum("so far: t1" in line for line in lines) == 1
-    assert any(line.startswith("recommended, fastest, most per GiB, least memory so far: t1") for line in lines)
+    (pick,) = (line for line in lines if "so far: t1" in line)
+    assert pick.startswith("recommended, fastest, most per GiB, least memory so far: t1")
 
 
 def test_no_pick_is_shown_while_nothing_has_run_whole():
@@ -136,16 +117,10 @@ def test_a_trial_that_the_budget_broke_off_does_not_run_on():
 def test_an_error_stays_above_the_table_with_its_reason():
     failed = make_trial("t1", status="error", samples_per_s=None, reason="no [kernel] image")
     lines, above = draw(STARTED, SearchNoted(message="a [note]"), done(failed))
-    assert "t1 error: batch_size 64" in above
-    assert "no [kernel] image" in above
-    assert "a [note]" in above
+    assert all(part in above for part in ("t1 error: batch_size 64", "no [kernel] image", "a [note]"))
     assert any("no [kernel] image" in line for line in lines)
-
-
-def test_rows_of_an_earlier_search_stand_in_the_table_and_say_nothing_above_it():
-    failed = make_trial("t1", status="error", samples_per_s=None, reason="no kernel image")
-    lines, above = draw(STARTED, done(failed, is_resumed=True))
-    assert "no kernel image" not in above
+    lines, above = draw(STARTED, done(failed, is_resumed=True))  # of an earlier search: in the table alone
+    assert "no [kernel] image" not in above
     assert any(line.startswith("t1") for line in lines)
 
 
@@ -170,34 +145,25 @@ def test_sixty_columns_keep_the_figures_whole_and_cut_the_words():
     assert lines[index + 1].strip().startswith("a reason")
 
 
-def test_the_table_is_gone_at_the_end_and_the_cursor_back():
-    console = Console(file=FakeTerminal(), width=100, height=30, highlight=False)
-    with show_search(console) as view:
-        view(STARTED)
-        view(done(make_trial("t3")))
-    said = console.file.getvalue()
-    assert said.rindex(SHOW_CURSOR) > said.rindex(HIDE_CURSOR)
-    assert "model_first search on cpu: grid of 336; runs/tune/a" in said
-    assert "\x1b[2K" in said  # lines of it were erased
-    after_frame = said[said.rindex("of at most 12") :]
-    assert "\x1b[1A" in after_frame  # the cursor went back up over it
-
-
-def test_ctrl_c_shows_the_cursor_again_and_leaves_the_last_frame():
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt])
+def test_the_table_is_gone_at_the_end_unless_an_error_ends_it_and_the_cursor_is_back(end):
     console = Console(file=FakeTerminal(), width=100, height=30, highlight=False)
 
     def search():
         with show_search(console) as view:
             view(STARTED)
             view(done(make_trial("t3")))
-            raise KeyboardInterrupt
+            if end:
+                raise end
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(end) if end else contextlib.nullcontext():
         search()
     said = console.file.getvalue()
     assert said.rindex(SHOW_CURSOR) > said.rindex(HIDE_CURSOR)
+    assert "model_first search on cpu: grid of 336; runs/tune/a" in said
+    assert "\x1b[2K" in said  # lines of it were erased
     after_frame = said[said.rindex("of at most 12") :]
-    assert "\x1b[1A" not in after_frame
+    assert ("\x1b[1A" in after_frame) is (end is None)  # the cursor went back up over it
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch):
@@ -216,5 +182,4 @@ def test_a_row_of_a_busy_machine_is_marked_and_the_mark_explained():
     assert "1,234 ± 1.0 % *" in next(line for line in lines if line.startswith("t3"))
     assert "*" not in next(line for line in lines if line.startswith("t2"))
     assert any(line.startswith("* a busy machine's figure (1 row): some task waited for a core") for line in lines)
-    lines, _ = draw(STARTED, done(make_trial("t2")))
-    assert not any("busy" in line for line in lines)
+    assert not any("busy" in line for line in draw(STARTED, done(make_trial("t2")))[0])

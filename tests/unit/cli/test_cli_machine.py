@@ -15,18 +15,8 @@ REPORT = WslReport(
 )
 
 
-def test_memory_limits_gpu_and_advice_stand_in_rows_of_their_own():
-    rows = list_wsl_rows(REPORT)
-    assert rows[0] == (
-        "WSL 2",
-        "16.00 GiB memory, 4.00 GiB swap; memory=16GB, swap=not set in /mnt/c/Users/kim/.wslconfig",
-    )
-    assert rows[1:] == [
-        ("WSL: GPU", "not usable: there is no /dev/dxg"),
-        ("WSL: advice", "first"),
-        ("WSL: advice", "second"),
-    ]
-
-
-def test_elsewhere_nothing_is_said():
+def test_memory_limits_gpu_and_advice_stand_in_rows_of_their_own_and_elsewhere_there_are_none():
+    limits = "16.00 GiB memory, 4.00 GiB swap; memory=16GB, swap=not set in /mnt/c/Users/kim/.wslconfig"
+    gpu = ("WSL: GPU", "not usable: there is no /dev/dxg")
+    assert list_wsl_rows(REPORT) == [("WSL 2", limits), gpu, ("WSL: advice", "first"), ("WSL: advice", "second")]
     assert list_wsl_rows(None) == []

@@ -1,6 +1,5 @@
 """What ``fulltilt tune`` prints and refuses, without a search."""
 
-import argparse
 import dataclasses
 import io
 import json
@@ -11,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from fulltilt.cli import build_parser, run_command, tune
-from fulltilt.cli._shared import build_console
-from fulltilt.cli.tune import _list_train_words, _name_doubt, print_result
+from fulltilt.cli.tune import print_result
 from fulltilt.config import load_config, plan_of
 from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError
 from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder, hold_folder
+from fulltilt.tuner.answer.apply import Applied
 from fulltilt.tuner.picks.recommend import LearningRate
 
 
@@ -72,59 +71,21 @@ def test_the_mark_of_a_busy_machine_is_explained_under_the_table():
     assert "* a busy machine's figure (1 row)" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--verify", "--verify-pairs", "1"], "needs at least 2"),
-        (["--verify", "--verify-epochs", "0"], "give at least 1"),
-        (["--verify-pairs", "4"], "--verify-pairs 4 says how --verify trains, and --verify is not given"),
-    ],
-)
-def test_a_verification_that_cannot_be_is_said_before_the_search(words, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
-    assert run_command(["tune", "a.yaml", *words]) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
-
-
-def test_the_settings_as_they_were_are_not_verified_against_themselves(tmp_path):
-    """Precision auto is spelled otherwise than the precision that was measured: six trainings of one plan."""
-    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\nspeed: {precision: auto}\n")
-    config = load_config(tmp_path / "a.yaml")
-    own = plan_of(config).replace(precision="fp32")
-    plans = (own, own.replace(precision="bf16"))
-    trials = [types.SimpleNamespace(plan=plan, status="ok", kind="end_to_end") for plan in plans]
-    result = types.SimpleNamespace(
-        user_plan=own, trials=trials, repeats=(), probes=(), folder=str(tmp_path), notes=(), null_reasons={},
-        picks=types.SimpleNamespace(recommended=types.SimpleNamespace(trial=trials[0])),
-        learning_rate=LearningRate(rule="none", start=None, to=None),
-    )  # fmt: skip
-    seen = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "_without_verification", lambda result, reason: seen.append(reason))
-        tune._verify(argparse.Namespace(), config, result, build_console())
-    assert seen == ["the recommended plan is the user's own: there is nothing to compare"]
-
-
-def test_verification_trains_what_the_search_was_about(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
-    words = ["a.yaml", "optim.lr=0.5", "--data-path", "x", "--device", "cpu"]
-    args = build_parser("tune").parse_args(["tune", *words])
-    assert _list_train_words(args, load_config("a.yaml")) == words
-    parsed = build_parser("train").parse_args(["train", *_list_train_words(args, load_config("a.yaml"))])
-    assert isinstance(parsed, argparse.Namespace)
-    assert (parsed.config, parsed.overrides, parsed.data_path) == ("a.yaml", ["optim.lr=0.5"], "x")
-
-
 @dataclasses.dataclass(frozen=True)
 class FakeResult:
-    folder: str
+    """A search that is over, whose files lie in ``runs``."""
+
+    folder: str = "runs"
     notes: tuple[str, ...] = ()
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     user_plan: object = None
     picks: object = None
+    trials: tuple = ()
+    repeats: tuple = ()
+    probes: tuple = ()
+    learning_rate: object = LearningRate(rule="none", start=None, to=None)
+    baseline: object = None
+    savings: object = None
 
     def to_document(self):
         return make_document(notes=list(self.notes))
@@ -133,110 +94,140 @@ class FakeResult:
         return json.dumps(self.to_document())
 
 
+def make_row(plan, status="ok"):
+    return types.SimpleNamespace(plan=plan, status=status, kind="end_to_end")
+
+
+def make_picks(row):
+    return types.SimpleNamespace(recommended=types.SimpleNamespace(trial=row))
+
+
 @pytest.fixture
-def searched(tmp_path, monkeypatch):
-    """A search that is over, in ``runs``, and the words that verify it."""
+def search(tmp_path, monkeypatch):
+    """Run ``fulltilt tune a.yaml`` with more words, of which the search itself gives ``result``."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
-    monkeypatch.setattr("fulltilt.tuner.tune", lambda *args, **options: FakeResult("runs"))
-    return ["tune", "a.yaml", "--verify"]
+
+    def run(*words, result=None):
+        if result is not None:
+            monkeypatch.setattr("fulltilt.tuner.tune", lambda *args, **options: result)
+        return run_command(["tune", "a.yaml", *words])
+
+    return run
 
 
-def test_the_folder_is_held_while_both_plans_are_trained_and_the_verdict_written(searched, monkeypatch):
+def give_verdict(args, config, result, console):
+    return dataclasses.replace(result, notes=("a verdict",))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--verify", "--verify-pairs", "1"], "needs at least 2"),
+        (["--verify", "--verify-epochs", "0"], "give at least 1"),
+        (["--verify-pairs", "4"], "--verify-pairs 4 says how --verify trains, and --verify is not given"),
+    ],
+)
+def test_a_verification_that_cannot_be_is_said_before_the_search(words, said, search, capsys):
+    assert search(*words) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_the_settings_as_they_were_are_not_verified_against_themselves(search, capsys):
+    """Precision auto is spelled otherwise than the precision that was measured: six trainings of one plan."""
+    Path("a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\nspeed: {precision: auto}\n")
+    own = plan_of(load_config("a.yaml")).replace(precision="fp32")
+    rows = (make_row(own), make_row(own.replace(precision="bf16")))
+    assert search("--verify", result=FakeResult(user_plan=own, trials=rows, picks=make_picks(rows[0]))) == 0
+    assert "the recommended plan is the user's own: there is nothing to compare" in capsys.readouterr().out
+
+
+def test_verification_trains_what_the_search_was_about_and_its_failure_leaves_the_result(search, monkeypatch, capsys):
+    own = plan_of(load_config("a.yaml"))
+    trained = []
+
+    def fail(words, settings, **options):
+        trained.extend(words)
+        raise StorageError("pair-1.json: no space left")
+
+    monkeypatch.setattr("fulltilt.tuner.answer.verify.run_verification", fail)
+    changes = types.SimpleNamespace(values={"a": 1})
+    monkeypatch.setattr("fulltilt.tuner.answer.apply.plan_changes", lambda *args, **options: changes)
+    words = ["optim.lr=0.5", "--data-path", "x", "--device", "cpu"]
+    picks = make_picks(make_row(own.replace(compile=True)))
+    assert search(*words, "--verify", result=FakeResult(user_plan=own, picks=picks)) == 0
+    assert "--verify came to no verdict: pair-1.json: no space left" in capsys.readouterr().out
+    assert trained == ["a.yaml", *words]
+    parsed = build_parser("train").parse_args(["train", *trained])
+    assert (parsed.config, parsed.overrides, parsed.data_path) == ("a.yaml", ["optim.lr=0.5"], "x")
+
+
+def test_the_folder_is_held_while_both_plans_are_trained_and_the_verdict_written(search, monkeypatch):
     """Two searches into one folder wrote their files over each other's."""
 
-    def verify(args, config, result, console):
+    def verify(*args):
         with pytest.raises(RunFolderError, match="in use"):
             RunFolder("runs", fingerprint_parts={}, command="tune", results=[])
-        return dataclasses.replace(result, notes=("a verdict",))
+        return give_verdict(*args)
 
     monkeypatch.setattr(tune, "_verify", verify)
-    assert run_command(searched) == 0
+    assert search("--verify", result=FakeResult()) == 0
     assert {path.name for path in Path("runs").iterdir()} == {".lock", "tune.json", "trials.csv", "report.html"}
     assert "a verdict" in Path("runs/tune.json").read_text()
     with hold_folder("runs"):
         pass
 
 
-def test_a_folder_that_another_search_took_is_left_to_it(searched, monkeypatch, capsys):
+def test_a_folder_that_another_search_took_is_left_to_it(search, monkeypatch, capsys):
     monkeypatch.setattr(tune, "_verify", lambda *args: pytest.fail("the other search runs"))
     with hold_folder("runs"):
-        assert run_command(searched) == 0
+        assert search("--verify", result=FakeResult()) == 0
     assert "--verify came to no verdict: runs is in use by process" in capsys.readouterr().out
     assert not Path("runs/tune.json").exists()
 
 
-def test_a_verdict_that_could_not_be_written_is_said_before_the_error(searched, monkeypatch, capsys):
-    """A full disk behind hours of training ended in one line about the disk."""
-
-    def verify(args, config, result, console):
-        return dataclasses.replace(result, notes=("a verdict",))
-
-    def fail(result, folder):
-        raise StorageError("runs/tune.json: no space left")
-
-    monkeypatch.setattr(tune, "_verify", verify)
-    monkeypatch.setattr("fulltilt.tuner.answer.result.write_result", fail)
-    assert run_command([*searched, "--json", "elsewhere.json", "--apply", "a.yaml"]) == 1
-    said = capsys.readouterr()
-    assert "Recommended for training" in said.out
-    assert "a verdict" in said.out
-    assert "files:" not in said.out
-    assert said.err == "fulltilt tune: runs/tune.json: no space left\n"
-    assert json.loads(Path("elsewhere.json").read_text())["notes"] == ["a verdict"]
-
-
-def test_a_search_whose_files_could_not_be_written_shows_what_it_found(searched, monkeypatch, capsys):
-    """18 trials and then one line, ``no space left for tune.json``: no table, no pick."""
-
-    def search(*args, **options):
-        raise ResultUnwrittenError("runs/tune.json: no space left", FakeResult("runs"))
-
-    monkeypatch.setattr("fulltilt.tuner.tune", search)
-    monkeypatch.setattr(tune, "_verify", lambda *args: pytest.fail("there is no room for trainings either"))
-    assert run_command([*searched, "--json", "elsewhere.json"]) == 1
-    said = capsys.readouterr()
-    assert "Recommended for training" in said.out
-    assert "--verify came to no verdict: runs/tune.json: no space left" in said.out
-    assert said.err == "fulltilt tune: runs/tune.json: no space left\n"
-    assert json.loads(Path("elsewhere.json").read_text())["trials"]
-
-
-def test_a_training_that_could_not_be_kept_leaves_the_search_its_result(tmp_path, monkeypatch):
-    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
-    config = load_config(tmp_path / "a.yaml")
+@pytest.mark.parametrize("searched", [True, False])
+def test_what_was_found_is_said_before_the_error_that_kept_it_from_being_written(searched, search, monkeypatch, capsys):
+    """A full disk behind hours of training, or behind 18 trials, ended in one line about the disk."""
+    full = StorageError("runs/tune.json: no space left")
 
     def fail(*args, **options):
-        raise StorageError("pair-1.json: no space left")
+        raise full if searched else ResultUnwrittenError(str(full), FakeResult())
 
-    monkeypatch.setattr("fulltilt.tuner.answer.verify.run_verification", fail)
-    monkeypatch.setattr(
-        "fulltilt.tuner.answer.apply.plan_changes", lambda *args, **options: types.SimpleNamespace(values={"a": 1})
-    )
-    own = plan_of(config)
-    pick = types.SimpleNamespace(trial=types.SimpleNamespace(plan=own.replace(compile=True)))
-    searched = FakeResult(str(tmp_path), user_plan=own, picks=types.SimpleNamespace(recommended=pick))
-
-    args = build_parser("tune").parse_args(["tune", str(tmp_path / "a.yaml"), "--verify"])
-    result = tune._verify(args, config, searched, build_console())
-    assert result.notes == ("--verify came to no verdict: pair-1.json: no space left",)
+    if searched:
+        monkeypatch.setattr(tune, "_verify", give_verdict)
+        monkeypatch.setattr("fulltilt.tuner.answer.result.write_result", fail)
+    else:
+        monkeypatch.setattr(tune, "_verify", lambda *args: pytest.fail("there is no room for trainings either"))
+        monkeypatch.setattr("fulltilt.tuner.tune", fail)
+    result = FakeResult() if searched else None
+    assert search("--verify", "--json", "elsewhere.json", "--apply", "a.yaml", result=result) == 1
+    said = capsys.readouterr()
+    assert "Recommended for training" in said.out
+    assert ("a verdict" if searched else f"--verify came to no verdict: {full}") in said.out
+    assert "files:" not in said.out
+    assert said.err == f"fulltilt tune: {full}\n"
+    document = json.loads(Path("elsewhere.json").read_text())
+    assert document["trials"]
+    assert document["notes"]
 
 
 @pytest.mark.parametrize(
     ("status", "savings", "said"),
     [
-        ("ok", None, "too few runs were made to tell it from the settings as they were"),
-        ("ok", "no gain", "could not prove that it is faster than the settings as they were"),
-        ("ok", "faster", ""),
-        ("out_of_memory", None, ""),
+        ("ok", None, ", though too few runs were made to tell it from the settings as they were:"),
+        ("ok", "no gain", ", though this search could not prove that it is faster than the settings as they were:"),
+        ("ok", "faster", ":"),
+        ("out_of_memory", None, ":"),
     ],
 )
-def test_settings_that_are_not_proven_faster_are_written_with_that_word(status, savings, said):
+def test_settings_that_are_not_proven_faster_are_written_with_that_word(
+    status, savings, said, search, monkeypatch, capsys
+):
     """Numerics and recipe were changed in the file, and that nothing was proven stood thirty lines above it."""
-    result = types.SimpleNamespace(
-        baseline=types.SimpleNamespace(status=status),
-        savings=None if savings is None else types.SimpleNamespace(verdict=savings),
-    )
-    doubt = _name_doubt(result)
-    assert doubt.endswith(said)
-    assert bool(doubt) is bool(said)
+    monkeypatch.setattr("fulltilt.tuner.answer.apply.apply_result", lambda *args, **options: Applied(diff="+ x"))
+    verdict = None if savings is None else types.SimpleNamespace(verdict=savings)
+    result = FakeResult(baseline=make_row(None, status), savings=verdict)
+    assert search("--apply", "a.yaml", result=result) == 0
+    assert f"\nwritten into a.yaml{said}\n" in capsys.readouterr().out

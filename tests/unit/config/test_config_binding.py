@@ -18,10 +18,7 @@ def wideresnet(depth: int = 28, width: int = 10, *, dropout: float = 0.0, n_clas
 
 
 class Sgd:
-    def __init__(
-        self, lr: float, momentum: float = 0.0, nesterov: bool = False, betas: tuple[float, float] = (0.9, 0.99)
-    ):
-        self.lr, self.momentum, self.nesterov, self.betas = lr, momentum, nesterov, betas
+    def __init__(self, lr: float, nesterov: bool = False, betas: tuple[float, float] = (0.9, 0.99)): ...
 
 
 def untyped(size, scale=1.0, flag=False, **more):
@@ -36,7 +33,13 @@ def bounded(width: Annotated[int, Ge(1)] | None = None, share: Annotated[float, 
     return width, share
 
 
-REGISTRY = {"wideresnet": wideresnet, "sgd": Sgd, "untyped": untyped, "mode": mode}
+REGISTRY = {
+    "wideresnet": wideresnet,
+    "net": functools.partial(wideresnet, 40),
+    "untyped": untyped,
+    "mode": mode,
+    "timm:": lambda name: functools.partial(untyped, name),
+}
 
 
 def bind(text: str, target, **options):
@@ -85,42 +88,34 @@ def test_bad_arguments(text, target, said):
     assert error.value.key == "model"
 
 
-def test_a_target_with_keywords_of_any_name_takes_them():
-    assert bind("untyped(3, other=x)", untyped) == {"size": 3, "other": "x"}
+@pytest.mark.parametrize(
+    ("text", "given", "built"),
+    [
+        ("untyped(3, other=x)", {}, (3, 1.0, False, {"other": "x"})),  # takes keywords of any name
+        # What is given fills only what the target has and the user left out, also through a partial.
+        ("wideresnet(16)", {"n_classes": 9, "in_channels": 1, "no": 3}, ("wideresnet", 16, 10, 0.0, 9, 1)),
+        ("wideresnet(in_channels=4)", {"n_classes": 9, "in_channels": 1}, ("wideresnet", 28, 10, 0.0, 9, 4)),
+        ("untyped(1)", {"flag": True, "surprise": 1}, (1, 1.0, True, {})),
+        ("net(width=2)", {"n_classes": 5}, ("wideresnet", 40, 2, 0.0, 5, 3)),
+        ("untyped(size=[mode(b), mode()])", {}, ([("b", 1, None), ("a", 1, None)], 1.0, False, {})),
+        ("timm:convnext(scale=2)", {}, ("convnext", 2, False, {})),
+    ],
+)
+def test_what_is_built(text, given, built):
+    assert build(text, **given) == built
 
 
-def test_given_values_fill_only_what_the_target_has_and_the_user_left_out():
-    assert build("wideresnet(16)", n_classes=10, in_channels=1, unknown=3) == ("wideresnet", 16, 10, 0.0, 10, 1)
-    assert build("wideresnet(in_channels=4)", n_classes=10, in_channels=1)[-1] == 4
-    assert build("untyped(1)", flag=True, surprise=1) == (1, 1.0, True, {})
-
-
-def test_given_values_go_through_partials():
-    registry = {"net": functools.partial(wideresnet, 40)}
-    assert build_component("net(width=2)", registry, kind="model", where="model", n_classes=5)[1:5] == (40, 2, 0.0, 5)
-
-
-def test_nested_calls_are_built_from_the_same_registry():
-    size, *_ = build("untyped(size=[mode(b), mode()])")
-    assert size == [("b", 1, None), ("a", 1, None)]
+def test_without_a_registry_a_call_inside_stays_one():
     assert bind("untyped(size=mode(b))", untyped)["size"] == ComponentCall("mode", ("b",))
 
 
-def test_unknown_name_lists_the_nearest():
-    with pytest.raises(ConfigError, match=r"model: unknown model 'wideresnett'; did you mean wideresnet\?"):
-        build("wideresnett(1)")
-
-
-def test_a_registry_key_with_a_colon_resolves_names():
-    registry = {"timm:": lambda name: functools.partial(untyped, name)}
-    assert build_component("timm:convnext(scale=2)", registry, kind="model", where="model") == (
-        "convnext",
-        2,
-        False,
-        {},
-    )
-    with pytest.raises(ConfigError, match="timm:NAME"):
-        build_component("timmm", registry, kind="model", where="model")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("wideresnett(1)", r"model: unknown model 'wideresnett'; did you mean wideresnet\?"), ("timmm", "timm:NAME")],
+)
+def test_an_unknown_name_lists_the_nearest(text, said):
+    with pytest.raises(ConfigError, match=said):
+        build(text)
 
 
 @pytest.fixture
@@ -143,16 +138,14 @@ def user_code(tmp_path, monkeypatch):
 
 
 def test_own_code_is_found_beside_the_configuration(user_code):
-    options = {"kind": "model", "where": "model", "base_dir": str(user_code)}
-    assert build_component("user_code_of_config_test:build(width=4)", {}, **options) == 8
-    assert build_component("user_code_of_config_test:Space.build(3)", {}, **options) == 3
+    assert build("user_code_of_config_test:build(width=4)", base_dir=str(user_code)) == 8
+    assert build("user_code_of_config_test:Space.build(3)", base_dir=str(user_code)) == 3
 
 
 def test_an_object_of_the_users_is_the_component_itself(user_code):
-    ready = build_component("user_code_of_config_test:ready", {}, kind="model", where="model", base_dir=str(user_code))
-    assert type(ready).__name__ == "Callable"
+    assert type(build("user_code_of_config_test:ready", base_dir=str(user_code))).__name__ == "Callable"
     with pytest.raises(ConfigError, match="takes no arguments"):
-        build_component("user_code_of_config_test:ready(a=1)", {}, kind="model", where="model", base_dir=str(user_code))
+        build("user_code_of_config_test:ready(a=1)", base_dir=str(user_code))
 
 
 @pytest.mark.parametrize(

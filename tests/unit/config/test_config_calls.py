@@ -12,21 +12,8 @@ from fulltilt.errors import ConfigError
 
 def test_typed_values():
     call = parse_call("f(1, 2.5, 1e-4, -3, true, false, null, word, 'two words', [1, a], (0.8, 1.0), g(x=2))")
-    assert call.name == "f"
-    assert call.args == (
-        1,
-        2.5,
-        1e-4,
-        -3,
-        True,
-        False,
-        None,
-        "word",
-        "two words",
-        [1, "a"],
-        [0.8, 1.0],
-        ComponentCall("g", (), {"x": 2}),
-    )
+    numbers, words = (1, 2.5, 1e-4, -3, True, False, None), ("word", "two words", [1, "a"], [0.8, 1.0])
+    assert (call.name, call.args) == ("f", (*numbers, *words, ComponentCall("g", (), {"x": 2})))
     assert [type(v) for v in call.args[:5]] == [int, float, float, int, bool]
 
 
@@ -55,6 +42,8 @@ def test_pipeline_keeps_order():
     stages = parse_pipeline("random_crop(32, padding=4) | random_flip | normalize")
     assert [s.name for s in stages] == ["random_crop", "random_flip", "normalize"]
     assert stages[0].args == (32,)
+    with pytest.raises(ConfigError, match="component name at column 5"):
+        parse_pipeline("a | | b")
 
 
 @pytest.mark.parametrize(
@@ -82,37 +71,23 @@ def test_refused_with_position(text, said):
     assert said in str(error.value)
 
 
-def test_pipeline_with_an_empty_stage_is_refused():
-    with pytest.raises(ConfigError, match="component name at column 5"):
-        parse_pipeline("a | | b")
-
-
 names = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(10**12), 10**12),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.text(),
-)
+numbers = st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+def calls(values):
+    arguments = st.lists(values, max_size=3).map(tuple)
+    return st.builds(ComponentCall, names, arguments, st.dictionaries(names, values, max_size=3))
+
+
 values = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.builds(
-            lambda n, a, k: ComponentCall(n, tuple(a), k),
-            names,
-            st.lists(inner, max_size=2),
-            st.dictionaries(names, inner, max_size=2),
-        ).filter(lambda call: call.args or call.kwargs),
-    ),
+    st.none() | st.booleans() | numbers | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | calls(inner).filter(lambda call: call.args or call.kwargs),
     max_leaves=6,
 )
 
 
-@given(
-    st.builds(ComponentCall, names, st.lists(values, max_size=3).map(tuple), st.dictionaries(names, values, max_size=3))
-)
+@given(calls(values))
 def test_text_of_a_call_reads_back(call):
     assert parse_call(str(call)) == call
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 from fulltilt.config import config_from_values, parse_on_bad_sample
 from fulltilt.data import DATASETS, build_loader
 from fulltilt.data.loading.bad_samples import BadSamples
+from fulltilt.data.loading.worker_signals import end_workers
 from fulltilt.engine.loop.train import train
 from fulltilt.errors import ConfigError, DataError
 from fulltilt.tasks.facts import read_data_facts
@@ -39,17 +40,19 @@ def cut(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-def make_loader(dataset, *, limit, workers=0, batch_size=8, shuffle=False):
-    options = {"num_workers": workers}
-    return build_loader(
-        dataset,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        drop_last=False,
-        seed=0,
-        options=options,
-        skip_limit=limit,
-    )
+def make_loader(dataset, *, limit, workers=0, batch_size=8, **options):
+    given = {"batch_size": batch_size, "shuffle": False, "drop_last": False, "seed": 0, "skip_limit": limit}
+    return build_loader(dataset, **given, options={"num_workers": workers, **options})
+
+
+def train_on(folder, out_dir, *, epochs, resume=False, **data):
+    values = {
+        "task": "classification",
+        "model": "small_cnn",
+        "data": {"dataset": "image_folder", "path": str(folder), "batch_size": 8, **data},
+        "run": {"epochs": epochs, "device": "cpu"},
+    }
+    return train(config_from_values(values, base_dir="."), out_dir=out_dir, resume=resume)
 
 
 def read_all(loader):
@@ -63,7 +66,7 @@ def read_all(loader):
         return list(batches)
     finally:
         if loader.num_workers:
-            batches._shutdown_workers()
+            end_workers(batches)
 
 
 class Numbers(Dataset):
@@ -166,13 +169,7 @@ def test_a_run_tells_what_it_left_out_at_the_end_of_the_epoch(tmp_path):
     folder = make_folder(tmp_path / "images")
     cut(folder / "train" / "dogs" / "01.jpg")
     cut(folder / "val" / "cats" / "00.jpg")
-    values = {
-        "task": "classification",
-        "model": "small_cnn",
-        "data": {"dataset": "image_folder", "path": str(folder), "batch_size": 8, "on_bad_sample": "skip(limit=1)"},
-        "run": {"epochs": 2, "device": "cpu"},
-    }
-    result = train(config_from_values(values, base_dir="."), out_dir=tmp_path / "run")
+    result = train_on(folder, tmp_path / "run", epochs=2, on_bad_sample="skip(limit=1)")
     told = [note for note in result.notes if "could not be read" in note]
     assert result.reason == "finished"
     assert [note.split(" samples")[0] for note in told] == ["1 of 24 training", "1 of 24 validation"]
@@ -182,19 +179,11 @@ def test_a_run_tells_what_it_left_out_at_the_end_of_the_epoch(tmp_path):
 
 def test_a_run_that_stopped_at_a_bad_sample_goes_on_with_the_other_policy(tmp_path):
     folder = make_folder(tmp_path / "images")
-    values = {
-        "task": "classification",
-        "model": "small_cnn",
-        "data": {"dataset": "image_folder", "path": str(folder), "batch_size": 8},
-        "run": {"epochs": 1, "device": "cpu"},
-    }
-    train(config_from_values(values, base_dir="."), out_dir=tmp_path / "run")
+    train_on(folder, tmp_path / "run", epochs=1)
     cut(folder / "train" / "dogs" / "01.jpg")
-    values["run"]["epochs"] = 2
     with pytest.raises(DataError, match=r"dogs/01\.jpg cannot be decoded"):
-        train(config_from_values(values, base_dir="."), out_dir=tmp_path / "run", resume=True)
-    values["data"]["on_bad_sample"] = "skip"
-    result = train(config_from_values(values, base_dir="."), out_dir=tmp_path / "run", resume=True)
+        train_on(folder, tmp_path / "run", epochs=2, resume=True)
+    result = train_on(folder, tmp_path / "run", epochs=2, resume=True, on_bad_sample="skip")
     assert result.reason == "finished"
     assert any("dogs/01.jpg" in note for note in result.notes)
 
@@ -204,9 +193,8 @@ def test_what_reads_all_samples_beforehand_says_that_it_skips_none(tmp_path):
     folder = make_folder(tmp_path)
     dataset = DATASETS["image_folder"](path=str(folder))
     cut(folder / "train" / "cats" / "03.jpg")
-    options = {"placement": "ram"}
     with pytest.raises(DataError, match=r"03\.jpg cannot be decoded.*skip does not reach placement ram.*stream skips"):
-        build_loader(dataset, batch_size=8, shuffle=False, drop_last=False, seed=0, options=options, skip_limit=2)
+        make_loader(dataset, limit=2, placement="ram")
     with pytest.raises(DataError, match=r"03\.jpg cannot be decoded.*skip does not reach images that are encoded"):
         extract_features(torch.flatten, dataset, np.arange(4), torch.device("cpu"))
     with pytest.raises(
@@ -231,7 +219,7 @@ def mark_all(bad, first, n_writers):
 
 def test_marks_are_read_while_four_processes_set_them():
     """torch's own count of them ended in an INTERNAL ASSERT when one was set between its two passes."""
-    bad = BadSamples(range(20_000), 20_000, limit=20_000, share=True)
+    bad = BadSamples(range(8_000), 8_000, limit=8_000, share=True)
     fork = multiprocessing.get_context("fork")
     writers = [fork.Process(target=mark_all, args=(bad, first, 4)) for first in range(4)]
     for writer in writers:
@@ -242,4 +230,4 @@ def test_marks_are_read_while_four_processes_set_them():
         bad.describe("training")
     assert [writer.exitcode for writer in writers] == [0] * 4
     assert counts == sorted(counts)
-    assert bad.indices == list(range(20_000))
+    assert bad.indices == list(range(8_000))

@@ -136,10 +136,9 @@ def train_losses(config, n_epochs=2):
 
 
 def test_where_nothing_is_random_training_and_evaluation_are_the_same_on_the_device():
-    by_loader = train_losses(make_config())
-    assert train_losses(make_config(transforms="device")) == by_loader
-    assert train_losses(make_config(transforms="device", placement="ram")) == by_loader
-    assert train_losses(make_config(transforms="device", num_workers=1)) == by_loader
+    by_loader = train_losses(make_config(), 1)
+    for options in ({}, {"placement": "ram"}, {"num_workers": 1}):
+        assert train_losses(make_config(transforms="device", **options), 1) == by_loader
 
 
 def test_random_transforms_on_the_device_follow_the_seed_of_the_run_and_never_reach_validation():

@@ -1,11 +1,14 @@
-"""HDF5 by dataset names: rows, layouts, processes."""
+"""HDF5: rows out of every layout a file can have, by every reader, in every kind of process."""
 
 from __future__ import annotations
 
 import collections
+import itertools
 import multiprocessing
 import os
 import pickle
+import re
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -13,16 +16,19 @@ import pytest
 import torch
 
 from fulltilt.data import DATASETS, build_loader
-from fulltilt.data.tables.hdf5_mapped import MappedRows
-from fulltilt.data.tables.hdf5_rows import LibraryRows, plan_runs
+from fulltilt.data.tables import hdf5_rows
+from fulltilt.data.tables.hdf5_file import find_layouts
+from fulltilt.data.tables.hdf5_layout import find_pieces
+from fulltilt.data.tables.hdf5_mapped import MappedRows, plan_ranges
+from fulltilt.data.tables.hdf5_rates import drop_cache, read_cached_pct
+from fulltilt.data.tables.hdf5_rows import DirectRows, LibraryRows, build_rows, plan_runs
 from fulltilt.errors import ConfigError, DataError
+from fulltilt.hardware import Filesystem
 
 hdf5 = DATASETS["hdf5"]
 
 LAYOUTS = {
     "contiguous": {},
-    "one row a chunk": {"chunks": (1, 3, 4)},
-    "many rows a chunk": {"chunks": (7, 3, 2)},
     "compressed": {"chunks": (8, 3, 4), "compression": "gzip", "shuffle": True},
 }
 
@@ -36,17 +42,6 @@ def write_file(path, n=50, dtype="f4", labels=None, **layout):
     return x, np.asarray(y)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_come_in_the_order_asked_for_whatever_the_layout(tmp_path, layout):
-    x, y = write_file(tmp_path / "f.h5", **LAYOUTS[layout])
-    dataset = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)
-    for indices in ([3, 4, 5, 30, 1, 49, 0, 2], [7, 7, 6], [49], list(range(50)), [20, 3, 21, 4]):
-        inputs, targets = dataset.get_batch(indices)
-        assert np.array_equal(inputs.numpy(), x[indices])
-        assert np.array_equal(targets.numpy(), y[indices])
-    assert type(dataset.sources[0]) is (LibraryRows if layout == "compressed" else MappedRows)
-
-
 @pytest.mark.parametrize("dtype", [">f4", "f2", "f8", "i2", "u1", "?"])
 def test_types_become_what_torch_trains_on(tmp_path, dtype):
     x, _ = write_file(tmp_path / "f.h5", dtype=dtype)
@@ -58,9 +53,13 @@ def test_types_become_what_torch_trains_on(tmp_path, dtype):
 
 
 def test_a_file_behind_a_user_block_and_one_of_the_newest_format(tmp_path):
-    for name, options in (("u.h5", {"userblock_size": 1024}), ("l.h5", {"libver": "latest"})):
+    for name, chunks, options in (
+        ("u.h5", None, {"userblock_size": 1024}),
+        ("c.h5", (4, 3), {"userblock_size": 512}),
+        ("l.h5", None, {"libver": "latest"}),
+    ):
         with h5py.File(tmp_path / name, "w", **options) as file:
-            file["input"] = np.arange(60, dtype="f4").reshape(20, 3)
+            file.create_dataset("input", data=np.arange(60, dtype="f4").reshape(20, 3), chunks=chunks)
             file["label"] = np.arange(20)
         inputs, _ = hdf5(path=str(tmp_path / name), val_fraction=0).get_batch([19, 0])
         assert inputs.tolist() == [[57, 58, 59], [0, 1, 2]]
@@ -75,23 +74,18 @@ def test_classes_are_counted_and_shapes_described(tmp_path):
     assert (other.n_classes, other.target_shape) == (None, (6,))
 
 
-def test_splits_cover_the_file_without_overlap(tmp_path):
+def test_splits_cover_the_file_without_overlap_and_datasets_may_lie_in_groups(tmp_path):
     write_file(tmp_path / "f.h5")
+    with h5py.File(tmp_path / "g.h5", "w") as file:
+        file["a/x"], file["a/y"] = np.zeros((10, 1)), np.arange(10)
+    named = hdf5(path=str(tmp_path / "g.h5"), inputs="a/x", targets="a/y", val_fraction=0)
+    assert named[-1][1] == 9
+    with pytest.raises(IndexError, match="sample 10 of 10"):
+        named[10]
     train, val = (hdf5(s, path=str(tmp_path / "f.h5"), val_fraction=0.2) for s in ("train", "val"))
     assert (len(train), len(val)) == (40, 10)
     assert sorted([*train.rows, *val.rows]) == list(range(50))
     assert not np.array_equal(hdf5("val", path=str(tmp_path / "f.h5"), val_fraction=0.2, seed=1).rows, val.rows)
-
-
-def test_names_in_groups_and_other_names(tmp_path):
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["a/x"] = np.arange(10.0).reshape(10, 1)
-        file["a/y"] = np.arange(10)
-    dataset = hdf5(path=str(tmp_path / "f.h5"), inputs="a/x", targets="a/y", val_fraction=0)
-    assert [float(dataset[i][0]) for i in (0, 9)] == [0, 9]
-    assert dataset[-1][1] == 9
-    with pytest.raises(IndexError, match="sample 10 of 10"):
-        dataset[10]
 
 
 def test_image_transforms_apply_to_pixels(tmp_path):
@@ -103,23 +97,6 @@ def test_image_transforms_apply_to_pixels(tmp_path):
     np.testing.assert_allclose(dataset[5][0].numpy(), pixels[5, :, 2:6, 2:6] / 255, rtol=1e-6)
     with pytest.raises(ConfigError, match="center_crop"):
         hdf5(path=str(tmp_path / "f.h5"), transform="centre_crop(4)")
-
-
-@pytest.mark.parametrize(
-    ("layout", "context"), [("contiguous", "fork"), ("compressed", "fork"), ("compressed", "forkserver")]
-)
-def test_workers_read_the_right_rows_after_the_parent_has_read(tmp_path, layout, context):
-    x, _ = write_file(tmp_path / "f.h5", n=400, labels=np.arange(400), **LAYOUTS[layout])
-    dataset = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)
-    dataset.get_batch([0, 399])
-    options = {"num_workers": 2, "multiprocessing_context": context}
-    loader = build_loader(dataset, batch_size=16, shuffle=True, drop_last=False, options=options, seed=1)
-    seen = []
-    for inputs, rows in loader:
-        assert np.array_equal(inputs.numpy(), x[rows.numpy()])
-        dataset.get_batch([int(rows[0])])  # the parent keeps reading between
-        seen += rows.tolist()
-    assert sorted(seen) == list(range(400))
 
 
 def test_a_worker_opens_each_dataset_once_whatever_it_reads(tmp_path, monkeypatch):
@@ -204,10 +181,157 @@ def test_a_chunk_is_decompressed_once_per_batch(tmp_path):
     assert reads == [slice(1, 16), slice(33, 45)]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "compressed"])
-def test_a_file_cut_while_in_use_is_said_so(tmp_path, layout):
-    write_file(tmp_path / "f.h5", n=4000, **LAYOUTS[layout])
+def test_a_compressed_file_cut_while_in_use_is_said_so(tmp_path):
+    write_file(tmp_path / "f.h5", n=4000, **LAYOUTS["compressed"])
     dataset = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)
     os.truncate(tmp_path / "f.h5", 20_000)
-    with pytest.raises(DataError, match=r"f\.h5.*(was cut|cannot be)"):
+    with pytest.raises(DataError, match=r"f\.h5.*cannot be"):
         dataset.get_batch([3999, 2000, 3998])
+
+
+INDICES = [3, 4, 5, 30, 1, 40, 0, 2, 7, 7]
+PLAIN = [
+    ((41, 6), None),
+    ((41,), None),
+    ((41,), (7,)),
+    ((41, 6), (1, 6)),
+    ((41, 6), (16, 6)),
+    ((41, 6), (50, 9)),
+    ((41, 6, 5), (8, 4, 5)),
+    ((41, 6, 5), (8, 4, 2)),
+    ((41, 6, 5, 3), (3, 1, 5, 2)),
+]
+
+
+def write_table(path, shape=(41, 6), chunks=None, dtype="f4", **options):
+    x = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+    with h5py.File(path, "w") as file:
+        kept = {"maxshape": (None,) * len(shape)} if chunks else {}
+        file.create_dataset("x", data=x, chunks=chunks, **kept, **options)
+    return x
+
+
+def find_layout(path):
+    return find_layouts(path, ["x"])[0]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "u1", "i2", "?"])
+@pytest.mark.parametrize(("shape", "chunks"), PLAIN)
+def test_plain_rows_come_out_of_the_mapped_file_whatever_the_chunks(tmp_path, shape, chunks, dtype):
+    x = write_table(tmp_path / "f.h5", shape, chunks, dtype)
+    rows = build_rows(find_layout(tmp_path / "f.h5"))
+    assert isinstance(rows, MappedRows)
+    for indices in (INDICES, [40], list(range(41)), []):
+        read = rows.read(indices)
+        assert np.array_equal(read, x[indices])
+        assert read.dtype == x.dtype
+    assert np.array_equal(pickle.loads(pickle.dumps(rows)).read(INDICES), x[INDICES])
+
+
+def test_layouts_that_are_not_plain_go_through_the_library(tmp_path):
+    path = tmp_path / "f.h5"
+    x = np.arange(246, dtype="f4").reshape(41, 6)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("gzip", data=x, chunks=(8, 6), compression="gzip")
+        file.create_dataset("checked", data=x, chunks=(8, 6), fletcher32=True)
+        file["swapped"] = x.astype(">f4")
+        holes = file.create_dataset("holes", shape=x.shape, dtype="f4", chunks=(8, 6), fillvalue=7)
+        holes[:8] = x[:8]
+        file.create_dataset("unwritten", shape=x.shape, dtype="f4", fillvalue=7)
+    for name in ("gzip", "checked", "swapped", "holes", "unwritten"):
+        layout = find_layouts(path, [name])[0]
+        rows = build_rows(layout)
+        assert isinstance(rows, LibraryRows), name
+        with h5py.File(path) as file:
+            assert np.array_equal(rows.read(INDICES), file[name][:][INDICES])
+
+
+@pytest.mark.parametrize(
+    ("chunks", "n_bytes", "expected"),
+    [
+        (None, 240, 10),
+        (None, 263, 10),
+        (None, 1, 1),
+        ((4, 6), 1000, 40),
+        ((4, 6), 96, 4),
+        ((4, 6), 1, 4),
+        ((4, 2), 96, 4),
+    ],
+)
+def test_rows_are_counted_in_whole_chunks_and_one_at_least(tmp_path, chunks, n_bytes, expected):
+    write_table(tmp_path / "f.h5", (100, 6), chunks)  # 24 bytes a row
+    assert find_layout(tmp_path / "f.h5").count_rows_in(n_bytes) == expected
+
+
+def test_a_network_file_system_is_read_and_not_mapped(tmp_path, monkeypatch):
+    away = Filesystem(type="nfs4", is_network=True, free_bytes=None)
+    monkeypatch.setattr(hdf5_rows, "read_filesystem", lambda path: away)
+    for chunks, expected in ((None, DirectRows), ((8, 6), LibraryRows)):
+        x = write_table(tmp_path / "f.h5", chunks=chunks)
+        rows = build_rows(find_layout(tmp_path / "f.h5"))
+        assert type(rows) is expected
+        assert np.array_equal(rows.read(INDICES), x[INDICES])
+
+
+@pytest.mark.parametrize("chunks", [None, (8, 6), (8, 4)])
+def test_rows_that_are_not_in_the_page_cache_come_right(tmp_path, chunks):
+    x = write_table(tmp_path / "f.h5", (4001, 6), chunks)
+    layout = find_layout(tmp_path / "f.h5")
+    rows = build_rows(layout)
+    drop_cache(tmp_path / "f.h5")
+    indices = np.random.default_rng(1).permutation(4001)
+    assert np.array_equal(rows.read(indices), x[indices])
+    assert read_cached_pct(layout) in (None, 100)
+
+
+def test_ranges_hold_every_piece_and_are_joined_where_they_touch():
+    rng = np.random.default_rng(0)
+    for length in (8, 4096, 5000, 40_000):
+        positions = rng.choice(2_000_000 // length, 50, replace=False) * length + 13
+        ranges = plan_ranges(positions.reshape(-1, 2), length)
+        for position in positions.tolist():
+            assert any(start <= position and position + length <= start + size for start, size in ranges)
+        assert all(a + size < b for (a, size), (b, _) in itertools.pairwise(ranges))
+        assert all(start % 4096 == 0 and size % 4096 == 0 for start, size in ranges)
+    assert plan_ranges(np.arange(0, 81_920, 8192)[:, None], 8192) == [(0, 81_920)]
+
+
+def test_a_stream_gives_back_what_it_mapped_and_a_memory_map_keeps_it(tmp_path):
+    write_table(tmp_path / "f.h5", (4096, 2048))  # 32 MiB
+    layout = find_layout(tmp_path / "f.h5")
+    pieces = find_pieces(layout)
+    resident = {}
+    for window_bytes in (1 << 20, None):
+        rows = MappedRows(layout, pieces, window_bytes=window_bytes)
+        for first in range(0, 4096, 64):
+            rows.read(np.arange(first, first + 64))
+        resident[window_bytes] = read_mapped_bytes(tmp_path / "f.h5")
+        del rows
+        assert read_mapped_bytes(tmp_path / "f.h5") == 0
+    assert resident[1 << 20] < 8 << 20
+    assert resident[None] > 24 << 20
+
+
+def read_mapped_bytes(path: Path) -> int:
+    """Resident bytes of this process' mappings of a file."""
+    blocks = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    return sum(1024 * int(re.search(r"Rss:\s+(\d+)", block)[1]) for block in blocks if f"{path}\n" in block)
+
+
+@pytest.mark.parametrize("chunks", [None, (8, 6)])
+def test_a_file_cut_before_or_after_it_was_mapped_is_said_so(tmp_path, chunks):
+    write_table(tmp_path / "f.h5", (4001, 6), chunks)
+    before, after = build_rows(find_layout(tmp_path / "f.h5")), build_rows(find_layout(tmp_path / "f.h5"))
+    after.read([0])
+    os.truncate(tmp_path / "f.h5", 20_000)
+    for rows in (before, after):
+        with pytest.raises(DataError, match=r"f\.h5 was cut: 20,000 bytes are there and /x reaches to"):
+            rows.read([4000])
+
+
+def test_a_file_replaced_while_in_use_is_read_on_as_it_was(tmp_path):
+    x = write_table(tmp_path / "f.h5")
+    rows = build_rows(find_layout(tmp_path / "f.h5"))
+    rows.read([0])
+    (tmp_path / "f.h5").unlink()
+    assert np.array_equal(rows.read(INDICES), x[INDICES])

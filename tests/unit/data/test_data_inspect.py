@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import shlex
 import time
 
 import h5py
@@ -16,7 +15,6 @@ from fulltilt.data.tables import hdf5_inspect, hdf5_layout, hdf5_rates, hdf5_row
 from fulltilt.data.tables.hdf5_file import find_layouts
 from fulltilt.data.tables.hdf5_mapped import STREAM_WINDOW_BYTES, MappedRows
 from fulltilt.data.tables.hdf5_rates import drop_cache, read_cached_pct
-from fulltilt.data.tables.hdf5_rows import LibraryRows
 from fulltilt.errors import DataError, UsageError
 from fulltilt.hardware import Filesystem
 
@@ -47,7 +45,7 @@ def test_layouts_are_described_and_the_largest_is_measured(path):
     assert (cut.row_bytes, cut.chunk_rows, cut.n_chunks_a_row) == (1024, 500, 32)
     assert reports["packed"].filters == ("shuffle", "gzip")
     assert reports["packed"].stored_bytes < reports["packed"].n_bytes == 1000 * 1024
-    assert [name for name, report in reports.items() if report.rates] == ["whole"]
+    assert [name for name, report in reports.items() if report.rates] == ["whole"], "the largest of numbers"
     assert reports["names"].null_reasons == {"rates": "not measured: name it with --dataset"}
     assert reports["whole"].advice == "every row is one piece of the file: nothing to repack"
     assert reports["whole"].command is None
@@ -71,14 +69,20 @@ def test_every_way_of_reading_is_timed_over_rows_that_were_read(path):
     assert reports["whole"].rates == ()
 
 
-def test_a_file_that_is_slow_gets_a_repack_that_was_tried(path, monkeypatch):
+def test_a_file_that_is_slow_gets_a_repack_that_was_tried_into_a_new_file_where_it_helps(path, monkeypatch):
+    for number in ("", "-2"):
+        path.with_name(f"f.repacked{number}.h5").touch()
     monkeypatch.setattr(hdf5_inspect, "_WORTH", 0.0)  # a busy machine may read the repacked sample slower than the file
     report = inspect(path, "packed")["packed"]
     assert "both warm, out of the page cache, " in report.advice
     assert f"{report.warm_random_rows_per_s:,.0f}" in report.advice
     assert f"→ {report.repacked_random_rows_per_s:,.0f}" in report.advice
     assert "takes 250 times its bytes through shuffle + gzip" in report.advice
-    assert report.command == f"fulltilt data repack {path} {path.with_name('f.repacked.h5')} --dataset packed"
+    assert report.command == f"fulltilt data repack {path} {path.with_name('f.repacked-3.h5')} --dataset packed"
+    monkeypatch.setattr(hdf5_inspect, "_WORTH", 1e9)
+    report = inspect(path, "packed")["packed"]
+    assert report.command is None
+    assert report.advice.endswith("leave it")
 
 
 MEASURED = ("warm_random_rows_per_s", "repacked_random_rows_per_s")
@@ -98,8 +102,8 @@ def test_what_could_not_be_measured_says_why(path, cold):
 
 def test_a_dataset_that_was_read_to_its_end_is_told_from_one_that_was_not():
     rate = hdf5_rates.Rate(access="random", rows_per_s=1.0, rows_per_s_ci95=None, n_rows=5, rows_a_read=5, seconds=0.5)
-    assert "--batch-size" in hdf5_inspect._explain_intervals({"x": rate}, 1.0)["x"]
-    assert "--seconds" in hdf5_inspect._explain_intervals({"x": rate}, 0.5)["x"]
+    assert "--batch-size" in hdf5_inspect._explain_intervals({"x": rate}, 1.0)["x_ci95"]
+    assert "--seconds" in hdf5_inspect._explain_intervals({"x": rate}, 0.5)["x_ci95"]
 
 
 def test_a_rate_has_the_interval_over_the_parts_of_its_measurement():
@@ -108,12 +112,8 @@ def test_a_rate_has_the_interval_over_the_parts_of_its_measurement():
     assert rate.n_rows == 120
     assert low <= rate.rows_per_s <= high
     assert str(rate).startswith(f"{rate.rows_per_s:,.0f} ± ")
-
-
-def test_one_read_has_no_interval_and_says_so():
     rate = hdf5_rates._run("random", lambda rows: None, itertools.repeat(np.arange(10)), 1e-9, None)
-    assert rate.rows_per_s_ci95 is None
-    assert str(rate) == f"{rate.rows_per_s:,.0f}"
+    assert (rate.rows_per_s_ci95, str(rate)) == (None, f"{rate.rows_per_s:,.0f}"), "one read"
 
 
 def test_the_interval_is_as_wide_as_the_parts_differ():
@@ -122,54 +122,6 @@ def test_the_interval_is_as_wide_as_the_parts_differ():
     low, high = hdf5_rates._compute_interval([(0, 0.0), (100, 0.1), (200, 0.3), (300, 0.4), (310, 0.41)])
     assert low < 310 / 0.41 < high
     assert hdf5_rates._compute_interval([(0, 0.0), (100, 0.1)]) is None
-
-
-def test_a_repack_that_would_not_help_is_not_advised(path, monkeypatch):
-    monkeypatch.setattr(hdf5_inspect, "_WORTH", 1e9)
-    report = inspect(path, "packed")["packed"]
-    assert report.command is None
-    assert report.advice.endswith("leave it")
-    assert "both warm, out of the page cache, " in report.advice
-
-
-class CountingDisk(LibraryRows):
-    """Counts the rows of each read that nobody has read since the cache was dropped."""
-
-    def __init__(self, layout):
-        super().__init__(layout)
-        self.cached, self.misses = set(), []
-
-    def read(self, indices):
-        missing = set(np.asarray(indices).tolist()) - self.cached
-        self.misses.append(len(missing))
-        self.cached |= missing
-        return super().read(indices)
-
-
-def test_a_slow_disk_is_no_reason_to_repack_a_file(tmp_path, monkeypatch):
-    """The rows as they are, are timed warm also with --cold: no new layout makes the disk faster."""
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["x"] = np.arange(1000 * 64, dtype=">f4").reshape(1000, 64)  # through h5py before and after
-    build, measure, disks, warm = hdf5_inspect.build_rows, hdf5_inspect.measure_warm_rate, [], []
-
-    def build_counting(layout, **given):
-        if layout.path != tmp_path / "f.h5":
-            return build(layout, **given)
-        disks.append(CountingDisk(layout))
-        return disks[-1]
-
-    def measure_warm(layout, rows, batch_size, seconds):
-        n_before = len(disks[0].misses)
-        rate = measure(layout, rows, batch_size, seconds)
-        warm.append(disks[0].misses[n_before:])
-        return rate
-
-    monkeypatch.setattr(hdf5_inspect, "measure_warm_rate", measure_warm)
-    monkeypatch.setattr(hdf5_inspect, "build_rows", build_counting)
-    monkeypatch.setattr(hdf5_inspect, "_READERS", {**hdf5_inspect._READERS, CountingDisk: "h5py"})
-    monkeypatch.setattr(hdf5_rates, "drop_cache", lambda path: [disk.cached.clear() for disk in disks])
-    inspect(tmp_path / "f.h5", "x", cold=True)
-    assert warm[0][-1] == 0, "what is timed was read just before"
 
 
 def test_the_reader_is_the_one_that_was_built(path, monkeypatch):
@@ -199,47 +151,33 @@ def test_cold_measurements_start_without_the_file_in_memory(path):
     assert all(rate.n_rows <= 2000 for rate in again.datasets[-1].rates), "no row twice"
 
 
-def test_a_batch_that_would_take_too_long_is_made_smaller(path, monkeypatch):
-    slow = hdf5_inspect.build_rows
+def test_a_batch_that_would_take_too_long_is_made_smaller(path):
+    class SlowRows:
+        def read(self, indices):
+            time.sleep(0.002 * len(indices))
 
-    def build_slow(layout, **given):
-        rows = slow(layout, **given)
-        monkeypatch.setattr(type(rows), "read", slow_down(type(rows).read))
-        return rows
-
-    monkeypatch.setattr(hdf5_inspect, "build_rows", build_slow)
-    report = inspect(path, "packed")["packed"]
-    assert max(rate.rows_a_read for rate in report.rates if rate.access == "random") <= 100
-
-
-def slow_down(read):
-    def reading(self, indices):
-        time.sleep(0.002 * len(indices))
-        return read(self, indices)
-
-    return reading
+    rate = hdf5_rates.measure_rate("random", find_layouts(path, ["whole"])[0], SlowRows(), 100, 0.02, False)
+    assert rate.rows_a_read <= 40
 
 
 def test_files_and_names_that_cannot_be_inspected(path, tmp_path):
-    with pytest.raises(DataError, match="hole is not in it; did you mean whole"):
-        inspect_hdf5(path, ["hole"])
-    with pytest.raises(UsageError, match="batch_size 0"):
-        inspect_hdf5(path, batch_size=0)
     (tmp_path / "cut.h5").write_bytes(path.read_bytes()[:50_000])
-    with pytest.raises(DataError, match="truncated"):
-        inspect_hdf5(tmp_path / "cut.h5")
     with h5py.File(tmp_path / "bare.h5", "w") as file:
         file["x"] = 3.0
-    with pytest.raises(DataError, match="no dataset with rows"):
-        inspect_hdf5(tmp_path / "bare.h5")
-
-
-def test_the_advised_command_is_for_a_file_that_is_not_there_yet(path, monkeypatch):
-    monkeypatch.setattr(hdf5_inspect, "_WORTH", 0.0)
-    for number in ("", "-2"):
-        path.with_name(f"f.repacked{number}.h5").touch()
-    command = inspect(path, "packed")["packed"].command
-    assert shlex.split(command)[3:5] == [str(path), str(path.with_name("f.repacked-3.h5"))]
+    with h5py.File(tmp_path / "links.h5", "w") as file:
+        file["away"] = h5py.ExternalLink(path.name, "/whole")
+        file["x"], file["scalar"] = np.zeros((20, 2), np.float32), 3.0
+    for name, datasets, said in (
+        (path.name, ["hole"], "hole is not in it; did you mean whole"),
+        ("cut.h5", [], "truncated"),
+        ("bare.h5", [], "no dataset with rows"),
+        ("links.h5", ["away"], rf"away is a link to /whole in .*{path.name}; inspect that file"),
+        ("links.h5", ["scalar"], r"scalar has shape \(\) and so no rows"),
+    ):
+        with pytest.raises(DataError, match=said):
+            inspect_hdf5(tmp_path / name, datasets)
+    with pytest.raises(UsageError, match="batch_size 0"):
+        inspect_hdf5(path, batch_size=0)
 
 
 def test_no_repack_is_advised_that_would_be_refused(path, monkeypatch):
@@ -265,8 +203,7 @@ def test_what_is_no_row_of_numbers_says_why_it_has_no_speeds(tmp_path):
 
 def test_what_is_measured_unasked_is_what_can_be_trained_on(tmp_path):
     with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["names"] = ["a"] * 5000
-        file["x"] = np.zeros((20, 2), np.float32)
+        file["names"], file["x"] = ["a"] * 5000, np.zeros((20, 2), np.float32)
     assert [name for name, report in inspect(tmp_path / "f.h5").items() if report.rates] == ["x"]
 
 
@@ -279,7 +216,7 @@ def test_links_that_lead_out_of_the_file_are_named(path, tmp_path):
     with pytest.raises(DataError, match="no dataset with rows") as refused:
         inspect_hdf5(tmp_path / "links.h5")
     assert "g/gone links to /x in other.h5, which cannot be opened" in str(refused.value)
-    assert f"there links to /whole in {path.name}, " in str(refused.value)
+    assert f"there links to /whole in {path.name}; put there" in str(refused.value)
     assert "lost links to /nothing, which cannot be opened" in str(refused.value)
     with pytest.raises(DataError, match=r"gone links to /x in other\.h5, which cannot be opened; put that there"):
         find_layouts(tmp_path / "links.h5", ["g/gone"])
@@ -294,16 +231,6 @@ def test_a_dataset_is_measured_by_whatever_name_it_is_asked_for(path, name):
         file["second"] = file["g/label"]
     measured = [report for report in inspect(path, name).values() if report.rates]
     assert [(report.shape, report.advice is not None) for report in measured] == [((2000,), True)]
-
-
-def test_what_is_asked_for_and_cannot_be_measured_is_refused(path, tmp_path):
-    with h5py.File(tmp_path / "links.h5", "w") as file:
-        file["away"] = h5py.ExternalLink(path.name, "/whole")
-        file["x"], file["scalar"] = np.zeros((20, 2), np.float32), 3.0
-    with pytest.raises(DataError, match=rf"away is a link to /whole in .*{path.name}; inspect that file"):
-        inspect_hdf5(tmp_path / "links.h5", ["away"])
-    with pytest.raises(DataError, match=r"scalar has shape \(\) and so no rows"):
-        inspect_hdf5(tmp_path / "links.h5", ["scalar"])
 
 
 def test_a_link_to_a_group_elsewhere_is_said_to_be_a_group(path, tmp_path):

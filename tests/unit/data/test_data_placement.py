@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import h5py
 import numpy as np
 import pytest
@@ -16,8 +18,7 @@ from fulltilt.data.loading.placement import (
     read_free_ram_bytes,
 )
 from fulltilt.data.tables.hdf5_rows import LibraryRows
-from fulltilt.data.tables.held_rows import find_held_type, hold_rows
-from fulltilt.data.tables.windowed_rows import WindowedRows
+from fulltilt.data.tables.held_rows import WindowedRows, find_held_type, hold_rows
 from fulltilt.errors import DataError
 
 CPU = torch.device("cpu")
@@ -45,9 +46,11 @@ def packed(tmp_path):
     return DATASETS["hdf5"](path=str(tmp_path / "packed.h5"), val_fraction=0.1)
 
 
-def load(dataset, placement, *, start=0, epoch=1, **options):
+def load(dataset, placement, *, start=0, epoch=1, shuffle=True, collate=None, **options):
     given = {"placement": placement, "placement_device": CPU, **options}
-    loader = build_loader(dataset, batch_size=16, shuffle=True, drop_last=False, seed=4, options=given)
+    loader = build_loader(
+        dataset, batch_size=16, shuffle=shuffle, drop_last=False, seed=4, options=given, collate=collate
+    )
     loader.sampler.set_epoch(epoch, start)
     return list(loader)
 
@@ -65,8 +68,25 @@ def test_batches_are_those_of_the_stream(plain, placement, workers):
     assert_equal(load(plain, placement, num_workers=workers), load(plain, "stream"))
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("placement", ["stream", "memory_map", "ram", "block_shuffled"])
+@pytest.mark.parametrize("placement", ["memory_map", "ram", "block_shuffled"])
+def test_placed_rows_survive_pickling(plain, placement):
+    placed = place(plain, placement, CPU)
+    placed.get_batch([0])
+    assert_equal([pickle.loads(pickle.dumps(placed)).get_batch([5, 3])], [plain.get_batch([5, 3])])
+
+
+@pytest.mark.parametrize(
+    ("placement", "context"),
+    [
+        *((placement, "fork") for placement in ("stream", "memory_map", "ram", "block_shuffled")),
+        ("stream", "forkserver"),
+        *(
+            pytest.param(placement, context, marks=pytest.mark.slow)
+            for placement in ("stream", "memory_map", "ram", "block_shuffled")
+            for context in ("forkserver", "spawn")
+        ),
+    ],
+)
 def test_workers_of_every_start_method_deliver_the_same(request, placement, context):
     kind = "packed" if placement in ("stream", "block_shuffled") else "plain"
     dataset = request.getfixturevalue(kind)
@@ -133,10 +153,8 @@ def test_an_order_without_blocks_does_not_thrash_the_window(plain):
 
 
 def test_unshuffled_block_placement_keeps_the_order_of_the_file(plain):
-    loader = build_loader(
-        plain, batch_size=50, shuffle=False, drop_last=False, seed=0, options={"placement": "block_shuffled"}
-    )
-    assert torch.cat([targets for _, targets in loader]).tolist() == plain.rows.tolist()
+    batches = load(plain, "block_shuffled", epoch=0, shuffle=False)
+    assert torch.cat([targets for _, targets in batches]).tolist() == plain.rows.tolist()
 
 
 def test_what_a_dataset_can_be_placed_as(tmp_path, plain, packed):
@@ -184,15 +202,10 @@ def test_holding_decompresses_every_chunk_once(packed, monkeypatch):
 
 @pytest.mark.parametrize("placement", ["stream", "ram", "block_shuffled"])
 def test_a_collate_function_of_the_users_own_gets_samples(plain, placement):
-    loader = build_loader(
-        plain,
-        batch_size=4,
-        shuffle=False,
-        drop_last=True,
-        options={"placement": placement},
-        collate=lambda samples: [(tuple(inputs.shape), int(target)) for inputs, target in samples],
-    )
-    assert next(iter(loader)) == [((6, 4), row) for row in plain.rows[:4]]
+    def join(samples):
+        return [(tuple(inputs.shape), int(target)) for inputs, target in samples]
+
+    assert load(plain, placement, shuffle=False, collate=join)[0] == [((6, 4), row) for row in plain.rows[:16]]
 
 
 def test_blocks_say_how_far_from_a_full_shuffle_they_are(plain, monkeypatch):

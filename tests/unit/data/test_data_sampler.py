@@ -40,12 +40,9 @@ def test_start_index_continues_the_same_order_and_shortens_the_length():
     assert len(rest) == 7
     rest.set_epoch(3)
     assert len(rest) == 40
-
-
-def test_without_shuffle_the_order_is_that_of_the_dataset():
-    sampler = EpochSampler(5, False, 0)
-    sampler.set_epoch(4, start_index=2)
-    assert list(sampler) == [2, 3, 4]
+    plain = EpochSampler(5, False, 0)
+    plain.set_epoch(4, start_index=2)
+    assert list(plain) == [2, 3, 4]
 
 
 def test_state_goes_on_in_another_sampler():
@@ -62,13 +59,10 @@ def test_state_of_a_dataset_of_another_length_is_refused():
         EpochSampler(21, True, 0).load_state_dict(EpochSampler(20, True, 0).state_dict())
 
 
-@pytest.mark.parametrize("start", [-1, 11])
-def test_start_outside_of_the_dataset_is_refused(start):
-    with pytest.raises(DataError, match="holds 10 samples"):
-        EpochSampler(10, True, 0).set_epoch(0, start_index=start)
-
-
-def test_no_samples_is_refused():
+def test_no_samples_and_a_start_outside_of_the_dataset_are_refused():
+    for start in (-1, 11):
+        with pytest.raises(DataError, match="holds 10 samples"):
+            EpochSampler(10, True, 0).set_epoch(0, start_index=start)
     with pytest.raises(DataError, match="0 samples"):
         EpochSampler(0, True, 0)
 

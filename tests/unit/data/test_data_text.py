@@ -90,7 +90,8 @@ def test_the_vocabulary_is_of_the_training_part_alone(tmp_path):
 
 
 def test_windows_hold_every_word_once_as_a_target(tmp_path):
-    dataset = text("train", path=str(write_long(tmp_path / "t.txt")), seq_len=7)
+    write_long(tmp_path / "t.txt")
+    dataset = text("train", path="t.txt", base_dir=str(tmp_path), seq_len=7)
     inputs, targets = dataset.get_batch(range(len(dataset)))
     n = len(dataset) * 7
     assert inputs.dtype == targets.dtype == torch.int64
@@ -115,11 +116,6 @@ def test_the_default_text_comes_with_python():
     assert len(train.vocabulary) == 2000
     assert len(train) > 5 * len(val) > 500
     assert {"the", "<eos>"} <= set(train.vocabulary.words[:10])
-
-
-def test_relative_paths_start_at_base_dir(tmp_path):
-    write_long(tmp_path / "t.txt")
-    assert len(text("val", path="t.txt", base_dir=str(tmp_path), seq_len=4)) > 10
 
 
 def prepare_long(tmp_path: Path) -> tuple[Path, Path]:
@@ -224,25 +220,18 @@ def test_what_does_not_fit_is_told(tmp_path, change, said):
         ({"folder": "t.txt"}, "is a file"),
         ({"folder": "."}, "holds other files"),
         ({}, "is prepared already"),
+        ({"vocab_size": 1, "force": True}, "no word beside"),
+        ({"files": ["empty.txt"], "folder": "new"}, "holds no word"),
+        ({"val_file": "empty.txt", "folder": "new"}, r"empty\.txt holds no word"),
     ],
 )
-def test_a_preparation_that_cannot_be_is_refused(tmp_path, monkeypatch, change, said):
+def test_a_preparation_that_cannot_be_is_refused_and_leaves_the_one_before(tmp_path, monkeypatch, change, said):
     prepare_long(tmp_path)
+    write_text(tmp_path / "empty.txt", ["", " "])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=said):
         prepare_text(**{"files": ["t.txt"], "folder": "out", **change})
-
-
-def test_a_failed_preparation_leaves_the_one_before(tmp_path):
-    source, folder = prepare_long(tmp_path)
-    with pytest.raises(DataError, match="no word beside"):
-        prepare_text([source], folder, vocab_size=1, force=True)
-    assert len(text("train", path=str(folder), seq_len=8))
-
-
-def test_an_empty_text_has_no_words(tmp_path):
-    with pytest.raises(DataError, match="no word"):
-        prepare_text([write_text(tmp_path / "t.txt", [""])], tmp_path / "out")
+    assert len(text("train", path="out", seq_len=8))
 
 
 def test_wikitext(tmp_path):
@@ -266,9 +255,3 @@ def test_a_word_number_beyond_the_vocabulary_is_named_before_the_model_sees_it(t
     dataset = text(path=str(tmp_path / "out"), seq_len=5)
     with pytest.raises(DataError, match=r"out holds a word number 60,000, its vocabulary has 6 words"):
         dataset.get_batch(range(len(dataset)))
-
-
-def test_a_validation_text_without_words_is_refused(tmp_path):
-    source, empty = write_text(tmp_path / "a.txt", ["a b"] * 9), write_text(tmp_path / "v.txt", ["", " "])
-    with pytest.raises(DataError, match=r"v\.txt holds no word"):
-        prepare_text([source], tmp_path / "out", val_file=empty)

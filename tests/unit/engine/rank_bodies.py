@@ -13,14 +13,9 @@ STARTED = {"name": "body", "out_dir": "", "device": "cpu", "plan": {}, "n_parame
 STEP = {"epoch": 0, "step_in_epoch": 1, "n_steps": 1, "n_samples": 4, "seconds": 0.1, "lr": 0.1, "samples_per_s": 40.0}
 
 
-def take_step(link):
-    for phase in ("data_wait", "forward", "backward", "optimizer"):
-        link.lap(phase)
-
-
 def take_steps(link, n_steps):
-    for _ in range(n_steps):
-        take_step(link)
+    for phase in ("data_wait", "forward", "backward", "optimizer") * n_steps:
+        link.lap(phase)
 
 
 def read_environment(names):
@@ -142,26 +137,6 @@ def wait_for_stop(pids):
     return "stopped"
 
 
-def work_alone_for_long(seconds, folder):
-    """Rank 0 is busy for longer than a rank may hang, and says so; rank 1 is ahead and waits for it."""
-    link = find_link()
-    is_done, is_ahead = Path(folder) / "done", Path(folder) / "ahead"
-    take_steps(link, 4)
-    if link.rank == 0:
-        with link.work_alone():
-            while not is_ahead.exists():
-                time.sleep(0.01)
-            time.sleep(seconds)
-        take_step(link)
-        is_done.touch()
-    else:
-        link.lap("data_wait")
-        is_ahead.touch()
-        while not is_done.exists():
-            time.sleep(0.01)
-    return "done"
-
-
 def hang_at_start(notes):
     """Rank 1 never ends its first forward pass; rank 0 waits for it after its own."""
     link = find_link()
@@ -172,27 +147,12 @@ def hang_at_start(notes):
     hang()
 
 
-def stand_still(how, notes):
-    """Behind a step that both have done: rank 0 waits for what rank 1 has to say, as at the end of an epoch."""
+def stop_as_it_waits(notes):
+    """Behind a step that both have done, each waits for what the other has to say, as at the end of an epoch."""
     link = find_link()
     meet(notes)
     take_steps(link, 3)
-    if link.rank == 1 and how == "elsewhere":
-        hang()
-    with link.work_alone() if how == "stopped beside one alone" and link.rank == 0 else link.wait_for_others():
+    with link.wait_for_others():
         if link.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         hang()
-
-
-def start_slowly(seconds, folder):
-    """Rank 1 takes longer over its first step than a rank may hang; rank 0 waits for it."""
-    link, is_through = find_link(), Path(folder) / "through"
-    link.lap("data_wait")
-    if link.rank == 1:
-        time.sleep(seconds)
-        is_through.touch()
-    while not is_through.exists():
-        time.sleep(0.01)
-    take_steps(link, 3)
-    return "done"

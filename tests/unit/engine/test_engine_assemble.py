@@ -1,10 +1,7 @@
 """From a configuration to a Workload: names found, facts of the data handed to the model, mistakes named."""
 
-from __future__ import annotations
-
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,14 +48,14 @@ nothing = 5
 
 
 @pytest.fixture
-def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def user_code(tmp_path, monkeypatch):
     (tmp_path / "assemble_user_code.py").write_text(USER_CODE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "assemble_user_code", raising=False)
     return str(tmp_path)
 
 
-def configure(values: dict[str, Any], base_dir: str = ".") -> Any:
+def configure(values, base_dir="."):
     return config_from_values(values, base_dir=base_dir)
 
 

@@ -1,31 +1,27 @@
 """optim.ema: the average by hand, what is evaluated, what a checkpoint keeps, and that no step waits for it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from training_cases import Points, build_config, build_workload, read_weights, run_train
+from training_cases import build_config, build_workload, read_weights, run_train
 
 from fulltilt.config import config_from_values, plan_of
 from fulltilt.engine.build.builder import build_run
-from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
-from fulltilt.engine.step.average import WeightAverage, compute_decay
+from fulltilt.engine.step.average import WeightAverage
 from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import ConfigError
 from fulltilt.measure import NullTimer
 from fulltilt.measure.fake_memory import ALLOCATION_BYTES, estimate_memory
 
 
-def build(ema: float | None, **more) -> Run:
+def build(ema, **more):
     values = {"optim": {"ema": ema}, "data": {"batch_size": 16}, "run": {"seed": 3}, "speed": {"threads": 1, **more}}
     config = config_from_values(values, base_dir=".")
     return build_run(config, plan_of(config), device="cpu", workload=build_workload())
 
 
-def take_steps(run: Run, n_steps: int) -> list[dict[str, torch.Tensor]]:
+def take_steps(run, n_steps):
     """Weights and running statistics after each step."""
     step, batches, seen = TrainStep(run), run.start_epoch(0), []
     for _ in range(n_steps):
@@ -45,10 +41,6 @@ def test_the_average_is_the_recursion_by_hand(ema):
     assert kept.keys() == expected.keys() >= {"1.running_mean", "1.running_var"}
     for name, value in expected.items():
         torch.testing.assert_close(kept[name].double(), value, rtol=1e-5, atol=1e-7)
-
-
-def test_the_decay_warms_up_to_its_value():
-    assert [compute_decay(0.9, n) for n in (0, 8, 79, 80, 10**6)] == [0.1, 0.5, 80 / 89, 0.9, 0.9]
 
 
 def test_training_itself_is_bit_equal_with_and_without_an_average():
@@ -114,21 +106,6 @@ def test_a_resumed_run_has_the_average_of_one_that_never_stopped(tmp_path, preci
     assert any("running average" in note for note in whole.notes)
 
 
-def test_the_average_reads_nothing_on_the_host():
-    class Reads(TorchDispatchMode):
-        names: tuple[str, ...] = ()
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.names += (str(func),)
-            return func(*args, **(kwargs or {}))
-
-    run = build(0.9)
-    with Reads() as reads:
-        run.average.update()
-    assert [name for name in reads.names if "_foreach_lerp_" in name]
-    assert not [name for name in reads.names if "_local_scalar_dense" in name or "_to_copy" in name]
-
-
 def test_its_memory_is_in_the_estimate():
     bytes_of = {}
     for ema in (None, 0.9):
@@ -144,21 +121,3 @@ def test_its_memory_is_in_the_estimate():
 def test_a_decay_outside_of_its_range_is_refused(ema):
     with pytest.raises(ConfigError, match="ema"):
         config_from_values({"optim": {"ema": ema}}, base_dir=".")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_step_with_an_average_does_not_synchronise():
-    config = config_from_values({"optim": {"ema": 0.9}, "data": {"batch_size": 16}}, base_dir=".")
-    workload = build_workload(dataset=lambda: Points(noise=0), prepare=None)
-    with build_run(config, plan_of(config), device="cuda", workload=workload) as run:
-        step, batches = TrainStep(run), run.start_epoch(0)
-        step(batches, NullTimer())
-        before = {name: weight.clone() for name, weight in run.average.state_dict()["weights"].items()}
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            run.average.update()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        moved = run.average.state_dict()["weights"]
-        assert any(not torch.equal(moved[name], weight) for name, weight in before.items())

@@ -5,35 +5,12 @@ import time
 
 import pytest
 import torch
-from training_cases import Recorder, build_config, build_workload, read_weights, run_train
+from training_cases import Recorder, build_config, read_weights, run_train
 
 from fulltilt.engine.checkpoints import background, checkpoint
 from fulltilt.engine.checkpoints.background import BackgroundWriter, HostCopies, mark_arrivals
 from fulltilt.errors import StorageError
 from fulltilt.records import CheckpointSaved, CheckpointStarted, Noted, StepsDone
-
-
-def test_the_copy_does_not_follow_what_training_does_next():
-    weight = torch.ones(4)
-    state = {"model": {"weight": weight, "tied": weight.detach()}, "step": 3, "sums": [(weight * 2, "x")]}
-    copy = HostCopies().copy(state)
-    weight.add_(1)
-    assert torch.equal(copy["model"]["weight"], torch.ones(4))
-    assert copy["model"]["weight"] is copy["model"]["tied"]
-    assert copy["sums"][0][1] == "x"
-
-
-def test_what_was_written_beside_is_what_would_have_been_written(tmp_path):
-    state = {"model": {"a": torch.randn(5, 3).t(), "empty": torch.zeros(0)}, "rng": [1, (2.5, None)]}
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    checkpoint.save_checkpoint(tmp_path / "a", state)
-    writer = BackgroundWriter()
-    writer.start(tmp_path / "b", state)
-    assert writer.collect().error is None
-    plain, beside = (checkpoint.load_checkpoint(tmp_path / name).state for name in "ab")
-    assert plain["rng"] == beside["rng"]
-    assert all(torch.equal(plain["model"][name], beside["model"][name]) for name in plain["model"])
 
 
 def list_places(copy):
@@ -44,22 +21,21 @@ def test_the_next_copy_of_the_same_shapes_takes_the_memory_of_the_one_before():
     """New memory cost page faults at every checkpoint, and training waited for them."""
     copies, weight = HostCopies(), torch.ones(5, 3)
     state = {"model": {"a": weight, "tied": weight.detach(), "turned": weight.t()}, "sums": [torch.zeros(2)]}
+    state |= {"rng": [(weight * 2, "x", None)], "empty": torch.zeros(0)}
     first = copies.copy(state)
     places = list_places(first)
     weight.mul_(3)
+    assert torch.equal(first["model"]["a"], torch.ones(5, 3)), "a copy does not follow what training does next"
+    assert first["model"]["a"] is first["model"]["tied"]
+    assert first["rng"][0][1:] == ("x", None)
     second = copies.copy(state)
     assert list_places(second) == places
     assert len(set(places)) == 3, "tensors that are one stay one, a view has its own"
     assert torch.equal(second["model"]["a"], torch.full((5, 3), 3.0))
     assert torch.equal(second["model"]["turned"], torch.full((3, 5), 3.0))
-
-
-def test_tensors_that_became_two_are_copied_apart():
-    copies, weight = HostCopies(), torch.ones(4)
-    copies.copy({"a": weight, "b": weight.detach()})
-    parted = copies.copy({"a": weight, "b": torch.zeros(4)})
-    assert torch.equal(parted["a"], torch.ones(4))
-    assert torch.equal(parted["b"], torch.zeros(4))
+    parted = copies.copy({"model": {"a": weight, "tied": torch.zeros(5, 3)}})["model"]
+    assert torch.equal(parted["a"], weight)
+    assert torch.equal(parted["tied"], torch.zeros(5, 3)), "tensors that became two are copied apart"
 
 
 @pytest.mark.parametrize("changed", [torch.full((2, 2), 7.0), torch.full((4,), 7, dtype=torch.int64)])
@@ -99,6 +75,20 @@ def test_one_write_at_a_time(tmp_path, monkeypatch):
     assert not writer.is_busy
 
 
+def test_a_stall_begins_when_training_stopped_and_a_write_that_ended_by_itself_was_not_waited_for(
+    tmp_path, monkeypatch
+):
+    disk, writer = Held(monkeypatch, StorageError("no space left")), BackgroundWriter()
+    disk.go.set()
+    writer.start(tmp_path, {"step": 1}, began_s=time.perf_counter() - 1000)
+    while not writer.is_done:
+        time.sleep(0.001)
+    written = writer.collect()
+    assert written.stall_s >= 1000
+    assert written.waited_s == 0.0
+    assert isinstance(written.error, StorageError), "an error of the thread comes with its collection"
+
+
 def test_what_training_does_meanwhile_is_in_the_next_checkpoint_only(tmp_path, monkeypatch):
     weight, places, writer = torch.zeros(1000), [], BackgroundWriter()
     for value in (1.0, 2.0, 3.0):
@@ -113,24 +103,6 @@ def test_what_training_does_meanwhile_is_in_the_next_checkpoint_only(tmp_path, m
         assert torch.equal(saved, torch.full((1000,), value))
     assert len(set(places)) == 1
     assert weight.data_ptr() not in places
-
-
-def test_a_stall_begins_when_training_stopped_and_leaves_the_wait_for_the_write_out(tmp_path, monkeypatch):
-    disk, writer = Held(monkeypatch), BackgroundWriter()
-    disk.go.set()
-    writer.start(tmp_path, {"step": 1}, began_s=time.perf_counter() - 1000)
-    written = writer.collect()
-    assert written.stall_s >= 1000
-    assert 0 <= written.waited_s < 1000
-
-
-def test_a_write_that_ended_by_itself_was_not_waited_for(tmp_path, monkeypatch):
-    disk, writer = Held(monkeypatch), BackgroundWriter()
-    disk.go.set()
-    writer.start(tmp_path, {"step": 1})
-    writer._thread.join()
-    assert writer.is_done
-    assert writer.collect().waited_s == 0.0
 
 
 def test_the_wait_for_a_slow_disk_is_no_training_time(tmp_path, monkeypatch):
@@ -148,13 +120,6 @@ def test_the_wait_for_a_slow_disk_is_no_training_time(tmp_path, monkeypatch):
     assert len(saved) > 2
     assert still_s > 0
     assert result.training_seconds + still_s <= result.seconds
-
-
-def test_an_error_of_the_thread_comes_with_its_collection(tmp_path, monkeypatch):
-    disk, writer = Held(monkeypatch, StorageError("no space left")), BackgroundWriter()
-    disk.go.set()
-    writer.start(tmp_path, {"step": 1})
-    assert isinstance(writer.collect().error, StorageError)
 
 
 def test_a_run_with_checkpoints_beside_it_ends_as_one_without(tmp_path):
@@ -222,20 +187,16 @@ def test_told_to_continue_it_goes_on_says_so_and_saves_again_later(tmp_path, mon
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]["step"] == 12
 
 
-def test_at_the_end_of_a_run_nothing_is_said_to_go_on(tmp_path, monkeypatch):
-    FullAt(monkeypatch, *range(2, 20))
+@pytest.mark.parametrize(("every", "n_saved", "kept"), [("1 epoch", 1, "step 6 is kept, --resume"), (None, 0, "no")])
+def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_in_any_case(
+    tmp_path, monkeypatch, every, n_saved, kept
+):
+    FullAt(monkeypatch, *range(n_saved + 1, 20))
     recorder = Recorder()
-    config = build_config(run__checkpoint_every="1 epoch", run__on_full_disk="continue")
-    with pytest.raises(StorageError, match=r"no checkpoint of step 12: .* step 6 is kept, --resume goes on from there"):
+    config = build_config(run__checkpoint_every=every, run__on_full_disk="continue")
+    with pytest.raises(StorageError, match=f"no checkpoint of step 12: .*{kept}"):
         run_train(tmp_path, config, recorder)
-    assert not [note for note in recorder.of(Noted) if note.level == "warning"]
-
-
-def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_in_any_case(tmp_path, monkeypatch):
-    FullAt(monkeypatch, 1)
-    config = build_config(run__checkpoint_every=None, run__on_full_disk="continue")
-    with pytest.raises(StorageError, match="no checkpoint of step 12"):
-        run_train(tmp_path, config, workload=build_workload())
+    assert not [note for note in recorder.of(Noted) if note.level == "warning"], "nothing is said to go on"
 
 
 def test_copies_of_a_gpu_are_waited_for_on_its_own_stream_whichever_is_current(monkeypatch):

@@ -1,13 +1,11 @@
 """Building a run: reproducible, every lever in force, and clear about what cannot be built."""
 
-from __future__ import annotations
-
 import multiprocessing
-from typing import Any
 
 import psutil
 import pytest
 import torch
+from step_cases import take_epochs
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -15,50 +13,43 @@ from fulltilt.config import config_from_values
 from fulltilt.data import digits
 from fulltilt.engine.build.builder import build_run, check_device
 from fulltilt.engine.build.facts import describe_data, read_facts
-from fulltilt.engine.build.run import Run
-from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError
 from fulltilt.levers import default_plan
-from fulltilt.measure import NullTimer
 from fulltilt.records import Machine, Plan
 from fulltilt.tasks import Workload
 
 
-def build_model() -> nn.Module:
+def build_model():
     return nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 3))
 
 
-def build_dataset(n_samples: int = 50) -> Dataset:
+def build_dataset(n_samples=50):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n_samples, 2, 2, 2, generator=generator)
     return TensorDataset(x, torch.randint(3, (n_samples,), generator=generator))
 
 
-def make_workload(**fields: Any) -> Workload:
+def make_workload(**fields):
     return Workload(**{"model": build_model, "dataset": build_dataset, "loss": nn.CrossEntropyLoss()} | fields)
 
 
-def build(values: dict[str, Any] | None = None, seed: int | None = None, *, plan: Any = None, **fields: Any) -> Run:
+def build(values=None, seed=None, *, plan=None, **fields):
     config = config_from_values(values or {}, base_dir=".")
     full = default_plan({"batch_size": 8, "threads": 1} | (plan or {}))
     return build_run(config, full, device="cpu", workload=make_workload(**fields), seed=seed)
 
 
-def train(run: Run) -> list[float]:
-    step, batches = TrainStep(run), run.start_epoch(0)
-    losses = []
-    while (outcome := step(batches, NullTimer())) is not None:
-        losses.append(float(outcome.loss))
-    return losses
+def train(run):
+    return [float(outcome.loss) for outcome in take_epochs(run)]
 
 
 class Noisy(Dataset):
     """Augments at random, from torch's global generator."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 24
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return torch.rand(2, 2, 2), torch.tensor(index % 3)
 
 
@@ -71,7 +62,7 @@ def test_equal_seeds_train_equally_whatever_was_drawn_before():
 
 
 def test_random_numbers_that_building_draws_do_not_reach_training():
-    def draw_and_build(parameters: Any) -> torch.optim.Optimizer:
+    def draw_and_build(parameters):
         torch.rand(3)
         return torch.optim.AdamW(parameters)
 
@@ -116,7 +107,7 @@ def test_without_a_configuration_a_workload_runs_with_defaults():
 
 
 def test_shuffle_follows_the_configuration_and_the_epoch():
-    def read(run: Run, epoch: int) -> torch.Tensor:
+    def read(run, epoch):
         return torch.cat([inputs for inputs, _ in run.start_epoch(epoch)])
 
     straight, shuffled = build({"data": {"shuffle": False}}), build()
@@ -136,10 +127,11 @@ def test_auto_precision_is_resolved_in_the_plan():
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_close_ends_the_workers_in_the_middle_of_an_epoch(persistent):
+    left_by_others = set(multiprocessing.active_children())
     with build(plan={"num_workers": 2, "persistent_workers": persistent}) as run:
         batches = run.start_epoch(0)
         next(batches)
-        workers = [psutil.Process(worker.pid) for worker in multiprocessing.active_children()]
+        workers = [psutil.Process(worker.pid) for worker in {*multiprocessing.active_children()} - left_by_others]
         assert len(workers) == 2
     gone, alive = psutil.wait_procs(workers, timeout=300)
     assert not alive

@@ -29,6 +29,14 @@ def state_of(step):
     return {"step": step, "weights": torch.arange(10_000, dtype=torch.float32) + step}
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """Two checkpoints, of steps 1 and 2."""
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state_of(step))
+    return tmp_path
+
+
 def flip_byte(path, position):
     data = bytearray(path.read_bytes())
     data[position] ^= 0x10
@@ -36,6 +44,8 @@ def flip_byte(path, position):
 
 
 def test_the_newest_comes_back_and_the_one_before_is_kept(tmp_path):
+    assert load_checkpoint(tmp_path) is None
+    assert not find_checkpoint(tmp_path)
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, state_of(step))
     loaded = load_checkpoint(tmp_path)
@@ -43,11 +53,9 @@ def test_the_newest_comes_back_and_the_one_before_is_kept(tmp_path):
     assert torch.equal(loaded.state["weights"], state_of(3)["weights"])
     assert torch.load(tmp_path / PREVIOUS, weights_only=True)["step"] == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == [PREVIOUS, NEWEST]
-
-
-def test_an_empty_folder_has_none(tmp_path):
-    assert load_checkpoint(tmp_path) is None
-    assert not find_checkpoint(tmp_path)
+    (tmp_path / NEWEST).unlink()
+    assert find_checkpoint(tmp_path)
+    assert load_checkpoint(tmp_path).state["step"] == 2
 
 
 DAMAGES = {
@@ -67,59 +75,36 @@ class Harmful:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path, damage):
-    save_checkpoint(tmp_path, state_of(1))
-    save_checkpoint(tmp_path, state_of(2))
-    DAMAGES[damage](tmp_path / NEWEST)
-    loaded = load_checkpoint(tmp_path)
+def test_a_damaged_newest_gives_way_to_the_one_before_and_does_not_take_its_place(folder, damage):
+    DAMAGES[damage](folder / NEWEST)
+    loaded = load_checkpoint(folder, holds_lock=True)
     assert loaded.state["step"] == 1
     assert f"{NEWEST} cannot be read" in loaded.note
     assert f"going on from {PREVIOUS}" in loaded.note
     assert not os.path.exists("/tmp/fulltilt-was-here")
-
-
-def test_without_a_newest_the_one_before_is_found(tmp_path):
-    save_checkpoint(tmp_path, state_of(1))
-    (tmp_path / NEWEST).rename(tmp_path / PREVIOUS)
-    assert find_checkpoint(tmp_path)
-    assert load_checkpoint(tmp_path).state["step"] == 1
+    save_checkpoint(folder, state_of(3))
+    os.truncate(folder / NEWEST, 100)
+    assert load_checkpoint(folder).state["step"] == 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError("no room")])
-def test_want_of_memory_is_no_damage(tmp_path, monkeypatch, error):
+def test_want_of_memory_is_no_damage(folder, monkeypatch, error):
     """A good checkpoint was renamed to a damaged one, and the run went back to the one before."""
-    for step in (1, 2):
-        save_checkpoint(tmp_path, state_of(step))
 
     def fail(*_args, **_options):
         raise error
 
     monkeypatch.setattr(torch, "load", fail)
     with pytest.raises(DeviceMemoryError, match="takes more host memory to be read than is left"):
-        load_checkpoint(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [PREVIOUS, NEWEST]
+        load_checkpoint(folder, holds_lock=True)
+    assert sorted(path.name for path in folder.iterdir()) == [PREVIOUS, NEWEST]
 
 
-def test_a_damaged_newest_does_not_take_the_place_of_the_good_one(tmp_path):
-    save_checkpoint(tmp_path, state_of(1))
-    save_checkpoint(tmp_path, state_of(2))
-    os.truncate(tmp_path / NEWEST, 100)
-    load_checkpoint(tmp_path, holds_lock=True)
-    save_checkpoint(tmp_path, state_of(3))
-    os.truncate(tmp_path / NEWEST, 100)
-    assert load_checkpoint(tmp_path).state["step"] == 1
-
-
-def test_when_none_can_be_read_both_are_named(tmp_path):
-    save_checkpoint(tmp_path, state_of(1))
-    save_checkpoint(tmp_path, state_of(2))
+def test_when_none_can_be_read_both_are_named(folder):
     for name in (NEWEST, PREVIOUS):
-        os.truncate(tmp_path / name, 100)
-    with pytest.raises(RunFolderError) as caught:
-        load_checkpoint(tmp_path)
-    assert NEWEST in str(caught.value)
-    assert PREVIOUS in str(caught.value)
-    assert "another folder" in str(caught.value)
+        os.truncate(folder / name, 100)
+    with pytest.raises(RunFolderError, match=rf"{NEWEST}.*{PREVIOUS}.*another folder"):
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize(("number", "release"), [(FORMAT - 1, "older"), (99, "newer")])
@@ -130,17 +115,15 @@ def test_another_format_is_not_taken_for_damage(tmp_path, number, release):
         load_checkpoint(tmp_path)
 
 
-def test_a_failed_save_leaves_both_generations_and_no_rest(tmp_path):
+def test_a_failed_save_leaves_both_generations_and_no_rest(folder):
     class Unpicklable:
         def __reduce__(self):
             raise pickle.PicklingError("no")
 
-    save_checkpoint(tmp_path, state_of(1))
-    save_checkpoint(tmp_path, state_of(2))
     with pytest.raises(pickle.PicklingError):
-        save_checkpoint(tmp_path, {"weights": torch.zeros(1000), "bad": Unpicklable()})
-    assert sorted(p.name for p in tmp_path.iterdir()) == [PREVIOUS, NEWEST]
-    assert load_checkpoint(tmp_path).state["step"] == 2
+        save_checkpoint(folder, {"weights": torch.zeros(1000), "bad": Unpicklable()})
+    assert sorted(p.name for p in folder.iterdir()) == [PREVIOUS, NEWEST]
+    assert load_checkpoint(folder).state["step"] == 2
 
 
 SAVE_WITH_LITTLE_ROOM = """
@@ -196,7 +179,7 @@ def test_every_generator_comes_back(tmp_path):
     assert draw() == expected
 
 
-def test_another_model_is_told_by_names_and_shapes():
+def test_another_model_is_told_by_names_and_shapes_and_another_optimizer_too():
     saved = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).state_dict()
     model = nn.Sequential(nn.Linear(4, 16), nn.Identity(), nn.Linear(16, 3), nn.Linear(3, 3))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -207,13 +190,10 @@ def test_another_model_is_told_by_names_and_shapes():
     assert "5 unexpected: 1.weight, 1.bias, 1.running_mean, 1.running_var and 1 more" in message
     assert "0.weight (8, 4) instead of (16, 4)" in message
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-def test_another_optimizer_is_told():
-    model = nn.Linear(2, 2)
-    saved = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1).state_dict()
+    one = nn.Linear(2, 2)
+    saved = torch.optim.SGD([{"params": [one.weight]}, {"params": [one.bias]}], lr=0.1).state_dict()
     with pytest.raises(RunFolderError, match=r"optimizer in checkpoint\.pt does not fit AdamW"):
-        load_part_state("optimizer", torch.optim.AdamW(model.parameters()), saved, "checkpoint.pt")
+        load_part_state("optimizer", torch.optim.AdamW(one.parameters()), saved, "checkpoint.pt")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

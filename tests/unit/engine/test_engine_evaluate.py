@@ -40,26 +40,23 @@ def compute_by_hand(run, dataset):
     }
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 16, 31, 64])
-def test_means_do_not_depend_on_the_batch_size(make_run, batch_size):
-    run = make_run()
+@pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 0), (7, 0), (16, 2), (31, 0), (64, 0)])
+def test_means_do_not_depend_on_the_batch_size_nor_on_workers(make_run, batch_size, num_workers):
+    run = make_run(build_config(data__num_workers=num_workers))
     found = evaluate(run, build_validation_loader(run, batch_size=batch_size))
     assert found == pytest.approx(compute_by_hand(run, Points(n_samples=31, noise=0)), rel=1e-5)
 
 
-def test_workers_give_the_same_figures(make_run):
-    plain, parallel = make_run(), make_run(build_config(data__num_workers=2))
-    assert evaluate(parallel, build_validation_loader(parallel)) == evaluate(plain, build_validation_loader(plain))
-
-
-def test_the_model_is_in_evaluation_mode_and_every_layer_gets_its_own_mode_back(make_run):
-    run = make_run()
+def test_the_model_is_in_evaluation_mode_without_a_graph_and_every_layer_gets_its_own_mode_back(make_run):
+    run = make_run(build_config(speed__precision="bf16"))
     run.setup.model[1].eval()  # frozen on purpose
-    seen = []
+    seen, numerics = [], []
     run.setup.model.register_forward_hook(lambda module, args, out: seen.append(any(m.training for m in module)))
+    run.setup.model[0].register_forward_hook(lambda *given: numerics.append((given[2].dtype, given[2].requires_grad)))
     statistics = run.setup.model[1].running_mean.clone()
     evaluate(run, build_validation_loader(run))
     assert set(seen) == {False}
+    assert set(numerics) == {(torch.bfloat16, False)}, "the precision of training"
     assert [m.training for m in run.setup.model] == [True, False, True, True, True]
     assert torch.equal(run.setup.model[1].running_mean, statistics)
 
@@ -72,23 +69,6 @@ def test_modes_come_back_after_an_error(make_run):
     with pytest.raises(ValueError, match="metric"):
         evaluate(run, build_validation_loader(run))
     assert run.setup.model.training
-
-
-def test_it_runs_in_the_precision_of_training(make_run):
-    run = make_run(build_config(speed__precision="bf16"))
-    seen = []
-    run.setup.model[0].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    evaluate(run, build_validation_loader(run))
-    assert set(seen) == {torch.bfloat16}
-
-
-def test_no_graph_is_kept(make_run):
-    run = make_run()
-    seen = []
-    run.setup.model.register_forward_hook(lambda module, args, out: seen.append(out.requires_grad))
-    evaluate(run, build_validation_loader(run))
-    assert set(seen) == {False}
-    assert all(p.grad is None for p in run.setup.model.parameters())
 
 
 def test_training_goes_on_as_if_there_had_been_no_evaluation(tmp_path):
@@ -151,22 +131,15 @@ def test_figures_that_follow_from_means_and_those_assessed_by_the_workload_join_
     assert seen == [(False, False, "cpu")]
 
 
-def test_a_workload_without_a_validation_set_still_assesses(tmp_path):
-    result, recorder = run_train(
-        tmp_path, workload=build_workload(validation=None, assess=lambda model, device: {"kept": 1.0})
-    )
-    assert result.metrics == {"kept": 1.0}
-    assert recorder.of(EpochDone), "and says so beside the epochs"
-
-
 def test_derived_training_figures_and_what_a_batch_means_are_told(tmp_path):
-    result, recorder = run_train(
-        tmp_path,
-        workload=build_workload(
-            derive=lambda means: {"perplexity": math.exp(means["loss"])},
-            explain=lambda batch_size, accumulate: [f"{batch_size * accumulate - 1} others"],
-        ),
-    )
+    parts = {
+        "derive": lambda means: {"perplexity": math.exp(means["loss"])} if means else {},
+        "explain": lambda batch_size, accumulate: [f"{batch_size * accumulate - 1} others"],
+        "validation": None,
+        "assess": lambda model, device: {"kept": 1.0},
+    }
+    result, recorder = run_train(tmp_path, workload=build_workload(**parts))
+    assert result.metrics == {"kept": 1.0}, "a workload without a validation set still assesses"
     epoch = recorder.of(EpochDone)[-1]
     assert epoch.metrics["perplexity"] == pytest.approx(math.exp(epoch.loss))
     assert result.notes[-1].endswith("others")

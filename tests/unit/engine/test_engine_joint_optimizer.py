@@ -1,7 +1,5 @@
 """muon: each weight is moved as by the optimizer it belongs to alone; state, rates and copies are one."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -9,18 +7,17 @@ import torch
 from torch import nn, optim
 from training_cases import build_config, build_workload, run_train
 
-from fulltilt.engine.build.joint_optimizer import JointOptimizer
-from fulltilt.engine.build.optimizers import OPTIMIZERS
+from fulltilt.engine.build.optimizers import OPTIMIZERS, JointOptimizer
 from fulltilt.engine.step.schedule import LearningRate
 from fulltilt.errors import UsageError
 
 
-def build_model() -> nn.Module:
+def build_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def take_steps(model: nn.Module, optimizers: list[optim.Optimizer], n_steps: int, first: int = 0) -> None:
+def take_steps(model, optimizers, n_steps, first=0):
     for i in range(first, first + n_steps):
         inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(i))
         model(inputs).square().mean().backward()
@@ -29,7 +26,7 @@ def take_steps(model: nn.Module, optimizers: list[optim.Optimizer], n_steps: int
             optimizer.zero_grad()
 
 
-def equal(mine: nn.Module, theirs: nn.Module) -> bool:
+def equal(mine, theirs):
     return all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 

@@ -1,7 +1,5 @@
 """The language model through the whole engine: it learns, resumes bit for bit, and its figures reach the files."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 
@@ -12,17 +10,17 @@ from fulltilt.data import prepare_text
 from fulltilt.engine import build_workload
 from fulltilt.engine.loop.train import train
 from fulltilt.listeners import MetricsTracker
-from fulltilt.records import Event, StepsDone
+from fulltilt.records import StepsDone
 
 CONFIG = Path(__file__).parents[3] / "configs" / "elmo_depth-2_seed-42.yaml"
 TEXT = "the cat sat on the mat , and 3 dogs saw it .\nwhy would a dog not sit ?\n" * 60
 
 
 class Losses:
-    def __init__(self) -> None:
+    def __init__(self):
         self.by_step: dict[int, float] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event):
         if isinstance(event, StepsDone):
             self.by_step[event.step] = event.loss
 

@@ -15,8 +15,7 @@ from training_cases import Points, Recorder, build_config, build_workload, run_t
 from fulltilt.data import build_loader
 from fulltilt.data.loading import worker_signals
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.loop import long_wait
-from fulltilt.engine.loop.long_wait import watch_loaders
+from fulltilt.engine.loop.opening import watch_loaders
 from fulltilt.records import Noted
 
 
@@ -87,19 +86,21 @@ def test_each_long_wait_is_told_once_and_short_ones_do_not_add_up(monkeypatch):
     assert told == [(5, 1), (0, 1)], "at the third look of each wait of three or more"
 
 
+class Session(types.SimpleNamespace):
+    """As much of a session as its loaders are given; a weak reference may be made to it."""
+
+
+def watch_session():
+    loader = build_loader(Points(), batch_size=4, shuffle=False, drop_last=False)
+    session = Session(run=types.SimpleNamespace(loader=loader), validation=None, announce=Announcer(()))
+    watch_loaders(session)
+    return session, loader
+
+
 def test_a_loader_does_not_keep_the_session_that_it_tells():
     """A run that goes on with smaller batches built its new model beside the old one, which the loader still held."""
-
-    class Session(types.SimpleNamespace):
-        """One that a weak reference may be made to."""
-
-    session = Session(
-        run=types.SimpleNamespace(loader=build_loader(Points(), batch_size=4, shuffle=False, drop_last=False)),
-        validation=None,
-        announce=Announcer(()),
-    )
-    loader, kept = session.run.loader, weakref.ref(session)
-    watch_loaders(session)
+    session, loader = watch_session()
+    kept = weakref.ref(session)
     assert loader.on_long_wait is not None
     gc.disable()
     try:
@@ -110,10 +111,10 @@ def test_a_loader_does_not_keep_the_session_that_it_tells():
 
 
 def test_a_rank_without_listeners_says_it_where_its_last_words_are_read(capfd):
-    announce = Announcer(())
-    long_wait._tell(announce, "training", 20.0, [os.getpid()], None)
+    session, loader = watch_session()
+    loader.on_long_wait(20.0, [os.getpid()], None)
     said = capfd.readouterr().err
     assert said.startswith(
         f"no training batch came for 20 s, and batches come in order: data worker 1 of 1 (pid {os.getpid()}"
     )
-    assert announce.notes == [said.strip()]
+    assert session.announce.notes == [said.strip()]

@@ -21,6 +21,7 @@ from fulltilt.engine.step.cached_step import CachedStep
 from fulltilt.engine.step.cached_step import build_step as build_train_step
 from fulltilt.errors import FakeRunError
 from fulltilt.levers import default_plan
+from fulltilt.measure import NullTimer
 from fulltilt.measure.fake_memory import estimate_memory
 from fulltilt.tasks.nt_xent import NtXent
 
@@ -33,7 +34,7 @@ CASES = {
     "clipping": {"optim__clip_norm": 1.0},
     "cached": WINDOW,
     "ema": {"optim__ema": 0.9},
-    "fp16 fused": FP16 | {"speed__fused_optimizer": True},
+    "fp16 fused": WINDOW | FP16 | {"speed__fused_optimizer": True},
     "language": {},
 }
 TEXT = "the cat sat on the mat , and 3 dogs saw it .\nwhy would a dog not sit ?\n" * 30
@@ -174,23 +175,27 @@ def test_on_tensors_without_values_every_step_can_be_taken(tmp_path, case):
     assert take_fake_steps(case, tmp_path).activations_bytes > 0
 
 
-def test_a_loss_that_reads_its_value_is_found(tmp_path):
-    def reads(outputs, targets):
-        loss = nn.functional.cross_entropy(outputs, targets)
-        return loss if loss.item() < 100 else loss * 0
+def read_and_return_loss(outputs, targets):
+    loss = nn.functional.cross_entropy(outputs, targets)
+    return loss if loss.item() < 100 else loss * 0
 
+
+def read_and_return_metric(outputs, targets):
+    value = outputs.loss if hasattr(outputs, "loss") else outputs.sum()
+    return torch.full((1,), value.item())
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("plain", {"loss": read_and_return_loss}),
+        ("cached", {"metrics": {"reads": read_and_return_metric}}),
+        ("language", {"metrics": {"reads": read_and_return_metric}}),
+    ],
+)
+def test_a_loss_or_a_metric_that_reads_its_value_is_found(tmp_path, case, changes):
     with pytest.raises(FakeRunError, match="_local_scalar_dense"):
-        take_fake_steps("plain", tmp_path, loss=reads)
-
-
-@pytest.mark.parametrize("case", ["cached", "language"])
-def test_a_metric_that_reads_its_value_is_found(tmp_path, case):
-    def reads(outputs, targets):
-        value = outputs.loss if case == "language" else outputs.sum()
-        return torch.full((1,), value.item())
-
-    with pytest.raises(FakeRunError, match="_local_scalar_dense"):
-        take_fake_steps(case, tmp_path, metrics={"reads": reads})
+        take_fake_steps(case, tmp_path, **changes)
 
 
 def test_fp16_without_a_fused_optimizer_is_the_step_that_waits(tmp_path):
@@ -228,12 +233,7 @@ def test_on_a_gpu_no_step_waits(tmp_path, case):
     plan = default_plan(dict(plan_of(config)))
     with build_run(config, plan, device="cuda", workload=workload) as run:
         step, batches = build_step(run), run.start_epoch(0)
-        step(batches, _Silent())
+        step(batches, NullTimer())
         with refuse_waits():
-            outcomes = [step(batches, _Silent()) for _ in range(2)]
+            outcomes = [step(batches, NullTimer()) for _ in range(2)]
         assert all(math.isfinite(outcome.loss.item()) for outcome in outcomes)
-
-
-class _Silent:
-    def lap(self, phase):
-        pass

@@ -1,7 +1,5 @@
 """Training tells the phases of one step a logging interval, and each interval those of its own last step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,7 @@ from fulltilt.engine.loop.train import train
 from fulltilt.engine.step import phase_sample
 from fulltilt.engine.step.phase_sample import PhaseSample
 from fulltilt.measure import FakeClock
-from fulltilt.records import PHASES, Event, StepsDone
+from fulltilt.records import PHASES, StepsDone
 from fulltilt.tasks import Workload
 
 SLOW_STEPS = (4, 14)  # counted from 1; in a forward pass
@@ -25,7 +23,7 @@ class SlowAt(nn.Linear):
 
     n_calls = 0
 
-    def __init__(self, clock: FakeClock):
+    def __init__(self, clock):
         super().__init__(3, 2)
         self.clock = clock
 
@@ -36,10 +34,10 @@ class SlowAt(nn.Linear):
 
 
 class Told:
-    def __init__(self) -> None:
+    def __init__(self):
         self.events: list[StepsDone] = []
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event):
         if isinstance(event, StepsDone):
             self.events.append(event)
 

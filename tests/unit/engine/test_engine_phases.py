@@ -74,7 +74,7 @@ def run(phase, folder, out_dir, *, resume=False, options=OPTIONS, **changes):
 
 
 def test_a_step_trains_on_two_views_of_uint8_images(folder):
-    run = build(folder)
+    run = build(folder, speed={"accumulate": 2, "threads": 1, "channels_last": True, "precision": "bf16"})
     batch = next(run.start_epoch(0))
     assert batch[0].dtype == torch.uint8
     inputs, _ = run.workload.prepare(batch, run.generator)
@@ -86,6 +86,8 @@ def test_a_step_trains_on_two_views_of_uint8_images(folder):
     outcome = step(run.start_epoch(0), NullTimer())
     assert (outcome.n_samples, outcome.n_micro) == (24, 2)
     assert outcome.loss < 1.5 * np.log(2 * 24 - 1)
+    assert run.setup.state["input_channels_last"]
+    assert run.setup.state["autocast_dtype"] is torch.bfloat16
     assert any("46 negatives per anchor" in note for note in run.notes)
     assert any("knn_accuracy" in note and "48 labelled" in note for note in run.notes)
 
@@ -105,13 +107,6 @@ def test_the_configured_transform_makes_the_views(folder):
     bank, _ = run.workload.assess.labelled()
     assert bank.get_batch([0])[0].shape[-2:] == (4, 4)
     torch.testing.assert_close(bank.get_batch([5])[0], bank.get_batch([5])[0], rtol=0, atol=0)
-
-
-def test_channels_last_and_bf16_are_in_force_with_views(folder):
-    run = build(folder, speed__channels_last=True, speed__precision="bf16")
-    build_step(run)(run.start_epoch(0), NullTimer())
-    assert run.setup.state["input_channels_last"]
-    assert run.setup.state["autocast_dtype"] is torch.bfloat16
 
 
 def test_every_phase_runs_and_is_not_trained_again(folder, tmp_path):
@@ -196,6 +191,10 @@ def test_features_are_read_from_the_disk_the_second_time(folder, tmp_path, monke
     original = phases.extract_features
     monkeypatch.setattr(phases, "extract_features", refuse)
     run("cluster", folder, tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(RunFolderError, match="of another run"):
+        run("cluster", folder, tmp_path, resume=True, data__val_dataset="stl10(part=train)")
+    assert len(list((tmp_path / "features").glob("validation-*"))) == 2, "other validation images are encoded anew"
 
 
 def test_a_probe_of_another_encoder_is_another_run(folder, tmp_path):
@@ -206,21 +205,15 @@ def test_a_probe_of_another_encoder_is_another_run(folder, tmp_path):
         run("probe", folder, tmp_path, resume=True)
 
 
-def test_the_encoder_is_the_average_that_evaluations_took(folder, tmp_path):
-    run("pretrain", folder, tmp_path, optim__ema=0.5)
-    state = torch.load(tmp_path / "pretrain" / "checkpoint.pt", weights_only=True)
-    name, weights = "backbone.blocks.0.0.weight", read_weights(state, find_evaluated(state))
-    assert torch.equal(weights[name], state["average"]["weights"][name])
-    assert not torch.equal(weights[name], state["model"][name])
-    assert weights.keys() == state["model"].keys()
-
-
 def test_a_tied_weight_of_the_encoder_is_the_average_under_both_names(folder, tmp_path, monkeypatch):
     """the raw weight of the second name was loaded over the average of the first"""
     run("pretrain", folder, tmp_path, optim__ema=0.5)
     path = tmp_path / "pretrain" / "checkpoint.pt"
     state = torch.load(path, weights_only=True)
-    name = "backbone.blocks.0.0.weight"
+    name, weights = "backbone.blocks.0.0.weight", read_weights(state, find_evaluated(state))
+    assert torch.equal(weights[name], state["average"]["weights"][name]), "as evaluations took it"
+    assert not torch.equal(weights[name], state["model"][name])
+    assert weights.keys() == state["model"].keys()
     state["model"]["again"] = state["model"][name]
     monkeypatch.setattr(
         "fulltilt.engine.contrastive.phases.checkpoint.load_checkpoint",
@@ -235,23 +228,11 @@ def test_a_tied_weight_of_the_encoder_is_the_average_under_both_names(folder, tm
     assert torch.equal(seen["again"], state["average"]["weights"][name])
 
 
-def test_other_validation_images_are_encoded_anew(folder, tmp_path):
-    """features of the first validation set stood in for those of the second"""
-    run("pretrain", folder, tmp_path)
-    run("probe", folder, tmp_path)
-    run("cluster", folder, tmp_path, data__val_dataset="stl10(part=train)")
-    assert len(list((tmp_path / "features").glob("validation-*"))) == 2
-
-
-def test_a_probe_needs_an_encoder(folder, tmp_path):
+def test_a_probe_needs_an_encoder_of_a_contrastive_task(folder, tmp_path):
     with pytest.raises(UsageError, match="run the phase pretrain first"):
         run("probe", folder, tmp_path)
-
-
-def test_phases_of_another_task_are_refused(tmp_path):
-    config = config_from_values({"model": "small_cnn", "data": {"dataset": "digits"}}, base_dir=".")
     with pytest.raises(UsageError, match="task: contrastive"):
-        run_phase("probe", config, out_dir=tmp_path, listeners=[], resume=False, options=OPTIONS)
+        run("probe", folder, tmp_path, task="classification", data={"dataset": "digits"})
 
 
 def test_the_command_runs_all_phases_and_writes_json(folder, tmp_path, capsys):

@@ -1,7 +1,5 @@
 """``data.placement: auto``: chosen when the run starts, said, and kept when it goes on."""
 
-from __future__ import annotations
-
 import h5py
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Batches copied ahead: in order, one ahead, and nothing freed that a copy may still read."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 

@@ -14,7 +14,7 @@ import rank_bodies
 
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.ranks.group import run_ranks
-from fulltilt.engine.ranks.process import IS_ALONE, N_CELLS, Link, Marks
+from fulltilt.engine.ranks.process import N_CELLS, Link, Marks
 from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, RankHungError, UsageError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
 
@@ -92,37 +92,23 @@ def test_one_that_hangs_ends_all_and_is_named_with_where_it_was(tmp_path):
     text = str(caught.value)
     assert "rank 0 (cpu, process " in text
     assert "it has not come further than data_wait, after step 13, while another rank waits for it" in text
+    assert "run.hang_timeout_s allows more" in text
     assert_none_left(tmp_path / "pids")
 
 
-@pytest.mark.parametrize("how", ["elsewhere", "stopped as it waits", "stopped beside one alone"])
-def test_one_that_stands_still_between_steps_is_named(tmp_path, how):
+def test_one_that_is_stopped_as_it_waits_is_named(tmp_path):
     """Both were through the same step, so neither was ahead: a rank stopped by a signal there held the run for good."""
     with pytest.raises(RankHungError, match=r"^rank 1 \(cpu, process \d+\) hangs: .* further than optimizer") as caught:
-        run(rank_bodies.stand_still, how=how, notes=str(tmp_path / "pids"), hang_limit_s=1.5)
-    assert ("it is stopped by a signal" in str(caught.value)) == (how != "elsewhere")
+        run(rank_bodies.stop_as_it_waits, notes=str(tmp_path / "pids"), hang_limit_s=1.5)
+    assert "run.hang_timeout_s allows more: it is stopped by a signal" in str(caught.value)
     assert_none_left(tmp_path / "pids")
 
 
-def test_one_that_hangs_before_its_first_step_is_found_too_after_longer(tmp_path):
-    with pytest.raises(RankHungError, match=r"rank 1 \(cpu, process .* run.start_timeout_s allows more"):
-        run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5, start_limit_s=2.0)
-    assert_none_left(tmp_path / "pids")
-
-
-def test_a_limit_of_somebody_else_is_raised_where_they_say(tmp_path):
-    with pytest.raises(RankHungError, match="--deadline allows more"):
+def test_one_that_hangs_before_its_first_step_is_found_after_a_limit_that_somebody_else_may_raise(tmp_path):
+    with pytest.raises(RankHungError, match=r"rank 1 \(cpu, process .* --deadline allows more"):
         run(rank_bodies.hang_at_start, notes=str(tmp_path / "pids"), hang_limit_s=0.5, start_limit_s=2.0,
             raised_by=("--deadline", "run.hang_timeout_s"))  # fmt: skip
-
-
-def test_a_first_step_may_take_longer_than_others(tmp_path):
-    given = {"seconds": 3.0, "folder": str(tmp_path)}
-    assert run(rank_bodies.start_slowly, hang_limit_s=2.0, **given) == "done"
-
-
-def test_one_that_the_others_knowingly_wait_for_does_not_hang(tmp_path):
-    assert run(rank_bodies.work_alone_for_long, seconds=4.0, folder=str(tmp_path), hang_limit_s=2.0) == "done"
+    assert_none_left(tmp_path / "pids")
 
 
 @pytest.mark.parametrize("later_s", [0.0, 0.4])
@@ -195,19 +181,13 @@ def start_parent(pids):
     return process
 
 
-def test_sigterm_reaches_all_as_a_wish_and_then_takes_its_course(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_their_parent_to_which_a_signal_is_a_wish_first(tmp_path, number):
     process = start_parent(tmp_path / "pids")
-    process.terminate()
+    process.send_signal(number)
     process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGTERM  # and not before the ranks had ended well
-    assert_none_left(tmp_path / "pids")
-
-
-def test_ranks_end_with_a_parent_that_is_killed(tmp_path):
-    process = start_parent(tmp_path / "pids")
-    process.kill()
-    process.communicate(timeout=300)
-    until_s = time.monotonic() + 300
+    assert process.returncode == -number
+    until_s = time.monotonic() + (300 if number == signal.SIGKILL else 0)  # of SIGTERM not before all had ended well
     while any(is_alive(pid) for pid in (tmp_path / "pids").read_text().split()):
         assert time.monotonic() < until_s
         time.sleep(0.05)
@@ -242,8 +222,8 @@ def test_waiting_inside_waiting_goes_on_until_the_outer_one_ends(tmp_path):
         seen = []
         with link.work_alone():
             with link.work_alone():
-                seen.append(marks.read(0)[IS_ALONE])
-            seen.append(marks.read(0)[IS_ALONE])
-        assert [*seen, marks.read(0)[IS_ALONE]] == [1, 1, 0]
+                seen.append(marks.read(0).is_alone)
+            seen.append(marks.read(0).is_alone)
+        assert [*seen, marks.read(0).is_alone] == [1, 1, 0]
         mine.close()
         theirs.close()

@@ -91,12 +91,6 @@ def test_a_run_evaluates_one_batch_and_saves_once():
     assert not [note for note in result.notes if note.startswith("memory:")]
 
 
-def test_what_the_run_would_not_do_is_not_rehearsed():
-    config = build_config(run__evaluate_every=None, optim__schedule="constant", optim__warmup=0)
-    assert measure(build(config))[1] == ["checkpoint"]
-    assert measure(build(validation=None))[1] == ["checkpoint"]
-
-
 def test_the_peak_of_an_evaluation_with_large_batches_is_the_rows():
     n_features = 2**13
 
@@ -185,6 +179,13 @@ def test_a_batch_is_repeated_as_the_loader_joins_it():
     assert [tuple(batch[0].shape) for batch in batches] == [(2, 40)] * 3
 
 
+def fail(error):
+    def raise_it(*args):
+        raise error
+
+    return raise_it
+
+
 def refuse(words):
     class Refusing(nn.Linear):
         def forward(self, inputs):
@@ -195,34 +196,47 @@ def refuse(words):
     return lambda: Refusing(N_FEATURES, 3)
 
 
-def test_out_of_memory_in_a_part_ends_the_trial_and_names_the_part():
-    run = build(model=refuse("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
-    with pytest.raises(
-        DeviceMemoryError, match=r"in the part 'evaluation' of a run with batch_size 16 .*val_batch_size"
-    ):
-        measure(run)
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"model": refuse("DefaultCPUAllocator: can't allocate memory")}, r"run with batch_size 16 .*val_batch_size"),
+        ({"validation": fail(MemoryError("no room for the rows"))}, "no room for the rows"),
+    ],
+)
+def test_out_of_memory_in_a_part_ends_the_trial_and_names_the_part(parts, words):
+    with pytest.raises(DeviceMemoryError, match=f"in the part 'evaluation' .*{words}"):
+        measure(build(**parts))
 
 
-def test_out_of_memory_while_the_validation_set_is_built_names_the_evaluation():
-    def build_validation():
-        raise MemoryError("no room for the rows")
-
-    with pytest.raises(DeviceMemoryError, match=r"in the part 'evaluation'.*no room for the rows"):
-        measure(build(validation=build_validation))
+NEVER = build_config(run__evaluate_every=None, optim__schedule="constant", optim__warmup=0)
 
 
-def test_an_evaluation_that_fails_otherwise_is_a_note():
-    result, parts = measure(build(model=refuse("shapes do not fit")))
-    assert parts == ["evaluation", "checkpoint"]
-    assert any("evaluation could not be rehearsed" in note and "shapes do not fit" in note for note in result.notes)
+@pytest.mark.parametrize(
+    ("config", "fields", "parts", "said"),
+    [
+        (NEVER, {}, ["checkpoint"], None),
+        (None, {"validation": None}, ["checkpoint"], None),
+        (None, {"model": refuse("shapes do not fit")}, ["evaluation", "checkpoint"], "shapes do not fit"),
+        (None, {"assess": fail(AssertionError("ran"))}, ["evaluation", "checkpoint"], "assessment of points"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_left_out_and_said_so(config, fields, parts, said):
+    result, found = measure(build(config, **fields))
+    assert found == parts
+    notes = [note for note in result.notes if note.startswith("memory:")]
+    assert any(said in note for note in notes) if said else notes == []
     assert result.samples_per_s > 0
 
 
-def test_a_disk_that_takes_no_checkpoint_is_a_note(tmp_path, monkeypatch):
+def test_a_checkpoint_that_no_disk_takes_or_no_deadline_leaves_time_for_is_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     result, parts = measure(build())
     assert parts[-1] == "checkpoint"
     assert any("a checkpoint could not be rehearsed" in note and "gone" in note for note in result.notes)
+    monkeypatch.setattr(rehearsal, "MAX_CHECKPOINT_BYTES", 10)
+    result, parts = measure(build())
+    assert parts == ["evaluation"]
+    assert any("takes too long for a trial; the peak is without it" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -243,22 +257,6 @@ def test_weights_that_cannot_be_saved_end_the_trial():
 
     with run, pytest.raises(NonFiniteLossError, match="parameters hold NaN"):
         run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=spoil)
-
-
-def test_an_assessment_is_left_out_and_said_so():
-    def assess(model, device):
-        raise AssertionError("ran")
-
-    result, parts = measure(build(assess=assess))
-    assert parts == ["evaluation", "checkpoint"]
-    assert any("assessment of points" in note for note in result.notes)
-
-
-def test_a_checkpoint_that_would_use_up_the_deadline_is_left_out_and_that_is_said(monkeypatch):
-    monkeypatch.setattr(rehearsal, "MAX_CHECKPOINT_BYTES", 10)
-    result, parts = measure(build(build_config()))
-    assert parts == ["evaluation"]
-    assert any("takes too long for a trial; the peak is without it" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("warmup", [0, 500])

@@ -10,7 +10,8 @@ from fulltilt.config import plan_of
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop.launch import plan_again
-from fulltilt.engine.loop.replan import RankReplanError, Replan
+from fulltilt.engine.loop.replan import RankReplanError
+from fulltilt.engine.loop.session import Restart
 from fulltilt.engine.loop.sizes import Sizes, find_obstacle, plan_sizes
 from fulltilt.engine.ranks.causes import Cause
 from fulltilt.engine.ranks.process import describe_failure
@@ -54,15 +55,16 @@ def fail_with(error, rank=1):
     return Cause(rank=rank, kind="failed", text="", failure=describe_failure(error))
 
 
-def build_error(**changes):
+def build_error(step=5, first_step=0):
     sizes = Sizes(batch_size=8, accumulate=2, val_batch_size=None)
-    replan = Replan(sizes=sizes, keeps_step=False, reason="out of memory in a step")
-    return RankReplanError("out of memory: smaller from now on", **({"replan": replan, "step": 5} | changes))
+    restart = Restart(sizes=sizes, n_replans=3, attempt=4, started_s=0.0, step=step)
+    reason = "out of memory in a step"
+    return RankReplanError(f"{reason}: smaller from now on", reason=reason, restart=restart, first_step=first_step)
 
 
 def test_without_a_checkpoint_all_begin_again_and_say_so():
     events = []
-    given = plan_again(fail_with(build_error(n_replans=3, attempt=4)), 0, Announcer([events.append]))
+    given = plan_again(fail_with(build_error()), 0, Announcer([events.append]))
     restart = given["after"]
     assert (restart.sizes.batch_size, restart.n_replans, restart.attempt, restart.step) == (8, 3, 4, 0)
     (replanned,) = [event for event in events if isinstance(event, Replanned)]

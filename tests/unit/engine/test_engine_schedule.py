@@ -29,16 +29,17 @@ def test_constant_is_one():
     assert set(list_factors("constant")) == {1.0}
 
 
-def test_cosine_is_that_of_torch():
-    expected = list_torch_rates(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=20, eta_min=0.1))
-    assert list_factors("cosine(final=0.1)") == pytest.approx(expected)
-
-
-def test_linear_is_that_of_torch():
-    expected = list_torch_rates(
-        lambda o: torch.optim.lr_scheduler.LinearLR(o, start_factor=1.0, end_factor=0.2, total_iters=20)
-    )
-    assert list_factors("linear(final=0.2)") == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("spec", "name", "options"),
+    [
+        ("cosine(final=0.1)", "CosineAnnealingLR", {"T_max": 20, "eta_min": 0.1}),
+        ("linear(final=0.2)", "LinearLR", {"start_factor": 1.0, "end_factor": 0.2, "total_iters": 20}),
+        ("step(size=2)", "StepLR", {"step_size": 10, "gamma": 0.1}),
+    ],
+)
+def test_schedules_are_those_of_torch(spec, name, options):
+    expected = list_torch_rates(lambda optimizer: getattr(torch.optim.lr_scheduler, name)(optimizer, **options))
+    assert list_factors(spec) == pytest.approx(expected)
 
 
 def test_onecycle_is_that_of_torch():
@@ -58,11 +59,6 @@ def test_onecycle_is_that_of_torch():
 def test_step_with_milestones_counts_epochs():
     factors = list_factors("step(milestones=[1, 3], gamma=0.5)")
     assert factors == [1.0] * 5 + [0.5] * 10 + [0.25] * 5
-
-
-def test_step_with_a_size_is_that_of_torch():
-    expected = list_torch_rates(lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=10, gamma=0.1))
-    assert list_factors("step(size=2)") == pytest.approx(expected)
 
 
 def test_milestones_count_from_the_start_though_there_is_a_warm_up():

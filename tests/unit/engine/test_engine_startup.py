@@ -66,25 +66,17 @@ def test_a_stream_has_no_length_to_tell():
         assert describe_start(run, None)[2].endswith("a stream of samples")
 
 
-def test_batches_on_their_way_are_counted_by_their_bytes():
-    """A sample is 6 floats and a label of 8 bytes; the validation set is read in batches of 31."""
+@pytest.mark.parametrize(("n_ranks", "part", "val_part"), [(1, 16, 31), (3, 6, 11)])
+def test_batches_on_their_way_are_counted_by_their_bytes(n_ranks, part, val_part):
+    """A sample is 6 floats and a label of 8 bytes. Of 16 samples each of 3 ranks gets at most 6, of 31 at most 11."""
     with build(data__num_workers=2, data__prefetch_factor=3, data__val_batch_size=31) as run:
-        budget = estimate_host_budget(run)
-    assert budget.batch_bytes == 16 * (6 * 4 + 8)
-    assert budget.batches_bytes == 2 * 3 * (16 + 31) * (6 * 4 + 8)
-    assert budget.checkpoint_bytes == 0
-    assert "2 workers × 3 batches of" in budget.describe()
-
-
-def test_the_workers_of_all_ranks_are_counted_each_with_its_part_of_a_batch():
-    """Of 16 samples each of 3 ranks gets at most 6, of 31 at most 11."""
-    with build(data__num_workers=2, data__prefetch_factor=3, data__val_batch_size=31) as run:
-        run.world = World(n_ranks=3)
+        run.world = World(n_ranks=n_ranks)
         budget = estimate_host_budget(run)
         run.world = ALONE
-    assert (budget.n_workers, budget.batch_bytes) == (6, 6 * (6 * 4 + 8))
-    assert budget.batches_bytes == 6 * 3 * (6 + 11) * (6 * 4 + 8)
-    assert "6 workers × 3 batches of" in budget.describe()
+    assert (budget.n_workers, budget.batch_bytes) == (2 * n_ranks, part * (6 * 4 + 8))
+    assert budget.batches_bytes == 2 * n_ranks * 3 * (part + val_part) * (6 * 4 + 8)
+    assert budget.checkpoint_bytes == 0
+    assert f"{2 * n_ranks} workers × 3 batches of" in budget.describe()
 
 
 def test_looking_at_a_sample_leaves_the_random_numbers_alone():

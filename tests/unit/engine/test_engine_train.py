@@ -49,7 +49,7 @@ def assert_equal_weights(a, b):
 
 
 def test_a_run_learns_and_tells_what_it_did(tmp_path):
-    result, recorder = run_train(tmp_path, build_config(run__epochs=8))
+    result, recorder = run_train(tmp_path, build_config(run__epochs=8, run__log_every_n_steps=1))
     assert (result.reason, result.epoch, result.step) == ("finished", 8, 8 * 6)
     assert result.metrics["accuracy"] > 0.8
     started, ended = recorder.events[0], recorder.events[-1]
@@ -61,16 +61,15 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path):
     assert [e.epoch for e in recorder.of(EpochDone)] == list(range(8))
     assert recorder.of(EpochDone)[-1].loss == result.loss < recorder.of(EpochDone)[0].loss / 2
     assert sum(e.n_samples for e in recorder.of(StepsDone)) == 8 * N_SAMPLES
+    total = sum(e.loss * e.n_samples for e in recorder.of(StepsDone) if e.epoch == 0)
+    assert recorder.of(EpochDone)[0].loss == pytest.approx(total / N_SAMPLES, rel=1e-12), "the mean over its samples"
 
 
-def test_the_loss_of_an_epoch_is_the_mean_over_its_samples(tmp_path):
-    _, recorder = run_train(tmp_path, build_config(run__epochs=1, run__log_every_n_steps=1))
-    total = sum(e.loss * e.n_samples for e in recorder.of(StepsDone))
-    assert recorder.of(EpochDone)[0].loss == pytest.approx(total / N_SAMPLES, rel=1e-12)
-
-
+STREAM = {"optim__schedule": "constant", "optim__warmup": 0}
 RESUME_CASES = {
     "in the middle of an epoch": {},
+    "at the ends of epochs": {"run__epochs": 3},
+    "of a stream": STREAM,
     "between two log lines": {"run__log_every_n_steps": 4},
     "with accumulation": {"data__batch_size": 8, "speed__accumulate": 3, "run__epochs": 3},
     "with workers": {"data__num_workers": 2},
@@ -86,12 +85,14 @@ RESUME_CASES = {
 @pytest.mark.parametrize("case", RESUME_CASES)
 def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(tmp_path, case):
     config = build_config(**RESUME_CASES[case])
-    whole, expected = run_train(tmp_path / "whole", config)
+    workload = build_workload(dataset=PointStream if case == "of a stream" else Points)
+    whole, expected = run_train(tmp_path / "whole", config, workload=workload)
     recorder = Recorder()
-    for last_step in (3, 5):  # the second process stops in the middle as well
-        run_train(tmp_path / "parts", config, recorder, max_steps=last_step, resume=last_step > 3)
+    for n_before, last_step in enumerate((6, 12) if "ends" in case else (3, 5)):  # the second process stops as well
+        options = {"max_steps": last_step, "resume": n_before > 0}
+        run_train(tmp_path / "parts", config, recorder, workload=workload, **options)
     torch.manual_seed(999)
-    parts, _ = run_train(tmp_path / "parts", config, recorder, resume=True)
+    parts, _ = run_train(tmp_path / "parts", config, recorder, workload=workload, resume=True)
     assert recorder.list_figures() == expected.list_figures()
     assert parts.metrics == whole.metrics
     assert parts.loss == whole.loss
@@ -99,46 +100,9 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(tmp_path, case):
     assert_equal_weights(read_weights(tmp_path / "parts"), read_weights(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("last_step", [6, 12])
-def test_a_run_left_at_the_end_of_an_epoch_resumes_bit_equal(tmp_path, last_step):
-    _, expected = run_train(tmp_path / "whole", build_config(run__epochs=3))
-    first, recorder = run_train(tmp_path / "parts", build_config(run__epochs=3), max_steps=last_step)
-    assert first.epoch == last_step / 6
-    run_train(tmp_path / "parts", build_config(run__epochs=3), recorder, resume=True)
-    assert recorder.list_figures() == expected.list_figures()
-
-
-def test_a_streamed_dataset_resumes_bit_equal(tmp_path):
-    config = build_config(optim__schedule="constant", optim__warmup=0)
-    workload = build_workload(dataset=PointStream)
-    _, expected = run_train(tmp_path / "whole", config, workload=workload)
-    _, recorder = run_train(tmp_path / "parts", config, workload=workload, max_steps=4)
-    run_train(tmp_path / "parts", config, recorder, workload=workload, resume=True)
-    assert recorder.list_figures() == expected.list_figures()
-
-
 def test_a_streamed_dataset_needs_a_length_for_a_schedule(tmp_path):
     with pytest.raises(ConfigError, match="max_steps"):
         run_train(tmp_path, workload=build_workload(dataset=PointStream))
-
-
-def test_accumulated_micro_batches_have_the_losses_of_the_large_batch(tmp_path):
-    """90 samples: one window of 64 and a tail of 26, which micro-batches of 16 split as 16 + 10."""
-    workload = build_workload(
-        model=lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)),
-        dataset=lambda: Points(noise=0),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
-        prepare=None,
-    )
-    losses = []
-    for batch_size, accumulate in ((64, 1), (16, 4)):
-        config = build_config(
-            data__batch_size=batch_size, speed__accumulate=accumulate, run__epochs=5, run__log_every_n_steps=1
-        )
-        _, recorder = run_train(tmp_path / str(batch_size), config, workload=workload)
-        losses.append([(e.step, e.n_samples, e.loss) for e in recorder.of(StepsDone)])
-    assert [row[:2] for row in losses[0]] == [row[:2] for row in losses[1]]
-    torch.testing.assert_close([row[2] for row in losses[0]], [row[2] for row in losses[1]], rtol=1e-5, atol=1e-6)
 
 
 def test_a_finished_run_resumes_to_the_same_result(tmp_path):
@@ -149,16 +113,11 @@ def test_a_finished_run_resumes_to_the_same_result(tmp_path):
     assert any("nothing is left to train; --epochs" in note for note in again.notes)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        (2, "the checkpoint is at step 60, after 3 epochs, more than the 2 asked for: nothing is left to train"),
-        (3, "as many as the 3 asked for: nothing is left to train; --epochs 4 trains one more"),
-        (5, "going on from step 60, in epoch 4 of 5"),
-    ],
-)
-def test_a_resumed_run_says_what_it_goes_on_from(asked, words):
-    assert words in describe_resume(60, 3, asked)
+def test_a_resumed_run_says_what_it_goes_on_from():
+    few, same, more = (describe_resume(60, 3, n_epochs) for n_epochs in (2, 3, 5))
+    assert "the checkpoint is at step 60, after 3 epochs, more than the 2 asked for: nothing is left to train" in few
+    assert "as many as the 3 asked for: nothing is left to train; --epochs 4 trains one more" in same
+    assert more == "going on from step 60, in epoch 4 of 5"
 
 
 def test_a_truncated_checkpoint_gives_way_to_the_one_before_and_the_run_ends_the_same(tmp_path):
@@ -176,24 +135,31 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before_and_the_run_ends_the
     assert recorder.list_figures() == expected.list_figures()
 
 
-def test_more_epochs_go_on_from_the_checkpoint(tmp_path):
+def test_more_epochs_with_other_levers_of_speed_go_on_from_the_checkpoint_and_so_does_training_time(tmp_path):
     config = {"optim__schedule": "constant", "optim__warmup": 0}
-    run_train(tmp_path / "a", build_config(run__epochs=1, **config))
+    first, _ = run_train(tmp_path / "a", build_config(run__epochs=1, **config))
     longer, _ = run_train(tmp_path / "a", build_config(**config), resume=True, epochs=3)
     straight, _ = run_train(tmp_path / "b", build_config(run__epochs=3, **config))
     assert longer.metrics == straight.metrics
+    assert longer.training_seconds > first.training_seconds
+    assert [e.step for e in longer.evaluations] == [6, 12, 18]
+    assert longer.evaluations[0] == first.evaluations[0]
+    with_workers = build_config(data__num_workers=1, **config)
+    assert run_train(tmp_path / "a", with_workers, resume=True, epochs=4)[0].step == 24
 
 
-def test_a_folder_with_a_checkpoint_is_not_overwritten(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "dataset", "resume", "words"),
+    [
+        ({}, Points, False, "--resume"),
+        ({"data__batch_size": 32}, Points, True, "changed: data"),
+        ({}, lambda: Points(n_samples=80), True, "90 samples, the training set has 80"),
+    ],
+)
+def test_a_folder_of_another_run_is_refused_with_the_difference(tmp_path, changes, dataset, resume, words):
     run_train(tmp_path, max_steps=2)
-    with pytest.raises(RunFolderError, match="--resume"):
-        run_train(tmp_path)
-
-
-def test_another_configuration_is_refused_with_its_difference(tmp_path):
-    run_train(tmp_path, max_steps=2)
-    with pytest.raises(RunFolderError, match=r"changed: data"):
-        run_train(tmp_path, build_config(data__batch_size=32), resume=True)
+    with pytest.raises(RunFolderError, match=words):
+        run_train(tmp_path, build_config(**changes), workload=build_workload(dataset=dataset), resume=resume)
 
 
 def test_resume_without_a_checkpoint_starts_and_says_so(tmp_path):
@@ -201,12 +167,6 @@ def test_resume_without_a_checkpoint_starts_and_says_so(tmp_path):
     assert result.reason == "finished"
     assert any("no checkpoint" in note.message for note in recorder.of(Noted))
     assert any("no checkpoint" in note for note in result.notes)
-
-
-def test_another_number_of_samples_is_refused(tmp_path):
-    run_train(tmp_path, max_steps=2)
-    with pytest.raises(RunFolderError, match="90 samples, the training set has 80"):
-        run_train(tmp_path, workload=build_workload(dataset=lambda: Points(n_samples=80)), resume=True)
 
 
 class ExplodesAt:
@@ -296,22 +256,15 @@ def test_sigterm_saves_and_reaches_the_programs_own_handler(tmp_path):
     assert (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(interrupt, "ECHO_S", 0.0)
+@pytest.mark.parametrize(("echo_s", "n_saved"), [(0.0, 0), (3600.0, 1)])
+def test_a_second_ctrl_c_stops_at_once_unless_it_is_an_echo_of_the_first(tmp_path, monkeypatch, echo_s, n_saved):
+    """``timeout`` signals the process, and then the group that it is in: one wish to stop"""
+    monkeypatch.setattr(interrupt, "ECHO_S", echo_s)
     recorder = SignalAt(StepsDone, n_times=2)
     with pytest.raises(KeyboardInterrupt):
         run_train(tmp_path, recorder=recorder)
-    assert recorder.of(CheckpointSaved) == []
+    assert len(recorder.of(CheckpointSaved)) == n_saved
     assert recorder.events[-1].reason == "interrupted"
-
-
-def test_a_signal_that_is_told_twice_is_one_wish_to_stop(tmp_path, monkeypatch):
-    """``timeout`` signals the process, and then the group that it is in"""
-    monkeypatch.setattr(interrupt, "ECHO_S", 3600.0)
-    recorder = SignalAt(StepsDone, n_times=2)
-    with pytest.raises(KeyboardInterrupt):
-        run_train(tmp_path, recorder=recorder)
-    assert len(recorder.of(CheckpointSaved)) == 1
 
 
 class InterruptingPoints(Points):
@@ -385,7 +338,7 @@ def test_a_checkpoint_is_told_before_it_is_written(tmp_path):
     assert steps_on_disk == [(0, 4, 4), (4, 8, 8), (8, 12, 12), (12, 12, 12)]  # the last holds the evaluation
 
 
-def test_a_bug_in_a_listener_ends_the_run_and_the_others_hear_why(tmp_path):
+def test_a_bug_in_a_listener_or_the_model_ends_the_run_and_the_others_hear_why(tmp_path):
     from fulltilt.engine.loop.train import train
 
     def broken(event):
@@ -397,15 +350,12 @@ def test_a_bug_in_a_listener_ends_the_run_and_the_others_hear_why(tmp_path):
         train(build_config(), out_dir=tmp_path, listeners=[recorder, broken], workload=build_workload())
     assert recorder.events[-1].reason == "failed: ValueError: no such column"
 
-
-def test_a_model_that_raises_is_told_and_raised(tmp_path):
     class Broken(nn.Linear):
         def forward(self, x):
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    recorder = Recorder()
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        run_train(tmp_path, recorder=recorder, workload=build_workload(model=lambda: Broken(6, 3)))
+        run_train(tmp_path / "model", recorder=recorder, workload=build_workload(model=lambda: Broken(6, 3)))
     assert recorder.events[-1].reason.startswith("failed: RuntimeError: mat1")
 
 
@@ -427,12 +377,6 @@ def test_out_of_memory_comes_with_its_remedy(tmp_path, error):
         run_train(tmp_path, config, workload=build_workload(model=lambda: Hungry(6, 3)))
 
 
-def test_levers_that_trade_speed_only_may_change_on_resume(tmp_path):
-    run_train(tmp_path, max_steps=6)
-    result, _ = run_train(tmp_path, build_config(data__num_workers=1), resume=True)
-    assert (result.reason, result.step) == ("finished", 12)
-
-
 def test_times_of_training_leave_evaluation_and_checkpoints_out(tmp_path):
     result, recorder = run_train(tmp_path, build_config(run__checkpoint_every="2 steps"))
     beside = sum(e.seconds for e in recorder.of(Evaluated)) + sum(e.seconds for e in recorder.of(CheckpointSaved))
@@ -442,31 +386,18 @@ def test_times_of_training_leave_evaluation_and_checkpoints_out(tmp_path):
     assert times == sorted(times)
 
 
-def test_training_time_goes_on_after_a_resume(tmp_path):
-    first, _ = run_train(tmp_path, max_steps=6)
-    second, _ = run_train(tmp_path, resume=True)
-    assert second.training_seconds > first.training_seconds
-    assert [e.step for e in second.evaluations] == [6, 12]
-    assert second.evaluations[0] == first.evaluations[0]
-
-
 def test_training_metrics_come_when_asked_for(tmp_path):
     _, silent = run_train(tmp_path / "a")
     _, asked = run_train(tmp_path / "b", training_metrics=True)
     assert silent.of(EpochDone)[-1].metrics == {}
     assert 0.3 < asked.of(EpochDone)[-1].metrics["accuracy"] <= 1.0
     assert [e.loss for e in asked.of(StepsDone)] == [e.loss for e in silent.of(StepsDone)]
-
-
-def test_metrics_of_half_an_epoch_are_not_those_of_it(tmp_path):
-    """A run that went on with training metrics in the middle of an epoch showed half of its accuracy."""
-    run_train(tmp_path, max_steps=3)  # of 6
-    _, asked = run_train(tmp_path, resume=True, training_metrics=True)
-    first, second = asked.of(EpochDone)
-    assert first.metrics == {}
-    assert 0.3 < second.metrics["accuracy"] <= 1.0
-    _, whole = run_train(tmp_path / "whole")
-    assert [event.loss for event in asked.of(EpochDone)] == [event.loss for event in whole.of(EpochDone)]
+    # A run that went on with training metrics in the middle of an epoch showed half of its accuracy.
+    run_train(tmp_path / "c", max_steps=3)  # of 6
+    _, later = run_train(tmp_path / "c", resume=True, training_metrics=True)
+    assert later.of(EpochDone)[0].metrics == {}
+    assert 0.3 < later.of(EpochDone)[1].metrics["accuracy"] <= 1.0
+    assert [event.loss for event in later.of(EpochDone)] == [event.loss for event in silent.of(EpochDone)]
 
 
 class CountReads(TorchDispatchMode):
@@ -494,9 +425,6 @@ def test_the_number_of_steps_does_not_change_the_number_of_host_reads(tmp_path):
             run_train(tmp_path / str(epochs), config, workload=workload)
         counts.append(counter.n_reads)
     assert counts[0] == counts[1]
-
-
-def test_the_counter_of_host_reads_sees_one():
     with CountReads() as counter:
         float(torch.ones(3).sum())
     assert counter.n_reads == 1
@@ -519,20 +447,14 @@ def test_an_interval_is_told_one_interval_late(tmp_path):
     assert seen[0] == (2, 4 * 16)
 
 
-def test_evaluation_by_steps_falls_on_those_steps(tmp_path):
-    _, recorder = run_train(tmp_path, build_config(run__evaluate_every="5 steps"))
+def test_evaluation_falls_on_its_steps_and_never_means_never(tmp_path):
+    _, recorder = run_train(tmp_path / "steps", build_config(run__evaluate_every="5 steps"))
     assert [e.step for e in recorder.of(Evaluated)] == [5, 10, 12]
-
-
-def test_never_means_never(tmp_path):
     result, recorder = run_train(tmp_path, build_config(run__evaluate_every=None, run__checkpoint_every=None))
     assert recorder.of(Evaluated) == []
     assert result.metrics == {}
     assert [e.step for e in recorder.of(CheckpointSaved)] == [12]  # the weights are what training was for
-
-
-def test_without_a_validation_set_there_is_no_evaluation(tmp_path):
-    result, _ = run_train(tmp_path, workload=build_workload(validation=None))
+    result, _ = run_train(tmp_path / "unseen", workload=build_workload(validation=None))
     assert (result.reason, result.metrics) == ("finished", {})
 
 
@@ -542,21 +464,23 @@ def test_lengths_below_one_are_refused(tmp_path, options):
         run_train(tmp_path, **options)
 
 
-def test_one_of_several_devices_that_is_not_there_starts_nothing(tmp_path):
-    with pytest.raises(DeviceError, match=r"device cuda:\d+ is not there"):
-        run_train(tmp_path / "run", build_config(run__device=[90, 91]))
+@pytest.mark.parametrize(
+    ("config", "device", "error", "words"),
+    [
+        ({"run__device": [90, 91]}, None, DeviceError, r"device cuda:\d+ is not there"),
+        ({}, "cuda:7", DeviceError, "cuda:7"),
+        (
+            {"run__device": [0, 1], "run__n_ranks": 3},
+            None,
+            ConfigError,
+            r"n_ranks is 3, .* 2 devices \(cuda:0, cuda:1\)",
+        ),
+    ],
+)
+def test_devices_that_are_not_there_or_too_few_start_nothing(tmp_path, config, device, error, words):
+    with pytest.raises(error, match=words):
+        run_train(tmp_path / "run", build_config(**config), device=device)
     assert not (tmp_path / "run").exists()
-
-
-def test_ranks_and_devices_have_to_agree(tmp_path):
-    with pytest.raises(ConfigError, match=r"n_ranks is 3, run.device names 2 devices \(cuda:0, cuda:1\)"):
-        run_train(tmp_path, build_config(run__device=[0, 1], run__n_ranks=3))
-
-
-def test_a_device_that_is_not_there_leaves_no_checkpoint(tmp_path):
-    with pytest.raises(DeviceError, match="cuda:7"):
-        run_train(tmp_path, device="cuda:7")
-    assert not (tmp_path / "checkpoint.pt").exists()
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path):

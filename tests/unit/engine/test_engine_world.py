@@ -54,46 +54,37 @@ def test_torchrun_is_told_where_its_ranks_and_the_devices_differ(monkeypatch):
 
 def test_a_batch_has_to_give_every_rank_a_sample():
     workload = build_workload()
+    alone = build_workload(couples_samples=True)  # one process divides nothing and is refused nothing
+    assert find_obstacles_to_ranks(1, 1, build_config(data__on_bad_sample="skip(limit=3)"), alone) == []
     assert find_obstacles_to_ranks(4, 4, None, workload) == []
     (found,) = find_obstacles_to_ranks(4, 3, None, workload)
     assert found.startswith("batch_size 3 is over all 4 devices")
     assert "use batch_size 4 or more" in found
 
 
-def test_one_process_divides_nothing_and_is_refused_nothing():
-    workload = build_workload(couples_samples=True)
-    assert find_obstacles_to_ranks(1, 1, build_config(data__on_bad_sample="skip(limit=3)"), workload) == []
+COMPARES = r"compares the samples of a batch with each other.*run\.device naming one and run\.n_ranks null"
 
 
-@pytest.mark.parametrize("field", ["couples_samples", "compares_samples"])
-def test_a_workload_that_compares_samples_is_refused_over_ranks_however_it_accumulates(field):
-    """contrastive(exact_batch=false) trained over ranks, with fewer negatives than it said"""
-    config = build_config()
-    said = r"compares the samples of a batch with each other.*run\.device naming one and run\.n_ranks null"
-    with pytest.raises(UsageError, match=said):
-        build_run(
-            config,
-            plan_of(config),
-            device="cpu",
-            workload=build_workload(prepare=None, **{field: True}),
-            world=World(n_ranks=2),
-        )
-
-
-def test_what_assesses_the_model_by_itself_is_refused_with_divided_weights():
-    """it may call encode, which the hooks of divided weights do not see; that came to light after an epoch"""
+@pytest.mark.parametrize(
+    ("fields", "error", "said"),
+    [
+        # contrastive(exact_batch=false) trained over ranks, with fewer negatives than it said
+        ({"couples_samples": True}, UsageError, COMPARES),
+        ({"compares_samples": True}, UsageError, COMPARES),
+        # it may call encode, which the hooks of divided weights do not see; that came to light after an epoch
+        ({"assess": lambda model, device: {}}, PlanObstacleError, r"points assess the model.*use shard none"),
+    ],
+)
+def test_workloads_that_cannot_be_divided_are_refused_before_they_train(fields, error, said):
     config = build_config(speed__shard="full")
-    workload = build_workload(prepare=None, assess=lambda model, device: {})
-    with pytest.raises(PlanObstacleError, match=r"points assess the model.*use shard none"):
+    workload = build_workload(prepare=None, **fields)
+    with pytest.raises(error, match=said):
         build_run(config, plan_of(config), device="cpu", workload=workload, world=World(n_ranks=2))
 
 
-def test_weights_that_fit_are_not_divided_unless_asked_for():
-    model, cpu = nn.Linear(4, 4), torch.device("cpu")
-    two = World(n_ranks=2)
-    assert choose_shard("auto", model, cpu, two) == (False, None)
-    assert choose_shard("full", model, cpu, two) == (True, None)
-    assert choose_shard("none", model, cpu, two) == (False, None)
+@pytest.mark.parametrize(("shard", "is_divided"), [("auto", False), ("full", True), ("none", False)])
+def test_weights_that_fit_are_not_divided_unless_asked_for(shard, is_divided):
+    assert choose_shard(shard, nn.Linear(4, 4), torch.device("cpu"), World(n_ranks=2)) == (is_divided, None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

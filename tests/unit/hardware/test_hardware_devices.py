@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from fulltilt.errors import DeviceError
@@ -16,13 +14,10 @@ GIB = 2**30
 CUDA_TORCH = "2.13.0+cu130"
 
 
-def make_device(index: int, name: str = "NVIDIA H200") -> NvmlDevice:
+def make_device(index: int) -> NvmlDevice:
+    uuid = f"GPU-{index}000aaaa-0000"
     return NvmlDevice(
-        index=index,
-        name=name,
-        uuid=f"GPU-{index}000aaaa-0000",
-        memory_total_bytes=140 * GIB,
-        compute_capability=(9, 0),
+        index=index, name="NVIDIA H200", uuid=uuid, memory_total_bytes=140 * GIB, compute_capability=(9, 0)
     )
 
 

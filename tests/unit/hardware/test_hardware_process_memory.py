@@ -1,7 +1,5 @@
 """Memory of real process trees: what is allocated here is what must be read."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -51,17 +49,11 @@ def test_one_process_is_read_as_large_as_it_is():
         assert getattr(after, field) - getattr(before, field) == pytest.approx(64 * MIB, rel=0.1), field
 
 
-def test_figures_keep_their_order():
-    fork = GROW + "os.fork()\n" + READY_AND_WAIT
-    with running(fork, n_ready=2) as process:
-        memory = read_process_tree_memory(process.pid)
-    assert memory.n_processes == 2
-    assert 0 < memory.private_bytes <= memory.pss_bytes <= memory.standalone_bytes <= memory.rss_bytes
-
-
-def test_pages_shared_inside_the_tree_count_once():
+def test_pages_shared_inside_the_tree_count_once_and_figures_keep_their_order():
     with running(GROW + READY_AND_WAIT) as alone, running(GROW + "os.fork()\n" + READY_AND_WAIT, n_ready=2) as forked:
         one, two = read_process_tree_memory(alone.pid), read_process_tree_memory(forked.pid)
+    assert two.n_processes == 2
+    assert 0 < two.private_bytes <= two.pss_bytes <= two.standalone_bytes <= two.rss_bytes
     assert two.rss_bytes - one.rss_bytes > 60 * MIB
     assert two.standalone_bytes - one.standalone_bytes < 16 * MIB
 
@@ -118,6 +110,8 @@ def test_gone_processes_read_as_nothing():
     assert read_process_tree(process.pid) == ()
     assert read_process_tree_memory(process.pid).n_processes == 0
     assert read_rss_bytes(process.pid) is None
+    watchdog = MemoryWatchdog(process.pid, 1)
+    assert (watchdog.check(), watchdog.peak_bytes) == (None, 0)
 
 
 def test_zombie_has_no_memory():
@@ -152,13 +146,6 @@ def test_kernel_without_children_files_and_rollups(plant):
     assert memory.private_bytes is None
 
 
-def watch_until_trip(watchdog: MemoryWatchdog) -> str | None:
-    end = time.monotonic() + 300
-    while watchdog.check() is None and time.monotonic() < end:
-        time.sleep(0.02)
-    return watchdog.trip
-
-
 def test_watchdog_leaves_what_fits_alone():
     with running(GROW + READY_AND_WAIT) as process:
         watchdog = MemoryWatchdog(process.pid, 256 * MIB)
@@ -169,9 +156,11 @@ def test_watchdog_leaves_what_fits_alone():
 def test_watchdog_counts_data_workers():
     fork = "for _ in range(3):\n  if os.fork() == 0:\n    " + GROW + "    break\n"
     with running(fork + READY_AND_WAIT, n_ready=4) as process:
-        trip = watch_until_trip(MemoryWatchdog(process.pid, 150 * MIB))
-    assert trip is not None
-    assert "the limit is 150 MiB" in trip
+        watchdog = MemoryWatchdog(process.pid, 150 * MIB)
+        end = time.monotonic() + 300
+        while watchdog.check() is None and time.monotonic() < end:
+            time.sleep(0.02)
+    assert "the limit is 150 MiB" in watchdog.trip
 
 
 # 32 MiB: containers have a /dev/shm of 64 MiB where nobody asked for more.
@@ -190,11 +179,3 @@ def test_watchdog_counts_shared_memory_once(eat):
         large = MemoryWatchdog(process.pid, 60 * MIB)
         assert large.check() is None
         assert large.peak_bytes > 32 * MIB
-
-
-def test_watchdog_of_a_process_that_is_gone_says_nothing():
-    process = subprocess.Popen(["true"])
-    process.wait()
-    watchdog = MemoryWatchdog(process.pid, 1)
-    assert watchdog.check() is None
-    assert watchdog.peak_bytes == 0

@@ -1,20 +1,20 @@
 """Who belongs to a trial, read from /proc."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from fulltilt.hardware import proctree
+import pytest
+
+from fulltilt.hardware import describe_process_state, proctree, read_process_tree_cpu
 from fulltilt.hardware.proctree import ProcessEntry
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def entry(pid, parent, session=1):
-    return ProcessEntry(pid=pid, parent_pid=parent, session=session, is_zombie=False)
+    return ProcessEntry(pid=pid, parent_pid=parent, session=session, state="R")
 
 
 def test_descendants_are_found_at_any_depth_and_in_any_session():
@@ -24,11 +24,11 @@ def test_descendants_are_found_at_any_depth_and_in_any_session():
 
 
 def test_a_command_name_with_parentheses_and_spaces_is_read_right(tmp_path):
-    folder = tmp_path / "77"
-    folder.mkdir()
+    folder = tmp_path / "proc" / "77"
+    folder.mkdir(parents=True)
     (folder / "stat").write_text("77 (a) b (c) R 5 77 42 0 -1 0")
-    (tmp_path / "78").mkdir()  # gone while it was read
-    assert proctree.read_processes(tmp_path) == [ProcessEntry(pid=77, parent_pid=5, session=42, is_zombie=False)]
+    (tmp_path / "proc" / "78").mkdir()  # gone while it was read
+    assert proctree.read_processes(tmp_path) == [entry(77, 5, session=42)]
 
 
 def test_a_session_ends_with_what_it_started_elsewhere():
@@ -90,3 +90,39 @@ def test_what_carries_the_mark_ends_wherever_it_went(tmp_path):
     finally:
         proctree.kill_processes([other.pid, *pids])
         other.wait()
+
+
+def write_stat(name, state, *times):
+    fields = ["0"] * 40
+    fields[0], fields[1] = state, "1"
+    fields[11:15] = map(str, times)
+    return f"9 ({name}) {' '.join(fields)}\n"
+
+
+def test_times_of_a_tree_hold_the_children_that_ended(plant):
+    files = {
+        "proc/100/stat": write_stat("train", "R", 200, 100, 50, 50),
+        "proc/100/task/100/children": "101 102",
+        "proc/101/stat": write_stat("a (worker) b", "S", 100, 0, 0, 0),
+        "proc/101/task/101/children": "",
+        "proc/102/stat": write_stat("worker", "T", 100, 0, 0, 0),
+        "proc/102/task/102/children": "",
+    }
+    found = read_process_tree_cpu(100, plant(files))
+    assert found.cpu_s == pytest.approx(600 / os.sysconf("SC_CLK_TCK"))
+    assert (found.n_children, found.stopped) == (2, (102,))
+    assert read_process_tree_cpu(99, plant({})).cpu_s == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("R", "computes"),
+        ("D", "waits for a disk or a network file system"),
+        ("T", "is stopped by a signal (kill -CONT 7 lets it go on)"),
+        ("I", "is in state I"),
+    ],
+)
+def test_what_a_process_does_is_said_in_words(plant, state, said):
+    assert describe_process_state(7, plant({"proc/7/stat": write_stat("a) b", state, 0, 0, 0, 0)})) == said
+    assert describe_process_state(8, plant({})) == "is gone"

@@ -1,17 +1,8 @@
 """Windows' Linux, from planted trees."""
 
-from __future__ import annotations
-
 import pytest
 
-from fulltilt.hardware import (
-    FakeNvml,
-    NvmlDevice,
-    describe_process_state,
-    read_pressure,
-    read_process_tree_cpu,
-    read_wsl,
-)
+from fulltilt.hardware import FakeNvml, NvmlDevice, read_wsl
 
 GIB = 2**30
 KERNEL_2 = "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@x)"
@@ -74,51 +65,3 @@ def test_version_1_is_told_to_convert(plant):
     report = read(plant, {"proc/version": KERNEL_1})
     assert (report.version, report.gpu) == (1, "WSL 1 passes no GPU through")
     assert any("--set-version" in text for text in report.advice)
-
-
-def test_pressure_of_disk_and_memory_have_files_of_their_own(plant):
-    line = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
-    root = plant({"proc/pressure/cpu": line.format(1), "proc/pressure/io": line.format(2)})
-    assert read_pressure(root).some_total_us == 1
-    assert read_pressure(root, "io").some_total_us == 2
-    assert "/proc/pressure/memory" in read_pressure(root, "memory").reason
-
-
-def write_stat(name, state, *times):
-    fields = ["0"] * 40
-    fields[0], fields[1] = state, "1"
-    fields[11:15] = map(str, times)
-    return f"9 ({name}) {' '.join(fields)}\n"
-
-
-def test_times_of_a_tree_hold_the_children_that_ended(plant):
-    files = {
-        "proc/100/stat": write_stat("train", "R", 200, 100, 50, 50),
-        "proc/100/task/100/children": "101 102",
-        "proc/101/stat": write_stat("a (worker) b", "S", 100, 0, 0, 0),
-        "proc/101/task/101/children": "",
-        "proc/102/stat": write_stat("worker", "T", 100, 0, 0, 0),
-        "proc/102/task/102/children": "",
-    }
-    found = read_process_tree_cpu(100, plant(files))
-    ticks_per_s = 100  # of every Linux
-    assert found.cpu_s == pytest.approx(600 / ticks_per_s)
-    assert (found.n_children, found.stopped) == (2, (102,))
-
-
-def test_a_process_that_is_gone_has_no_times(plant):
-    assert read_process_tree_cpu(100, plant({})).cpu_s == 0
-
-
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        ("R", "computes"),
-        ("D", "waits for a disk or a network file system"),
-        ("T", "is stopped by a signal (kill -CONT 7 lets it go on)"),
-        ("I", "is in state I"),
-    ],
-)
-def test_what_a_process_does_is_said_in_words(plant, state, said):
-    assert describe_process_state(7, plant({"proc/7/stat": write_stat("a) b", state, 0, 0, 0, 0)})) == said
-    assert describe_process_state(8, plant({})) == "is gone"

@@ -1,5 +1,6 @@
 """Training whose parts take a known time on a clock that stands still, for the loops of other libraries."""
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -66,3 +67,9 @@ class SlowSGD(torch.optim.SGD):
     def zero_grad(self, set_to_none=True):
         self.slow_clock.advance(ZERO_MS)
         super().zero_grad(set_to_none)
+
+
+def assert_closes(result, expected):
+    """``expected`` phases, and nothing of the step is missing."""
+    assert result.phases_ms == {name: pytest.approx(ms, abs=1e-6) for name, ms in expected.items()} | {"h2d": None}
+    assert sum(expected.values()) == pytest.approx(result.step_ms, rel=1e-6)

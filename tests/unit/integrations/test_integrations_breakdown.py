@@ -1,6 +1,5 @@
 """StepBreakdown on a clock that stands still: what was planted is what it says."""
 
-import io
 import json
 
 import pytest
@@ -130,15 +129,14 @@ def test_a_run_without_a_step_says_so():
     assert result.null_reasons["step_ms"] == "no step was timed"
 
 
-def test_the_report_is_printed_and_written(tmp_path):
+def test_the_report_is_printed_and_written(tmp_path, capsys):
     clock = FakeClock()
     breakdown = StepBreakdown("a loop 1.0", clock=clock)
     breakdown.open(CPU)
     take_steps(breakdown, clock, 20)
     result = breakdown.close()
-    stream = io.StringIO()
-    publish_breakdown(result, tmp_path / "deep" / "b.json", stream)
-    said = stream.getvalue().splitlines()
+    publish_breakdown(result, tmp_path / "deep" / "b.json")
+    said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("fulltilt: where a step of a loop 1.0 goes (cpu, ")
     assert any(line.split()[:4] == ["backward", "4.000", "ms", "39.0"] for line in said)
     assert said[-1] == f"  written to {tmp_path / 'deep' / 'b.json'}"

@@ -3,16 +3,7 @@
 import json
 
 import pytest
-from planted import (
-    BACKWARD_MS,
-    BATCH_SIZE,
-    DATA_MS,
-    FORWARD_MS,
-    UPDATE_MS,
-    Rows,
-    SlowModel,
-    SlowSGD,
-)
+from planted import BACKWARD_MS, BATCH_SIZE, DATA_MS, FORWARD_MS, UPDATE_MS, Rows, SlowModel, SlowSGD, assert_closes
 
 from fulltilt.measure import FakeClock, HostClock
 
@@ -71,11 +62,6 @@ def compute_data_wait_ms(result, *, n_batches, n_micro=1):
     """A step's share. accelerate fetches a batch ahead: the first step waits for one more, the last for one less."""
     assert result.n_warmup_steps <= 1
     return DATA_MS * (n_batches - (n_micro + 1) * result.n_warmup_steps) / result.n_steps
-
-
-def assert_closes(result, expected):
-    assert result.phases_ms == {name: pytest.approx(ms, abs=1e-6) for name, ms in expected.items()} | {"h2d": None}
-    assert sum(expected.values()) == pytest.approx(result.step_ms, rel=1e-6)
 
 
 def test_planted_delays_come_back(tmp_path, capsys):

@@ -14,6 +14,7 @@ from planted import (
     Rows,
     SlowModel,
     SlowSGD,
+    assert_closes,
 )
 from torch.utils.data import DataLoader
 
@@ -74,12 +75,6 @@ def fit(tmp_path, clock, *, breakdown_clock=None, n_batches=12, module=None, cal
     loader = DataLoader(Rows(clock, n_batches), batch_size=BATCH_SIZE)
     trainer.fit(module or Module(clock), loader, DataLoader(Rows(clock, 2), batch_size=BATCH_SIZE))
     return callback, trainer
-
-
-def assert_closes(result, expected):
-    """``expected`` phases, and nothing of the step is missing."""
-    assert result.phases_ms == {name: pytest.approx(ms, abs=1e-6) for name, ms in expected.items()} | {"h2d": None}
-    assert sum(expected.values()) == pytest.approx(result.step_ms, rel=1e-6)
 
 
 def test_planted_delays_come_back_and_validation_is_left_out(tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Trains in processes of its own and counts the pages that steps take anew: how memory is taken is the process' own."""
 
-from __future__ import annotations
-
+import functools
 import json
 import os
 import subprocess
@@ -55,6 +54,7 @@ print(json.dumps([train({"retain_freed_memory": value}) for value in json.loads(
 """
 
 
+@functools.cache
 def train(*values: bool, room_bytes: int = 0, n: int = 20_000_000, **environment: str) -> list[dict]:
     """What runs saw that followed each other in one process, one a value of the lever.
 

@@ -4,12 +4,11 @@ Graphs run uncompiled here (Dynamo's part without Inductor's), but in the last t
 there are, and Inductor takes 10 s a graph.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +67,11 @@ class Stack(nn.Module):
 
 def build_dataset() -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
-    return TensorDataset(
-        torch.randn(N_SAMPLES, 6, generator=generator), torch.randint(3, (N_SAMPLES,), generator=generator)
-    )
+    x_BC = torch.randn(N_SAMPLES, 6, generator=generator)
+    return TensorDataset(x_BC, torch.randint(3, (N_SAMPLES,), generator=generator))
 
 
-def build(value: Any, model: type[nn.Module] = Stack, **plan: Any) -> Run:
+def build(value: Any, model: Callable[[], nn.Module] = Stack, **plan: Any) -> Run:
     workload = Workload(model=model, dataset=build_dataset, validation=build_dataset, loss=nn.CrossEntropyLoss())
     full = default_plan({"batch_size": 8, "threads": 1, "compile": value} | plan)
     return build_run(None, full, device="cpu", workload=workload, seed=1)
@@ -154,14 +152,14 @@ def test_evaluation_and_counting_compile_nothing(value):
 
 
 @pytest.mark.usefixtures("dynamo_only")
-@pytest.mark.parametrize(("value", "n_graphs"), [(True, 2), ("regional", 2)])
-def test_the_end_tells_graphs_and_why_any_was_compiled_again(value, n_graphs):
+@pytest.mark.parametrize("value", [True, "regional"])
+def test_the_end_tells_graphs_and_why_any_was_compiled_again(value):
     run = build(value)
     train(run, 2)
     assert "again" not in find_reports(run.plan, run.setup)[0]
     train(run, 3)  # the last batch of the epoch is smaller
     (report,) = find_reports(run.plan, run.setup)
-    assert report.startswith(f"compile={value}: {n_graphs} graphs compiled in ")
+    assert report.startswith(f"compile={value}: 2 graphs compiled in ")
     assert os.environ[lever.CACHE_VARIABLE] in report
     assert "1 of them again for another shape or mode" in report
     assert "expected 8, actual 4" in report
@@ -169,13 +167,12 @@ def test_the_end_tells_graphs_and_why_any_was_compiled_again(value, n_graphs):
 
 @pytest.mark.usefixtures("dynamo_only")
 def test_a_model_that_is_declined_is_told_and_not_taken_for_compiled():
-    class Recurrent(nn.Module):
+    class Recurrent(nn.LSTM):
         def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(6, 3)
+            super().__init__(6, 3)
 
         def forward(self, x_BC: torch.Tensor) -> torch.Tensor:
-            return self.lstm(x_BC)[0]
+            return super().forward(x_BC)[0]
 
     run = build(True, Recurrent)
     train(run, 1)
@@ -193,12 +190,8 @@ def test_checkpointed_blocks_share_one_graph_too():
 
 
 def test_a_model_without_repeated_blocks_is_told_before_it_trains():
-    class Chain(nn.Sequential):
-        def __init__(self) -> None:
-            super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
     with pytest.raises(PlanObstacleError, match="no repeated blocks to compile; use compile true"):
-        build("regional", Chain)
+        build("regional", lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
 
 
 def test_two_runs_never_share_their_counts():

@@ -1,7 +1,5 @@
 """Every lever changes what a run does, seen from inside the run; a lever without a case here fails."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile
@@ -44,8 +42,7 @@ class Images(Dataset):
         return self.n_samples
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(index)
-        image = torch.rand(2, 6, 6, generator=generator)
+        image = torch.rand(2, 6, 6, generator=torch.Generator().manual_seed(index))
         return image, torch.tensor([index % N_CLASSES, self.look()])
 
 
@@ -73,13 +70,15 @@ class Witness(nn.Module):
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         h_BCHW = self.blocks(self.stem(x_BCHW))
         logits_BK = self.head(h_BCHW.mean((2, 3)))
-        self.seen["n_calls"] += 1
-        self.seen["threads"] = torch.get_num_threads()
-        self.seen["dtype"] = logits_BK.dtype
-        self.seen["batch"] = len(x_BCHW)
-        self.seen["strides"] = h_BCHW.stride()
-        self.seen["matmul_precision"] = torch.get_float32_matmul_precision()
-        self.seen["cudnn_benchmark"] = torch.backends.cudnn.benchmark
+        self.seen = {
+            "n_calls": self.seen["n_calls"] + 1,
+            "threads": torch.get_num_threads(),
+            "dtype": logits_BK.dtype,
+            "batch": len(x_BCHW),
+            "strides": h_BCHW.stride(),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        }
         return logits_BK
 
 
@@ -99,8 +98,8 @@ def compute_loss(logits_BK: torch.Tensor, targets_B2: torch.Tensor) -> torch.Ten
     return nn.functional.cross_entropy(logits_BK.float(), targets_B2[:, 0])
 
 
-def build(*, dataset: Callable[[], Dataset] = Images, model: Callable[[], nn.Module] = Witness, **plan: Any) -> Run:
-    workload = Workload(model=model, dataset=dataset, loss=compute_loss)
+def build(*, dataset: Any = Images, model: Any = Witness, loss: Any = compute_loss, **plan: Any) -> Run:
+    workload = Workload(model=model, dataset=dataset, loss=loss)
     return build_run(None, default_plan({"batch_size": 8, "threads": 1} | plan), device="cpu", workload=workload)
 
 
@@ -132,11 +131,8 @@ def see_batch_size() -> None:
 
 
 def see_num_workers() -> None:
-    def dataset() -> Dataset:
-        return Images(os.getpid)
-
     for n in (0, 2):
-        with build(dataset=dataset, num_workers=n) as run:
+        with build(dataset=lambda: Images(os.getpid), num_workers=n) as run:
             pids = set(load_looks(run))
             assert pids == {os.getpid()} if n == 0 else len(pids - {os.getpid()}) == n
             assert observe(run, "num_workers") == n
@@ -152,12 +148,10 @@ def see_persistent_workers() -> None:
 def see_prefetch_factor() -> None:
     loaded = torch.zeros(1, dtype=torch.int64).share_memory_()
 
-    def dataset() -> Dataset:
-        return Images(lambda: int(loaded.add_(1)), n_samples=80)
-
     for factor in (2, 4):
         loaded.zero_()
-        with build(dataset=dataset, num_workers=1, prefetch_factor=factor) as run:
+        dataset = Images(lambda: int(loaded.add_(1)), n_samples=80)
+        with build(dataset=lambda dataset=dataset: dataset, num_workers=1, prefetch_factor=factor) as run:
             batches = run.start_epoch(0)
             next(batches)
             ahead = 8 * (1 + factor)
@@ -183,7 +177,7 @@ def see_pin_memory() -> None:
     CATALOGUE["pin_memory"].apply(setup, True)
     setup.loader = torch.utils.data.DataLoader(Images(), **setup.loader_options)
     assert setup.loader.pin_memory is True
-    assert observe_setup(setup, "pin_memory") is True
+    assert CATALOGUE["pin_memory"].observe(setup) is True
     assert find_obstacles({"pin_memory": True}, Facts(device_type="cpu"))
     with build() as run:
         train(run)
@@ -227,19 +221,13 @@ def see_deterministic() -> None:
 
     try:
         for value in (True, False):
-            workload = Workload(model=Witness, dataset=Images, loss=loss)
-            plan = default_plan({"batch_size": 8, "threads": 1, "deterministic": value})
-            with build_run(None, plan, device="cpu", workload=workload) as run:
+            with build(loss=loss, deterministic=value) as run:
                 assert observe(run, "deterministic") is value
                 with pytest.raises(RuntimeError, match="put_") if value else contextlib.nullcontext():
                     train(run)
         assert "was on and is off" in " ".join(run.notes)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert (
-        "deterministic run excludes"
-        in find_obstacles({"cudnn_benchmark": True, "deterministic": True}, Facts(device_type="cuda"))[0]
-    )
 
 
 def see_expandable_segments() -> None:
@@ -308,19 +296,15 @@ def see_compile() -> None:
         patch.setattr("torch._inductor.compile_fx.compile_fx", pass_on)
         patch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)
         for value in (False, True):
-            _see_compile(value)
-
-
-def _see_compile(value: bool) -> None:
-    with build(model=Two, compile=value, batch_size=12) as run:
-        assert observe(run, "compile") is False, "nothing has run yet"
-        outputs: list[torch.Tensor] = []
-        step = TrainStep(run, observe=lambda logits, _: outputs.append(logits))
-        before = run.setup.model.head.weight.clone()
-        step(run.start_epoch(0), NullTimer())
-        assert bool((outputs[0] == 5.0).all()) is value
-        assert not torch.equal(run.setup.model.head.weight, before)
-        assert observe(run, "compile") is value
+            with build(model=Two, compile=value, batch_size=12) as run:
+                assert observe(run, "compile") is False, "nothing has run yet"
+                outputs: list[torch.Tensor] = []
+                step = TrainStep(run, observe=lambda logits, _, outputs=outputs: outputs.append(logits))
+                before = run.setup.model.head.weight.clone()
+                step(run.start_epoch(0), NullTimer())
+                assert bool((outputs[0] == 5.0).all()) is value
+                assert not torch.equal(run.setup.model.head.weight, before)
+                assert observe(run, "compile") is value
 
 
 def see_channels_last() -> None:
@@ -383,10 +367,7 @@ def see_placement() -> None:
 
 
 def _see_placement(value: str, path: Path, images: np.ndarray) -> None:
-    def dataset() -> Dataset:
-        return DATASETS["hdf5"](path=str(path), val_fraction=0)
-
-    with build(dataset=dataset, placement=value) as run:
+    with build(dataset=lambda: DATASETS["hdf5"](path=str(path), val_fraction=0), placement=value) as run:
         assert observe(run, "placement") == value
         batches = list(run.start_epoch(0))
         rows = torch.cat([targets[:, 1] for _, targets in batches])
@@ -410,26 +391,19 @@ def see_transforms() -> None:
     images = torch.randint(0, 256, (N_SAMPLES, 2, 6, 6), dtype=torch.uint8)
     targets = torch.stack([torch.arange(N_SAMPLES) % N_CLASSES, torch.arange(N_SAMPLES)], dim=1)
     pipeline = build_pipeline("normalize(mean=[0.5], std=[0.5])")
-    reached: dict[str, torch.Tensor] = {}
+    dataset = MemoryImages("own", images, targets, classes="abc", transform=pipeline)
+    reached: dict[str, list[torch.Tensor]] = {"loader": [], "device": []}
     for value, dtype in (("loader", torch.float32), ("device", torch.uint8)):
-
-        def dataset() -> Dataset:
-            return MemoryImages("own", images, targets, classes="abc", transform=pipeline)
-
-        with build(dataset=dataset, transforms=value) as run:
+        with build(dataset=lambda: dataset, transforms=value) as run:
             assert observe(run, "transforms") == value
             batch, _ = next(run.start_epoch(0))
             assert batch.dtype is dtype
             run.setup.model.register_forward_pre_hook(
-                lambda _, inputs, value=value: keep_first(reached, value, inputs[0])
+                lambda _, inputs, kept=reached[value]: kept.append(inputs[0].clone())
             )
             assert train(run)["batch"] == 8
             assert observe(run, "transforms") == value
-    assert torch.equal(reached["loader"], reached["device"])
-
-
-def keep_first(kept: dict[str, torch.Tensor], name: str, inputs: torch.Tensor) -> None:
-    kept.setdefault(name, inputs.clone())
+    assert torch.equal(reached["loader"][0], reached["device"][0])
 
 
 def see_device_prefetch() -> None:
@@ -439,10 +413,6 @@ def see_device_prefetch() -> None:
         train(run)
         assert observe(run, "device_prefetch") is False
         assert run.lane is None
-
-
-def observe_setup(setup: Setup, name: str) -> Any:
-    return CATALOGUE[name].observe(setup)
 
 
 EFFECTS: dict[str, Callable[[], None]] = {

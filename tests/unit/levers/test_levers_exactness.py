@@ -4,11 +4,8 @@ Losses and weights of a small network (convolutions, BatchNorm, dropout) after t
 "equal" is to the last bit, "within tolerance" is that of the case, "another recipe" must come to another result.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +85,6 @@ class Case:
     rtol: float = 1e-4
     device: str = "cpu"
     model: Any = Network
-    rows_in_file: bool = False
     dataset: Any = Images
     held_by: str = ""  # a test elsewhere in this folder, "file::function"
 
@@ -115,7 +111,7 @@ CASES = {
     "num_workers": Case(values=(1, 2)),
     "persistent_workers": Case(values=(True,), given={"num_workers": 1}),
     "pin_memory": Case(values=(True,), device="cuda"),
-    "placement": Case(values=("memory_map", "ram"), rows_in_file=True),
+    "placement": Case(values=("memory_map", "ram")),
     "precision": Case(values=("bf16", "fp16"), rtol=5e-2),
     "prefetch_factor": Case(values=(1, 4), given={"num_workers": 1}),
     "retain_freed_memory": Case(values=(), held_by="test_levers_retain_freed_memory.py::test_the_same_is_learned"),
@@ -125,8 +121,8 @@ CASES = {
 }
 
 
-def write_rows(folder: str) -> Path:
-    path = Path(folder) / "rows.h5"
+def write_rows(folder: Path) -> Path:
+    path = folder / "rows.h5"
     with h5py.File(path, "w") as file:
         file["input"] = np.random.default_rng(0).random((N_SAMPLES, 2, 6, 6), dtype=np.float32)
         file["label"] = np.arange(N_SAMPLES) % N_CLASSES
@@ -189,25 +185,27 @@ def test_every_lever_has_a_case():
         assert not file or f"def {function}(" in (Path(__file__).parent / file).read_text()
 
 
-@pytest.mark.parametrize("name", sorted(n for n, case in CASES.items() if case.device == "cpu" and not case.held_by))
-def test_a_lever_is_as_exact_as_it_says(name):
+NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=NEEDS_GPU if case.device == "cuda" else [])
+        for name, case in CASES.items()
+        if not case.held_by
+    ],
+)
+def test_a_lever_is_as_exact_as_it_says(name, tmp_path):
     case = CASES[name]
-    if not case.rows_in_file:
-        hold(name, case, dataset=case.dataset)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_rows(folder)
+    if name == "placement":
+        path = write_rows(tmp_path)
         hold(name, case, dataset=lambda: DATASETS["hdf5"](path=str(path), val_fraction=0))
+    else:
+        hold(name, case, dataset=case.dataset)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("name", sorted(name for name, case in CASES.items() if case.device == "cuda"))
-def test_a_lever_of_gpus_is_as_exact_as_it_says(name):
-    hold(name, CASES[name])
-
-
-@pytest.mark.parametrize("name", sorted(name for name, case in CASES.items() if case.device == "cuda"))
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.device == "cuda"])
 def test_what_is_not_held_here_cannot_apply_here(name):
     for value in CASES[name].values:
         assert find_obstacles({name: value}, Facts(device_type="cpu"))
@@ -234,9 +232,6 @@ def test_dropout_draws_in_the_order_of_memory():
     losses, _ = train(with_dropout, {})
     assert not torch.allclose(losses, train(with_dropout, {"channels_last": True})[0], rtol=case.rtol)
     assert "Dropout" in CATALOGUE["channels_last"].doc
-
-
-NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])

@@ -1,7 +1,5 @@
 """What levers for a GPU change there, seen inside a run's own steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,10 +39,9 @@ def build_rows() -> TensorDataset:
 
 
 class Product(nn.Module):
-    """A matrix product, and what its steps see: how far it is from the exact one, and the process' flags.
+    """A matrix product that notes its distance from the exact one, the process' flags and memory.
 
-    Scratch memory is taken and left in every forward, as an operator's workspace is. The convolution is there because
-    ``cudnn_benchmark`` is refused without one.
+    It takes scratch memory as an operator does; its convolution is what ``cudnn_benchmark`` asks for.
     """
 
     def __init__(self) -> None:
@@ -120,16 +117,9 @@ def test_unused_memory_goes_back_between_steps(value, keeps):
 
 
 @pytest.mark.parametrize("value", [False, True])
-def test_batches_of_a_run_lie_in_pinned_memory(value):
-    with build(pin_memory=value) as run:
-        assert set(train(run)) == {value}
-        assert observe(run, "pin_memory") is value
-
-
-@pytest.mark.parametrize("value", [False, True])
-def test_steps_of_a_run_have_the_flag_of_cudnn_that_was_asked_for(value):
+def test_batches_lie_in_pinned_memory_and_steps_have_the_flag_of_cudnn_where_that_was_asked_for(value):
     torch.backends.cudnn.benchmark = not value
-    with build(cudnn_benchmark=value) as run:
-        train(run)
+    with build(pin_memory=value, cudnn_benchmark=value) as run:
+        assert set(train(run)) == {value}
         assert set(run.setup.model.flags) == {value}
-        assert observe(run, "cudnn_benchmark") is value
+        assert observe(run, "pin_memory") is observe(run, "cudnn_benchmark") is value

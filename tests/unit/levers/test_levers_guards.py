@@ -1,7 +1,5 @@
 """Guards, candidates, notes and the precision that ``auto`` becomes: pure functions of facts, torch-free."""
 
-from __future__ import annotations
-
 import typing
 
 import annotated_types
@@ -93,12 +91,8 @@ def test_auto_precision_is_the_mixed_precision_of_the_hardware(facts, precision,
     value, note = resolve("auto", facts)
     assert value == precision
     assert (note is not None) is has_note
+    assert resolve(precision, facts) == (precision, None), "a named one is left alone"
     assert find_obstacles(default_plan({"precision": value}), facts) == []
-
-
-@pytest.mark.parametrize("value", ["fp32", "tf32", "bf16", "fp16"])
-def test_a_named_precision_is_left_alone(value):
-    assert resolve(value, CPU) == (value, None)
 
 
 @pytest.mark.parametrize("facts", [CPU, TURING, AMPERE, with_facts(CPU, n_samples=5, n_checkpointable=0)])
@@ -123,23 +117,18 @@ def test_wsl_and_emulation_are_noted():
     assert find_notes(default_plan(), AMPERE) == []
 
 
-@pytest.mark.parametrize(
-    ("value", "meaning"),
-    [(True, "auto"), (False, "fp32"), ("bf16", "bf16"), ("16-mixed", "fp16"), ("bfloat16", "bf16"), ("no", "fp32")],
-)
-def test_amp_spellings(value, meaning):
-    parse = load_catalogue()["precision"].parse_alias
-    assert parse is not None
-    assert parse("use_amp", value) == meaning
+USE_AMP = {True: "auto", False: "fp32", "bf16": "bf16", "16-mixed": "fp16", "bfloat16": "bf16", "no": "fp32"}
+EMPTY_CACHE_FREQ = {5: "5 epochs", 0: None, "100 steps": "100 steps", None: None}
 
 
 @pytest.mark.parametrize(
-    ("value", "meaning"), [(5, "5 epochs"), (0, None), (False, None), ("100 steps", "100 steps"), (None, None)]
+    ("name", "alias", "spellings"),
+    [("precision", "use_amp", USE_AMP), ("empty_cache_every", "empty_cache_freq", EMPTY_CACHE_FREQ)],
 )
-def test_a_plain_number_of_the_guides_counts_epochs(value, meaning):
-    parse = load_catalogue()["empty_cache_every"].parse_alias
-    assert parse is not None
-    assert parse("empty_cache_freq", value) == meaning
+def test_spellings_of_others_are_read(name, alias, spellings):
+    parse = load_catalogue()[name].parse_alias
+    assert {value: parse(alias, value) for value in spellings} == spellings
+    assert load_catalogue()["empty_cache_every"].parse_alias("empty_cache_freq", False) is None
 
 
 def test_the_gpu_section_of_guide_002_takes_effect():

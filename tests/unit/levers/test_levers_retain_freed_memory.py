@@ -1,7 +1,5 @@
 """Memory that tensors free, kept by the C library: seen in processes of their own, which is where it can be set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.unit.levers.page_faults import FEW, train
@@ -46,7 +44,7 @@ def test_a_run_without_it_says_that_one_before_it_kept_memory():
 )
 def test_asking_under_a_memory_limit_changes_nothing(retain, room_bytes):
     """A block that glibc cannot have would move the thread to an arena without the lever: pages would be anew."""
-    (free,), (limited,) = train(retain), train(retain, room_bytes=room_bytes)
+    free, (limited,) = train(True, False)[0 if retain else 1], train(retain, room_bytes=room_bytes)
     assert limited["observed"] is retain
     assert limited["notes"] == []
     assert limited["losses"] == free["losses"]

@@ -7,52 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from listener_events import ENDED, Clock, epoch_done, evaluated, started, steps_done, tell
 
 from fulltilt.errors import StorageError
 from fulltilt.listeners import CsvLog
 from fulltilt.listeners._append import AppendFile
-from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
-
-ENDED = RunEnded(reason="finished", step=5, seconds=1.0, metrics={})
-
-
-class Clock:
-    """Stands still until told."""
-
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-
-def started(first_step=0):
-    return RunStarted(
-        name="digits",
-        out_dir="runs/digits",
-        device="cpu",
-        plan={},
-        n_parameters=10,
-        n_samples=100,
-        steps_per_epoch=10,
-        n_epochs=3,
-        first_step=first_step,
-    )
-
-
-def steps_done(step, loss=0.5, **more):
-    return StepsDone(
-        epoch=step // 10,
-        step=step,
-        step_in_epoch=step % 10,
-        n_steps=5,
-        n_samples=50,
-        seconds=0.1,
-        loss=loss,
-        lr=0.1,
-        samples_per_s=500.0,
-        **more,
-    )
+from fulltilt.records import CheckpointStarted
 
 
 def read(path):
@@ -61,9 +21,7 @@ def read(path):
 
 
 def test_rows_have_their_figures_and_one_header(tmp_path):
-    log = CsvLog(tmp_path)
-    for event in (started(), steps_done(5, loss=1.25), steps_done(10, loss=1.0), ENDED):
-        log(event)
+    tell(CsvLog(tmp_path), started(), steps_done(5, loss=1.25), steps_done(10, loss=1.0), ENDED)
     rows = read(tmp_path / "steps.csv")
     assert [(row["step"], row["loss"], row["lr"]) for row in rows] == [("5", "1.25", "0.1"), ("10", "1.0", "0.1")]
     assert (tmp_path / "steps.csv").read_text().count("samples_per_s") == 1
@@ -71,39 +29,18 @@ def test_rows_have_their_figures_and_one_header(tmp_path):
 
 def test_rows_that_come_faster_than_one_a_second_are_stored_together(tmp_path):
     clock = Clock()
-    log = CsvLog(tmp_path, clock=clock)
-    log(started())
+    log = tell(CsvLog(tmp_path, clock=clock), started())
     stored = []
-    for step in range(1, 6):
-        clock.now_s += 0.4
+    for step, wait_s in enumerate((0.4, 0.4, 0.4, 0.4, 0.4, 1.0, 1.0), start=1):
+        clock.now_s += wait_s
         log(steps_done(step))
         stored.append(len(read(tmp_path / "steps.csv")) if (tmp_path / "steps.csv").exists() else 0)
-    assert stored == [0, 0, 3, 3, 3]
+    assert stored == [0, 0, 3, 3, 3, 6, 7], "one that comes a second after the last does not wait for the next event"
 
 
-def test_a_row_that_comes_a_second_after_the_last_is_on_the_file_before_the_next_event(tmp_path):
-    clock = Clock()
-    log = CsvLog(tmp_path, clock=clock)
-    log(started())
-    for step in (1, 2, 3):
-        clock.now_s += 1.0
-        log(steps_done(step))
-        assert len(read(tmp_path / "steps.csv")) == step
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        CheckpointStarted(epoch=0, step=7),
-        EpochDone(epoch=0, step=7, loss=0.7, metrics={}, seconds=1.0, samples_per_s=100.0),
-        ENDED,
-    ],
-    ids=lambda event: type(event).__name__,
-)
+@pytest.mark.parametrize("event", [CheckpointStarted(epoch=0, step=7), epoch_done(step=7), ENDED], ids=repr)
 def test_any_other_event_stores_what_was_held(tmp_path, event):
-    log = CsvLog(tmp_path, clock=Clock())
-    for step in (5, 6, 7):
-        log(steps_done(step))
+    log = tell(CsvLog(tmp_path, clock=Clock()), *map(steps_done, (5, 6, 7)))
     assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5"]
     log(event)
     assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5", "6", "7"]
@@ -112,7 +49,8 @@ def test_any_other_event_stores_what_was_held(tmp_path, event):
 KILLED = """
 import os, signal, sys
 from fulltilt.listeners import CsvLog
-from test_listeners_csv_log import Clock, CheckpointStarted, started, steps_done
+from fulltilt.records import CheckpointStarted
+from listener_events import Clock, started, steps_done
 
 clock = Clock()
 log = CsvLog(sys.argv[1], clock=clock)
@@ -141,75 +79,46 @@ def test_a_step_file_that_cannot_be_written_leaves_the_epochs(tmp_path):
     log = CsvLog(tmp_path, clock=Clock())
     with pytest.raises(StorageError, match=r"steps\.csv"):
         log(steps_done(5))
-    log(EpochDone(epoch=0, step=10, loss=0.7, metrics={}, seconds=1.0, samples_per_s=100.0))
+    log(epoch_done(loss=0.7))
     assert [row["loss"] for row in read(tmp_path / "epochs.csv")] == ["0.7"]
 
 
 def test_a_resumed_run_drops_the_rows_it_will_repeat(tmp_path):
-    first = CsvLog(tmp_path)
-    saving = CheckpointStarted(epoch=0, step=15)
-    for event in (started(), steps_done(5, loss=5.0), steps_done(10, loss=4.0), steps_done(15, loss=3.0), saving):
-        first(event)
-    second = CsvLog(tmp_path)
-    for event in (started(first_step=10), steps_done(15, loss=2.5), ENDED):
-        second(event)
-    assert [(r["step"], r["loss"]) for r in read(tmp_path / "steps.csv")] == [
-        ("5", "5.0"),
-        ("10", "4.0"),
-        ("15", "2.5"),
-    ]
+    steps = steps_done(5, loss=5.0), steps_done(10, loss=4.0), steps_done(15, loss=3.0)
+    tell(CsvLog(tmp_path), started(), *steps, CheckpointStarted(epoch=0, step=15))
+    tell(CsvLog(tmp_path), started(first_step=10), steps_done(15, loss=2.5), ENDED)
+    rows = [(row["step"], row["loss"]) for row in read(tmp_path / "steps.csv")]
+    assert rows == [("5", "5.0"), ("10", "4.0"), ("15", "2.5")]
 
 
 def test_a_torn_last_line_is_cut_off_on_resume(tmp_path):
-    log = CsvLog(tmp_path)
-    log(started())
-    log(steps_done(5))
-    log(CheckpointStarted(epoch=0, step=5))
+    tell(CsvLog(tmp_path), started(), steps_done(5), CheckpointStarted(epoch=0, step=5))
     with (tmp_path / "steps.csv").open("a") as stream:
         stream.write("1,10,0,5,5")
-    again = CsvLog(tmp_path)
-    again(started(first_step=5))
-    again(steps_done(10))
-    again(ENDED)
+    tell(CsvLog(tmp_path), started(first_step=5), steps_done(10), ENDED)
     assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5", "10"]
 
 
 def test_a_run_from_scratch_in_the_same_folder_starts_empty(tmp_path):
     for _ in range(2):
-        log = CsvLog(tmp_path)
-        log(started())
-        log(steps_done(5))
-        log(ENDED)
+        tell(CsvLog(tmp_path), started(), steps_done(5), ENDED)
     assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5"]
 
 
-def test_a_metric_that_comes_later_gets_a_column(tmp_path):
-    log = CsvLog(tmp_path)
-    log(started())
-    log(EpochDone(epoch=0, step=10, loss=0.7, metrics={}, seconds=1.0, samples_per_s=100.0))
-    log(
-        Evaluated(
-            epoch=0, step=10, split="val", metrics={"loss": 0.6, "accuracy": 0.9}, seconds=0.2, training_seconds=1.0
-        )
-    )
+def test_a_metric_that_comes_later_gets_a_column_and_so_do_phases(tmp_path):
+    metrics = {"loss": 0.6, "accuracy": 0.9}
+    steps = steps_done(5, phases_ms={"forward": 2.5, "h2d": None})
+    tell(CsvLog(tmp_path), started(), steps, epoch_done(loss=0.7), evaluated(metrics=metrics), ENDED)
     train, val = read(tmp_path / "epochs.csv")
-    assert (train["split"], train["loss"], train["accuracy"], train["samples_per_s"]) == ("train", "0.7", "", "100.0")
-    assert (val["split"], val["loss"], val["accuracy"], val["training_seconds"]) == ("val", "0.6", "0.9", "1.0")
-
-
-def test_phases_become_columns(tmp_path):
-    log = CsvLog(tmp_path)
-    log(started())
-    log(steps_done(5, phases_ms={"forward": 2.5, "h2d": None}))
-    log(ENDED)
+    assert (train["split"], train["loss"], train["accuracy"], train["samples_per_s"]) == ("train", "0.7", "", "1400.0")
+    assert (val["split"], val["loss"], val["accuracy"], val["training_seconds"]) == ("val", "0.6", "0.9", "2.0")
     (row,) = read(tmp_path / "steps.csv")
     assert (row["forward_ms"], row["h2d_ms"]) == ("2.5", "")
 
 
 def test_rows_are_appended_and_never_rewritten(tmp_path):
     clock = Clock()
-    log = CsvLog(tmp_path, clock=clock)
-    log(started())
+    log = tell(CsvLog(tmp_path, clock=clock), started())
     clock.now_s += 1.0
     log(steps_done(5))
     inode, start = os.stat(tmp_path / "steps.csv").st_ino, (tmp_path / "steps.csv").read_text()
@@ -222,12 +131,7 @@ def test_rows_are_appended_and_never_rewritten(tmp_path):
 
 
 def test_after_the_end_the_same_log_can_take_another_run(tmp_path):
-    log = CsvLog(tmp_path)
-    for event in (started(), steps_done(5), ENDED):
-        log(event)
-    log(started(first_step=5))
-    log(steps_done(10))
-    log(ENDED)
+    tell(CsvLog(tmp_path), started(), steps_done(5), ENDED, started(first_step=5), steps_done(10), ENDED)
     assert [row["step"] for row in read(tmp_path / "steps.csv")] == ["5", "10"]
 
 

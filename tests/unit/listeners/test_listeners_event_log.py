@@ -2,6 +2,8 @@
 
 import json
 
+from listener_events import steps_done, tell
+
 from fulltilt.listeners import EventLog
 from fulltilt.records import Noted, RunEnded, StepsDone, decode
 
@@ -11,21 +13,7 @@ def read(tmp_path):
 
 
 def test_an_event_comes_back_as_it_was(tmp_path):
-    event = StepsDone(
-        rank=1,
-        attempt=2,
-        time_s=3.5,
-        epoch=0,
-        step=10,
-        step_in_epoch=10,
-        n_steps=10,
-        n_samples=640,
-        seconds=0.25,
-        loss=0.125,
-        lr=0.1,
-        samples_per_s=2560.0,
-        phases_ms={"forward": 1.5},
-    )
+    event = steps_done(10, rank=1, attempt=2, time_s=3.5, phases_ms={"forward": 1.5})
     EventLog(tmp_path)(event)
     (line,) = read(tmp_path)
     assert line["event"] == "StepsDone"
@@ -34,10 +22,7 @@ def test_an_event_comes_back_as_it_was(tmp_path):
 
 def test_every_event_is_there_once_and_in_order_though_steps_are_held(tmp_path):
     log = EventLog(tmp_path, clock=lambda: 0.0)
-    steps = {"epoch": 0, "step_in_epoch": 1, "n_steps": 1, "n_samples": 1, "seconds": 0.1, "lr": 0.1}
-    log(Noted(message="begin"))
-    for step in range(3):
-        log(StepsDone(step=step, loss=0.5, samples_per_s=1.0, **steps))
+    tell(log, Noted(message="begin"), *map(steps_done, range(3)))
     assert [line["event"] for line in read(tmp_path)] == ["Noted"]
     log(Noted(message="end"))
     assert [line.get("step", line.get("message")) for line in read(tmp_path)] == ["begin", 0, 1, 2, "end"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import math
 import os
 import random
@@ -14,11 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from listener_events import ENDED, epoch_done, evaluated, started, steps_done, tell
 
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.listeners import MetricsTracker, list_headlines
 from fulltilt.listeners.metrics_tracker import OWNER, Spread
-from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
+from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, RunStarted, StepsDone
 
 GUIDE_EFFICIENCY = ["metric", "mean", "std", "total_samples", "total_batches"]
 GUIDE_TRAINING = [
@@ -36,41 +36,30 @@ def build_tracker(folder: Path, **options) -> MetricsTracker:
     return MetricsTracker(folder, read_memory=lambda device: 64 << 20, **options)
 
 
-def start(folder: Path, *, first_step: int = 0) -> RunStarted:
-    return RunStarted(
-        name="r", out_dir=str(folder / "run"), device="cpu", plan={"batch_size": 32}, n_parameters=1, n_samples=640,
-        steps_per_epoch=20, n_epochs=2, first_step=first_step,
-    )  # fmt: skip
+def start(folder: Path, **changes) -> RunStarted:
+    return started(out_dir=str(folder / "run"), plan={"batch_size": 32}, **changes)
 
 
 def steps(step: int, seconds: float, *, n_samples: int = 320, forward: float | None = None) -> StepsDone:
-    return StepsDone(
-        epoch=0, step=step, step_in_epoch=step, n_steps=10, n_samples=n_samples, seconds=seconds, loss=3.0, lr=1e-3,
-        samples_per_s=n_samples / seconds, phases_ms={} if forward is None else {"forward": forward},
-    )  # fmt: skip
+    figures = {"seconds": seconds, "n_samples": n_samples, "samples_per_s": n_samples / seconds}
+    return steps_done(step, **figures, phases_ms={} if forward is None else {"forward": forward})
 
 
 def epoch(number: int, loss: float, seconds: float = 10.0) -> EpochDone:
     metrics = {"accuracy": 0.1 * number, "perplexity": math.exp(loss)}
-    return EpochDone(epoch=number, step=20 * (number + 1), loss=loss, metrics=metrics, seconds=seconds, samples_per_s=1)
+    return epoch_done(epoch=number, step=20 * (number + 1), loss=loss, metrics=metrics, seconds=seconds)
 
 
-def evaluated(number: int, loss: float, **more: float) -> Evaluated:
+def evaluate(number: int, loss: float, **more: float) -> Evaluated:
     metrics = {"loss": loss, "accuracy": 0.2 * number, "top5": 0.5, "forward_loss": loss + 1, "backward_loss": loss - 1}
-    return Evaluated(
-        epoch=number, step=20 * (number + 1), split="val", metrics={**metrics, "perplexity": math.exp(loss), **more},
-        seconds=1.0, training_seconds=10.0,
-    )  # fmt: skip
+    metrics |= {"perplexity": math.exp(loss), **more}
+    return evaluated(epoch=number, step=20 * (number + 1), metrics=metrics)
 
 
 def test_summaries_have_the_guides_columns_and_figures_of_all_batches(tmp_path):
-    tracker = build_tracker(tmp_path / "m")
-    for event in [
-        *[start(tmp_path), steps(10, 2.0, forward=4.0), steps(20, 1.0, n_samples=300, forward=6.0), epoch(0, 3.0)],
-        *[evaluated(0, 2.5), steps(30, 4.0), epoch(1, 2.0, seconds=20.0), evaluated(1, 2.75)],
-        RunEnded(reason="finished", step=30, seconds=1, metrics={}),
-    ]:
-        tracker(event)
+    events = [start(tmp_path), steps(10, 2.0, forward=4.0), steps(20, 1.0, n_samples=300, forward=6.0), epoch(0, 3.0)]
+    events += [evaluate(0, 2.5), steps(30, 4.0), epoch(1, 2.0, seconds=20.0), evaluate(1, 2.75), ENDED]
+    tell(build_tracker(tmp_path / "m"), *events)
     rows = {row["metric"]: row for row in read(tmp_path / "m" / "efficiency_summary.csv")}
     assert list(rows["throughput"])[:5] == GUIDE_EFFICIENCY
     assert list(rows) == ["throughput", "memory_per_sample", "forward_time"]
@@ -93,40 +82,25 @@ def test_summaries_have_the_guides_columns_and_figures_of_all_batches(tmp_path):
 
 
 def test_a_forward_time_that_nobody_measured_is_empty_and_says_why(tmp_path):
-    tracker = build_tracker(tmp_path / "m")
-    for event in (start(tmp_path), steps(10, 2.0), epoch(0, 3.0)):
-        tracker(event)
+    tell(build_tracker(tmp_path / "m"), start(tmp_path), steps(10, 2.0), epoch(0, 3.0))
     row = read(tmp_path / "m" / "efficiency_summary.csv")[2]
     assert (row["metric"], row["mean"], row["std"]) == ("forward_time", "", "")
     assert "did not time" in row["note"]
 
 
 def test_without_validation_the_summary_is_of_training(tmp_path):
-    tracker = build_tracker(tmp_path / "m")
-    for event in (start(tmp_path), epoch(0, 3.0), epoch(1, 3.5)):
-        tracker(event)
+    tell(build_tracker(tmp_path / "m"), start(tmp_path), epoch(0, 3.0), epoch(1, 3.5))
     (summary,) = read(tmp_path / "m" / "training_summary.csv")
     assert (summary["split"], summary["best_loss"], summary["final_loss"]) == ("train", "3.0", "3.5")
 
 
 def test_every_pass_has_a_row_and_every_group_of_words_its_error(tmp_path):
-    tracker = build_tracker(tmp_path / "m")
-    tracker(start(tmp_path))
-    tracker(epoch(0, 3.0))
-    tracker(evaluated(0, 2.5, **{"share/rare": 0.25, "miss/rare": 0.2, "error_pct/rare": 80.0}))
+    rare = {"share/rare": 0.25, "miss/rare": 0.2, "error_pct/rare": 80.0}
+    tell(build_tracker(tmp_path / "m"), start(tmp_path), epoch(0, 3.0), evaluate(0, 2.5, **rare))
     train, val = read(tmp_path / "m" / "training_metrics.csv")
-    assert (train["split"], train["total_loss"], train["epoch_time"], train["top5_accuracy"]) == (
-        "train",
-        "3.0",
-        "10.0",
-        "",
-    )
-    assert (val["split"], val["forward_loss"], val["backward_loss"], val["top5_accuracy"]) == (
-        "val",
-        "3.5",
-        "1.5",
-        "0.5",
-    )
+    found = [train[name] for name in ("split", "total_loss", "epoch_time", "top5_accuracy")]
+    found += [val[name] for name in ("split", "forward_loss", "backward_loss", "top5_accuracy")]
+    assert found == ["train", "3.0", "10.0", "", "val", "3.5", "1.5", "0.5"]
     (error,) = read(tmp_path / "m" / "error_analysis.csv")
     assert error == {"epoch": "0", "step": "20", "category": "rare", "share_pct": "25.0", "error_pct": "80.0"}
 
@@ -144,17 +118,11 @@ def test_the_spread_over_many_intervals_is_that_of_a_textbook(tmp_path):
 
 def test_a_resumed_run_counts_every_step_once(tmp_path):
     whole, parts = tmp_path / "a", tmp_path / "b"
-    tracker = build_tracker(whole)
-    events = [steps(10, 2.0), steps(20, 1.0), epoch(0, 3.0), evaluated(0, 2.5), steps(30, 3.0), steps(40, 1.5)]
-    for event in (start(whole), *events, epoch(1, 2.0)):
-        tracker(event)
-    first = build_tracker(parts)
-    for event in (start(parts), *events[:4], CheckpointStarted(epoch=1, step=20), events[4]):
-        first(event)
-    first(epoch(1, 99.0))  # lost: the checkpoint is older
-    second = build_tracker(parts)
-    for event in (start(parts, first_step=20), *events[4:], epoch(1, 2.0)):
-        second(event)
+    events = [steps(10, 2.0), steps(20, 1.0), epoch(0, 3.0), evaluate(0, 2.5), steps(30, 3.0), steps(40, 1.5)]
+    tell(build_tracker(whole), start(whole), *events, epoch(1, 2.0))
+    lost = events[4], epoch(1, 99.0)  # the checkpoint is older
+    tell(build_tracker(parts), start(parts), *events[:4], CheckpointStarted(epoch=1, step=20), *lost)
+    tell(build_tracker(parts), start(parts, first_step=20), *events[4:], epoch(1, 2.0))
     for name in ("efficiency_summary.csv", "training_summary.csv"):
         for mine, wanted in zip(read(parts / name), read(whole / name), strict=True):
             for key, value in wanted.items():
@@ -236,22 +204,17 @@ def test_rows_that_cannot_be_written_leave_the_other_files(tmp_path, monkeypatch
 
 def test_a_run_that_is_refused_leaves_the_summaries_of_the_other_alone(tmp_path):
     """Its end once wrote them empty."""
-    end = RunEnded(reason="finished", step=10, seconds=1, metrics={})
-    first = build_tracker(tmp_path / "m")
-    for event in (start(tmp_path / "one"), steps(10, 1.0), epoch(0, 1.0), end):
-        first(event)
+    tell(build_tracker(tmp_path / "m"), start(tmp_path / "one"), steps(10, 1.0), epoch(0, 1.0), ENDED)
     before = {path.name: path.read_bytes() for path in (tmp_path / "m").glob("*.csv")}
     second = build_tracker(tmp_path / "m")
     with pytest.raises(UsageError):
         second(start(tmp_path / "two"))
-    second(end)
+    second(ENDED)
     assert {path.name: path.read_bytes() for path in (tmp_path / "m").glob("*.csv")} == before
 
 
 def test_memory_is_read_from_this_process(tmp_path):
-    tracker = MetricsTracker(tmp_path / "m")
-    for event in (start(tmp_path), steps(10, 1.0), epoch(0, 1.0)):
-        tracker(event)
+    tell(MetricsTracker(tmp_path / "m"), start(tmp_path), steps(10, 1.0), epoch(0, 1.0))
     row = read(tmp_path / "m" / "efficiency_summary.csv")[1]
     assert 10 / 32 < float(row["mean"]) < 100_000 / 32
     assert "resident set" in row["note"]
@@ -264,9 +227,7 @@ def test_parts_of_a_breakdown_are_no_headlines():
 @pytest.mark.parametrize("where", [{"n_ranks": 2}, {"pid": os.getppid()}])
 def test_the_memory_of_a_process_that_does_not_train_is_not_told(tmp_path, where):
     """With ranks or max_restarts the listeners live in a process beside the training."""
-    tracker = build_tracker(tmp_path / "m")
-    for event in (dataclasses.replace(start(tmp_path), **where), steps(10, 2.0), epoch(0, 3.0)):
-        tracker(event)
+    tell(build_tracker(tmp_path / "m"), start(tmp_path, **where), steps(10, 2.0), epoch(0, 3.0))
     row = read(tmp_path / "m" / "efficiency_summary.csv")[1]
     assert (row["metric"], row["mean"]) == ("memory_per_sample", "")
     assert "processes of its own" in row["note"]
@@ -276,8 +237,7 @@ def test_the_memory_of_a_process_that_does_not_train_is_not_told(tmp_path, where
 def test_memory_is_asked_of_the_device_that_trains(tmp_path):
     asked = []
     tracker = MetricsTracker(tmp_path / "m", read_memory=asked.append)
-    for event in (dataclasses.replace(start(tmp_path), device="cuda:1", pid=os.getpid()), steps(10, 2.0)):
-        tracker(event)
+    tell(tracker, start(tmp_path, device="cuda:1", pid=os.getpid()), steps(10, 2.0))
     assert asked == ["cuda:1"]
 
 

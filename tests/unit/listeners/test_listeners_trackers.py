@@ -9,43 +9,31 @@ import threading
 import types
 import typing
 
+import listener_events as events
 import pytest
+from listener_events import tell
 
 from fulltilt.config.model import LoggerName
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.listeners import LOGGERS, CsvLog, MlflowLog, TensorBoardLog, WandbLog, build_loggers
 from fulltilt.listeners.wandb_log import has_login
-from fulltilt.records import EpochDone, Evaluated, Noted, RunEnded, RunStarted, StepsDone
+from fulltilt.records import Noted, RunEnded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other people's packages
 
 
 def started(**changes):
-    values = {
-        "name": "digits",
-        "out_dir": "runs/x",
-        "device": "cpu",
-        "plan": {"precision": "bf16"},
-        "n_parameters": 94_186,
-        "n_samples": 1437,
-        "steps_per_epoch": 2,
-        "n_epochs": 1,
-        "config": {"optim": {"lr": 0.002, "clip_norm": None}, "task": "classification"},
-        "time_s": 1000.0,
-    }
-    return RunStarted(**(values | changes))
+    config = {"optim": {"lr": 0.002, "clip_norm": None}, "task": "classification"}
+    return events.started(plan={"precision": "bf16"}, config=config, time_s=1000.0, **changes)
 
 
 def steps_done(step, loss):
-    figures = {"seconds": 0.5, "loss": loss, "lr": 0.1 / step, "samples_per_s": 128.0 + step, "time_s": 1000.0 + step}
-    phases = {"forward": 2.5, "h2d": None}
-    return StepsDone(epoch=0, step=step, step_in_epoch=step, n_steps=1, n_samples=64, phases_ms=phases, **figures)
+    figures = {"lr": 0.1 / step, "samples_per_s": 128.0 + step, "time_s": 1000.0 + step}
+    return events.steps_done(step, loss, phases_ms={"forward": 2.5, "h2d": None}, **figures)
 
 
-EPOCH = EpochDone(epoch=0, step=2, loss=0.375, metrics={"accuracy": 0.5}, seconds=1.0, samples_per_s=128.0)
-EVALUATED = Evaluated(
-    epoch=0, step=2, split="val", metrics={"loss": 0.25, "top-5 @ k": 0.75}, seconds=1.0, training_seconds=1.0
-)
+EPOCH = events.epoch_done(step=2, loss=0.375, metrics={"accuracy": 0.5})
+EVALUATED = events.evaluated(step=2, metrics={"loss": 0.25, "top-5 @ k": 0.75})
 NOTED = Noted(message="a note is no figure")
 EVENTS = (started(), steps_done(1, 0.5), NOTED, steps_done(2, 0.25), EPOCH, EVALUATED)
 EXPECTED = {
@@ -75,9 +63,7 @@ def test_mlflow_holds_the_events_and_a_resumed_run_goes_on_in_it(tmp_path, monke
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    log = MlflowLog(tmp_path / "mlflow")
-    for event in (*EVENTS, ended("interrupted")):
-        log(event)
+    log = tell(MlflowLog(tmp_path / "mlflow"), *EVENTS, ended("interrupted"))
     run, figures = read_mlflow(log)
     assert figures == EXPECTED | {"val/top-5 _ k": [(2, 0.75)]}
     assert run.data.params["optim.lr"] == "0.002"
@@ -85,51 +71,12 @@ def test_mlflow_holds_the_events_and_a_resumed_run_goes_on_in_it(tmp_path, monke
     assert "optim.clip_norm" not in run.data.params, "null says nothing"
     assert (run.info.run_name, run.info.status, run.info.start_time) == ("digits", "KILLED", 1_000_000)
 
-    resumed = MlflowLog(tmp_path / "mlflow")
-    for event in (started(first_step=2), steps_done(3, 0.125), ended()):
-        resumed(event)
+    resumed = tell(MlflowLog(tmp_path / "mlflow"), started(first_step=2), steps_done(3, 0.125), ended())
     assert resumed.run_id == log.run_id
     run, figures = read_mlflow(resumed)
     assert figures["train/loss"] == [(1, 0.5), (2, 0.25), (3, 0.125)]
     assert run.info.status == "FINISHED"
     assert list(tmp_path.iterdir()) == [tmp_path / "mlflow"], "nothing is written elsewhere"
-
-
-def test_what_mlflow_does_not_take_is_told_and_sent_later(tmp_path, monkeypatch):
-    """The server goes away in the middle of a run: training hears a StorageError, and no figure is lost."""
-    mlflow = pytest.importorskip("mlflow")
-    taken = []
-
-    class Client:
-        def __init__(self, tracking_uri):
-            self.is_up = True
-
-        def get_experiment_by_name(self, name):
-            return type("Experiment", (), {"experiment_id": "1"})
-
-        def create_run(self, *args, **options):
-            return type("Run", (), {"info": type("Info", (), {"run_id": "r1"})})
-
-        def log_batch(self, run_id, metrics=(), params=()):
-            if not self.is_up:
-                raise mlflow.exceptions.MlflowException("the server is gone")
-            taken.extend((m.key, m.step) for m in metrics)
-
-        def set_tag(self, *args):
-            pass
-
-        def set_terminated(self, *args):
-            taken.append("terminated")
-
-    monkeypatch.setattr(mlflow, "MlflowClient", Client)
-    log = MlflowLog(tmp_path, tracking_uri="http://nowhere.invalid")
-    log(EVENTS[0])
-    log._client.is_up = False
-    with pytest.raises(StorageError, match=r"http://nowhere\.invalid cannot be written: the server is gone; 2 figures"):
-        log(EPOCH)
-    log._client.is_up = True
-    log(ended())
-    assert taken == [("epoch/loss", 2), ("epoch/accuracy", 2), "terminated"]
 
 
 def read_wandb_records(path):
@@ -176,9 +123,7 @@ def test_wandb_without_a_login_holds_the_events_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     folder = tmp_path / "run"
-    log = WandbLog(folder)
-    for event in (*EVENTS, ended("failed: ValueError: x")):
-        log(event)
+    tell(WandbLog(folder), *EVENTS, ended("failed: ValueError: x"))
     wandb.teardown()
     config, figures, exit_code = read_wandb(folder)
     assert figures == EXPECTED | {"val/top-5 @ k": [(2, 0.75)]}
@@ -256,6 +201,7 @@ class FakeTracker:
         return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"r{len(self.runs)}"))
 
     def log_batch(self, run_id, metrics=(), params=()):
+        self._answer()
         self.rows += sorted({step for *_, step in metrics})
 
     def set_tag(self, *args):
@@ -271,8 +217,8 @@ class FakeTracker:
 
 def build_faked(kind, folder, monkeypatch):
     fake = FakeTracker()
-    module = sys.modules[kind.__module__]
-    monkeypatch.setattr(module, "_import_wandb" if kind is WandbLog else "_import_mlflow", lambda: fake)
+    for name in ("wandb", "mlflow", "sqlalchemy"):
+        monkeypatch.setitem(sys.modules, name, fake)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     return kind(folder), fake
@@ -283,8 +229,7 @@ def build_faked(kind, folder, monkeypatch):
 def test_a_run_that_replans_stays_one_run(kind, first_step, tmp_path, monkeypatch):
     """Memory ran out: a second RunStarted, without a RunEnded before it."""
     log, fake = build_faked(kind, tmp_path, monkeypatch)
-    for event in (started(), steps_done(1, 0.5), started(first_step=first_step), steps_done(2, 0.25), EPOCH, ended()):
-        log(event)
+    tell(log, started(), steps_done(1, 0.5), started(first_step=first_step), steps_done(2, 0.25), EPOCH, ended())
     assert (len(fake.runs), len(fake.ends)) == (1, 1)
     assert set(fake.rows) == {1, 2}
     log(started())
@@ -300,3 +245,17 @@ def test_what_wandb_does_not_take_is_a_storage_error(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="W&B could not end the run"):
         log(ended())
     log(EPOCH)  # after its end nothing is asked of it
+
+
+def test_what_mlflow_does_not_take_is_told_and_sent_later(tmp_path, monkeypatch):
+    """The server goes away in the middle of a run: training hears a StorageError, and no figure is lost."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://nowhere.invalid")
+    log, fake = build_faked(MlflowLog, tmp_path, monkeypatch)
+    log(started())
+    fake.is_up = False
+    with pytest.raises(StorageError, match=r"http://nowhere\.invalid cannot be written: the server is gone; 2 figures"):
+        log(EPOCH)
+    assert fake.rows == []
+    fake.is_up = True
+    log(ended())
+    assert (fake.rows, fake.ends) == ([2], ["FINISHED"])

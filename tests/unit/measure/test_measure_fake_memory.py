@@ -1,7 +1,5 @@
 """Fake peaks against what can be counted by hand and the allocator's own events, without a trace in the run."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -93,29 +91,16 @@ def grow(run, batch_size):
     return tuple(tensor.new_zeros((batch_size, *tensor.shape[1:])) for tensor in next(iter(run.loader)))
 
 
-def count_parts(peak: FakePeak) -> int:
-    parts = (
-        peak.parameters_bytes,
-        peak.gradients_bytes,
-        peak.optimizer_bytes,
-        peak.batch_bytes,
-        peak.activations_bytes,
-    )
-    return sum(parts)
-
-
 def build_square() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH, bias=False)
 
 
 def test_one_layer_is_counted_as_by_hand():
     peak = estimate(build_workload(build_square, optimizer=functools.partial(optim.SGD, lr=0.1, momentum=0.9)), 2)
-    assert peak.parameters_bytes == SQUARE_BYTES
-    assert peak.gradients_bytes == SQUARE_BYTES
-    assert peak.optimizer_bytes == SQUARE_BYTES
+    assert peak.parameters_bytes == peak.gradients_bytes == peak.optimizer_bytes == SQUARE_BYTES
     assert peak.persistent_bytes == 2 * SQUARE_BYTES
     assert peak.batch_bytes <= 2 * WIDTH * 4 + 64
-    assert count_parts(peak) == peak.total_bytes
+    assert 3 * SQUARE_BYTES + peak.batch_bytes + peak.activations_bytes == peak.total_bytes
 
 
 @pytest.mark.parametrize(
@@ -192,12 +177,8 @@ def test_the_run_stays_as_it_was():
         def forward(self, x, t_B, label):
             return self.dropout(self.norm(x))
 
-    run = build_run(
-        None,
-        default_plan({"batch_size": 2}),
-        device="cpu",
-        workload=build_diffusion(model=Noisy, train=lambda: dataset),
-    )
+    workload = build_diffusion(model=Noisy, train=lambda: dataset)
+    run = build_run(None, default_plan({"batch_size": 2}), device="cpu", workload=workload)
     batch = next(iter(run.loader))
     before = copy.deepcopy(run.setup.model.state_dict())
     random_state, generator_state = torch.random.get_rng_state(), run.generator.get_state()
@@ -234,19 +215,18 @@ class GoesThroughNumpy(ReadsItsData):
 
 
 @pytest.mark.parametrize(
-    ("model", "operator"), [(ReadsItsData, "aten._local_scalar_dense.default"), (PicksRows, "aten.nonzero.default")]
+    ("model", "operator"),
+    [
+        (ReadsItsData, "aten._local_scalar_dense.default"),
+        (PicksRows, "aten.nonzero.default"),
+        (GoesThroughNumpy, None),
+    ],
 )
 def test_code_that_needs_the_data_is_named_by_its_operator(model, operator):
     with pytest.raises(FakeRunError, match="real probes") as failed:
         estimate(build_workload(model))
     assert failed.value.operator == operator
-    assert operator in str(failed.value)
-
-
-def test_code_that_leaves_torch_is_an_error_of_the_same_type():
-    with pytest.raises(FakeRunError, match="real probes") as failed:
-        estimate(build_workload(GoesThroughNumpy))
-    assert failed.value.operator is None
+    assert (operator or "") in str(failed.value)
 
 
 def test_a_batch_without_rows_is_refused():

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import resource
 
 import pytest
@@ -15,12 +13,10 @@ MIB = 2**20
 
 def test_mapped_but_untouched_pages_are_not_billed():
     """3 GiB mapped of which 0.5 are resident, and a limit of 2: there is room for another 1.5 GiB and the stacks."""
-    value = compute_data_limit_bytes(mapped_bytes=3 * GIB, resident_bytes=GIB // 2, limit_bytes=2 * GIB, n_threads=4)
+    figures = {"mapped_bytes": 3 * GIB, "resident_bytes": GIB // 2, "limit_bytes": 2 * GIB}
+    value = compute_data_limit_bytes(**figures, n_threads=4)
     assert 0 <= value - (3 * GIB + 3 * GIB // 2) <= 128 * MIB
-    more_threads = compute_data_limit_bytes(
-        mapped_bytes=3 * GIB, resident_bytes=GIB // 2, limit_bytes=2 * GIB, n_threads=6
-    )
-    assert more_threads - value == 16 * MIB
+    assert compute_data_limit_bytes(**figures, n_threads=6) - value == 16 * MIB
 
 
 @pytest.mark.parametrize("limit_bytes", [0, -1, 1, 16 * MIB])

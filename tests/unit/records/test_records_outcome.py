@@ -76,20 +76,32 @@ def test_other_failures_are_errors(kind, message):
     )
 
 
-def test_a_result_and_a_clean_exit_are_ok_whatever_stderr_says():
-    evidence = Evidence(has_result=True, exit_code=0, stderr_tail="error: out of memory\n")
-    assert classify_outcome(evidence) == ("ok", None)
+WATCHED = "process tree used 2.13 GiB, the limit is 2.00 GiB"
 
 
-def test_a_watchdog_outweighs_what_the_process_said():
-    said = "process tree used 2.13 GiB, the limit is 2.00 GiB"
-    evidence = Evidence(exit_code=-signal.SIGKILL, memory_watchdog=said, message="anything", exception_type="KeyError")
-    assert classify_outcome(evidence) == ("out_of_memory", said)
-
-
-def test_a_deadline_is_a_timeout_though_the_process_was_killed():
-    evidence = Evidence(exit_code=-signal.SIGKILL, deadline="no sign of life for 30 s")
-    assert classify_outcome(evidence) == ("timeout", "no sign of life for 30 s")
+@pytest.mark.parametrize(
+    ("evidence", "end"),
+    [
+        ({"has_result": True, "exit_code": 0, "stderr_tail": "error: out of memory\n"}, ("ok", None)),
+        (
+            {"exit_code": -9, "memory_watchdog": WATCHED, "message": "anything", "exception_type": "KeyError"},
+            ("out_of_memory", WATCHED),
+        ),
+        ({"exit_code": -9, "deadline": "no sign of life for 30 s"}, ("timeout", "no sign of life for 30 s")),
+        ({"exit_code": 0}, ("error", "ended with exit code 0 and no result")),
+        (
+            {"exit_code": -signal.SIGSEGV, "stderr_tail": "line\nFatal: stack\n"},
+            ("error", "ended by SIGSEGV; last line on stderr: Fatal: stack"),
+        ),
+        (
+            {"exit_code": 1, "exception_type": "RuntimeError", "message": "step 3 failed",
+             "exception_types": ("RuntimeError", "Exception", "OutOfMemoryError")},
+            ("out_of_memory", "RuntimeError: step 3 failed"),
+        ),
+    ],
+)  # fmt: skip
+def test_how_a_process_ended_outweighs_what_it_said(evidence, end):
+    assert classify_outcome(Evidence(**evidence)) == end
 
 
 @pytest.mark.parametrize(("kills", "status"), [(0, "error"), (1, "out_of_memory")])
@@ -103,12 +115,6 @@ def test_sigkill_is_out_of_memory_only_where_the_kernel_killed_for_memory(kills,
 def test_a_killed_worker_is_out_of_memory_only_where_the_kernel_killed_for_memory(message, kills, status):
     evidence = Evidence(exit_code=1, exception_type="WorkerDiedError", message=message, host_oom_kills=kills)
     assert classify_outcome(evidence)[0] == status
-
-
-def test_an_error_raised_from_an_out_of_memory_is_one():
-    types = ("RuntimeError", "Exception", "OutOfMemoryError")
-    evidence = Evidence(exit_code=1, exception_type="RuntimeError", exception_types=types, message="step 3 failed")
-    assert classify_outcome(evidence) == ("out_of_memory", "RuntimeError: step 3 failed")
 
 
 DUMP = """Fatal Python error: Aborted
@@ -133,8 +139,9 @@ def test_a_crash_says_where_it_happened():
         "memory allocation of 4294967296 bytes failed\n",
     ],
 )
-def test_the_last_words_before_the_stacks_of_an_abort_count(words):
-    status, reason = classify_outcome(Evidence(exit_code=-signal.SIGABRT, stderr_tail=words + DUMP))
+@pytest.mark.parametrize("dump", ["", DUMP])
+def test_the_last_words_of_an_abort_count_before_the_stacks(words, dump):
+    status, reason = classify_outcome(Evidence(exit_code=-signal.SIGABRT, stderr_tail=words + dump))
     assert (status, reason) == ("out_of_memory", words.splitlines()[-1].strip())
 
 
@@ -149,20 +156,6 @@ def test_the_last_words_before_the_stacks_of_an_abort_count(words):
 )
 def test_a_process_that_could_only_write_to_stderr_is_judged_by_its_end(tail, status):
     assert classify_outcome(Evidence(exit_code=1, stderr_tail=tail))[0] == status
-
-
-def test_a_signal_is_named_with_the_last_words():
-    status, reason = classify_outcome(Evidence(exit_code=-signal.SIGSEGV, stderr_tail="line\nFatal: stack\n"))
-    assert (status, reason) == ("error", "ended by SIGSEGV; last line on stderr: Fatal: stack")
-
-
-def test_an_abort_that_died_of_bad_alloc_is_out_of_memory():
-    tail = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
-    assert classify_outcome(Evidence(exit_code=-signal.SIGABRT, stderr_tail=tail))[0] == "out_of_memory"
-
-
-def test_a_silent_end_is_an_error():
-    assert classify_outcome(Evidence(exit_code=0)) == ("error", "ended with exit code 0 and no result")
 
 
 def test_a_reason_holds_nothing_that_steers_a_terminal():

@@ -36,7 +36,7 @@ DOCUMENT = {
     "search": {"strategy": "exhaustive", "grid_size": 3, "n_trials": 3, "n_out_of_memory": 1, "seconds": 12.0},
     "learning_rate": {"rule": "sqrt", "from": 0.1, "to": 0.14142},
     "epoch_seconds": {"estimate": 1.2, "ci95": [1.1, 1.3]},
-    "hints": ["data wait is 10 % of the step"],
+    "hints": [{"rule": "data-wait", "text": "data wait is 10 % of the step"}],
 }
 
 

@@ -14,7 +14,7 @@ from tests.unit.report.report_documents import (
     with_savings,
 )
 
-from fulltilt.report import build_tune_html, describe_marks, describe_pick
+from fulltilt.report.html import build_tune_html
 from fulltilt.report.outcome import (
     describe_epoch,
     describe_gain,
@@ -22,18 +22,15 @@ from fulltilt.report.outcome import (
     describe_resolution,
     describe_savings,
 )
+from fulltilt.report.summary import describe_marks, describe_pick
 from fulltilt.report.table import BUSY_MARK
 
 
-def test_a_gain_within_the_noise_is_not_claimed():
-    baseline = build_row("t1", samples_per_s=1400.0)
-    document = DOCUMENT | {"baseline": baseline}
+def test_a_gain_within_the_noise_or_of_the_baseline_itself_is_not_claimed():
+    document = DOCUMENT | {"baseline": build_row("t1", samples_per_s=1400.0)}
     assert describe_gain(document).startswith("1.07 × the throughput")
     noisy = document | {"search": DOCUMENT["search"] | {"noise_pct": 8.0}}
     assert describe_gain(noisy) == "no difference from the settings as they were: runs of one plan lay 8 % apart"
-
-
-def test_a_pick_that_is_the_baseline_gains_nothing():
     assert describe_gain(DOCUMENT | {"baseline": PICK}) is None
 
 
@@ -43,63 +40,31 @@ def test_savings_are_said_in_hours_of_this_run():
     assert payback == (
         "the search took 4 min 00 s and has paid for itself after 7 min 11 s of training (6 min 10 s to 8 min 40 s)"
     )
-
-
-def test_a_search_that_stays_with_the_users_settings_says_what_it_left_open():
-    """``no gain`` was said where all other plans were undecided."""
-    document = with_savings(verdict="same plan")
-    document["search"] = document["search"] | {"n_undecided": 2}
-    (said,) = describe_savings(document)
-    assert said == "no gain was found: the settings as they were are recommended, and 2 other plans left undecided"
-
-
-def test_a_search_that_costs_more_than_the_run_saves_says_so():
     lines = describe_savings(with_savings(before_s=60.0, after_s=40.0, saved_s=20.0))
     assert lines[1].endswith("longer than this run, which saves 20 s")
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("verdict", "gain", "ci95", "n_undecided", "words"),
     [
-        ({"verdict": "same plan"}, "no gain: the settings as they were are the recommended ones"),
-        ({"verdict": "no gain", "gain_pct": 0.2, "gain_ci95_pct": [-0.9, 1.3]}, "no gain over the settings"),
-        (
-            {"verdict": "no gain", "gain_pct": 30.0, "gain_ci95_pct": [-9.0, 50.0]},
-            "no gain that this search could prove",
-        ),
-        ({"verdict": "slower", "gain_pct": -8.0, "gain_ci95_pct": [-9.0, -7.0]}, "slower than the settings"),
+        ("same plan", None, None, 0, "no gain: the settings as they were are the recommended ones"),
+        # ``no gain`` was said where all other plans were undecided
+        ("same plan", None, None, 2, "are recommended, and 2 other plans left undecided"),
+        ("no gain", 0.2, [-0.9, 1.3], 0, "no gain over the settings"),
+        ("no gain", 30.0, [-9.0, 50.0], 0, "no gain that this search could prove"),
+        ("slower", -8.0, [-9.0, -7.0], 0, "slower than the settings"),
+        # ``no gain …: 76.3 % of the training time`` read as if the training took 76 % of its time
+        ("no gain", 76.3, [-22.0, 95.4], 0, "76.3 % less training time was measured (saved: -22.0 to 95.4 %, an inter"),
+        ("no gain", -0.4, [-1.5, 0.7], 0, "0.4 % more training time was measured (saved: -1.5 to 0.7 %, an interval t"),
+        ("no gain", -0.01, [-1.5, 1.4], 0, "the same training time was measured (saved: -1.5 to 1.4 %"),
     ],
 )
-def test_what_is_no_gain_is_not_called_one(changes, words):
-    document = with_savings(payback_s=None, payback_s_ci95=None, **changes)
-    lines = describe_savings(document)
-    assert len(lines) == 1
-    assert words in lines[0]
-    if changes["verdict"] != "slower":
-        assert describe_gain(document | {"baseline": ROWS[0]}) is None
-
-
-@pytest.mark.parametrize(
-    ("gain", "ci95", "said"),
-    [
-        (
-            76.3,
-            [-22.0, 95.4],
-            "76.3 % less training time was measured (saved: -22.0 to 95.4 %, an interval that holds 0; 3 pairs",
-        ),
-        (
-            -0.4,
-            [-1.5, 0.7],
-            "0.4 % more training time was measured (saved: -1.5 to 0.7 %, an interval that holds 0; 3 pairs",
-        ),
-        (-0.01, [-1.5, 1.4], "the same training time was measured (saved: -1.5 to 1.4 %"),
-    ],
-)
-def test_time_that_may_not_be_saved_does_not_read_as_what_is_left_of_it(gain, ci95, said):
-    """``no gain …: 76.3 % of the training time`` read as if the training took 76 % of its time."""
-    document = with_savings(verdict="no gain", gain_pct=gain, gain_ci95_pct=ci95, payback_s=None, payback_s_ci95=None)
+def test_what_is_no_gain_is_not_called_one(verdict, gain, ci95, n_undecided, words):
+    document = with_savings(verdict=verdict, gain_pct=gain, gain_ci95_pct=ci95, payback_s=None, payback_s_ci95=None)
+    document["search"] = document["search"] | {"n_undecided": n_undecided}
     (line,) = describe_savings(document)
-    assert f"over the settings as they were: {said}" in line
+    assert words in line
+    assert (describe_gain(document | {"baseline": ROWS[0]}) is None) == (verdict != "slower")
 
 
 @pytest.mark.parametrize(
@@ -165,37 +130,28 @@ def test_a_saving_of_a_busy_machine_is_no_promise_for_a_quiet_one():
 
 
 @pytest.mark.parametrize(
-    ("ci95", "words"),
-    [
-        ([-250.0, 99.2], "34 % less training time to the same quality (saved: -250 to 99 %, an interval that holds 0)"),
-        ([2.0, 20.0], "(saved: 2 to 20 %, an interval apart from the search's)"),
-        ([30.0, 50.0], None),
-    ],
-)
-def test_a_saving_that_verify_did_not_confirm_says_so_beside_it(ci95, words):
-    made = {"time_saved_pct": 34.0, "time_saved_ci95_pct": ci95, "n_pairs": 2}
-    line = describe_savings(with_savings() | {"verification": made})[0]
-    assert ("--verify's trainings of 2 pairs did not confirm it: " in line) == (words is not None)
-    assert (words or "35.8 %") in line
-
-
-@pytest.mark.parametrize(
     ("saved", "ci95", "said"),
     [
+        (
+            34.0,
+            [-250.0, 99.2],
+            "did not confirm it: 34 % less training time to the same quality (saved: -250 to 99 %, an interval that "
+            "holds 0)",
+        ),
+        (34.0, [2.0, 20.0], "(saved: 2 to 20 %, an interval apart from the search's)"),
+        (34.0, [30.0, 50.0], None),
         (-12.0, [-30.0, -2.0], "did not confirm it: 12 % more training time to the same quality (saved: -30 to -2 %"),
         (-0.3, [-9.0, 8.0], "did not confirm it: the same training time to the same quality (saved: -9 to 8 %"),
         (1.0, [-0.2, 2.0], "(saved: 0 to 2 %, an interval that holds 0)"),
-        (
-            60.0,
-            [55.0, 65.0],
-            "of 2 pairs saved more than the search says: 60 % less training time to the same quality ",
-        ),
+        (60.0, [55.0, 65.0], "saved more than the search says: 60 % less training time to the same quality "),
     ],
 )
-def test_what_verify_measured_is_said_as_what_it_is(saved, ci95, said):
+def test_what_verify_measured_is_said_beside_the_saving_where_the_two_differ(saved, ci95, said):
     """More saved than promised was called not confirmed, and 12 % longer was ``-12 % less``."""
     made = {"time_saved_pct": saved, "time_saved_ci95_pct": ci95, "n_pairs": 2}
-    assert said in describe_savings(with_savings() | {"verification": made})[0]
+    line = describe_savings(with_savings() | {"verification": made})[0]
+    assert ("--verify's trainings of 2 pairs " in line) == (said is not None)
+    assert (said or "35.8 %") in line
 
 
 def test_the_figures_of_a_pick_of_a_busy_machine_are_marked():
@@ -207,11 +163,31 @@ def test_the_figures_of_a_pick_of_a_busy_machine_are_marked():
     assert describe_epoch(DOCUMENT) == "one epoch takes about 1.2 s (1.1 s to 1.3 s)"
 
 
-def test_an_epoch_names_the_runs_it_is_the_mean_of():
-    """It was no quotient of the throughput in the row above it, and nothing said of which."""
-    ran_twice = {"recommended": PICK | {"runs_samples_per_s": [1500.0, 1600.0]}}
-    said = describe_epoch(DOCUMENT | {"picks": ran_twice})
-    assert said == "one epoch takes about 1.2 s (1.1 s to 1.3 s), by the geometric mean of its 2 runs side by side"
+NOISY_EPOCH = {"estimate": 0.19, "ci95": [0.00037, 101.0]}
+
+
+@pytest.mark.parametrize(
+    ("runs", "epoch", "said"),
+    [
+        ([], DOCUMENT["epoch_seconds"], " 1.2 s (1.1 s to 1.3 s)"),
+        # it was no quotient of the throughput in the row above it, and nothing said of which
+        (
+            [1500.0, 1600.0],
+            DOCUMENT["epoch_seconds"],
+            " 1.2 s (1.1 s to 1.3 s), by the geometric mean of its 2 runs side by side",
+        ),
+        # 0.00037 s to 1 min 41 s stood there
+        ([], NOISY_EPOCH, " 0.19 s, and its steps differ too much for an interval"),
+        (
+            [1.0, 9.0],
+            NOISY_EPOCH,
+            " 0.19 s, by the geometric mean of its 2 runs side by side, which differ too much for an interval",
+        ),
+    ],
+)
+def test_an_epoch_names_the_runs_it_is_the_mean_of_and_how_far_it_is_known(runs, epoch, said):
+    picks = {"recommended": PICK | {"runs_samples_per_s": runs}}
+    assert describe_epoch(DOCUMENT | {"epoch_seconds": epoch, "picks": picks}) == f"one epoch takes about{said}"
 
 
 def test_an_epoch_is_marked_for_any_of_the_runs_it_is_the_mean_of():
@@ -245,47 +221,27 @@ def test_a_ratio_of_too_few_runs_says_so():
     assert "chance" not in describe_gain(with_savings() | {"baseline": ROWS[0]})
 
 
-def test_an_epoch_whose_runs_say_nothing_has_no_interval():
-    """0.00037 s to 1 min 41 s stood there."""
-    epoch = {"estimate": 0.19, "ci95": [0.00037, 101.0]}
-    said = describe_epoch(DOCUMENT | {"epoch_seconds": epoch})
-    assert said == "one epoch takes about 0.19 s, and its steps differ too much for an interval"
-    ran_twice = {"recommended": PICK | {"runs_samples_per_s": [1.0, 9.0]}}
-    said = describe_epoch(DOCUMENT | {"epoch_seconds": epoch, "picks": ran_twice})
-    assert said.endswith(", by the geometric mean of its 2 runs side by side, which differ too much for an interval")
-
-
-def test_runs_that_tell_nothing_apart_are_said_to():
-    """``plans that differ by a factor of 678.2 are told apart`` stood there."""
-    search = DOCUMENT["search"] | {"detectable_pct": 67_720.0, "n_undecided": 1}
-    said = describe_resolution(DOCUMENT | {"search": search})
-    assert said.startswith("these runs tell no plans apart: runs of one plan differ too much; 1 of 1 other plan")
-
-
-def test_what_the_runs_could_have_told_apart_is_said_with_what_they_did_not():
-    assert describe_resolution(DOCUMENT) is None, "nothing ran side by side"
-    search = DOCUMENT["search"] | {"detectable_pct": 6.08, "n_undecided": 1}
-    said = (
-        "plans that differ by 6.1 % are told apart by these runs in 80 of 100 cases; 1 of 1 other plan left undecided"
-    )
-    assert describe_resolution(DOCUMENT | {"search": search}) == said
-    assert said in build_tune_html(DOCUMENT | {"search": search})
-
-
 @pytest.mark.parametrize(
     ("detectable_pct", "said"),
     [
-        (0.42, "by 0.4 %"),
-        (9.94, "by 9.9 %"),
-        (9.96, "by 10 %"),
-        (62.3, "by 62 %"),
-        (100.0, "by 100 %"),
-        (110.0, "by a factor of 2.1"),
+        *[
+            (gap_pct, f"plans that differ by {said} are told apart by these runs in 80 of 100 cases")
+            for gap_pct, said in {
+                0.42: "0.4 %",
+                6.08: "6.1 %",
+                9.94: "9.9 %",
+                9.96: "10 %",
+                62.3: "62 %",
+                100.0: "100 %",
+                110.0: "a factor of 2.1",
+            }.items()
+        ],
+        # ``plans that differ by a factor of 678.2 are told apart`` stood there
+        (67_720.0, "these runs tell no plans apart: runs of one plan differ too much"),
     ],
 )
-def test_a_gap_that_runs_tell_apart_is_said_in_plain_figures(detectable_pct, said):
-    """``plans that differ by 1.1e+02 %`` was printed of a noisy machine."""
-    search = DOCUMENT["search"] | {"detectable_pct": detectable_pct, "n_undecided": 1}
-    line = describe_resolution(DOCUMENT | {"search": search})
-    assert line is not None
-    assert line.startswith(f"plans that differ {said} are told apart")
+def test_what_the_runs_could_have_told_apart_is_said_with_what_they_did_not(detectable_pct, said):
+    document = DOCUMENT | {"search": DOCUMENT["search"] | {"detectable_pct": detectable_pct, "n_undecided": 1}}
+    assert describe_resolution(document) == f"{said}; 1 of 1 other plan left undecided"
+    assert said in build_tune_html(document)
+    assert describe_resolution(DOCUMENT) is None, "nothing ran side by side"

@@ -19,12 +19,9 @@ from tests.unit.report.report_documents import (
 )
 
 from fulltilt.levers import default_plan
-from fulltilt.report import (
-    build_trials_csv,
-    build_trials_table,
-    build_tune_html,
+from fulltilt.report.html import build_tune_html
+from fulltilt.report.summary import (
     describe_advice,
-    describe_busy,
     describe_hints,
     describe_marks,
     describe_pick,
@@ -32,23 +29,23 @@ from fulltilt.report import (
     describe_search,
     describe_verification,
     format_duration,
-    format_throughput,
 )
+from fulltilt.report.table import build_trials_table, describe_busy, format_throughput
+from fulltilt.report.trials_csv import build_trials_csv
 
 
-def test_the_page_is_well_formed_and_holds_every_row_and_reason():
-    page = Page(build_tune_html(DOCUMENT))
+def test_the_page_is_well_formed_fetches_nothing_and_holds_every_row_and_reason():
+    html = build_tune_html(DOCUMENT)
+    page = Page(html)
     assert page.open == []
+    assert "http" not in html
+    assert "<script" not in html
     assert "1,500 ± 2.0 %" in page.cells
     assert any("used 2.1 GiB, the limit is <2.0 GiB>" in cell for cell in page.cells)
     assert "digits & <co>" in page.text
     assert any("learning rate 0.1 → 0.14142 by the sqrt rule" in text for text in page.text)
-
-
-def test_the_page_fetches_nothing():
-    html = build_tune_html(DOCUMENT)
-    assert "http" not in html
-    assert "<script" not in html
+    assert " ".join(page.text).count("the same plan as recommended for training") == 1
+    assert " ".join(page.text).count("changes the recipe: effective batch 32 → 64") == 1
 
 
 def test_figures_by_batch_are_drawn_where_more_than_one_was_measured():
@@ -69,14 +66,8 @@ def test_the_table_shows_what_differs_and_hides_what_nobody_read():
     table = build_trials_table(ROWS, marked={"t2": "recommended"})
     titles = [column.header for column in table.columns]
     assert titles[:3] == ["batch", "workers", "precision"]
-    assert "h2d ms" not in titles
-    assert "GPU %" not in titles
-    assert "pin" not in titles
-    status = [cell.plain for cell in table.columns[-1].cells]
-    assert status == ["ok", "ok ← recommended", "OOM"]
-
-
-def test_a_lever_that_varies_gets_a_column():
+    assert not {"h2d ms", "GPU %", "pin"} & set(titles)
+    assert [cell.plain for cell in table.columns[-1].cells] == ["ok", "ok ← recommended", "OOM"]
     rows = [build_row("t1"), build_row("t2", num_workers=1), build_row("t3", pin_memory=True)]
     assert "pin" in [column.header for column in build_trials_table(rows).columns]
 
@@ -121,11 +112,9 @@ def test_a_narrow_terminal_wraps_the_picks_and_cuts_no_figure():
 
 
 def test_a_narrow_terminal_gets_fewer_columns_instead_of_cut_off_figures():
-    wide = [column.header for column in build_trials_table(ROWS, width=160).columns]
-    narrow = [column.header for column in build_trials_table(ROWS, width=100).columns]
-    assert "fwd ms" in wide
-    assert "fwd ms" not in narrow
-    assert {"data ms", "step ms", "samples/s", "status"} <= set(narrow)
+    wide, narrow = ({column.header for column in build_trials_table(ROWS, width=n).columns} for n in (160, 100))
+    assert "fwd ms" in wide - narrow
+    assert {"data ms", "step ms", "samples/s", "status"} <= narrow
 
 
 def test_a_busy_machine_is_said_once_and_marked_elsewhere():
@@ -136,12 +125,10 @@ def test_a_busy_machine_is_said_once_and_marked_elsewhere():
     assert len(describe_hints(stolen)) == 2, "the host's share stands nowhere else"
 
 
-def test_of_many_ties_five_are_named_and_the_others_counted():
-    ids = [f"t{number}" for number in range(10, 17)]
-    line = next(line for line in describe_pick(PICK | {"tied_with": ids}, ROWS) if line.startswith("tied"))
-    assert line == "tied with: t10; t11; t12; t13; t14; and 2 others"
-    line = next(line for line in describe_pick(PICK | {"tied_with": ids[:5]}, ROWS) if line.startswith("tied"))
-    assert line == "tied with: t10; t11; t12; t13; t14"
+@pytest.mark.parametrize(("n_ties", "more"), [(7, "; and 2 others"), (5, "")])
+def test_of_many_ties_five_are_named_and_the_others_counted(n_ties, more):
+    ids = [f"t{number}" for number in range(10, 10 + n_ties)]
+    assert f"tied with: t10; t11; t12; t13; t14{more}" in describe_pick(PICK | {"tied_with": ids}, ROWS)
 
 
 def test_the_legend_counts_the_rows_of_the_table_that_is_shown():
@@ -164,31 +151,25 @@ def test_the_legend_counts_the_probes_that_advice_rests_on():
     assert "* a busy machine's figure (3 probes)" in "".join(Page(build_tune_html(document)).text)
 
 
-def test_a_row_of_a_busy_machine_is_marked_with_a_legend_wherever_rows_are_shown():
-    document = DOCUMENT | {"trials": [ROWS[0] | BUSY | {"notes": ["a", "b"]}, *ROWS[1:]], "probes": []}
+@pytest.mark.parametrize(("pressure_pct", "is_marked"), [(83.0, True), (50.0, False)])
+def test_a_row_of_a_busy_machine_is_marked_with_a_legend_wherever_rows_are_shown(pressure_pct, is_marked):
+    first = ROWS[0] | {"cpu_pressure_pct": pressure_pct, "notes": ["a", "b"], "memory_peak_part": "largest samples"}
+    document = DOCUMENT | {"trials": [first, *ROWS[1:]], "probes": []}
     table = build_trials_table(document["trials"])
     rates = next(list(column.cells) for column in table.columns if column.header == "samples/s")
-    assert [cell.plain for cell in rates] == ["1,000 ± 2.0 % *", "1,500 ± 2.0 %", ""]
-    page = Page(build_tune_html(document))
-    assert "1,000 ± 2.0 % *" in page.cells
-    assert "1,500 ± 2.0 %" in page.cells
-    legend = describe_busy(document["trials"])
-    assert legend is not None
-    assert legend.startswith(
-        "* a busy machine's figure (1 row): some task waited for a core more than 50 % of the time"
-    )
-    assert legend in page.text
+    marked = "1,000 ± 2.0 % *" if is_marked else "1,000 ± 2.0 %"
+    assert [cell.plain for cell in rates] == [marked, "1,500 ± 2.0 %", ""]
+    html = build_tune_html(document)
+    page, legend = Page(html), describe_busy(document["trials"])
+    assert {marked, "1,500 ± 2.0 %"} <= set(page.cells)
+    said = "* a busy machine's figure (1 row): some task waited for a core more than 50 % of the time"
+    assert (legend or "").startswith(said) == is_marked
+    assert any("busy machine" in text for text in page.text) == is_marked
+    assert 'title="fullest: largest samples"' in html
     lines = list(csv.DictReader(io.StringIO(build_trials_csv(document))))
-    assert [line["busy_machine"] for line in lines] == ["yes", "", ""]
+    assert [line["busy_machine"] for line in lines] == ["yes" if is_marked else "", "", ""]
+    assert [line["memory_peak_part"] for line in lines] == ["largest samples", "", ""]
     assert lines[0]["notes"] == "a; b"
-
-
-def test_a_quiet_search_has_no_mark_and_no_legend():
-    quiet = DOCUMENT | {"trials": [row | {"cpu_pressure_pct": 50.0} for row in ROWS]}
-    assert describe_busy(quiet["trials"]) is None
-    page = Page(build_tune_html(quiet))
-    assert not any("*" in cell for cell in page.cells)
-    assert not any("busy machine" in text for text in page.text)
 
 
 def test_advice_in_short_leaves_out_levers_that_were_tried():
@@ -232,13 +213,6 @@ def test_the_page_shows_every_new_part():
     assert describe_verification(DOCUMENT) is None
 
 
-def test_the_memory_pick_is_a_card_of_its_own():
-    document = DOCUMENT | {
-        "picks": DOCUMENT["picks"] | {"memory": {**ROWS[0], "rule": "least memory", "tied_with": []}}
-    }
-    assert "Least memory at an acceptable speed" in " ".join(Page(build_tune_html(document)).text)
-
-
 @pytest.mark.parametrize(
     ("tied", "said"),
     [
@@ -252,31 +226,34 @@ def test_a_plan_that_is_picked_twice_names_its_ties_where_they_are_others(tied, 
     assert describe_same_pick(again, PICK | {"tied_with": ["t1"]}) == said
 
 
-def test_a_plan_that_is_picked_twice_is_described_once():
-    text = " ".join(Page(build_tune_html(DOCUMENT)).text)
-    assert text.count("the same plan as recommended for training") == 1
-    assert text.count("changes the recipe: effective batch 32 → 64") == 1
-
-
-def test_a_search_says_how_many_probes_it_took():
-    assert describe_search(DOCUMENT) == "exhaustive: 3 plans run of a grid of 3, 1 out of memory, 12 s"
-    search = DOCUMENT["search"] | {"n_probes": 7, "n_skipped": 1, "n_repeats": 4}
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "exhaustive: 3 plans run of a grid of 3, 1 out of memory, 12 s"),
+        (
+            {"n_probes": 7, "n_skipped": 1, "n_repeats": 4},
+            "exhaustive: 2 plans run of a grid of 3, 1 skipped, 4 runs again, 7 probes, 1 out of memory, 12 s",
+        ),
+        (  # one figure, the run's wall time plus the rows that it had found, was neither of the two
+            {"seconds": 19.2, "earlier_s": 72.0},
+            "exhaustive: 3 plans run of a grid of 3, 1 out of memory, 19 s in this run, 1 min 12 s in trials of "
+            "earlier ones in this folder",
+        ),
+    ],
+)
+def test_a_search_says_what_it_took(changes, said):
+    document = DOCUMENT | {"search": DOCUMENT["search"] | changes}
+    assert describe_search(document) == said
     estimates = [{"kind": "memory"}, {"kind": "memory"}, {"kind": "device"}]
-    said = describe_search(DOCUMENT | {"search": search, "probes": estimates})
-    assert "2 plans run of a grid of 3, 1 skipped, 4 runs again, 7 probes, 2 estimates of memory, 1 out of" in said
-
-
-def test_seconds_of_this_run_and_those_of_earlier_ones_stand_apart():
-    """One figure, the run's wall time plus the rows that it had found, was neither of the two."""
-    search = DOCUMENT["search"] | {"seconds": 19.2, "earlier_s": 72.0}
-    said = "19 s in this run, 1 min 12 s in trials of earlier ones in this folder"
-    assert describe_search(DOCUMENT | {"search": search}).endswith(said)
+    assert ", 2 estimates of memory, 1 out of memory" in describe_search(document | {"probes": estimates})
 
 
 def test_the_csv_holds_every_row_once_in_the_order_they_ran():
     repeat = build_row("t10", samples_per_s=990.0) | {"kind": "repeat"}
     probe = build_row("t9") | {"kind": "loader", "why": "a, b"}
-    document = DOCUMENT | {"repeats": [repeat], "probes": [probe], "baseline": ROWS[0]}
+    picks = DOCUMENT["picks"] | {"memory": {**ROWS[0], "rule": "least memory", "tied_with": []}}
+    document = DOCUMENT | {"repeats": [repeat], "probes": [probe], "baseline": ROWS[0], "picks": picks}
+    assert "Least memory at an acceptable speed" in build_tune_html(document), "a card of its own"
     rows = list(csv.DictReader(io.StringIO(build_trials_csv(document))))
     assert [row["id"] for row in rows] == ["t1", "t2", "t3", "t9", "t10"]
     by_id = {row["id"]: row for row in rows}
@@ -295,14 +272,6 @@ def test_small_memory_keeps_its_figures_in_the_table(gib, text):
     rows = [{**ROWS[0], "memory_reserved_peak_gib": None, "memory_rss_peak_gib": gib}]
     column = build_trials_table(rows).columns[-2]
     assert (column.header, [cell.plain for cell in column.cells]) == ("memory GiB", [text])
-
-
-def test_the_part_of_the_run_that_memory_is_of_is_in_the_csv_and_pointed_out_on_the_page():
-    rows = [{**ROWS[0], "memory_peak_part": "largest samples"}, *ROWS[1:]]
-    document = {**DOCUMENT, "trials": rows}
-    lines = list(csv.DictReader(io.StringIO(build_trials_csv(document))))
-    assert [line["memory_peak_part"] for line in lines] == ["largest samples", "", ""]
-    assert 'title="fullest: largest samples"' in build_tune_html(document)
 
 
 @pytest.mark.parametrize(

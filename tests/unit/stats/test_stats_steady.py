@@ -94,8 +94,3 @@ def test_warm_samples_do_not_count(shape):
 def test_samples_that_were_not_measured_are_refused(bad):
     with pytest.raises(ValueError, match="finite"):
         find_steady_start(bad)
-
-
-def test_a_tail_of_one_is_refused():
-    with pytest.raises(ValueError, match="min_steady"):
-        find_steady_start([1.0, 1.0], min_steady=1)

@@ -1,7 +1,5 @@
 """Figures of clusters by hand; neighbours, linear probe and pseudo-labels on features that are known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -10,8 +8,13 @@ import torch
 from torch import nn
 
 from fulltilt.errors import UsageError
-from fulltilt.tasks.clustering import PseudoLabels, build_clustering, find_pseudo_labels
-from fulltilt.tasks.clustering_figures import compute_figures, match_clusters
+from fulltilt.tasks.clustering import (
+    PseudoLabels,
+    build_clustering,
+    compute_figures,
+    find_pseudo_labels,
+    match_clusters,
+)
 from fulltilt.tasks.features import standardise
 from fulltilt.tasks.linear_probe import WEIGHT_DECAY, build_linear_probe
 from fulltilt.tasks.neighbours import choose_k, compute_knn_accuracy, predict_by_neighbours

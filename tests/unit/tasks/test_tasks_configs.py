@@ -1,25 +1,22 @@
 """The configurations that come with the project load, build and learn from one batch."""
 
-from __future__ import annotations
-
 import inspect
-import pickle
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from cifar10_files import write_cifar10
 
 from fulltilt.config import load_config, plan_of
 from fulltilt.data import make_sensor_hdf5
 from fulltilt.engine import build_workload
-from fulltilt.tasks import Workload
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GUIDE_BATCH_SIZES = [2**i for i in range(14)]
 
 
-def take_steps(workload: Workload, batch_size: int, n_steps: int) -> tuple[list[float], float]:
+def take_steps(workload, batch_size, n_steps):
     """Losses of steps on one batch, and the largest metric value of the last outputs."""
     torch.manual_seed(0)
     model, data, generator = workload.model(), workload.dataset(), torch.Generator().manual_seed(0)
@@ -65,14 +62,6 @@ def test_digits_learn():
     assert len(workload.validation()) > 300
 
 
-def write_cifar10(folder: Path, n_samples: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        pixels = torch.randint(256, (n_samples, 3072), generator=generator, dtype=torch.uint8).numpy()
-        content = {b"data": pixels, b"labels": [i % 10 for i in range(n_samples)]}
-        (folder / name).write_bytes(pickle.dumps(content))
-
-
 def test_cifar10_learns_with_its_transforms(tmp_path):
     write_cifar10(tmp_path, n_samples=8)
     config = load_config(CONFIGS / "cifar10.yaml", [f"data.path={tmp_path}", "optim.lr=0.02"])
@@ -83,7 +72,7 @@ def test_cifar10_learns_with_its_transforms(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["checking_gpu_optimization", "default"])
-def test_the_sensor_model_learns(name: str, tmp_path):
+def test_the_sensor_model_learns(name, tmp_path):
     path = make_sensor_hdf5(tmp_path / "events.h5", 40, n_sensors=60)
     workload = build_workload(load_config(CONFIGS / f"{name}.yaml", [f"data.path={path}", "optim.lr=0.01"]))
     geometry = workload.model().geometry_S3
@@ -96,11 +85,8 @@ def test_the_sensor_model_learns(name: str, tmp_path):
 
 def test_the_benchmark_section_is_the_guides():
     benchmark = load_config(CONFIGS / "checking_gpu_optimization.yaml").benchmark
-    assert benchmark.batch_sizes == GUIDE_BATCH_SIZES
-    assert benchmark.num_workers_options == [0, 2, 4, 8, 12, 16]
-    assert benchmark.steps_per_test == 10
-    assert benchmark.test_mixed_precision is True
-    assert benchmark.test_pin_memory is True
+    assert (benchmark.batch_sizes, benchmark.num_workers_options) == (GUIDE_BATCH_SIZES, [0, 2, 4, 8, 12, 16])
+    assert (benchmark.steps_per_test, benchmark.test_mixed_precision, benchmark.test_pin_memory) == (10, True, True)
 
 
 def test_the_benchmark_and_the_training_configuration_train_the_same():
@@ -113,7 +99,5 @@ def test_the_benchmark_and_the_training_configuration_train_the_same():
 
 def test_the_guides_spellings_reach_their_keys():
     config = load_config(CONFIGS / "default.yaml")
-    assert config.speed.precision == "auto"
-    assert config.speed.accumulate == 1
-    assert config.optim.lr == 1e-4
+    assert (config.speed.precision, config.speed.accumulate, config.optim.lr) == ("auto", 1, 1e-4)
     assert "use_amp" in config.provenance["speed.precision"]

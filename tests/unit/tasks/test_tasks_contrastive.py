@@ -1,7 +1,5 @@
 """The contrastive task: what its encoder, its views and its evaluation are made of."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

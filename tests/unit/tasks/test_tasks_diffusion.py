@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pickle
 
 import pytest
@@ -8,16 +6,16 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fulltilt.errors import UsageError
-from fulltilt.tasks import TASKS, Workload
+from fulltilt.tasks import TASKS
 from fulltilt.tasks.diffusion import SCHEDULES, NoisePrediction, compress_signals
 
 
-def build_task(**arguments: object) -> Workload:
+def build_task(**arguments):
     dataset = TensorDataset(torch.rand(8, 2, 5), torch.rand(8, 3))
     return TASKS["diffusion"](model=nn.Identity, train=lambda: dataset, **arguments)
 
 
-def seed(value: int) -> torch.Generator:
+def seed(value):
     return torch.Generator().manual_seed(value)
 
 
@@ -31,7 +29,7 @@ def test_the_task_predicts_noise_under_mse():
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @pytest.mark.parametrize("n_timesteps", [1, 2, 50, 1000])
-def test_schedules_keep_the_variance_and_lose_the_signal(schedule: str, n_timesteps: int):
+def test_schedules_keep_the_variance_and_lose_the_signal(schedule, n_timesteps):
     betas = SCHEDULES[schedule](n_timesteps)
     assert betas.shape == (n_timesteps,)
     assert betas.min() > 0
@@ -140,7 +138,7 @@ def test_prepare_travels_without_its_copies_on_devices():
 
 
 @pytest.mark.parametrize("batch", [torch.zeros(2, 3), (torch.zeros(2, 3),), (torch.zeros(2, 3), [0, 1]), {"x": 1}])
-def test_a_batch_that_is_no_pair_of_tensors_is_refused(batch: object):
+def test_a_batch_that_is_no_pair_of_tensors_is_refused(batch):
     with pytest.raises(UsageError, match="two tensors"):
         build_task().prepare(batch, seed(0))
 

@@ -1,14 +1,12 @@
 """Every snippet of guide 000 that is configuration: it loads, builds, and passes the dry run on small data."""
 
-from __future__ import annotations
-
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from cifar10_files import write_cifar10
 
-from fulltilt.config import load_config, load_grid
+from fulltilt.config import load_config, load_points
 from fulltilt.engine.check.checklist import run_checks
 from fulltilt.errors import ConfigError
 
@@ -23,18 +21,15 @@ SMALL = {  # what a dry run would take long for; the full-size values are checke
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
+def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cifar10")
-    generator = torch.Generator().manual_seed(0)
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        pixels = torch.randint(256, (4, 3072), generator=generator, dtype=torch.uint8).numpy()
-        (folder / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": [0, 1, 2, 3]}))
+    write_cifar10(folder, 4)
     return folder
 
 
-def load(path: Path, *overrides: str):
+def load(path, *overrides):
     """The configuration; of a grid its first point."""
-    return load_grid(path, overrides)[0]
+    return load_points(path, overrides)[0][1]
 
 
 def test_every_topic_of_the_guide_has_a_file():
@@ -91,7 +86,7 @@ def test_the_guides_words_reach_their_keys(name, key, value):
 
 
 def test_the_grid_has_six_points_and_devices_are_no_axis_of_it():
-    points = load_grid(CONFIGS / "parallel_grid.yaml")
+    points = [config for _, config in load_points(CONFIGS / "parallel_grid.yaml")]
     assert [(p.optim.lr, p.data.batch_size) for p in points] == [
         (lr, size) for lr in (0.0001, 0.001, 0.01) for size in (64, 128)
     ]

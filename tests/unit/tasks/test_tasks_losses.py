@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional
@@ -15,7 +13,7 @@ def test_the_registries_hold_what_the_documents_name():
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_every_loss_is_the_mean_over_samples(name: str):
+def test_every_loss_is_the_mean_over_samples(name):
     """Two micro-batches weighted by their sizes give the loss of the whole batch; accumulation rests on it."""
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(12, 5, generator=generator, dtype=torch.float64)
@@ -30,16 +28,12 @@ def test_every_loss_is_the_mean_over_samples(name: str):
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
 
 
-def test_label_smoothing_reaches_the_loss():
+def test_arguments_reach_the_loss():
     logits, targets = torch.tensor([[4.0, 0.0, 0.0]]), torch.tensor([0])
     smoothed = LOSSES["cross_entropy"](label_smoothing=0.3)(logits, targets)
-    spread = torch.tensor([[0.8, 0.1, 0.1]])
-    torch.testing.assert_close(smoothed, -(spread * logits.log_softmax(1)).sum())
-
-
-def test_huber_is_linear_beyond_delta():
-    loss = LOSSES["huber"](delta=0.5)
-    torch.testing.assert_close(loss(torch.tensor([3.0]), torch.tensor([0.0])), torch.tensor(0.5 * (3.0 - 0.25)))
+    torch.testing.assert_close(smoothed, -(torch.tensor([[0.8, 0.1, 0.1]]) * logits.log_softmax(1)).sum())
+    huber = LOSSES["huber"](delta=0.5)  # linear beyond delta
+    torch.testing.assert_close(huber(torch.tensor([3.0]), torch.tensor([0.0])), torch.tensor(0.5 * (3.0 - 0.25)))
 
 
 def test_one_column_of_outputs_meets_flat_targets_without_broadcasting():
@@ -85,51 +79,33 @@ def test_losses_are_finite_under_bf16_autocast():
         assert torch.isfinite(LOSSES["cross_entropy"]()(hidden, torch.tensor([0, 1, 2, 0])))
 
 
-def test_accuracy_is_one_value_per_sample():
-    logits = torch.tensor([[3.0, 1.0], [0.0, 2.0], [5.0, 1.0]])
-    values = METRICS["accuracy"](logits, torch.tensor([0, 1, 1]))
+POSITIONS = functional.one_hot(torch.tensor([[0, 1, 1, 0]]), 2).float().movedim(-1, 1)
+REAL, WANTED = torch.tensor([[1.0, -1.0], [0.5, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "targets", "expected"),
+    [
+        ("accuracy", torch.tensor([[3.0, 1.0], [0.0, 2.0], [5.0, 1.0]]), torch.tensor([0, 1, 1]), [1.0, 1.0, 0.0]),
+        pytest.param(
+            "accuracy", torch.tensor([[3.0, 1.0], [0.0, 2.0]]), torch.tensor([[0.2, 0.8], [0.1, 0.9]]), [0.0, 1.0],
+            id="the largest probability",
+        ),
+        pytest.param("accuracy", POSITIONS, torch.tensor([[0, 1, 0, 1]]), [0.5], id="positions are averaged"),
+        ("top5", torch.arange(10.0).repeat(3, 1), torch.tensor([9, 5, 4]), [1.0, 1.0, 0.0]),
+        pytest.param("top5", torch.randn(4, 3), torch.tensor([0, 1, 2, 0]), [1.0] * 4, id="of three classes"),
+        ("absolute_error", REAL, WANTED, [1.5, 0.75]),
+        ("squared_error", REAL, WANTED, [2.5, 0.625]),
+        ("binary_accuracy", REAL, WANTED, [0.0, 1.0]),
+    ],
+)  # fmt: skip
+def test_metrics_by_hand_give_one_value_per_sample(name, outputs, targets, expected):
+    values = METRICS[name](outputs, targets)
     assert values.dtype is torch.float32
-    assert values.tolist() == [1.0, 1.0, 0.0]
+    assert values.tolist() == expected
 
 
-def test_accuracy_of_probabilities_takes_their_largest():
-    logits = torch.tensor([[3.0, 1.0], [0.0, 2.0]])
-    assert METRICS["accuracy"](logits, torch.tensor([[0.2, 0.8], [0.1, 0.9]])).tolist() == [0.0, 1.0]
-
-
-def test_accuracy_averages_positions_of_a_sample():
-    logits = functional.one_hot(torch.tensor([[0, 1, 1, 0]]), 2).float().movedim(-1, 1)
-    assert METRICS["accuracy"](logits, torch.tensor([[0, 1, 0, 1]])).tolist() == [0.5]
-
-
-def test_top5_counts_the_five_largest_only():
-    logits = torch.arange(10.0).repeat(3, 1)
-    assert METRICS["top5"](logits, torch.tensor([9, 5, 4])).tolist() == [1.0, 1.0, 0.0]
-
-
-def test_top5_of_three_classes_is_always_right():
-    assert METRICS["top5"](torch.randn(4, 3), torch.tensor([0, 1, 2, 0])).tolist() == [1.0] * 4
-
-
-def test_errors_and_binary_accuracy_by_hand():
-    outputs, targets = torch.tensor([[1.0, -1.0], [0.5, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 1.0]])
-    assert METRICS["absolute_error"](outputs, targets).tolist() == [1.5, 0.75]
-    assert METRICS["squared_error"](outputs, targets).tolist() == [2.5, 0.625]
-    assert METRICS["binary_accuracy"](outputs, targets).tolist() == [0.0, 1.0]
-
-
-def test_unequal_batches_average_to_the_exact_mean():
-    generator = torch.Generator().manual_seed(1)
-    logits, targets = torch.randn(11, 4, generator=generator), torch.randint(4, (11,), generator=generator)
-    whole = METRICS["accuracy"](logits, targets)
-    parts = torch.cat([METRICS["accuracy"](logits[a:b], targets[a:b]) for a, b in ((0, 8), (8, 11))])
-    assert torch.equal(whole, parts)
-
-
-def test_an_unknown_metric_names_the_nearest():
+def test_metrics_are_picked_by_name():
+    assert list(pick_metrics("top5")) == ["top5"]
     with pytest.raises(UsageError, match="did you mean accuracy"):
         pick_metrics(["acuracy"])
-
-
-def test_one_metric_may_be_given_as_text():
-    assert list(pick_metrics("top5")) == ["top5"]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest
@@ -19,7 +17,7 @@ SMALL = {
 }
 
 
-def count_parameters(model: nn.Module) -> int:
+def count_parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
@@ -38,13 +36,13 @@ def count_parameters(model: nn.Module) -> int:
         ("mlp(n_features=64, n_outputs=10, depth=0)", 650),
     ],
 )
-def test_parameter_counts(call: str, n_parameters: int):
+def test_parameter_counts(call, n_parameters):
     with torch.device("meta"):
         assert count_parameters(build_model(call)) == n_parameters
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_output_shape_and_gradients_of_every_parameter(name: str):
+def test_output_shape_and_gradients_of_every_parameter(name):
     torch.manual_seed(0)
     arguments, shape = SMALL[name]
     model = MODELS[name](**arguments)
@@ -57,7 +55,7 @@ def test_output_shape_and_gradients_of_every_parameter(name: str):
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "wideresnet", "resnet18", "resnet50"])
-def test_channels_last_changes_rounding_only(name: str):
+def test_channels_last_changes_rounding_only(name):
     torch.manual_seed(0)
     arguments, shape = SMALL[name]
     model, x = MODELS[name](**arguments).double().eval(), torch.randn(shape, dtype=torch.float64)
@@ -68,7 +66,7 @@ def test_channels_last_changes_rounding_only(name: str):
 
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed (extra: vision)")
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_resnets_compute_what_torchvision_computes(name: str):
+def test_resnets_compute_what_torchvision_computes(name):
     torchvision = import_torchvision()
     torch.manual_seed(0)
     theirs = getattr(torchvision.models, name)(num_classes=7).double().eval()
@@ -103,7 +101,7 @@ def test_wideresnet_dropout_acts_in_training_only():
 
 
 @pytest.mark.parametrize(("depth", "remedy"), [(27, "depth 22 or 28"), (12, "depth 10 or 16")])
-def test_a_depth_that_makes_no_wideresnet_names_the_next_ones(depth: int, remedy: str):
+def test_a_depth_that_makes_no_wideresnet_names_the_next_ones(depth, remedy):
     with pytest.raises(ConfigError, match=f"depth {depth} is not 6 n"):
         build_model(f"wideresnet(depth={depth})")
     with pytest.raises(ConfigError, match=remedy):
@@ -128,7 +126,7 @@ def test_facts_reach_a_model_where_the_call_leaves_them_open():
         ("json:loads(s='3')", ["json:loads", "returned int", "nn.Module"]),
     ],
 )
-def test_a_call_that_builds_no_model_is_explained(call: str, words: list[str]):
+def test_a_call_that_builds_no_model_is_explained(call, words):
     with pytest.raises(ConfigError) as raised:
         build_model(call)
     for word in words:

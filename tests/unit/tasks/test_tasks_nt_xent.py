@@ -1,23 +1,20 @@
 """NT-Xent against its definition, written out as loops."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from fulltilt.errors import UsageError
 from fulltilt.tasks.contrastive import explain_negatives
-from fulltilt.tasks.nt_xent import NtXent, count_negatives
+from fulltilt.tasks.nt_xent import NtXent
 
 
-def compute_by_loops(rows: Tensor, temperature: float) -> float:
+def compute_by_loops(rows, temperature):
     """Equation 1 of the paper for every ordered pair of views of an image, and their mean."""
     vectors = [[value / math.hypot(*row) for value in row] for row in rows.tolist()]
 
-    def similarity(i: int, j: int) -> float:
+    def similarity(i, j):
         return sum(a * b for a, b in zip(vectors[i], vectors[j], strict=True)) / temperature
 
     losses = []
@@ -73,7 +70,6 @@ def test_one_image_has_no_negatives_and_no_gradient():
     NtXent()(rows).backward()
     assert rows.grad is not None
     assert rows.grad.abs().max() == 0
-    assert count_negatives(1) == 0
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (4,), (4, 2, 2)])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -17,7 +15,7 @@ needs_torchvision = pytest.mark.skipif(
 needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed (extra: vision)")
 
 
-def run_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run_python(code, *options):
     return subprocess.run(
         [sys.executable, "-W", "error", *options, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
@@ -52,7 +50,7 @@ def test_arguments_of_the_call_win_and_reach_the_library():
         ("torchvision:resnet18(replace_stride_with_dilation=[true])", {}, ["cannot be built", "dilation"]),
     ],
 )
-def test_a_torchvision_call_that_cannot_be_built_is_explained(call: str, facts: dict, words: list[str]):
+def test_a_torchvision_call_that_cannot_be_built_is_explained(call, facts, words):
     with pytest.raises(ConfigError) as raised:
         build_model(call, **facts)
     for word in words:
@@ -80,7 +78,7 @@ def test_a_timm_model_gets_classes_and_channels_of_the_data():
         ("timm:resnet10t(widht=3)", ["timm:resnet10t cannot be built", "widht"]),
     ],
 )
-def test_a_timm_call_that_cannot_be_built_is_explained(call: str, words: list[str]):
+def test_a_timm_call_that_cannot_be_built_is_explained(call, words):
     with pytest.raises(ConfigError) as raised:
         build_model(call)
     for word in words:
@@ -88,24 +86,29 @@ def test_a_timm_call_that_cannot_be_built_is_explained(call: str, words: list[st
 
 
 @needs_torchvision
-def test_the_import_works_first_thing_in_a_fresh_process_and_twice():
+def test_torchvision_is_left_alone_until_a_model_asks_for_it_and_then_imported_once():
     done = run_python(
+        "import sys\n"
         "from fulltilt.tasks.vision import import_torchvision as i\n"
+        "print('torchvision' in sys.modules, 'timm' in sys.modules)\n"
         "assert i() is i()\n"
         "import torchvision.ops, torchvision.transforms.v2\n"
         "print(i().models.resnet18.__name__)"
     )
-    assert done.stdout.strip() == "resnet18", done.stderr
+    assert done.stdout.splitlines() == ["False False", "resnet18"], done.stderr
 
 
-@needs_torchvision
-def test_tasks_leave_torchvision_alone_until_a_model_asks_for_it():
-    done = run_python("import sys, fulltilt.tasks; print('torchvision' in sys.modules, 'timm' in sys.modules)")
-    assert done.stdout.strip() == "False False", done.stderr
+SAY_WHY = """
+from fulltilt.errors import ConfigError
+from fulltilt.tasks import build_model
+try:
+    build_model('{}:resnet18')
+except ConfigError as error:
+    print(error)
+"""
 
 
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_a_library_that_is_not_installed_names_the_extra(library: str, tmp_path):
+def test_a_library_that_is_not_installed_names_the_extra():
     """A finder that knows neither library stands for an environment without them."""
     done = run_python(
         "import sys, importlib.abc\n"
@@ -113,30 +116,16 @@ def test_a_library_that_is_not_installed_names_the_extra(library: str, tmp_path)
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name in ('torchvision', 'timm'):\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from fulltilt.errors import ConfigError\n"
-        "from fulltilt.tasks import build_model\n"
-        "try:\n"
-        f"    build_model('{library}:resnet18')\n"
-        "except ConfigError as error:\n"
-        "    print(error)"
+        "sys.meta_path.insert(0, Absent())\n" + SAY_WHY.format("torchvision") + SAY_WHY.format("timm")
     )
-    assert 'not installed; pip install "fulltilt[vision]"' in done.stdout, done.stderr
+    assert done.stdout.count('not installed; pip install "fulltilt[vision]"') == 2, done.stderr
 
 
 def test_a_torchvision_that_fails_otherwise_says_so(tmp_path):
     folder = tmp_path / "torchvision"
     folder.mkdir()
     (folder / "__init__.py").write_text("raise RuntimeError('compiled for another planet')\n")
-    done = run_python(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from fulltilt.errors import ConfigError\n"
-        "from fulltilt.tasks import build_model\n"
-        "try:\n"
-        "    build_model('torchvision:resnet18')\n"
-        "except ConfigError as error:\n"
-        "    print(error)"
-    )
+    done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r})" + SAY_WHY.format("torchvision"))
     assert "compiled for another planet" in done.stdout, done.stderr
     assert "install the version made for torch" in done.stdout
 

@@ -1,12 +1,10 @@
 """The first layer whitens what the model will really get, and stays as it is; the rest learns."""
 
-from __future__ import annotations
-
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from cifar10_files import write_cifar10
 from torch import nn
 from torch.nn import functional
 
@@ -18,7 +16,7 @@ from fulltilt.tasks.models.whitened_cnn import PATCH_PX, compute_whitening
 RECIPE = Path(__file__).parents[3] / "recipes" / "cifar10-speed.yaml"
 
 
-def draw_images(n_images: int) -> torch.Tensor:
+def draw_images(n_images):
     """Smooth images, whose neighbouring pixels are alike: what whitening is for."""
     noise = torch.randn(n_images, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     return functional.avg_pool2d(noise, 3, stride=1, padding=1) + 0.1 * noise
@@ -57,14 +55,6 @@ def test_size_shape_and_gradients():
 def test_both_spellings_of_the_number_of_classes(call):
     model = build_model(call, n_classes=7)
     assert (model.fc if hasattr(model, "fc") else model.head).out_features == 5
-
-
-def write_cifar10(folder: Path, n_samples: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        pixels = torch.randint(256, (n_samples, 3072), generator=generator, dtype=torch.uint8).numpy()
-        content = {b"data": pixels, b"labels": [i % 10 for i in range(n_samples)]}
-        (folder / name).write_bytes(pickle.dumps(content))
 
 
 def test_the_recipe_builds_whitened_by_its_own_data_and_learns(tmp_path):

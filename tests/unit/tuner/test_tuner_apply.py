@@ -18,20 +18,11 @@ TEXT = "model: small_cnn  # mine\ndata: {dataset: digits, batch_size: 32}\noptim
 
 
 def make_trial(plan, **measured):
-    return types.SimpleNamespace(
-        plan=plan,
-        status="ok",
-        kind="end_to_end",
-        **{
-            "samples_per_s": 1234.0,
-            "samples_per_s_ci95": None,
-            "is_busy": False,
-            "observed": {},
-            "phases_ms": None,
-            "n_devices": 1,
-            **measured,
-        },
-    )
+    usual = {
+        "samples_per_s": 1234.0, "samples_per_s_ci95": None, "is_busy": False, "observed": {}, "phases_ms": None,
+        "n_devices": 1, "kind": "end_to_end", "status": "ok",
+    }  # fmt: skip
+    return types.SimpleNamespace(plan=plan, **(usual | measured))
 
 
 def make_result(plan, rate, *, user_plan, ci95=None, runs=(), tried=(), probes=(), **measured):
@@ -58,9 +49,14 @@ PROMISED = {"ci95": (100.0, 300.0), "runs": (150.0, 200.0)}
 
 
 @pytest.fixture
-def config(tmp_path):
+def file(tmp_path):
     (tmp_path / "a.yaml").write_text(TEXT)
-    return load_config(tmp_path / "a.yaml")
+    return tmp_path / "a.yaml"
+
+
+@pytest.fixture
+def config(file):
+    return load_config(file)
 
 
 @pytest.fixture
@@ -77,23 +73,30 @@ def recommend(config, changes, rate=SAME_RATE, **more):
     return make_result(user_plan.replace(**changes), rate, user_plan=user_plan, **more)
 
 
-def test_only_what_differs_is_written_and_comments_stay(config, tmp_path):
+def apply(file, searched, changes, rate=SAME_RATE, **more):
+    """Apply a result → what became of the file, and its configuration then."""
+    applied = apply_result(recommend(searched, changes, rate, **more), file, searched=searched)
+    return applied, load_config(file)
+
+
+def plan_values(result, config):
+    return plan_changes(result, config, searched=config).values
+
+
+def test_only_what_differs_is_written_and_comments_stay(config, file):
     changes = {"batch_size": 128, "compile": True}
-    result, plan = recommend(config, changes, SQRT), plan_of(config).replace(**changes)
-    planned = plan_changes(result, config, searched=config)
+    planned = plan_changes(recommend(config, changes, SQRT), config, searched=config)
     assert planned.values == {"data.batch_size": 128, "speed.compile": True, "optim.lr": 0.2}
-    assert planned.plan == plan
-    assert "+" in apply_result(result, tmp_path / "a.yaml", searched=config).diff
-    written = (tmp_path / "a.yaml").read_text()
-    assert "# mine" in written
-    assert "earlier comment: tuned by hand\n" in written
-    assert plan_of(load_config(tmp_path / "a.yaml")) == plan
-    assert load_config(tmp_path / "a.yaml").optim.lr == 0.2
+    assert planned.plan == plan_of(config).replace(**changes)
+    applied, written = apply(file, config, changes, SQRT)
+    assert "+" in applied.diff
+    assert (plan_of(written), written.optim.lr) == (planned.plan, 0.2)
+    assert "# mine" in file.read_text()
+    assert "# tuned by hand\n" in file.read_text()
 
 
-def test_nothing_is_written_that_was_not_compared_with_the_settings_as_they_were(config, write):
+def test_nothing_is_written_that_was_not_compared_with_the_settings_as_they_were(config, file):
     """A short budget wrote what had run alone into the file, with a line below it that nothing says it is faster."""
-    file = write(TEXT)
     result = recommend(config, {"num_workers": 2})
     result.baseline, result.picks.recommended.trial.id = None, "t9"
     said = r"left as it was.*nothing is known of how t9 compares.*larger --budget"
@@ -103,116 +106,84 @@ def test_nothing_is_written_that_was_not_compared_with_the_settings_as_they_were
     assert file.read_text() == TEXT
 
 
-def test_a_file_that_holds_the_pick_already_is_left_alone(config, tmp_path):
-    applied = apply_result(recommend(config, {}), tmp_path / "a.yaml", searched=config)
-    assert applied.diff == ""
-    assert (tmp_path / "a.yaml").read_text() == TEXT
+def test_a_file_that_holds_the_pick_already_is_left_alone(config, file):
+    assert apply(file, config, {})[0].diff == ""
+    assert file.read_text() == TEXT
 
 
-def test_a_rate_that_the_file_does_not_set_is_not_written(config):
-    for start in (None, 0.7):  # not known; set by the workload's own code
-        rate = LearningRate(rule="sqrt", start=start, to=None)
-        planned = plan_changes(recommend(config, {"batch_size": 128}, rate), config, searched=config)
-        assert planned.values == {"data.batch_size": 128}
-        assert planned.notes == (
-            "the learning rate is set by code, not by the file: scale it × 2 there (sqrt rule, effective batch 32 → "
-            "128)",
-        )
-    kept = plan_changes(recommend(config, {"num_workers": 2}, SQRT), config, searched=config)
-    assert kept.values == {"data.num_workers": 2}
+@pytest.mark.parametrize("start", [None, 0.7])  # not known; set by the workload's own code
+def test_a_rate_that_the_file_does_not_set_is_not_written(config, start):
+    rate = LearningRate(rule="sqrt", start=start, to=None)
+    planned = plan_changes(recommend(config, {"batch_size": 128}, rate), config, searched=config)
+    assert planned.values == {"data.batch_size": 128}
+    assert planned.notes == (
+        "the learning rate is set by code, not by the file: scale it × 2 there (sqrt rule, effective batch 32 → 128)",
+    )
+    assert plan_values(recommend(config, {"num_workers": 2}, SQRT), config) == {"data.num_workers": 2}
 
 
 def test_the_rate_follows_the_file_that_is_written_and_not_the_one_that_was_searched(config, write):
     """A rate that was made from the searched file's own once stood beside the batch of another file."""
     file = write("dataset: digits\nbatch_size: 64\nlearning_rate: 0.03  # mine\n")
-    result = recommend(config, {"batch_size": 128}, SQRT)
-    apply_result(result, file, searched=config)
-    written = load_config(file)
+    changes = {"batch_size": 128, "compile": True}
+    _, written = apply(file, config, changes, SQRT, **PROMISED)
     assert (written.data.batch_size, written.optim.lr) == (128, pytest.approx(0.03 * 2**0.5, rel=1e-8))
-    assert "; earlier comment: mine\n" in file.read_text()
-
-
-def test_applying_twice_changes_nothing_the_second_time(config, write):
-    file = write("dataset: digits\nbatch_size: 64\nlearning_rate: 0.03\n")
-    result = recommend(config, {"batch_size": 128, "compile": True}, SQRT, **PROMISED)
-    assert apply_result(result, file, searched=config).diff
+    assert "  # mine\n" in file.read_text()
     once = file.read_text()
-    assert apply_result(result, file, searched=config).diff == ""
+    assert apply(file, config, changes, SQRT, **PROMISED)[0].diff == "", "the second time nothing changes"
     assert file.read_text() == once
 
 
-def test_there_and_back_again_the_rate_is_as_it_was(config, tmp_path):
+def test_there_and_back_again_the_rate_is_as_it_was(config, file):
     """Three digits of each rate added up to another rate after some searches."""
-    file = tmp_path / "a.yaml"
-    for batch_size in (64, 32) * 5:
-        now = load_config(file)
-        rate = LearningRate(rule="sqrt", start=now.optim.lr, to=None)
-        apply_result(recommend(now, {"batch_size": batch_size}, rate), file, searched=now)
-    assert load_config(file).optim.lr == pytest.approx(0.1, rel=1e-7)
-
-
-def test_a_comment_on_the_rate_does_not_speak_of_another_one(write):
-    """``lr: 0.0014142  # for an effective batch of 128`` stood there, beside a batch of 256."""
-    text = "dataset: digits\nbatch_size: 32\nlearning_rate: 0.1  # for an effective batch of 32\nepochs: 3  # mine\n"
-    file = write(text)
-    searched = load_config(file)
-    apply_result(recommend(searched, {"batch_size": 128}, SQRT), file, searched=searched)
-    lines = file.read_text().splitlines()
-    comment = "learning_rate was 0.1, changed by fulltilt tune; earlier comment: for an effective batch of 32"
-    assert lines[2:4] == [f"learning_rate: 0.2  # {comment}", "epochs: 3  # mine"]
-    assert load_config(file).optim.lr == 0.2
+    for batch_size in (64, 32) * 3:
+        rate = LearningRate(rule="sqrt", start=config.optim.lr, to=None)
+        _, config = apply(file, config, {"batch_size": batch_size}, rate)
+    assert config.optim.lr == pytest.approx(0.1, rel=1e-7)
 
 
 def test_a_rate_inside_the_optimizer_is_the_one_that_changes(config, write):
     file = write("dataset: digits\nbatch_size: 32\noptim: {optimizer: 'sgd(lr=0.5, momentum=0.9)'}\n")
-    apply_result(recommend(config, {"batch_size": 128}, SQRT), file, searched=config)
-    written = load_config(file)
+    _, written = apply(file, config, {"batch_size": 128}, SQRT)
     assert written.optim.optimizer == "sgd(lr=1.0, momentum=0.9)"
     assert "optim.lr" not in {key for key, place in written.provenance.items() if place != "default"}
 
 
 def test_what_the_search_never_varied_stays_as_the_file_has_it(config, write):
     file = write("dataset: digits\nbatch_size: 32\ncompile: true\nprefetch_factor: 4\n")
-    result = recommend(config, {"num_workers": 2}, tried=[plan_of(config).replace(channels_last=True)], **PROMISED)
-    applied = apply_result(result, file, searched=config)
-    written = load_config(file)
+    tried = [plan_of(config).replace(channels_last=True)]
+    applied, written = apply(file, config, {"num_workers": 2}, tried=tried, **PROMISED)
     assert (written.speed.compile, written.data.prefetch_factor, written.data.num_workers) == (True, 4, 2)
     assert written.run.promise is None
-    assert len(applied.notes) == 1
-    assert "compile True (measured with False), prefetch_factor 4 (measured with None)" in applied.notes[0]
+    (note,) = applied.notes
+    assert "compile True (measured with False), prefetch_factor 4 (measured with None)" in note
 
 
-def test_what_only_a_probe_left_out_is_not_varied(tmp_path):
+def test_what_only_a_probe_left_out_is_not_varied(write):
     """Probes of the step run without the loader's levers; that says nothing of the values those should have."""
-    (tmp_path / "a.yaml").write_text(TEXT.replace("batch_size: 32", "batch_size: 32, placement: auto, num_workers: 2"))
-    config = load_config(tmp_path / "a.yaml")
+    config = load_config(write(TEXT.replace("batch_size: 32", "batch_size: 32, placement: auto, num_workers: 2")))
     bare = plan_of(config).replace(num_workers=0, placement="stream")
-    probes = [
-        types.SimpleNamespace(plan=plan, status="ok", kind="device") for plan in (bare, bare.replace(compile=True))
-    ]
+    probes = [make_trial(plan, kind="device") for plan in (bare, bare.replace(compile=True))]
     result = recommend(config, {}, probes=probes)
     assert find_varied_levers(result) == {"compile"}
-    assert plan_changes(result, config, searched=config).values == {}
+    assert plan_values(result, config) == {}
 
 
-def test_what_the_search_left_as_it_was_stays_as_it_is_spelled(tmp_path):
+def test_what_the_search_left_as_it_was_stays_as_it_is_spelled(write):
     """``use_amp: true`` became ``bf16``, which nobody had chosen, where the only plan that ran was the user's own."""
-    (tmp_path / "a.yaml").write_text(TEXT + "speed: {precision: auto}\n")
-    config = load_config(tmp_path / "a.yaml")
+    config = load_config(write(TEXT + "speed: {precision: auto}\n"))
     assert plan_of(config)["precision"] == "auto"
-    ran = plan_of(config).replace(precision="bf16")
-    result = make_result(ran, SAME_RATE, user_plan=ran, tried=[ran.replace(precision="fp32")])
-    assert plan_changes(result, config, searched=config).values == {}
-    lost = make_result(ran.replace(precision="fp32"), SAME_RATE, user_plan=ran)
-    assert plan_changes(lost, config, searched=config).values == {"speed.precision": "fp32"}
+    ran, other = (plan_of(config).replace(precision=precision) for precision in ("bf16", "fp32"))
+    assert plan_values(make_result(ran, SAME_RATE, user_plan=ran, tried=[other]), config) == {}
+    assert plan_values(make_result(other, SAME_RATE, user_plan=ran), config) == {"speed.precision": "fp32"}
 
 
 def test_a_value_that_was_tried_and_lost_is_taken_back(config, write):
     file = write("dataset: digits\nbatch_size: 32\ncompile: true\n")
-    result = recommend(config, {}, tried=[plan_of(config).replace(compile=True)], **PROMISED)
-    assert not apply_result(result, file, searched=config).notes
-    assert load_config(file).speed.compile is False
-    assert load_config(file).run.promise is not None
+    applied, written = apply(file, config, {}, tried=[plan_of(config).replace(compile=True)], **PROMISED)
+    assert not applied.notes
+    assert written.speed.compile is False
+    assert written.run.promise is not None
 
 
 @pytest.mark.parametrize(
@@ -221,8 +192,7 @@ def test_a_value_that_was_tried_and_lost_is_taken_back(config, write):
 )
 def test_the_effective_batch_stays_the_files_own_unless_it_was_free(config, write, sizes, expected, n_notes):
     file = write(f"dataset: digits\n{sizes}\nlearning_rate: 0.03\n")
-    applied = apply_result(recommend(config, {"batch_size": 16, "accumulate": 2}, **PROMISED), file, searched=config)
-    written = load_config(file)
+    applied, written = apply(file, config, {"batch_size": 16, "accumulate": 2}, **PROMISED)
     assert (written.data.batch_size, written.speed.accumulate) == expected
     assert written.optim.lr == 0.03
     assert len(applied.notes) == n_notes
@@ -238,100 +208,65 @@ def test_every_spelling_of_a_lever_is_written(config, write):
     apply_result(recommend(config, plan), file, searched=config)
     assert plan_of(load_config(file)) == plan_of(config).replace(**plan)
     written = file.read_text()
-    marked = "# gradient_accumulation was 1, changed by fulltilt tune; earlier comment: STL-10"
-    assert f"gradient_accumulation: 2  {marked}\n    mixed_precision: bf16\n" in written
+    assert "gradient_accumulation: 2  # STL-10\n    mixed_precision: bf16\n" in written
     assert "train: basic(prefetch_factor=4)" in written
 
 
-def test_figures_of_an_earlier_search_go_and_the_users_comments_stay(config, tmp_path):
-    file = tmp_path / "a.yaml"
-    file.write_text(TEXT + "speed:\n  compile: false  # slow to start\n")
+def test_figures_of_an_earlier_search_go_and_the_users_comments_stay(write):
+    file = write(TEXT + "speed:\n  compile: false  # slow to start\n")
     config = load_config(file)
     for rate, changes in ((0.0123, {"channels_last": True}), (2345.0, {"channels_last": True, "compile": True})):
-        result = recommend(config, changes, **PROMISED)
-        result.picks.recommended.trial.samples_per_s = rate
-        apply_result(result, file, searched=config)
+        apply(file, config, changes, samples_per_s=rate, **PROMISED)
     written = file.read_text()
     assert "channels_last: true  # fulltilt tune: 2,345 samples/s" in written
-    assert "compile: true  # compile was false, changed by fulltilt tune; earlier comment: slow to start\n" in written
+    assert "compile: true  # slow to start\n" in written
     assert "0.0123" not in written
 
 
-def test_what_was_measured_travels_with_the_settings(config, tmp_path):
-    plan = plan_of(config).replace(batch_size=128)
+def test_what_was_measured_travels_with_the_settings(config, file):
     phases = PhasesMs(data_wait=1.5, h2d=None, forward=1, backward=1, optimizer=1, other=0, step=6.0)
-    result = recommend(
-        config,
-        {"batch_size": 128},
-        ci95=(1200.123, 1300.0),
-        runs=(1190.0, 1250.0),
-        observed={"threads": 2},
-        phases_ms=phases,
-    )
-    assert "promise" in apply_result(result, tmp_path / "a.yaml", searched=config).diff
-    applied = load_config(tmp_path / "a.yaml")
-    promise = applied.run.promise
+    measured = {"observed": {"threads": 2}, "phases_ms": phases, "ci95": (1200.123, 1300.0), "runs": (1190.0, 1250.0)}
+    applied, written = apply(file, config, {"batch_size": 128}, **measured)
+    assert "promise" in applied.diff
+    promise = written.run.promise
     assert promise.samples_per_s == [1190.0, 1300.0]  # the row's interval, widened to its runs side by side
     assert (promise.machine, promise.threads, promise.data_wait_pct) == ("00ab12", 2, 25.0)
     assert (promise.model, promise.n_parameters, promise.data) == ("CNN", 10, "Digits, 8 samples")
     assert promise.device is None  # the probe did not say
-    assert promise.plan == compute_plan_digest(plan) == compute_plan_digest(plan_of(applied))
-    assert apply_result(result, tmp_path / "a.yaml", searched=config).diff == ""
+    assert promise.plan == compute_plan_digest(plan_of(config).replace(batch_size=128))
+    assert promise.plan == compute_plan_digest(plan_of(written))
+    assert apply(file, config, {"batch_size": 128}, **measured)[0].diff == ""
 
 
-def test_a_promise_of_an_earlier_search_gives_way(config, tmp_path):
+def test_a_promise_of_an_earlier_search_gives_way(config, file):
     for low in (100.0, 200.0):
-        result = recommend(config, {}, ci95=(low, 300.0), runs=(low + 1, 299.0))
-        apply_result(result, tmp_path / "a.yaml", searched=config)
-    assert load_config(tmp_path / "a.yaml").run.promise.samples_per_s == [200.0, 300.0]
-    assert (tmp_path / "a.yaml").read_text().count("promise") == 1
+        _, written = apply(file, config, {}, ci95=(low, 300.0), runs=(low + 1, 299.0))
+    assert written.run.promise.samples_per_s == [200.0, 300.0]
+    assert file.read_text().count("promise") == 1
 
 
-def test_a_promise_of_another_plan_does_not_outlive_it(config, tmp_path):
+def test_a_promise_of_another_plan_does_not_outlive_it(config, file):
     """A search that can promise nothing once left the promise of the search before it beside its own plan."""
-    file = tmp_path / "a.yaml"
-    apply_result(recommend(config, {}, **PROMISED), file, searched=config)
-    same_plan = recommend(config, {})
-    assert apply_result(same_plan, file, searched=config).diff == ""
-    assert load_config(file).run.promise is not None
-    apply_result(recommend(config, {"num_workers": 2}), file, searched=config)
-    assert load_config(file).run.promise is None
-
-
-def test_a_promise_does_not_make_another_configuration_of_the_file(config, tmp_path):
-    """A search whose own promise stood in its file once refused to go on in its folder."""
-    apply_result(recommend(config, {}, **PROMISED), tmp_path / "a.yaml", searched=config)
-    promised = load_config(tmp_path / "a.yaml")
-    assert promised.run.promise is not None
-    assert promised.digest == config.digest
-
-
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_a_promise_of_a_busy_machine_is_marked(config, tmp_path, is_busy):
-    """From 0 to 1,000 samples/s was promised, and neither the file nor ``train`` said why so little."""
-    result, file = recommend(config, {"compile": True}, **(BUSY if is_busy else {}), **PROMISED), tmp_path / "a.yaml"
-    apply_result(result, file, searched=config)
-    assert load_config(file).run.promise.cpu_pressure_pct == (98.0 if is_busy else None)
-    assert ("# fulltilt tune: 1,234 samples/s, on a busy machine" in file.read_text()) == is_busy
-    apply_result(recommend(config, {"compile": True}, **PROMISED), file, searched=config)
-    assert "busy" not in file.read_text(), "the mark goes with the figure"
-
-
-def test_a_run_side_by_side_of_a_busy_machine_marks_the_promise(config, tmp_path):
-    result = recommend(config, {"compile": True}, **PROMISED)
-    plan = result.picks.recommended.trial.plan
-    result.repeats = (make_trial(plan, samples_per_s=150.0, **BUSY),)
-    apply_result(result, tmp_path / "a.yaml", searched=config)
-    assert load_config(tmp_path / "a.yaml").run.promise.cpu_pressure_pct == 98.0
-
-
-def test_one_run_is_no_promise(config, tmp_path):
-    """A search cut short by its budget promised what a single contended trial had seen."""
-    result = recommend(config, {"num_workers": 2}, ci95=(100.0, 300.0))
-    applied = apply_result(result, tmp_path / "a.yaml", searched=config)
-    assert "num_workers" in applied.diff
-    assert load_config(tmp_path / "a.yaml").run.promise is None
+    _, promised = apply(file, config, {}, **PROMISED)
+    assert promised.digest == config.digest, "a promise makes no other configuration: the search goes on in its folder"
+    applied, written = apply(file, config, {})
+    assert (applied.diff, written.run.promise is None) == ("", False)
+    applied, written = apply(file, config, {"num_workers": 2}, ci95=(100.0, 300.0))
+    assert written.run.promise is None
     assert applied.notes == ("no run.promise was written: the plan ran 0 times side by side, 2 are needed",)
+
+
+@pytest.mark.parametrize("busy", ["row", "run beside it", None])
+def test_a_promise_of_a_busy_machine_is_marked(config, file, busy):
+    """From 0 to 1,000 samples/s was promised, and neither the file nor ``train`` said why so little."""
+    result = recommend(config, {"compile": True}, **(BUSY if busy == "row" else {}), **PROMISED)
+    if busy == "run beside it":
+        result.repeats = (make_trial(result.picks.recommended.trial.plan, samples_per_s=150.0, **BUSY),)
+    apply_result(result, file, searched=config)
+    assert load_config(file).run.promise.cpu_pressure_pct == (98.0 if busy else None)
+    assert ("# fulltilt tune: 1,234 samples/s, on a busy machine" in file.read_text()) == bool(busy)
+    apply(file, config, {"compile": True}, **PROMISED)
+    assert "busy" not in file.read_text(), "the mark goes with the figure"
 
 
 def test_a_promise_outlives_a_lever_that_is_added_later(config):
@@ -342,31 +277,24 @@ def test_a_promise_outlives_a_lever_that_is_added_later(config):
 
 
 @pytest.mark.parametrize(("measured", "written"), [(1, None), (2, 2)])
-def test_a_file_gets_a_promise_of_as_many_processes_as_it_trains_in(tmp_path, measured, written):
+def test_a_file_gets_a_promise_of_as_many_processes_as_it_trains_in(write, measured, written):
     """What was measured on one device says nothing of several."""
-    (tmp_path / "a.yaml").write_text(TEXT + "run: {device: cpu, n_ranks: 2}\nspeed:\n  threads: 1\n")
-    config = load_config(tmp_path / "a.yaml")
-    result = recommend(config, {"compile": True}, **{**PROMISED, "n_devices": measured})
-    assert "compile" in apply_result(result, tmp_path / "a.yaml", searched=config).diff
-    assert ("# fulltilt tune: 1,234 samples/s" in (tmp_path / "a.yaml").read_text()) == (written is not None)
-    assert "# fulltilt tune" in (tmp_path / "a.yaml").read_text()
-    promise = load_config(tmp_path / "a.yaml").run.promise
-    assert (promise.n_ranks if promise is not None else None) == written
+    file = write(TEXT + "run: {device: cpu, n_ranks: 2}\nspeed:\n  threads: 1\n")
+    applied, config = apply(file, load_config(file), {"compile": True}, n_devices=measured, **PROMISED)
+    assert "compile" in applied.diff
+    assert ("# fulltilt tune: 1,234 samples/s" in file.read_text()) == (written is not None)
+    assert "# fulltilt tune" in file.read_text()
+    assert (config.run.promise.n_ranks if config.run.promise is not None else None) == written
 
 
-def test_a_file_that_is_not_writable_is_refused_and_stays(config, tmp_path):
+def test_a_file_that_is_not_writable_is_refused_and_stays(config, file):
     """A rename asks for the folder's permission alone: a file of mode 444 was rewritten, and writable afterwards."""
-    file = tmp_path / "a.yaml"
     file.chmod(0o444)
     with pytest.raises(StorageError, match=r"a\.yaml is not writable \(mode 444\); chmod u\+w"):
-        apply_result(recommend(config, {"num_workers": 2}), file, searched=config)
+        apply(file, config, {"num_workers": 2})
     assert (file.read_text(), file.stat().st_mode & 0o7777) == (TEXT, 0o444)
-
-
-def test_a_file_that_is_written_keeps_its_mode(config, tmp_path):
-    file = tmp_path / "a.yaml"
     file.chmod(0o640)
-    assert apply_result(recommend(config, {"num_workers": 2}), file, searched=config).diff
+    assert apply(file, config, {"num_workers": 2})[0].diff
     assert file.stat().st_mode & 0o7777 == 0o640
 
 

@@ -104,19 +104,11 @@ def write_cifar10(folder):
         path.write_bytes(pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}))
 
 
-def write_image(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (32, 32)).save(path)
-
-
-def write_images(folder):
-    for split in ("train", "test"):
-        write_image(folder / split / "cat" / "1.png")
-
-
-def write_cifar10_images(folder):
-    for split, name in itertools.product(("train", "test"), CLASSES):
-        write_image(folder / "small" / split / name / "1.png")
+def write_images(folder, classes=("cat",)):
+    for split, name in itertools.product(("train", "test"), classes):
+        path = folder / split / name / "1.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32)).save(path)
 
 
 def write_stl10(folder):
@@ -129,7 +121,7 @@ def write_stl10(folder):
     ("dataset", "write_data", "part"),
     [
         ("cifar10", write_cifar10, "cifar-10-batches-py/data_batch_3"),
-        ("cifar10", write_cifar10_images, "small/test/truck/1.png"),
+        ("cifar10", lambda folder: write_images(folder / "small", CLASSES), "small/test/truck/1.png"),
         ("image_folder", write_images, "train/cat/1.png"),
         ("stl10", write_stl10, "stl10_binary/test_y.bin"),
     ],
@@ -149,24 +141,19 @@ def test_other_data_beside_those_that_are_read_change_nothing(tmp_path, dataset,
     assert stamp(tmp_path, dataset=dataset + root) != first
 
 
-def test_a_folder_that_unknown_code_reads_too_counts_whole(tmp_path):
-    write_images(tmp_path / "data")
-    data = {"dataset": "image_folder(data/)", "val_dataset": "mine:build(data/)"}
-    first = stamp(tmp_path, **data)
-    write(tmp_path / "data" / "more.txt")
-    assert stamp(tmp_path, **data) != first
-
-
 def test_a_class_that_is_called_test_is_not_all_of_a_folder_of_classes(tmp_path):
-    write_image(tmp_path / "data" / "test" / "1.png")
-    write_image(tmp_path / "data" / "control" / "1.png")
+    for name in ("test", "control"):
+        write(tmp_path / "data" / name / "1.png")
     assert stamp(tmp_path, dataset="image_folder")["data"]["n_files"] == 2
 
 
-def test_a_folder_that_only_the_users_own_code_reads_counts_whole(tmp_path):
+@pytest.mark.parametrize(
+    "data", [{"path": "mine"}, {"dataset": "image_folder(mine/)", "val_dataset": "mine:build(mine/)"}]
+)
+def test_a_folder_that_the_users_own_code_reads_alone_or_too_counts_whole(tmp_path, data):
     """Without a data set in the configuration its stamp was 0 files of 0 bytes, whatever the folder held."""
-    write(tmp_path / "mine" / "a.bin")
-    first = stamp(tmp_path, path="mine")
-    assert first["mine"]["n_files"] == 1
-    write(tmp_path / "mine" / "a.bin", "other")
-    assert stamp(tmp_path, path="mine") != first
+    write_images(tmp_path / "mine")
+    first = stamp(tmp_path, **data)
+    assert all(found["n_files"] == 2 for found in first.values())
+    write(tmp_path / "mine" / "more.txt")
+    assert stamp(tmp_path, **data) != first

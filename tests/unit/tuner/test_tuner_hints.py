@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import default_plan
 from fulltilt.records import PhasesMs
 from fulltilt.tuner.answer.hints import find_hints, find_search_hints
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 QUIET = SimulatedTarget(lambda plan: Answer(samples_per_s=100.0))(default_plan(), id="t1", why="")
 
@@ -26,8 +26,18 @@ def with_phases(**changes):
         (dataclasses.replace(QUIET, gpu_utilization_pct=40.0), None, "utilization", "40 %"),
         (dataclasses.replace(QUIET, memory_reserved_peak_gib=2.0), 10.0, "memory", "a larger batch"),
         (dataclasses.replace(QUIET, memory_reserved_peak_gib=9.5), 10.0, "memory", "leaves room"),
-        (dataclasses.replace(QUIET, cpu_pressure_pct=40.0), None, "contention", "40 %"),
-        (dataclasses.replace(QUIET, steal_pct=12.0), None, "contention", "12 %"),
+        (
+            dataclasses.replace(QUIET, cpu_pressure_pct=40.0),
+            None,
+            "contention",
+            "tasks waited for a core 40 % of the time: data",
+        ),
+        (
+            dataclasses.replace(QUIET, steal_pct=12.0),
+            None,
+            "contention",
+            "the host took 12 % of the cores' time for others: data",
+        ),
         (
             dataclasses.replace(QUIET, null_reasons={"phases_ms": "no phase claims 12 %"}),
             None,
@@ -36,19 +46,12 @@ def with_phases(**changes):
         ),
     ],
 )
-def test_a_hint_says_its_numbers(row, limit_gib, rule, words):
+def test_a_hint_says_its_numbers_and_none_that_was_not_read(row, limit_gib, rule, words):
+    """``tasks waited for a core 0 % of the time`` was a kernel that does not say."""
     found = find_hints(row, limit_gib)
     assert [hint.rule for hint in found] == [rule]
     assert words in found[0].text
     assert found[0].trial_id == "t1"
-
-
-def test_a_hint_names_no_figure_that_was_not_read():
-    """``tasks waited for a core 0 % of the time`` was a kernel that does not say."""
-    (stolen,) = find_hints(dataclasses.replace(QUIET, steal_pct=12.0), None)
-    (waited,) = find_hints(dataclasses.replace(QUIET, cpu_pressure_pct=40.0), None)
-    assert stolen.text.startswith("the host took 12 % of the cores' time for others: ")
-    assert waited.text.startswith("tasks waited for a core 40 % of the time: ")
 
 
 @pytest.mark.parametrize(

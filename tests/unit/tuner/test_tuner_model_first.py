@@ -9,6 +9,7 @@ import pytest
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PROBES, Measurement, Plan
+from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.model_first import FULL, QUICK, model_first
@@ -21,11 +22,9 @@ WORKERS = (0, 2, 4, 8, 12, 16)
 BASE = default_plan({"batch_size": 32})
 SPACE = Space(
     axes={"batch_size": BATCHES, "num_workers": WORKERS, "precision": ("fp32", "bf16"), "pin_memory": (False, True)},
-    base=BASE,
-    user_plan=BASE,
-    facts=Facts(device_type="cuda", compute_capability=(9, 0), n_cores_usable=16),
+    base=BASE, user_plan=BASE, facts=Facts(device_type="cuda", compute_capability=(9, 0), n_cores_usable=16),
     memory_gib=10.0,
-)
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -50,13 +49,15 @@ class Machine:
         self.asked.append((kind, plan))
         batch, n_workers = plan["batch_size"], plan["num_workers"]
         peak = self.compute_peak_gib(batch) + (self.gib_per_worker * n_workers if kind == "end_to_end" else 0.0)
+        failure = None
         if kind != "device" and self.most_workers is not None and n_workers > self.most_workers:
-            reason = "no space left in /dev/shm"
-            return build_row(plan, id=id, why=why, kind=kind, status="out_of_memory", reason=reason, seconds=1.0)
-        if (kind == "memory" and self.fake_fails) or (kind == "device" and self.device_fails):
-            return build_row(plan, id=id, why=why, kind=kind, status="error", reason="refused")
-        if kind not in ("loader", "memory") and peak > 12.0:
-            return build_row(plan, id=id, why=why, kind=kind, status="out_of_memory", reason="too large", seconds=1.0)
+            failure = ("out_of_memory", "no space left in /dev/shm")
+        elif (kind == "memory" and self.fake_fails) or (kind == "device" and self.device_fails):
+            failure = ("error", "refused")
+        elif kind not in ("loader", "memory") and peak > 12.0:
+            failure = ("out_of_memory", "too large")
+        if failure is not None:
+            return build_row(plan, id=id, why=why, kind=kind, status=failure[0], reason=failure[1], seconds=1.0)
         rate = batch / self.compute_step_s(plan, kind)
         measured = Measurement(
             phases_ms=None, samples_per_s=rate,
@@ -98,6 +99,10 @@ def search(machine, space=SPACE):
     return session
 
 
+def find_fastest_rate(session):
+    return max(row.samples_per_s or 0.0 for row in session.rows)
+
+
 def find_best_rate(machine, space=SPACE):
     fits = [p for p in space.grid() if 0.5 + machine.gib_per_sample * p["batch_size"] <= space.memory_gib]
     return max(p["batch_size"] / machine.compute_step_s(p) for p in fits)
@@ -110,8 +115,7 @@ def find_best_rate(machine, space=SPACE):
 )
 def test_it_ends_next_to_the_best_of_the_grid_in_few_runs(machine):
     session = search(machine)
-    fastest = max(row.samples_per_s or 0.0 for row in session.rows)
-    assert fastest >= 0.97 * find_best_rate(machine)
+    assert find_fastest_rate(session) >= 0.97 * find_best_rate(machine)
     assert len(session.rows) <= 10
     assert len(session.rows) + sum(row.kind != "memory" for row in session.probes) <= 24
 
@@ -231,29 +235,26 @@ def test_numbers_of_workers_run_only_where_they_may_come_near_the_best():
     assert {row.plan["num_workers"] for row in rows} == {16}
 
 
-def test_nothing_is_run_that_memory_is_predicted_not_to_hold():
-    machine = Machine(load_s=1e-4)
-    session = search(machine)
-    assert not [row for row in (*session.rows, *session.probes) if row.status == "out_of_memory"]
-    largest = max(plan["batch_size"] for kind, plan in machine.asked if kind not in ("memory", "loader"))
-    assert largest == 2048  # 8.7 GiB; 4096 would need 16.9
+def list_whole_batches(session):
+    return [row.plan["batch_size"] for row in (*session.rows, *session.probes) if row.kind not in ("memory", "loader")]
 
 
-def test_a_batch_that_a_line_between_far_estimates_refuses_is_estimated_itself():
+@pytest.mark.parametrize(
+    "compute_peak_gib",
+    [
+        pytest.param(lambda batch: 0.5 + 0.004 * batch, id="a line: 4096 would need 16.9 GiB"),
+        pytest.param(lambda batch: 0.5 + 0.004 * batch + 0.05 * max(0, batch - 2048), id="far estimates refuse it"),
+        pytest.param(lambda batch: max(4.0, 0.5 + 0.004 * batch), id="flat to 875: the chord says 10.9 GiB"),
+    ],
+)
+def test_what_fits_is_run_up_to_the_largest_and_nothing_that_memory_is_predicted_not_to_hold(compute_peak_gib):
     """Peaks bend: a large batch that does not fit by far drew a line above many that do, and these were never run."""
     machine = Machine(load_s=1e-4)
-    machine.compute_peak_gib = lambda batch: 0.5 + 0.004 * batch + 0.05 * max(0, batch - 2048)
+    machine.compute_peak_gib = compute_peak_gib
     session = search(machine)
-    estimated = {row.plan["batch_size"] for row in session.probes if row.kind == "memory"}
-    assert 2048 in estimated
-    largest = max(row.plan["batch_size"] for row in (*session.rows, *session.probes) if row.kind != "memory")
-    assert largest == 2048  # 8.7 of 10 GiB
-    assert not any(row.status == "out_of_memory" for row in (*session.rows, *session.probes))
-
-
-def test_the_edge_is_not_estimated_where_fake_tensors_fail():
-    session = search(Machine(fake_fails=True))
-    assert sum(row.kind == "memory" for row in session.probes) == 1
+    assert not [row for row in (*session.rows, *session.probes) if row.status == "out_of_memory"]
+    assert max(list_whole_batches(session)) == 2048  # 8.7 of 10 GiB
+    assert sum(row.kind == "memory" for row in session.probes) <= 12
 
 
 def test_a_quick_search_stops_probing_when_its_time_is_over():
@@ -266,29 +267,15 @@ def test_a_quick_search_stops_probing_when_its_time_is_over():
     assert len(quick.rows) <= QUICK.n_whole + QUICK.n_polish
 
 
-def test_batches_that_a_chord_of_estimates_would_refuse_are_estimated_themselves_and_run():
-    machine = Machine(load_s=1e-4)
-    machine.compute_peak_gib = lambda batch: max(
-        4.0, 0.5 + machine.gib_per_sample * batch
-    )  # flat to 875 samples; 2048 need 8.7 GiB, the chord says 10.9
+@pytest.mark.parametrize(
+    ("machine", "share"),
+    [(Machine(load_s=1e-4, gib_per_sample=1e-6), 0.97), (Machine(load_s=1e-4, fake_fails=True), 0.95)],
+    ids=["memory decides nothing", "it climbs by real probes, without fake tensors"],
+)
+def test_one_estimate_of_memory_is_enough_where_it_decides_nothing_or_fails(machine, share):
     session = search(machine)
-    assert not [row for row in (*session.rows, *session.probes) if row.status == "out_of_memory"]
-    assert max(plan["batch_size"] for kind, plan in machine.asked if kind not in ("memory", "loader")) == 2048
-    assert sum(kind == "memory" for kind, _ in machine.asked) <= 12
-
-
-def test_where_memory_decides_nothing_one_estimate_is_enough():
-    machine = Machine(load_s=1e-4, gib_per_sample=1e-6)
-    session = search(machine)
-    assert sum(kind == "memory" for kind, _ in machine.asked) == 1
-    assert max(row.samples_per_s for row in session.rows) >= 0.97 * find_best_rate(machine)
-
-
-def test_without_fake_tensors_it_climbs_by_real_probes():
-    machine = Machine(load_s=1e-4, fake_fails=True)
-    session = search(machine)
-    assert max(row.samples_per_s or 0.0 for row in session.rows) >= 0.95 * find_best_rate(machine)
-    assert sum(kind == "memory" for kind, _ in machine.asked) == 1  # the first refusal ends the pre-pass
+    assert sum(row.kind == "memory" for row in session.probes) == 1
+    assert find_fastest_rate(session) >= share * find_best_rate(machine)
 
 
 def test_a_loader_that_costs_nothing_is_probed_once():
@@ -305,7 +292,7 @@ def test_workers_whose_loader_failed_alone_are_not_run_whole():
     machine = Machine(load_s=3e-3, most_workers=8)
     session = search(machine)
     assert not [row for row in session.rows if row.status == "out_of_memory"]
-    assert max(row.samples_per_s for row in session.rows) >= 0.55 * find_best_rate(machine), "8 of 14 useful workers"
+    assert find_fastest_rate(session) >= 0.55 * find_best_rate(machine), "8 of 14 useful workers"
 
 
 def test_memory_of_workers_is_not_held_against_the_batch():
@@ -317,30 +304,18 @@ def test_memory_of_workers_is_not_held_against_the_batch():
 
 def test_errors_of_either_sign_are_no_shared_one():
     """A model that is wrong by turns ranks nothing: coordinate descent has to take over."""
-    machine = Machine(load_s=1e-3)
-    honest = machine.compute_step_s
 
-    def deceive(plan, kind="end_to_end"):
-        seconds = honest(plan, kind)
-        if kind != "end_to_end":
-            return seconds
-        return seconds * (4.0 if (plan["batch_size"].bit_length() + plan["num_workers"]) % 3 else 0.2)
+    class Deceiving(Machine):
+        def compute_step_s(self, plan, kind="end_to_end"):
+            errs = 4.0 if (plan["batch_size"].bit_length() + plan["num_workers"]) % 3 else 0.2
+            return super().compute_step_s(plan, kind) * (errs if kind == "end_to_end" else 1.0)
 
-    machine.compute_step_s = deceive
-    session = search(machine)
-    assert len(session.rows) > 12
+    assert len(search(Deceiving(load_s=1e-3)).rows) > 12
 
 
-def test_where_no_probe_runs_coordinate_descent_takes_over():
-    machine = Machine(device_fails=True)
-    session = search(machine)
-    assert max(row.samples_per_s or 0.0 for row in session.rows) >= 0.9 * find_best_rate(machine)
-
-
-def test_where_the_model_errs_throughout_coordinate_descent_takes_over():
-    machine = Machine(deceives=True)
-    session = search(machine)
-    assert max(row.samples_per_s or 0.0 for row in session.rows) == pytest.approx(find_best_rate(machine))
+@pytest.mark.parametrize(("machine", "share"), [(Machine(device_fails=True), 0.9), (Machine(deceives=True), 1.0)])
+def test_where_no_probe_runs_or_the_model_errs_throughout_coordinate_descent_takes_over(machine, share):
+    assert find_fastest_rate(search(machine)) >= share * find_best_rate(machine) * (1 - 1e-6)
 
 
 def test_probes_are_kept_apart_from_rows_and_say_why():
@@ -353,8 +328,6 @@ def test_probes_are_kept_apart_from_rows_and_say_why():
 
 
 def test_a_search_that_is_started_again_asks_nothing_twice(tmp_path):
-    from fulltilt.records.run_folder import RunFolder
-
     def run():
         machine = Machine()
         with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:

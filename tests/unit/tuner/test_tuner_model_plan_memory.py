@@ -43,16 +43,12 @@ def fits(memory, batch, **levers):
 FAKES = tuple(make_row("memory", batch, 0.2 + 0.01 * batch) for batch in (1, 64, 2048))
 
 
-def test_fake_points_alone_keep_a_margin():
+def test_fake_points_alone_keep_a_margin_until_a_real_peak_takes_the_doubt_away():
     memory = learn(*FAKES)
-    assert fits(memory, 256)
-    assert not fits(memory, 1024)
-
-
-def test_a_real_peak_takes_the_doubt_away():
+    assert (fits(memory, 256), fits(memory, 512), fits(memory, 1024)) == (True, True, False)
     memory = learn(*FAKES, make_row("device", 512, 5.4), make_row("device", 64, 0.9))
-    assert fits(memory, 512)
-    assert not fits(memory, 1024)
+    assert (fits(memory, 512), fits(memory, 1024)) == (True, False)
+    assert fits(learn(*FAKES, limit_gib=math.inf), 2048)
 
 
 def test_an_arm_that_only_fake_tensors_saw_is_read_against_the_users():
@@ -62,19 +58,14 @@ def test_an_arm_that_only_fake_tensors_saw_is_read_against_the_users():
     assert not fits(memory, 2048, precision="bf16")
 
 
-def test_what_ran_out_of_memory_and_all_above_it_do_not_fit():
-    memory = learn(make_row("device", 64, 1.0), make_row("device", 128, None, status="out_of_memory"))
-    assert fits(memory, 64)
-    assert not fits(memory, 128)
-    assert not fits(memory, 256)
-
-
-def test_knowing_nothing_it_goes_up_by_doubling():
-    memory = learn()
-    assert fits(memory, 2048)
+def test_knowing_nothing_it_goes_up_by_doubling_and_never_to_what_ran_out_of_memory():
+    assert fits(learn(), 2048)
     memory = learn(make_row("device", 64, None))
-    assert fits(memory, 128)
-    assert not fits(memory, 256)
+    assert (fits(memory, 128), fits(memory, 256)) == (True, False)
+    memory = learn(make_row("device", 64, 1.0), make_row("device", 128, None, status="out_of_memory"))
+    assert (fits(memory, 64), fits(memory, 128), fits(memory, 256)) == (True, False, False)
+    memory = learn(make_row("loader", 2048, None, status="out_of_memory"))
+    assert fits(memory, 2048), "probes of the loader say nothing of memory"
 
 
 def test_what_fits_is_known_by_a_curve_or_where_there_is_room_for_everything():
@@ -96,23 +87,14 @@ def test_a_batch_at_the_edge_is_worth_a_probe_only_where_it_surely_runs():
     assert learn(*rows, refused, limit_gib=10.6).find_edge(plan, {64, 512}) is None
 
 
-def test_no_limit_lets_everything_pass():
-    assert fits(learn(*FAKES, limit_gib=math.inf), 2048)
-
-
 @pytest.mark.parametrize(
     ("levers", "on_cpu", "counts"),
     [
-        ({"placement": "stream"}, False, True),
-        ({"placement": "ram"}, False, True),
-        ({"placement": "memory_map"}, False, True),
-        ({"placement": "block_shuffled"}, False, True),
         ({"placement": "device"}, False, False),
-        ({"num_workers": 4}, False, True),
         ({"placement": "stream"}, True, True),
-        ({"placement": "ram"}, True, False),
-        ({"placement": "memory_map"}, True, False),
-        ({"placement": "block_shuffled"}, True, False),
+        *(({"placement": name}, False, True) for name in ("stream", "ram", "memory_map", "block_shuffled")),
+        *(({"placement": name}, True, False) for name in ("ram", "memory_map", "block_shuffled")),
+        ({"num_workers": 4}, False, True),
         ({"num_workers": 4}, True, False),
     ],
 )
@@ -121,11 +103,6 @@ def test_a_peak_is_held_against_the_batch_only_where_nothing_else_lies_in_that_m
     if on_cpu:
         row = dataclasses.replace(row, memory_reserved_peak_gib=None, memory_rss_peak_gib=9.9)
     assert fits(learn(*FAKES, row), 128) != counts
-
-
-def test_probes_of_the_loader_say_nothing_of_memory():
-    memory = learn(make_row("loader", 2048, None, status="out_of_memory"))
-    assert fits(memory, 2048)
 
 
 def test_doubts_are_those_of_the_plans_own_arm_and_none_where_memory_decides_nothing():

@@ -11,18 +11,15 @@ from hypothesis import strategies as st
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Measurement, PhasesMs
-from fulltilt.tuner.search.model.arms import ArmTimes, Point, device_arm, feed_arm
-from fulltilt.tuner.search.model.curve import Curve
-from fulltilt.tuner.search.model.loader_time import LoaderPoint, LoaderTime
+from fulltilt.tuner.search.model.arms import ArmTimes, Curve, Point, device_arm, feed_arm
+from fulltilt.tuner.search.model.loader_time import LoaderTime
 from fulltilt.tuner.search.model.step_time import StepTime
 from fulltilt.tuner.trials.rows import build_row
 
 PLAN = default_plan({"batch_size": 64})
 FP32, BF16 = device_arm(PLAN), device_arm(PLAN.replace(precision="bf16"))
-LAST, BOTH = (
-    device_arm(PLAN.replace(channels_last=True)),
-    device_arm(PLAN.replace(precision="bf16", channels_last=True)),
-)
+LAST = device_arm(PLAN.replace(channels_last=True))
+BOTH = device_arm(PLAN.replace(precision="bf16", channels_last=True))
 FEED = feed_arm(PLAN)
 POINTS = st.dictionaries(st.integers(1, 4096), st.floats(1e-5, 10.0), min_size=1, max_size=6)
 
@@ -34,39 +31,36 @@ def test_a_curve_goes_through_its_points_and_stays_positive(points, batch):
     assert curve(batch) > 0
 
 
-def test_a_curve_goes_on_as_a_line():
+def test_a_curve_goes_on_as_a_line_and_is_level_where_it_falls():
     curve = Curve({10: 1.0, 20: 1.5, 40: 2.5})
-    assert curve(80) == pytest.approx(4.5)
-    assert curve(5) == pytest.approx(0.75)
+    assert (curve(80), curve(5)) == (pytest.approx(4.5), pytest.approx(0.75))
     assert 1.5 < curve(30) < 2.5
-
-
-def test_a_curve_that_falls_is_level_beyond_its_end():
     assert Curve({10: 2.0, 20: 1.0})(40) == pytest.approx(1.0)
 
 
-def test_gains_of_levers_multiply_where_they_were_not_measured_together():
-    times = ArmTimes(
-        [
-            *(Point(arm=FP32, batch=b, seconds=0.01 * b) for b in (16, 64)),
-            Point(arm=BF16, batch=64, seconds=0.32),
-            Point(arm=LAST, batch=64, seconds=0.48),
-        ]
-    )
+def test_gains_of_levers_multiply_only_where_they_were_not_measured_together():
+    points = [
+        *(Point(arm=FP32, batch=b, seconds=0.01 * b) for b in (16, 64)),
+        Point(arm=BF16, batch=64, seconds=0.32),
+        Point(arm=LAST, batch=64, seconds=0.48),
+    ]
+    times = ArmTimes(points)
     assert times(BF16, 64) == pytest.approx(0.32)
     assert times(BOTH, 64) == pytest.approx(0.64 * 0.5 * 0.75)
     assert times(BOTH, 16) == pytest.approx(0.16 * 0.5 * 0.75)
+    assert ArmTimes([*points, Point(arm=BOTH, batch=64, seconds=0.9)])(BOTH, 64) == pytest.approx(0.9)
 
 
-def test_an_arm_that_was_measured_is_not_guessed():
-    points = [Point(arm=FP32, batch=64, seconds=1.0), Point(arm=BF16, batch=64, seconds=0.5)]
-    together = Point(arm=BOTH, batch=64, seconds=0.9)
-    assert ArmTimes([*points, together])(BOTH, 64) == pytest.approx(0.9)
+def build_loader(seconds):
+    """Of (workers, batch) → seconds, on 8 cores."""
+    points = {}
+    for (n_workers, batch), took_s in seconds.items():
+        points.setdefault(n_workers, []).append(Point(arm=FEED, batch=batch, seconds=took_s))
+    return LoaderTime(points, n_cores=8)
 
 
 def test_workers_divide_loading_up_to_the_cores():
-    points = [LoaderPoint(feed=FEED, n_workers=n, batch=64, seconds=s) for n, s in ((0, 1.0), (4, 0.25))]
-    loader = LoaderTime(points, n_cores=8)
+    loader = build_loader({(0, 64): 1.0, (4, 64): 0.25})
     assert loader(FEED, 4, 64) == pytest.approx(0.25)
     assert 0.25 < loader(FEED, 2, 64) < 1.0
     assert loader(FEED, 8, 64) == pytest.approx(0.125)
@@ -74,23 +68,15 @@ def test_workers_divide_loading_up_to_the_cores():
 
 
 def test_small_batches_cost_what_the_nearest_number_of_workers_paid_for_them():
-    points = [
-        LoaderPoint(feed=FEED, n_workers=0, batch=64, seconds=1.0),
-        LoaderPoint(feed=FEED, n_workers=8, batch=64, seconds=0.125),
-        LoaderPoint(feed=FEED, n_workers=8, batch=1, seconds=0.05),
-    ]
-    loader = LoaderTime(points, n_cores=8)
+    loader = build_loader({(0, 64): 1.0, (8, 64): 0.125, (8, 1): 0.05})
     assert loader(FEED, 8, 1) == pytest.approx(0.05)
     assert loader(FEED, 4, 1) > 0.05
 
 
 def test_numbers_of_workers_are_held_against_each_other_at_the_batch_where_both_ran():
     """A small batch that loads slowly once counted as if more workers were slower."""
-    points = [
-        *(LoaderPoint(feed=FEED, n_workers=n, batch=64, seconds=s) for n, s in ((0, 1.0), (4, 0.25), (8, 0.125))),
-        LoaderPoint(feed=FEED, n_workers=8, batch=1, seconds=0.1),
-    ]
-    assert LoaderTime(points, n_cores=8)(FEED, 4, 64) == pytest.approx(0.25)
+    loader = build_loader({(0, 64): 1.0, (4, 64): 0.25, (8, 64): 0.125, (8, 1): 0.1})
+    assert loader(FEED, 4, 64) == pytest.approx(0.25)
 
 
 def make_row(kind, rate, *, optimizer_ms=None, receive_ms=None, **levers):
@@ -177,15 +163,15 @@ def test_what_is_left_to_receive_beside_a_pinning_thread_is_told_by_pinned_batch
 
 
 def test_whole_runs_correct_the_prediction_near_them_most():
-    device = [make_row("device", 1000.0), make_row("device", 1200.0, batch_size=1024)]
-    loader = [make_row("loader", 1e6)]
-    before = build(device=device, loader=loader)
-    after = build(device=device, loader=loader, whole=[make_row("end_to_end", 700.0)])
-    near, far = PLAN, PLAN.replace(batch_size=4096, num_workers=8, precision="bf16")
-    (near_before, far_before), _ = before.predict_log_rate([near, far])
-    (near_after, far_after), sds = after.predict_log_rate([near, far])
-    assert math.exp(near_after) == pytest.approx(700.0, rel=0.03)
-    assert abs(near_after - near_before) > abs(far_after - far_before) > 0
+    parts = {
+        "device": [make_row("device", 1000.0), make_row("device", 1200.0, batch_size=1024)],
+        "loader": [make_row("loader", 1e6)],
+    }
+    plans = [PLAN, PLAN.replace(batch_size=4096, num_workers=8, precision="bf16")]
+    (near_before, far_before), _ = build(**parts).predict_log_rate(plans)
+    after, sds = build(**parts, whole=[make_row("end_to_end", 700.0)]).predict_log_rate(plans)
+    assert math.exp(after[0]) == pytest.approx(700.0, rel=0.03)
+    assert abs(after[0] - near_before) > abs(after[1] - far_before) > 0
     assert sds[0] < sds[1]
 
 

@@ -17,14 +17,14 @@ def end(folder, kind="trial", *, elapsed_s=61.0, part=None, silent_s=None, patie
     source = WorkloadSource(config={}, base_dir=".")
     request = TrialRequest(
         id="t1", source=source, plan=default_plan({"batch_size": 8}), device="cpu", n_steps=4, deadline_s=60.0,
-        patience_s=patience_s,
+        patience_s=patience_s, kind=kind,
     )  # fmt: skip
-    watch = process._Watch(request, None, folder / "t1.log", kind, None)
+    watch = process._Watch(request, None, folder / "t1.log", None)
     if silent_s is not None:
         watch._progress_s = time.monotonic() - silent_s
-    watch._deadline = watch._find_missed_deadline(elapsed_s)
+    watch._missed = watch._find_missed_deadline(elapsed_s)
     watch._part = part
-    return watch._collect_evidence().deadline
+    return watch.collect_evidence().deadline
 
 
 @pytest.mark.parametrize(("kind", "is_said"), [("trial", True), ("device", True), ("facts", False), ("roofs", False)])

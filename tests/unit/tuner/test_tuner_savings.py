@@ -6,10 +6,10 @@ import dataclasses
 import math
 
 import pytest
+from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import default_plan
 from fulltilt.tuner.answer.savings import build_savings, compute_speedup_ci95
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 USER = default_plan({"batch_size": 32})
 FAST = USER.replace(num_workers=4)
@@ -28,10 +28,15 @@ def make_rounds(user_rates, fast_rates):
     return runs
 
 
-def build(user_rates, fast_rates, **changes):
+def build(user_rates, fast_rates, *, more=(), **changes):
+    """Savings of these rounds.
+
+    Args:
+        more: Further runs.
+    """
     runs = make_rounds(user_rates, fast_rates)
     given = {"baseline": runs[1], "recommended": runs[0], "n_samples": 3600, "n_epochs": 10, "search_s": 60.0}
-    return build_savings(runs, **(given | changes))
+    return build_savings([*runs, *more], **(given | changes))
 
 
 def test_hours_saved_and_payback_follow_from_the_two_rows():
@@ -66,11 +71,8 @@ def test_an_interval_that_holds_0_is_no_gain_and_pays_nothing_back():
 
 def test_the_gain_is_that_of_the_rounds_that_both_ran_in():
     """The settings as they were leave after two rounds; a third run of the pick alone once moved the gain by luck."""
-    runs = make_rounds([100.0, 100.0], [150.0, 150.0])
-    runs.append(make_run(20, 180.0, FAST))
-    savings, _ = build_savings(runs, baseline=runs[1], recommended=runs[-1], n_samples=3600, n_epochs=10, search_s=60.0)
-    assert savings.gain_pct == pytest.approx(100 / 3)
-    assert savings.after_s == pytest.approx(240.0)
+    savings, _ = build([100.0, 100.0], [150.0, 150.0], more=[make_run(20, 180.0, FAST)])
+    assert (savings.n_pairs, savings.gain_pct, savings.after_s) == (2, pytest.approx(100 / 3), pytest.approx(240.0))
 
 
 def test_drift_that_hits_both_of_a_round_alike_does_not_hide_the_gain():
@@ -89,29 +91,21 @@ def test_a_recommended_plan_that_is_slower_is_called_so():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("n_rounds", "changes", "words"),
     [
-        ({"baseline": None}, "was not run"),
-        ({"baseline": make_run(1, None, USER, status="out_of_memory")}, "ended with out_of_memory"),
+        (2, {"baseline": None}, "was not run"),
+        (2, {"baseline": make_run(1, None, USER, status="out_of_memory")}, "ended with out_of_memory"),
+        (1, {}, "side by side in 1 round, 2 are needed"),
     ],
 )
-def test_without_the_users_row_nothing_is_claimed(changes, words):
-    savings, reasons = build([100.0, 100.0], [150.0, 150.0], **changes)
+def test_without_the_users_row_or_a_second_round_nothing_is_claimed(n_rounds, changes, words):
+    savings, reasons = build([100.0] * n_rounds, [150.0] * n_rounds, **changes)
     assert savings is None
     assert words in reasons["savings"]
 
 
-def test_one_run_each_is_no_comparison():
-    savings, reasons = build([100.0], [150.0])
-    assert savings is None
-    assert "side by side in 1 round, 2 are needed" in reasons["savings"]
-
-
 def test_runs_of_the_search_before_the_rounds_do_not_count():
-    runs = [make_run(1, 900.0, FAST, kind="end_to_end"), *make_rounds([100.0, 100.0], [110.0, 110.0])]
-    savings, _ = build_savings(
-        runs, baseline=runs[2], recommended=runs[1], n_samples=1, n_epochs=1, search_s=1.0
-    )  # fmt: skip
+    savings, _ = build([100.0, 100.0], [110.0, 110.0], more=[make_run(1, 900.0, FAST, kind="end_to_end")])
     assert savings.n_pairs == 2
     assert savings.gain_ci95_pct == pytest.approx((100 / 11, 100 / 11), abs=1.0)
 
@@ -122,9 +116,8 @@ def test_pairs_that_agree_are_no_surer_than_the_blocks_of_their_runs():
     noisy = [
         dataclasses.replace(run, samples_per_s_ci95=(run.samples_per_s / 2, run.samples_per_s * 2)) for run in runs
     ]
-    given = {"n_samples": 1, "n_epochs": 1, "search_s": 1.0}
-    clear, _ = build_savings(runs, baseline=runs[1], recommended=runs[0], **given)
-    unclear, _ = build_savings(noisy, baseline=noisy[1], recommended=noisy[0], **given)
+    given = {"baseline": runs[1], "recommended": runs[0], "n_samples": 1, "n_epochs": 1, "search_s": 1.0}
+    clear, unclear = (build_savings(some, **given)[0] for some in (runs, noisy))
     assert (clear.verdict, unclear.verdict) == ("faster", "no gain")
     assert unclear.gain_pct == pytest.approx(clear.gain_pct)
 
@@ -157,22 +150,18 @@ def test_a_saving_of_a_busy_machine_names_its_runs_and_pays_nothing_back():
     assert reasons["savings.payback_s"].startswith("runs of a busy machine were compared")
 
 
-def test_the_users_own_plan_as_the_pick_has_nothing_to_compare():
-    row, other = make_run(1, 100.0, USER), make_run(2, 90.0, FAST)
-    savings, reasons = build_savings([row, other], baseline=row, recommended=row, n_samples=1, n_epochs=1, search_s=1.0)
-    assert savings.verdict == "same plan"
-    nulls = {f"savings.{name}" for name, value in dataclasses.asdict(savings).items() if value is None}
-    assert set(reasons) == nulls
-
-
-def test_one_plan_that_ran_is_not_called_no_gain():
+@pytest.mark.parametrize(("status", "verdict"), [("ok", "same plan"), ("out_of_memory", None)])
+def test_the_users_own_plan_as_the_pick_has_nothing_to_compare(status, verdict):
     """The settings as they were, run alone before the budget ended, stood there as "no gain"."""
-    row, failed = make_run(1, 100.0, USER), make_run(2, None, FAST, status="out_of_memory")
-    savings, reasons = build_savings(
-        [row, failed], baseline=row, recommended=row, n_samples=1, n_epochs=1, search_s=1.0
-    )
-    assert savings is None
-    assert reasons == {"savings": "only one plan ran to its end, the settings as they were"}
+    row, other = make_run(1, 100.0, USER), make_run(2, 90.0 if status == "ok" else None, FAST, status=status)
+    savings, reasons = build_savings([row, other], baseline=row, recommended=row, n_samples=1, n_epochs=1, search_s=1.0)
+    if verdict is None:
+        assert savings is None
+        assert reasons == {"savings": "only one plan ran to its end, the settings as they were"}
+    else:
+        assert savings.verdict == verdict
+        nulls = {f"savings.{name}" for name, value in dataclasses.asdict(savings).items() if value is None}
+        assert set(reasons) == nulls
 
 
 def test_a_dataset_without_length_has_a_gain_but_no_hours():

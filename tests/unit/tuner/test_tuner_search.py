@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+
+import pytest
+from tests.simulated_target import Answer, Clock, SimulatedTarget
 
 from fulltilt.levers import Facts, default_plan, find_obstacles
 from fulltilt.records import PROBES
@@ -15,10 +19,10 @@ from fulltilt.tuner.search.finals import run_finals
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.progress import TrialDone, TrialStarted
 from fulltilt.tuner.search.session import END_TO_END, REPEAT, Ask, Session, Skip
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 
 BASE = default_plan({"batch_size": 32})
 SIZES = (16, 32, 64, 128, 256)
+A, B, C = (BASE.replace(batch_size=size) for size in (32, 64, 128))
 
 
 def build_space(**axes):
@@ -45,6 +49,27 @@ def run(strategy, answer=answer_like_a_machine, **options):
     return session, target, is_complete
 
 
+def run_in_folder(folder, strategy, target, **options):
+    """A search that takes up the rows of the folder; its session, and notes of the journal."""
+    with RunFolder(folder, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as held:
+        session = Session(target, Journal(held), **options)
+        session.run(strategy, may_use_reserve=True)
+        session.adopt_rest()
+        return session
+
+
+def take_10_s(clock):
+    return clock.time(lambda plan: 1.0, lambda plan: 10.0)
+
+
+def find_fastest(session):
+    return max((row for row in session.rows if row.status == "ok"), key=lambda row: row.samples_per_s)
+
+
+def ask_sizes(**asked):
+    return (Ask(plan=BASE.replace(batch_size=size), why="", **asked) for size in SIZES)
+
+
 def test_exhaustive_has_a_row_for_every_plan_of_the_grid():
     session, _, _ = run(search.exhaustive(SPACE))
     assert [row.plan for row in session.rows] == SPACE.grid()
@@ -66,10 +91,11 @@ def test_exhaustive_goes_on_after_an_error():
 
 def test_coordinate_descent_finds_the_best_plan_with_fewer_trials_than_the_grid():
     session, target, is_complete = run(search.coordinate_descent(SPACE))
-    best = max((row for row in session.rows if row.status == "ok"), key=lambda row: row.samples_per_s)
     everything, _, _ = run(search.exhaustive(SPACE))
-    truth = max((row for row in everything.rows if row.status == "ok"), key=lambda row: row.samples_per_s)
-    assert best.plan == truth.plan
+    assert find_fastest(session).plan == find_fastest(everything).plan
+    assert (find_fastest(session).plan["batch_size"], find_fastest(session).plan["precision"]) == (128, "bf16"), (
+        "the larger batch that a later lever makes room for"
+    )
     assert is_complete
     assert len(target.asked) < len(everything.rows) / 2
     assert len(target.asked) == len(set(target.asked))
@@ -81,19 +107,8 @@ def test_coordinate_descent_starts_at_the_users_plan_and_says_why_for_each_trial
     assert session.rows[0].why == "the user's plan, or the nearest one in the space"
     assert all(row.why for row in session.rows)
     assert any("round 1: num_workers 2" in row.why for row in session.rows)
-
-
-def test_coordinate_descent_does_not_run_batches_above_an_out_of_memory():
-    session, _, _ = run(search.coordinate_descent(SPACE))
     first = [row for row in session.rows if row.plan.replace(batch_size=1) == BASE.replace(batch_size=1)]
-    assert {row.plan["batch_size"]: row.status for row in first}[256] == "skipped"
-
-
-def test_coordinate_descent_finds_the_larger_batch_that_a_later_lever_makes_room_for():
-    session, _, _ = run(search.coordinate_descent(SPACE))
-    best = max((row for row in session.rows if row.status == "ok"), key=lambda row: row.samples_per_s)
-    assert best.plan["batch_size"] == 128
-    assert best.plan["precision"] == "bf16"
+    assert {row.plan["batch_size"]: row.status for row in first}[256] == "skipped", "above an out of memory"
 
 
 def test_coordinate_descent_survives_a_start_that_does_not_run():
@@ -115,7 +130,7 @@ def test_coordinate_descent_runs_no_lever_without_the_one_it_needs():
     assert not [plan for plan in target.asked if find_obstacles(plan, space.facts)]
     reasons = {row.reason for row in session.rows if row.status == "skipped"}
     assert any("prefetch_factor=4: there are no data workers to prefetch" in reason for reason in reasons)
-    best = max((row for row in session.rows if row.status == "ok"), key=lambda row: row.samples_per_s)
+    best = find_fastest(session)
     assert (best.plan["num_workers"], best.plan["prefetch_factor"]) == (2, 4)
 
 
@@ -149,138 +164,96 @@ def test_impossible_values_are_rows():
     assert not target.asked
 
 
-def test_finalists_are_measured_again_interleaved_and_in_reverse():
-    a, b = BASE, BASE.replace(batch_size=64)
-    session, target, _ = run(confirm([a, b]), lambda plan: Answer(samples_per_s=1.0, spread_pct=5.0))
-    assert target.asked == [a, b, b, a, a, b]
+@pytest.mark.parametrize(
+    ("rates", "spread_pct", "asked"),
+    [
+        pytest.param([1.0, 1.0], 5.0, [A, B, B, A, A, B], id="interleaved, in reverse every other round"),
+        pytest.param([32.0, 64.0], 1.0, [A, B, B, A], id="the gap is clear"),
+        pytest.param([100.0, 110.0], 20.0, [A, B, B, A, A, B], id="blocks of a run differ more than the gap"),
+        pytest.param([100.0, 102.0, 50.0], 6.0, [A, B, C, C, B, A, A, B], id="one that is clearly slower leaves"),
+        pytest.param([100.0, 98.5], 0.1, [A, B, B, A], id="a tie that costs nothing"),
+    ],
+)
+def test_finalists_are_measured_again_in_rounds_until_they_are_told_apart(rates, spread_pct, asked):
+    finalists = dict(zip((A, B, C), rates, strict=False))
+    answer = SimulatedTarget(lambda plan: Answer(samples_per_s=finalists[plan], spread_pct=spread_pct))
+    session = Session(answer, Journal())
+    session.run(confirm([*finalists]))
+    assert answer.asked == asked
     assert {row.kind for row in session.rows} == {REPEAT}
 
 
-def test_rounds_end_when_the_gap_is_clear():
-    a, b = BASE, BASE.replace(batch_size=64)
-    _, target, _ = run(confirm([a, b]), lambda plan: Answer(samples_per_s=float(plan["batch_size"])))
-    assert target.asked == [a, b, b, a]
-
-
-def test_rounds_go_on_while_blocks_of_a_run_differ_more_than_the_gap():
-    a, b = BASE, BASE.replace(batch_size=64)
-    rate = {a: 100.0, b: 110.0}
-    _, target, _ = run(confirm([a, b]), lambda plan: Answer(samples_per_s=rate[plan], spread_pct=20.0))
-    assert len(target.asked) == 6
-
-
-def test_a_plan_that_is_clearly_slower_leaves_after_two_rounds():
-    a, b, c = BASE, BASE.replace(batch_size=64), BASE.replace(batch_size=128)
-    rate = {a: 100.0, b: 102.0, c: 50.0}
-    _, target, _ = run(confirm([a, b, c]), lambda plan: Answer(samples_per_s=rate[plan], spread_pct=6.0))
-    assert target.asked == [a, b, c, c, b, a, a, b]
-
-
 def test_a_finalist_that_fails_when_run_again_ends_no_rounds():
-    a, b = BASE, BASE.replace(batch_size=64)
-    c = BASE.replace(batch_size=128)
     seen = []
 
     def answer(plan):
         seen.append(plan)
-        if plan == c and seen.count(c) > 1:
+        if plan == C and seen.count(C) > 1:
             return Answer(status="out_of_memory")
-        return Answer(samples_per_s={a: 100.0, b: 101.0, c: 900.0}[plan], spread_pct=8.0)
+        return Answer(samples_per_s={A: 100.0, B: 101.0, C: 900.0}[plan], spread_pct=8.0)
 
-    run(confirm([a, b, c]), answer)
-    assert seen == [a, b, c, c, b, a, a, b]
+    run(confirm([A, B, C]), answer)
+    assert seen == [A, B, C, C, B, A, A, B]
 
 
 def test_repeats_of_another_comparison_are_no_answer(tmp_path):
     """A search that was started again with another finalist once judged today's runs against yesterday's."""
 
-    def confirm_in_folder(plans, target):
-        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-            session = Session(target, Journal(folder))
-            session.run(confirm(plans))
-            session.adopt_rest()
-            return session
+    def confirm_at(rate, plans):
+        target = SimulatedTarget(lambda plan: Answer(samples_per_s=rate + plan["batch_size"], spread_pct=0.1))
+        return run_in_folder(tmp_path, confirm(plans), target), target.asked
 
-    a, b, c = BASE, BASE.replace(batch_size=64), BASE.replace(batch_size=128)
-    yesterday = SimulatedTarget(lambda plan: Answer(samples_per_s=200.0 + plan["batch_size"], spread_pct=0.1))
-    confirm_in_folder([a, b], yesterday)
-    again = SimulatedTarget(lambda plan: Answer(samples_per_s=200.0))
-    confirm_in_folder([a, b], again)
-    assert again.asked == []
-    today = SimulatedTarget(lambda plan: Answer(samples_per_s=100.0 + plan["batch_size"], spread_pct=0.1))
-    session = confirm_in_folder([b, c], today)
-    assert set(today.asked) == {b, c}
+    confirm_at(200.0, [A, B])
+    assert confirm_at(200.0, [A, B])[1] == []
+    session, asked = confirm_at(100.0, [B, C])
+    assert set(asked) == {B, C}
     table, _ = merge_repeats(session.rows)
-    assert {row.plan: row.samples_per_s for row in find_confirmed(table)} == {b: 164.0, c: 228.0}
+    assert {row.plan: row.samples_per_s for row in find_confirmed(table)} == {B: 164.0, C: 228.0}
 
 
 def test_a_round_that_was_broken_off_is_begun_anew(tmp_path):
     """A search was killed in its last round; the run that was left, made minutes later, decided the pick alone."""
-    a, b = BASE, BASE.replace(batch_size=64)
 
-    def confirm_in_folder(rate):
+    def confirm_at(rate):
         target = SimulatedTarget(lambda plan: Answer(samples_per_s=rate, spread_pct=0.1))
-        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-            journal = Journal(folder)
-            session = Session(target, journal)
-            session.run(confirm([a, b]))
-            session.adopt_rest()
-        return target.asked, [(row.plan, row.round, row.samples_per_s) for row in session.rows], journal.notes
+        session = run_in_folder(tmp_path, confirm([A, B]), target)
+        rows = [(row.plan, row.round, row.samples_per_s) for row in session.rows]
+        return target.asked, rows, session.journal.notes
 
-    asked, rows, notes = confirm_in_folder(100.0)
+    asked, rows, notes = confirm_at(100.0)
     assert notes == []
-    assert (asked, [row[1] for row in rows]) == ([a, b, b, a], [1, 1, 2, 2])
+    assert (asked, [row[1] for row in rows]) == ([A, B, B, A], [1, 1, 2, 2])
     file = tmp_path / "trials.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    for expected in ([b, a], []):  # begun anew, and then recorded whole
-        asked, rows, notes = confirm_in_folder(101.0)
+    for expected in ([B, A], []):  # begun anew, and then recorded whole
+        asked, rows, notes = confirm_at(101.0)
         assert notes == ["t3: of a round that was broken off, set aside: a round counts only whole"]
         assert asked == expected
-        assert rows == [(a, 1, 100.0), (b, 1, 100.0), (b, 3, 101.0), (a, 3, 101.0)]
-
-
-def test_a_tie_that_costs_nothing_ends_the_rounds_early():
-    a, b = BASE, BASE.replace(batch_size=64)
-    rates = {a: 100.0, b: 98.5}
-    _, target, _ = run(confirm([a, b]), lambda plan: Answer(samples_per_s=rates[plan], spread_pct=0.1))
-    assert len(target.asked) == 4
+        assert rows == [(A, 1, 100.0), (B, 1, 100.0), (B, 3, 101.0), (A, 3, 101.0)]
 
 
 def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
-    now = [0.0]
-
-    def answer(plan):
-        now[0] += 10.0
-        return Answer(samples_per_s=1.0, seconds=10.0)
-
+    clock = Clock()
     session, target, is_complete = run(
-        search.exhaustive(SPACE), answer, budget_s=100.0, reserve_trials=4, clock=lambda: now[0]
+        search.exhaustive(SPACE), take_10_s(clock), budget_s=100.0, reserve_trials=4, clock=clock
     )
     assert not is_complete
     assert session.is_budget_spent
     assert len(target.asked) == 7  # 30 s, and not the 40 s of four trials, are kept back
-    assert not session.run(confirm([BASE, BASE.replace(batch_size=64)]), may_use_reserve=True)
-    assert now[0] == 90.0  # one round of two; 10 s are left, and half a round would compare nothing
+    assert not session.run(confirm([A, B]), may_use_reserve=True)
+    assert clock() == 90.0  # one round of two; 10 s are left, and half a round would compare nothing
 
 
 def test_probes_leave_time_for_the_first_whole_run():
     """Without one there is nothing to say: a budget once went into probes, and the first whole run came on top."""
-    now = [0.0]
-
-    def answer(plan):
-        now[0] += 10.0
-        return Answer(samples_per_s=1.0, seconds=10.0)
-
-    def strategy():
-        for size in SIZES:
-            yield Ask(plan=BASE.replace(batch_size=size), why="", kind="device")
-        yield Ask(plan=BASE, why="")
-
-    session, target, is_complete = run(strategy(), answer, budget_s=40.0, reserve_trials=0, clock=lambda: now[0])
+    clock = Clock()
+    session, target, is_complete = run(
+        ask_sizes(kind="device"), take_10_s(clock), budget_s=40.0, reserve_trials=0, clock=clock
+    )
     assert (len(target.asked), is_complete) == (3, False)
     session.run(search.run_nearest(SPACE))
     assert [row.kind for row in session.rows] == [END_TO_END]
-    assert now[0] == 40.0
+    assert clock() == 40.0
 
 
 def test_nothing_is_begun_when_the_budget_is_gone():
@@ -297,15 +270,9 @@ def test_a_trial_that_the_budget_breaks_off_is_no_row_and_runs_again_with_more_o
         now[0] = min(now[0] + 10.0, 25.0)
         return Answer(status="timeout", seconds=5.0) if is_late else Answer(samples_per_s=1.0, seconds=1.0)
 
-    def strategy():
-        for size in SIZES:
-            yield Ask(plan=BASE.replace(batch_size=size), why="")
-
     def search_in_folder(budget_s):
-        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-            session = Session(SimulatedTarget(answer), Journal(folder), budget_s=budget_s, clock=lambda: now[0])
-            session.run(strategy(), may_use_reserve=True)
-            return session
+        target = SimulatedTarget(answer)
+        return run_in_folder(tmp_path, ask_sizes(), target, budget_s=budget_s, clock=lambda: now[0])
 
     first = search_in_folder(25.0)
     assert [row.status for row in first.rows] == ["ok", "ok"]
@@ -317,50 +284,31 @@ def test_a_trial_that_the_budget_breaks_off_is_no_row_and_runs_again_with_more_o
 
 def test_a_round_is_begun_only_with_time_for_all_its_plans():
     """A finalist was once measured again alone: the budget ended before the settings as they were had their turn."""
-    now = [0.0]
-
-    def answer(plan):
-        now[0] += 10.0
-        return Answer(samples_per_s=1.0, seconds=10.0)
-
-    session, _, _ = run(search.run_nearest(SPACE), answer, budget_s=25.0, clock=lambda: now[0])
-    assert not session.run(confirm([BASE, BASE.replace(batch_size=64)]), may_use_reserve=True)
+    clock = Clock()
+    session, _, _ = run(search.run_nearest(SPACE), take_10_s(clock), budget_s=25.0, clock=clock)
+    assert not session.run(confirm([A, B]), may_use_reserve=True)
     assert len(session.rows) == 1
 
 
 def test_a_repeat_is_expected_to_take_what_its_plan_took_before():
-    now, slow = [0.0], BASE.replace(batch_size=256)
-
-    def answer(plan):
-        seconds = 30.0 if plan == slow else 1.0
-        now[0] += seconds
-        return Answer(samples_per_s=1.0, seconds=seconds)
-
-    def strategy():
-        for plan in (BASE, BASE.replace(batch_size=64), slow):
-            yield Ask(plan=plan, why="")
-        yield Ask(plan=slow, why="", kind=REPEAT)
-
-    _, target, is_complete = run(strategy(), answer, budget_s=50.0, reserve_trials=0, clock=lambda: now[0])
-    assert (len(target.asked), is_complete) == (3, False)
+    clock = Clock()
+    answer = clock.time(lambda plan: 1.0, lambda plan: 30.0 if plan == C else 1.0)
+    wishes = (Ask(plan=plan, why="", kind=kind) for plan, kind in ((A, END_TO_END), (C, END_TO_END), (C, REPEAT)))
+    _, target, is_complete = run(wishes, answer, budget_s=50.0, reserve_trials=0, clock=clock)
+    assert (len(target.asked), is_complete) == (2, False)
 
 
 def test_the_best_row_of_another_strategy_in_the_folder_is_a_finalist(tmp_path):
     """A second search once picked among its own rows only, and recommended a slower plan than was known."""
     fast = BASE.replace(batch_size=64, num_workers=4)
     target = SimulatedTarget(lambda plan: Answer(samples_per_s=900.0 if plan == fast else 100.0))
-
-    def search_in_folder(plans):
+    for plans in ([A, fast], [A, B]):
         with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
             session = Session(target, Journal(folder))
             session.run(Ask(plan=plan, why="") for plan in plans)
             session.adopt_rest((END_TO_END,))
             run_finals(session, SPACE, n_finalists=2)
             session.adopt_rest()
-            return session
-
-    search_in_folder([BASE, fast])
-    session = search_in_folder([BASE, BASE.replace(batch_size=64)])
     table, _ = merge_repeats(session.rows)
     picks = pick(table, user_plan=BASE, memory_limit_gib=None, runs=session.rows)
     assert picks.recommended.trial.plan == fast
@@ -376,22 +324,15 @@ def test_a_skipped_row_is_of_as_many_devices_as_the_others():
 def test_rows_on_disk_cost_no_budget_and_are_never_left_out(tmp_path):
     """A search resumed after its budget was spent once reported one row of nine."""
 
-    def search_in_folder(strategy, target, **options):
-        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-            session = Session(target, Journal(folder), **options)
-            session.run(strategy)
-            session.adopt_rest()
-            return session
-
     def answer(plan):
         return Answer(samples_per_s=float(plan["batch_size"]), seconds=10.0)
 
-    first = search_in_folder(search.exhaustive(SPACE), SimulatedTarget(answer))
+    first = run_in_folder(tmp_path, search.exhaustive(SPACE), SimulatedTarget(answer))
     idle = SimulatedTarget(answer)
-    again = search_in_folder(search.exhaustive(SPACE), idle, budget_s=1.0)
+    again = run_in_folder(tmp_path, search.exhaustive(SPACE), idle, budget_s=1.0)
     assert idle.asked == []
     assert [row.id for row in again.rows] == [row.id for row in first.rows]
-    other = search_in_folder(confirm([BASE]), SimulatedTarget(answer), budget_s=1.0)
+    other = run_in_folder(tmp_path, confirm([BASE]), SimulatedTarget(answer), budget_s=1.0)
     assert {row.id for row in first.rows} <= {row.id for row in other.rows}
 
 
@@ -424,13 +365,13 @@ def test_a_killed_search_repeats_no_finished_trial(tmp_path):
             calls.append(plan)
 
         target = SimulatedTarget(answer_like_a_machine, on_call=count)
-        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
+        with (
+            RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder,
+            contextlib.suppress(KilledError),
+        ):
             session = Session(target, Journal(folder))
-            try:
-                session.run(search.exhaustive(SPACE))
-                session.run(confirm([BASE, BASE.replace(batch_size=64)]))
-            except KilledError:
-                pass
+            session.run(search.exhaustive(SPACE))
+            session.run(confirm([A, B]))
         return session, target
 
     _, first = search_once(7)
@@ -445,17 +386,18 @@ def test_a_killed_search_repeats_no_finished_trial(tmp_path):
     assert session.n_resumed > 0
 
 
-def test_progress_says_what_is_left():
+def run_told(strategy, answer, **options):
+    """What was told when trials ended, all that was told, and the target."""
     events = []
-    run(
-        search.exhaustive(build_space(batch_size=SIZES)),
-        lambda plan: Answer(samples_per_s=1.0, seconds=3.0),
-        on_event=events.append,
-        planned={END_TO_END: 5},
+    _, target, _ = run(strategy, answer, on_event=events.append, **options)
+    return [event for event in events if isinstance(event, TrialDone)], events, target
+
+
+def test_progress_says_what_is_left():
+    done, events, _ = run_told(
+        ask_sizes(), lambda plan: Answer(samples_per_s=1.0, seconds=3.0), planned={END_TO_END: 5}
     )
-    started = [event for event in events if isinstance(event, TrialStarted)]
-    done = [event for event in events if isinstance(event, TrialDone)]
-    assert [event.n_done for event in started] == [0, 1, 2, 3, 4]
+    assert [event.n_done for event in events if isinstance(event, TrialStarted)] == [0, 1, 2, 3, 4]
     assert [event.seconds_left for event in done] == [12.0, 9.0, 6.0, 3.0, 0.0]
 
 
@@ -464,11 +406,9 @@ def test_the_time_left_is_what_trials_of_each_kind_take():
     events, answer = [], SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))
     seconds = {"memory": 1.0, "device": 5.0, END_TO_END: 20.0}
     session = Session(
-        lambda plan, **said: dataclasses.replace(answer(plan, **said), seconds=seconds[said["kind"]]),
-        Journal(),
-        on_event=events.append,
-        planned={"memory": 2, "device": 2, END_TO_END: 2},
-    )
+        lambda plan, **said: dataclasses.replace(answer(plan, **said), seconds=seconds[said["kind"]]), Journal(),
+        on_event=events.append, planned={"memory": 2, "device": 2, END_TO_END: 2},
+    )  # fmt: skip
 
     def strategy():
         for size, kind in enumerate((END_TO_END, "memory", "device", "memory"), start=1):
@@ -480,15 +420,10 @@ def test_the_time_left_is_what_trials_of_each_kind_take():
 
 
 def test_the_budget_bounds_what_is_left():
-    events = []
-    run(
-        search.exhaustive(build_space(batch_size=SIZES)),
-        lambda plan: Answer(samples_per_s=1.0, seconds=1.0 + plan["batch_size"] / 64),
-        on_event=events.append,
-        planned={END_TO_END: 500},
-        budget_s=100.0,
-    )
-    done = [event for event in events if isinstance(event, TrialDone)]
+    def answer(plan):
+        return Answer(samples_per_s=1.0, seconds=1.0 + plan["batch_size"] / 64)
+
+    done, _, _ = run_told(ask_sizes(), answer, planned={END_TO_END: 500}, budget_s=100.0)
     assert len(done) >= 3
     assert all(event.seconds_left <= 100.0 for event in done)
 
@@ -512,51 +447,34 @@ def test_planned_trials_are_an_upper_bound_here():
             assert n_rows <= planned.get(kind, 0), (name, kind)
 
 
-def test_the_users_plan_runs_in_the_rounds_of_the_finalists():
-    a, b, own = BASE.replace(batch_size=64), BASE.replace(batch_size=128), BASE
-    baseline = Ask(plan=own, why="own", kind="baseline")
-    session, target, _ = run(confirm([a, b], baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
-    assert target.asked == [a, b, own, own, b, a]
-    assert [row.kind for row in session.rows if row.plan == own] == ["baseline"] * 2
-
-
-def test_a_users_plan_that_is_a_finalist_is_not_run_twice_a_round():
-    baseline = Ask(plan=BASE, why="own", kind=REPEAT)
-    _, target, _ = run(confirm([BASE], baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
-    assert target.asked == [BASE, BASE]
+@pytest.mark.parametrize(
+    ("finalists", "kind", "asked"), [([B, C], "baseline", [B, C, A, A, C, B]), ([A], REPEAT, [A, A])]
+)
+def test_the_users_plan_runs_in_the_rounds_of_the_finalists_and_once_in_each(finalists, kind, asked):
+    baseline = Ask(plan=A, why="own", kind=kind)
+    session, target, _ = run(confirm(finalists, baseline=baseline), lambda plan: Answer(samples_per_s=1.0))
+    assert target.asked == asked
+    assert [row.kind for row in session.rows if row.plan == A] == [kind] * 2
 
 
 def test_the_count_of_planned_trials_follows_the_search():
     """``of about 26 trials`` stood there to the end of a search that ran 11, and 18 for a grid of 5."""
-    events = []
-    planned = {"device": 9, "loader": 9, END_TO_END: 4, REPEAT: 6}
-
-    def strategy():
-        yield Ask(plan=BASE, why="own")
-        yield Ask(plan=BASE, why="probe", kind="device")
-        yield Ask(plan=BASE.replace(batch_size=16), why="whole")
-        yield Ask(plan=BASE, why="again", kind=REPEAT)
-
-    run(strategy(), lambda plan: Answer(samples_per_s=1.0), on_event=events.append, planned=planned)
-    done = [event for event in events if isinstance(event, TrialDone)]
+    wishes = [(BASE, END_TO_END), (BASE, "device"), (BASE.replace(batch_size=16), END_TO_END), (BASE, REPEAT)]
+    done, _, _ = run_told(
+        (Ask(plan=plan, why="", kind=kind) for plan, kind in wishes), lambda plan: Answer(samples_per_s=1.0),
+        planned={"device": 9, "loader": 9, END_TO_END: 4, REPEAT: 6},
+    )  # fmt: skip
     assert [event.n_planned for event in done] == [28, 28, 2 + 4 - 1 + 6, 3 + 6]
 
 
 def test_the_count_of_planned_trials_is_no_more_than_the_budget_holds():
-    now, events = [0.0], []
-
-    def answer(plan):
-        now[0] += 3.0
-        return Answer(samples_per_s=1.0, seconds=3.0)
-
-    target = SimulatedTarget(answer)
-    session = Session(
-        target, Journal(), budget_s=10.0, clock=lambda: now[0], on_event=events.append, planned={END_TO_END: 40},
-        reserve_trials=0,
+    clock = Clock()
+    done, _, target = run_told(
+        ask_sizes(), clock.time(lambda plan: 1.0, lambda plan: 3.0), budget_s=10.0, clock=clock,
+        planned={END_TO_END: 40}, reserve_trials=0,
     )  # fmt: skip
-    session.run(search.exhaustive(build_space(batch_size=SIZES)))
     assert len(target.asked) == 3
-    assert [event.n_planned for event in events if isinstance(event, TrialDone)] == [3, 3, 3]
+    assert [event.n_planned for event in done] == [3, 3, 3]
 
 
 def test_a_small_grid_plans_no_more_whole_runs_than_it_holds():

@@ -24,16 +24,11 @@ def build_config(**sections):
     return config_from_values(sections, base_dir=".")
 
 
-def test_flags_win_over_the_configuration():
+def test_flags_win_over_the_configuration_which_wins_over_suggestions():
     config = build_config(benchmark={"batch_sizes": [8], "num_workers_options": [3]})
-    space = build_space(config, CPU, batch_sizes=[64, 32], num_workers=[1, 0])
-    assert space.axes["batch_size"] == (32, 64)
-    assert space.axes["num_workers"] == (1, 0)
-
-
-def test_the_configuration_wins_over_suggestions():
-    space = build_space(build_config(benchmark={"batch_sizes": [8], "num_workers_options": [3]}), CPU)
-    assert (space.axes["batch_size"], space.axes["num_workers"]) == ((8,), (3,))
+    flags, configured = build_space(config, CPU, batch_sizes=[64, 32], num_workers=[1, 0]), build_space(config, CPU)
+    assert (flags.axes["batch_size"], flags.axes["num_workers"]) == ((32, 64), (1, 0))
+    assert (configured.axes["batch_size"], configured.axes["num_workers"]) == ((8,), (3,))
 
 
 def test_the_search_starts_at_the_value_nearest_to_the_users():
@@ -42,15 +37,10 @@ def test_the_search_starts_at_the_value_nearest_to_the_users():
     assert build_space(config, CPU, num_workers=[8, 1, 5]).base["num_workers"] == 1, "of two as near the smaller"
 
 
-def test_named_batch_sizes_free_the_effective_batch():
-    space = build_space(build_config(data={"batch_size": 64}), CPU, batch_sizes=[32, 128])
+def test_named_batch_sizes_free_the_effective_batch_and_keep_the_users_accumulate():
+    space = build_space(build_config(data={"batch_size": 64}, speed={"accumulate": 4}), CPU, batch_sizes=[32, 128])
     assert space.effective_batch_size is None
-    assert {plan.effective_batch_size for plan in space.grid()} == {32, 128}
-
-
-def test_named_batch_sizes_keep_the_users_accumulate():
-    space = build_space(build_config(data={"batch_size": 64}, speed={"accumulate": 4}), CPU, batch_sizes=[32])
-    assert {plan["accumulate"] for plan in space.grid()} == {4}
+    assert {(plan["batch_size"], plan["accumulate"]) for plan in space.grid()} == {(32, 4), (128, 4)}
 
 
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(256, 1), (64, 4), (48, 2), (97, 1), (1, 1), (100, 3)])
@@ -76,21 +66,14 @@ def test_free_batch_doubles_from_the_users_up_to_the_dataset():
     assert space.effective_batch_size is None
 
 
-def test_precision_and_pin_axes_follow_the_machine():
+def test_precision_and_pin_axes_follow_the_machine_and_what_is_asked():
     on_gpu = build_space(build_config(), GPU).axes
-    assert on_gpu["precision"] == ("fp32", "tf32", "bf16")
-    assert on_gpu["pin_memory"] == (False, True)
-    assert {"precision", "pin_memory"}.isdisjoint(build_space(build_config(), CPU).axes)
-
-
-def test_false_takes_an_axis_out():
-    config = build_config(benchmark={"test_mixed_precision": False, "test_pin_memory": False})
-    assert {"precision", "pin_memory"}.isdisjoint(build_space(config, GPU).axes)
-
-
-def test_mixed_precision_that_is_asked_for_is_tried_even_where_it_is_emulated():
-    space = build_space(build_config(benchmark={"test_mixed_precision": True}), CPU)
-    assert space.axes["precision"] == ("fp32", "bf16")
+    assert (on_gpu["precision"], on_gpu["pin_memory"]) == (("fp32", "tf32", "bf16"), (False, True))
+    off = build_config(benchmark={"test_mixed_precision": False, "test_pin_memory": False})
+    for axes in (build_space(build_config(), CPU).axes, build_space(off, GPU).axes):
+        assert {"precision", "pin_memory"}.isdisjoint(axes)
+    asked = build_space(build_config(benchmark={"test_mixed_precision": True}), CPU)
+    assert asked.axes["precision"] == ("fp32", "bf16"), "tried even where it is emulated"
 
 
 def test_a_value_that_can_apply_in_no_plan_is_one_skipped_row_with_its_reason():
@@ -104,15 +87,9 @@ def test_a_value_that_can_apply_in_no_plan_is_one_skipped_row_with_its_reason():
 
 
 def test_values_that_need_another_lever_collapse_instead_of_being_run_twice():
-    config = build_config(
-        benchmark={
-            "batch_sizes": [8],
-            "num_workers_options": [0, 2],
-            "test_mixed_precision": False,
-            "levers": {"persistent_workers": [False, True]},
-        }
-    )
-    space = build_space(config, CPU)
+    benchmark = {"batch_sizes": [8], "num_workers_options": [0, 2], "test_mixed_precision": False}
+    levers = {"persistent_workers": [False, True]}
+    space = build_space(build_config(benchmark={**benchmark, "levers": levers}), CPU)
     made = [(plan["num_workers"], plan["persistent_workers"]) for plan in space.grid()]
     assert made == [(0, False), (2, False), (2, True)]
     assert space.n_combinations - len(made) == 1
@@ -180,14 +157,12 @@ def test_auto_placement_never_reaches_a_plan():
     assert any("placement: auto is ram" in note for note in space.notes)
 
 
-def test_an_unknown_lever_names_the_nearest():
-    with pytest.raises(ConfigError, match="channels_last"):
-        build_space(build_config(benchmark={"levers": {"chanels_last": [True]}}), CPU)
-
-
-def test_a_lever_with_its_own_key_is_refused():
-    with pytest.raises(ConfigError, match="num_workers_options"):
-        build_space(build_config(benchmark={"levers": {"num_workers": [1]}}), CPU)
+@pytest.mark.parametrize(
+    ("levers", "said"), [({"chanels_last": [True]}, "channels_last"), ({"num_workers": [1]}, "num_workers_options")]
+)
+def test_a_lever_that_is_unknown_or_has_its_own_key_is_refused_with_the_name_to_give(levers, said):
+    with pytest.raises(ConfigError, match=said):
+        build_space(build_config(benchmark={"levers": levers}), CPU)
 
 
 def test_a_batch_that_gives_some_rank_no_sample_is_skipped():
@@ -213,24 +188,20 @@ def test_canonical_plans_are_stable_and_free_of_obstacles(workers, persistent, p
     assert made["num_workers"] == workers
 
 
+CONV = Facts(device_type="cuda", n_cores_usable=4, compute_capability=(8, 0), has_conv=True, n_checkpointable=3)
+FURTHER = {"compile", "channels_last", "activation_checkpointing", "cudnn_benchmark"}
+
+
 def test_a_search_that_can_afford_it_tries_every_lever_that_may_help():
-    facts = Facts(device_type="cuda", n_cores_usable=4, compute_capability=(8, 0), has_conv=True, n_checkpointable=3)
-    space = build_space(config_from_values({}, base_dir="."), facts, all_levers=True)
-    further = {"compile", "channels_last", "activation_checkpointing", "cudnn_benchmark", "prefetch_factor"}
-    assert further | {"persistent_workers"} <= set(space.axes)
+    space = build_space(build_config(), CONV, all_levers=True)
+    assert FURTHER | {"prefetch_factor", "persistent_workers"} <= set(space.axes)
     assert "accumulate" not in space.axes, "that is the recipe"
-    assert further.isdisjoint(build_space(config_from_values({}, base_dir="."), facts).axes)
+    assert {*FURTHER, "prefetch_factor"}.isdisjoint(build_space(build_config(), CONV).axes)
+    facts = Facts(device_type="cpu", n_cores_usable=4, has_conv=False, n_checkpointable=0, has_c_compiler=False)
+    assert FURTHER.isdisjoint(build_space(build_config(), facts, all_levers=True).axes), "these cannot apply"
 
 
 @pytest.mark.parametrize("levers", [{}, {"compile": [False, True]}])
 def test_levers_that_are_named_are_the_only_ones(levers):
-    facts = Facts(device_type="cuda", n_cores_usable=4, compute_capability=(8, 0), has_conv=True, n_checkpointable=3)
-    config = config_from_values({"benchmark": {"levers": levers}}, base_dir=".")
-    space = build_space(config, facts, all_levers=True)
+    space = build_space(build_config(benchmark={"levers": levers}), CONV, all_levers=True)
     assert set(space.axes) - {"batch_size", "num_workers", "precision", "pin_memory"} == set(levers)
-
-
-def test_what_cannot_apply_is_no_axis():
-    facts = Facts(device_type="cpu", n_cores_usable=4, has_conv=False, n_checkpointable=0, has_c_compiler=False)
-    space = build_space(config_from_values({}, base_dir="."), facts, all_levers=True)
-    assert {"compile", "channels_last", "activation_checkpointing", "cudnn_benchmark"}.isdisjoint(space.axes)

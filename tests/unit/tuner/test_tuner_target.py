@@ -16,84 +16,67 @@ GIB = 2**30
 
 def build_outcome(**memory):
     measurement = Measurement(
-        phases_ms=PHASES,
-        samples_per_s=100.0,
-        samples_per_s_ci95=(99.0, 101.0),
-        block_samples_per_s=(100.0, 100.0),
-        n_steps=16,
-        n_warmup_steps=8,
-        **memory,
-    )
-    return ProcessOutcome(
-        evidence=Evidence(has_result=True, exit_code=0),
-        measurement=measurement,
-        reply={},
-        traceback=None,
-        log_path=Path("t1.log"),
-        seconds=1.0,
-        stray_pids=(),
-    )
+        phases_ms=PHASES, samples_per_s=100.0, samples_per_s_ci95=(99.0, 101.0), block_samples_per_s=(100.0, 100.0),
+        n_steps=16, n_warmup_steps=8, **memory,
+    )  # fmt: skip
+    evidence = Evidence(has_result=True, exit_code=0)
+    return ProcessOutcome(evidence=evidence, measurement=measurement, reply={}, log_path=Path("t1.log"), seconds=1.0)
 
 
 @pytest.mark.parametrize(
-    ("memory", "status"),
+    ("memory", "limit_gib", "said"),
     [
-        ({"memory_rss_peak_gib": 1.9}, "ok"),
-        ({"memory_rss_peak_gib": 2.1}, "out_of_memory"),
-        ({"memory_reserved_peak_gib": 1.5, "memory_rss_peak_gib": 8.0}, "ok"),  # a GPU's limit is about the GPU
-        ({"memory_reserved_peak_gib": 2.5, "memory_rss_peak_gib": 0.5}, "out_of_memory"),
-        ({}, "ok"),
+        ({"memory_rss_peak_gib": 1.9}, 2, None),
+        ({"memory_rss_peak_gib": 2.1}, 2, "peaked at 2.10 GiB, the limit is 2.00 GiB"),
+        ({"memory_rss_peak_gib": 2.1, "memory_peak_part": "evaluation"}, 2, "2.10 GiB in the part 'evaluation', the"),
+        ({"memory_rss_peak_gib": 2.1, "memory_peak_part": "evaluation"}, 3, None),
+        ({"memory_reserved_peak_gib": 1.5, "memory_rss_peak_gib": 8.0}, 2, None),  # a GPU's limit is about the GPU
+        ({"memory_reserved_peak_gib": 2.5, "memory_rss_peak_gib": 0.5}, 2, "the limit is 2.00 GiB"),
+        ({}, 2, None),
+        ({"memory_rss_peak_gib": 999.0}, None, None),
     ],
 )
-def test_a_run_that_peaked_above_its_limit_is_out_of_memory_though_it_ended_well(memory, status):
-    trial = build_trial(default_plan(), build_outcome(**memory), id="t1", why="", memory_limit_bytes=2 * GIB)
-    assert trial.status == status
-    assert (trial.samples_per_s is None) is (status == "out_of_memory")
-    if status == "out_of_memory":
-        assert "the limit is 2.00 GiB" in trial.reason
-
-
-def test_a_peak_above_the_limit_names_the_part_of_the_run_that_was_the_fullest():
-    outcome = build_outcome(memory_rss_peak_gib=2.1, memory_peak_part="evaluation")
-    trial = build_trial(default_plan(), outcome, id="t1", why="", memory_limit_bytes=2 * GIB)
-    assert "peaked at 2.10 GiB in the part 'evaluation', the limit is 2.00 GiB" in trial.reason
-    within = build_trial(default_plan(), outcome, id="t1", why="", memory_limit_bytes=3 * GIB)
-    assert within.memory_peak_part == "evaluation"
-
-
-def test_without_a_limit_nothing_is_held_against_one():
-    trial = build_trial(default_plan(), build_outcome(memory_rss_peak_gib=999.0), id="t1", why="")
-    assert trial.status == "ok"
+def test_a_run_that_peaked_above_its_limit_is_out_of_memory_though_it_ended_well(memory, limit_gib, said):
+    limit_bytes = None if limit_gib is None else limit_gib * GIB
+    trial = build_trial(default_plan(), build_outcome(**memory), id="t1", why="", memory_limit_bytes=limit_bytes)
+    assert trial.status == ("ok" if said is None else "out_of_memory")
+    assert (trial.samples_per_s is None) is (said is not None)
+    assert (said or "") in (trial.reason or "")
+    if said is None:
+        assert trial.memory_peak_part == memory.get("memory_peak_part")
 
 
 class Recording(ProcessTarget):
     """Keeps the request, and answers as a process would that measured what it was asked for."""
 
-    def _run(self, request, kind):
-        self.request, self.kind = request, kind
+    def _run(self, request):
+        self.request = request
         return build_outcome()
 
 
-def test_a_batch_that_does_not_divide_waits_for_the_rank_with_the_larger_part(tmp_path):
+@pytest.fixture
+def target(tmp_path):
+    """Over two ranks."""
     source = WorkloadSource(config={"data": {"val_batch_size": 255}}, base_dir=".")
-    target = Recording(source, device="cpu", folder=tmp_path, rank_devices=("cpu", "cpu"))
+    return Recording(source, device="cpu", folder=tmp_path, rank_devices=("cpu", "cpu"))
+
+
+def test_a_batch_that_does_not_divide_waits_for_the_rank_with_the_larger_part(target):
     probe = target(default_plan({"batch_size": 3}), id="t1", why="", kind="device")
     assert target.request.plan["batch_size"] == 2
     assert target.request.source.config["data"]["val_batch_size"] == 128
     assert probe.samples_per_s == 150.0, "3 samples in the time that one rank takes for 2"
 
 
-def test_over_ranks_a_probe_takes_one_ranks_part_and_its_rate_counts_for_all(tmp_path):
-    source = WorkloadSource(config={}, base_dir=".")
-    target = Recording(source, device="cpu", folder=tmp_path, rank_devices=("cpu", "cpu"))
+def test_over_ranks_a_probe_takes_one_ranks_part_and_its_rate_counts_for_all(target):
     plan = default_plan({"batch_size": 34})
     probe = target(plan, id="t1", why="", kind="device")
-    assert (target.request.plan["batch_size"], target.kind) == (17, "device")
+    assert (target.request.plan["batch_size"], target.request.kind) == (17, "device")
     assert (probe.plan, probe.n_devices, probe.batch_size_per_device) == (plan, 2, 17)
     assert (probe.samples_per_s, probe.samples_per_s_ci95) == (200.0, (198.0, 202.0))
     assert probe.block_samples_per_s == (200.0, 200.0)
     assert "its rate counts 2 times" in probe.notes[-1]
 
     whole = target(plan, id="t2", why="")
-    assert (target.request.plan, target.request.rank_devices, target.kind) == (plan, ("cpu", "cpu"), "trial")
+    assert (target.request.plan, target.request.rank_devices, target.request.kind) == (plan, ("cpu", "cpu"), "trial")
     assert (whole.samples_per_s, whole.notes) == (100.0, ())

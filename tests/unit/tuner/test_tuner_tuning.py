@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tests.simulated_target import Answer, Clock, SimulatedTarget
 
 from fulltilt.config import config_from_values
 from fulltilt.errors import NoPlanError, RunFolderError
@@ -13,7 +14,7 @@ from fulltilt.hardware import read_machine
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import WorkloadSource
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.report import describe_search
+from fulltilt.report.summary import describe_search
 from fulltilt.tuner import tune
 from fulltilt.tuner.answer import conclude
 from fulltilt.tuner.picks import recommend
@@ -28,7 +29,6 @@ from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
 from fulltilt.tuner.search.search import Search, merge_facts, run_finalists, run_strategy
 from fulltilt.tuner.search.session import Session, Skip
-from fulltilt.tuner.trials.simulated import Answer, SimulatedTarget
 from fulltilt.tuner.trials.target import ProbeResult
 
 USER = default_plan({"batch_size": 32})
@@ -45,7 +45,7 @@ def make_search(session, space=SPACE, options=OPTIONS, **given):
     aim = TuneTarget(config=config, source=WorkloadSource(config={}, base_dir="."), name="x", code={})
     question = Question(aim=aim, options=options, machine=read_machine(), path=Path("out"))
     probe = ProbeResult(facts=space.facts, workload={})
-    parts = {"question": question, "folder": None, "journal": Journal(), "target": None, "probe": probe} | given
+    parts = {"question": question, "folder": None, "target": None, "probe": probe} | given
     return Search(space=space, session=session, memory_gib=8.0, **parts)
 
 
@@ -62,25 +62,49 @@ def summarize(session, options=OPTIONS):
 
 
 def run(answer, options=OPTIONS, **session_options):
-    session = Session(SimulatedTarget(answer), Journal(), **session_options)
-    search_to_the_end(session, options=options)
+    session = search_all(answer, options=options, **session_options)
     summary, picks = summarize(session, options)
     return session, conclude._note_trust(session, picks.recommended.trial, summary, SPACE)
 
 
+def larger_is_faster(plan):
+    return 10.0 * plan["batch_size"]
+
+
+def answer_larger_is_faster(plan):
+    return Answer(samples_per_s=larger_is_faster(plan))
+
+
 def run_in_time(seconds, budget_s, options=OPTIONS):
     """Trials that take ``seconds`` each, on a clock of their own; the larger batch is the faster one."""
-    now = [0.0]
+    clock = Clock()
+    return run(clock.time(larger_is_faster, lambda plan: seconds), options, budget_s=budget_s, clock=clock)
 
-    def answer(plan):
-        now[0] += seconds
-        return Answer(samples_per_s=10.0 * plan["batch_size"], seconds=seconds)
 
-    return run(answer, options, budget_s=budget_s, clock=lambda: now[0])
+def search_in_folder(folder, clock, budget_s, *, prepared_s=0.0):
+    """A command that takes up the rows of the folder, each trial of 10 s; it lay there for a while."""
+    clock.now_s += 1000.0
+    target = SimulatedTarget(clock.time(larger_is_faster, lambda plan: 10.0))
+    with RunFolder(folder, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as held:
+        start_s = clock() - prepared_s
+        session = Session(target, Journal(held), budget_s=budget_s, clock=clock, start_s=start_s)
+        search_to_the_end(session)
+    return session, target.asked
+
+
+def search_all(answer, space=SPACE, options=OPTIONS, **session_options):
+    session = Session(SimulatedTarget(answer), Journal(), **session_options)
+    search_to_the_end(session, space, options)
+    return session
+
+
+def pick_from(session):
+    table, _ = recommend.merge_repeats(session.rows)
+    return recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
 
 
 def test_finalists_and_the_users_plan_are_run_side_by_side():
-    session, notes = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+    session, notes = run(answer_larger_is_faster)
     asked = [(row.plan["batch_size"], row.kind) for row in session.rows]
     rounds = [(64, "repeat"), (32, "baseline")]
     assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds)]
@@ -125,20 +149,14 @@ def test_a_finalist_that_fails_when_run_again_gives_way_to_one_that_does_not():
         return Answer(samples_per_s=10.0 * plan["batch_size"])
 
     session, _ = run(answer)
-    table, _ = recommend.merge_repeats(session.rows)
-    chosen = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial
-    assert chosen.plan["batch_size"] == 32  # the user's own: it competes
-    assert {row.status for row in table} == {"ok", "out_of_memory"}
+    assert pick_from(session).plan["batch_size"] == 32  # the user's own: it competes
+    assert {row.status for row in session.rows} == {"ok", "out_of_memory"}
 
 
-def test_a_recommendation_without_a_second_run_says_so():
-    _, notes = run_in_time(10.0, 15.0)
-    assert any("measured once" in note and "budget" in note for note in notes)
-
-
-def test_a_plan_that_ran_alone_is_said_to_be_recommended_for_want_of_another():
+def test_a_recommendation_without_a_second_run_or_another_plan_says_so():
     session, notes = run_in_time(10.0, 15.0)
     assert [row.plan["batch_size"] for row in session.rows] == [32]
+    assert any("measured once" in note and "budget" in note for note in notes)
     assert any("t1 is the only plan that ran to its end" in note for note in notes)
 
 
@@ -156,7 +174,7 @@ def test_settings_off_the_list_stay_only_with_the_reason():
     _, notes = run(lambda plan: Answer(samples_per_s=rates[plan["batch_size"]]))
     said = "the settings as they were stay, with batch_size 32, which is not among 16, 64: none of these proved faster"
     assert any(note.startswith(said) for note in notes)
-    _, notes = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+    _, notes = run(answer_larger_is_faster)
     assert not any("not among" in note for note in notes)
 
 
@@ -179,7 +197,7 @@ def iter_skip(plan, reason):
 def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan_side_by_side():
     """It was one round of coordinate descent, and the settings as they were did not run beside the pick."""
     quick = dataclasses.replace(OPTIONS, strategy="quick")
-    session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]), quick)
+    session, _ = run(answer_larger_is_faster, quick)
     assert {row.kind for row in session.probes} >= {"device", "loader"}
     again = [(row.plan["batch_size"], row.kind) for row in session.rows if row.kind != "end_to_end"]
     assert again == [(64, "repeat"), (32, "baseline"), (32, "baseline"), (64, "repeat")]
@@ -198,18 +216,18 @@ def test_a_quick_search_keeps_time_for_the_last_stage():
 
 
 def test_the_users_plan_has_the_next_fastest_beside_it_where_it_is_the_only_finalist():
-    session = Session(
-        SimulatedTarget(lambda plan: Answer(samples_per_s={16: 100.0, 64: 98.0}[plan["batch_size"]])), Journal()
-    )
-    space = dataclasses.replace(SPACE, user_plan=USER.replace(batch_size=16), base=USER.replace(batch_size=16))
+    rates, own = {16: 100.0, 64: 98.0}, USER.replace(batch_size=16)
+    session = Session(SimulatedTarget(lambda plan: Answer(samples_per_s=rates[plan["batch_size"]])), Journal())
+    space = dataclasses.replace(SPACE, user_plan=own, base=own)
     session.run(search.exhaustive(space))
     run_finals(session, space, n_finalists=1)
     assert {row.plan["batch_size"] for row in session.rows if row.kind == "repeat"} == {16, 64}
 
 
-@pytest.mark.parametrize(("budget_s", "search_s"), [(20.0, 18.0), (200.0, 192.0)])
-def test_a_part_of_the_budget_is_kept_for_the_roofs(budget_s, search_s):
+@pytest.mark.parametrize(("budget_s", "search_s"), [(20.0, 18.0), (80.0, 72.0), (200.0, 192.0)])
+def test_a_part_of_the_budget_is_kept_for_the_roofs_and_counts_in_what_is_advised(budget_s, search_s):
     assert compute_search_s(budget_s) == search_s
+    assert compute_budget_s(search_s) == pytest.approx(budget_s)
 
 
 @pytest.mark.parametrize(
@@ -221,23 +239,11 @@ def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_pa
 
     What is kept back for measuring again was then spent on the settings as they were alone, again and again.
     """
-    now = [0.0]
-
-    def answer(plan):
-        now[0] += 10.0
-        return Answer(samples_per_s=10.0 * plan["batch_size"], seconds=10.0)
-
-    def search_in_folder():
-        now[0] += 1000.0  # the folder lay there for a while
-        start_s = now[0]
-        target = SimulatedTarget(answer)
-        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-            session = Session(target, Journal(folder), budget_s=budget_s, clock=lambda: now[0], start_s=start_s)
-            search_to_the_end(session, SPACE, OPTIONS)
-        assert now[0] - start_s <= budget_s
-        return target.asked, summarize(session)[0]
-
-    runs = [search_in_folder() for _ in sizes]
+    clock, runs = Clock(), []
+    for _ in sizes:
+        session, asked = search_in_folder(tmp_path, clock, budget_s)
+        assert session.elapsed_s <= budget_s
+        runs.append((asked, summarize(session)[0]))
     assert [[plan["batch_size"] for plan in asked] for asked, _ in runs] == sizes
     n_found = 0
     for (asked, summary), more in zip(runs, [*sizes[1:], []], strict=True):
@@ -250,24 +256,17 @@ def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_pa
 @pytest.mark.parametrize("strategy", search.STRATEGIES)
 def test_the_users_own_plan_is_the_first_whole_run_of_every_search_that_may_end_early(strategy):
     """It ran in the last stage only: a short budget ended at another plan that nothing had been compared with."""
-    session, _ = run_in_time(10.0, 1000.0, dataclasses.replace(OPTIONS, strategy=strategy))
-    first = session.rows[0]
+    options = dataclasses.replace(OPTIONS, strategy=strategy)
+    first = run_in_time(10.0, 1000.0, options)[0].rows[0]
     assert (first.plan, first.kind, first.id) == (USER, "end_to_end", "t1")
-
-
-def test_a_budget_that_holds_one_run_ends_at_the_settings_as_they_were():
-    for strategy in search.STRATEGIES:
-        session, _ = run_in_time(10.0, 15.0, dataclasses.replace(OPTIONS, strategy=strategy))
-        table, _ = recommend.merge_repeats(session.rows)
-        assert recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial.plan == USER
+    assert pick_from(run_in_time(10.0, 15.0, options)[0]).plan == USER, "a budget that holds one run ends there"
 
 
 def test_settings_that_cannot_apply_are_a_row_that_says_why_and_others_run():
     own = USER.replace(batch_size=512)
     facts = Facts(device_type="cpu", n_samples=100)
     space = dataclasses.replace(SPACE, user_plan=own, base=own, facts=facts)
-    session = Session(SimulatedTarget(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"])), Journal())
-    search_to_the_end(session, space, OPTIONS)
+    session = search_all(answer_larger_is_faster, space)
     baseline = conclude.select_baseline(session.rows, own)
     assert baseline.status == "skipped"
     assert "batch_size=512" in baseline.reason
@@ -279,14 +278,14 @@ def test_runs_of_the_users_plan_that_ended_well_count_though_an_earlier_one_did_
     late = dataclasses.replace(
         SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))(USER, id="t1", why=""), status="timeout"
     )
-    session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+    session, _ = run(answer_larger_is_faster)
     baseline = conclude.select_baseline([late, *session.rows], USER)
     assert (baseline.status, baseline.samples_per_s) == ("ok", 320.0)
     assert conclude.select_baseline([late], USER).status == "timeout"
 
 
 def test_the_search_is_counted_right():
-    session, _ = run(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+    session, _ = run(answer_larger_is_faster)
     summary, _ = summarize(session, OPTIONS)
     counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats, summary.n_off_grid)
     assert counted == (3, 2, 6, 3, 1), "the user's own plan is a row too, and not of this grid"
@@ -297,9 +296,7 @@ def test_the_search_is_counted_right():
 
 def test_the_settings_as_they_were_are_recommended_where_they_are_the_fastest():
     session, _ = run(lambda plan: Answer(samples_per_s=900.0 if plan == USER else 100.0))
-    table, _ = recommend.merge_repeats(session.rows)
-    picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
-    assert picks.recommended.trial.plan == USER
+    assert pick_from(session).plan == USER
 
 
 def test_a_search_that_the_budget_ended_says_how_much_is_untried():
@@ -313,7 +310,7 @@ def test_a_search_that_the_budget_ended_says_how_much_is_untried():
 @pytest.mark.parametrize("has_interval", [True, False])
 def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(has_interval, tmp_path):
     """The interval was once made a second time, and the reason why there was none stayed."""
-    simulated = SimulatedTarget(lambda plan: Answer(samples_per_s=10.0 * plan["batch_size"]))
+    simulated = SimulatedTarget(answer_larger_is_faster)
 
     def answer(plan, **asked):
         row = simulated(plan, **asked)
@@ -326,11 +323,11 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
     workload = {"name": "digits", "n_samples": 1280, "learning_rate": 0.1, "notes": notes}
     probe = ProbeResult(facts=facts, workload=workload)
     with RunFolder(tmp_path / "run", fingerprint_parts={}, command="tune", results=[]) as folder:
-        session, journal = Session(answer, Journal()), Journal()
+        session = Session(answer, Journal())
         search_to_the_end(session, SPACE, OPTIONS) if has_interval else session.run(search.exhaustive(SPACE))
         aim = TuneTarget(config=config, source=source, name="digits", code={})
         question = Question(aim=aim, options=OPTIONS, machine=read_machine(), path=tmp_path)
-        given = {"question": question, "folder": folder, "journal": journal, "probe": probe}
+        given = {"question": question, "folder": folder, "probe": probe}
         result = conclude.conclude(make_search(session, **given), (), "")
     assert result.epoch_seconds.estimate == pytest.approx(2.0)
     assert (result.epoch_seconds.ci95 is not None) == has_interval
@@ -350,33 +347,19 @@ def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
 
 def test_a_command_whose_budget_holds_no_further_run_says_so_with_the_budget_that_would(tmp_path):
     """It promised that the same command goes on, and run three times it ended with the same rows."""
-    now = [0.0]
+    clock = Clock()
 
-    def answer(plan):
-        now[0] += 10.0
-        return Answer(samples_per_s=10.0 * plan["batch_size"], seconds=10.0)
+    def search(budget_s):  # 2 s go into reading the facts
+        session, _ = search_in_folder(tmp_path, clock, budget_s, prepared_s=2.0)
+        return session.n_run, conclude._describe_next(session)
 
-    def search_in_folder(budget_s):
-        now[0] += 1000.0
-        start_s = now[0] - 2.0  # reading the facts
-        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as folder:
-            session = Session(
-                SimulatedTarget(answer), Journal(folder), budget_s=budget_s, clock=lambda: now[0], start_s=start_s
-            )
-            search_to_the_end(session, SPACE, OPTIONS)
-        return session, conclude._describe_next(session)
-
-    session, said = search_in_folder(11.0)
-    assert session.n_run == 1  # the first whole run begins while any time is left
     advice = "the next run takes about 10.0 s and {} s of the budget were left; give at least --budget 15s"
-    assert said == "the same command would come no further: " + advice.format("0.0")
-    session, said = search_in_folder(11.0)
-    assert session.n_run == 0
-    assert said == "nothing further was begun: " + advice.format("9.0")
-    session, said = search_in_folder(compute_search_s(15.0))
-    assert session.n_run == 1
-    session, said = search_in_folder(40.0)
-    assert session.n_run > 0
+    # The first whole run begins while any time is left.
+    assert search(11.0) == (1, "the same command would come no further: " + advice.format("0.0"))
+    assert search(11.0) == (0, "nothing further was begun: " + advice.format("9.0"))
+    assert search(compute_search_s(15.0))[0] == 1
+    n_run, said = search(40.0)
+    assert n_run > 0
     assert said == "the same command goes on from these rows"
 
 
@@ -390,8 +373,7 @@ def test_a_run_that_the_budget_broke_off_is_promised_to_nobody():
         status = "ok" if plan == USER else "timeout"
         return Answer(samples_per_s=1.0, status=status, seconds=seconds)
 
-    session = Session(SimulatedTarget(answer), Journal(), budget_s=20.0, clock=lambda: now[0])
-    search_to_the_end(session, SPACE, OPTIONS)
+    session = search_all(answer, budget_s=20.0, clock=lambda: now[0])
     assert session.cut is not None
     said = conclude._describe_next(session)
     assert "the run that was ended takes more than 25.0 s and 15.0 s of the budget were left" in said
@@ -406,8 +388,7 @@ def test_plans_that_failed_before_the_budget_ended_are_counted_against_the_grid(
         now[0] += 10.0
         return Answer(status="error", reason="OSError: disk sector unreadable", seconds=10.0)
 
-    session = Session(SimulatedTarget(answer), Journal(), budget_s=15.0, clock=lambda: now[0])
-    search_to_the_end(session, SPACE, OPTIONS)
+    session = search_all(answer, budget_s=15.0, clock=lambda: now[0])
     with pytest.raises(NoPlanError) as caught:
         conclude._check_ran(session, SPACE)
     said = "1 plan of 2 was tried before the budget ended, and it failed: error, t1: OSError: disk sector unreadable"
@@ -423,12 +404,10 @@ WIDE = dataclasses.replace(SPACE, axes={"batch_size": BATCHES})
 @pytest.mark.parametrize("budget_s", [None, 1000.0])
 def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
     """A dataset that raises was tried with batch after batch, up to 13 times."""
-    session = Session(
-        SimulatedTarget(lambda plan: Answer(status="error", reason=f"ValueError: no (log: {plan['batch_size']}.log)")),
-        Journal(),
-        budget_s=budget_s,
-    )
-    search_to_the_end(session, WIDE, dataclasses.replace(OPTIONS, strategy=strategy))
+    session = search_all(
+        lambda plan: Answer(status="error", reason=f"ValueError: no (log: {plan['batch_size']}.log)"), WIDE,
+        dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
+    )  # fmt: skip
     assert len({row.plan for row in session.common_error}) <= 4
     assert USER in {row.plan for row in session.rows}, "the settings as they were are tried, too"
     with pytest.raises(NoPlanError, match=r"different plans failed with the same error and none ran.*ValueError: no"):
@@ -444,8 +423,7 @@ def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
 )
 def test_plans_that_fail_alike_are_answered_with_their_remedy_or_their_log(reason, remedy):
     """The advice was ``t3: RuntimeError: shapes differ``."""
-    session = Session(SimulatedTarget(lambda plan: Answer(status="error", reason=reason)), Journal())
-    search_to_the_end(session, WIDE, OPTIONS)
+    session = search_all(lambda plan: Answer(status="error", reason=reason), WIDE)
     with pytest.raises(NoPlanError) as ended:
         conclude._check_ran(session, WIDE)
     assert ended.value.remedy == remedy
@@ -461,8 +439,7 @@ def test_other_failures_do_not_stop_a_search(status):
         return Answer(status=status, reason=f"no {plan['batch_size']}" if status == "error" else "no")
 
     space = dataclasses.replace(WIDE, axes={"batch_size": BATCHES[::-1]})
-    session = Session(SimulatedTarget(answer), Journal())
-    search_to_the_end(session, space, dataclasses.replace(OPTIONS, strategy="coordinate_descent"))
+    session = search_all(answer, space, dataclasses.replace(OPTIONS, strategy="coordinate_descent"))
     assert any(row.status == "ok" for row in session.rows)
 
 
@@ -474,16 +451,9 @@ def test_the_settings_as_they_were_let_a_search_go_on():
             return Answer(status="error", reason="ValueError: too few samples for the norm")
         return Answer(samples_per_s=10.0 * plan["batch_size"])
 
-    session = Session(SimulatedTarget(answer), Journal())
-    search_to_the_end(session, WIDE, OPTIONS)
+    session = search_all(answer, WIDE)
     assert {row.plan["batch_size"] for row in session.rows} == set(BATCHES)
-    table, _ = recommend.merge_repeats(session.rows)
-    assert recommend.pick(table, user_plan=USER, memory_limit_gib=8.0).recommended.trial.plan["batch_size"] == 64
-
-
-@pytest.mark.parametrize("budget_s", [20.0, 80.0, 200.0])
-def test_the_budget_that_is_advised_holds_the_search_and_the_roofs(budget_s):
-    assert compute_budget_s(compute_search_s(budget_s)) == pytest.approx(budget_s)
+    assert pick_from(session).plan["batch_size"] == 64
 
 
 def test_the_advice_to_search_again_names_the_folder_that_lets_it():
@@ -497,13 +467,8 @@ def test_the_advice_to_search_again_names_the_folder_that_lets_it():
 
 def test_after_the_end_of_a_budget_the_same_command_is_not_said_to_read_rows_only():
     """Beside it stood that the same command goes on from these rows."""
-    now, rates = [0.0], iter([100.0, 200.0, 150.0, 200.0, 260.0, 200.0, 260.0])
-
-    def answer(plan):
-        now[0] += 10.0
-        return Answer(samples_per_s=next(rates), seconds=10.0)
-
-    session, notes = run(answer, budget_s=75.0, clock=lambda: now[0])
+    clock, rates = Clock(), iter([100.0, 200.0, 150.0, 200.0, 260.0, 200.0, 260.0])
+    session, notes = run(clock.time(lambda plan: next(rates), lambda plan: 10.0), budget_s=75.0, clock=clock)
     assert session.is_budget_spent
     assert any("the same command goes on from these rows" in note for note in notes)
     assert any("--out and a new folder" in note for note in notes)

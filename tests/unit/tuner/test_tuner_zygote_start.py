@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from fulltilt.hardware.proctree import Work
 from fulltilt.tuner.trials.client import wait_for_start
 
 READY = {"say": "ready"}
+HANGS = "and it hangs: nothing computed or read for 120 s, after"
 
 
 class FakeChild:
@@ -34,40 +36,24 @@ class FakeChild:
         )
 
 
-def test_a_start_that_is_slow_but_at_work_is_waited_for():
+@pytest.mark.parametrize("child", [FakeChild(ready_s=500.0), FakeChild(stops_s=40.0, ready_s=150.0)])
+def test_a_start_that_is_slow_but_at_work_or_quiet_for_a_while_is_waited_for(child):
     """Python still imported torch from a cold disk when it was given up."""
-    assert FakeChild(ready_s=500.0).start() == READY
+    assert child.start() == READY
 
 
-def test_a_start_that_hangs_is_given_up_long_before_the_limit():
-    with pytest.raises(TimeoutError) as ended:
-        FakeChild(stops_s=40.0).start()
-    assert str(ended.value) == (
-        "no answer in 160 s, and it hangs: nothing computed or read for 120 s, after 0.4 s of CPU time, 40 MiB read"
-    )
-
-
-def test_what_little_was_read_is_not_rounded_to_nothing():
-    with pytest.raises(TimeoutError, match="512 KiB read"):
-        FakeChild(stops_s=0.5).start()
-
-
-def test_a_start_that_is_quiet_for_a_while_is_no_hang():
-    assert FakeChild(stops_s=40.0, ready_s=150.0).start() == READY
-
-
-def test_a_start_that_never_ends_says_that_it_was_at_work():
-    with pytest.raises(TimeoutError) as ended:
-        FakeChild().start()
-    assert str(ended.value).startswith(
-        "no answer in 600 s, though it is at work (6.0 s of CPU time, 600 MiB read): a slow disk is faster"
-    )
-
-
-def test_what_cannot_be_seen_is_not_called_a_hang():
-    with pytest.raises(TimeoutError) as ended:
-        FakeChild(is_seen=False).start()
-    assert str(ended.value) == "no answer in 600 s, and what the process does cannot be read from /proc"
+@pytest.mark.parametrize(
+    ("child", "said"),
+    [
+        (FakeChild(stops_s=40.0), f"in 160 s, {HANGS} 0.4 s of CPU time, 40 MiB read"),
+        (FakeChild(stops_s=0.5), f"in 121 s, {HANGS} 0.0 s of CPU time, 512 KiB read"),
+        (FakeChild(), "in 600 s, though it is at work (6.0 s of CPU time, 600 MiB read): a slow disk is faster"),
+        (FakeChild(is_seen=False), "in 600 s, and what the process does cannot be read from /proc"),
+    ],
+)
+def test_a_start_that_is_given_up_says_what_was_seen_of_it(child, said):
+    with pytest.raises(TimeoutError, match=f"^no answer {re.escape(said)}"):
+        child.start()
 
 
 def test_work_is_read_of_a_process_and_grows_with_what_it_does():
@@ -82,8 +68,8 @@ def test_work_is_read_of_a_process_and_grows_with_what_it_does():
 
 
 def test_a_process_name_with_spaces_is_no_figure(tmp_path):
-    folder = tmp_path / "77"
-    folder.mkdir()
+    folder = tmp_path / "proc" / "77"
+    folder.mkdir(parents=True)
     (folder / "stat").write_text("77 (a) b (c) R 5 77 42 0 -1 0 1 2 3 4 250 50 9 9")
     (folder / "io").write_text("rchar: 100\nwchar: 0\nread_bytes: 4096\n")
     ticks = os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
-"""The half of ``attach`` that runs inside a foreign training script: it observes steps and writes what it saw.
+"""Observe the steps of a foreign training script from inside it, and write a report.
 
-Standard library only, Python 3.9 and torch 2.1 or newer, no import of fulltilt: the script's Python need not have it.
-Whatever fails in here switches the observer off and leaves the script alone.
+Standard library only, Python 3.9 and torch 2.1 or newer; fulltilt is not imported, as the script's Python may lack it.
+Any failure in here switches the observer off and leaves the script alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def start(session: str) -> None:
-    """Wait for ``import torch``; ``session`` is the JSON of where to write and what to do."""
+    """Attach the observer once torch is imported; ``session`` is JSON with its folder and options."""
     sys.meta_path.insert(0, _TorchFinder(json.loads(session)))
 
 
@@ -48,7 +48,7 @@ def _attach(session):
         try:
             observer.attach()
         except Exception:
-            observer.thread = None  # whatever is wrapped already passes everything on
+            observer.thread = None  # wrappers that are in place pass every call on
             raise
-    except Exception as error:  # the script must run as if nobody watched
+    except Exception as error:  # an error of the observer must never reach the script
         sys.stderr.write(f"fulltilt doctor: this process is not watched: {type(error).__name__}: {error}\n")

@@ -1,24 +1,24 @@
-"""``Blocks``: which steps run with the site under test, and which without it."""
+"""``Blocks``: decides which steps run with the tested line of code and which without it."""
 
 from __future__ import annotations
 
 import random
 
 PRESENT, REMOVED, PRESENT_AGAIN = 0, 1, 2
-N_SETTLING, N_TIMED = 1, 3  # steps of a block: what follows a switch is not timed
+N_SETTLING, N_TIMED = 1, 3  # steps of a block: the first, after a switch of arms, is not timed
 MAX_ROUNDS = 60
-A_A_EVERY = 3  # of so many rounds one compares the present site with itself
+A_A_EVERY = 3  # one round in so many is A/A: the present line against itself
 
 
 class Blocks:
-    """Rounds of four blocks, ABBA or BAAB by lot, so that a linear drift cancels within each.
+    """Plans rounds of four blocks of steps, ABBA or BAAB at random, so that linear drift cancels in each round.
 
-    A block begins only where it and one more step fit into the epoch; one that an epoch's end broke off is run again.
-    The lot is drawn by a generator of our own: the script's is not touched.
+    A block begins only if it and one more step fit into the epoch; a block cut short by an epoch's end is run again.
+    The order comes from a generator of its own, so the script's random numbers are not touched.
 
     Attributes:
-        round: Number of the round that the current step belongs to; 0: none yet.
-        block: Number of its block; 0: the step belongs to none.
+        round: Number of the current round; 0: none yet.
+        block: Number of the current block; 0: the step belongs to none.
     """
 
     def __init__(self):
@@ -36,11 +36,11 @@ class Blocks:
         self.arm, self.is_timed, self.block = PRESENT, False, 0
 
     def plan_step(self, is_broken, n_steps_left=None):
-        """Choose arm and place of the step that begins.
+        """Choose arm, round and block of the step that begins.
 
         Args:
-            is_broken: An epoch ended in the step before.
-            n_steps_left: In the epoch; None: unknown.
+            is_broken: An epoch ended in the previous step.
+            n_steps_left: Steps left in the epoch; None: unknown.
         """
         if not self._is_running:
             return
@@ -54,7 +54,7 @@ class Blocks:
         self._steps_left -= 1
 
     def _begin_block(self, n_steps_left):
-        """False where none begins: the comparison is over, or too little is left of the epoch."""
+        """Begin the next block and return True, unless the comparison is over or the epoch too short."""
         if not self._arms and self.round >= MAX_ROUNDS:
             self._is_running = False
             return False

@@ -1,6 +1,6 @@
-"""Times the files that user code writes, and finds one whose writes can be held back for a while.
+"""Time the files that user code writes, and find one whose writes can be held back for a few steps.
 
-That is a file which every step rewrites or appends to, once, under a name that is there, and not past the stream.
+Such a file exists under its name, and every step rewrites it or appends to it exactly once, through its stream.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .spans import DATA_WAIT, FILE_WRITE
 from .streams import PLAIN_ENCODINGS, HeldStream, TimedFile, find_timed_file
 from .user_code import find_user_frame
 
-WINDOW_STEPS = 20  # in which a file has to be written in at least MIN_HIT_SHARE of the steps
+WINDOW_STEPS = 20  # steps of a window; the file must be written in MIN_HIT_SHARE of them
 MIN_HIT_SHARE = 0.9
 MIN_TIME_SHARE = 0.02
 OPEN_ARGUMENTS = ("buffering", "encoding", "errors", "newline")
 
 
 class Written:
-    """What is known of one file that steps write."""
+    """What was observed of one file that steps write."""
 
     def __init__(self):
         self.n_steps = self.n_opens = self.n_missing = self.ns = 0
@@ -37,12 +37,12 @@ class Written:
 
 
 class FileCalls:
-    """What takes the place of ``open``, ``torch.save``, ``json.dump`` and ``pickle.dump``.
+    """Wraps ``open``, ``torch.save``, ``json.dump`` and ``pickle.dump`` to time or hold back writes.
 
     Attributes:
-        target: The file whose writes are held back in steps without it.
+        target: The file whose writes are tested.
         refused: Path → why its writes cannot be held back.
-        is_removed: The current step is one without it.
+        is_removed: The current step holds the target's writes back.
     """
 
     def __init__(self, observer, folder):
@@ -69,12 +69,12 @@ class FileCalls:
         torch.save = save_timed
 
     def wrap_dumps(self):
-        """Modules that the script may import after torch; by the first step it has."""
+        """Wrap ``dump`` functions of modules that the script may import after torch but before its first step."""
         json.dump = self._wrap_dump(json.dump, "json.dump", "fp")
         pickle.dump = self._wrap_dump(pickle.dump, "pickle.dump", "file")
 
     def time(self, function, does, path, *args, **kwargs):
-        """Call ``function`` and book its time to the line of user code that it comes from."""
+        """Call ``function`` and charge its time to the calling line of user code."""
         observer = self._observer
         if get_ident() != observer.thread or observer.spans.is_inside(FILE_WRITE):
             return function(*args, **kwargs)
@@ -90,12 +90,12 @@ class FileCalls:
             self._find_written(path).ns += took_ns
 
     def settle(self):
-        """Write what is held back."""
+        """Write all that is held back."""
         if os.getpid() == self._observer.pid:
             self._held.release()
 
     def _note_look(self):
-        """What somebody looks at in the same step cannot be held back for a step."""
+        """Rule out a file that is read or inspected in the step that writes it."""
         self.refused[self.target] = "the script looks at it, or starts a process, in the same step"
         self.is_removed = False
 
@@ -104,7 +104,7 @@ class FileCalls:
         return self.target is not None and self.target not in self.refused
 
     def end_step(self, wall_ns):
-        """Look once a window for a file that every step writes."""
+        """Look, once per window of steps, for a file that every step writes."""
         if self.target is not None:
             return
         self._window_ns += wall_ns
@@ -119,7 +119,7 @@ class FileCalls:
         for path in fits:
             if self._seen[path].n_opens != self._seen[path].n_steps:
                 self.refused[path] = "a step does not open it exactly once"
-            elif self._seen[path].n_missing > 1:  # once it is made
+            elif self._seen[path].n_missing > 1:  # a file counts once it exists
                 self.refused[path] = "it is not there when it is opened, as a file that is renamed later"
         fits = [path for path in fits if path not in self.refused]
         if fits:
@@ -158,7 +158,7 @@ class FileCalls:
         return self.time(self._build_stream, "open", path, path, file, mode, how, options)
 
     def _build_stream(self, path, file, mode, how, options):
-        """The stream that ``open`` gives, over a file that times its calls."""
+        """Build the stream that ``open`` would return, over a file that times its calls."""
         raw = TimedFile(self, path, file, how)
         size = max(getattr(os.fstat(raw.fileno()), "st_blksize", 0), io.DEFAULT_BUFFER_SIZE)
         binary = io.BufferedWriter(raw, size)
@@ -169,11 +169,11 @@ class FileCalls:
         return text
 
     def _resolve(self, file):
-        """The file behind a name; looking for it is no look at what is held back."""
+        """Return the real path of a name without counting as a look at the file."""
         return self.target if self._held.touches(file) else os.path.realpath(file)
 
     def _let_go(self, path, how):
-        """The file is written for real: anew, which supersedes what was held back, or after that."""
+        """Let a real write happen: a rewrite replaces what was held back, an append follows it."""
         if path == self.target:
             self._held.supersede() if how == "w" else self._held.release()
 
@@ -193,7 +193,7 @@ class FileCalls:
         return self.time(self._save_real, "torch.save", path, obj, f, *args, **kwargs)
 
     def _save_to_memory(self, path, obj, args, kwargs):
-        """By way of a file of the same name, which torch writes into the file."""
+        """Save to memory under the file's own name, since torch stores the name in the archive."""
         copy = os.path.join(self._folder, os.path.basename(path))
         self._save_real(obj, copy, *args, **kwargs)
         with self._open_real(copy, "rb") as stream:
@@ -208,7 +208,7 @@ class FileCalls:
         return timed
 
     def _dump(self, dump, does, stream, args, kwargs):
-        if isinstance(stream, HeldStream):  # at once, as the object may change, but not in the time of the step
+        if isinstance(stream, HeldStream):  # now, as the object may change later; the time is not the step's
             return self._off_the_clock(dump, *args, **kwargs)
         file = find_timed_file(stream)
         return dump(*args, **kwargs) if file is None else self.time(dump, does, file.path, *args, **kwargs)
@@ -221,7 +221,7 @@ class FileCalls:
             self._observer.leave_out(perf_counter_ns() - began_ns)
 
     def _is_writing_step(self):
-        """Whether this is the training's own thread, and neither loads a sample nor writes already."""
+        """Return whether this is the training's thread, outside of sample loading and other writes."""
         spans = self._observer.spans
         is_here = get_ident() == self._observer.thread
         return is_here and not spans.is_inside(DATA_WAIT) and not spans.is_inside(FILE_WRITE)

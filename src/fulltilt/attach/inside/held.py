@@ -1,7 +1,7 @@
-"""``Held``: bytes that a script wrote to a file and that are not there yet, and everybody who could notice.
+"""``Held``: keeps bytes back that a script wrote to a file, until anything could notice that they are missing.
 
-They are written when the file is opened, looked at or moved, when a process is started or ended, and on SIGTERM. A
-program that runs already cannot be guarded: it may see the file as it was some steps ago.
+They are written when the file is opened, inspected or moved, when a process is started or ended, and on SIGTERM.
+Other programs that already run cannot be guarded: they may see the file as it was some steps ago.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ ALWAYS = ("scandir", "system", "fork", "posix_spawn", "execv", "execve", "_exit"
 
 
 class Held:
-    """Keeps bytes back from one file, and writes them as soon as somebody could notice."""
+    """Keeps back the bytes of one file and writes them as soon as anything could notice."""
 
     def __init__(self, note_look, off_the_clock):
-        self._note_look = note_look  # called when somebody looks at what is held back
-        self.off_the_clock = off_the_clock  # calls a function in no time of the step
+        self._note_look = note_look  # called when something looks at the file
+        self.off_the_clock = off_the_clock  # calls a function without charging its time to the step
         self.open, self._stat = builtins.open, os.stat
         self.streams = weakref.WeakSet()  # HeldStreams that are still open
         self._writes = []  # (path, "w" or "a", bytes), in order
         self._file = None  # device and inode of the file
-        self._guarded = []  # (where, name, as it was)
+        self._guarded = []  # (owner, attribute name, original)
         self._lock = threading.RLock()
 
     def begin(self, path):
-        """A write is about to be held back: watch who may look at the file."""
+        """Guard every call that could look at the file, before its first write is held back."""
         with self._lock:
             if self._guarded:
                 return
@@ -45,9 +45,9 @@ class Held:
                 signal.signal(signal.SIGTERM, self._end_by_signal)
 
     def keep(self, path, how, content):
-        """Hold ``content`` back; a file that is written anew supersedes what was held back of it."""
+        """Hold ``content`` back; a rewrite of the file replaces what was held back before."""
         with self._lock:
-            if not self._guarded:  # somebody looked between its opening and its end
+            if not self._guarded:  # something looked while the stream was open
                 self._write(path, how, content)
                 return
             if how == "w":
@@ -55,13 +55,13 @@ class Held:
             self._writes.append((path, how, content))
 
     def supersede(self):
-        """The file is being written anew, for real."""
+        """Drop what is held back: the file is being rewritten for real."""
         with self._lock:
             self._writes = []
             self.release()
 
     def touches(self, file):
-        """Whether ``file`` is the one that is held back, by whatever name or descriptor."""
+        """Return whether ``file``, a path or descriptor, is the file that is held back."""
         if not self._guarded:
             return False
         try:
@@ -71,13 +71,13 @@ class Held:
         return (found.st_dev, found.st_ino) == self._file
 
     def look(self):
-        """Somebody may see the file: write what is held back, and say so."""
+        """Write what is held back, because something may look at the file, and report the look."""
         if self._guarded:
             self._note_look()
         self.release()
 
     def release(self):
-        """Write all that is held back, and let everybody look again."""
+        """Write all that is held back and remove the guards."""
         with self._lock:
             for where, name, function in self._guarded:
                 setattr(where, name, function)

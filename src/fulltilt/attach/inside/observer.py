@@ -1,4 +1,4 @@
-"""``Observer``: ties the parts together, step by step, and writes what was seen into the session's folder."""
+"""``Observer``: records each training step of one process and writes the report into the session's folder."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ N_CALIBRATION = 200
 
 
 class Observer:
-    """What one process of the script does, step by step.
+    """Records what one process of the script does, step by step.
 
     Attributes:
         thread: The thread whose calls are timed: the one that imported torch, then the one that takes steps.
-        step: Optimizer steps so far.
-        is_disturbed: Our own tracing took part in the current step; the step is not counted.
+        step: Number of optimizer steps so far.
+        is_disturbed: The observer traced the current step, so the step is not counted.
     """
 
     def __init__(self, session):
         self.folder = session["folder"]
-        self._proves = session["proves"] and sys.version_info >= (3, 11)  # before, pathlib goes past what guards files
+        self._proves = session["proves"] and sys.version_info >= (
+            3,
+            11,
+        )  # in older versions pathlib bypasses the guards of files
         self.pid, self.thread = os.getpid(), threading.get_ident()
         self.spans, self.syncs, self.waits = Spans(), Sites("host_sync"), Sites("data_wait")
         self.files = FileCalls(self, self.folder)
@@ -59,11 +62,11 @@ class Observer:
         atexit.register(self._end)
 
     def _leave_child_alone(self):
-        """A forked process, a data worker say, takes no steps of its own."""
+        """Stop observing in a forked process, such as a data worker: it takes no steps."""
         self.thread = None
 
     def begin_batch(self, batches_left):
-        """The loader is asked for a batch, after which ``batches_left`` follow in this epoch."""
+        """Note that a batch is asked for, after which ``batches_left`` follow in this epoch."""
         self._n_batches += 1
         self._batches_left = batches_left
 
@@ -73,21 +76,21 @@ class Observer:
             self.waits.find(frame, "next").add(took_ns, self.step)
 
     def leave_out(self, ns):
-        """Take ``ns`` of the observer's own work out of the current step."""
+        """Subtract ``ns`` of the observer's own work from the current step."""
         self._began_ns += ns
         self.spans.leave_out(ns)
 
     def end_epoch(self):
-        """The loader is at its end or begins anew: such a step holds more than a step."""
+        """Note the end of an epoch; the current step then holds more than a plain step."""
         self._is_edge = True
         self.files.is_removed = False
         self.files.settle()
 
     def end_step(self):
-        """Book the step that the optimizer's update has just ended, and plan the next."""
+        """Record the step that the optimizer's update has just ended, and plan the next."""
         try:
             self._end_step(perf_counter_ns())
-        except Exception as error:  # whatever it is, the script must go on as if nobody watched
+        except Exception as error:  # an error of the observer must never reach the script
             self._give_up(error)
 
     def _give_up(self, error):
@@ -114,7 +117,7 @@ class Observer:
         self.spans.go_on(self._began_ns)
 
     def _begin_steps(self):
-        """The first step is over: what the script does before it is not its steps."""
+        """Begin to record after the first step; what the script does before it is set-up."""
         for sites in (self.syncs, self.waits, self.files.sites):
             sites.clear()
         self.files.wrap_dumps()
@@ -131,7 +134,7 @@ class Observer:
         )
 
     def _calibrate(self):
-        """Host time that one timed call costs, its line looked up and booked."""
+        """Measure the host time that observing one call costs."""
         spans, sites, frame = Spans(), Sites("calibration"), sys._getframe()
         began_ns = perf_counter_ns()
         for step in range(N_CALIBRATION):
@@ -159,7 +162,7 @@ class Observer:
         self.files.is_removed = blocks.arm == REMOVED
 
     def emit(self, record):
-        """Append one line to the file of this process."""
+        """Append one line to this process's report."""
         path = os.path.join(self.folder, f"seen-{os.getpid()}.jsonl")
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -173,7 +176,7 @@ class Observer:
         self.emit(self._summarize())
 
     def _summarize(self):
-        """What grew over the whole run; the last such line counts."""
+        """Summarize the whole run so far; the last such line of a report counts."""
         sites = [site for some in (self.syncs, self.waits, self.files.sites) for site in some.list()]
         return {
             "kind": "summary",
@@ -188,7 +191,7 @@ class Observer:
     def _end(self):
         if os.getpid() != self.pid:
             return
-        self.thread = None  # what is still written is written at once
+        self.thread = None  # later writes are not held back
         self.files.is_removed = False
         self.files.settle()
         if self.step:

@@ -1,4 +1,4 @@
-"""Finds out which lines of user code the loading of samples spends its time in, by tracing a few batches."""
+"""Find the lines of user code in which the loading of samples spends its time, by tracing a few batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils.data._utils import fetch
 
 from .user_code import is_user_file
 
-TRACED = (2, 4)  # fetches of the first process that gets to them; those between are timed as they are
+TRACED = (2, 4)  # which fetches are traced; those between are timed without tracing
 N_LINES_KEPT = 40
 
 
 class LineTimes:
-    """A trace function that charges time to the line of user code that is running, calls into libraries included."""
+    """Charges time to the running line of user code, its calls into libraries included."""
 
     def __init__(self):
         self.lines = {}  # (code, line) → [ns, times reached]
@@ -55,14 +55,14 @@ class LineTimes:
 
 
 def wrap_fetch(observer):
-    """Trace some of the batches that this process puts together, data workers included."""
+    """Trace some of the batches that this process or its data workers assemble."""
     original = fetch._MapDatasetFetcher.fetch
     done = os.path.join(observer.folder, "samples-are-traced")
     state = {"n": 0, "pid": os.getpid(), "times": LineTimes(), "plain_ns": []}
 
     @functools.wraps(original)
     def traced(fetcher, index):
-        if state["pid"] != os.getpid():  # a worker that was forked from here
+        if state["pid"] != os.getpid():  # in a forked worker
             state.update(n=0, pid=os.getpid(), times=LineTimes(), plain_ns=[])
         state["n"] += 1
         if state["n"] > TRACED[-1] or os.path.exists(done) or (get_worker_info() is None and not observer.step):
@@ -109,6 +109,6 @@ def _describe(times, plain_ns):
 
 
 def _name_function(code):
-    """The function that a comprehension stands in, where Python tells (3.11 and newer)."""
+    """Return the name of the function around a comprehension (Python 3.11 and newer)."""
     name = getattr(code, "co_qualname", code.co_name)
     return name.partition(".<locals>.<")[0] if name.endswith(("comp>", "genexpr>")) else name

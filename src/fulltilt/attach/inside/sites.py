@@ -1,4 +1,4 @@
-"""``Sites``: what each line of user code cost, over all steps."""
+"""``Sites``: adds up what each line of user code cost, over all steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 class Site:
-    """One line and what it does there: a method's name, or the file that it writes."""
+    """One line of user code and what it does: the method it calls, or the file it writes."""
 
     __slots__ = ("does", "file", "last_step", "line", "n_calls", "n_steps", "ns", "where")
 
@@ -24,21 +24,21 @@ class Site:
 
 
 class Sites:
-    """Sites of one kind, by the code object and line that stand there."""
+    """Sites of one kind, by code object and line."""
 
     def __init__(self, kind):
         self.kind = kind
         self._found = {}
 
     def find(self, frame, does, where=None):
-        """Return the site of what ``frame`` is at; ``where`` is the device, or the path of the file."""
+        """Return the site of the line that ``frame`` runs; ``where`` is the device, or the path of the file."""
         key = (frame.f_code, frame.f_lineno, does)
         site = self._found.get(key)
         if site is None:
             site = Site(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, does, where)
             self._found[key] = site
         elif site.where != where:
-            site.where = None  # one file after another
+            site.where = None  # the line writes one file after another
         return site
 
     def list(self):
@@ -58,5 +58,5 @@ class Sites:
         ]
 
     def clear(self):
-        """Forget what came before: the start of a script is not its steps."""
+        """Forget all costs so far: the start of a script is not part of its steps."""
         self._found = {}

@@ -1,4 +1,4 @@
-"""``Spans``: host time of one step, divided among kinds of work so that every nanosecond has one owner."""
+"""``Spans``: divides the host time of a step among kinds of work; every nanosecond has one owner."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, HOST_SYNC, FILE_WRITE = range(len(KINDS
 
 
 class Spans:
-    """Adds up stretches of time by kind. Of nested stretches the inner one owns its time."""
+    """Adds up time spans by kind of work. A nested span owns its time, not the span around it."""
 
     def __init__(self):
         self.totals_ns = [0] * len(KINDS)
         self.n_entered = 0
-        self._open = []  # [kind, start_ns, time of inner stretches that have ended]
+        self._open = []  # [kind, start_ns, ns of nested spans that have ended]
 
     def enter(self, kind):
         self.n_entered += 1
         self._open.append([kind, perf_counter_ns(), 0])
 
     def leave(self):
-        """End the innermost stretch and return how long it took, inner ones included."""
+        """End the innermost span and return its duration in ns, nested spans included."""
         kind, start_ns, inner_ns = self._open.pop()
         took_ns = perf_counter_ns() - start_ns
         self.totals_ns[kind] += took_ns - inner_ns
@@ -33,12 +33,12 @@ class Spans:
         return any(entry[0] == kind for entry in self._open)
 
     def leave_out(self, ns):
-        """Take ``ns`` out of the stretches that are open: it was the observer's."""
+        """Subtract ``ns`` of the observer's own work from the open spans."""
         for entry in self._open:
             entry[1] += ns
 
     def cut(self, now_ns):
-        """Return the totals up to now and begin anew; stretches that are open go on in the next step."""
+        """Return the totals by kind and reset them; open spans continue in the next step."""
         open_inside_ns = 0
         for entry in reversed(self._open):
             elapsed_ns = now_ns - entry[1]
@@ -48,6 +48,6 @@ class Spans:
         return totals_ns
 
     def go_on(self, now_ns):
-        """Let the stretches that are open begin now: what lies between belongs to the observer."""
+        """Restart the open spans now: the time since ``cut`` belongs to the observer."""
         for entry in self._open:
             entry[1], entry[2] = now_ns, 0

@@ -1,14 +1,14 @@
-"""Two stand-ins for files that user code opens for writing: one that times the disk, one that holds writes back."""
+"""Stand-ins for files that user code writes: one times the writes, one holds them back."""
 
 from __future__ import annotations
 
 import io
 
-PLAIN_ENCODINGS = (None, "utf-8", "utf8", "ascii", "latin-1")  # without a mark at the start of the file
+PLAIN_ENCODINGS = (None, "utf-8", "utf8", "ascii", "latin-1")  # encodings that write no byte order mark
 
 
 class TimedFile(io.FileIO):
-    """The file under a stream as ``open`` builds it; what reaches the disk is timed, and nothing else is slower."""
+    """The raw file under a stream of ``open``; it times each write to the disk."""
 
     def __init__(self, calls, path, file, how):
         self._calls, self.path = calls, path
@@ -23,15 +23,15 @@ class TimedFile(io.FileIO):
 
 
 def find_timed_file(stream):
-    """Return the TimedFile that ``stream`` writes to; None where there is none."""
+    """Return the TimedFile under ``stream``, or None."""
     raw = getattr(getattr(stream, "buffer", stream), "raw", None)
     return raw if isinstance(raw, TimedFile) else None
 
 
 class HeldStream:
-    """Takes what is written to a file whose writes are held back, and hands it over as bytes when it is closed.
+    """Collects what is written to a held-back file, and hands it over as bytes when it is closed.
 
-    Whatever else is asked of it, the real file is opened and answers from then on.
+    Any other use opens the real file, which answers from then on.
     """
 
     def __init__(self, held, path, file, mode, options):
@@ -48,7 +48,9 @@ class HeldStream:
                 raise TypeError(f"write() argument must be str, not {type(data).__name__}")
             self._parts.append(data)
             return len(data)
-        self._parts.append(data if isinstance(data, bytes) else bytes(memoryview(data)))  # a buffer may change later
+        self._parts.append(
+            data if isinstance(data, bytes) else bytes(memoryview(data))
+        )  # a copy, as the caller may change its buffer
         return len(self._parts[-1])
 
     def writelines(self, lines):
@@ -85,7 +87,7 @@ class HeldStream:
         return getattr(self._real, name)
 
     def switch(self):
-        """Open the file, with what was written so far."""
+        """Open the real file and write what was collected so far."""
         if self._real is None:
             self._real = self._held.open(self.name, self.mode, **self._options)
             self._real.writelines(self._parts)

@@ -1,4 +1,4 @@
-"""Puts the observer around what a training step calls in torch. Nothing here changes a value."""
+"""Wrap what a training step calls in torch, so that the observer times it. No value changes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SYNCHRONISING = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__", "_
 
 
 def wrap_optimizers(observer):
-    """A step ends with the update of the first optimizer that is seen; those of others belong to the step."""
+    """Observe optimizers: a step ends with each update of the first optimizer that is seen."""
     spans = observer.spans
     first, running = [], []
 
     def unwind(optimizer):
-        """End the update of ``optimizer``, and of those inside it that an exception left open."""
+        """End the update of ``optimizer``, and nested updates that an exception left open."""
         while optimizer in running:
             running.pop()
             spans.leave()
@@ -53,11 +53,11 @@ def wrap_optimizers(observer):
 
 
 def wrap_loader(observer):
-    """Time between asking for a batch and having it; making a new iterator marks the edge of an epoch."""
+    """Time how long each batch is waited for; a new iterator marks the start of an epoch."""
     spans = observer.spans
     next_batch, begin_epoch = dataloader._BaseDataLoaderIter.__next__, torch.utils.data.DataLoader.__iter__
-    ends = []  # the reference to the newest iterator, which has to live for its callback
-    lefts = weakref.WeakKeyDictionary()  # iterator → batches that it still has
+    ends = []  # weak reference to the newest iterator; it must live for its callback
+    lefts = weakref.WeakKeyDictionary()  # iterator → batches left
 
     @functools.wraps(next_batch)
     def timed_next(iterator):
@@ -89,8 +89,8 @@ def wrap_loader(observer):
         # A loop that is left by break drops its iterator.
         ends.append(weakref.ref(iterator, lambda _: observer.end_epoch()))
         del ends[:-1]
-        if not isinstance(loader.dataset, IterableDataset):  # whose length torch would remember that it was asked
-            with contextlib.suppress(Exception):  # of the user's dataset, of whatever kind
+        if not isinstance(loader.dataset, IterableDataset):  # asking its length would make torch warn later
+            with contextlib.suppress(Exception):  # any error of the user's dataset
                 lefts[iterator] = len(loader)
         return iterator
 
@@ -119,7 +119,7 @@ def _time_calls(observer, function, kind):
 
 
 def wrap_synchronising(observer):
-    """Tensor methods that make the host wait for the device, where user code calls them outside of the loader."""
+    """Time the tensor methods that make the host wait for the device, when user code calls them."""
     for name in SYNCHRONISING:
         setattr(torch.Tensor, name, _time_synchronising(observer, name, getattr(torch.Tensor, name)))
 
@@ -146,7 +146,7 @@ def _time_synchronising(observer, name, method):
 
 
 def wrap_modules(observer):
-    """Calls of modules by the script itself; those of modules inside them belong to them."""
+    """Time the script's own calls of modules; calls of nested modules count as part of them."""
     spans, call = observer.spans, torch.nn.Module.__call__
     is_compiling = getattr(torch.compiler, "is_compiling", bool)  # bool() is False: torch 2.1 and 2.2 cannot tell
 

@@ -1,4 +1,4 @@
-"""Which file of a call stack is the user's own code, as opposed to libraries and the observer itself."""
+"""Find the user's own code in a call stack, as opposed to libraries and the observer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LIBRARIES = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
     *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
-_known = {}  # by file name, as code objects have it
+_known = {}  # by the file name of code objects
 
 
 def is_user_file(filename):
@@ -25,7 +25,7 @@ def is_user_file(filename):
 
 
 def find_user_frame(depth):
-    """Return the innermost frame of user code at ``depth`` calls up or farther; None where there is none."""
+    """Return the innermost frame of user code, ``depth`` or more calls up; None: there is none."""
     try:
         frame = sys._getframe(depth + 1)
     except ValueError:

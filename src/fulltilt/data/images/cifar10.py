@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from fulltilt.data.images import cifar10_formats as formats
 from fulltilt.data.images import decoded_cache
 from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.data.paths import resolve_path
-from fulltilt.data.splits import Split, check_split
+from fulltilt.data.splits import Split, check_split, spread_rows
 from fulltilt.data.transforms.pipeline import Transform, resolve_transform
 from fulltilt.errors import DataError
 
@@ -25,16 +24,13 @@ def cifar10(
     cache: bool = True,
     base_dir: str | None = None,
 ) -> MemoryImages:
-    """CIFAR-10 in memory, (3, 32, 32), from whichever form lies at ``path``.
+    """Read CIFAR-10 into memory, (3, 32, 32), from whichever form lies at ``path``.
 
     Args:
-        split: ``train`` or ``val`` (the test images).
-        transform: Text of a pipeline, or a callable on one image.
-        path: The folder (or tar of class folders); stands in for ``root``.
-        root: The folder when no ``path`` is given. What it holds is told by its file names.
+        split: ``train``, or ``val`` for the test images.
+        path: The folder (or tar of class folders); ``root`` is used without it. File names tell the form.
         limit: Keep only so many images, evenly spread over the file order.
         cache: Keep decoded images under ``~/.cache/fulltilt``, so that the next process need not decode them.
-        base_dir: Where relative paths start; the working directory when None.
 
     Raises:
         DataError: Nothing is found there, or a file is damaged; names it.
@@ -43,7 +39,9 @@ def cifar10(
     source = formats.find_source(resolve_path(path or root, base_dir))
     images, targets = _read(source, split, cache=cache)
     if limit is not None:
-        rows = _spread(len(images), limit)
+        if not 1 <= limit <= len(images):
+            raise DataError(f"limit {limit} is not between 1 and the {len(images)} images there")
+        rows = spread_rows(len(images), limit)
         images, targets = images[rows], targets[rows]
     return MemoryImages(
         "cifar10",
@@ -55,32 +53,18 @@ def cifar10(
 
 
 def _read(source: formats.Source, split: str, *, cache: bool) -> formats.Arrays:
-    if source.form == "pickles":
-        return formats.read_pickles(source.path, split)
-    if source.form == "binary":
-        return formats.read_binary(source.path, split)
-    if not cache:
-        return _decode(source, split)[split]
-    found = decoded_cache.read_cached(_fingerprint(source, split))
-    if found is not None:
+    if source.form in ("pickles", "binary"):
+        return formats.read_batches(source, split)
+    if cache and (found := decoded_cache.read_cached(_compute_fingerprint(source, split))) is not None:
         return found
-    decoded = _decode(source, split)
-    for name, (images, targets) in decoded.items():
-        decoded_cache.write_cached(_fingerprint(source, name), images, targets)
+    if source.form == "tar":
+        decoded = formats.read_tar(source.path)  # both splits in one pass
+    else:
+        decoded = {split: formats.read_folders(source.path, split)}
+    for name, arrays in decoded.items() if cache else ():
+        decoded_cache.write_cached(_compute_fingerprint(source, name), *arrays)
     return decoded[split]
 
 
-def _decode(source: formats.Source, split: str) -> dict[str, formats.Arrays]:
-    if source.form == "tar":
-        return formats.read_tar(source.path)
-    return {split: formats.read_folders(source.path, split)}
-
-
-def _fingerprint(source: formats.Source, split: str) -> str:
+def _compute_fingerprint(source: formats.Source, split: str) -> str:
     return decoded_cache.compute_source_fingerprint(("cifar10", split, *formats.list_state(source, split)))
-
-
-def _spread(n_rows: int, limit: int) -> np.ndarray:
-    if not 1 <= limit <= n_rows:
-        raise DataError(f"limit {limit} is not between 1 and the {n_rows} images there")
-    return np.linspace(0, n_rows, limit, endpoint=False).astype(np.int64)

@@ -1,8 +1,7 @@
-"""The forms in which CIFAR-10 lies on disks: Python pickles, binary records, class folders of images, a tar of them."""
+"""The forms of CIFAR-10 on disks: Python pickles, binary records, class folders of images, a tar of them."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import pickle
@@ -11,46 +10,35 @@ import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from fulltilt.data.images.image_sets import IMAGE_SUFFIXES, decode_image, import_pillow
+from fulltilt.data.images.image_sets import decode_image, import_pillow, is_image, list_folders
 from fulltilt.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
-
-Form = Literal["pickles", "binary", "folders", "tar"]
 Arrays = tuple[np.ndarray, np.ndarray]  # (N, 3, 32, 32) uint8, (N,) int64
-_FILES = {
-    "train": tuple(f"data_batch_{i}" for i in range(1, 6)),
-    "val": ("test_batch",),
-}
-_VAL_FOLDERS = ("test", "val", "valid", "validation")
+_FILES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "val": ("test_batch",)}
+_FOLDERS = {"train": ("train",), "val": ("test", "val", "valid", "validation")}
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    form: Form
+class Source(NamedTuple):
+    form: Literal["pickles", "binary", "folders", "tar"]
     path: Path
 
 
 def find_source(path: Path) -> Source:
-    """What lies at ``path``, in it, or one folder below it.
-
-    Raises:
-        DataError: Nothing of CIFAR-10 is there.
-    """
+    """Find CIFAR-10 at ``path``, in it, or one folder below it."""
     if path.is_file():
         if tarfile.is_tarfile(path):
             return Source("tar", path)
         raise DataError(f"{path} is a file and no tar; give the folder that holds the CIFAR-10 files")
     if not path.is_dir():
         raise DataError(f"{path} does not exist; give the folder that holds the CIFAR-10 files")
-    below = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    for folder in (path, *below):
+    for folder in (path, *(path / name for name in list_folders(path))):
         if (folder / "test_batch").is_file():
             return Source("pickles", folder)
         if (folder / "test_batch.bin").is_file():
@@ -66,57 +54,35 @@ def find_source(path: Path) -> Source:
 
 
 def list_state(source: Source, split: str) -> Iterator[tuple[str, int, int]]:
-    """(name, size, time) of every file that one split is made of: what its fingerprint is made of."""
-    if source.form == "tar":
-        info = source.path.stat()
-        yield str(source.path), info.st_size, info.st_mtime_ns
-        return
-    for target in range(len(CLASSES)):
-        for file in _list_class(_find_split_folder(source.path, split), target):
-            info = file.stat()
-            yield str(file.path), info.st_size, info.st_mtime_ns
+    """Yield (name, size, time) of every file of a split, which its fingerprint is made of."""
+    files = [source.path] if source.form == "tar" else [entry for entry, _ in _list_files(source.path, split)]
+    for file in files:
+        info = file.stat()
+        yield os.fspath(file), info.st_size, info.st_mtime_ns
 
 
-def read_pickles(folder: Path, split: str) -> Arrays:
-    """The files of cifar-10-python: five of 10,000 rows and one.
-
-    Raises:
-        DataError: A file is missing, damaged, or holds anything but arrays and plain containers.
-    """
-    return _join([_read_pickle(folder / name) for name in _FILES[split]])
-
-
-def read_binary(folder: Path, split: str) -> Arrays:
-    """The files of cifar-10-binary: records of one class byte and 3,072 pixels.
-
-    Raises:
-        DataError: A file is missing or is not made of whole records.
-    """
-    return _join([_read_records(folder / f"{name}.bin") for name in _FILES[split]])
+def read_batches(source: Source, split: str) -> Arrays:
+    """Read the files of cifar-10-python (pickles) or cifar-10-binary (records of a class byte and 3,072 pixels)."""
+    if source.form == "pickles":
+        parts = [_read_pickle(source.path / name) for name in _FILES[split]]
+    else:
+        parts = [_read_records(source.path / f"{name}.bin") for name in _FILES[split]]
+    return np.concatenate([images for images, _ in parts]), np.concatenate([targets for _, targets in parts])
 
 
 def read_folders(root: Path, split: str) -> Arrays:
-    """``train/<class>/*.jpg`` and ``test/<class>/*.jpg``.
-
-    Raises:
-        DataError: A folder is missing or empty; an image is damaged or not 32 × 32.
-    """
+    """Read ``train/<class>/*.jpg`` or ``test/<class>/*.jpg``."""
     import_pillow()
-    folder = _find_split_folder(root, split)
-    files = [(entry.path, target) for target in range(len(CLASSES)) for entry in _list_class(folder, target)]
+    files = list(_list_files(root, split))
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        images = list(pool.map(lambda item: _decode(item[0], item[0]), files))
+        images = list(pool.map(lambda item: _decode(item[0].path, item[0].path), files))
     return np.stack(images), np.array([target for _, target in files], dtype=np.int64)
 
 
 def read_tar(path: Path) -> dict[str, Arrays]:
-    """Class folders inside a tar, both splits in one pass; nothing is extracted.
-
-    Raises:
-        DataError: The tar is damaged or holds no class folders.
-    """
+    """Read both splits from class folders inside a tar in one pass, without extracting it."""
     import_pillow()
-    found: dict[str, list[tuple[str, int, np.ndarray]]] = {"train": [], "val": []}
+    found: dict[str, list[tuple[int, str, np.ndarray]]] = {"train": [], "val": []}
     try:
         with tarfile.open(path, "r|*") as members:
             for member in members:
@@ -125,31 +91,29 @@ def read_tar(path: Path) -> dict[str, Arrays]:
                 if place and stream is not None:
                     split, target = place
                     pixels = _decode(io.BytesIO(stream.read()), f"{path}:{member.name}")
-                    found[split].append((member.name, target, pixels))
+                    found[split].append((target, member.name, pixels))
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as a tar ({error}); fetch it again") from error
+    arrays = {}
     for split, items in found.items():
         if not items:
             raise DataError(f"{path} holds no {split} images in class folders; expected train/airplane/0000.jpg …")
-        items.sort(key=lambda item: (item[1], item[0]))
-    return {
-        split: (np.stack([pixels for *_, pixels in items]), np.array([target for _, target, _ in items], np.int64))
-        for split, items in found.items()
-    }
+        items.sort(key=lambda item: item[:2])
+        targets = np.array([target for target, *_ in items], np.int64)
+        arrays[split] = np.stack([pixels for *_, pixels in items]), targets
+    return arrays
 
 
 def _read_pickle(path: Path) -> Arrays:
-    content = _open(path, _load_restricted)
+    content = _open(path, lambda stream: _RestrictedUnpickler(stream, encoding="bytes").load())
     rows = content.get(b"data", content.get("data")) if isinstance(content, dict) else None
     labels = content.get(b"labels", content.get("labels")) if isinstance(content, dict) else None
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != _PIXELS:
         raise DataError(f"{path} holds no (N, {_PIXELS}) uint8 array named data; it is not a CIFAR-10 batch")
     targets = np.asarray(labels)
     if targets.shape != (len(rows),) or targets.dtype.kind not in "iu":
-        raise DataError(
-            f"{path} holds {len(rows)} images and labels of shape {targets.shape}; it is not a CIFAR-10 batch"
-        )
-    return rows.reshape(-1, 3, _SIDE, _SIDE), _check_targets(path, targets.astype(np.int64))
+        raise DataError(f"{path} holds {len(rows)} images and labels of shape {targets.shape}; no CIFAR-10 batch")
+    return rows.reshape(-1, 3, _SIDE, _SIDE), _check_targets(path, targets)
 
 
 def _read_records(path: Path) -> Arrays:
@@ -157,8 +121,7 @@ def _read_records(path: Path) -> Arrays:
     if not data or len(data) % (_PIXELS + 1):
         raise DataError(f"{path} has {len(data)} bytes, no whole number of {_PIXELS + 1}-byte records; fetch it again")
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, _PIXELS + 1)
-    images = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
-    return images, _check_targets(path, records[:, 0].astype(np.int64))
+    return records[:, 1:].reshape(-1, 3, _SIDE, _SIDE), _check_targets(path, records[:, 0])
 
 
 def _open(path: Path, read: Callable[[BinaryIO], Any]) -> Any:
@@ -178,22 +141,16 @@ _PICKLE_ERRORS = (
 """What a damaged pickle is known to raise."""
 
 
-def _load_restricted(stream: BinaryIO) -> Any:
-    return _RestrictedUnpickler(stream, encoding="bytes").load()
-
-
 class _RestrictedUnpickler(pickle.Unpickler):
-    """Builds arrays and plain containers; every other global in a file is refused before it is touched."""
+    """Builds arrays and plain containers; refuses every other global in a file before it is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return np.empty(0).__reduce__()[0]
         if name == "_frombuffer" and module in ("numpy.core.numeric", "numpy._core.numeric"):
             return np.empty(0).__reduce_ex__(5)[0]
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return np.dtype
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):
             return _encode_latin1
         raise pickle.UnpicklingError(
@@ -202,47 +159,39 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def _encode_latin1(text: str, encoding: str = "latin1") -> bytes:
-    """How Python 3 writes bytes into an old pickle protocol."""
+    """Build bytes as Python 3 writes them into an old pickle protocol."""
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"it asks for the codec {encoding!r}; only latin1 is admitted")
     return text.encode("latin-1")
 
 
 def _check_targets(path: Path, targets: np.ndarray) -> np.ndarray:
+    targets = targets.astype(np.int64)
     if targets.size and not 0 <= targets.min() <= targets.max() < len(CLASSES):
         raise DataError(f"{path} has classes from {targets.min()} to {targets.max()}; CIFAR-10 has 0 to 9")
     return targets
 
 
-def _join(parts: list[Arrays]) -> Arrays:
-    return np.concatenate([images for images, _ in parts]), np.concatenate([targets for _, targets in parts])
-
-
-def _find_split_folder(root: Path, split: str) -> Path:
-    names = ("train",) if split == "train" else _VAL_FOLDERS
-    for name in names:
-        if (root / name).is_dir():
-            return root / name
-    raise DataError(f"{root} has no folder {' or '.join(names)}; put {split} images into {names[0]}/<class>/*.jpg")
-
-
-def _list_class(folder: Path, target: int) -> list[os.DirEntry]:
-    try:
-        with os.scandir(folder / CLASSES[target]) as entries:
-            files = [entry for entry in entries if os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES]
-    except (FileNotFoundError, NotADirectoryError):
-        files = []
-    if not files:
-        raise DataError(f"{folder / CLASSES[target]} holds no images; CIFAR-10 has the classes {', '.join(CLASSES)}")
-    return sorted(files, key=lambda entry: entry.name)
+def _list_files(root: Path, split: str) -> Iterator[tuple[os.DirEntry, int]]:
+    """Yield the image files of a split with their classes, in the order of classes and names."""
+    names = _FOLDERS[split]
+    folder = next((root / name for name in names if (root / name).is_dir()), None)
+    if folder is None:
+        raise DataError(f"{root} has no folder {' or '.join(names)}; put {split} images into {names[0]}/<class>/*.jpg")
+    for target, name in enumerate(CLASSES):
+        there = os.scandir(folder / name) if (folder / name).is_dir() else ()
+        files = sorted((entry for entry in there if is_image(entry.name)), key=lambda entry: entry.name)
+        if not files:
+            raise DataError(f"{folder / name} holds no images; CIFAR-10 has the classes {', '.join(CLASSES)}")
+        yield from ((entry, target) for entry in files)
 
 
 def _place_member(member: tarfile.TarInfo) -> tuple[str, int] | None:
-    """(split, class) of a tar's member by its last three path parts, None for anything else."""
+    """Return (split, class) of a tar's member by its last three path parts, None for anything else."""
     parts = member.name.split("/")
-    if not member.isfile() or len(parts) < 3 or os.path.splitext(parts[-1])[1].lower() not in IMAGE_SUFFIXES:
+    if not member.isfile() or len(parts) < 3 or not is_image(parts[-1]):
         return None
-    split = {"train": "train"}.get(parts[-3], "val" if parts[-3] in _VAL_FOLDERS else None)
+    split = next((split for split, names in _FOLDERS.items() if parts[-3] in names), None)
     return (split, CLASSES.index(parts[-2])) if split and parts[-2] in CLASSES else None
 
 

@@ -1,7 +1,6 @@
 """Decoded images kept on disk, so that a search of many processes decodes a folder once.
 
-A cache file is a pair of plain .npy arrays; its name holds a fingerprint of the names, sizes and times of the
-source's files, so a changed source gets another file.
+A cache file holds two .npy arrays; its name has a fingerprint of the names, sizes and times of the source's files.
 """
 
 from __future__ import annotations
@@ -16,36 +15,32 @@ from pathlib import Path
 
 import numpy as np
 
-_PREFIX = "images-"
 _N_KEPT = 8
 
 
 def find_cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/fulltilt/decoded`` or ``~/.cache/fulltilt/decoded``."""
+    """Return ``$XDG_CACHE_HOME/fulltilt/decoded`` or ``~/.cache/fulltilt/decoded``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path("~/.cache").expanduser()) / "fulltilt" / "decoded"
 
 
 def compute_source_fingerprint(parts: Iterable[object]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(f"{part}\n".encode())
-    return digest.hexdigest()[:24]
+    return hashlib.sha256("".join(f"{part}\n" for part in parts).encode()).hexdigest()[:24]
 
 
 def read_cached(fingerprint: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """(images, targets), or None when they are not there or cannot be read."""
+    """Read (images, targets), or None where they are not there or damaged."""
     try:
         # Opened here: np.load leaves a file open that turns out to be torn.
-        with _file(fingerprint).open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+        with _find_file(fingerprint).open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return arrays["images"], arrays["targets"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 
-def write_cached(fingerprint: str, images: np.ndarray, targets: np.ndarray) -> bool:
-    """Keep decoded images; False when the disk does not take them, which costs time only."""
-    file = _file(fingerprint)
+def write_cached(fingerprint: str, images: np.ndarray, targets: np.ndarray) -> None:
+    """Keep decoded images; a disk that does not take them costs time only."""
+    file = _find_file(fingerprint)
     temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -57,18 +52,17 @@ def write_cached(fingerprint: str, images: np.ndarray, targets: np.ndarray) -> b
         if temporary is not None:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
-        return False
-    _drop_oldest(file.parent)
-    return True
+    else:
+        _drop_oldest(file.parent)
 
 
-def _file(fingerprint: str) -> Path:
-    return find_cache_folder() / f"{_PREFIX}{fingerprint}.npz"
+def _find_file(fingerprint: str) -> Path:
+    return find_cache_folder() / f"images-{fingerprint}.npz"
 
 
 def _drop_oldest(folder: Path) -> None:
     aged = []
-    for file in folder.glob(f"{_PREFIX}*.npz"):
+    for file in folder.glob("images-*.npz"):
         with contextlib.suppress(OSError):  # another process drops files too
             aged.append((file.stat().st_mtime, file))
     for _, file in sorted(aged)[:-_N_KEPT]:

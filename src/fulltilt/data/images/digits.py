@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real 8 × 8 images that come with scikit-learn."""
+"""Handwritten digits: 1,797 images of 8 × 8 that come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -21,12 +21,9 @@ _INK_LEVELS = 16  # a pixel of the source counts inked cells of a 4 × 4 block
 
 
 def digits(split: Split = "train", transform: Transform = None, path: str | None = None) -> MemoryImages:
-    """1,438 training and 359 validation images, (1, 8, 8); every class in the same share in both.
+    """Read 1,438 training or 359 validation images, (1, 8, 8); every class has the same share in both.
 
-    Args:
-        split: ``train`` or ``val``.
-        transform: Text of a pipeline, or a callable on one image.
-        path: Of another ``digits.csv.gz``; the one in the installed scikit-learn when None.
+    ``path`` names another ``digits.csv.gz`` than scikit-learn's.
 
     Raises:
         DataError: scikit-learn is not installed, or the file cannot be read.
@@ -47,7 +44,7 @@ REMEDY = "leave the path out to read scikit-learn's own digits.csv.gz, or reinst
 
 
 def _find_file() -> Path:
-    # Located without importing scikit-learn: the import takes over a second, in every trial.
+    # Importing scikit-learn would take over a second, in every trial.
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise DataError("digits come with scikit-learn, which is not installed; run: pip install scikit-learn")

@@ -1,4 +1,4 @@
-"""Any folder of images, one folder per class."""
+"""Any folder of images with one folder per class."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fulltilt.data.images.image_sets import IMAGE_SUFFIXES, MemoryImages, decode_image, import_pillow
+from fulltilt.data.images.image_sets import (
+    IMAGE_SUFFIXES,
+    MemoryImages,
+    decode_image,
+    import_pillow,
+    is_image,
+    list_folders,
+)
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.splits import Split, check_split, split_stratified
 from fulltilt.data.transforms.pipeline import (
     PerImage,
     Pipeline,
-    Raw,
     Transform,
     join_images,
     read_sample_shape,
@@ -43,19 +49,14 @@ def image_folder(
     seed: int = 0,
     base_dir: str | None = None,
 ) -> ImageFolder:
-    """Images under ``path/train/<class>`` and ``path/val/<class>`` (or valid, validation, test).
+    """Read images under ``path/train/<class>`` and ``path/val/<class>`` (or valid, validation, test).
 
     Without those folders, ``path/<class>`` is split: ``val_fraction`` of every class, drawn with ``seed``.
 
     Args:
-        split: ``train`` or ``val``.
-        transform: Text of a pipeline, or a callable on one image. Images that differ in size need one that resizes.
-        path: The folder; stands in for ``root``.
-        root: The folder when no ``path`` is given.
+        transform: Images that differ in size need one that resizes.
+        path: The folder; ``root`` is used without it.
         mode: ``RGB``, or ``L`` for one channel.
-        val_fraction: Share for validation where no folder says it.
-        seed: Of that split.
-        base_dir: Where relative paths start; the working directory when None.
 
     Raises:
         DataError: No such folder, no classes, a class without images.
@@ -78,14 +79,10 @@ def image_folder(
 
 
 class ImageFolder(Dataset):
-    """Images decoded when asked for, or once and for all (``hold``).
+    """Images decoded when they are read, or all of them beforehand (``hold``).
 
     Attributes:
-        name: ``image_folder``.
         files: (N,) paths, one array of text: a list would be copied page by page into every worker.
-        targets: (N,) int64.
-        classes: Names of the classes, by target.
-        n_classes: Number of classes.
         sample_shape: (C, H, W) of the first sample after the transform.
     """
 
@@ -93,18 +90,12 @@ class ImageFolder(Dataset):
     yields_pixels = sizes_images = True
 
     def __init__(
-        self,
-        files: np.ndarray,
-        targets: np.ndarray,
-        *,
-        classes: Sequence[str],
-        mode: str,
-        transform: Callable | Raw | None,
+        self, files: np.ndarray, targets: np.ndarray, *, classes: Sequence[str], mode: str, transform: Callable | None
     ):
         self.files, self.targets = files, torch.from_numpy(targets)
         self.classes, self.n_classes = tuple(classes), len(classes)
         self.mode, self.transform = mode, transform
-        self.sample_shape = read_sample_shape(lambda: self._read_first()[0])
+        self.sample_shape = read_sample_shape(lambda: self[self._find_first()][0])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -114,16 +105,12 @@ class ImageFolder(Dataset):
         return inputs[0], targets[0]
 
     def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A whole batch: (B, C, H, W) float32, uint8 where the transform comes later, and (B,) int64.
-
-        Raises:
-            DataError: A file is damaged (names it), or the images differ in size after the transform.
-        """
+        """Read a batch: (B, C, H, W) float32, or uint8 where the transform comes later, and (B,) int64."""
         images = [self.decode(index) for index in indices]
         return join_images(self.transform, images, generator), self.targets[torch.as_tensor(indices)]
 
     def decode(self, index: int) -> Tensor:
-        """(C, H, W) uint8, as the file holds it."""
+        """Decode one image (C, H, W) uint8."""
         return decode_image(str(self.files[index]), mode=self.mode)
 
     def name_sample(self, index: int) -> str:
@@ -131,15 +118,12 @@ class ImageFolder(Dataset):
 
     @property
     def held_bytes(self) -> int:
-        """What all images take once they are held."""
+        """Bytes of all images in memory."""
         shape = self._hold_image(self._find_first()).shape
         return len(self) * (math.prod(shape) + self.targets.element_size())
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
-        """Every image decoded once and held on ``device``; steps that resize all alike are done once too.
-
-        Raises:
-            DataError: A file is damaged, or has another size than the first: names it.
+        """Decode every image once and hold it on ``device``; steps that resize all alike run once too.
 
         Cost: reads and decodes all files, on up to 4 threads.
         """
@@ -169,42 +153,32 @@ class ImageFolder(Dataset):
         return sizing.join([self.decode(index)], None)[0]
 
     def _split_sizing(self) -> tuple[Pipeline, Pipeline]:
-        """Steps at the front that give every image one size, the same at each reading; and the rest."""
+        """Split behind the steps that give every image one size, where these are the same at each reading."""
         if isinstance(self.transform, Pipeline):
             sizing, rest = self.transform.split_at_size()
             if not any(step.n_draws or isinstance(step, PerImage) for step in sizing.steps):
                 return sizing, rest
-        return Pipeline(()), Pipeline(())
+        return Pipeline(), Pipeline()
 
     def _find_first(self) -> int:
-        """The first sample that can be decoded: a damaged one is a matter of ``data.on_bad_sample``, later.
-
-        Raises:
-            DataError: None of the first ones can.
-        """
-        n_tries = min(_N_TRIES, len(self))
+        """Find the first image that can be decoded; damaged ones are left to ``data.on_bad_sample``."""
+        n_tries, last = min(_N_TRIES, len(self)), None
         for index in range(n_tries):
             try:
                 self.decode(index)
             except DataError as error:
-                if index + 1 == n_tries:
-                    raise DataError(
-                        f"none of the first {n_tries:,} images can be read; the last one: {error}"
-                    ) from error
+                last = error
             else:
                 return index
-        raise DataError("the dataset holds 0 samples")
-
-    def _read_first(self) -> tuple[Tensor, Tensor]:
-        return self[self._find_first()]
+        raise DataError(f"none of the first {n_tries:,} images can be read; the last one: {last}") from last
 
 
 def _find_split_folder(folder: Path, split: str) -> Path | None:
-    """None when the folder is not divided into splits at all."""
-    val = next((folder / name for name in _VAL_FOLDERS if (folder / name).is_dir()), None)
+    """Return the folder of a split; None where there is no folder for training."""
     train = folder / "train"
     if not train.is_dir():
         return None
+    val = next((folder / name for name in _VAL_FOLDERS if (folder / name).is_dir()), None)
     if val is None:
         raise DataError(
             f"{folder} has train/ and no {', '.join(_VAL_FOLDERS)}/; add one, or give {train} as the path to split it"
@@ -213,34 +187,24 @@ def _find_split_folder(folder: Path, split: str) -> Path | None:
 
 
 def _list_images(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    classes = list_folders(folder)
     if not classes:
         raise DataError(f"{folder} holds no class folders; put images into {folder}/<class>/")
     files: list[str] = []
     targets: list[int] = []
     for target, name in enumerate(classes):
-        found = sorted(_walk_images(folder / name))
+        walked = ((place, file) for place, _, names in os.walk(folder / name) for file in names)
+        found = sorted(os.path.join(place, file) for place, file in walked if is_image(file))
         if not found:
-            raise DataError(
-                f"{folder / name} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}); remove it or fill it"
-            )
+            raise DataError(f"{folder / name} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}); remove or fill it")
         files += found
         targets += [target] * len(found)
     return np.array(files), np.array(targets, dtype=np.int64), classes
 
 
-def _walk_images(folder: Path) -> list[str]:
-    return [
-        os.path.join(place, name)
-        for place, _, names in os.walk(folder)
-        for name in names
-        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
-    ]
-
-
 def _match_classes(train: Path, val: Path, targets: np.ndarray, classes: list[str]) -> tuple[np.ndarray, list[str]]:
     """Number the validation classes as training does, which may have more of them."""
-    known = sorted(entry.name for entry in train.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    known = list_folders(train)
     unknown = sorted(set(classes) - set(known))
     if unknown:
         raise DataError(f"{val} has classes that {train} lacks: {', '.join(unknown[:5])}; both need the same names")

@@ -1,8 +1,9 @@
-"""Images in memory, and images decoded from files."""
+"""Images in memory, and decoding images from files."""
 
 from __future__ import annotations
 
 import copy
+import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,18 +21,21 @@ from fulltilt.errors import DataError
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 
 
+def is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def list_folders(path: Path) -> list[str]:
+    """List the names of the folders in ``path``, in order, without the hidden ones."""
+    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
 class MemoryImages(BatchedDataset):
-    """Classified images held as one uint8 tensor, in host memory or on a device.
+    """Images (N, C, H, W) uint8 and targets (N,) int64 in host memory or on a device.
 
     Attributes:
-        name: Of the dataset.
-        classes: Names of the classes, by target.
-        n_classes: Number of classes.
-        sample_shape: (C, H, W) of a sample after the transform.
-        images: (N, C, H, W) uint8.
-        targets: (N,) int64.
         transform: On a batch (Pipeline) or on one image; without one a sample is float32 in [0, 1].
-        placement: ``ram`` and ``device`` once ``hold`` has put them there.
+        placement: ``ram`` or ``device`` behind ``hold``.
     """
 
     yields_pixels = is_held = True
@@ -39,13 +43,7 @@ class MemoryImages(BatchedDataset):
     _is_pinned = False
 
     def __init__(
-        self,
-        name: str,
-        images: Tensor,
-        targets: Tensor,
-        *,
-        classes: Sequence[str],
-        transform: Callable | Raw | None,
+        self, name: str, images: Tensor, targets: Tensor, *, classes: Sequence[str], transform: Callable | Raw | None
     ):
         self.name, self.images, self.targets, self.transform = name, images, targets, transform
         self.classes, self.n_classes = tuple(classes), len(classes)
@@ -55,7 +53,7 @@ class MemoryImages(BatchedDataset):
         return len(self.targets)
 
     def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A whole batch: (B, C, H, W) float32, uint8 where the transform comes later, and (B,) int64."""
+        """Read a batch: (B, C, H, W) float32, or uint8 where the transform comes later, and (B,) int64."""
         rows = np.asarray(indices) % len(self)  # -1 is the last one
         if isinstance(self.transform, Raw) or self.placement == "device":
             images, targets = self.gather(rows)
@@ -64,7 +62,7 @@ class MemoryImages(BatchedDataset):
         return apply_transform(self.transform, images, generator), targets
 
     def gather(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Images as they are held and their targets, for a batch that leaves as it is."""
+        """Gather a batch of raw images and their targets."""
         images, targets = (gather_rows(table, rows, is_pinned=self._is_pinned) for table in (self.images, self.targets))
         return images, targets
 
@@ -73,7 +71,7 @@ class MemoryImages(BatchedDataset):
         return sum(table.numel() * table.element_size() for table in (self.images, self.targets))
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
-        """The same samples with their rows on ``device``; ``self`` stays as it is."""
+        """Return the same samples on ``device``; ``self`` stays unchanged."""
         other = copy.copy(self)
         other.images, other.targets = self.images.to(device), self.targets.to(device)
         other.placement = "ram" if device.type == "cpu" else "device"
@@ -82,17 +80,7 @@ class MemoryImages(BatchedDataset):
 
 
 def decode_image(source: str | Path | IO[bytes], *, mode: str = "RGB", name: str | None = None) -> Tensor:
-    """Decode one image file to (C, H, W) uint8.
-
-    Args:
-        source: A path or an open binary file.
-        mode: ``RGB`` or ``L`` (one channel); the image is converted.
-        name: What to call it in an error.
-
-    Raises:
-        DataError: The file is missing, is no image, is truncated, has no known range of values, or Pillow is not
-            installed.
-    """
+    """Decode one image file to (C, H, W) uint8 in ``mode``: ``RGB`` or ``L`` (one channel)."""
     image_module = import_pillow()
     try:
         with image_module.open(source) as image:
@@ -110,9 +98,9 @@ def decode_image(source: str | Path | IO[bytes], *, mode: str = "RGB", name: str
 
 
 def _read_pixels(image: Any, mode: str) -> np.ndarray | None:
-    """(H, W, C) or (H, W) uint8; None where the image does not say what its largest value is.
+    """Return (H, W, C) or (H, W) uint8; None where the image does not say what its largest value is.
 
-    Pillow's own conversion cuts 16 bits off at 255: all but the darkest of such an image would be white.
+    Pillow's own conversion clips 16 bits at 255, which makes all but the darkest pixels white.
     """
     is_of_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
     if not is_of_16_bits:

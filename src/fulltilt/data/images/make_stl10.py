@@ -1,33 +1,32 @@
-"""Write other images in STL-10's binary format: CIFAR-10 in any of its forms, or a folder of images."""
+"""Writing other images in STL-10's binary format: CIFAR-10 in any of its forms, or a folder of images."""
 
 from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.nn import functional
 
 from fulltilt.data.images import cifar10_formats
 from fulltilt.data.images.cifar10 import cifar10
-from fulltilt.data.images.image_folder import ImageFolder, image_folder
-from fulltilt.data.images.image_sets import MemoryImages, decode_image
+from fulltilt.data.images.image_folder import image_folder
+from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.data.images.stl10 import MARK, MAX_CLASSES, UNDER_WAY
-from fulltilt.data.new_file import check_name, check_room, new_file
+from fulltilt.data.new_file import Counter, Progress, check_name, check_room, new_file
+from fulltilt.data.splits import spread_rows
+from fulltilt.data.transforms.steps import resize_images
 from fulltilt.errors import DataError
 
 REMEDY = "write fewer images (--limit) or smaller ones (--size)"
 
-Progress = Callable[[int, int], None]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MadeStl10:
-    """What was written: images by file."""
+    """How many images each file got."""
 
     n_train: int
     n_test: int
@@ -46,16 +45,15 @@ def make_stl10(
     force: bool = False,
     progress: Progress | None = None,
 ) -> MadeStl10:
-    """Write ``source`` into the folder ``target`` as train, test and, where labels are to be left out, unlabeled.
+    """Write ``source`` into the folder ``target``: train and test images and, with ``n_labelled``, unlabeled ones.
 
     Args:
-        source: CIFAR-10 (pickles, binary, class folders or a tar of them), or a folder that ``image_folder`` reads.
-        size: Pixels along an edge of what is written: the shorter side is resized to it, the middle is cut out.
+        source: CIFAR-10 in any of its forms, or a folder that ``image_folder`` reads.
+        size: Pixels along an edge: the shorter side is resized to it, the middle is cut out.
         n_labelled: Training images that keep their label, evenly over the classes; the others go to
-            ``unlabeled_X.bin``. None: all keep it, and there is no such file.
+            ``unlabeled_X.bin``. With None all keep it, and there is no such file.
         limit: Training images at most, and a fifth of that test images, evenly spread.
-        force: Replace files that are there.
-        progress: Told images written and their number.
+        progress: Called with images written and their number.
 
     Raises:
         DataError: Nothing to read there, a damaged image (names it), files there already, or a number out of range.
@@ -76,17 +74,20 @@ def make_stl10(
         "unlabeled": (train, train_rows[unlabelled]),
     }
     folder = Path(target)
-    _check_folder(folder, parts, size, force=force)
+    for name in ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin", "class_names.txt"):
+        check_name(folder / name, force=force)
+    n_images = sum(len(rows) for _, rows in parts.values())
+    check_room(folder / "train_X.bin", n_images * (3 * size * size + 1), remedy=REMEDY)
     _write_bytes(folder / MARK, [UNDER_WAY.encode()])  # images and labels are replaced one after the other
     (folder / "unlabeled_X.bin").unlink(missing_ok=True)  # of what is being replaced; there may be none now
-    report = _Counter(sum(len(rows) for _, rows in parts.values()), progress)
+    report = Counter(progress, n_images)
     for name, (dataset, rows) in parts.items():
         if len(rows):
             _write_images(folder / f"{name}_X.bin", dataset, rows, size, report)
         if len(rows) and name != "unlabeled":
             labels = (np.asarray(dataset.targets)[rows] + 1).astype(np.uint8)
             _write_bytes(folder / f"{name}_y.bin", [labels.tobytes()])
-    _write_bytes(folder / "class_names.txt", ["".join(f"{_to_word(name)}\n" for name in classes).encode()])
+    _write_bytes(folder / "class_names.txt", ["".join(f"{'_'.join(name.split())}\n" for name in classes).encode()])
     _write_bytes(folder / MARK, [secrets.token_hex(8).encode()])
     return MadeStl10(
         n_train=len(labelled), n_test=len(test_rows), n_unlabeled=len(unlabelled), side=size, classes=classes
@@ -94,14 +95,13 @@ def make_stl10(
 
 
 def _open_source(path: Path) -> tuple[Any, Any]:
-    """Training and test images, by what lies there; class folders of any name and size are folders of images."""
+    """Open training and test images; class folders of any name and size are read by ``image_folder``."""
     try:
         form = cifar10_formats.find_source(path).form
     except DataError:
         form = "folders"
-    if form != "folders":
-        return cifar10("train", path=str(path)), cifar10("val", path=str(path))
-    return image_folder("train", path=str(path)), image_folder("val", path=str(path))
+    read = image_folder if form == "folders" else cifar10
+    return read("train", path=str(path)), read("val", path=str(path))
 
 
 def _spread(n_rows: int, limit: int | None) -> np.ndarray:
@@ -109,45 +109,29 @@ def _spread(n_rows: int, limit: int | None) -> np.ndarray:
         raise DataError(f"limit {limit} must be 1 or more")
     if limit is None or limit >= n_rows:
         return np.arange(n_rows)
-    return np.linspace(0, n_rows, limit, endpoint=False).astype(np.int64)
+    return spread_rows(n_rows, limit)
 
 
 def _part_labelled(targets: np.ndarray, n_labelled: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Positions with and without a label; those with one hold every class in the same share."""
+    """Choose which images keep their label, every class in the same share, and which do not."""
     if n_labelled is None:
         return np.arange(len(targets)), np.arange(0)
     if not 1 <= n_labelled < len(targets):
         raise DataError(f"labelled {n_labelled} is not between 1 and the {len(targets)} training images")
     by_class = np.argsort(targets, kind="stable")
     keep = np.zeros(len(targets), dtype=bool)
-    keep[by_class[np.linspace(0, len(targets), n_labelled, endpoint=False).astype(np.int64)]] = True
+    keep[by_class[spread_rows(len(targets), n_labelled)]] = True
     return np.flatnonzero(keep), np.flatnonzero(~keep)
 
 
-def _check_folder(folder: Path, parts: dict[str, Any], size: int, *, force: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin", "class_names.txt"):
-        check_name(folder / name, force=force)
-    n_images = sum(len(rows) for _, rows in parts.values())
-    check_room(folder / "train_X.bin", n_images * (3 * size * size + 1), remedy=REMEDY)
-
-
-class _Counter:
-    def __init__(self, total: int, progress: Progress | None):
-        self._total, self._progress, self._done = total, progress, 0
-
-    def count(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-
-def _write_images(path: Path, dataset: Any, rows: np.ndarray, size: int, report: _Counter) -> None:
+def _write_images(path: Path, dataset: Any, rows: np.ndarray, size: int, report: Counter) -> None:
     def encode() -> Iterator[bytes]:
         for row in rows.tolist():
-            image_CHW = _bring_to_size(_read_image(dataset, row), size)
-            yield np.ascontiguousarray(image_CHW.numpy().swapaxes(1, 2)).tobytes()  # column by column
-            report.count()
+            image_CHW = dataset.images[row] if isinstance(dataset, MemoryImages) else dataset.decode(row)
+            yield np.ascontiguousarray(
+                _resize_and_crop(image_CHW, size).numpy().swapaxes(1, 2)
+            ).tobytes()  # column by column
+            report.add()
 
     _write_bytes(path, encode())
 
@@ -158,24 +142,9 @@ def _write_bytes(path: Path, chunks: Iterable[bytes]) -> None:
             stream.write(chunk)
 
 
-def _read_image(dataset: Any, row: int) -> Tensor:
-    if isinstance(dataset, MemoryImages):
-        return dataset.images[row]
-    assert isinstance(dataset, ImageFolder)
-    return decode_image(str(dataset.files[row]))
-
-
-def _bring_to_size(image_CHW: Tensor, size: int) -> Tensor:
-    height, width = image_CHW.shape[1:]
-    if (height, width) == (size, size):
-        return image_CHW
-    scale = size / min(height, width)
-    shape = (max(size, round(height * scale)), max(size, round(width * scale)))
-    resized_CHW = functional.interpolate(image_CHW[None], size=shape, mode="bilinear", antialias=True)[0]
-    top, left = (shape[0] - size) // 2, (shape[1] - size) // 2
+def _resize_and_crop(image_CHW: Tensor, size: int) -> Tensor:
+    scale = size / min(image_CHW.shape[1:])
+    height, width = (max(size, round(edge * scale)) for edge in image_CHW.shape[1:])
+    resized_CHW = resize_images(image_CHW[None], height, width)[0]
+    top, left = (height - size) // 2, (width - size) // 2
     return resized_CHW[:, top : top + size, left : left + size]
-
-
-def _to_word(name: str) -> str:
-    """A line of class_names.txt is one word."""
-    return "_".join(name.split())

@@ -1,4 +1,4 @@
-"""The images of a dataset as they are held, in uint8, for what transforms them on the device."""
+"""The raw uint8 images of a dataset, for transforms on the device."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from fulltilt.data.collate import fast_collate
 from fulltilt.data.images.image_folder import ImageFolder
 from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.data.images.stl10 import Stl10
+from fulltilt.data.transforms.pipeline import Raw
 from fulltilt.errors import DataError
 
 
 class RawImages(BatchedDataset):
-    """Without its transform, a quarter of the bytes on the way to the device.
+    """The dataset ``source`` without its transform: a quarter of the bytes on the way to the device.
 
     Attributes:
-        source: The dataset; its transform is not applied.
-        name, targets, classes, n_classes: Those of the source.
-        sample_shape: (C, H, W) as a model sees it, after the transform of the source.
+        sample_shape: (C, H, W) behind the transform of the source, as a model sees it.
 
     Raises:
-        DataError: the dataset is none of images that are held or decoded here.
+        DataError: The source is no dataset of uint8 images.
     """
 
     def __init__(self, source: Any):
@@ -35,7 +34,8 @@ class RawImages(BatchedDataset):
                 f"{type(source).__name__} is no dataset of images in uint8; views are made of stl10, cifar10, "
                 "image_folder or digits"
             )
-        self.source = source
+        self.source = copy.copy(source)
+        self.source.transform = Raw()
         self.name, self.targets = source.name, source.targets
         self.classes, self.n_classes = source.classes, source.n_classes
         self.sample_shape = source.sample_shape
@@ -44,17 +44,10 @@ class RawImages(BatchedDataset):
         return len(self.source)
 
     def get_batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) uint8 and (B,) int64.
-
-        Raises:
-            DataError: A file is damaged (names it), or images differ in size.
-        """
-        source = self.source
-        if isinstance(source, Stl10):
-            return source.get_raw_batch(indices)
-        rows = np.asarray(indices, dtype=np.int64) % len(source)
-        if isinstance(source, MemoryImages):
-            return source.gather(rows)
+        """Read (B, C, H, W) uint8 and (B,) int64; DataError where images differ in size."""
+        source, rows = self.source, np.asarray(indices, dtype=np.int64) % len(self)  # -1 is the last one
+        if not isinstance(source, ImageFolder):
+            return source.get_batch(rows)
         images = [source.decode(row) for row in rows.tolist()]
         if len({image.shape for image in images}) > 1:
             raise DataError(
@@ -76,16 +69,10 @@ class RawImages(BatchedDataset):
 
     @property
     def held_bytes(self) -> int:
-        return _without_transform(self.source).held_bytes
+        return self.source.held_bytes
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> RawImages:
-        """The same images held on ``device``."""
+        """Return the same images held on ``device``."""
         other = copy.copy(self)
-        other.source = _without_transform(self.source).hold(device, is_pinned=is_pinned)
+        other.source = self.source.hold(device, is_pinned=is_pinned)
         return other
-
-
-def _without_transform(source: Any) -> Any:
-    plain = copy.copy(source)
-    plain.transform = None
-    return plain

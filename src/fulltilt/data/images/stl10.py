@@ -1,8 +1,8 @@
-"""STL-10's binary format: uint8 images mapped from the disk, with labels, and without.
+"""STL-10's binary format: uint8 images mapped from the disk, with labels and without.
 
 ``train_X.bin``, ``test_X.bin`` and ``unlabeled_X.bin`` hold images one after the other, each as three planes (red,
 green, blue) column by column. ``train_y.bin`` and ``test_y.bin`` hold one byte an image: 1 to 10, the lines of
-``class_names.txt``. STL-10 itself has 96 × 96 pixels; files of another size (``make-stl10``) are told by their length.
+``class_names.txt``. STL-10 has 96 × 96 pixels; files of ``make-stl10`` may have others, which their length tells.
 
 Legend of shape suffixes: B batch, C channels, W columns of pixels, H rows of pixels.
 """
@@ -10,11 +10,10 @@ Legend of shape suffixes: B batch, C channels, W columns of pixels, H rows of pi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,14 +22,13 @@ from torch import Tensor
 from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.data.paths import resolve_path
-from fulltilt.data.splits import Split, check_split
+from fulltilt.data.splits import Split, check_split, spread_rows
 from fulltilt.data.transforms.pipeline import Transform, apply_transform, read_sample_shape, resolve_transform
 from fulltilt.errors import DataError
 
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 """Where there is no class_names.txt."""
 FOLDER = "stl10_binary"  # what the archive of the data set unpacks to
-UNLABELED = -1
 MAX_CLASSES = 255  # a label is a byte, from 1
 N_FOR_MEAN = 1000
 MARK = "made.txt"  # written by make-stl10 before its first file and after its last one
@@ -47,16 +45,13 @@ def stl10(
     part: Part = "train",
     base_dir: str | None = None,
 ) -> Stl10:
-    """STL-10, or other images in its format, (3, 96, 96): mapped, so that memory holds what is being read.
+    """Map STL-10, or other images in its format, (3, 96, 96); only the images of a batch are in memory.
 
     Args:
-        split: ``train``, or ``val`` (the test images).
-        transform: Text of a pipeline, or a callable on one image. ``normalize`` takes mean and deviation of up to
-            1,000 training images of the file at hand.
-        path: The folder, or the one above its ``stl10_binary``; stands in for ``root``.
-        root: The folder when no ``path`` is given.
+        split: ``train``, or ``val`` for the test images.
+        transform: ``normalize`` takes mean and deviation of up to 1,000 training images of the file at hand.
+        path: The folder, or the one above its ``stl10_binary``; ``root`` is used without it.
         part: Which images to train on; the unlabeled ones have target -1.
-        base_dir: Where relative paths start; the working directory when None.
 
     Raises:
         DataError: A file is missing, was cut, or does not go with its labels; names it.
@@ -67,7 +62,8 @@ def stl10(
     made = read_mark(folder)
     side = read_side(folder)
     tables = [_open_table(folder, name, side) for name in names]
-    classes = _read_classes(folder)
+    words = folder / "class_names.txt"
+    classes = tuple(words.read_text(encoding="utf-8").split()) if words.is_file() else CLASSES
     for table in tables:
         _check_labels(folder, table, len(classes))
     mean, std = _compute_mean(_open_table(folder, "train", side)) if isinstance(transform, str) else (None, None)
@@ -79,8 +75,7 @@ def stl10(
     return Stl10(tables, classes, resolve_transform(transform, mean=mean, std=std, base_dir=base_dir))
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """The images of one file, and their targets."""
 
     name: str
@@ -89,16 +84,7 @@ class Table:
 
 
 class Stl10(BatchedDataset):
-    """Images of one or several files, one after the other.
-
-    Attributes:
-        name: ``stl10``.
-        targets: (N,) int64; -1 for an image without a label.
-        classes: Names of the classes, by target.
-        n_classes: Number of classes.
-        sample_shape: (C, H, W) of a sample after the transform.
-        transform: On a batch (Pipeline) or on one image; without one a sample is float32 in [0, 1].
-    """
+    """The images of one or several files, one after the other; target -1 marks one without a label."""
 
     name = "stl10"
     yields_pixels = True
@@ -114,17 +100,14 @@ class Stl10(BatchedDataset):
         return len(self.targets)
 
     def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A whole batch: (B, C, H, W) float32, uint8 where the transform comes later, and (B,) int64."""
+        """Read a batch: (B, C, H, W) float32, or uint8 where the transform comes later, and (B,) int64."""
         images_BCHW, targets_B = self.get_raw_batch(indices)
         return apply_transform(self.transform, images_BCHW, generator), targets_B
 
     def get_raw_batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """As the files hold them: (B, C, H, W) uint8 and (B,) int64."""
+        """Read (B, C, H, W) uint8 and (B,) int64 without the transform."""
         rows = np.asarray(indices, dtype=np.int64) % len(self)  # -1 is the last one
-        if len(self._tables) == 1:
-            images_BCWH = self._tables[0].images[rows]
-        else:
-            images_BCWH = self._gather(rows)
+        images_BCWH = self._tables[0].images[rows] if len(self._tables) == 1 else self._gather(rows)
         images_BCHW = torch.from_numpy(np.ascontiguousarray(images_BCWH.swapaxes(2, 3)))
         return images_BCHW, self.targets[torch.from_numpy(rows)]
 
@@ -133,7 +116,7 @@ class Stl10(BatchedDataset):
         return len(self) * (math.prod(self._tables[0].images.shape[1:]) + self.targets.element_size())
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
-        """The same samples read once and held on ``device``."""
+        """Read the samples once and hold them on ``device``."""
         images_NCHW, targets = self.get_raw_batch(np.arange(len(self)))
         whole = MemoryImages(self.name, images_NCHW, targets, classes=self.classes, transform=self.transform)
         return whole.hold(device, is_pinned=is_pinned)
@@ -147,11 +130,7 @@ class Stl10(BatchedDataset):
 
 
 def find_folder(path: Path) -> Path:
-    """The folder with the files: ``path``, or ``stl10_binary`` in it.
-
-    Raises:
-        DataError: There are none.
-    """
+    """Return the folder with the files: ``path``, or ``stl10_binary`` in it."""
     for folder in (path, path / FOLDER):
         if (folder / "train_X.bin").is_file():
             return folder
@@ -162,11 +141,7 @@ def find_folder(path: Path) -> Path:
 
 
 def read_side(folder: Path) -> int:
-    """Pixels along an edge, from the length of the training images and the number of their labels.
-
-    Raises:
-        DataError: No square images of that number have this length: one of the two files was cut.
-    """
+    """Compute the pixels along an edge from the length of the training images and the number of their labels."""
     images, labels = folder / "train_X.bin", folder / "train_y.bin"
     n_bytes, n_labels = _read_size(images), _read_size(labels)
     side = math.isqrt(n_bytes // (3 * n_labels)) if n_labels else 0
@@ -197,7 +172,7 @@ def _open_table(folder: Path, name: str, side: int) -> Table:
     # Copy on write: torch wants memory it may write, and the file stays as it is.
     images = np.memmap(path, dtype=np.uint8, mode="c", shape=shape)
     if name == "unlabeled":
-        return Table(name, images, np.full(len(images), UNLABELED, dtype=np.int64))
+        return Table(name, images, np.full(len(images), -1, dtype=np.int64))
     labels = folder / f"{name}_y.bin"
     n_labels = _read_size(labels)
     if n_labels != len(images):
@@ -222,11 +197,6 @@ def _read_size(path: Path) -> int:
         ) from None
 
 
-def _read_classes(folder: Path) -> tuple[str, ...]:
-    path = folder / "class_names.txt"
-    return tuple(path.read_text(encoding="utf-8").split()) if path.is_file() else CLASSES
-
-
 def _check_labels(folder: Path, table: Table, n_classes: int) -> None:
     if table.name == "unlabeled":
         return
@@ -240,8 +210,8 @@ def _check_labels(folder: Path, table: Table, n_classes: int) -> None:
 
 
 def _compute_mean(table: Table) -> tuple[list[float], list[float]]:
-    """Mean and deviation per channel of up to 1,000 images, in [0, 1]."""
-    rows = np.linspace(0, len(table.images), min(N_FOR_MEAN, len(table.images)), endpoint=False).astype(np.int64)
+    """Compute mean and deviation per channel of up to 1,000 images, in [0, 1]."""
+    rows = spread_rows(len(table.images), min(N_FOR_MEAN, len(table.images)))
     pixels_CN = table.images[rows].swapaxes(0, 1).reshape(3, -1)
     counts_CV = np.stack([np.bincount(channel, minlength=256) for channel in pixels_CN])
     values_V = np.arange(256) / 255

@@ -1,1 +1,1 @@
-"""How samples are ordered, held, loaded by workers, and what is done about bad ones."""
+"""Ordering, placing and loading samples, and handling bad ones."""

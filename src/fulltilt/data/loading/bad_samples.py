@@ -1,7 +1,7 @@
-"""Samples that cannot be read: left out by name and number, up to a limit, never without a word.
+"""Leaving out samples that cannot be read, up to a limit, and reporting them.
 
-A batch keeps its size: in place of the bad sample stands the next one of its batch that can be read. The order of the
-epoch, and where a resumed run goes on, stay what they were.
+A batch keeps its size: the next readable sample of the batch takes the place of a bad one. The order of the epoch, and
+where a resumed run goes on, stay the same.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ _N_NAMED = 5
 
 
 class BadSamples:
-    """Which samples of a dataset could not be read; shared by the processes that read them.
+    """The samples of a dataset that could not be read; ``limit`` of them may be left out.
 
-    Args:
-        dataset: Its samples; ``name_sample(index)`` names one where it is offered.
-        n_samples: Their number.
-        limit: So many may be left out.
-        share: Put the marks into memory that worker processes see.
+    With ``share`` the marks lie in memory that worker processes share.
     """
 
     def __init__(self, dataset: Any, n_samples: int, limit: int, *, share: bool):
@@ -37,15 +33,11 @@ class BadSamples:
 
     @property
     def indices(self) -> list[int]:
-        """Numbers of the samples that are left out so far, in one copy: other processes go on marking."""
+        """Numbers of the samples left out so far, read in one copy since other processes go on marking."""
         return np.flatnonzero(self._marks.numpy().copy()).tolist()
 
     def add(self, indices: Sequence[int], error: BaseException) -> None:
-        """Leave these out from now on.
-
-        Raises:
-            DataError: There are more than the limit now; names them.
-        """
+        """Leave these out from now on; DataError names all where there are more than the limit."""
         for index in indices:
             self._marks[index] = 1
         bad = self.indices
@@ -56,11 +48,7 @@ class BadSamples:
             ) from error
 
     def replace_in(self, indices: np.ndarray) -> np.ndarray:
-        """The batch with a readable sample in place of each bad one.
-
-        Raises:
-            DataError: None of the batch can be read.
-        """
+        """Replace each bad sample of a batch by a readable one; DataError where there is none."""
         is_bad = self._marks.numpy()[indices] != 0
         if not is_bad.any():
             return indices
@@ -75,7 +63,7 @@ class BadSamples:
         return replaced
 
     def describe(self, split: str) -> str | None:
-        """One line for the user; None while all could be read."""
+        """Report the bad samples in one line; None while there are none."""
         bad = self.indices
         if not bad:
             return None

@@ -1,26 +1,22 @@
 """Block shuffle: an order that is random enough to train on and sequential enough to read fast.
 
 The rows of a file are cut into blocks of B rows. Every epoch draws a new order of the n = N/B blocks, takes W of them
-at a time (a window of M = W·B rows), and shuffles the rows of a window among each other. A reader that keeps the
-window in memory then reads the file in whole blocks, once per epoch.
+at a time (a window of M = W·B rows), and shuffles the rows of a window. A reader that keeps the window in memory then
+reads the file in whole blocks, once per epoch.
 
-What it costs, against a full shuffle, for batches of b rows that lie inside a window:
+What it costs, against a full shuffle, for batches of b rows inside a window:
 
-- *Pairs.* Two rows can meet in a batch of this epoch only if they share a window: a share (M − 1)/(N − 1) of all pairs
-  can. Two rows of different blocks share one with probability (W − 1)/(n − 1), and then meet with probability
-  (b − 1)/(M − 1); against a full shuffle's (b − 1)/(N − 1) that is 1 − 1/W of the chance, but for terms in 1/n. Two
-  rows of one block always share it: n/W times the chance. Over the epochs every pair can meet: blocks are drawn anew.
+- *Pairs.* A share (M − 1)/(N − 1) of all pairs of rows can meet in a batch of one epoch. Over the epochs every pair
+  can: blocks are drawn anew.
 - *Batches.* Let a row carry a number with variance σ² over the file, of which the share ρ lies between the means of
   blocks (0: rows lie in random order; 1: the file is sorted by it). The mean of a window then varies by
   V = ρσ²/W · (n − W)/(n − 1), and the mean of a batch by
 
       V + (σ² − V)/b · (M − b)/(M − 1)        against   σ²/b · (N − b)/(N − 1) of a full shuffle.
 
-  Their ratio is about 1 + (b − 1)ρ/W. It is 1 for a file in random order whatever W, and **at most 1 + (b − 1)/W**: 256
-  rows a batch out of 64 blocks make batch means vary up to 5 times as much (in variance) where the file is sorted by
-  what is learnt; such a file should be repacked in random order, or W raised.
-
-Source: derived here from sampling without replacement in two stages (Cochran, Sampling Techniques, chapter 10).
+  Their ratio is 1 for a file in random order and **at most about 1 + (b − 1)/W**: batches of 256 rows out of 64 blocks
+  vary up to 5 times as much (in variance) where the file is sorted by what is learnt. Repack such a file in random
+  order, or raise W.
 """
 
 from __future__ import annotations
@@ -36,13 +32,11 @@ from fulltilt.errors import DataError
 
 
 class BlockSampler(EpochSampler):
-    """Yields every index once per epoch, window by window. Position, state and resume are those of ``EpochSampler``.
+    """Yields every index once per epoch, window by window.
 
     Args:
         edges: (n + 1,) first index of every block, and the number of samples; blocks may differ in size.
         n_mixed: W, blocks in a window.
-        seed: Of the run.
-        share_epoch: See ``EpochSampler``.
     """
 
     def __init__(self, edges: np.ndarray, n_mixed: int, seed: int, *, share_epoch: bool = False):
@@ -51,8 +45,11 @@ class BlockSampler(EpochSampler):
         super().__init__(int(edges[-1]), True, seed, share_epoch=share_epoch)
         self.edges, self.n_mixed = np.asarray(edges, dtype=np.int64), n_mixed
 
+    @property
+    def _blocks(self) -> dict[str, int]:
+        return {"n_blocks": len(self.edges) - 1, "n_mixed": self.n_mixed}
+
     def compute_order(self) -> np.ndarray:
-        """All indices of this epoch, whatever was consumed of it."""
         generator = torch.Generator().manual_seed(compute_seed(self.seed, self.epoch))
         n_blocks = len(self.edges) - 1
         blocks = torch.randperm(n_blocks, generator=generator).numpy()
@@ -64,15 +61,11 @@ class BlockSampler(EpochSampler):
         return in_order
 
     def state_dict(self) -> dict[str, int]:
-        return super().state_dict() | {"n_blocks": len(self.edges) - 1, "n_mixed": self.n_mixed}
+        return super().state_dict() | self._blocks
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state`` was taken.
-
-        Raises:
-            DataError: The state belongs to another dataset, or to another way of shuffling.
-        """
-        mine = {"n_blocks": len(self.edges) - 1, "n_mixed": self.n_mixed}
+        """Restore a position; DataError where it belongs to another dataset or another way of shuffling."""
+        mine = self._blocks
         saved = {name: state.get(name) for name in mine}
         if saved != mine:
             raise DataError(
@@ -83,21 +76,16 @@ class BlockSampler(EpochSampler):
 
 
 def compute_meeting_share(n_samples: int, block_rows: int, n_mixed: int) -> float:
-    """Share of all pairs of rows that can meet in a batch of one epoch."""
+    """Compute the share of all pairs of rows that can meet in a batch of one epoch."""
     return min(1.0, (block_rows * n_mixed - 1) / max(1, n_samples - 1))
 
 
 def compute_batch_variance_ratio(
     n_samples: int, block_rows: int, n_mixed: int, batch_size: int, between_share: float = 1.0
 ) -> float:
-    """Variance of the mean of a batch over that under a full shuffle; the worst case where ``between_share`` is 1.
+    """Compute the variance of a batch's mean over that under a full shuffle.
 
-    Args:
-        n_samples: N, a multiple of ``block_rows``.
-        block_rows: B.
-        n_mixed: W.
-        batch_size: b, at most W·B.
-        between_share: ρ, share of the variance that lies between the means of blocks.
+    ``between_share`` is ρ, the share of the variance between the means of blocks: 1 is the worst case.
     """
     n_blocks, window = n_samples / block_rows, block_rows * n_mixed
     if window >= n_samples:

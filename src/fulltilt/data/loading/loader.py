@@ -1,7 +1,8 @@
-"""From a dataset to the loader the engine iterates: order, whole-batch reads, seeds, threads."""
+"""Building the loader that the engine iterates: order, whole-batch reads, seeds, threads."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import multiprocessing
 import os
@@ -42,29 +43,24 @@ def build_loader(
     skip_limit: int | None = None,
     share: Share | None = None,
 ) -> DataLoader:
-    """Build a DataLoader over ``dataset``.
+    """Build a DataLoader whose ``sampler`` is an ``EpochSampler`` and whose ``dataset.source`` is ``dataset``.
 
     A map-style dataset may offer ``get_batch(indices, generator=None) -> (inputs, targets)`` (``generator`` may be
-    left out); a batch is then one call instead of one call per sample. ``loader.sampler`` is an ``EpochSampler`` for
-    map-style datasets. ``loader.dataset.source`` is ``dataset``.
+    left out); a batch is then one call instead of one call per sample.
 
     Args:
-        dataset: Map-style or iterable. An iterable one decides its order itself: ``shuffle`` is without effect.
-        batch_size: Samples per batch.
+        dataset: Map-style or iterable. An iterable one decides its order itself: ``shuffle`` has no effect.
         shuffle: A new order per epoch, see ``EpochSampler.set_epoch``.
-        drop_last: Leave out the last batch when it is short.
         generator: Where torch draws the base seed of its workers from; its initial seed is the default of ``seed``.
-        options: Further keywords of DataLoader: num_workers, pin_memory, persistent_workers, prefetch_factor; and
-            ``placement`` with ``placement_device``: where the rows lie, see ``place``. ``loader.dataset.source`` is
-            then the placed dataset. ``transforms`` "device" takes the pipeline out of a dataset that allows it;
-            ``loader.transform`` is then what the step has to do, and None otherwise.
-        worker_options: ``threads``: intra-op threads per worker, None leaves torch's one.
-        collate: Samples to a batch; switches whole-batch reads off.
+        options: Further keywords of DataLoader, and three of our own: ``placement`` and ``placement_device`` say where
+            the rows lie, see ``place``; ``transforms`` "device" takes the pipeline out of a dataset that allows it, and
+            ``loader.transform`` is then what the step has to do.
+        worker_options: ``threads``: intra-op threads per worker; None leaves torch's one.
+        collate: Joins samples to a batch; switches whole-batch reads off.
         seed: Of order and augmentation; torch's own initial seed when neither it nor ``generator`` is given.
-        skip_limit: So many samples that cannot be read may be left out (``loader.dataset.bad_samples``); None: the
+        skip_limit: How many samples that cannot be read may be left out (``loader.dataset.bad_samples``); with None the
             first one is an error. A placement that reads all of them beforehand skips none.
-        share: The part of every batch that is loaded here, of several processes; the whole when None. Iterable
-            datasets are not divided: each process gets all they yield.
+        share: The part of every batch that this process loads; the whole when None. Iterable datasets are not divided.
 
     Raises:
         DataError: The dataset is empty, or has no length and is not iterable.
@@ -81,15 +77,12 @@ def build_loader(
     transform: Pipeline | None = None
     if options.pop("transforms", "loader") == "device" and find_transforms(dataset) == "pipeline":
         dataset, transform = detach_transform(dataset)
-    common = {
-        "batch_size": batch_size,
-        "drop_last": drop_last,
-        "generator": generator,
-        "worker_init_fn": _WorkerStart((worker_options or {}).get("threads"), options.get("multiprocessing_context"))
-        if n_workers
-        else None,
-        **options,
-    }
+    common = {"batch_size": batch_size, "drop_last": drop_last, "generator": generator, **options}
+    if n_workers:
+        context = options.get("multiprocessing_context")
+        method = context if isinstance(context, str) else (context or multiprocessing).get_start_method()
+        parent = None if method == "forkserver" else os.getpid()
+        common["worker_init_fn"] = functools.partial(_start_worker, parent, (worker_options or {}).get("threads"))
     if isinstance(dataset, IterableDataset):
         if skip_limit is not None:
             raise DataError(
@@ -98,7 +91,16 @@ def build_loader(
         return _build_quietly(dataset, collate_fn=collate or fast_collate, **common)
     if seed is None:
         seed = generator.initial_seed() if generator is not None else torch.initial_seed()
-    sampler = _build_sampler(dataset, shuffle and placement == "block_shuffled", shuffle, seed, n_workers > 0)
+    if shuffle and placement == "block_shuffled":
+        blocks = plan_blocks(dataset)
+        sampler = BlockSampler(blocks.edges, blocks.n_mixed, seed, share_epoch=n_workers > 0)
+    else:
+        if not hasattr(dataset, "__len__"):
+            raise DataError(
+                f"{type(dataset).__name__} has no length; give it __len__, or derive it from "
+                f"torch.utils.data.IterableDataset when it streams"
+            )
+        sampler = EpochSampler(len(dataset), shuffle, seed, share_epoch=n_workers > 0)
     fetcher = BatchFetcher(dataset, seed=seed, epoch_cell=sampler.epoch_cell, whole_batches=collate is None)
     if skip_limit is not None:
         fetcher.bad_samples = BadSamples(dataset, len(fetcher), skip_limit, share=n_workers > 0)
@@ -109,63 +111,52 @@ def build_loader(
     return loader
 
 
-def _build_sampler(dataset: Any, in_blocks: bool, shuffle: bool, seed: int, share_epoch: bool) -> EpochSampler:
-    if in_blocks:
-        blocks = plan_blocks(dataset)
-        return BlockSampler(blocks.edges, blocks.n_mixed, seed, share_epoch=share_epoch)
-    return EpochSampler(_read_length(dataset), shuffle, seed, share_epoch=share_epoch)
-
-
 def _build_quietly(dataset: Dataset, kind: type[DataLoader] = GuardedLoader, **options: Any) -> DataLoader:
-    """Without torch's paragraph about more workers than cores: ``check`` says it in a line, ``tune`` measures it."""
+    """Build a loader without torch's warning of more workers than cores, which ``check`` says in a line."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return kind(dataset, **options)
 
 
 class IndexedLoader(GuardedLoader):
-    """Hands out batches of indices as arrays; a torch without this hook makes the same batches of Python numbers.
+    """Passes batches of indices on as arrays, and reads batches without workers by itself.
 
-    Without workers batches are read right here. Torch's own iterator marks each of them for its profiler, whether or
-    not one listens: 35 µs a batch, a fifth of what gathering 256 rows of 5 KB takes.
+    torch's own iterator marks each batch for its profiler, whether or not one runs: 35 µs a batch, a fifth of what
+    gathering 256 rows of 5 KB takes.
 
     Attributes:
-        transform: What was taken out of the dataset, for the step to do.
+        transform: The pipeline taken out of the dataset, for the step.
+        share: The part of every batch that this process loads.
     """
 
     transform: Pipeline | None = None
-
     share: Share | None = None
 
     def __iter__(self) -> Iterator[Any]:
         if self.num_workers or self.pin_memory:
             return super().__iter__()
-        # The seed that torch would draw for its workers: what else is drawn stays the same whoever reads.
+        # torch would draw a seed for its workers here; later draws have to stay the same.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return self._read_here(self._index_sampler)  # as it is now: the share may change before the first batch
-
-    def _read_here(self, order: BatchOrder) -> Iterator[Any]:
-        for indices in order:
-            yield self.collate_fn(self.dataset.__getitems__(indices))  # type: ignore[attr-defined]
+        order = self._index_sampler  # read now: the share may change before the first batch
+        return (self.collate_fn(self.dataset.__getitems__(indices)) for indices in order)  # type: ignore[attr-defined]
 
     @property
     def _index_sampler(self) -> BatchOrder:
-        assert isinstance(self.sampler, EpochSampler)
         assert self.batch_size is not None
-        return BatchOrder(self.sampler, self.batch_size, self.drop_last, self.share)
+        return BatchOrder(self.sampler, self.batch_size, self.drop_last, self.share)  # type: ignore[arg-type]
 
 
 class BatchFetcher(Dataset):
-    """Stands between DataLoader and a map-style dataset: one call and one seed per batch.
+    """Reads each batch of a map-style dataset by one call and with one seed.
 
-    Randomness is seeded per batch from (seed, epoch, first index of the batch): a ``get_batch`` that takes a
-    ``generator`` gets one, and in a worker torch's, numpy's and Python's global generators are seeded as well. In the
-    main process those belong to the training step and are left alone.
+    The seed is made of (seed, epoch, first index of the batch): a ``get_batch`` that takes a ``generator`` gets one,
+    and in a worker torch's, numpy's and Python's global generators are seeded as well. In the main process these
+    belong to the training step and are not touched.
 
     Attributes:
         source: The dataset itself.
-        has_whole_batches: ``__getitems__`` returns a batch, not a list of samples.
-        bad_samples: Those left out because they cannot be read; None: the first one is an error.
+        has_whole_batches: Whether ``__getitems__`` returns a batch and not a list of samples.
+        bad_samples: Samples left out because they cannot be read; with None the first one is an error.
     """
 
     bad_samples: BadSamples | None = None
@@ -174,9 +165,11 @@ class BatchFetcher(Dataset):
         self.source = source
         self.has_whole_batches = whole_batches and callable(getattr(source, "get_batch", None))
         self._seed, self._epoch_cell = seed, epoch_cell
-        self._takes_generator = self.has_whole_batches and _takes_generator(source.get_batch)
-        self._takes_arrays = isinstance(source, BatchedDataset)  # a user's own gets the list that torch would give it
-        self._is_plain = self._takes_arrays and self.has_whole_batches and _draws_nothing(source)
+        self._takes_generator = self.has_whole_batches and "generator" in inspect.signature(source.get_batch).parameters
+        self._takes_arrays = isinstance(source, BatchedDataset)  # a user's own gets a list, as from torch
+        transform = getattr(source, "transform", ...)
+        draws_nothing = transform is None or (isinstance(transform, Raw) and not transform.sizing.steps)
+        self._is_plain = self._takes_arrays and self.has_whole_batches and draws_nothing
 
     def __len__(self) -> int:
         return len(self.source)
@@ -185,15 +178,13 @@ class BatchFetcher(Dataset):
         return self.source[index]
 
     def __getitems__(self, indices: np.ndarray | list[int]) -> Any:
-        if self.bad_samples is None:
-            return self._read(indices, int(indices[0]))
-        return self._read_skipping(np.asarray(indices), self.bad_samples)
-
-    def _read_skipping(self, indices: np.ndarray, bad: BadSamples) -> Any:
+        first, bad = int(indices[0]), self.bad_samples
+        if bad is None:
+            return self._read(indices, first)
         while True:
-            chosen = bad.replace_in(indices)
+            chosen = bad.replace_in(np.asarray(indices))
             try:
-                return self._read(chosen, int(indices[0]))
+                return self._read(chosen, first)
             except UNREADABLE as error:
                 found = [index for index in dict.fromkeys(chosen.tolist()) if not self._can_read(index)]
                 if not found:  # each can be read by itself: the batch is at fault, its shapes for instance
@@ -208,10 +199,10 @@ class BatchFetcher(Dataset):
         return True
 
     def _read(self, indices: np.ndarray | list[int], first: int) -> Any:
-        """One batch; ``first`` is the sample that its seed is made of."""
+        """Read one batch with a seed made of the sample ``first``."""
         try:
             return self._read_seeded(indices, first)
-        except StopIteration as error:  # it would end the epoch, without a word
+        except StopIteration as error:  # it would end the epoch silently
             raise DataError(
                 f"{type(self.source).__name__} raised StopIteration for a sample below its length "
                 f"{len(self.source):,}; __getitem__ has to return a sample"
@@ -224,7 +215,10 @@ class BatchFetcher(Dataset):
         if isinstance(indices, np.ndarray) and not self._takes_arrays:
             indices = indices.tolist()
         if get_worker_info() is not None:
-            _seed_process(seed)
+            # torch.manual_seed also queues a seed for devices and walks the stack for it: 97 µs against 1 µs.
+            torch.default_generator.manual_seed(seed)
+            np.random.seed(seed & 0xFFFFFFFF)
+            random.seed(seed)
         if self._takes_generator:
             return self.source.get_batch(indices, generator=torch.Generator().manual_seed(seed))
         if self.has_whole_batches:
@@ -238,52 +232,15 @@ class BatchFetcher(Dataset):
         try:
             for index in indices:
                 samples.append(self.source[index])  # noqa: PERF401: the error below has to know how far it came
-        except FulltiltError:  # says what it is about
+        except FulltiltError:
             raise
-        except Exception as error:  # of the user's own code: raised again, with the sample's number
+        except Exception as error:  # of the user's own code
             error.add_note(f"sample {indices[len(samples)]} of {type(self.source).__name__} was being read")
             raise
         return samples
 
 
-class _WorkerStart:
-    """Runs once in each worker process."""
-
-    def __init__(self, threads: int | None, context: Any):
-        self.threads = threads
-        name = context if isinstance(context, str) else (context or multiprocessing).get_start_method()
-        self._parent = None if name == "forkserver" else os.getpid()
-
-    def __call__(self, worker_id: int) -> None:
-        guard_worker(self._parent)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-
-
-def _seed_process(seed: int) -> None:
-    # torch.manual_seed also queues a seed for devices and walks the stack for it: 97 µs against 1 µs.
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    random.seed(seed)
-
-
-def _draws_nothing(source: Any) -> bool:
-    transform = getattr(source, "transform", ...)
-    return transform is None or (isinstance(transform, Raw) and not transform.sizing.steps)
-
-
-def _takes_generator(get_batch: Callable) -> bool:
-    return "generator" in inspect.signature(get_batch).parameters
-
-
-def _read_length(dataset: Any) -> int:
-    try:
-        length = len(dataset)
-    except TypeError:
-        raise DataError(
-            f"{type(dataset).__name__} has no length; give it __len__, or derive it from "
-            f"torch.utils.data.IterableDataset when it streams"
-        ) from None
-    if length < 1:
-        raise DataError(f"{type(dataset).__name__} holds 0 samples; at least 1 is needed")
-    return length
+def _start_worker(parent: int | None, threads: int | None, worker_id: int) -> None:
+    guard_worker(parent)
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""What a loader's exception means: a worker that died, shared memory that ran out, or our own error from a worker."""
+"""Explaining a loader's exception: a worker that died, full shared memory, or an error of ours from a worker."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ _REMEDIES: dict[int, str] = {
     "smaller prefetch_factor",
     signal.SIGTERM: "something asked it to end: a scheduler, a container that stops, or a person",
 }
-_REMEDY_ELSE = "run with num_workers 0 to see the error where it happens"
 
 
 def explain_loader_error(error: BaseException) -> FulltiltError | None:
-    """The FulltiltError that says what ``error``, raised by a DataLoader, means; None when it means something else.
+    """Translate an exception of a DataLoader, for the caller to raise; None where it means something else.
 
-    The caller raises the answer ``from error``. A worker's death reaches the main process in more than one way: torch
-    raises a RuntimeError from its SIGCHLD handler, wherever the main thread happens to be (in the middle of a step,
-    too), or the batch that was on its way breaks off with a ConnectionError, FileNotFoundError or EOFError. After the
-    second, the handler's error is still to come; for the loader that ``error`` came from it is taken off here.
+    A worker's death reaches the main process in two ways: torch raises a RuntimeError from its SIGCHLD handler,
+    wherever the main thread is (in the middle of a step, too), or the batch under way breaks off with a
+    ConnectionError, FileNotFoundError or EOFError. The handler would raise after the second as well, so it is
+    disarmed here.
     """
-    iterator = getattr(error, "data_iterator", None)  # torch's messages say less than its workers do
-    if iterator is not None and _is_death(error):
-        disarm(iterator)
+    iterator = getattr(error, "data_iterator", None)
     text = str(error)
+    death, is_broken_off = _DEATH.search(text), isinstance(error, ConnectionError | FileNotFoundError | EOFError)
+    if iterator is not None and (death or is_broken_off):
+        disarm(iterator)
     if isinstance(error, FulltiltError):
         return _unwrap(error, text)
-    death = _DEATH.search(text)
     if death:
         return _read_death(death, iterator)
-    if isinstance(error, ConnectionError | FileNotFoundError | EOFError) and iterator is not None:
+    if is_broken_off and iterator is not None:
         return _find_death(iterator)
     if isinstance(error, RuntimeError) and "Too many open files" in text:
         return DataError(
@@ -53,15 +52,14 @@ def explain_loader_error(error: BaseException) -> FulltiltError | None:
     return None
 
 
-def _is_death(error: BaseException) -> bool:
-    return isinstance(error, ConnectionError | FileNotFoundError | EOFError) or bool(_DEATH.search(str(error)))
-
-
-def _find_death(iterator: Any) -> WorkerDiedError | None:
+def _find_death(iterator: Any, pid: int | None = None) -> WorkerDiedError | None:
+    """Describe the death of a worker: of the one with that id, or of the first that ended with an error."""
     for worker in list_workers(iterator):
-        worker.join(timeout=1)
-        if worker.exitcode:
-            return _describe_death([worker.pid], *_split_exit_code(worker.exitcode))
+        if pid is None or worker.pid == pid:
+            worker.join(timeout=1)
+            if worker.exitcode or (pid and worker.exitcode is not None):
+                code = worker.exitcode  # multiprocessing writes a signal as a negative code
+                return _describe_death([worker.pid], *((-code, None) if code < 0 else (None, code)))
     return None
 
 
@@ -70,46 +68,26 @@ def _read_death(death: re.Match[str], iterator: Any) -> WorkerDiedError:
     if death["code"]:
         return _describe_death(pids, None, int(death["code"]))
     if death["signal"]:
-        return _describe_death(pids, _find_signal(death["signal"]), None, death["signal"].strip())
-    for worker in list_workers(iterator):
-        if worker.pid == pids[0]:
-            worker.join(timeout=1)
-            if worker.exitcode is not None:
-                return _describe_death(pids, *_split_exit_code(worker.exitcode))
-    return _describe_death(pids, None, None)
+        words = death["signal"].strip()
+        # torch names a signal by strsignal's words: SIGKILL is "Killed".
+        named = (s for s in signal.valid_signals() if (signal.strsignal(s) or "").lower() == words.lower())
+        return _describe_death(pids, next(named, None), None, words)
+    return _find_death(iterator, pids[0]) or _describe_death(pids, None, None)
 
 
 def _describe_death(
     pids: list[int], number: int | None, code: int | None, signal_words: str | None = None
 ) -> WorkerDiedError:
     if number is not None:
-        how = f"killed by {_name_signal(number)}"
+        name = signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
+        how = f"killed by {name}"
     elif signal_words:
         how = f"killed by a signal ({signal_words})"
     else:
         how = f"ended with exit code {code}" if code is not None else "ended without a word"
-    remedy = _REMEDY_ELSE if number is None else _REMEDIES.get(number, _REMEDY_ELSE)
-    if number == signal.SIGBUS:
-        remedy = f"{_read_shm_room()}{remedy}"
-    return WorkerDiedError(f"data worker (pid {', '.join(map(str, pids))}) died: {how}; {remedy}")
-
-
-def _split_exit_code(code: int) -> tuple[int | None, int | None]:
-    """(signal, None) or (None, exit code): multiprocessing writes a signal as a negative code."""
-    return (-code, None) if code < 0 else (None, code)
-
-
-def _find_signal(words: str) -> int | None:
-    """``Killed`` → 9: torch names a signal by strsignal's words."""
-    wanted = words.strip().lower()
-    return next((s for s in signal.valid_signals() if (signal.strsignal(s) or "").lower() == wanted), None)
-
-
-def _name_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    room = _read_shm_room() if number == signal.SIGBUS else ""
+    remedy = _REMEDIES.get(number or 0, "run with num_workers 0 to see the error where it happens")
+    return WorkerDiedError(f"data worker (pid {', '.join(map(str, pids))}) died: {how}; {room}{remedy}")
 
 
 def _read_shm_room() -> str:
@@ -122,7 +100,7 @@ def _read_shm_room() -> str:
 
 
 def _unwrap(error: FulltiltError, text: str) -> FulltiltError:
-    """An error of ours that crossed from a worker: torch put the worker's traceback in front of its message."""
+    """Restore an error of ours from a worker: torch put the worker's traceback in front of its message."""
     if not text.startswith("Caught "):
         return error
     name = type(error).__name__

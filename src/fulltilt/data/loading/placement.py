@@ -1,6 +1,6 @@
-"""Where the rows of a dataset lie while it is trained on, and what it takes to put them there.
+"""Placing the rows of a dataset for training.
 
-From fastest to frugal: ``device`` (all rows on the device, gathered there), ``ram`` (all rows in host memory),
+From fast to frugal: ``device`` (all rows on the device, gathered there), ``ram`` (all rows in host memory),
 ``memory_map`` (the file mapped, the page cache holds what fits), ``block_shuffled`` (read in whole blocks, in an order
 that allows it), ``stream`` (each batch reads its rows from the file).
 """
@@ -18,11 +18,9 @@ import torch
 
 from fulltilt.config.bad_samples import explain_unskipped
 from fulltilt.data.loading.block_sampler import compute_batch_variance_ratio, compute_meeting_share
-from fulltilt.data.tables.hdf5_layout import Layout, find_pieces
+from fulltilt.data.tables.hdf5 import RowsDataset
 from fulltilt.data.tables.hdf5_mapped import MappedRows
-from fulltilt.data.tables.held_rows import compute_held_bytes, hold_rows
-from fulltilt.data.tables.rows_dataset import RowsDataset
-from fulltilt.data.tables.windowed_rows import WindowedRows
+from fulltilt.data.tables.held_rows import WindowedRows, compute_held_bytes, hold_rows
 from fulltilt.data.transforms.batch_transform import find_transforms
 from fulltilt.errors import DataError
 from fulltilt.hardware import (
@@ -44,9 +42,9 @@ class Blocks:
     """How a file is cut for block shuffle.
 
     Attributes:
-        edges: First index of every block, in samples, and their number.
-        block_rows: B, in rows of the file; a multiple of a chunk's.
-        n_mixed: W.
+        edges: Index of the first sample of every block, and the number of samples.
+        block_rows: B, rows of the file in a block; a multiple of a chunk's.
+        n_mixed: W, blocks in a window.
     """
 
     edges: np.ndarray
@@ -54,7 +52,7 @@ class Blocks:
     n_mixed: int
 
     def describe(self, batch_size: int) -> str:
-        """What the order is, and how far from a full shuffle it can be."""
+        """Describe the order and how far from a full shuffle it can be."""
         n_samples = int(self.edges[-1])
         n_mixed = min(self.n_mixed, len(self.edges) - 1)
         share = compute_meeting_share(n_samples, self.block_rows, n_mixed)
@@ -67,30 +65,30 @@ class Blocks:
 
 
 def find_placements(dataset: Any) -> tuple[str, ...]:
-    """Values of the lever ``placement`` that this dataset can take, whatever its size."""
-    can_defer = find_transforms(dataset) == "pipeline"
+    """List the values of the lever ``placement`` that this dataset can take, whatever its size."""
+    transforms = find_transforms(dataset)
     if not isinstance(dataset, RowsDataset):
-        is_holdable = hasattr(dataset, "hold")
-        has_own = find_transforms(dataset) == "own"
-        return ("stream", "ram", *([] if has_own else ["device"])) if is_holdable else ("stream",)
+        if not hasattr(dataset, "hold"):
+            return ("stream",)
+        return ("stream", "ram") if transforms == "own" else ("stream", "ram", "device")
     placements = ["stream", "block_shuffled", "ram"]
     is_local = not read_filesystem(dataset.path).is_network
     if is_local and all(isinstance(source, MappedRows) for source in dataset.sources):
         placements.append("memory_map")
-    if dataset.transform is None or can_defer:
+    if dataset.transform is None or transforms == "pipeline":
         placements.append("device")
     return tuple(placements)
 
 
 def count_held_bytes(dataset: Any) -> int | None:
-    """What the rows take once all are held in memory; None for a dataset that cannot be held."""
+    """Count the bytes of all rows in memory; None for a dataset that cannot be held."""
     if not isinstance(dataset, RowsDataset):
         return getattr(dataset, "held_bytes", None)
     return sum(compute_held_bytes(layout, len(dataset)) for layout in dataset.layouts)
 
 
 def count_mixed_blocks(dataset: Any) -> int | None:
-    """Blocks in a window of block shuffle; None for no table, and where a window holds all: that is a full shuffle."""
+    """Count the blocks in a window of block shuffle; None for no table, and where one window holds all."""
     if not isinstance(dataset, RowsDataset):
         return None
     blocks = plan_blocks(dataset)
@@ -98,23 +96,22 @@ def count_mixed_blocks(dataset: Any) -> int | None:
 
 
 def read_free_ram_bytes(root: str | Path = "/", *, n_processes: int = 1) -> int:
-    """What this process could still take of host memory.
+    """Read how much host memory this process can still take.
 
-    The least of what the machine has, what its control groups leave, and what a memory limit on the CPU leaves
-    (``measure.apply_memory_limit``).
-
-    Args:
-        root: Of the machine's files, so that a planted tree can stand in.
-        n_processes: That share the machine, this one among them; a limit on the CPU is each one's own.
+    That is the least of what the machine has, what its control groups leave, and what a memory limit on the CPU leaves
+    (``measure.apply_memory_limit``). ``n_processes`` share the first two. Tests set ``root``.
     """
     _, available_bytes = read_memory_bytes(root)
     shared = [available_bytes, read_memory_room_bytes(root)]
-    rooms = [*(room // n_processes for room in shared if room is not None), _read_room_below_cpu_limit()]
-    return min(room for room in rooms if room is not None)
+    rooms = [room // n_processes for room in shared if room is not None]
+    limit_bytes, resident_bytes = find_memory_limit_bytes("cpu"), read_rss_bytes(os.getpid())
+    if limit_bytes is not None and resident_bytes is not None:
+        rooms.append(max(0, limit_bytes - resident_bytes))
+    return min(rooms)
 
 
 def read_free_device_bytes(device: torch.device) -> int | None:
-    """What this process could still take of a GPU's memory; None where there is none.
+    """Read how much of a GPU's memory this process can still take; None where there is none.
 
     What torch has reserved and not used is free; what lies past a memory limit, or under WSL where the driver would
     spill, is not.
@@ -141,7 +138,7 @@ def compute_free_device_bytes(
     limit_bytes: int | None,
     is_wsl: bool,
 ) -> int:
-    """Of a GPU with ``free_bytes`` left by all processes, of which this one has reserved and allocated so much."""
+    """Compute it for a GPU with ``free_bytes`` left by all processes."""
     usable_bytes = compute_usable_device_bytes(total_bytes, is_wsl=is_wsl)
     most_bytes = usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes)
     return max(0, min(free_bytes + reserved_bytes, most_bytes) - allocated_bytes)
@@ -150,14 +147,13 @@ def compute_free_device_bytes(
 def place(
     dataset: Any, placement: str, device: torch.device, *, is_pinned: bool = False, wants_skip: bool = False
 ) -> Any:
-    """The same samples with their rows at ``placement``; the dataset itself is left as it is.
+    """Return the same samples with their rows at ``placement``; the dataset itself stays unchanged.
 
     Args:
-        dataset: One whose ``find_placements`` names the value; ``stream`` suits any.
-        placement: A value of the lever.
+        placement: A value of the lever that ``find_placements`` lists; ``stream`` suits any dataset.
         device: Of the training step.
         is_pinned: ``ram`` gathers batches into page-locked memory.
-        wants_skip: Samples that cannot be read were to be left out: an error says that ``ram`` and ``device`` do not.
+        wants_skip: Add to an error that ``ram`` and ``device`` cannot leave out samples.
 
     Raises:
         DataError: This dataset cannot be placed so, or a sample of those that are held cannot be read.
@@ -170,10 +166,12 @@ def place(
             f"placement {placement} cannot apply to {type(dataset).__name__}; it can be {', '.join(offered)}"
         )
     if placement == "block_shuffled":
-        return _place_windowed(dataset)
+        blocks = plan_blocks(dataset)
+        windows = [WindowedRows(source, blocks.block_rows, 2 * blocks.n_mixed) for source in dataset.sources]
+        return dataset.with_sources(tuple(windows))
     if placement == "memory_map":
-        sources = tuple(_map_whole(source.layout) for source in dataset.sources)
-        return dataset.with_sources(sources)
+        mapped = [MappedRows(source.layout, source.pieces, None) for source in dataset.sources]
+        return dataset.with_sources(tuple(mapped))
     where = device if placement == "device" else torch.device("cpu")
     what = f"placement {placement}, which reads all samples beforehand (placement stream skips)"
     with explain_unskipped(what) if wants_skip else contextlib.nullcontext():
@@ -184,31 +182,9 @@ def place(
 
 
 def plan_blocks(dataset: RowsDataset) -> Blocks:
-    """Blocks of whole chunks and about a mebibyte; as many mixed as fit twice into ``WINDOW_BYTES``, two at least."""
+    """Plan blocks of whole chunks and about 1 MiB; at least two are mixed, and as many as fit in half a window."""
     layout = dataset.layouts[0]
     block_rows = layout.count_rows_in(BLOCK_BYTES)
     n_mixed = max(2, WINDOW_BYTES // 2 // max(1, block_rows * layout.row_bytes))
     borders = np.arange(0, layout.n_rows + block_rows, block_rows)
     return Blocks(edges=np.unique(np.searchsorted(dataset.rows, borders)), block_rows=block_rows, n_mixed=n_mixed)
-
-
-def _read_room_below_cpu_limit() -> int | None:
-    limit_bytes, resident_bytes = find_memory_limit_bytes("cpu"), read_rss_bytes(os.getpid())
-    if limit_bytes is None or resident_bytes is None:
-        return None
-    return max(0, limit_bytes - resident_bytes)
-
-
-def _place_windowed(dataset: RowsDataset) -> RowsDataset:
-    blocks = plan_blocks(dataset)
-    inputs, targets = (
-        WindowedRows(source, block_rows=blocks.block_rows, n_kept=2 * blocks.n_mixed) for source in dataset.sources
-    )
-    return dataset.with_sources((inputs, targets))
-
-
-def _map_whole(layout: Layout) -> MappedRows:
-    pieces = find_pieces(layout)
-    if pieces is None:
-        raise DataError(f"{layout.path}: {layout.name} has changed and cannot be mapped any more; use placement stream")
-    return MappedRows(layout, pieces, window_bytes=None)

@@ -1,15 +1,16 @@
-"""What each part of the data path takes for a sample: reading, every transform, joining to a batch.
+"""Measuring the time of each part of the data path: reading, every transform, collating.
 
-The parts run one after another in one process, in the form in which training runs them: image by image where images
-are read from files, in whole batches where they lie in memory or where transforms run on the device.
+The parts run one after another in one process, as training runs them: image by image where images are read from files,
+in whole batches where they lie in memory or where transforms run on the device.
 """
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from fulltilt.data.collate import fast_collate
 from fulltilt.data.loading.sampler import EpochSampler
 from fulltilt.data.transforms.batch_transform import find_transforms
 from fulltilt.data.transforms.colors import to_unit_float
-from fulltilt.data.transforms.pipeline import Pipeline, Raw, name_step
+from fulltilt.data.transforms.pipeline import Pipeline, Raw
 from fulltilt.errors import DataError
 
 T = TypeVar("T")
@@ -27,13 +28,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PartTime:
-    """Mean time of one part.
-
-    Attributes:
-        name: ``decode``, ``read``, a transform as the configuration writes it, ``to float``, ``collate``.
-        where: ``loader``, or the type of the device.
-        share_pct: Of all parts together.
-    """
+    """The mean time of one part, such as ``decode`` or a transform; ``where`` is ``loader`` or a type of device."""
 
     name: str
     where: str
@@ -43,7 +38,7 @@ class PartTime:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DataProfile:
-    """Parts, slowest first. Without workers the loader's parts take ``loader_samples_per_s`` at best."""
+    """All parts, slowest first; ``loader_samples_per_s`` is the rate of one process that loads."""
 
     dataset: str
     n_samples: int
@@ -66,7 +61,7 @@ def measure_data_path(
     """Time the parts on random samples, the first batch left out.
 
     Args:
-        dataset: Map-style. Of one whose transforms are a pipeline every step is timed; else all is one part.
+        dataset: Map-style. Every step of a pipeline is timed; transforms of its own are one part.
         on_device: Transforms run on ``device`` (``data.transforms: device``).
         n_samples: Timed samples at most.
         max_s: Stop after the batch in which so many seconds have gone.
@@ -74,7 +69,7 @@ def measure_data_path(
     Raises:
         DataError: The dataset streams, or a sample cannot be read.
 
-    Device: waits for it behind every part.
+    Device: synchronises behind every part.
     """
     if not hasattr(dataset, "__len__"):
         raise DataError(f"{type(dataset).__name__} streams: its samples cannot be drawn at random to be timed")
@@ -99,20 +94,24 @@ def measure_data_path(
 
 
 class _Timer:
-    """Seconds by (part, place)."""
+    """Sums up seconds by (part, place)."""
 
     def __init__(self, device: torch.device):
         self._device = device
-        self.seconds: dict[tuple[str, str], float] = {}
+        self.seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
 
     def run(self, name: str, where: str, function: Callable[..., T], *arguments: Any) -> T:
         began_s = time.perf_counter()
         result = function(*arguments)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        key = name, where
-        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - began_s
+        self.seconds[name, where] += time.perf_counter() - began_s
         return result
+
+    def run_steps(self, images: Tensor, pipeline: Pipeline, where: str, generator: torch.Generator | None) -> Tensor:
+        for step in pipeline.steps:
+            images = self.run(step.name, where, step, images, generator)
+        return images
 
 
 def _build_parts(dataset: Any, timer: _Timer, device: torch.device | None) -> Callable[[list[int], Any], None]:
@@ -120,16 +119,16 @@ def _build_parts(dataset: Any, timer: _Timer, device: torch.device | None) -> Ca
     is_known = getattr(dataset, "yields_pixels", False) and (transform is None or isinstance(transform, Pipeline))
     if not is_known:
         return lambda indices, generator: _time_whole(dataset, timer, indices)
-    pipeline = transform if isinstance(transform, Pipeline) else Pipeline(())
+    pipeline = transform if isinstance(transform, Pipeline) else Pipeline()
     raw = copy.copy(dataset)
     raw.transform = Raw()
     is_by_image = getattr(dataset, "sizes_images", False)
     if device is None:
-        host, rest = pipeline, Pipeline(())
+        host, rest = pipeline, Pipeline()
     elif find_transforms(dataset) != "pipeline":
         raise DataError("a transform of your own runs in the loader only; use data.transforms loader")
     else:
-        host, rest = pipeline.split_at_size() if is_by_image else (Pipeline(()), pipeline)
+        host, rest = pipeline.split_at_size() if is_by_image else (Pipeline(), pipeline)
 
     def run(indices: list[int], generator: torch.Generator) -> None:
         own = generator if device is None else None
@@ -138,37 +137,25 @@ def _build_parts(dataset: Any, timer: _Timer, device: torch.device | None) -> Ca
             batch = _join(images, host, timer, own)
         else:
             batch = timer.run("read", "loader", raw.get_batch, indices)[0]
-            batch = _run_steps(batch, host, "loader", timer, own)
-        if device is None:
-            timer.run("to float", "loader", _finish, batch)
-        else:
+            batch = timer.run_steps(batch, host, "loader", own)
+        where = "loader" if device is None else device.type
+        if device is not None:
             if device.type != "cpu":
-                batch = timer.run("copy to device", device.type, batch.to, device)
-            batch = _run_steps(batch, rest, device.type, timer, generator)
-            timer.run("to float", device.type, _finish, batch)
+                batch = timer.run("copy to device", where, batch.to, device)
+            batch = timer.run_steps(batch, rest, where, generator)
+        timer.run("to float", where, lambda images: to_unit_float(images).contiguous(), batch)
 
     return run
 
 
 def _join(images: list[Tensor], pipeline: Pipeline, timer: _Timer, generator: torch.Generator | None) -> Tensor:
-    """As ``pipeline.join_images``: alone only as long as the images differ in size."""
+    """Transform and collate images as ``join_images`` does."""
     if len({image.shape for image in images}) == 1:
-        return _run_steps(timer.run("collate", "loader", fast_collate, images), pipeline, "loader", timer, generator)
-    sizing, rest = pipeline.split_at_size()
-    sized = [_run_steps(image[None], sizing, "loader", timer, generator)[0] for image in images]
-    return _run_steps(timer.run("collate", "loader", fast_collate, sized), rest, "loader", timer, generator)
-
-
-def _run_steps(
-    images: Tensor, pipeline: Pipeline, where: str, timer: _Timer, generator: torch.Generator | None
-) -> Tensor:
-    for step in pipeline.steps:
-        images = timer.run(name_step(step), where, step, images, generator)
-    return images
-
-
-def _finish(images: Tensor) -> Tensor:
-    return to_unit_float(images).contiguous()
+        sizing, rest = Pipeline(), pipeline
+    else:
+        sizing, rest = pipeline.split_at_size()
+        images = [timer.run_steps(image[None], sizing, "loader", generator)[0] for image in images]
+    return timer.run_steps(timer.run("collate", "loader", fast_collate, images), rest, "loader", generator)
 
 
 def _time_whole(dataset: Any, timer: _Timer, indices: Sequence[int]) -> None:
@@ -183,17 +170,15 @@ def _summarize(dataset: Any, timer: _Timer, n_samples: int, batch_size: int) -> 
     total_s = sum(timer.seconds.values())
     loader_s = sum(seconds for (_, where), seconds in timer.seconds.items() if where == "loader")
     is_whole = ("read and transform", "loader") in timer.seconds
+    parts = []
+    for (name, where), part_s in sorted(timer.seconds.items(), key=lambda item: -item[1]):
+        share_pct = 100 * part_s / total_s if total_s else 0.0
+        parts.append(PartTime(name=name, where=where, ms_per_sample=1e3 * part_s / n_samples, share_pct=share_pct))
     return DataProfile(
         dataset=type(dataset).__name__,
         n_samples=n_samples,
         batch_size=batch_size,
-        parts=tuple(_sort_parts(timer.seconds, n_samples, total_s)),
+        parts=tuple(parts),
         loader_samples_per_s=n_samples / loader_s if loader_s > 0 else None,
         note="the dataset transforms by itself: its parts cannot be told apart" if is_whole else None,
     )
-
-
-def _sort_parts(seconds: dict[tuple[str, str], float], n_samples: int, total_s: float) -> Iterator[PartTime]:
-    for (name, where), part_s in sorted(seconds.items(), key=lambda item: -item[1]):
-        share_pct = 100 * part_s / total_s if total_s else 0.0
-        yield PartTime(name=name, where=where, ms_per_sample=1e3 * part_s / n_samples, share_pct=share_pct)

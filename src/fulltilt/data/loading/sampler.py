@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of (seed, epoch), so that a run can stop and go on anywhere."""
+"""The order of samples: a pure function of (seed, epoch), so that a run can resume anywhere."""
 
 from __future__ import annotations
 
@@ -14,21 +14,14 @@ from fulltilt.errors import DataError
 
 
 class EpochSampler(Sampler[int]):
-    """Yields every index of ``range(n_samples)`` once per epoch.
-
-    The loader built by ``build_loader`` carries it as ``loader.sampler``. Call ``set_epoch`` before each epoch;
-    without that every epoch has the order of epoch 0.
+    """Yields every index of ``range(n_samples)`` once per epoch, in a new order after each ``set_epoch``.
 
     Args:
-        n_samples: Length of the dataset.
-        shuffle: False yields 0, 1, 2, …
-        seed: Of the run.
-        share_epoch: Put the epoch into memory that worker processes see, so that augmentation follows it.
+        share_epoch: Put the epoch into memory that worker processes share, so that augmentation follows it.
 
     Attributes:
-        epoch: The current epoch.
-        start_index: How many samples of this epoch's order are left out: those that were consumed already.
-        n_left_out: Samples at the end of every epoch's order that are not used.
+        start_index: How many samples of this epoch were consumed already and are left out.
+        n_left_out: How many samples at the end of every epoch's order are not used.
     """
 
     def __init__(self, n_samples: int, shuffle: bool, seed: int, *, share_epoch: bool = False):
@@ -48,9 +41,6 @@ class EpochSampler(Sampler[int]):
         """Choose the epoch of the next ``iter``, from its sample number ``start_index`` on.
 
         Call it between two passes over the loader: workers that are still busy would draw from the new epoch.
-
-        Raises:
-            DataError: ``start_index`` lies outside of the dataset.
         """
         if not 0 <= start_index <= self.n_samples:
             raise DataError(
@@ -61,39 +51,30 @@ class EpochSampler(Sampler[int]):
         self.start_index = start_index
 
     def __len__(self) -> int:
-        """What is left of this epoch."""
+        """Count what is left of this epoch."""
         return max(0, self.n_samples - self.n_left_out - self.start_index)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.compute_rest().tolist())
 
     def compute_rest(self) -> np.ndarray:
-        """The indices of this epoch that are still to come."""
+        """Compute the indices of this epoch that are still to come."""
         return self.compute_order()[self.start_index : self.n_samples - self.n_left_out]
 
     def compute_order(self) -> np.ndarray:
-        """(n_samples,) all indices of this epoch, those that were consumed already included."""
+        """Compute all indices (n_samples,) of this epoch."""
         if not self.shuffle:
             return np.arange(self.n_samples)
         generator = torch.Generator().manual_seed(compute_seed(self.seed, self.epoch))
         return torch.randperm(self.n_samples, generator=generator).numpy()
 
     def state_dict(self) -> dict[str, int]:
-        """Whole numbers only. ``start_index`` is where ``set_epoch`` put it: the caller counts what it consumed."""
-        return {
-            "epoch": self.epoch,
-            "start_index": self.start_index,
-            "seed": self.seed,
-            "n_samples": self.n_samples,
-            "shuffle": int(self.shuffle),
-        }
+        """Return the position that ``set_epoch`` chose; the caller adds what it consumed since."""
+        position = {"epoch": self.epoch, "start_index": self.start_index, "seed": self.seed}
+        return position | {"n_samples": self.n_samples, "shuffle": int(self.shuffle)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state`` was taken.
-
-        Raises:
-            DataError: The state belongs to a dataset of another length.
-        """
+        """Restore a position; DataError where it belongs to a dataset of another length."""
         if state["n_samples"] != self.n_samples:
             raise DataError(
                 f"the saved position is in a dataset of {state['n_samples']} samples, this one holds "
@@ -104,34 +85,32 @@ class EpochSampler(Sampler[int]):
 
 
 class Share(NamedTuple):
-    """The part of every batch that belongs to one of several processes.
+    """The part of every batch that one of several processes loads.
 
-    Parts are neighbours in the batch's order and differ by one sample at most, the first ones being larger. Batches
-    themselves do not depend on the number of processes.
+    Parts follow each other in the batch and differ by one sample at most, the first ones being larger. The batches do
+    not depend on the number of processes.
     """
 
     rank: int = 0
     n_ranks: int = 1
 
     def cut(self, n_samples: int) -> slice:
-        """Where the part lies in a batch of ``n_samples``; empty for the last ranks where there are too few."""
+        """Return the part of a batch of ``n_samples``; empty for the last ranks where there are too few."""
         each, rest = divmod(n_samples, self.n_ranks)
         first = self.rank * each + min(self.rank, rest)
         return slice(first, first + each + (self.rank < rest))
 
     def take(self, indices: np.ndarray) -> np.ndarray:
-        """This part of a batch. In place of an empty one the first sample stands in: every process has to take part in
-        the step, and whoever weighs the parts gives that one no weight."""
+        """Take this part of a batch, or its first sample where the part is empty.
+
+        Every process has to take part in the step; the caller gives the sample of an empty part no weight.
+        """
         part = indices[self.cut(len(indices))]
         return part if len(part) else indices[:1]
 
 
 class BatchOrder:
-    """The order of a sampler in batches, each an array of indices: no Python number is made for a sample.
-
-    Stands in for torch's BatchSampler over the same sampler and yields the same batches, or this process' share of
-    each.
-    """
+    """Yields the batches of torch's BatchSampler, or a share of each, as arrays instead of lists of Python numbers."""
 
     def __init__(self, sampler: EpochSampler, batch_size: int, drop_last: bool, share: Share | None = None):
         self.sampler, self.batch_size, self.drop_last, self.share = sampler, batch_size, drop_last, share

@@ -1,13 +1,11 @@
-"""Data workers that are signalled, killed or stand still.
+"""Data workers that are signalled, killed or hang.
 
-SIGTERM reaches the whole group, and the step in progress still needs its workers.
+``timeout``, Slurm, systemd and CI send SIGTERM to every process of a job. The main process finishes its step and saves,
+and needs its workers until then. So workers ignore SIGTERM as long as their parent lives; where torch or
+multiprocessing would end a worker by SIGTERM, SIGKILL is sent instead. A worker that hangs holds up all others, since
+batches come in order, and torch waits for it without limit.
 
-``timeout``, Slurm, systemd and CI signal every process of a job. The main process finishes its step and saves; a worker
-that ends meanwhile breaks that step off. So workers hold SIGTERM back as long as the process that started them lives.
-torch ends a worker that hangs by SIGTERM as well, and multiprocessing does at exit: for these it is SIGKILL instead.
-A worker that stands still holds the others up, since batches come in their order, and torch waits for it for good.
-
-This file alone touches private parts of torch's loader; a test names each of them.
+This file alone uses private parts of torch's loader; a test names each of them.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
-from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -29,19 +26,19 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 LOCK_S = 1.0  # a worker that lives holds torch's lock for microseconds
-POLL_S = 5.0  # as torch looks whether its workers live
+POLL_S = 5.0  # how often torch looks whether its workers live
 PARENT_POLL_S = 1.0
-LONG_WAIT_S = 15.0  # for one batch: sooner than a rank is found to hang; workers may take seconds to start
+LONG_WAIT_S = 15.0  # for one batch: less than until a rank is found to hang; workers may take seconds to start
 
 
 class GuardedLoader(DataLoader):
-    """A DataLoader whose workers a signal to the process group leaves alone, and which outlives a worker's death.
+    """A DataLoader whose workers ignore signals to the process group, and which survives a worker's death.
 
     ``worker_init_fn`` has to call ``guard_worker``.
 
     Attributes:
         on_long_wait: Called once for each batch that does not come for ``LONG_WAIT_S``, with the seconds so far, the
-            ids of the workers' processes, and the number of the one that the batch is due from, where torch knows it.
+            ids of the workers' processes, and the number of the one that has to send the batch, where torch knows it.
     """
 
     on_long_wait: Callable[[float, Sequence[int], int | None], None] | None = None
@@ -51,7 +48,7 @@ class GuardedLoader(DataLoader):
             return super()._get_iterator()
         context = self.multiprocessing_context or multiprocessing
         if context.get_start_method() != "fork":
-            resource_tracker.ensure_running()  # it lets SIGTERM through when it starts; so before that is held back
+            resource_tracker.ensure_running()  # it unblocks SIGTERM when it starts, so it has to start before
         with _hold_sigterm(), _end_started_on_error():
             iterator = _Iterator(self)
             iterator._workers_done_event = _Done(iterator._workers_done_event)
@@ -71,7 +68,7 @@ class _Iterator(_MultiProcessingDataLoaderIter):
         except StopIteration:
             raise
         except Exception as error:
-            error.data_iterator = self  # type: ignore[attr-defined]  # whose workers say more than the message
+            error.data_iterator = self  # type: ignore[attr-defined]  # for explain_loader_error
             raise
 
     def _try_get_data(self, timeout: float | None = None) -> tuple[bool, Any]:
@@ -84,31 +81,30 @@ class _Iterator(_MultiProcessingDataLoaderIter):
         return has_come, data
 
     def _shutdown_workers(self) -> None:
-        if not hasattr(self, "_workers_status"):  # it never became whole, and its workers were ended
+        if not hasattr(self, "_workers_status"):  # its construction failed, and its workers were ended
             with contextlib.suppress(ValueError):
                 signal_handling._remove_worker_pids(id(self))
             return
         super()._shutdown_workers()
         for queue in self._index_queues:
-            # Its thread may hold the last reference to a semaphore: frozen at Python's exit after it unlinked that one
-            # and before it said so, it makes the resource tracker warn of a leak.
+            # A thread that is frozen at Python's exit while it frees a semaphore makes the resource tracker warn.
             if queue._thread is not None:
                 queue._thread.join(LOCK_S)
 
 
 def end_workers(iterator: Any) -> None:
-    """End the workers of a loader's iterator, in the middle of an epoch too; of one without workers nothing."""
+    """End the workers of a loader's iterator, if it has any, also in the middle of an epoch."""
     if isinstance(iterator, _Iterator):
         iterator._shutdown_workers()
 
 
 def list_workers(iterator: Any) -> list[Any]:
-    """The processes of a loader's iterator."""
+    """Return the worker processes of a loader's iterator."""
     return list(getattr(iterator, "_workers", ()))
 
 
 def disarm(iterator: Any) -> None:
-    """Take the iterator's workers off torch's SIGCHLD handler, which may go off while this runs."""
+    """Remove the iterator's workers from torch's SIGCHLD handler, which may run meanwhile."""
     for _ in range(len(iterator._workers) + 1):
         try:
             if iterator._worker_pids_set:
@@ -120,10 +116,9 @@ def disarm(iterator: Any) -> None:
 
 
 class _Done:
-    """Tells the workers that there is no more to do, in the main process, in place of the event that they poll.
+    """Replaces, in the main process, the event by which workers are told to end.
 
-    A worker that is killed while it polls takes the event's lock with it, and the main process then waited for that
-    lock for good: once, in a test that kills a worker as the kernel does where memory runs out.
+    A worker that is killed while it polls the event never releases its lock, and the main process would wait for it.
     """
 
     def __init__(self, event: Any):
@@ -142,35 +137,30 @@ class _Done:
 
 
 def guard_worker(parent: int | None = None) -> None:
-    """Call it in a worker, at its start.
+    """Make a worker ignore SIGINT and SIGTERM, and end with its parent; call it at the worker's start.
 
-    Args:
-        parent: The process that started it, where it is a child of that one; of a fork server's children None.
+    ``parent`` is the process that started the worker; None where a fork server did.
     """
     # Ctrl-C reaches the whole process group; the main process ends its workers itself, without their tracebacks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A handler and not SIG_IGN, which the programs that a dataset starts would inherit.
-    signal.signal(signal.SIGTERM, _hold_back)
-    signal.siginterrupt(signal.SIGTERM, False)  # a library may not know how to go on with a read that broke off
+    # Programs that a dataset starts would inherit SIG_IGN, and do not inherit a handler.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.siginterrupt(signal.SIGTERM, False)  # a library may not resume a read that was interrupted
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     watch = functools.partial(_end_after, os.getppid() if parent is None else parent)
     threading.Thread(target=watch, name="fulltilt-parent", daemon=True).start()
 
 
 def _end_after(parent: int) -> None:
-    """torch's workers look after their parent too, but one whose batches nobody takes any more then waits for good."""
+    """Kill this process once its parent is gone; torch's own check fails while a worker waits to send a batch."""
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _hold_back(number: int, frame: FrameType | None) -> None:
-    pass
-
-
 @contextlib.contextmanager
 def _hold_sigterm() -> Iterator[None]:
-    """Processes that start in the block have SIGTERM blocked, until ``guard_worker``; here it is late by the block."""
+    """Block SIGTERM, here and in processes that start in the block, which unblock it in ``guard_worker``."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -180,15 +170,14 @@ def _hold_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _end_started_on_error() -> Iterator[None]:
-    """Processes that were started in the block end where it fails: one of them was killed as it started, and torch
-    says so from wherever the main thread is. What SIGTERM does not end, Python waits for at its exit, for good."""
+    """Kill the processes that were started in the block where it fails: Python would wait for them at its exit."""
     before = set(multiprocessing.active_children())
     try:
         yield
-    except BaseException:  # whatever it is, a signal's too: raised again when the processes are gone
+    except BaseException:  # a signal's too: raised again when the processes are gone
         started = [child for child in multiprocessing.active_children() if child not in before]
         while any(child.exitcode is None for child in started):
-            with contextlib.suppress(RuntimeError):  # torch's word for each of them that ends
+            with contextlib.suppress(RuntimeError):  # torch's, for each of them that ends
                 for child in started:
                     child.kill()
                     child.join(LOCK_S)
@@ -196,7 +185,7 @@ def _end_started_on_error() -> Iterator[None]:
 
 
 def _kill(iterator_id: int, process: Any) -> None:
-    """Off torch's list first: it calls it an error when a worker on it is killed."""
-    with contextlib.suppress(ValueError):  # not on it any more
+    """Kill a worker, removed from torch's list before, since torch would raise an error."""
+    with contextlib.suppress(ValueError):  # removed already
         signal_handling._remove_worker_pids(iterator_id)
     process.kill()

@@ -1,1 +1,1 @@
-"""Sensor data as the guides have it."""
+"""Events of a sensor array."""

@@ -1,4 +1,4 @@
-"""Makes a file of synthetic sensor events, for trying and timing; it holds no recorded data.
+"""Making a file of synthetic sensor events, for trials and timing.
 
 An event is light from one point: the expected charge of a sensor falls with the square of its distance and with
 absorption, and is larger ahead of the direction of flight; its time is distance over the speed of light in ice plus
@@ -7,13 +7,12 @@ scattering delay and noise. Charges are Poisson counts; a sensor without charge 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fulltilt.data.new_file import check_name, check_room, new_file, reserve
+from fulltilt.data.new_file import Progress, check_name, check_room, new_file, reserve
+from fulltilt.data.tables.hdf5_repack import create_table
 from fulltilt.errors import UsageError
 
 LABELS = ("energy_gev", "zenith_rad", "azimuth_rad", "x_m", "y_m", "z_m")
@@ -39,30 +38,28 @@ def make_sensor_hdf5(
     with_info: bool = False,
     chunk_rows: int | None = None,
     force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
-    """Write ``n_samples`` synthetic events in the layout of ``sensor_hdf5``. Equal arguments give equal rows.
+    """Write synthetic events in the layout of ``sensor_hdf5``; equal arguments give equal rows.
 
-    The file appears under its name when it is complete; memory stays at one block of 128 events.
+    The file gets its name when it is complete. Memory: one block of 128 events.
 
     Args:
-        path: The file.
-        n_samples: Events.
         n_sensors: Sensors, 60 to a string on a hexagonal grid.
-        seed: Of all randomness.
         with_info: Also write ``info (N, 9)``, the columns of ``INFO``.
-        chunk_rows: Rows per chunk. None writes plain contiguous arrays: a sample is then one piece of the file at a
-            computed place, without a chunk index or a chunk cache between; ``benchmarks/hdf5_loader.py`` times both.
-        force: Replace an existing file.
+        chunk_rows: Rows per chunk; None writes one array each, which is read faster
+            (``benchmarks/hdf5_loader.py`` times both).
         progress: Called with (events done, events) after each block.
 
     Raises:
-        DataError: The file exists, or its folder does not.
-        StorageError: There is no room for it; says what it needs before writing anything.
+        DataError: The file exists.
+        StorageError: There is no room for it; nothing is written.
         UsageError: A number is out of range.
     """
     path = Path(path)
-    _check_request(n_samples, n_sensors, chunk_rows)
+    for name, value in (("n_samples", n_samples), ("n_sensors", n_sensors), ("chunk_rows", chunk_rows)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value} must be 1 or more")
     check_name(path, force=force)
     remedy = f"make fewer events than {n_samples}"
     check_room(path, estimate_bytes(n_samples, n_sensors, with_info=with_info), remedy=remedy)
@@ -72,13 +69,13 @@ def make_sensor_hdf5(
 
 
 def estimate_bytes(n_samples: int, n_sensors: int, *, with_info: bool = False) -> int:
-    """Size of the file, headers left out."""
+    """Estimate the size of the file without its headers."""
     columns = 2 * n_sensors + len(LABELS) + (len(INFO) if with_info else 0)
     return 4 * (n_samples * columns + 3 * n_sensors)
 
 
 def build_geometry(n_sensors: int) -> np.ndarray:
-    """(3, n_sensors) float32, metres: strings on a hexagonal grid from the centre out, centred on the origin."""
+    """Place sensors (3, n_sensors) float32, in metres: strings on a hexagonal grid around the origin."""
     n_strings = -(-n_sensors // _SENSORS_PER_STRING)
     strings_N2 = _build_hexagonal_grid(n_strings) * _STRING_SPACING_M
     string, depth = np.divmod(np.arange(n_sensors), _SENSORS_PER_STRING)
@@ -87,7 +84,7 @@ def build_geometry(n_sensors: int) -> np.ndarray:
 
 
 def compute_events(geometry_3S: np.ndarray, n_events: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Input (n, 2, S) and label (n, 6) of synthetic events, float32."""
+    """Compute input (n, 2, S) and label (n, 6) of synthetic events, float32."""
     energy = 10 ** rng.uniform(2, 7, n_events)
     zenith, azimuth = np.arccos(rng.uniform(-1, 1, n_events)), rng.uniform(0, 2 * np.pi, n_events)
     low, high = geometry_3S.min(axis=1), geometry_3S.max(axis=1)
@@ -106,7 +103,7 @@ def compute_events(geometry_3S: np.ndarray, n_events: int, rng: np.random.Genera
 
 
 def compute_directions(zenith: np.ndarray, azimuth: np.ndarray) -> np.ndarray:
-    """(n, 3) unit vectors."""
+    """Compute unit vectors (n, 3)."""
     return np.column_stack([np.sin(zenith) * np.cos(azimuth), np.sin(zenith) * np.sin(azimuth), np.cos(zenith)])
 
 
@@ -129,17 +126,23 @@ def _write_file(
     seed: int,
     with_info: bool,
     chunk_rows: int | None,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> None:
-    """Lay out the whole file, reserve its blocks, then fill it."""
+    """Create the whole file, allocate its blocks, then fill it."""
     import h5py
 
     geometry_3S = build_geometry(n_sensors)
+    columns = {"label": LABELS} | ({"info": INFO} if with_info else {})
+    shapes = {"input": (2, n_sensors)} | {name: (len(names),) for name, names in columns.items()}
     reserve(path, estimate_bytes(n_samples, n_sensors, with_info=with_info))
     with h5py.File(path, "w") as file:
         for name, values in zip(("xpmt", "ypmt", "zpmt"), geometry_3S, strict=True):
             file.create_dataset(name, data=values)
-        _create_tables(file, n_samples, n_sensors, with_info, chunk_rows)
+        for name, row in shapes.items():
+            rows = min(chunk_rows, n_samples) if chunk_rows else None
+            create_table(file, name, (n_samples, *row), h5py.h5t.NATIVE_FLOAT, rows)
+        for name, names in columns.items():
+            file[name].attrs["columns"] = list(names)
         file.attrs["synthetic"] = True
         file.attrs["seed"] = seed
     reserve(path, path.stat().st_size)
@@ -155,34 +158,10 @@ def _write_file(
                 progress(end, n_samples)
 
 
-def _create_tables(file: Any, n_samples: int, n_sensors: int, with_info: bool, chunk_rows: int | None) -> None:
-    import h5py
-
-    rows = min(chunk_rows, n_samples) if chunk_rows else None
-    columns = {"label": LABELS} | ({"info": INFO} if with_info else {})
-    shapes = {"input": (2, n_sensors)} | {name: (len(names),) for name, names in columns.items()}
-    for name, row in shapes.items():
-        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        if rows:
-            layout.set_chunk((rows, *row))
-        space = h5py.h5s.create_simple((n_samples, *row))
-        h5py.h5d.create(file.id, name.encode(), h5py.h5t.NATIVE_FLOAT, space, dcpl=layout)
-    for name, names in columns.items():
-        file[name].attrs["columns"] = list(names)
-
-
 def _build_hexagonal_grid(n_points: int) -> np.ndarray:
-    """The ``n_points`` points of a hexagonal grid of spacing 1 that lie nearest to the origin."""
+    """Return the ``n_points`` points of a hexagonal grid of spacing 1 that lie nearest to the origin."""
     reach = int(np.ceil(np.sqrt(n_points))) + 1
     a, b = (axis.reshape(-1) for axis in np.meshgrid(*[np.arange(-reach, reach + 1)] * 2))
     points = np.column_stack([a + b / 2, b * np.sqrt(3) / 2])
     order = np.lexsort((points[:, 1], points[:, 0], np.round((points**2).sum(axis=1), 6)))
     return points[order[:n_points]]
-
-
-def _check_request(n_samples: int, n_sensors: int, chunk_rows: int | None) -> None:
-    for name, value in (("n_samples", n_samples), ("n_sensors", n_sensors), ("chunk_rows", chunk_rows)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} {value} must be 1 or more")

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from fulltilt.data.batched import Indices
 from fulltilt.data.splits import Split
-from fulltilt.data.tables.hdf5 import pick_rows, require_path
+from fulltilt.data.tables.hdf5 import RowsDataset, pick_rows, require_path
 from fulltilt.data.tables.hdf5_file import find_dataset, find_layouts, open_hdf5
 from fulltilt.data.tables.hdf5_rows import build_rows
-from fulltilt.data.tables.rows_dataset import RowsDataset
 from fulltilt.data.transforms.pipeline import Transform
 from fulltilt.errors import DataError
 
@@ -37,16 +36,13 @@ def sensor_hdf5(
     seed: int = 0,
     base_dir: str | None = None,
 ) -> SensorEvents:
-    """Events as inputs (2, S) and labels (L,).
+    """Read events as inputs (2, S) and labels (L,).
 
     Args:
-        split: ``train`` or ``val``.
         transform: A callable on one event's inputs (2, S); the image transforms do not apply.
         path: The file; ``fulltilt data make`` makes one.
         scale: Bring charge, time, labels and geometry to the order of 1; False leaves the file's units.
         val_fraction: Share of events for validation, drawn with ``seed``; 0 gives all events to training.
-        seed: Of that split.
-        base_dir: Where a relative path starts; the working directory when None.
 
     Raises:
         DataError: The file or a dataset of it cannot be used; says what is there.
@@ -62,12 +58,9 @@ class SensorEvents(RowsDataset):
     """Chosen events of a sensor file; safe to fork and to pickle.
 
     Attributes:
-        name: ``sensor_hdf5``.
         geometry: (3, S) float32 positions of the sensors.
-        sample_shape: (2, S).
         n_sensors: S.
         n_labels: L.
-        n_classes: None; labels are numbers.
     """
 
     name = "sensor_hdf5"
@@ -88,11 +81,7 @@ class SensorEvents(RowsDataset):
         self._label_scale = torch.tensor(columns)
 
     def get_batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """(B, 2, S) and (B, L) float32; a value that is not finite becomes 0.
-
-        Raises:
-            DataError: The file was cut, damaged or taken away since it was opened.
-        """
+        """Read (B, 2, S) and (B, L) float32; a value that is not finite becomes 0."""
         x_B2S, labels_BL = (rows.float() for rows in self.read_rows(indices))
         x_B2S.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         labels_BL.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,1 +1,1 @@
-"""Datasets of rows, above all HDF5 of any layout."""
+"""Datasets of rows, above all in HDF5 files of any layout."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fulltilt.data.batched import Indices
+from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.paths import resolve_path
-from fulltilt.data.splits import Split, check_split, split_rows
+from fulltilt.data.splits import Split, check_split, split_stratified
 from fulltilt.data.tables.hdf5_file import find_layouts
-from fulltilt.data.tables.hdf5_rows import build_rows
-from fulltilt.data.tables.rows_dataset import RowsDataset
+from fulltilt.data.tables.hdf5_layout import Layout
+from fulltilt.data.tables.hdf5_rows import Rows, build_rows
 from fulltilt.data.transforms.pipeline import Transform, apply_transform, read_sample_shape, resolve_transform
 from fulltilt.errors import DataError
 
@@ -29,17 +31,13 @@ def hdf5(
     seed: int = 0,
     base_dir: str | None = None,
 ) -> Hdf5Dataset:
-    """Rows of two datasets of one file. Nothing but the rows asked for is held in memory.
+    """Read samples from two datasets of one file; only the rows of a batch are in memory.
 
     Args:
-        split: ``train`` or ``val``.
-        transform: Text of a pipeline, or a callable on one input; for inputs of shape (C, H, W).
-        path: The file.
+        transform: For inputs of shape (C, H, W).
         inputs: Name of the dataset of inputs; ``group/name`` works. Floats become float32; uint8 is taken for pixels.
         targets: Name of the dataset of targets. Floats become float32, whole numbers int64.
         val_fraction: Share of rows for validation, drawn with ``seed``; 0 gives all rows to training.
-        seed: Of that split.
-        base_dir: Where a relative path starts; the working directory when None.
 
     Raises:
         DataError: The file or a dataset of it cannot be used; says what is there.
@@ -49,14 +47,55 @@ def hdf5(
     return Hdf5Dataset(file, inputs, targets, rows=rows, transform=resolve_transform(transform, base_dir=base_dir))
 
 
+class RowsDataset(BatchedDataset):
+    """Base of datasets that turn rows into a batch in ``get_batch``.
+
+    Attributes:
+        path: The file.
+        rows: (N,) row numbers in the tables, rising.
+        sources: Tables of inputs and of targets.
+        transform: A callable on inputs in host memory, or None.
+    """
+
+    path: Path
+    rows: np.ndarray
+    sources: tuple[Rows, Rows]
+    transform: Any = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read_rows(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Read inputs and targets of samples from the tables, in the types that torch trains on."""
+        rows = self.rows[np.asarray(indices)]
+        inputs, targets = (to_tensor(source.read(rows)) for source in self.sources)
+        return inputs, targets
+
+    def with_sources(self, sources: tuple[Rows, Rows], *, rows: np.ndarray | None = None) -> Self:
+        """Return the same samples out of other tables; ``self`` stays unchanged."""
+        other = copy.copy(self)
+        other.sources = sources
+        if rows is not None:
+            other.rows = rows
+        return other
+
+    def name_sample(self, index: int) -> str:
+        return f"row {int(self.rows[index])} of {self.path}"
+
+    @property
+    def placement(self) -> str:
+        return self.sources[0].placement
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        return self.sources[0].layout, self.sources[1].layout
+
+
 class Hdf5Dataset(RowsDataset):
     """Chosen rows of an HDF5 file; safe to fork and to pickle.
 
     Attributes:
-        name: ``hdf5``.
-        rows: (N,) row numbers in the file, rising.
-        sample_shape: Of one input after the transform.
-        target_shape: Of one target, () for a class.
+        target_shape: Shape of one target, () for a class.
         n_classes: 1 + the largest target when targets are single whole numbers, else None.
     """
 
@@ -72,13 +111,10 @@ class Hdf5Dataset(RowsDataset):
         self.sample_shape = read_sample_shape(lambda: self[0][0])
 
     def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A whole batch, read in rising order of rows whatever the order asked for.
-
-        Raises:
-            DataError: The file was cut, damaged or taken away since it was opened.
-        """
+        """Read a batch; DataError where the file was cut, damaged or removed since it was opened."""
         inputs, targets = self.read_rows(indices)
-        return apply_transform(self.transform, inputs, generator), _widen(targets)
+        targets = targets.long() if targets.dtype == torch.uint8 else targets
+        return apply_transform(self.transform, inputs, generator), targets
 
     def _count_classes(self) -> int | None:
         targets = self.sources[1]
@@ -99,13 +135,20 @@ def require_path(path: str | None, base_dir: str | None) -> Path:
 
 
 def pick_rows(path: Path, names: list[str], split: str, *, val_fraction: float, seed: int) -> np.ndarray:
-    """Row numbers of one split, after the file was checked."""
+    """Choose the rows of one split after the file was checked."""
     check_split(split)
     n_rows = find_layouts(path, names)[0].n_rows
     if val_fraction == 0 and split == "train":
         return np.arange(n_rows)
-    return split_rows(n_rows, split, val_fraction=val_fraction, seed=seed, what=str(path))
+    one_class = np.zeros(n_rows, dtype=np.int64)
+    return split_stratified(one_class, split, val_fraction=val_fraction, seed=seed, what=str(path))
 
 
-def _widen(targets: Tensor) -> Tensor:
-    return targets.long() if targets.dtype == torch.uint8 else targets
+def to_tensor(rows: np.ndarray | Tensor) -> Tensor:
+    """Turn floats into float32 and integers but uint8 into int64; a tensor stays on its device."""
+    if isinstance(rows, np.ndarray):
+        dtype = np.float32 if rows.dtype.kind == "f" else rows.dtype if rows.dtype == np.uint8 else np.int64
+        rows = torch.from_numpy(rows.astype(dtype, copy=False))
+    if rows.dtype in (torch.float32, torch.int64, torch.uint8):
+        return rows
+    return rows.to(torch.float32 if rows.is_floating_point() else torch.int64)

@@ -1,4 +1,4 @@
-"""Opening an HDF5 file that may be anything: missing, a folder, text, cut short, without the datasets asked for."""
+"""Opening an HDF5 file that may be missing, a folder, text, cut short, or without the datasets asked for."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fulltilt.data.tables.hdf5_layout import Layout, describe_layout
 from fulltilt.errors import DataError, format_nearest
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+READ_ERRORS = (OSError, KeyError, RuntimeError)
+"""What h5py raises for data that cannot be read."""
 
 
 @contextlib.contextmanager
 def open_hdf5(path: Path) -> Iterator[Any]:
-    """An ``h5py.File`` open for reading.
-
-    Raises:
-        DataError: It cannot be opened; says which of the ways it is.
-    """
+    """Open an ``h5py.File`` for reading; DataError says why it cannot be opened."""
     import h5py
 
     _check_file(path)
@@ -32,18 +31,14 @@ def open_hdf5(path: Path) -> Iterator[Any]:
 
 
 def find_layouts(path: Path, names: list[str]) -> list[Layout]:
-    """The layouts of the named datasets, one sample per row of each.
-
-    Raises:
-        DataError: The file cannot be opened, a name is not in it, it has no rows, or row counts differ.
-    """
+    """Read the layouts of the named datasets, which have one row for each sample."""
     with open_hdf5(path) as file:
         found = [find_dataset(path, file, name) for name in names]
         layouts = [describe_layout(Path(item.file.filename), item) for item in found]  # a link may lead out of this one
     for layout, name in zip(layouts, names, strict=True):
         if not layout.shape or layout.n_rows == 0:
             raise DataError(f"{path}: {name} has shape {layout.shape}; at least one row (first dimension) is needed")
-        if layout.dtype.kind not in "iufb":
+        if not layout.is_numeric:
             raise DataError(f"{path}: {name} holds {layout.dtype}; only whole numbers and floats become tensors")
     if len({layout.n_rows for layout in layouts}) > 1:
         lengths = ", ".join(f"{name} {layout.n_rows}" for name, layout in zip(names, layouts, strict=True))
@@ -52,19 +47,13 @@ def find_layouts(path: Path, names: list[str]) -> list[Layout]:
 
 
 def find_dataset(path: Path, file: Any, name: str) -> Any:
-    """The dataset ``name`` (``group/name`` works).
-
-    Raises:
-        DataError: It is not there; lists what is, with shapes.
-    """
+    """Return the dataset ``name`` (``group/name`` works); DataError lists what the file has instead."""
     import h5py
 
     try:
         found = file.get(name)
-    except (KeyError, OSError, RuntimeError) as error:
-        raise DataError(
-            f"{path}: {name} cannot be read ({error}): the file is damaged; copy or make it again"
-        ) from error
+    except READ_ERRORS as error:
+        raise DataError(f"{path}: {name} cannot be read ({error}): it is damaged; copy or make it again") from error
     if isinstance(found, h5py.Dataset):
         if found.shape is None:
             raise DataError(f"{path}: {name} is empty (it has a type and no shape); name another dataset")
@@ -72,9 +61,9 @@ def find_dataset(path: Path, file: Any, name: str) -> Any:
     links, place = list_links(file), name.strip("/")
     if found is None and place in links:
         raise DataError(f"{path}: {links[place]}; put that there, or name another dataset")
-    there = _list_datasets(file)
-    if isinstance(found, h5py.Group) and place in links:  # what a link leads to is none of the file's
-        there |= {f"{place}/{key}": shape for key, shape in _list_datasets(found).items()}
+    there = {key: item.shape for key, item in list_datasets(file).items()}
+    if isinstance(found, h5py.Group) and place in links:  # visiting a file does not follow its links
+        there |= {f"{place}/{key}": item.shape for key, item in list_datasets(found).items()}
     if not there and found is None:
         raise DataError(f"{path} holds no datasets at all, so no {name}")
     kind = "is a group" if found is not None else "is not in it"
@@ -84,44 +73,50 @@ def find_dataset(path: Path, file: Any, name: str) -> Any:
 
 
 def list_links(file: Any) -> dict[str, str]:
-    """Name → where it leads, in words: links into other files, and those that lead to nothing."""
+    """Describe, by name, the links into other files and those that lead to nothing."""
     import h5py
 
-    groups = [("", file)]
-    file.visititems(lambda name, item: groups.append((f"{name}/", item)) if isinstance(item, h5py.Group) else None)
-    links = {}
-    for prefix, group in groups:
-        for key in group:
-            link = group.get(key, getlink=True)
-            is_external = isinstance(link, h5py.ExternalLink)
-            leads = f"{prefix}{key} links to {link.path}" if not isinstance(link, h5py.HardLink) else ""
-            leads += f" in {link.filename}" if is_external else ""
-            if leads and not _can_open(group, key):
-                links[f"{prefix}{key}"] = f"{leads}, which cannot be opened"
-            elif is_external:
-                links[f"{prefix}{key}"] = leads
+    links: dict[str, str] = {}
+
+    def note(name: str, link: Any) -> None:
+        if isinstance(link, h5py.HardLink):
+            return
+        is_external = isinstance(link, h5py.ExternalLink)
+        leads = f"{name} links to {link.path}" + (f" in {link.filename}" if is_external else "")
+        try:
+            file[name]
+        except READ_ERRORS:
+            links[name] = f"{leads}, which cannot be opened"
+        else:
+            if is_external:
+                links[name] = leads
+
+    file.visititems_links(note)
     return links
 
 
-def _can_open(group: Any, key: str) -> bool:
-    try:
-        group[key]
-    except (KeyError, OSError, RuntimeError):
-        return False
-    return True
-
-
-def _list_datasets(file: Any) -> dict[str, tuple[int, ...]]:
+def list_datasets(group: Any) -> dict[str, Any]:
+    """Return every dataset below a group by its name; links are not followed."""
     import h5py
 
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, Any] = {}
 
-    def visit(name: str, item: Any) -> None:
+    def note(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
-            found[name] = item.shape
+            found[name] = item
 
-    file.visititems(visit)
+    group.visititems(note)
     return found
+
+
+def find_bad_row(dataset: Any, rows: np.ndarray) -> int:
+    """Return the first row that cannot be read by itself, or the first of all where each can."""
+    for row in rows.tolist():
+        try:
+            dataset[row]
+        except READ_ERRORS:
+            return row
+    return int(rows[0])
 
 
 def _check_file(path: Path) -> None:
@@ -129,14 +124,14 @@ def _check_file(path: Path) -> None:
         raise DataError(f"{path} is a folder; give the HDF5 file in it")
     try:
         with path.open("rb") as stream:
-            head = stream.read(len(_SIGNATURE))
+            is_empty = not stream.read(1)
     except FileNotFoundError:
         raise DataError(
             f"{path} does not exist; check data.path or --data-path, or make a file: fulltilt data make"
         ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from error
-    if not head:
+    if is_empty:
         raise DataError(f"{path} is empty (0 bytes); make or copy it again")
 
 

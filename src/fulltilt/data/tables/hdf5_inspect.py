@@ -1,4 +1,4 @@
-"""How fast the rows of an HDF5 file can be read, measured, and what to do about it."""
+"""Measuring how fast the rows of an HDF5 file can be read, and advice on a faster layout."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fulltilt.data.tables.hdf5_file import find_dataset, list_links, open_hdf5
-from fulltilt.data.tables.hdf5_frame import check_references
+from fulltilt.data.tables.hdf5_file import find_dataset, list_datasets, list_links, open_hdf5
 from fulltilt.data.tables.hdf5_layout import Layout, describe_layout
 from fulltilt.data.tables.hdf5_mapped import MappedRows
 from fulltilt.data.tables.hdf5_rates import ACCESSES, Rate, measure_rate, measure_warm_rate, read_cached_pct
-from fulltilt.data.tables.hdf5_repack import find_largest, find_tables
+from fulltilt.data.tables.hdf5_repack import check_references, find_largest, find_tables
 from fulltilt.data.tables.hdf5_rows import DirectRows, LibraryRows, Rows, build_rows
 from fulltilt.errors import DataError, UsageError
 from fulltilt.records import format_bytes
@@ -30,19 +29,17 @@ _READERS: dict[type, str] = {MappedRows: "mapped", DirectRows: "pread", LibraryR
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetReport:
-    """One dataset. What was not measured is None, with the reason in ``null_reasons``.
+    """The layout and rates of one dataset. What was not measured is None, with the reason in ``null_reasons``.
 
     Attributes:
         reader: What reads its rows here: ``mapped`` (gathered out of the mapped file), ``pread`` (one array on a
             network file system) or ``h5py``.
-        read_bytes_a_row: What one row takes out of the file where whole chunks have to be read for it.
-        cached_before_pct: Share of the dataset that lay in the page cache before; None where it cannot be told.
-        rates: Per way of reading.
-        warm_random_rows_per_s: Random rows out of the page cache; what the repacked sample is held against.
+        read_bytes_a_row: Bytes read for one row, where only whole chunks can be read.
+        cached_before_pct: Share of the dataset in the page cache before the measurement.
+        warm_random_rows_per_s: Random rows out of the page cache, to compare the repacked sample with.
         repacked_random_rows_per_s: The same on a sample repacked as advised, in the folder for temporary files.
         caveat: Why the rates say little: less than ``SMALL_BYTES`` were read over and over.
-        advice: What to do, in words.
-        command: The repack that was tried, for all datasets at once; None when this one is fine, or cannot be repacked.
+        command: The repack that was tried, for all datasets at once; None where it does not help or cannot be.
     """
 
     name: str
@@ -69,16 +66,15 @@ class DatasetReport:
     command: str | None = None
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def get_rate(self, access: str) -> float | None:
-        return next((rate.rows_per_s for rate in self.rates if rate.access == access), None)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inspection:
+    """All datasets of a file; ``is_cold``: each measurement began with dropping the file from the page cache."""
+
     path: str
     file_bytes: int
     batch_size: int
-    is_cold: bool  # the page cache was asked to forget the file before each measurement
+    is_cold: bool
     datasets: tuple[DatasetReport, ...]
     version: int = 1
 
@@ -98,8 +94,6 @@ def inspect_hdf5(
     more and a sample of 128 MiB (one chunk's rows where those are more) in the folder for temporary files.
 
     Args:
-        path: The file.
-        names: Datasets to measure.
         batch_size: Rows read at a time.
         seconds: For each measurement; one batch at least.
         cold: Ask the system to drop the file from its page cache before each measurement.
@@ -109,7 +103,7 @@ def inspect_hdf5(
         DataError: The file or a dataset cannot be read.
         UsageError: ``batch_size`` is not positive.
     """
-    path = Path(path)
+    path, tell = Path(path), progress or (lambda _: None)
     if batch_size < 1:
         raise UsageError(f"batch_size {batch_size} must be 1 or more")
     with open_hdf5(path) as file:
@@ -120,52 +114,31 @@ def inspect_hdf5(
     if not layouts:
         remedy = "; put there what a link leads to, or inspect that file" if links else "; there is nothing to inspect"
         raise DataError(f"{path} holds no dataset with rows{''.join(f', and {link}' for link in links)}{remedy}")
-    largest = max((layout for layout, _ in layouts), key=lambda layout: (_is_number(layout), layout.n_bytes))
-    measured = asked or {largest.name}
-    reports: list[DatasetReport] = []
-    slow: list[str] = []
+    largest = max((layout for layout, _ in layouts), key=lambda layout: (layout.is_numeric, layout.n_bytes))
+    reports, slow = [], []
     for layout, stored_bytes in layouts:
-        report = _describe(layout, stored_bytes)
-        if layout.name in measured:
-            report, is_slow = _measure(
-                report, layout, min(batch_size, layout.n_rows), seconds, cold, progress or (lambda _: None)
-            )
-            slow += [report.name] if is_slow else []
+        report, is_slow = _describe(layout, stored_bytes), False
+        if layout.name in (asked or {largest.name}):
+            report, is_slow = _measure(report, layout, min(batch_size, layout.n_rows), seconds, cold, tell)
         reports.append(report)
-    further = [report.name for report in reports if report.name in slow and report.shape[0] != n_sample_rows]
-    command = None if refusal else _write_command(path, further)
+        slow += [report] if is_slow else []
+    command = None if refusal else _write_command(path, [r.name for r in slow if r.shape[0] != n_sample_rows])
+    for report in slow:
+        advice = f"{report.advice}; yet {refusal}" if refusal else report.advice
+        reports[reports.index(report)] = dataclasses.replace(report, command=command, advice=advice)
     return Inspection(
         path=str(path),
         file_bytes=path.stat().st_size,
         batch_size=batch_size,
         is_cold=cold,
-        datasets=tuple(
-            dataclasses.replace(
-                report, command=command, advice=f"{report.advice}; yet {refusal}" if refusal else report.advice
-            )
-            if report.name in slow
-            else report
-            for report in reports
-        ),
+        datasets=tuple(reports),
     )
 
 
 def _find_items(path: Path, file: Any, names: Sequence[str]) -> tuple[list[Any], set[str]]:
-    """Every dataset with rows, and the names there of those asked for, which may go by a link.
-
-    Raises:
-        DataError: One asked for is not there, lies in another file, or has no rows.
-    """
-    import h5py
-
+    """Return every dataset with rows, and the names in the file of those asked for, perhaps by a link."""
     wanted = [(name, find_dataset(path, file, name)) for name in names]
-    found: list[Any] = []
-
-    def visit(_: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and item.shape and item.size:
-            found.append(item)
-
-    file.visititems(visit)
+    found = [item for item in list_datasets(file).values() if item.shape and item.size]
     for name, item in wanted:
         if item.file != file:
             raise DataError(f"{path}: {name} is a link to {item.name} in {item.file.filename}; inspect that file")
@@ -175,7 +148,7 @@ def _find_items(path: Path, file: Any, names: Sequence[str]) -> tuple[list[Any],
 
 
 def _plan_repack(path: Path, file: Any) -> tuple[int, str | None]:
-    """How many rows the datasets have that a repack lays out without being told, and why it would refuse the file."""
+    """Return the row count of datasets that a repack takes by default, and why it would refuse the file."""
     found = find_tables(file)
     try:
         check_references(path, file)
@@ -185,34 +158,30 @@ def _plan_repack(path: Path, file: Any) -> tuple[int, str | None]:
 
 
 def _write_command(path: Path, further: Sequence[str]) -> str:
-    """Words to paste: into a file that is not there yet, ``further`` datasets named as they are not laid out untold."""
-    names = (f".repacked{number}" for number in itertools.chain([""], map("-{}".format, itertools.count(2))))
-    out = next(out for name in names if not (out := path.with_name(f"{path.stem}{name}{path.suffix}")).exists())
+    """Write the command that repacks into a new file; ``further`` datasets have to be named in it."""
+    ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    outs = (path.with_name(f"{path.stem}.repacked{end}{path.suffix}") for end in ends)
+    out = next(out for out in outs if not out.exists())
     words = ["fulltilt", "data", "repack", str(path), str(out), *(["--dataset", *further] if further else [])]
     return shlex.join(words)
 
 
 def _describe(layout: Layout, stored_bytes: int) -> DatasetReport:
+    alike = ("shape", "chunks", "filters", "row_bytes", "chunk_rows", "n_chunks_a_row", "n_bytes")
     return DatasetReport(
         name=layout.name.lstrip("/"),
-        shape=layout.shape,
         dtype=str(layout.dtype),
-        chunks=layout.chunks,
-        filters=layout.filters,
-        row_bytes=layout.row_bytes,
-        chunk_rows=layout.chunk_rows,
-        n_chunks_a_row=layout.n_chunks_a_row,
-        n_bytes=layout.n_bytes,
         stored_bytes=stored_bytes,
         null_reasons={"rates": "not measured: name it with --dataset"},
+        **{name: getattr(layout, name) for name in alike},
     )
 
 
 def _measure(
     report: DatasetReport, layout: Layout, batch_size: int, seconds: float, cold: bool, tell: Callable[[str], None]
 ) -> tuple[DatasetReport, bool]:
-    """The report, and whether a repack is worth it."""
-    if not _is_number(layout):
+    """Return the report with rates and advice, and whether a repack is worth it."""
+    if not layout.is_numeric:
         kind = "values of variable length (text, or rows of unlike length)" if layout.dtype.hasobject else layout.dtype
         reason = f"it holds {kind}, no numbers in rows of one size to train on"
         advice = f"its reading was not measured: {reason}; name another dataset with --dataset"
@@ -220,47 +189,36 @@ def _measure(
     rows = build_rows(layout)
     reader = _READERS[type(rows)]
     cached_pct = read_cached_pct(layout)
-    rates = []
+    reasons = {} if cached_pct is not None else {"cached_before_pct": "this file system does not tell"}
+    caveat = (
+        f"{format_bytes(layout.n_bytes)} are less than {format_bytes(SMALL_BYTES)}, and may be read out of the "
+        "processor's cache: these figures say nothing of a disk, nor of memory, nor of a larger file"
+    )
+    rates = {}
     for access in ACCESSES:
         tell(f"{report.name}: {access} rows")
-        rates.append(measure_rate(access, layout, rows, batch_size, seconds, cold))
+        rates[f"rates.{access}.rows_per_s"] = measure_rate(access, layout, rows, batch_size, seconds, cold)
     report = dataclasses.replace(
         report,
         reader=reader,
         read_bytes_a_row=layout.read_bytes_a_row if reader == "h5py" else layout.row_bytes,
         cached_before_pct=cached_pct,
-        rates=tuple(rates),
-        caveat=None if cold else _describe_smallness(layout.n_bytes),  # cold, each row is read once
-        null_reasons=_explain_nulls(cached_pct, {f"rates.{rate.access}": rate for rate in rates}, seconds),
+        rates=tuple(rates.values()),
+        caveat=None if cold or layout.n_bytes >= SMALL_BYTES else caveat,
+        null_reasons=reasons | _explain_intervals(rates, seconds),
     )
     tell(f"{report.name}: a repacked sample beside the rows as they are, both warm")
     return _advise(report, layout, rows, batch_size, seconds)
 
 
-def _is_number(layout: Layout) -> bool:
-    return layout.dtype.kind in "iufb"
-
-
-def _describe_smallness(n_bytes: int) -> str | None:
-    if n_bytes >= SMALL_BYTES:
-        return None
-    return (
-        f"{format_bytes(n_bytes)} are less than {format_bytes(SMALL_BYTES)}, and may be read out of the processor's "
-        "cache: these figures say nothing of a disk, nor of memory, nor of a larger file"
-    )
-
-
-def _explain_nulls(cached_pct: float | None, rates: Mapping[str, Rate], seconds: float) -> dict[str, str]:
-    reasons = {} if cached_pct is not None else {"cached_before_pct": "this file system does not tell"}
-    return reasons | _explain_intervals({f"{name}.rows_per_s_ci95": rate for name, rate in rates.items()}, seconds)
-
-
 def _explain_intervals(rates: Mapping[str, Rate], seconds: float) -> dict[str, str]:
-    """By field, why a rate has none."""
+    """Say for each rate without an interval why it has none."""
     return {
-        name: "too few reads in the time given: --seconds gives more"
-        if rate.seconds >= seconds
-        else "the dataset was read to its end in too few reads: a smaller --batch-size gives more"
+        f"{name}_ci95": (
+            "too few reads in the time given: --seconds gives more"
+            if rate.seconds >= seconds
+            else "the dataset was read to its end in too few reads: a smaller --batch-size gives more"
+        )
         for name, rate in rates.items()
         if rate.rows_per_s_ci95 is None
     }
@@ -269,7 +227,7 @@ def _explain_intervals(rates: Mapping[str, Rate], seconds: float) -> dict[str, s
 def _advise(
     report: DatasetReport, layout: Layout, rows: Rows, batch_size: int, seconds: float
 ) -> tuple[DatasetReport, bool]:
-    """Hold a repacked sample against the rows as they are: both warm, and as many rows at a time."""
+    """Compare a repacked sample with the rows as they are: both warm, and as many rows at a time."""
     if report.reader != "h5py" and report.n_chunks_a_row == 1:
         advice = "every row is one piece of the file: nothing to repack"
         reasons = dict.fromkeys(("warm_random_rows_per_s", "repacked_random_rows_per_s"), advice)
@@ -277,10 +235,10 @@ def _advise(
     sample_rows = min(layout.n_rows, layout.count_rows_in(SAMPLE_BYTES))
     warm = measure_warm_rate(layout, rows, min(batch_size, sample_rows), seconds)
     repacked = _measure_repacked(layout, rows.read(np.arange(sample_rows)), warm.rows_a_read, seconds)
-    intervals = {"warm_random_rows_per_s_ci95": warm, "repacked_random_rows_per_s_ci95": repacked}
+    compared = {"warm_random_rows_per_s": warm, "repacked_random_rows_per_s": repacked}
     report = dataclasses.replace(
         report,
-        null_reasons=report.null_reasons | _explain_intervals(intervals, seconds),
+        null_reasons=report.null_reasons | _explain_intervals(compared, seconds),
         warm_random_rows_per_s=warm.rows_per_s,
         warm_random_rows_per_s_ci95=warm.rows_per_s_ci95,
         repacked_random_rows_per_s=repacked.rows_per_s,

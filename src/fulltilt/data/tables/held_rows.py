@@ -1,30 +1,31 @@
-"""Rows held as one tensor, in host memory or on a device."""
+"""Rows kept in memory: all of them as one tensor, or the last few blocks that were read."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from fulltilt.data.collate import empty_shared
 from fulltilt.data.tables.hdf5_layout import Layout
 from fulltilt.data.tables.hdf5_rows import Rows
 
 _BLOCK_BYTES = 32 << 20
+_ABSENT = -1
 _SMALL_TYPES = {"f2": torch.float16, "i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "b1": torch.bool}
 
 
 class HeldRows:
-    """A table that was read once and is gathered from.
+    """Gathers rows of a table (N, *row_shape) in host memory or on a device.
 
-    Args:
-        table: (N, *row_shape).
-        layout: Of the dataset it was read from.
-        is_pinned: Batches are gathered into page-locked memory, ready for a copy that does not block.
+    With ``is_pinned`` batches are gathered into page-locked memory, ready for an asynchronous copy.
     """
 
     def __init__(self, table: Tensor, layout: Layout, *, is_pinned: bool = False):
@@ -36,48 +37,42 @@ class HeldRows:
         return "ram" if self.table.device.type == "cpu" else "device"
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Tensor:
-        """(len(indices), *row_shape) where the table lies, in the order asked for: ``gather_rows``."""
         return gather_rows(self.table, indices, is_pinned=self.is_pinned)
 
 
 def gather_rows(table: Tensor, indices: Sequence[int] | np.ndarray, *, is_pinned: bool = False) -> Tensor:
-    """(len(indices), *row_shape) where the table lies: a batch that leaves as it is.
+    """Gather (len(indices), *row_shape) on the device of the table.
 
-    Device: on a GPU the rows are gathered there; enqueues one small copy and one kernel, does not synchronise.
+    Device: on a GPU enqueues one small copy and one kernel; does not synchronise.
     """
     rows = torch.from_numpy(np.asarray(indices, dtype=np.int64))
     if table.device.type != "cpu":
         return table.index_select(0, rows.pin_memory().to(table.device, non_blocking=True))
     if not is_pinned and get_worker_info() is None:
         return table.index_select(0, rows)
-    return torch.index_select(table, 0, rows, out=_allocate_batch(table, len(rows), is_pinned))
-
-
-def _allocate_batch(table: Tensor, n_rows: int, is_pinned: bool) -> Tensor:
-    shape, dtype = (n_rows, *table.shape[1:]), table.dtype
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype, pin_memory=is_pinned)
-    # A batch leaves a worker through shared memory; gathering into it saves the copy on the way out.
-    n_values = n_rows * table[0].numel()
-    storage = torch.UntypedStorage._new_shared(n_values * table.element_size())
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+    shape = (len(rows), *table.shape[1:])
+    in_worker = get_worker_info() is not None
+    out = empty_shared(shape, table.dtype) if in_worker else torch.empty(shape, dtype=table.dtype, pin_memory=True)
+    return torch.index_select(table, 0, rows, out=out)
 
 
 def hold_rows(source: Rows, rows: np.ndarray, device: torch.device, *, is_pinned: bool = False) -> HeldRows:
-    """Read ``rows`` (rising) of a table once, in order, and hold them.
+    """Read ``rows`` (rising) of a table once, in order, into one tensor.
 
     Memory: the table, and one block of 32 MiB or one chunk while it is read.
     """
     layout = source.layout
     table = torch.empty((len(rows), *layout.row_shape), dtype=find_held_type(layout.dtype), device=device)
-    for first, end in _cut_blocks(layout, rows):
+    step = layout.count_rows_in(_BLOCK_BYTES)
+    borders = np.searchsorted(rows, np.arange(0, layout.n_rows + step, step))  # whole chunks: none is read twice
+    for first, end in itertools.pairwise(np.unique(borders).tolist()):
         block = torch.from_numpy(_to_native(source.read(rows[first:end])))
         table[first:end].copy_(block)
     return HeldRows(table, layout, is_pinned=is_pinned)
 
 
 def find_held_type(dtype: np.dtype) -> torch.dtype:
-    """The smallest type that keeps what training reads: float64 is held as the float32 it becomes anyway."""
+    """Return the smallest type that keeps what training reads: float64 becomes float32 anyway."""
     if dtype == np.uint8:
         return torch.uint8
     wide = torch.float32 if dtype.kind == "f" else torch.int64
@@ -85,8 +80,8 @@ def find_held_type(dtype: np.dtype) -> torch.dtype:
 
 
 def compute_held_bytes(layout: Layout, n_rows: int) -> int:
-    """What ``n_rows`` rows take once they are held."""
-    return n_rows * int(np.prod(layout.row_shape, dtype=np.int64)) * find_held_type(layout.dtype).itemsize
+    """Compute the size of ``n_rows`` rows in memory."""
+    return n_rows * math.prod(layout.row_shape) * find_held_type(layout.dtype).itemsize
 
 
 def _to_native(rows: np.ndarray | Tensor) -> np.ndarray:
@@ -96,9 +91,51 @@ def _to_native(rows: np.ndarray | Tensor) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _cut_blocks(layout: Layout, rows: np.ndarray) -> list[tuple[int, int]]:
-    """Stretches of ``rows`` that end at chunk borders, so that no chunk is read twice."""
-    step = layout.count_rows_in(_BLOCK_BYTES)
-    borders = np.searchsorted(rows, np.arange(0, layout.n_rows + step, step))
-    edges = np.unique(borders).tolist()
-    return list(itertools.pairwise(edges))
+class WindowedRows:
+    """Reads whole blocks for block shuffle and keeps the ``n_kept`` that were used last.
+
+    A batch that needs more blocks reads its rows from the source. Every process keeps blocks of its own, so each data
+    worker reads (and decompresses) the whole file once an epoch: workers share the work on batches, not the reading.
+    """
+
+    placement = "block_shuffled"
+
+    def __init__(self, source: Rows, block_rows: int, n_kept: int):
+        self.layout = source.layout
+        self.source, self.block_rows = source, block_rows
+        n_blocks = -(-self.layout.n_rows // block_rows)
+        self.n_kept = min(n_kept, n_blocks)
+        self._kept: Any = None
+        self._slots = np.full(n_blocks, _ABSENT, dtype=np.int64)
+        self._last_read = np.zeros(self.n_kept, dtype=np.int64)
+        self._n_reads = 0
+
+    def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Read (len(indices), *row_shape) in the order asked for."""
+        rows = np.asarray(indices, dtype=np.int64)
+        blocks, within = np.divmod(rows, self.block_rows)
+        needed = np.unique(blocks)
+        if len(needed) > self.n_kept:
+            return np.asarray(self.source.read(rows))
+        if self._kept is None:
+            self._kept = np.empty((self.n_kept * self.block_rows, *self.layout.row_shape), dtype=self.layout.dtype)
+        self._n_reads += 1
+        there = self._slots[needed]
+        self._last_read[there[there != _ABSENT]] = self._n_reads
+        for block in needed[there == _ABSENT].tolist():
+            self._fill(block)
+        out = np.empty((len(rows), *self.layout.row_shape), dtype=self.layout.dtype)
+        return np.take(self._kept, self._slots[blocks] * self.block_rows + within, axis=0, out=out, mode="clip")
+
+    def _fill(self, block: int) -> None:
+        slot = int(self._last_read.argmin())
+        self._slots[self._slots == slot] = _ABSENT
+        first = block * self.block_rows
+        end = min(first + self.block_rows, self.layout.n_rows)
+        at = slot * self.block_rows
+        self._kept[at : at + end - first] = self.source.read(np.arange(first, end))
+        self._slots[block] = slot
+        self._last_read[slot] = self._n_reads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.source, self.block_rows, self.n_kept)

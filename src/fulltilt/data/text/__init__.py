@@ -1,1 +1,1 @@
-"""Text as tokens: preparing a folder of them, and reading it."""
+"""Preparing text as tokens, and reading it."""

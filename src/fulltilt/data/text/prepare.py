@@ -1,15 +1,14 @@
-"""From text files to a prepared folder (``tokens``): one pass that counts, one that writes."""
+"""Preparing a folder of tokens from text files: one pass that counts words, one that writes ids."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fulltilt.data.new_file import check_room, new_file
+from fulltilt.data.new_file import Counter, Progress, check_room, new_file
 from fulltilt.data.text.tokens import (
     FORMAT,
     MANIFEST,
@@ -17,7 +16,7 @@ from fulltilt.data.text.tokens import (
     Tokenizer,
     Vocabulary,
     build_vocabulary,
-    compute_digest,
+    count_words,
     describe_source,
     digest_text,
     split_line,
@@ -25,16 +24,14 @@ from fulltilt.data.text.tokens import (
 from fulltilt.errors import DataError
 from fulltilt.records.run_folder import write_atomic
 
-Progress = Callable[[int, int], None]
-"""Bytes read, bytes to read."""
-
 BUFFER_TOKENS = 1 << 16
+_TOLD_BYTES = 1 << 16  # progress is told in steps of these
 _NO_ROOM = "a disk with room for two bytes a word"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What was written. ``n_words`` counts ``<unk>``; ``unknown_pct`` is its share of the training tokens."""
+    """What was written: ``n_words`` includes ``<unk>``; ``unknown_pct`` is its share of the training tokens."""
 
     folder: Path
     n_train: int
@@ -58,13 +55,9 @@ def prepare_text(
 ) -> Prepared:
     """Write the token ids of ``files`` and their vocabulary into ``folder``.
 
-    Lines are read in order. The last ``val_share`` of them, by bytes, are for validation, or those of ``val_file``;
-    the vocabulary is of the training lines alone.
-
-    Args:
-        vocab_size: Words at most, ``<unk>`` included.
-        force: Replace what was prepared in the folder before.
-        progress: Called with the bytes read so far and those to read, in both passes together.
+    The last ``val_share`` of the lines, by bytes, are for validation, or those of ``val_file``. Only training lines
+    count for the vocabulary of at most ``vocab_size`` words, ``<unk>`` included. ``progress`` is called with the bytes
+    read and to be read in both passes.
 
     Raises:
         DataError: a file is missing or no UTF-8, the folder holds something else or was prepared before, a text
@@ -75,18 +68,15 @@ def prepare_text(
     folder = Path(folder)
     _check_places([*sources, *([Path(val_file)] if val_file else [])], folder, val_share, val_file is None, force)
     parts = _plan_parts(sources, Path(val_file) if val_file else None, val_share)
-    n_bytes = sum(end - start for ranges in parts.values() for _, start, end in ranges)
-    n_train_bytes = sum(end - start for _, start, end in parts["train"])
-    meter = _Meter(progress, n_bytes + n_train_bytes)
-    counts: collections.Counter[str] = collections.Counter()
-    for line in meter.watch(_read_parts(parts["train"])):
-        counts.update(split_line(line, tokenizer))
+    n_bytes = {split: sum(end - start for _, start, end in ranges) for split, ranges in parts.items()}
+    meter = Counter(progress, 2 * n_bytes["train"] + n_bytes["val"])
+    counts = count_words(_read_parts(parts["train"], meter), tokenizer)
     vocabulary = build_vocabulary(counts, vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    check_room(folder / "train.bin", n_bytes, remedy=_NO_ROOM)
-    (folder / MANIFEST).unlink(missing_ok=True)  # from here on the folder holds nothing whole
+    check_room(folder / "train.bin", sum(n_bytes.values()), remedy=_NO_ROOM)
+    (folder / MANIFEST).unlink(missing_ok=True)  # from here on the folder is not prepared
     n_tokens = {
-        split: _write_tokens(folder / f"{split}.bin", meter.watch(_read_parts(ranges)), vocabulary, tokenizer)
+        split: _write_tokens(folder / f"{split}.bin", _read_parts(ranges, meter), vocabulary, tokenizer)
         for split, ranges in parts.items()
     }
     if val_file is not None and not n_tokens["val"]:
@@ -112,7 +102,7 @@ Part = tuple[Path, int, int]
 def _build_manifest(
     vocabulary: Vocabulary, n_tokens: dict[str, int], tokenizer: Tokenizer, parts: dict[str, list[Part]]
 ) -> dict[str, Any]:
-    """What ``open_tokens`` checks the folder against."""
+    """Describe the folder, for ``open_tokens`` to check it."""
     files = dict.fromkeys(path for ranges in parts.values() for path, _, _ in ranges)
     return {
         "format": FORMAT,
@@ -121,7 +111,7 @@ def _build_manifest(
         "n_words": len(vocabulary),
         "tokenizer": tokenizer,
         "vocabulary_blake2b": digest_text(vocabulary.to_text()),
-        "sources": [describe_source(path, compute_digest(path)) for path in files],
+        "sources": [describe_source(path) for path in files],
     }
 
 
@@ -143,7 +133,7 @@ def _check_places(sources: Sequence[Path], folder: Path, val_share: float, is_sh
 
 
 def _plan_parts(sources: Sequence[Path], val_file: Path | None, val_share: float) -> dict[str, list[Part]]:
-    """Which bytes of which file are for training and which for validation; cut at a line's beginning."""
+    """Plan which bytes of which file are for training and which for validation, cut at the start of a line."""
     whole = [(path, 0, path.stat().st_size) for path in sources]
     if val_file is not None:
         return {"train": whole, "val": [(val_file, 0, val_file.stat().st_size)]}
@@ -158,7 +148,7 @@ def _plan_parts(sources: Sequence[Path], val_file: Path | None, val_share: float
 
 
 def _find_line(path: Path, at: int) -> int:
-    """The first beginning of a line at or behind byte ``at``."""
+    """Find the first start of a line at or behind byte ``at``."""
     if at == 0:
         return 0
     with path.open("rb") as stream:
@@ -167,17 +157,21 @@ def _find_line(path: Path, at: int) -> int:
         return stream.tell()
 
 
-def _read_parts(parts: Sequence[Part]) -> Iterator[tuple[str, int]]:
-    """Lines, and how many bytes each takes."""
-    for path, at, end in parts:
+def _read_parts(parts: Sequence[Part], meter: Counter) -> Iterator[str]:
+    """Yield lines and count their bytes."""
+    for path, start, end in parts:
+        at = told = start
         with path.open("rb") as stream:
             stream.seek(at)
             while at < end and (line := stream.readline()):
                 try:
-                    yield line.decode(), len(line)
+                    yield line.decode()
                 except UnicodeDecodeError as error:
                     raise DataError(f"{path}: byte {at + error.start:,} is not UTF-8; convert the text first") from None
                 at += len(line)
+                if at - told >= _TOLD_BYTES or at >= end:
+                    meter.add(at - told)
+                    told = at
 
 
 def _write_tokens(path: Path, lines: Iterator[str], vocabulary: Vocabulary, tokenizer: Tokenizer) -> int:
@@ -195,19 +189,3 @@ def _write_tokens(path: Path, lines: Iterator[str], vocabulary: Vocabulary, toke
                 words.clear()
         n_tokens += flush()
     return n_tokens
-
-
-class _Meter:
-    """Counts the bytes of the lines that go by."""
-
-    def __init__(self, progress: Progress | None, n_bytes: int):
-        self._progress, self._n_bytes, self._n_done = progress, n_bytes, 0
-
-    def watch(self, lines: Iterator[tuple[str, int]]) -> Iterator[str]:
-        for number, (line, n_bytes) in enumerate(lines):
-            yield line
-            self._n_done += n_bytes
-            if self._progress is not None and number % 1000 == 0:
-                self._progress(self._n_done, self._n_bytes)
-        if self._progress is not None:
-            self._progress(self._n_done, self._n_bytes)

@@ -16,15 +16,7 @@ from torch import Tensor
 from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.splits import Split, check_split
-from fulltilt.data.text.tokens import (
-    Tokenizer,
-    TokenStream,
-    Vocabulary,
-    build_vocabulary,
-    count_words,
-    encode_lines,
-    open_tokens,
-)
+from fulltilt.data.text.tokens import Tokenizer, TokenStream, build_vocabulary, count_words, open_tokens, split_line
 from fulltilt.errors import DataError
 from fulltilt.records import format_bytes
 
@@ -40,18 +32,16 @@ def text(
     tokenizer: Tokenizer | None = None,
     base_dir: str | None = None,
 ) -> TokenWindows:
-    """Windows of ``seq_len`` words: a prepared folder, a text file, or the text of Python's own documentation topics.
+    """Read windows of ``seq_len`` words from a prepared folder, a text file, or Python's own documentation.
 
     Args:
-        split: ``train`` or ``val``.
         path: A folder written by ``fulltilt data prepare-text``, which decides vocabulary and split itself, or a text
-            file; None: the topics of ``pydoc_data``, that come with Python.
-        vocab_size: Words at most, ``<unk>`` included; by frequency in the training part. Of a prepared folder too: it
-            must not hold more.
+            file; None takes the topics of ``pydoc_data``, that come with Python.
+        vocab_size: The most frequent words of the training part, ``<unk>`` included; a prepared folder must not have
+            more.
         val_share: The last lines of a text, by their number, are for validation.
-        tokenizer: ``whitespace`` for text that is tokenised already (the default for a file), ``words`` parts words
-            from punctuation (the default for Python's documentation).
-        base_dir: Where a relative path starts; the working directory when None.
+        tokenizer: ``whitespace`` for text that is tokenised already (the default for a file), ``words`` to separate
+            punctuation (the default for Python's documentation).
 
     Raises:
         DataError: nothing there, a prepared folder that is truncated or stale, too few words for a window.
@@ -72,14 +62,9 @@ def text(
 
 
 class TokenWindows(BatchedDataset):
-    """Sample i: words i·S … i·S + S - 1, and the same moved on by one; every word but the first is a target once.
+    """Windows of a token stream: inputs are words i·S … i·S + S - 1, targets the same moved on by one.
 
-    The words behind the last whole window are left out.
-
-    Attributes:
-        ids: (N,) of the split.
-        vocabulary: Words by id.
-        vocab_size: Their number.
+    Words behind the last whole window are left out.
     """
 
     n_classes = None
@@ -102,7 +87,7 @@ class TokenWindows(BatchedDataset):
         return self._n_windows
 
     def get_batch(self, indices: Indices, **options: Any) -> tuple[Tensor, Tensor]:
-        """(B, S) int64 words and (B, S) the words behind them."""
+        """Read (B, S) int64 words and the words (B, S) that follow them."""
         at_BS = np.asarray(indices)[:, None] * self.seq_len + self._offsets
         ids_BS = self.ids[at_BS]
         if ids_BS.max() >= self.vocab_size or ids_BS.min() < 0:
@@ -139,7 +124,7 @@ def _encode(
     lines: list[str], name: str, split: str, vocab_size: int, val_share: float, tokenizer: Tokenizer
 ) -> TokenStream:
     cut = round(len(lines) * (1 - val_share))
-    vocabulary: Vocabulary = build_vocabulary(count_words(lines[:cut], tokenizer), vocab_size)
+    vocabulary = build_vocabulary(count_words(lines[:cut], tokenizer), vocab_size)
     chosen = lines[:cut] if split == "train" else lines[cut:]
-    pieces = list(encode_lines(chosen, vocabulary, tokenizer))
-    return TokenStream(np.concatenate(pieces) if pieces else np.zeros(0, vocabulary.dtype), vocabulary, name)
+    words = (word for line in chosen for word in split_line(line, tokenizer))
+    return TokenStream(vocabulary.encode(words), vocabulary, name)

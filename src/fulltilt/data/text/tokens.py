@@ -1,4 +1,4 @@
-"""Text as numbers: how words are told apart, the vocabulary, and the files that hold both.
+"""Text as token ids: splitting into words, the vocabulary, and the files of a prepared folder.
 
 A prepared folder holds ``train.bin`` and ``val.bin`` (token ids, native uint16 or int32, one after the other),
 ``vocabulary.txt`` (a word and its count a line, the line number is the id) and ``tokens.json``, written last.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,13 +26,13 @@ FORMAT = 1
 MAX_UINT16_WORDS = 1 << 16
 
 Tokenizer = Literal["whitespace", "words"]
-_WORD = re.compile(r"<\w+>|\w+(?:['’]\w+)*|([^\w\s])\1*")  # a row of one sign is one word
+_WORD = re.compile(r"<\w+>|\w+(?:['’]\w+)*|([^\w\s])\1*")  # the same sign repeated is one word
 
 
 def split_line(line: str, tokenizer: Tokenizer) -> list[str]:
-    """The words of a line and ``<eos>``; nothing for an empty line.
+    """Split a line into words and ``<eos>``; an empty line gives nothing.
 
-    ``whitespace`` is for text that is tokenised already, as WikiText is; ``words`` parts words from punctuation.
+    ``whitespace`` is for text that is tokenised already, as WikiText is; ``words`` separates punctuation.
     """
     words = line.split() if tokenizer == "whitespace" else [found[0] for found in _WORD.finditer(line)]
     return [*words, END] if words else []
@@ -39,20 +40,17 @@ def split_line(line: str, tokenizer: Tokenizer) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Vocabulary:
-    """Words in falling order of how often the training text holds them, ``<unk>`` among them at its own place.
+    """Words by falling count in the training text; the index is the id.
 
-    Attributes:
-        words: The id is the index.
-        counts: Of the training text; that of ``<unk>`` holds every word that was left out.
-        ids: Word → id.
+    The count of ``<unk>`` is that of all words that were left out.
     """
 
     words: tuple[str, ...]
     counts: tuple[int, ...]
-    ids: Mapping[str, int] = dataclasses.field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", {word: index for index, word in enumerate(self.words)})
+    @functools.cached_property
+    def ids(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.words)}
 
     def __len__(self) -> int:
         return len(self.words)
@@ -63,7 +61,7 @@ class Vocabulary:
 
     @property
     def dtype(self) -> np.dtype:
-        """The smallest type that the ids are stored in."""
+        """The smallest type that holds all ids."""
         return np.dtype(np.uint16 if len(self.words) <= MAX_UINT16_WORDS else np.int32)
 
     def encode(self, words: Iterable[str]) -> np.ndarray:
@@ -75,14 +73,7 @@ class Vocabulary:
 
 
 def build_vocabulary(counts: Mapping[str, int], size: int) -> Vocabulary:
-    """The ``size`` most frequent words, ``<unk>`` for all others; words of equal count in the order of ``counts``.
-
-    Args:
-        counts: Word → count, in the order of first appearance.
-
-    Raises:
-        DataError: ``size`` leaves room for ``<unk>`` alone, or there are no words.
-    """
+    """Keep the ``size`` most frequent words and ``<unk>`` for all others; equal counts keep the order of ``counts``."""
     if size < 2:
         raise DataError(f"a vocabulary of {size} holds no word beside {UNKNOWN}; ask for 2 or more")
     if not counts:
@@ -102,25 +93,17 @@ def count_words(lines: Iterable[str], tokenizer: Tokenizer) -> collections.Count
     return counts
 
 
-def encode_lines(lines: Iterable[str], vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Ids of the words of each line that has any."""
-    for line in lines:
-        if words := split_line(line, tokenizer):
-            yield vocabulary.encode(words)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TokenStream:
-    """One split: ids (N,) one after the other, and what they stand for."""
+class TokenStream(NamedTuple):
+    """The ids (N,) of one split, and what they stand for."""
 
     ids: np.ndarray
     vocabulary: Vocabulary
     source: str
 
 
-def describe_source(path: Path, digest: str) -> dict[str, Any]:
-    """What tells later whether a text is still the one that was prepared."""
-    stat = path.stat()
+def describe_source(path: Path) -> dict[str, Any]:
+    """Describe a text, so that a later change of it is noticed."""
+    digest, stat = compute_digest(path), path.stat()
     return {"path": str(path.resolve()), "n_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "blake2b": digest}
 
 
@@ -130,12 +113,7 @@ def compute_digest(path: Path) -> str:
 
 
 def open_tokens(folder: Path, split: str) -> TokenStream:
-    """Map one split of a prepared folder into memory.
-
-    Raises:
-        DataError: The folder is not one, a file of it is missing, truncated or of another preparation, or the text
-            it was made from has changed since.
-    """
+    """Map one split of a prepared folder into memory."""
     manifest = _read_manifest(folder)
     _check_sources(folder, manifest["sources"])
     vocabulary = _read_vocabulary(folder / WORDS, manifest)
@@ -172,16 +150,16 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_sources(folder: Path, sources: Sequence[Mapping[str, Any]]) -> None:
-    """Texts that are gone are nobody's concern; one that is there must be the one that was prepared."""
+    """Raise DataError where a text has changed since it was prepared; it may be gone."""
     for source in sources:
         path = Path(source["path"])
         if not path.is_file():
             continue
-        stat = path.stat()
-        is_same_size = stat.st_size == source["n_bytes"]
-        if is_same_size and (stat.st_mtime_ns == source["mtime_ns"] or compute_digest(path) == source["blake2b"]):
+        stat, change = path.stat(), "same size"
+        if stat.st_size != source["n_bytes"]:
+            change = f"{source['n_bytes']:,} bytes then, {stat.st_size:,} now"
+        elif stat.st_mtime_ns == source["mtime_ns"] or compute_digest(path) == source["blake2b"]:
             continue
-        change = f"{source['n_bytes']:,} bytes then, {stat.st_size:,} now" if not is_same_size else "same size"
         raise DataError(f"{folder} is stale: {path} has changed since it was prepared ({change}); {_remedy(folder)}")
 
 

@@ -1,4 +1,4 @@
-"""Where transforms run: taken out of a dataset, and done to whole batches at the head of the training step."""
+"""Transforms on the device: taken out of the dataset and applied to whole batches at the head of the step."""
 
 from __future__ import annotations
 
@@ -17,50 +17,44 @@ Kind = Literal["none", "pipeline", "own"]
 
 
 def find_transforms(dataset: Any) -> Kind:
-    """What a dataset does to its samples: nothing that is known of, a pipeline, or a callable of the user's own.
-
-    Only a pipeline can be taken out of the dataset and run on the device.
-    """
+    """Tell how a dataset transforms its samples; only a ``pipeline`` can run on the device instead."""
     if not getattr(dataset, "yields_pixels", False):
         return "none" if getattr(dataset, "transform", None) is None else "own"
     transform = dataset.transform
     if transform is None or isinstance(transform, Raw):
-        return "pipeline"  # uint8 to float is left to do
+        return "pipeline"  # uint8 still has to become float
     return "pipeline" if isinstance(transform, Pipeline) and not transform.own_steps else "own"
 
 
 def detach_transform(dataset: Any) -> tuple[Any, Pipeline]:
-    """The dataset with images as they were read, and what was taken out of it.
+    """Split a dataset into one that returns images as read, and the pipeline taken out of it.
 
-    What brings images of any size to one size stays with a dataset whose images may differ (``sizes_images``).
-
-    Raises:
-        DataError: The dataset has no pipeline to take out.
+    A dataset whose images may differ in size (``sizes_images``) keeps the steps that give them one size.
     """
     if find_transforms(dataset) != "pipeline":
         raise DataError(
             f"the transforms of {type(dataset).__name__} cannot run on the device; use data.transforms loader"
         )
-    pipeline = dataset.transform if isinstance(dataset.transform, Pipeline) else Pipeline(())
-    sizing, rest = pipeline.split_at_size() if getattr(dataset, "sizes_images", False) else (Pipeline(()), pipeline)
+    pipeline = dataset.transform if isinstance(dataset.transform, Pipeline) else Pipeline()
+    sizing, rest = pipeline.split_at_size() if getattr(dataset, "sizes_images", False) else (Pipeline(), pipeline)
     other = copy.copy(dataset)
     other.transform = Raw(sizing)
     return other, rest
 
 
 class BatchTransform:
-    """Transforms of a batch of (images, targets), where the batch lies: the pipeline, then mixing.
+    """Transforms a batch of (images, targets) on its device: the pipeline, then mixing.
 
     Args:
-        pipeline: On uint8 or float images; None: they are ready.
-        mix: Behind the pipeline; None: none.
-        memory_format: Of the images that leave; None: as they come.
+        pipeline: For uint8 or float images; None leaves them as they are.
+        mix: Applied behind the pipeline.
+        memory_format: Of the images returned; None leaves it.
 
     Attributes:
-        graphs: Once compiled: counts the runs of compiled graphs.
-        seen: Type and device of the images that came in at the newest batch.
+        graphs: Counts the runs of compiled graphs, once compiled.
+        seen: Type and device of the newest batch's images.
 
-    Device: one call of the generator for the pipeline, then operators without a wait.
+    Device: draws with one call of the generator; does not synchronise.
     """
 
     def __init__(
@@ -73,9 +67,9 @@ class BatchTransform:
         self._notes: list[str] = []
 
     def compile(self, notes: list[str]) -> None:
-        """Compile the pipeline at its first batch; where that fails it goes on without, and ``notes`` gets the reason.
+        """Compile the pipeline at its first batch; where that fails, run it eagerly and append the reason to ``notes``.
 
-        Random numbers are drawn outside of the graph: they are the same with and without.
+        Random numbers are drawn outside of the graph, so both ways give the same images.
         """
         if self.pipeline is None:
             return
@@ -83,15 +77,11 @@ class BatchTransform:
         self._apply = torch.compile(self.pipeline.apply, dynamic=False, fullgraph=True, backend=self.graphs)
 
     def uncompiled(self) -> BatchTransform:
-        """The same transforms without a compiled graph: for a batch of another size."""
+        """Return the same transforms without a compiled graph, for a batch of another size."""
         return BatchTransform(self.pipeline, mix=self.mix, memory_format=self.memory_format)
 
     def __call__(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, Any]:
-        """A batch as the dataset left it to the batch that the step takes.
-
-        Raises:
-            DataError: The batch is no pair of images and targets.
-        """
+        """Transform a batch as the loader returned it; DataError where it is no pair of images and targets."""
         images, targets = _read_pair(batch)
         self.seen = images.dtype, images.device.type
         if self.pipeline is not None:

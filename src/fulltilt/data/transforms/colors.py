@@ -1,4 +1,4 @@
-"""Image transforms that change colours and sharpness, each image by numbers of its own.
+"""Image transforms that change colours and sharpness, each image by random numbers of its own.
 
 Legend of shape suffixes: B batch, C channels, H height, W width, D draws.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fulltilt.data.transforms.steps import Step, apply_to_chosen, mirror_edges
+from fulltilt.data.transforms.steps import Bounds, Step, apply_to_chosen, mirror_edges
 from fulltilt.errors import DataError
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what "grayscale" means in every image library
@@ -19,12 +19,25 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what "grayscale" means in every i
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(Step):
-    """(x − mean) / std per channel, with x in [0, 1]."""
+    """Compute (x − mean) / std per channel, with x in [0, 1]; a dataset may know both."""
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mean is None or self.std is None:
+            raise DataError(
+                "normalize knows no mean and std for this dataset; give them: normalize(mean=[0.485, 0.456, 0.406], "
+                "std=[0.229, 0.224, 0.225]) are those of ImageNet"
+            )
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise DataError(f"normalize: {len(self.mean)} means and {len(self.std)} stds; give one of each per channel")
+        if min(self.std) <= 0:
+            raise DataError(f"normalize: std {list(self.std)} must be above 0")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        assert self.mean is not None
+        assert self.std is not None
         n_channels = x_BCHW.shape[-3]
         if len(self.mean) not in (1, n_channels):
             raise DataError(
@@ -37,15 +50,22 @@ class Normalize(Step):
         return x_BCHW.to(torch.float32, copy=True).sub_(mean_C11).mul_(scale_C11)
 
 
-@dataclasses.dataclass(frozen=True)
 class ToFloat(Step):
+    """Turn uint8 in [0, 255] into float32 in [0, 1], as every pipeline does at its end."""
+
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         return to_unit_float(x_BCHW)
 
 
 @dataclasses.dataclass(frozen=True)
 class Grayscale(Step):
-    n_channels: int
+    """Turn colours into gray, repeated over ``n_channels``."""
+
+    n_channels: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n_channels < 1:
+            raise DataError(f"grayscale: n_channels {self.n_channels} must be 1 or more")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         gray_B1HW = to_gray(to_unit_float(x_BCHW))
@@ -54,10 +74,13 @@ class Grayscale(Step):
 
 @dataclasses.dataclass(frozen=True)
 class RandomGrayscale(Step):
-    """Some of the images without their colours; the number of channels stays."""
+    """Take the colours of some of the images; the number of channels stays."""
 
-    probability: float
+    probability: float = 0.1
     n_draws = 1
+
+    def __post_init__(self) -> None:
+        self.check_share("probability")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         chosen_B = u_BD[:, 0] < self.probability
@@ -66,17 +89,22 @@ class RandomGrayscale(Step):
 
 @dataclasses.dataclass(frozen=True)
 class ColorJitter(Step):
-    """Random brightness, contrast, saturation and hue, in this order, on a random share of the images.
+    """Change brightness, contrast, saturation and hue of some of the images, in this order.
 
     The first three are factors from [1 − amount, 1 + amount], hue is a shift from [−amount, amount] of a full turn.
     """
 
-    brightness: float
-    contrast: float
-    saturation: float
-    hue: float
-    probability: float
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+    probability: float = 1.0
     n_draws = 5
+
+    def __post_init__(self) -> None:
+        self.check_share("brightness", "contrast", "saturation", "probability")
+        if not 0 <= self.hue <= 0.5:
+            raise DataError(f"color_jitter: hue {self.hue} is not between 0 and 0.5, half a turn each way")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         return apply_to_chosen(x_BCHW, u_BD[:, 0] < self.probability, self._jitter, u_BD)
@@ -97,15 +125,22 @@ class ColorJitter(Step):
 
 @dataclasses.dataclass(frozen=True)
 class GaussianBlur(Step):
-    """Blurred by a Gaussian of random width, on a random share of the images; the border is mirrored.
+    """Blur some of the images by a Gaussian of random width, with mirrored borders.
 
-    ``kernel_size`` None is the odd number next to a tenth of the image's height.
+    ``sigma`` bounds the width in pixels. The odd ``kernel_size`` is about a tenth of the image's height when None.
     """
 
-    kernel_size: int | None
-    sigma: Sequence[float]
-    probability: float
+    kernel_size: int | None = None
+    sigma: Bounds = (0.1, 2.0)
+    probability: float = 1.0
     n_draws = 2
+
+    def __post_init__(self) -> None:
+        if self.kernel_size is not None and (self.kernel_size < 1 or self.kernel_size % 2 == 0):
+            raise DataError(f"gaussian_blur: kernel_size {self.kernel_size} must be odd and 1 or more")
+        if not 0 < self.sigma[0] <= self.sigma[1]:
+            raise DataError(f"gaussian_blur: sigma {tuple(self.sigma)} must rise and be above 0")
+        self.check_share("probability")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         size = self.kernel_size or max(3, int(0.1 * x_BCHW.shape[-2]) // 2 * 2 + 1)
@@ -123,32 +158,33 @@ class GaussianBlur(Step):
 
 @dataclasses.dataclass(frozen=True)
 class Solarize(Step):
-    """What is as bright as the threshold (in [0, 1]) is inverted, on a random share of the images."""
+    """Invert the pixels at or above ``threshold`` (in [0, 1]) in some of the images."""
 
-    threshold: float
-    probability: float
+    threshold: float = 0.5
+    probability: float = 1.0
     n_draws = 1
 
-    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
-        return apply_to_chosen(x_BCHW, u_BD[:, 0] < self.probability, self._invert)
+    def __post_init__(self) -> None:
+        self.check_share("threshold", "probability")
 
-    def _invert(self, x_BCHW: Tensor) -> Tensor:
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         top = 255 if x_BCHW.dtype == torch.uint8 else 1
-        return torch.where(x_BCHW >= self.threshold * top, top - x_BCHW, x_BCHW)
+        bright = self.threshold * top
+        return apply_to_chosen(x_BCHW, u_BD[:, 0] < self.probability, lambda x: torch.where(x >= bright, top - x, x))
 
 
 def to_unit_float(images: Tensor) -> Tensor:
-    """uint8 in [0, 255] to float32 in [0, 1]; floats pass."""
+    """Turn uint8 in [0, 255] into float32 in [0, 1]; floats pass unchanged."""
     return images.to(torch.float32).div_(255.0) if images.dtype == torch.uint8 else images
 
 
 def like(unit_float: Tensor, original: Tensor) -> Tensor:
-    """Back to the dtype of ``original``."""
+    """Bring images in [0, 1] back to the dtype of ``original``."""
     return unit_float.mul(255).round_().clamp_(0, 255).to(torch.uint8) if original.dtype == torch.uint8 else unit_float
 
 
 def to_gray(x_BCHW: Tensor) -> Tensor:
-    """(B, 1, H, W) of images in [0, 1]."""
+    """Return the luma (B, 1, H, W) of images."""
     if x_BCHW.shape[1] == 1:
         return x_BCHW
     if x_BCHW.shape[1] != 3:
@@ -158,12 +194,12 @@ def to_gray(x_BCHW: Tensor) -> Tensor:
 
 
 def blend(other: Tensor, x_BCHW: Tensor, factor_B111: Tensor) -> Tensor:
-    """``other`` at factor 0, the image itself at 1, beyond it above; in [0, 1]."""
+    """Interpolate from ``other`` (factor 0) to the image (1), or extrapolate above; clamped to [0, 1]."""
     return torch.lerp(other.expand_as(x_BCHW), x_BCHW, factor_B111).clamp(0, 1)
 
 
 def shift_hue(x_B3HW: Tensor, turns_B11: Tensor) -> Tensor:
-    """Hue moved by a share of a full turn each image; value and saturation stay.
+    """Shift the hue of each image by a share of a full turn; value and saturation stay.
 
     Source: Smith, Color Gamut Transform Pairs, 1978; the way back in the closed form of k(n) = (n + 6h) mod 6.
     """
@@ -185,12 +221,13 @@ def shift_hue(x_B3HW: Tensor, turns_B11: Tensor) -> Tensor:
 
 
 def _blur(x_BCHW: Tensor, weights_BK: Tensor) -> Tensor:
-    """Rows, then columns, as sums of shifted images: 0.19 ms an image of 3 × 96 × 96 with 9 weights on one core,
-    against 0.36 ms as a convolution with a group for every channel of every image."""
+    """Blur rows, then columns, as sums of shifted images.
+
+    Cost: 0.19 ms an image of 3 × 96 × 96 with 9 weights on one core; a grouped convolution takes 0.36 ms.
+    """
     height, width = x_BCHW.shape[-2:]
     n_weights = weights_BK.shape[1]
-    reach = n_weights // 2
-    padded = mirror_edges(to_unit_float(x_BCHW), reach, reach)
+    padded = mirror_edges(to_unit_float(x_BCHW), n_weights // 2)
     weights = weights_BK[..., None, None, None].unbind(1)
     rows = sum_shifted([padded[:, :, i : i + height] for i in range(n_weights)], weights)
     return like(sum_shifted([rows[..., i : i + width] for i in range(n_weights)], weights), x_BCHW)
@@ -204,7 +241,7 @@ def sum_shifted(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
 
 
 def _build_constants(values: Sequence[float], device: torch.device) -> Tensor:
-    """On a device by fills: a copy from the host's pageable memory would wait for it."""
+    """Build a constant tensor; on a GPU by fills, since a copy from pageable host memory synchronises."""
     if device.type == "cpu":
         return torch.tensor(values)
     return torch.stack([torch.full((), value, device=device) for value in values])

@@ -1,50 +1,60 @@
-"""Mixup and CutMix: each image of a batch mixed with another one, and its class with the other's.
+"""Mixup and CutMix mix each image of a batch with another one, and its class with the other's.
 
-Both are one rule: ``image × w + partner × (1 − w)`` with weights per pixel, the share of an image in its target being
-the mean of its weights. Mixup has one weight for the whole image, CutMix 0 inside a box and 1 outside of it.
+Both compute ``image × w + partner × (1 − w)`` with weights per pixel; an image's share in the target is the mean of its
+weights. Mixup has one weight for the whole image, CutMix 0 inside a box and 1 outside of it.
 
 Legend of shape suffixes: B batch, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fulltilt.config import build_component, parse_pipeline
-from fulltilt.data.transforms.erasing import mark_boxes
+from fulltilt.data.transforms.windows import mark_boxes
 from fulltilt.errors import DataError
 
-SMALLEST_ALPHA = 0.01
-"""Below it both Gamma variates behind a share may be 0 even in double precision."""
-
-
-class MixWeights(Protocol):
-    def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
-        """(B, 1, H, W) or (B, 1, 1, 1): the share of each image itself."""
-        ...
+SMALLEST_ALPHA = 0.01  # below it both Gamma variates behind a share may be 0 even in double precision
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixup:
-    """Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2017; the weight is drawn for every image."""
+class MixWeights(abc.ABC):
+    """One way to mix; shares are drawn from Beta(alpha, alpha), which is near 0 or 1 for a small alpha."""
 
     alpha: float
+
+    def __post_init__(self) -> None:
+        if self.alpha < SMALLEST_ALPHA:
+            name = type(self).__name__.lower()
+            raise DataError(f"{name}: alpha {self.alpha} must be {SMALLEST_ALPHA} or more; or leave {name} out")
+
+    @abc.abstractmethod
+    def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the weights (B, 1, H, W) or (B, 1, 1, 1) of each image itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixup(MixWeights):
+    """Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2017; each image has a weight of its own."""
+
+    alpha: float = 0.2
 
     def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         return draw_beta(self.alpha, len(x_BCHW), generator)[:, None, None, None]
 
 
 @dataclasses.dataclass(frozen=True)
-class CutMix:
-    """Source: Yun et al., CutMix: Regularization Strategy to Train Strong Classifiers, 2019; a box for every image."""
+class CutMix(MixWeights):
+    """Source: Yun et al., CutMix: Regularization Strategy to Train Strong Classifiers, 2019; each image has a box."""
 
-    alpha: float
+    alpha: float = 1.0
 
     def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         n, _, height, width = x_BCHW.shape
@@ -58,25 +68,18 @@ class CutMix:
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-    """Mixes a batch. Of several ways each image takes one at random.
-
-    Args:
-        ways: What ``data.mix`` names.
-        n_classes: K, of the soft targets.
-    """
+    """Mixes a batch; each image takes one of the ``ways`` at random. ``n_classes`` is K."""
 
     ways: tuple[MixWeights, ...]
     n_classes: int
 
-    def __call__(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs (B, C, H, W) floats and classes (B,) to inputs of the same shape and shares (B, K) of the classes.
-
-        Raises:
-            DataError: The batch is no pair of images and classes.
+    def __call__(self, batch: tuple[Any, Any], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Mix float images (B, C, H, W) and classes (B,); return the images and shares (B, K) of the classes.
 
         Device: draws, gathers and blends there; does not synchronise.
         """
-        x_BCHW, targets_B = _read_batch(batch)
+        x_BCHW, targets_B = batch
+        _check_batch(x_BCHW, targets_B)
         weights = self._draw_weights(x_BCHW, generator)
         partners_B = torch.randperm(len(x_BCHW), generator=generator, device=x_BCHW.device)
         shares_BK = functional.one_hot(targets_B, self.n_classes).to(x_BCHW.dtype)
@@ -96,21 +99,11 @@ class Mix:
         return weights
 
 
-def mixup(alpha: float = 0.2) -> Mixup:
-    """The share of each image in its mixture is drawn from Beta(alpha, alpha): near 0 or 1 for a small alpha."""
-    return Mixup(_check_alpha("mixup", alpha))
+MIXES: Mapping[str, Callable[..., MixWeights]] = {"cutmix": CutMix, "mixup": Mixup}
 
 
-def cutmix(alpha: float = 1.0) -> CutMix:
-    """A box out of another image; the share of the area left is drawn from Beta(alpha, alpha)."""
-    return CutMix(_check_alpha("cutmix", alpha))
-
-
-MIXES: Mapping[str, Callable[..., MixWeights]] = {"cutmix": cutmix, "mixup": mixup}
-
-
-def build_mix(spec: str | None, dataset: Any, *, where: str = "data.mix") -> Mix | None:
-    """What ``spec`` describes (``mixup(alpha=0.2) | cutmix``), for the classes of ``dataset``; None for no text.
+def build_mix(spec: str | None, dataset: Any) -> Mix | None:
+    """Build the mix that ``spec`` describes (``mixup(alpha=0.2) | cutmix``) for a dataset; None for no text.
 
     Raises:
         ConfigError: An unknown name or argument.
@@ -118,39 +111,31 @@ def build_mix(spec: str | None, dataset: Any, *, where: str = "data.mix") -> Mix
     """
     if spec is None:
         return None
-    ways = tuple(build_component(call, MIXES, kind="mix", where=where) for call in parse_pipeline(spec))
+    ways = tuple(build_component(call, MIXES, kind="mix", where="data.mix") for call in parse_pipeline(spec))
     n_classes = getattr(dataset, "n_classes", None)
     if n_classes is None:
         raise DataError(
-            f"{where} mixes the classes of images, and {type(dataset).__name__} tells no n_classes; leave {where} out, "
-            "or give the dataset that attribute"
+            f"data.mix mixes the classes of images, and {type(dataset).__name__} tells no n_classes; leave data.mix "
+            "out, or give the dataset that attribute"
         )
     return Mix(ways, int(n_classes))
 
 
 def draw_beta(alpha: float, n: int, generator: torch.Generator) -> Tensor:
-    """(n,) from Beta(alpha, alpha), beside the generator: the first of two Gamma variates over their sum."""
-    # In double precision: in single a variate of a small shape is often 0, and two of them have no ratio.
+    """Draw (n,) from Beta(alpha, alpha) on the generator's device: the first of two Gamma variates over their sum."""
+    # In single precision a variate of a small shape is often 0, and two of them have no ratio.
     shapes_2N = torch.full((2, n), alpha, device=generator.device, dtype=torch.float64)
     # torch.distributions takes no generator; this is what it calls.
     gammas_2N = torch._standard_gamma(shapes_2N, generator=generator)
     return (gammas_2N[0] / gammas_2N.sum(0)).float()
 
 
-def _check_alpha(name: str, alpha: float) -> float:
-    if alpha < SMALLEST_ALPHA:
-        raise DataError(f"{name}: alpha {alpha} must be {SMALLEST_ALPHA} or more; leave {name} out to mix nothing")
-    return alpha
-
-
-def _read_batch(batch: Any) -> tuple[Tensor, Tensor]:
-    pair = batch if isinstance(batch, tuple | list) and len(batch) == 2 else (None, None)
-    x, targets = pair
+def _check_batch(x: Any, targets: Any) -> None:
     is_fit = isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point()
     if is_fit and isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point():
-        assert isinstance(x, Tensor)
-        return x, targets
-    shapes = ", ".join(f"{tuple(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__ for v in pair)
+        return
+    both = (x, targets)
+    shapes = ", ".join(f"{tuple(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__ for v in both)
     raise DataError(
         f"data.mix takes float images (B, C, H, W) and classes (B,), and a batch holds {shapes}; leave data.mix out"
     )

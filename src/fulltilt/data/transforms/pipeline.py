@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,21 +11,31 @@ from torch import Tensor
 
 from fulltilt.config import build_component, parse_pipeline
 from fulltilt.data.collate import fast_collate
+from fulltilt.data.transforms import colors, steps
 from fulltilt.data.transforms.colors import to_unit_float
-from fulltilt.data.transforms.registry import TRANSFORMS
-from fulltilt.data.transforms.steps import Step, draw_uniform
+from fulltilt.data.transforms.rand_augment import RandAugment
+from fulltilt.data.transforms.steps import Step, draw_uniform, to_snake_case
 from fulltilt.errors import DataError
 
+TRANSFORMS: Mapping[str, type[Step]] = {
+    to_snake_case(step.__name__): step
+    for step in (
+        *(steps.CenterCrop, steps.Cutout, steps.RandomCrop, steps.RandomErasing, steps.RandomFlip),
+        *(steps.RandomResizedCrop, steps.Resize, colors.ColorJitter, colors.GaussianBlur, colors.Grayscale),
+        *(colors.Normalize, colors.RandomGrayscale, colors.Solarize, colors.ToFloat, RandAugment),
+    )
+}
+"""Steps by the names that the configuration uses."""
+
 Transform = str | Callable[[Tensor], Tensor] | None
-"""How a dataset builder takes it: the text of a pipeline, or any callable on one sample."""
+"""What a dataset builder takes: the text of a pipeline, or a callable on one sample."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Steps in order. Takes one image (C, H, W) or a batch (B, C, H, W) on any device; a uint8 result leaves as float32
-    in [0, 1]."""
+    """Apply steps in order to an image (C, H, W) or a batch (B, C, H, W) on any device; return floats in [0, 1]."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = ()
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         single = images.dim() == 3
@@ -34,27 +44,24 @@ class Pipeline:
         return x_BCHW[0] if single else x_BCHW
 
     def draw(self, x_BCHW: Tensor, generator: torch.Generator | None) -> Tensor:
-        """(B, D) of all that is random about a batch: one call of the generator, on its device."""
+        """Draw all random numbers (B, D) of a batch in one call of the generator, on its device."""
         return draw_uniform(len(x_BCHW), sum(step.n_draws for step in self.steps), generator, x_BCHW.device)
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
-        """The batch transformed by what was drawn; nothing random is left, so it can be compiled."""
+        """Transform the batch by the numbers drawn before: a pure function that can be compiled."""
         return to_unit_float(self.apply_steps(x_BCHW, u_BD)).contiguous()
 
     def apply_steps(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
-        """The steps alone: what is uint8 behind the last one stays so."""
+        """Apply the steps alone: a uint8 result stays uint8."""
         columns = u_BD.split([step.n_draws for step in self.steps], dim=1) if self.steps else ()
         for step, u_Bd in zip(self.steps, columns, strict=True):
             x_BCHW = step.apply(x_BCHW, u_Bd)
         return x_BCHW
 
     def join(self, images: Sequence[Tensor], generator: torch.Generator | None) -> Tensor:
-        """Images (C, H, W) that may differ in size as one batch behind the steps.
+        """Apply the steps to images (C, H, W) of any size and collate the results.
 
-        Draws are those of the batch: the sizes decide only whether the steps run on all at once or on each alone.
-
-        Raises:
-            DataError: The images still differ in shape behind the steps.
+        The random numbers are those of the batch: sizes decide only whether the steps run on all images at once.
         """
         u_BD = draw_uniform(len(images), sum(step.n_draws for step in self.steps), generator, images[0].device)
         if len({image.shape for image in images}) == 1:
@@ -66,10 +73,10 @@ class Pipeline:
     @property
     def own_steps(self) -> tuple[str, ...]:
         """Names of the steps that are a user's callable on one image."""
-        return tuple(name_step(step) for step in self.steps if isinstance(step, PerImage))
+        return tuple(step.name for step in self.steps if isinstance(step, PerImage))
 
     def split_at_size(self) -> tuple[Pipeline, Pipeline]:
-        """What brings images of any size to one size, and the rest. A step of the user's own may do it too."""
+        """Split behind the step that gives all images one size; a step of the user's own may be that one."""
         own = [i + 1 for i, step in enumerate(self.steps) if isinstance(step, PerImage)]
         n_first = next((i + 1 for i, step in enumerate(self.steps) if step.sizes), max(own, default=0))
         return Pipeline(self.steps[:n_first]), Pipeline(self.steps[n_first:])
@@ -77,23 +84,27 @@ class Pipeline:
 
 @dataclasses.dataclass(frozen=True)
 class PerImage(Step):
-    """A user's callable on one image as a step."""
+    """Apply a user's callable to one image after the other."""
 
     function: Callable[[Tensor], Tensor]
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         return torch.stack([self.function(image_CHW) for image_CHW in x_BCHW])
 
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """Stands where a transform would: images leave as they were read, the transform comes later.
+    """Replaces a dataset's transform where that runs later: images leave as they were read.
 
     Attributes:
-        sizing: What still has to be done to each image so that a batch of them has one shape.
+        sizing: The steps that each image still needs so that a batch has one shape.
     """
 
-    sizing: Pipeline = Pipeline(())
+    sizing: Pipeline = Pipeline()
 
 
 def build_pipeline(
@@ -101,16 +112,13 @@ def build_pipeline(
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    where: str = "data.transform",
     base_dir: str | None = None,
 ) -> Pipeline | None:
     """Build the pipeline that ``spec`` describes; None for no text.
 
     Args:
         spec: Steps joined by ``|``: names of ``TRANSFORMS``, or ``module:function`` returning a callable on an image.
-        mean: What ``normalize`` uses where the text names none.
-        std: Likewise.
-        where: The configuration key, for messages.
+        mean: What ``normalize`` uses where the text names none; ``std`` likewise.
         base_dir: Where ``module:function`` is looked up first.
 
     Raises:
@@ -120,18 +128,18 @@ def build_pipeline(
     if spec is None or not spec.strip():
         return None
     given: dict[str, Any] = {"mean": list(mean), "std": list(std)} if mean is not None and std is not None else {}
-    steps = []
+    built = []
     for call in parse_pipeline(spec):
-        given_here = given if call.name == "normalize" else {}
-        step = build_component(call, TRANSFORMS, kind="transform", where=where, base_dir=base_dir, **given_here)
-        steps.append(PerImage(step) if ":" in call.name else step)
-    return Pipeline(tuple(steps))
+        known = given if call.name == "normalize" else {}
+        step = build_component(call, TRANSFORMS, kind="transform", where="data.transform", base_dir=base_dir, **known)
+        built.append(PerImage(step) if ":" in call.name else step)
+    return Pipeline(tuple(built))
 
 
 def resolve_transform(
     transform: Transform, *, mean: Any = None, std: Any = None, base_dir: str | None = None
 ) -> Callable | None:
-    """What a dataset builder got, as a callable."""
+    """Return the callable that a dataset builder was given, built from its text where it is one."""
     if isinstance(transform, str):
         return build_pipeline(transform, mean=mean, std=std, base_dir=base_dir)
     return transform
@@ -152,21 +160,17 @@ def apply_transform(transform: Callable | Raw | None, images_BCHW: Tensor, gener
 def join_images(
     transform: Callable | Raw | None, images: Sequence[Tensor], generator: torch.Generator | None
 ) -> Tensor:
-    """Images (C, H, W) as they were read, transformed and joined: image by image only as long as they differ in size.
-
-    Raises:
-        DataError: They differ in shape behind the transform.
-    """
+    """Transform and collate images (C, H, W), one by one only as long as they differ in size."""
     if isinstance(transform, Raw):
         return transform.sizing.join(images, generator)
     if transform is None or isinstance(transform, Pipeline):
-        sizing, rest = (transform or Pipeline(())).split_at_size()
+        sizing, rest = (transform or Pipeline()).split_at_size()
         return rest(sizing.join(images, generator), generator)
     return fast_collate([to_unit_float(transform(image)) for image in images])
 
 
 def check_images(images_BCHW: Tensor) -> None:
-    """Raises DataError for what has not the shape of a batch of images."""
+    """Raise DataError for what has not the shape of a batch of images."""
     if images_BCHW.dim() != 4:
         raise DataError(
             f"data.transform works on images (C, H, W), and an input here has shape {tuple(images_BCHW.shape[1:])};"
@@ -174,15 +178,7 @@ def check_images(images_BCHW: Tensor) -> None:
         )
 
 
-def name_step(step: Step) -> str:
-    """As the configuration writes it, without its arguments."""
-    if isinstance(step, PerImage):
-        function = step.function
-        return getattr(function, "__qualname__", type(function).__name__)
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in type(step).__name__).lstrip("_")
-
-
 def read_sample_shape(read_sample: Callable[[], Tensor]) -> tuple[int, ...]:
-    """Of one transformed sample, without a draw from the global generator that the caller's run would notice."""
+    """Return the shape of a transformed sample without changing the state of the global generator."""
     with torch.random.fork_rng(devices=[]):
         return tuple(read_sample().shape)

@@ -1,9 +1,8 @@
-"""RandAugment: a few operations in a row, drawn for every image from fourteen.
+"""RandAugment for whole batches: each image gets operations of its own, without branching on them.
 
-Image libraries branch on the operation of each image. Here all images of a batch take one way, so that nothing is
-counted on the device: moving a pixel is one affine sampling with a matrix per image; what maps a brightness to another
-is one table of 256 entries per image and channel; the rest is a blend of the image with its gray or its smoothed self.
-An image whose operation is of another kind passes with the identity.
+Every batch runs through three stages, and an image whose operation belongs to another stage passes unchanged: one
+affine sampling with a matrix per image; one lookup table of 256 levels per image and channel; one blend of the image
+with its gray or its smoothed copy.
 
 Legend of shape suffixes: B batch, C channels, H height, W width, L brightness levels.
 
@@ -23,6 +22,7 @@ from torch.nn import functional
 from fulltilt.data.transforms.colors import like, to_gray, to_unit_float
 from fulltilt.data.transforms.steps import Step
 from fulltilt.data.transforms.windows import draw_index
+from fulltilt.errors import DataError
 
 OPERATIONS = (
     "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
@@ -34,10 +34,16 @@ _MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment(Step):
-    """``n_ops`` operations an image, all at one ``magnitude`` of 0 to 30; images of 1 or 3 channels."""
+    """Apply ``n_ops`` random operations to each image of 1 or 3 channels, at one ``magnitude`` from 0 to 30."""
 
-    n_ops: int
-    magnitude: int
+    n_ops: int = 2
+    magnitude: int = 9
+
+    def __post_init__(self) -> None:
+        if self.n_ops < 1:
+            raise DataError(f"rand_augment: n_ops {self.n_ops} must be 1 or more")
+        if not 0 <= self.magnitude < N_BINS:
+            raise DataError(f"rand_augment: magnitude {self.magnitude} is not between 0 and {N_BINS - 1}")
 
     @property
     def n_draws(self) -> int:  # type: ignore[override]
@@ -53,11 +59,11 @@ class RandAugment(Step):
 
 
 def apply_operations(x_BCHW: Tensor, operations_B: Tensor, signs_B: Tensor, magnitude: int) -> Tensor:
-    """One operation on each uint8 image.
+    """Apply one operation to each uint8 image.
 
     Args:
-        operations_B: Places in ``OPERATIONS``.
-        signs_B: −1 or 1; which way the operations go that have two.
+        operations_B: Indices into ``OPERATIONS``.
+        signs_B: −1 or 1, the direction of operations that have two.
     """
     share = magnitude / (N_BINS - 1)
     chosen = {name: operations_B == place for place, name in enumerate(OPERATIONS)}
@@ -69,7 +75,7 @@ def apply_operations(x_BCHW: Tensor, operations_B: Tensor, signs_B: Tensor, magn
 
 
 def _move(x_BCHW: Tensor, chosen: dict[str, Tensor], signs_B: Tensor, share: float) -> Tensor:
-    """Shear, shift and turn, nearest pixel, zeros outside."""
+    """Shear, translate and rotate by the nearest pixel, with zeros outside."""
     n, _, height, width = x_BCHW.shape
     zeros_B, ones_B = torch.zeros_like(signs_B), torch.ones_like(signs_B)
 
@@ -97,7 +103,7 @@ def _move(x_BCHW: Tensor, chosen: dict[str, Tensor], signs_B: Tensor, share: flo
 
 
 def _build_tables(x_BCHW: Tensor, chosen: dict[str, Tensor], signs_B: Tensor, magnitude: int) -> Tensor:
-    """(B, C, 256) uint8: the level that takes the place of each level."""
+    """Build the lookup tables (B, C, 256) uint8 that map each level to a new one."""
     share = magnitude / (N_BINS - 1)
     device = x_BCHW.device
     n, n_channels = x_BCHW.shape[:2]
@@ -129,7 +135,7 @@ def _stretch_levels(x_BCHW: Tensor, levels_L: Tensor) -> Tensor:
 
 
 def _equalize_levels(x_BCHW: Tensor, levels_L: Tensor) -> Tensor:
-    """Levels by their rank, as Pillow counts: in whole numbers, the last level that occurs left out of the sum."""
+    """Equalise the histogram as Pillow does: in integers, without the last level that occurs."""
     n, n_channels = x_BCHW.shape[:2]
     flat_BCP = x_BCHW.flatten(2).long()
     counts_BCL = torch.zeros(n, n_channels, 256, dtype=torch.int64, device=x_BCHW.device)
@@ -142,7 +148,7 @@ def _equalize_levels(x_BCHW: Tensor, levels_L: Tensor) -> Tensor:
 
 
 def _blend_neighbours(x_BCHW: Tensor, chosen: dict[str, Tensor], factors_B: Tensor) -> Tensor:
-    """Away from, or towards, the gray image (color) and the smoothed one (sharpness)."""
+    """Blend with the gray image (color) or the smoothed one (sharpness)."""
     x = x_BCHW.float()
     other = x
     if x.shape[1] == 3:
@@ -153,7 +159,7 @@ def _blend_neighbours(x_BCHW: Tensor, chosen: dict[str, Tensor], factors_B: Tens
 
 
 def _smooth(x_BCHW: Tensor) -> Tensor:
-    """The 3 × 3 mean with five-fold weight in the middle; the border stays as it is."""
+    """Average 3 × 3 pixels with five-fold weight in the middle; the border stays unchanged."""
     height, width = x_BCHW.shape[-2:]
     inner = x_BCHW[..., 1:-1, 1:-1] * 4
     for i in range(3):

@@ -1,38 +1,38 @@
-"""Image transforms on torch tensors: what a step is, and those that move pixels without changing them much.
+"""Geometric image transforms, and ``Step``, the base class of all transforms.
 
 Legend of shape suffixes: B batch, C channels, H height, W width, D draws.
 
-Images are uint8 in [0, 255] or float32, then taken to lie in [0, 1], on any device. A step draws anew for every image:
-it is handed ``n_draws`` numbers from [0, 1) for each, all steps of a pipeline from one call of the generator, so that a
-batch costs one draw and what follows is a pure function that can be compiled.
+Images are uint8 in [0, 255] or float32 in [0, 1], on any device. A pipeline draws the random numbers of all its steps
+with one call of the generator; each step is then a pure function of images and numbers, which can be compiled.
 
-On a CPU, outside of a compiled graph, copies run in numpy and on one thread: torch would hand each to its intra-op
-threads, whose meeting costs more than the copy where the cores are busy.
+Eager CPU code copies with numpy on one thread: torch would hand each copy to its intra-op threads, and waiting for
+these costs more than the copy where the cores are busy.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fulltilt.data.transforms.windows import WINDOW_DRAWS, Windows, draw_index, draw_windows
+from fulltilt.data.transforms.windows import WINDOW_DRAWS, Windows, draw_index, draw_windows, mark_boxes
 from fulltilt.errors import DataError
 
 Generator = torch.Generator | None
+Bounds = tuple[float, float]
 
 
 class Step(abc.ABC):
-    """A transform of a batch.
+    """One transform of a batch of images.
 
     Attributes:
-        n_draws: Numbers from [0, 1) that it takes for each image.
-        sizes: It gives images of one size whatever their size was.
+        n_draws: How many random numbers from [0, 1) the step needs for each image.
+        sizes: Whether the results have one size whatever the size of the images.
     """
 
     n_draws: int = 0
@@ -40,82 +40,132 @@ class Step(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
-        """The images transformed, each by its row of ``u_BD``; the input is left as it is."""
+        """Return the transformed images, each by its row of ``u_BD``; the input stays unchanged."""
 
     def __call__(self, x_BCHW: Tensor, generator: Generator = None) -> Tensor:
         return self.apply(x_BCHW, draw_uniform(len(x_BCHW), self.n_draws, generator, x_BCHW.device))
 
+    @property
+    def name(self) -> str:
+        """The name in the configuration: the class's name in snake case."""
+        return to_snake_case(type(self).__name__)
+
+    def check_share(self, *names: str) -> None:
+        """Raise DataError for a field outside of [0, 1]."""
+        for name in names:
+            if not 0 <= getattr(self, name) <= 1:
+                raise DataError(f"{self.name}: {name} {getattr(self, name)} is not between 0 and 1")
+
+
+def to_snake_case(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
 
 def draw_uniform(n_images: int, n_draws: int, generator: Generator, device: torch.device) -> Tensor:
-    """(n_images, n_draws) float32 from [0, 1) on ``device``; drawn where the generator lives."""
+    """Draw (n_images, n_draws) float32 from [0, 1) where the generator lives, and move them to ``device``."""
     source = device if generator is None else generator.device
     return torch.rand(n_images, n_draws, generator=generator, device=source).to(device)
 
 
 @dataclasses.dataclass(frozen=True)
-class Resize(Step):
-    height: int
-    width: int
+class _Sized(Step):
+    """A step whose results are ``size`` × ``width`` pixels, or ``size`` × ``size`` without a width."""
+
+    size: int
+    width: int | None = None
     sizes = True
 
+    def __post_init__(self) -> None:
+        height, width = self.shape
+        if height < 1 or width < 1:
+            raise DataError(f"{self.name}: size {height} × {width} must be 1 or more each way")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.size, self.size if self.width is None else self.width
+
+    def check_fits(self, x_BCHW: Tensor) -> None:
+        (height, width), (has_height, has_width) = self.shape, x_BCHW.shape[-2:]
+        if height > has_height or width > has_width:
+            raise DataError(
+                f"{self.name}: a window of {height} × {width} does not fit images of {has_height} × {has_width} "
+                f"(padding included); use a smaller size, more padding, or resize first"
+            )
+
+
+class Resize(_Sized):
+    """Resize every image, bilinear and antialiased."""
+
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
-        return resize_images(x_BCHW, self.height, self.width)
+        return resize_images(x_BCHW, *self.shape)
+
+
+class CenterCrop(_Sized):
+    """Take the middle of every image."""
+
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        self.check_fits(x_BCHW)
+        height, width = self.shape
+        top, left = (x_BCHW.shape[-2] - height) // 2, (x_BCHW.shape[-1] - width) // 2
+        return x_BCHW[..., top : top + height, left : left + width]
 
 
 @dataclasses.dataclass(frozen=True)
-class CenterCrop(Step):
-    height: int
-    width: int
-    sizes = True
+class RandomCrop(_Sized):
+    """Take a window at a random place of the image, padded before with ``zeros`` or by ``reflect``."""
 
-    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
-        height, width = x_BCHW.shape[-2:]
-        _check_fits("center_crop", self.height, self.width, height, width)
-        top, left = (height - self.height) // 2, (width - self.width) // 2
-        return x_BCHW[..., top : top + self.height, left : left + self.width]
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomCrop(Step):
-    """A window at a random place of the image, which is first padded with zeros (or its mirror image)."""
-
-    height: int
-    width: int
-    padding: int
-    mode: str
+    padding: int = 0
+    mode: str = "zeros"
     n_draws = 2
-    sizes = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.padding < 0:
+            raise DataError(f"random_crop: padding {self.padding} is negative; use 0 or more")
+        if self.mode not in ("zeros", "reflect"):
+            raise DataError(f"random_crop: mode {self.mode!r} is not known; use zeros or reflect")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
-        if self.padding:
-            x_BCHW = _pad(x_BCHW, self.padding, self.mode)
-        height, width = x_BCHW.shape[-2:]
-        _check_fits("random_crop", self.height, self.width, height, width)
-        tops_B = draw_index(u_BD[:, 0], height - self.height + 1)
-        lefts_B = draw_index(u_BD[:, 1], width - self.width + 1)
-        return take_windows(x_BCHW, tops_B, lefts_B, self.height, self.width)
+        if self.padding and self.mode == "zeros":
+            x_BCHW = functional.pad(x_BCHW, (self.padding,) * 4)
+        elif self.padding:
+            x_BCHW = mirror_edges(x_BCHW, self.padding)
+        self.check_fits(x_BCHW)
+        height, width = self.shape
+        tops_B = draw_index(u_BD[:, 0], x_BCHW.shape[-2] - height + 1)
+        lefts_B = draw_index(u_BD[:, 1], x_BCHW.shape[-1] - width + 1)
+        return take_windows(x_BCHW, tops_B, lefts_B, height, width)
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomResizedCrop(Step):
-    """A window of random area and aspect ratio, brought to one size, antialiased."""
+class RandomResizedCrop(_Sized):
+    """Take a window of random area and aspect ratio and resize it, antialiased.
 
-    height: int
-    width: int
-    scale: Sequence[float]
-    ratio: Sequence[float]
+    ``scale`` bounds the window's share of the image's area, ``ratio`` its width over height.
+    """
+
+    scale: Bounds = (0.08, 1.0)
+    ratio: Bounds = (3 / 4, 4 / 3)
     n_draws = WINDOW_DRAWS
-    sizes = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_windows(self)
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         windows = draw_windows(u_BD, *x_BCHW.shape[-2:], self.scale, self.ratio)
-        return resize_windows(x_BCHW, windows, self.height, self.width)
+        return resize_windows(x_BCHW, windows, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomFlip(Step):
-    probability: float
+    """Mirror some of the images left to right."""
+
+    probability: float = 0.5
     n_draws = 1
+
+    def __post_init__(self) -> None:
+        self.check_share("probability")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         flips_B = u_BD[:, 0] < self.probability
@@ -127,13 +177,70 @@ class RandomFlip(Step):
         return torch.from_numpy(out)
 
 
+@dataclasses.dataclass(frozen=True)
+class Cutout(Step):
+    """Set one square of ``size`` pixels in every image to 0; its centre lies anywhere, the border may cut it.
+
+    Source: DeVries and Taylor, Improved Regularization of Convolutional Neural Networks with Cutout, 2017.
+    """
+
+    size: int
+    n_draws = 2
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise DataError(f"cutout: size {self.size} × {self.size} must be 1 or more each way")
+
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        height, width = x_BCHW.shape[-2:]
+        tops_B = draw_index(u_BD[:, 0], height) - self.size // 2
+        lefts_B = draw_index(u_BD[:, 1], width) - self.size // 2
+        return x_BCHW.masked_fill(mark_boxes(x_BCHW, tops_B, lefts_B, self.size, self.size), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomErasing(Step):
+    """Fill a window of random area and aspect ratio with ``value`` in some of the images.
+
+    ``scale`` bounds the window's share of the area, ``ratio`` its height over width. The value is in the images' own
+    range: behind ``normalize`` 0 is the mean, before it black.
+
+    Source: Zhong et al., Random Erasing Data Augmentation, 2017; windows as torchvision draws them.
+    """
+
+    probability: float = 0.5
+    scale: Bounds = (0.02, 0.33)
+    ratio: Bounds = (0.3, 3.3)
+    value: float = 0.0
+    n_draws = WINDOW_DRAWS + 1
+
+    def __post_init__(self) -> None:
+        _check_windows(self)
+        self.check_share("probability")
+
+    def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
+        bounds = (1 / self.ratio[1], 1 / self.ratio[0])  # draw_windows takes width over height
+        windows = draw_windows(u_BD[:, 1:], *x_BCHW.shape[-2:], self.scale, bounds, smaller=True)
+        chosen_B = (u_BD[:, 0] < self.probability) & windows.found
+        boxes = mark_boxes(x_BCHW, *windows.edges) & chosen_B[:, None, None, None]
+        return x_BCHW.masked_fill(boxes, self.value)
+
+
+def _check_windows(step: RandomResizedCrop | RandomErasing) -> None:
+    (low, high), (narrow, wide) = step.scale, step.ratio
+    if not 0 < low <= high <= 1:
+        raise DataError(f"{step.name}: scale {tuple(step.scale)} must rise within (0, 1]")
+    if not 0 < narrow <= wide:
+        raise DataError(f"{step.name}: ratio {tuple(step.ratio)} must rise and be above 0")
+
+
 def is_eager_on_cpu(x: Tensor) -> bool:
-    """Whether numpy may see the data: no device, no graph being compiled, no fake tensor."""
+    """Tell whether numpy can read the tensor: it is on the CPU, not fake, and no graph is being compiled."""
     return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def take_windows(x_BCHW: Tensor, tops_B: Tensor, lefts_B: Tensor, height: int, width: int) -> Tensor:
-    """One window of each image.
+    """Cut one window out of each image.
 
     Cost: 512 windows of 3 × 32 × 32 take 0.5 ms on one core by numpy's windows, 2.6 ms by torch's gather, 12 ms by its
     indexing; on a GPU the gather is one kernel.
@@ -150,7 +257,7 @@ def take_windows(x_BCHW: Tensor, tops_B: Tensor, lefts_B: Tensor, height: int, w
 
 
 def resize_windows(x_BCHW: Tensor, windows: Windows, height: int, width: int) -> Tensor:
-    """One window of each image, brought to (height, width) as ``interpolate`` does with antialiasing.
+    """Resize one window of each image to (height, width), as ``interpolate`` does with antialiasing.
 
     Cost: on one core 0.07 ms an image of 3 × 96 × 96 window by window, 0.43 ms as products of matrices, since torch
     resizes uint8 on a CPU with integers; on a device the products are three kernels for the whole batch.
@@ -161,8 +268,9 @@ def resize_windows(x_BCHW: Tensor, windows: Windows, height: int, width: int) ->
             for i, (top, left, h, w) in enumerate(torch.stack(windows.edges, dim=1).tolist())
         ]
         return torch.cat(parts)
-    rows_BhH = _compute_weights(windows.tops, windows.heights, height, x_BCHW.shape[2])
-    columns_BwW = _compute_weights(windows.lefts, windows.widths, width, x_BCHW.shape[3])
+    tops_B, lefts_B, heights_B, widths_B = windows.edges
+    rows_BhH = _compute_weights(tops_B, heights_B, height, x_BCHW.shape[2])
+    columns_BwW = _compute_weights(lefts_B, widths_B, width, x_BCHW.shape[3])
     pixels_BChw = rows_BhH[:, None] @ x_BCHW.float() @ columns_BwW[:, None].transpose(-1, -2)
     return pixels_BChw.round().clamp(0, 255).to(torch.uint8) if x_BCHW.dtype == torch.uint8 else pixels_BChw
 
@@ -177,9 +285,9 @@ def resize_images(x_BCHW: Tensor, height: int, width: int) -> Tensor:
 
 
 def apply_to_chosen(x_BCHW: Tensor, chosen_B: Tensor, function: Callable[..., Tensor], *per_image: Tensor) -> Tensor:
-    """``function(images, *per_image)`` of the chosen images, the others as they are.
+    """Apply ``function(images, *per_image)`` to the chosen images.
 
-    On a CPU only the chosen ones are computed. On a device all are: to count them would be to wait for it.
+    The CPU computes the chosen ones only. A GPU computes all: counting the chosen would synchronise.
     """
     if not is_eager_on_cpu(x_BCHW):
         return torch.where(chosen_B[:, None, None, None], function(x_BCHW, *per_image), x_BCHW)
@@ -192,7 +300,7 @@ def apply_to_chosen(x_BCHW: Tensor, chosen_B: Tensor, function: Callable[..., Te
 
 
 def _compute_weights(starts_B: Tensor, sizes_B: Tensor, n_out: int, n_in: int) -> Tensor:
-    """(B, n_out, n_in): rows that resize a stretch of a line of pixels, the triangle filter widened when shrinking."""
+    """Return (B, n_out, n_in) weights of a triangle filter that resizes a part of each line of pixels."""
     scales_B1 = sizes_B[:, None] / n_out
     places_O = torch.arange(n_out, device=starts_B.device) + 0.5
     pixels_I = torch.arange(n_in, device=starts_B.device) + 0.5
@@ -203,30 +311,13 @@ def _compute_weights(starts_B: Tensor, sizes_B: Tensor, n_out: int, n_in: int) -
     return weights_BOI / weights_BOI.sum(-1, keepdim=True)
 
 
-def _check_fits(name: str, height: int, width: int, has_height: int, has_width: int) -> None:
-    if height > has_height or width > has_width:
-        raise DataError(
-            f"{name}: a window of {height} × {width} does not fit images of {has_height} × {has_width} (padding "
-            f"included); use a smaller size, more padding, or resize first"
-        )
-
-
-def _pad(x_BCHW: Tensor, padding: int, mode: str) -> Tensor:
-    if mode == "zeros":
-        return functional.pad(x_BCHW, (padding,) * 4)
-    height, width = x_BCHW.shape[-2:]
-    if padding >= min(height, width):
-        raise DataError(f"random_crop: reflect needs padding below the image's size, {padding} ≥ {min(height, width)}")
-    return mirror_edges(x_BCHW, padding, padding)
-
-
-def mirror_edges(x_BCHW: Tensor, rows: int, columns: int) -> Tensor:
-    """Padded by its mirror image, the edge itself not repeated; any dtype, unlike torch's reflect padding."""
-    height, width = x_BCHW.shape[-2:]
-    device = x_BCHW.device
-    return x_BCHW[:, :, _reflect(height, rows, device)][..., _reflect(width, columns, device)]
-
-
-def _reflect(size: int, padding: int, device: torch.device) -> Tensor:
-    index = torch.arange(-padding, size + padding, device=device).abs()
-    return torch.where(index >= size, 2 * (size - 1) - index, index)
+def mirror_edges(x_BCHW: Tensor, padding: int) -> Tensor:
+    """Pad by reflection without repeating the edge, for any dtype (torch's own reflect padding takes floats)."""
+    if padding >= min(x_BCHW.shape[-2:]):
+        size = min(x_BCHW.shape[-2:])
+        raise DataError(f"random_crop: reflect needs padding below the image's size, {padding} ≥ {size}")
+    for dim in (-2, -1):
+        size = x_BCHW.shape[dim]
+        index = torch.arange(-padding, size + padding, device=x_BCHW.device).abs()
+        x_BCHW = x_BCHW.index_select(dim, torch.where(index >= size, 2 * (size - 1) - index, index))
+    return x_BCHW

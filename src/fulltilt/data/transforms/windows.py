@@ -1,4 +1,4 @@
-"""Random windows in images: a place each, of random area and aspect ratio. Nothing here waits for the device."""
+"""Random windows in images, one for each image of a batch. Nothing here synchronises with the device."""
 
 from __future__ import annotations
 
@@ -10,37 +10,27 @@ import torch
 from torch import Tensor
 
 _N_TRIES = 10  # for a window that fits; torchvision's number
-
-
-WINDOW_DRAWS = 2 * _N_TRIES + 2
-"""Numbers from [0, 1) that ``draw_windows`` takes for each image."""
+WINDOW_DRAWS = 2 * _N_TRIES + 2  # numbers from [0, 1) that ``draw_windows`` takes for each image
 
 
 class Windows(NamedTuple):
-    """(B,) int64 each, in pixels; ``found`` (B,) is false where no window fitted and the fallback stands in."""
+    """``edges`` are top, left, height and width in pixels, (B,) int64; ``found`` is false for the fallback."""
 
-    tops: Tensor
-    lefts: Tensor
-    heights: Tensor
-    widths: Tensor
+    edges: tuple[Tensor, Tensor, Tensor, Tensor]
     found: Tensor
-
-    @property
-    def edges(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.tops, self.lefts, self.heights, self.widths
 
 
 def draw_index(u_B: Tensor, n_values: int | Tensor) -> Tensor:
-    """(B,) int64 from {0, …, n_values − 1}; float32 keeps u · n below n for every u below 1."""
+    """Map u from [0, 1) to (B,) int64 from {0, …, n_values − 1}; u · n stays below n in float32."""
     return (u_B * n_values).long()
 
 
 def draw_windows(
     u_BD: Tensor, height: int, width: int, scale: Sequence[float], ratio: Sequence[float], *, smaller: bool = False
 ) -> Windows:
-    """The first window that fits of ten with an area share from ``scale`` and a width over height from ``ratio``.
+    """Take the first of ten random windows that fits; else the largest centred one inside the ratio bounds.
 
-    Where none does: the largest centred one inside the ratio bounds.
+    Windows have an area share from ``scale`` and a width over height from ``ratio``.
 
     Args:
         u_BD: ``WINDOW_DRAWS`` numbers from [0, 1) an image.
@@ -62,10 +52,23 @@ def draw_windows(
     lefts_B = draw_index(u_BD[:, -1], width - widths_B + 1)
     wide = min(width, max(1, round(height * ratio[1])))
     high_ = min(height, max(1, round(width / ratio[0])))
-    return Windows(
+    edges = (
         torch.where(found_B, tops_B, (height - high_) // 2),
         torch.where(found_B, lefts_B, (width - wide) // 2),
         torch.where(found_B, heights_B, high_),
         torch.where(found_B, widths_B, wide),
-        found_B,
     )
+    return Windows(edges, found_B)
+
+
+def mark_boxes(x_BCHW: Tensor, tops_B: Tensor, lefts_B: Tensor, heights: Tensor | int, widths: Tensor | int) -> Tensor:
+    """Return a mask (B, 1, H, W) that is true inside the box of each image; boxes may reach over the border."""
+    in_rows_BH = _mark_stretch(x_BCHW.shape[-2], tops_B, heights)
+    in_columns_BW = _mark_stretch(x_BCHW.shape[-1], lefts_B, widths)
+    return in_rows_BH[:, None, :, None] & in_columns_BW[:, None, None, :]
+
+
+def _mark_stretch(length: int, starts_B: Tensor, sizes: Tensor | int) -> Tensor:
+    places = torch.arange(length, device=starts_B.device)
+    ends_B = starts_B + sizes
+    return (places >= starts_B[:, None]) & (places < ends_B[:, None])

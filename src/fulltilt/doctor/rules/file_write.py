@@ -1,4 +1,4 @@
-"""file-write: a file is written at every step, while the step waits for it."""
+"""Rule file-write: the step waits while a file is written at every step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fulltilt.doctor.proof import compute_proof
 from fulltilt.doctor.source import Source, build_suspicion, get_dotted, get_full_name
 
 NAME = "file-write"
-MIN_SHARE_PCT = 1.0  # of a step
+MIN_SHARE_PCT = 1.0  # of the step's time
 FIX = "write it every N steps, under an `if`, or once after the loop"
 SAVES = re.compile(r"(torch|numpy)\.save\w*$|(json|pickle)\.dump$")
 METHODS = ("to_csv", "to_json", "to_parquet", "savefig", "write_text", "write_bytes")
@@ -32,7 +32,7 @@ def read(source: Source) -> list[Finding]:
         end = min(again, default=len(source.lines) + 1)
         uses = [use for _, use in calls if call.lineno <= use.lineno < end and _uses(use, name)]
         told.update(uses)
-        first = min(uses, key=lambda use: use.lineno, default=call)  # the line that writes, where it can be told
+        first = min(uses, key=lambda use: use.lineno, default=call)  # the line that writes, if known
         findings.append(build_suspicion(source, NAME, first, seen.why, FIX))
     for seen, call in calls:
         if call not in told and is_save(source, call):
@@ -41,7 +41,7 @@ def read(source: Source) -> list[Finding]:
 
 
 def is_save(source: Source, call: ast.Call) -> bool:
-    """A call that writes a whole file by itself."""
+    """Return whether a call writes a whole file by itself."""
     if SAVES.match(get_full_name(source, get_dotted(call.func))):
         return True
     return isinstance(call.func, ast.Attribute) and call.func.attr in METHODS and bool(call.args)
@@ -59,12 +59,12 @@ def _opens_to_write(source: Source, call: ast.Call) -> bool:
 
 
 def _list_bound(source: Source) -> dict[ast.AST, str]:
-    """Call → the name that its result gets."""
+    """Map each call to the name that its result is assigned to."""
     return {value: name for (_, name), values in source.values.items() for value in values}
 
 
 def _uses(call: ast.Call, file: str | None) -> bool:
-    """Whether a call writes into ``file``: it is an argument, or the receiver of anything but close()."""
+    """Return whether a call writes into ``file``: as an argument, or as the receiver of a method but close()."""
     if file is None:
         return False
     if isinstance(call.func, ast.Attribute) and get_dotted(call.func.value) == file:
@@ -73,7 +73,7 @@ def _uses(call: ast.Call, file: str | None) -> bool:
 
 
 def judge(observation: Observation) -> list[Finding]:
-    """Find lines that write a file in nearly every step; of one such file the gain without it is proved."""
+    """Find lines that write a file in nearly every step; the gain of one of them is proved."""
     n_steps, step_ms = observation.n_present, compute_step_ms(observation)
     by_file: dict[tuple[Any, ...], list[Site]] = {}
     for site in observation.sites:
@@ -84,7 +84,7 @@ def judge(observation: Observation) -> list[Finding]:
         write_ms = sum(site.ns for site in sites) / n_steps / 1e6
         if 100 * write_ms / step_ms < MIN_SHARE_PCT:
             continue
-        costliest = max(sites, key=lambda site: (site.does != "open", site.ns))  # where it is written, if that is told
+        costliest = max(sites, key=lambda site: (site.does != "open", site.ns))  # where it is written, if known
         finding = Finding(
             rule=NAME,
             file=costliest.file,

@@ -1,4 +1,4 @@
-"""host-sync: a value is read from the device at every step, so Python waits until the device has computed it."""
+"""Rule host-sync: a value is read from the device at every step, so Python waits for the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REDUCTIONS = ("sum", "mean", "norm", "detach")
 
 def read(source: Source) -> list[Finding]:
     saves = (seen.node for seen in source.each_step if isinstance(seen.node, ast.Call) and is_save(source, seen.node))
-    saved = {inner for save in saves for inner in ast.walk(save)}  # what copies for a file is the file's matter
+    saved = {inner for save in saves for inner in ast.walk(save)}  # a copy for a file belongs to the file rule
     return [
         build_suspicion(source, NAME, seen.node, seen.why, FIX)
         for seen in source.each_step
@@ -43,7 +43,7 @@ def _waits(source: Source, seen: Reached) -> bool:
 
 
 def _is_loss(source: Source, scope: ast.AST, value: ast.expr) -> bool:
-    """A name that ``.backward()`` is called on in the same function, and that never gets a plain number there."""
+    """Return whether ``.backward()`` is called on the name in this function, and it is never a plain number."""
     name = get_dotted(value)
     given = [value for value in find_values(source, scope, name or "") if not isinstance(value, ast.Constant)]
     if not name or any(is_on_host(source, scope, value) for value in given):
@@ -67,12 +67,12 @@ def _is_reduction(source: Source, scope: ast.AST, value: ast.expr) -> bool:
 def judge(observation: Observation) -> list[Finding]:
     """Find lines that make the host wait for the device in nearly every step.
 
-    Where a CPU stands in for the device they cost nothing. On a GPU the host's own part of the step (all but forward,
-    backward and optimizer) could otherwise run while the device computes; with them the device may stand idle then.
+    On a CPU they cost nothing. On a GPU the host's own part of the step (all but forward, backward and optimizer) could
+    overlap with the device's work; a synchronisation prevents that, and the device may idle.
     """
     shares_pct = compute_breakdown_pct(observation)
     host_pct = 100 - sum(shares_pct[kind] for kind in ("forward", "backward", "optimizer"))
-    by_line: dict[tuple[str, int], Finding] = {}  # of x.cpu().tolist() one call waits, the rest finds it done
+    by_line: dict[tuple[str, int], Finding] = {}  # in x.cpu().tolist() only the first call waits
     for site in observation.sites:
         if site.kind != "host_sync" or site.n_steps < EVERY_STEP_SHARE * observation.n_steps:
             continue

@@ -1,4 +1,4 @@
-"""slow-transform: a DataLoader runs Python for every element of a sample, or reads a whole file for every sample."""
+"""Rule slow-transform: loading runs Python for each element of a sample, or reads a whole file for each sample."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fulltilt.doctor.source import (
 )
 
 NAME = "slow-transform"
-MIN_WAIT_PCT = 5.0  # of a step, for which it waits for data
-MIN_SAMPLE_SHARE = 0.4  # of the time that loading a sample takes
+MIN_WAIT_PCT = 5.0  # least share of a step spent waiting for data
+MIN_SAMPLE_SHARE = 0.4  # least share of the time of loading a sample
 FIX_WATCHED = "do it once and keep it, or on whole arrays"
 FIX_BESIDE = f"{FIX_WATCHED}, or beside training (num_workers)"
 FIX_LOOP = "replace the loop by array operations on the whole sample, or do it once before training"
@@ -35,7 +35,7 @@ FIX_CALLS = {
 WHOLE_FILES = re.compile(
     r"pandas\.read_\w+|h5py\.File|numpy\.(load|loadtxt|genfromtxt)|json\.load|pickle\.load|torch\.load"
 )
-FEW = 16  # elements that a loop may have without being one over a sample's
+FEW = 16  # a loop over fewer elements is not one over a sample's elements
 _FIELDS = re.compile(
     r"key|field|name|col|modal|_type|\.split\(.+\)|\.(items|values)\(\)|\.(size|shape)$", re.IGNORECASE
 )
@@ -55,7 +55,7 @@ def read(source: Source) -> list[Finding]:
 
 
 def _find_loops(source: Source) -> Iterator[Reached]:
-    """The outermost loops over elements; of what takes a batch, not the loop over its samples."""
+    """Yield the outermost loops over elements; a batch function's loop over samples is left out."""
     loops = [(seen, seen.node) for seen in source.each_sample if isinstance(seen.node, Loop)]
     nested = {inner for _, loop in loops for inner in ast.walk(loop) if inner is not loop}
     told: set[ast.AST] = set()
@@ -66,7 +66,7 @@ def _find_loops(source: Source) -> Iterator[Reached]:
 
 
 def _is_over_elements(loop: Loop) -> bool:
-    """Whether the loop's variable is an index, or a number to compute with: not one of a few transforms or fields."""
+    """Return whether the loop runs over indices or numbers, and not over a few transforms or fields."""
     if isinstance(loop, ast.While):
         return _is_index(loop, _list_names(loop.test))
     generators = [loop] if isinstance(loop, ast.For) else loop.generators
@@ -135,7 +135,7 @@ def _find_fix(source: Source, seen: Reached, call: ast.Call) -> str | None:
 
 
 def _is_own(source: Source, scope: ast.AST, file: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether which file it is follows from the sample asked for, or is drawn: then it is no file for all of them."""
+    """Return whether the file depends on the sample or a random draw, so that it differs between samples."""
     names = _list_names(file)
     if _DRAWN.search(ast.unparse(file)) or names & set(list_parameters(scope)):
         return True
@@ -144,7 +144,7 @@ def _is_own(source: Source, scope: ast.AST, file: ast.expr, seen: frozenset[str]
 
 
 def judge(observation: Observation) -> list[Finding]:
-    """Find the function of user code that most of a sample's time goes into, where the steps wait for data."""
+    """Find the user's function that takes most of a sample's time, if steps wait for data."""
     wait_pct = compute_breakdown_pct(observation)["data_wait"]
     samples = observation.samples
     if samples is None or wait_pct < MIN_WAIT_PCT or not samples.total_ns:

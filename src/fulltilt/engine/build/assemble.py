@@ -1,4 +1,4 @@
-"""From a configuration to a Workload: model, data, loss, optimizer and task found by name and joined."""
+"""Builds a Workload from a configuration: finds model, data, loss, optimizer and task by name and joins them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build_workload(config: Config) -> Workload:
 
 
 def name_run(config: Config) -> str:
-    """The configured name, else the file's, else the task's."""
+    """Return the configured name, else the file's, else the task's."""
     if config.run.name:
         return config.run.name
     return Path(config.source).stem if config.source else parse_call(config.task).name.replace(":", "_")
@@ -45,7 +45,7 @@ def name_run(config: Config) -> str:
 
 @contextlib.contextmanager
 def _say_where(config: Config) -> Iterator[None]:
-    """A value that cannot be built is told with the file and line it came from, as one that cannot be read is."""
+    """Add the file and line of a value to the error that says it cannot be built."""
     try:
         yield
     except ConfigError as error:
@@ -81,9 +81,8 @@ def _build_named(config: Config) -> Workload:
 
 
 def _import_workload(config: Config) -> Workload:
-    found = build_component(
-        config.task, {}, kind="task", where="task", base_dir=config.base_dir, path=config.data.path, lr=config.optim.lr
-    )
+    given = {"path": config.data.path, "lr": config.optim.lr}
+    found = build_component(config.task, {}, **_place(config, "task", "task"), **given)
     if not isinstance(found, Workload):
         raise ConfigError(
             f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one",
@@ -99,69 +98,68 @@ def _build_model(config: Config, train: Callable[[], Dataset]) -> Any:
 
 
 def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], Dataset] | None]:
-    """Functions that build the training and validation set; each builds once, a dataset holds no state of a run."""
+    """Return functions that build the training and validation set, each once: a dataset holds no state of a run."""
     text = config.data.dataset
     assert text is not None
-    train = functools.cache(functools.partial(_build_dataset, config, text, "train", "data.dataset"))
+
+    def plan(text: str, split: str, where: str) -> Callable[[], Dataset]:
+        return functools.cache(functools.partial(_build_dataset, config, text, split, where))
+
+    train = plan(text, "train", "data.dataset")
     if config.data.val_dataset is not None:
-        other = functools.partial(_build_dataset, config, config.data.val_dataset, "val", "data.val_dataset")
-        return train, functools.cache(other)
+        return train, plan(config.data.val_dataset, "val", "data.val_dataset")
     if "split" not in _read_parameters(_find_dataset(config, text, "data.dataset")):
         return train, None
-    return train, functools.cache(functools.partial(_build_dataset, config, text, "val", "data.dataset"))
+    return train, plan(text, "val", "data.dataset")
 
 
 def _build_dataset(config: Config, text: str, split: str, where: str) -> Dataset:
-    with _say_where(config):
-        return _build_dataset_at(config, text, split, where)
-
-
-def _build_dataset_at(config: Config, text: str, split: str, where: str) -> Dataset:
-    target = _find_dataset(config, text, where)
-    transform: Any = config.data.transform.train if split == "train" else config.data.transform.val
     name = parse_call(text).name
+    transform: Any = config.data.transform.train if split == "train" else config.data.transform.val
     given: dict[str, Any] = {"split": split}
     if config.data.path is not None:
         given["path"] = config.data.path
-    if transform is not None:
-        if "transform" not in _read_parameters(target):
-            raise ConfigError(
-                f"{name} takes no transform; remove it, or transform inside the dataset", key="data.transform"
-            )
-        given["transform"] = transform if name in DATASETS else build_pipeline(transform)
-    dataset = build_component(
-        text, _find_datasets(config), kind="dataset", where=where, base_dir=config.base_dir, **given
-    )
-    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
-        raise ConfigError(f"{name} returned {type(dataset).__name__}, expected a Dataset", key=where)
-    return dataset
+    with _say_where(config):
+        if transform is not None:
+            if "transform" not in _read_parameters(_find_dataset(config, text, where)):
+                raise ConfigError(
+                    f"{name} takes no transform; remove it, or transform inside the dataset", key="data.transform"
+                )
+            given["transform"] = transform if name in DATASETS else build_pipeline(transform)
+        dataset = build_component(text, _find_datasets(config), **_place(config, "dataset", where), **given)
+        if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
+            raise ConfigError(f"{name} returned {type(dataset).__name__}, expected a Dataset", key=where)
+        return dataset
 
 
-def _find_datasets(config: Config) -> Mapping[str, Callable[..., Dataset]]:
-    return {
-        name: functools.partial(builder, base_dir=config.base_dir)
-        if "base_dir" in _read_parameters(builder)
-        else builder
-        for name, builder in DATASETS.items()
-    }
+def _find_datasets(config: Config) -> dict[str, Callable[..., Dataset]]:
+    found = dict(DATASETS)
+    for name, builder in DATASETS.items():
+        if "base_dir" in _read_parameters(builder):
+            found[name] = functools.partial(builder, base_dir=config.base_dir)
+    return found
 
 
 def _find_dataset(config: Config, text: str, where: str) -> Any:
-    return find_target(
-        parse_call(text).name, _find_datasets(config), kind="dataset", where=where, base_dir=config.base_dir
-    )
+    return find_target(parse_call(text).name, _find_datasets(config), **_place(config, "dataset", where))
+
+
+def _place(config: Config, kind: str, where: str) -> dict[str, Any]:
+    """Return what finding a component needs beside its name: for messages, and where the user's modules lie."""
+    return {"kind": kind, "where": where, "base_dir": config.base_dir}
 
 
 def _build_loss(config: Config) -> Callable[[Any, Any], Any]:
-    """A name with arguments builds the loss; a user's function of (outputs, targets) is the loss."""
+    """Build the loss by name; a user's function of (outputs, targets) is the loss itself."""
     assert config.loss is not None
     call = parse_call(config.loss)
+    place = _place(config, "loss", "loss")
     if ":" in call.name and not call.args and not call.kwargs:
-        target = find_target(call.name, LOSSES, kind="loss", where="loss", base_dir=config.base_dir)
+        target = find_target(call.name, LOSSES, **place)
         needed = [p for p in _read_parameters(target).values() if p.default is p.empty]
         if inspect.isfunction(target) and len(needed) >= 2:
             return target
-    loss = build_component(config.loss, LOSSES, kind="loss", where="loss", base_dir=config.base_dir)
+    loss = build_component(config.loss, LOSSES, **place)
     if not callable(loss):
         raise ConfigError(
             f"{config.loss} returned {type(loss).__name__}, expected (outputs, targets) -> scalar", key="loss"
@@ -170,9 +168,10 @@ def _build_loss(config: Config) -> Callable[[Any, Any], Any]:
 
 
 def _plan_optimizer(config: Config) -> Callable[[Any], Optimizer]:
-    """A function (parameters) -> Optimizer; a misspelt name or argument is told now and not when it is called."""
+    """Return a function (parameters) -> Optimizer; a misspelt name is an error already here."""
     name = parse_call(config.optim.optimizer).name
-    find_target(name, OPTIMIZERS, kind="optimizer", where="optim.optimizer", base_dir=config.base_dir)
+    place = _place(config, "optimizer", "optim.optimizer")
+    find_target(name, OPTIMIZERS, **place)
 
     def build_optimizer(parameters: Any) -> Optimizer:
         given = {"parameters": parameters, "params": parameters, "lr": config.optim.lr}
@@ -180,14 +179,7 @@ def _plan_optimizer(config: Config) -> Callable[[Any], Optimizer]:
             given["weight_decay"] = config.optim.weight_decay
         with _say_where(config):
             try:
-                return build_component(
-                    config.optim.optimizer,
-                    OPTIMIZERS,
-                    kind="optimizer",
-                    where="optim.optimizer",
-                    base_dir=config.base_dir,
-                    **given,
-                )
+                return build_component(config.optim.optimizer, OPTIMIZERS, **place, **given)
             except ValueError as error:  # torch's own refusal of a value; of the user's code the place is needed
                 if name not in OPTIMIZERS:
                     raise

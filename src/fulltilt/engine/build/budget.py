@@ -1,4 +1,4 @@
-"""What a run keeps in host memory beside itself, against what is free: batches on their way, copies for checkpoints."""
+"""Compares the host memory that batches and checkpoints of a run take with what is free."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from fulltilt.data.loading.placement import read_free_ram_bytes
 from fulltilt.engine.step.rng import capture_rng, restore_rng
 from fulltilt.hardware import read_shm
+from fulltilt.measure.nested import list_tensors
 from fulltilt.records import format_bytes
 
 if TYPE_CHECKING:
@@ -23,41 +23,35 @@ DEFAULT_PREFETCH = 2  # of torch's DataLoader
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class HostBudget:
-    """What a run takes at most, in bytes. What each worker process takes for itself is not known and not in it.
+    """What a run takes at most; what each worker process takes for itself is not known and not in it."""
 
-    Attributes:
-        n_workers: Of all ranks on this machine.
-        batch_bytes: A worker's training batch: of several ranks that of the largest part.
-        batches_bytes: Batches that workers have ready or hand over, of training and of an evaluation beside it.
-        checkpoint_bytes: The copy that ``run.async_checkpoint`` writes from, once the optimizer has its state.
-        shm_free_bytes: Of /dev/shm, where workers hand batches over; None where there is none.
-    """
-
-    n_workers: int
+    n_workers: int  # of all ranks on this machine
     prefetch_factor: int
-    batch_bytes: int
-    batches_bytes: int
-    checkpoint_bytes: int
+    batch_bytes: int  # of a worker's training batch: the largest rank's part
+    batches_bytes: int  # of batches that workers have ready or hand over, in training and an evaluation beside it
+    checkpoint_bytes: int  # of the copy that run.async_checkpoint writes from, once the optimizer has its state
     free_bytes: int
-    shm_free_bytes: int | None
+    shm_free_bytes: int | None  # of /dev/shm, where workers hand batches over; None where there is none
 
     @property
     def total_bytes(self) -> int:
         return self.batches_bytes + self.checkpoint_bytes
 
     def describe(self) -> str:
+        """Say in one line what is needed and what is free."""
         text = "no batches beside the one in use"
         if self.n_workers:
             workers = f"{self.n_workers} worker{'s' if self.n_workers > 1 else ''}"
             each = f"{workers} × {self.prefetch_factor} batches of {format_bytes(self.batch_bytes)}"
-            beside = " and those of an evaluation" if self.batches_bytes > self._count_training_bytes() else ""
+            training_bytes = self.n_workers * self.prefetch_factor * self.batch_bytes
+            beside = " and those of an evaluation" if self.batches_bytes > training_bytes else ""
             text = f"{format_bytes(self.batches_bytes)} for {each}{beside}"
         if self.checkpoint_bytes:
             text += f", {format_bytes(self.checkpoint_bytes)} for the copy that a checkpoint is written from"
         return f"{text}; {format_bytes(self.free_bytes)} are free"
 
     def find_problem(self) -> str | None:
-        """What there is too little of, with the remedy; None when all fits."""
+        """Say what there is too little of, with the remedy; return None when all fits."""
         if self.n_workers and self.shm_free_bytes is not None and self.batches_bytes > self.shm_free_bytes:
             return (
                 f"the workers' batches need {format_bytes(self.batches_bytes)} of /dev/shm, which has "
@@ -70,12 +64,9 @@ class HostBudget:
         remedies += ["run.async_checkpoint: false"] if self.checkpoint_bytes else []
         return f"host memory is short: {self.describe()}; use {' or '.join(remedies)}"
 
-    def _count_training_bytes(self) -> int:
-        return self.n_workers * self.prefetch_factor * self.batch_bytes
-
 
 def estimate_host_budget(run: Run, n_ranks: int | None = None) -> HostBudget | None:
-    """The budget of a built run; None where a sample cannot be looked at: a stream, or one that cannot be read.
+    """Estimate the budget of a built run; None for a stream, or where a sample cannot be read.
 
     Args:
         n_ranks: On this machine, of a run that only one process has built; None: those that have.
@@ -83,12 +74,9 @@ def estimate_host_budget(run: Run, n_ranks: int | None = None) -> HostBudget | N
     Cost: reads one sample, with the random generators put back as they were.
     """
     n_workers = run.loader.num_workers
-    sample_bytes = 0
-    if n_workers:
-        found = _measure_sample_bytes(run)
-        if found is None:
-            return None
-        sample_bytes = found
+    sample_bytes = _measure_sample_bytes(run) if n_workers else 0
+    if sample_bytes is None:
+        return None
     prefetch = run.loader.prefetch_factor or DEFAULT_PREFETCH
     val_batch_size = 0
     if run.workload.validation is not None and run.config is not None:
@@ -124,15 +112,12 @@ def _measure_sample_bytes(run: Run) -> int | None:
 
 
 def estimate_state_bytes(run: Run) -> int:
-    """Weights and, for every one that is trained, the two moments that most optimizers keep."""
+    """Estimate the bytes of weights, buffers and the two moments that most optimizers keep."""
     model = run.setup.model
-    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return 2 * trained + sum(v.numel() * v.element_size() for v in (*model.parameters(), *model.buffers()))
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    return 2 * trained + sum(v.nbytes for v in (*model.parameters(), *model.buffers()))
 
 
 def count_bytes(value: Any) -> int:
-    """Of the tensors in a nested batch."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return sum(map(count_bytes, parts))
+    """Return the bytes of the tensors in a nested batch."""
+    return sum(tensor.nbytes for tensor in list_tensors(value))

@@ -1,4 +1,4 @@
-"""From a configuration and a plan to a run that can take its first step; levers are applied stage by stage."""
+"""Builds a run from a configuration and a plan, and applies the levers stage by stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from fulltilt.config import parse_on_bad_sample
+from fulltilt.config import config_from_values, parse_on_bad_sample
 from fulltilt.data import BatchTransform, build_loader, build_mix
 from fulltilt.data.seeds import compute_seed
 from fulltilt.data.transforms.mixing import Mix
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from fulltilt.config import Config
     from fulltilt.engine.ranks.parallel import GradientSync
 
-DEFAULT_SEED = 42
-
 
 def build_run(
     config: Config | None,
@@ -49,14 +47,14 @@ def build_run(
     """Build model, data and optimizer, and put every value of ``plan`` in force.
 
     Args:
-        config: May be None when ``workload`` is given: then shuffled, unclipped, with every sample.
+        config: May be None when ``workload`` is given: then its defaults hold.
         plan: One value for every lever; a precision and a placement of "auto" are resolved here.
         device: "cpu", "cuda", "cuda:1".
-        workload: What ``config`` names when None.
+        workload: The one that ``config`` names when None.
         seed: That of the configuration when None. Runs with one seed start from equal weights and see equal batches.
         strict: False takes switches that cannot apply here at their default, with a note (``levers.settle_plan``).
         world: The ranks that train together; all of them build, each on its own device.
-        started_with: The placement of a run that goes on, for one of "auto".
+        started_with: The placement that a run which goes on had, for one of "auto".
 
     Raises:
         PlanObstacleError: a value of the plan cannot apply to this model on this device.
@@ -66,14 +64,22 @@ def build_run(
     """
     device = check_device(device)
     _check_complete(plan)
-    workload = _resolve_workload(config, workload)
-    options = config.data if config is not None else None
-    seed = seed if seed is not None else config.run.seed if config is not None else DEFAULT_SEED
-    dataset, model = _build_parts(workload, seed)
+    if workload is None:
+        if config is None:
+            raise UsageError("build_run needs a configuration or a workload, and got neither")
+        from fulltilt.engine.build.assemble import build_workload
+
+        workload = build_workload(config)
+    settings = config or config_from_values({}, base_dir=".")
+    seed = settings.run.seed if seed is None else seed
+    seed_everything(seed)
+    dataset = workload.dataset()
+    seed_everything(seed)  # what the dataset draws does not change the model
+    model = _build_model(workload)
     world.arrive()  # before the first word between ranks: one that hangs in the user's code is behind the others
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
     facts = describe(model, dataset, device, is_batch_known=workload.collate is None, n_ranks=world.n_ranks)
-    may_hold = options is None or parse_on_bad_sample(options.on_bad_sample) is None
+    may_hold = parse_on_bad_sample(settings.data.on_bad_sample) is None
     plan, notes = resolve_plan(plan, facts, may_hold=may_hold, started_with=started_with, world=world)
     plan = _settle(plan, facts, notes, strict)
 
@@ -81,10 +87,13 @@ def build_run(
     _apply_stage("environment", plan, setup)
     _apply_stage("loader", plan, setup)
     loader_generator = torch.Generator().manual_seed(seed)
-    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, options, world)
-    sync = _place_model(setup, plan, model, config, workload, world)
+    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, settings, world)
+    sync = _place_model(setup, plan, model, settings, workload, world)
     _apply_stage("compile", plan, setup)
-    transform = _plan_transform(setup, plan, options, dataset)
+    transform = build_transform(setup.loader, setup, mix=build_mix(settings.data.mix, dataset))
+    if transform is not None and plan["compile"]:
+        transform.compile(setup.notes)
+    setup.state["transform"] = transform
     plan, facts = _place_optimizer(setup, plan, facts, workload, strict)
 
     # What building consumed differs between plans; training starts from the same numbers. Ranks draw their own.
@@ -103,12 +112,12 @@ def build_run(
         batch_size=plan["batch_size"],
         steps_per_epoch=None if n_samples is None else -(-len(setup.loader) // setup.accumulate),
         seed=seed,
-        clip_norm=config.optim.clip_norm if config is not None else None,
+        clip_norm=settings.optim.clip_norm,
         generator=torch.Generator(device).manual_seed(own_seed),
         loader_generator=loader_generator,
         notes=setup.notes,
         transform=transform,
-        average=_average_weights(config, setup),
+        average=_average_weights(settings, setup),
         world=world,
         sync=sync,
     )
@@ -117,38 +126,21 @@ def build_run(
     return run
 
 
-def _build_parts(workload: Workload, seed: int) -> tuple[Any, nn.Module]:
-    """Dataset and model, each from the seed: what one draws does not change the other."""
-    seed_everything(seed)
-    dataset = workload.dataset()
-    seed_everything(seed)
-    return dataset, _build_model(workload)
-
-
-def _plan_transform(setup: Setup, plan: Plan, options: Any, dataset: Any) -> BatchTransform | None:
-    """That of training, compiled where the model is."""
-    transform = build_transform(setup.loader, setup, mix=build_mix(options.mix, dataset) if options else None)
-    if transform is not None and plan["compile"]:
-        transform.compile(setup.notes)
-    setup.state["transform"] = transform
-    return transform
-
-
 def build_transform(loader: DataLoader, setup: Setup, *, mix: Mix | None = None) -> BatchTransform | None:
-    """What the step does to the batches of ``loader`` before anything else; None: nothing is left to do."""
+    """Build what the step does first to the batches of ``loader``; None where nothing is left to do."""
     pipeline = getattr(loader, "transform", None)
     if pipeline is None and mix is None:
         return None
     return BatchTransform(pipeline, mix=mix, memory_format=setup.input_memory_format)
 
 
-def _average_weights(config: Config | None, setup: Setup) -> WeightAverage | None:
-    """Kept up by a hook of the optimizer: every kind of step has it.
+def _average_weights(config: Config, setup: Setup) -> WeightAverage | None:
+    """Build the average of the weights, which a hook of the optimizer keeps up.
 
-    A step that an fp16 scaler leaves out has not, unless the optimizer is fused: the kernel skips that update on the
-    device, the hook runs, and the average counts a step in which the weights stood still.
+    The hook does not run where an fp16 scaler leaves out a step, unless the optimizer is fused: that kernel skips the
+    update on the device, and the average counts a step in which the weights stood still.
     """
-    if config is None or config.optim.ema is None:
+    if config.optim.ema is None:
         return None
     average = WeightAverage(setup.model, config.optim.ema)
     setup.optimizer.register_step_post_hook(average.update)
@@ -157,10 +149,10 @@ def _average_weights(config: Config | None, setup: Setup) -> WeightAverage | Non
 
 
 def check_device(device: str | torch.device) -> torch.device:
-    """The device with its index.
+    """Return the device with its index.
 
     Raises:
-        DeviceError: no such device; says what there is.
+        DeviceError: there is no such device; the message says what there is.
     """
     try:
         device = torch.device(device)
@@ -171,21 +163,11 @@ def check_device(device: str | torch.device) -> torch.device:
     if device.type != "cuda":
         raise DeviceError(f"device {device} is not supported; use cpu, cuda or cuda:N")
     n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = device.index if device.index is not None else 0
+    index = device.index or 0
     if index >= n_devices:
         there = f"{n_devices} CUDA devices" if n_devices else "no CUDA device"
         raise DeviceError(f"device {device} is not there: torch {torch.__version__} sees {there}; use cpu, or auto")
     return torch.device("cuda", index)
-
-
-def _resolve_workload(config: Config | None, workload: Workload | None) -> Workload:
-    if workload is not None:
-        return workload
-    if config is None:
-        raise UsageError("build_run needs a configuration or a workload, and got neither")
-    from fulltilt.engine.build.assemble import build_workload
-
-    return build_workload(config)
 
 
 def _check_complete(plan: Plan) -> None:
@@ -206,7 +188,7 @@ def _apply_stage(stage: Stage, plan: Plan, setup: Setup) -> None:
 
 
 def _settle(plan: Plan, facts: Facts, notes: list[str], strict: bool) -> Plan:
-    """The plan as it will run; what it changes is added to ``notes``."""
+    """Return the plan as it will run; what changes is added to ``notes``."""
     if not strict:
         plan, changed = settle_plan(plan, facts)
         notes += changed
@@ -229,9 +211,16 @@ def _check_length(dataset: Any, batch_size: int, name: str) -> int | None:
 
 
 def _place_optimizer(setup: Setup, plan: Plan, facts: Facts, workload: Workload, strict: bool) -> tuple[Plan, Facts]:
-    """The optimizer and the levers behind it; the plan and the facts, now that it is known."""
-    setup.optimizer = _build_optimizer(workload, setup.model)
-    facts = dataclasses.replace(facts, optimizer=name_optimizer(setup.optimizer))
+    """Build the optimizer and apply the levers behind it; return the plan and the facts, now that it is known."""
+    parameters = [p for p in setup.model.parameters() if p.requires_grad]
+    if not parameters:
+        raise UsageError(f"the model of {workload.name} has no parameter that requires a gradient; nothing to train")
+    optimizer = setup.optimizer = (workload.optimizer or optim.AdamW)(parameters)
+    if not isinstance(optimizer, optim.Optimizer):
+        raise UsageError(
+            f"the optimizer of {workload.name} returned {type(optimizer).__name__}; it must return an Optimizer"
+        )
+    facts = dataclasses.replace(facts, optimizer=name_optimizer(optimizer))
     plan = _settle(plan, facts, setup.notes, strict)
     for stage in STAGES[STAGES.index("optimizer") :]:
         _apply_stage(stage, plan, setup)
@@ -241,9 +230,9 @@ def _place_optimizer(setup: Setup, plan: Plan, facts: Facts, workload: Workload,
 
 
 def _place_model(
-    setup: Setup, plan: Plan, model: nn.Module, config: Config | None, workload: Workload, world: World
+    setup: Setup, plan: Plan, model: nn.Module, config: Config, workload: Workload, world: World
 ) -> GradientSync | None:
-    """The model onto its device, and around it what joins the ranks; levers of the stage "model" come between."""
+    """Place the model on its device, apply the levers of stage "model", and wrap it in what joins the ranks."""
     setup.model = model.train()
     if not world.is_divided:
         setup.model = model.to(setup.device)
@@ -254,8 +243,7 @@ def _place_model(
 
     if obstacles := find_obstacles_to_ranks(world.n_ranks, plan["batch_size"], config, workload):
         raise UsageError("; ".join(obstacles))
-    wanted, static_graph = (config.speed.shard, config.speed.static_graph) if config is not None else ("auto", True)
-    is_sharded, note = parallel.choose_shard(wanted, model, setup.device, world)
+    is_sharded, note = parallel.choose_shard(config.speed.shard, model, setup.device, world)
     if not is_sharded:
         setup.model = model.to(setup.device)
     _apply_stage("model", plan, setup)
@@ -264,28 +252,28 @@ def _place_model(
     if is_sharded:  # block by block onto the device: whole, it might not fit
         setup.forward, sync = parallel.shard(setup.model, setup.device, world)
     else:
-        setup.forward, sync = parallel.replicate(setup.model, static_graph=static_graph)
+        setup.forward, sync = parallel.replicate(setup.model, static_graph=config.speed.static_graph)
     setup.notes += [note] if note else []
     setup.notes += describe_split(setup.model, setup.loader, world.n_ranks)
     return sync
 
 
 def _build_loader(
-    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, options: Any, world: World
+    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, config: Config, world: World
 ) -> DataLoader:
     loader_options = dict(setup.loader_options)
     loader = build_loader(
         dataset,
         batch_size=loader_options.pop("batch_size"),
-        shuffle=True if options is None else options.shuffle,
-        drop_last=False if options is None else options.drop_last,
+        shuffle=config.data.shuffle,
+        drop_last=config.data.drop_last,
         generator=generator,
         options=loader_options,
         worker_options=setup.worker_options,
         collate=workload.collate,
         seed=seed,
         share=world.share,
-        skip_limit=None if options is None else parse_on_bad_sample(options.on_bad_sample),
+        skip_limit=parse_on_bad_sample(config.data.on_bad_sample),
     )
     if loader.num_workers:
         seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()
@@ -295,7 +283,7 @@ def _build_loader(
 
 
 class _ReportThreads:
-    """Runs in each data worker at its start: tells the training process how many threads are in force there."""
+    """Tells the training process, from each data worker at its start, how many threads are in force there."""
 
     def __init__(self, start: Callable[[int], None] | None, seen: Tensor):
         self._start, self._seen = start, seen
@@ -304,18 +292,6 @@ class _ReportThreads:
         if self._start is not None:
             self._start(worker_id)
         self._seen[worker_id] = torch.get_num_threads()
-
-
-def _build_optimizer(workload: Workload, model: nn.Module) -> optim.Optimizer:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise UsageError(f"the model of {workload.name} has no parameter that requires a gradient; nothing to train")
-    optimizer = (workload.optimizer or optim.AdamW)(parameters)
-    if not isinstance(optimizer, optim.Optimizer):
-        raise UsageError(
-            f"the optimizer of {workload.name} returned {type(optimizer).__name__}; it must return an Optimizer"
-        )
-    return optimizer
 
 
 def _build_model(workload: Workload) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What the levers' guards may know of a workload on a device."""
+"""Reads what the levers' guards may know of a workload on a device, and names its parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d
 
 
 def read_facts(source: Run | Workload, device: str | torch.device, machine: Machine | None = None) -> Facts:
-    """Facts of a run, or of a workload that is built on the CPU for the purpose.
+    """Read the facts of a run, or of a workload that is built on the CPU for the purpose.
 
     Cost: for a workload, one model, one dataset and one optimizer.
     """
@@ -57,7 +57,7 @@ def describe(
     is_batch_known: bool = True,
     n_ranks: int = 1,
 ) -> Facts:
-    """Facts of what is built already; the optimizer is left open.
+    """Read the facts of what is built already; the optimizer is left open.
 
     Args:
         is_batch_known: False where a collate function of the user's own decides what a batch is.
@@ -90,8 +90,7 @@ def describe(
 def resolve_plan(
     plan: Plan, facts: Facts, *, may_hold: bool = True, started_with: str | None = None, world: World = ALONE
 ) -> tuple[Plan, list[str]]:
-    """Replace a precision and a placement of ``auto`` by those that suit this machine now; the notes say which, and
-    why.
+    """Replace a precision and a placement of ``auto`` by what suits this machine now; notes say why.
 
     Args:
         may_hold: False where samples that cannot be read are left out.
@@ -109,12 +108,12 @@ def resolve_plan(
 
 
 def count_dataset(dataset: Any) -> int | None:
-    """Length of a map-style dataset; None for one that streams, whose length is a promise at most."""
+    """Return the length of a map-style dataset; None for one that streams, whose length is a promise at most."""
     return None if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") else len(dataset)
 
 
 def describe_data(dataset: Any, facts: Facts) -> str:
-    """Which training set this is, in a few words: its class, its file where it has one, and how much of it there is."""
+    """Name a training set by its class, its file where it has one, and its size."""
     file = getattr(dataset, "path", None)
     name = type(dataset).__name__ if file is None else f"{type(dataset).__name__} of {Path(str(file)).name}"
     size = "a stream" if facts.n_samples is None else f"{facts.n_samples} samples"
@@ -122,17 +121,17 @@ def describe_data(dataset: Any, facts: Facts) -> str:
 
 
 def name_model(model: nn.Module) -> str:
-    """Its class; of one whose weights are divided over ranks, which torch renames, the one it was written as."""
+    """Return a model's class, as it was written: torch renames one whose weights are divided over ranks."""
     return type(model).__name__.removeprefix("FSDP")
 
 
 def name_device(device: torch.device) -> str:
-    """ "cpu", or what the driver calls the GPU."""
+    """Return "cpu", or what the driver calls the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def name_optimizer(optimizer: optim.Optimizer) -> str:
-    """The class of torch.optim whose step it runs: for a subclass with the inherited step, that of its base."""
+    """Name the class of torch.optim whose step runs: for a subclass with the inherited step, its base."""
     step = inspect.unwrap(type(optimizer).step)
     for base in type(optimizer).__mro__:
         if base.__module__.startswith("torch.optim") and inspect.unwrap(base.step) is step:
@@ -157,4 +156,4 @@ def _has_native_bf16(device: torch.device, capability: tuple[int, int] | None) -
     if not hasattr(torch.cpu, "get_capabilities"):  # not in every release
         return None
     features = torch.cpu.get_capabilities()
-    return any(bool(features.get(name)) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
+    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))

@@ -2,102 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from torch import optim
 
-from fulltilt.engine.build.joint_optimizer import JointOptimizer
 from fulltilt.errors import UsageError
 
 
-def sgd(
-    parameters: Any,
-    *,
-    lr: float = 1e-3,
-    weight_decay: float | None = None,
-    momentum: float = 0.0,
-    dampening: float = 0.0,
-    nesterov: bool = False,
-) -> optim.Optimizer:
-    return optim.SGD(
-        parameters, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay or 0.0, nesterov=nesterov
-    )
+class JointOptimizer(optim.Optimizer):
+    """Several optimizers as one, each for parameters of its own: the groups of all are its groups.
+
+    Groups and state are shared with the parts, which have not stepped yet: a learning rate that is set here is theirs.
+    """
+
+    def __init__(self, parts: Sequence[optim.Optimizer]):
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = tuple(parts)
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        super().load_state_dict(dict(state_dict))
+        self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_parts": self._parts}
+
+    def _share(self) -> None:
+        """Let the parts work on this optimizer's groups and state; loading made new ones."""
+        groups = iter(self.param_groups)
+        for part in self._parts:
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state
 
 
-def adam(
-    parameters: Any,
-    *,
-    lr: float = 1e-3,
-    weight_decay: float | None = None,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    amsgrad: bool = False,
-) -> optim.Optimizer:
-    return optim.Adam(
-        parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay or 0.0, amsgrad=amsgrad
-    )
+def _define(kind: type[optim.Optimizer], **defaults: float) -> Callable[..., optim.Optimizer]:
+    """Wrap an optimizer of torch in a function of plain numbers: ``beta1`` and ``beta2`` are its ``betas``."""
 
+    def build(parameters: Any, **options: Any) -> optim.Optimizer:
+        options = defaults | options
+        if "beta1" in options:
+            options["betas"] = options.pop("beta1"), options.pop("beta2")
+        return kind(parameters, **options)
 
-def adamw(
-    parameters: Any,
-    *,
-    lr: float = 1e-3,
-    weight_decay: float | None = None,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    amsgrad: bool = False,
-) -> optim.Optimizer:
-    """Weight decay is 0.01 when none is given, as in torch.optim."""
-    decay = 1e-2 if weight_decay is None else weight_decay
-    return optim.AdamW(parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, amsgrad=amsgrad)
-
-
-def rmsprop(
-    parameters: Any,
-    *,
-    lr: float = 1e-2,
-    weight_decay: float | None = None,
-    alpha: float = 0.99,
-    eps: float = 1e-8,
-    momentum: float = 0.0,
-    centered: bool = False,
-) -> optim.Optimizer:
-    return optim.RMSprop(
-        parameters,
-        lr=lr,
-        alpha=alpha,
-        eps=eps,
-        weight_decay=weight_decay or 0.0,
-        momentum=momentum,
-        centered=centered,
-    )
-
-
-def adagrad(
-    parameters: Any,
-    *,
-    lr: float = 1e-2,
-    weight_decay: float | None = None,
-    lr_decay: float = 0.0,
-    eps: float = 1e-10,
-) -> optim.Optimizer:
-    return optim.Adagrad(parameters, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay or 0.0, eps=eps)
-
-
-def nadam(
-    parameters: Any,
-    *,
-    lr: float = 2e-3,
-    weight_decay: float | None = None,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-) -> optim.Optimizer:
-    return optim.NAdam(parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay or 0.0)
+    listed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=v) for name, v in defaults.items()]
+    first = inspect.Parameter("parameters", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    build.__signature__ = inspect.Signature([first, *listed])  # type: ignore[attr-defined]
+    build.__annotations__ = {name: type(value) for name, value in defaults.items()}
+    return build
 
 
 def muon(
@@ -109,11 +69,10 @@ def muon(
     nesterov: bool = True,
     other_lr: float = 1e-3,
 ) -> optim.Optimizer:
-    """torch.optim.Muon for matrices, AdamW with ``other_lr`` for everything else; a schedule scales both.
+    """Build torch.optim.Muon for matrices and AdamW with ``other_lr`` for everything else; a schedule scales both.
 
     Matrices are the 2-d weights, those of embeddings and of the last layer among them: a list of parameters does not
-    tell them apart. Weights of convolutions have four dimensions, which torch.optim.Muon does not take: they are
-    AdamW's.
+    tell them apart. Weights of convolutions have four dimensions and are AdamW's.
 
     Raises:
         UsageError: there is no matrix.
@@ -128,6 +87,18 @@ def muon(
     return JointOptimizer([of_matrices, optim.AdamW(others, lr=other_lr, **decay)]) if others else of_matrices
 
 
+_ADAM = {"lr": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+
 OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = MappingProxyType(
-    {"sgd": sgd, "adam": adam, "adamw": adamw, "rmsprop": rmsprop, "adagrad": adagrad, "nadam": nadam, "muon": muon}
+    {
+        "sgd": _define(optim.SGD, lr=1e-3, weight_decay=0.0, momentum=0.0, dampening=0.0, nesterov=False),
+        "adam": _define(optim.Adam, **_ADAM, amsgrad=False),
+        "adamw": _define(optim.AdamW, **_ADAM | {"weight_decay": 1e-2}, amsgrad=False),
+        "rmsprop": _define(
+            optim.RMSprop, lr=1e-2, weight_decay=0.0, alpha=0.99, eps=1e-8, momentum=0.0, centered=False
+        ),
+        "adagrad": _define(optim.Adagrad, lr=1e-2, weight_decay=0.0, lr_decay=0.0, eps=1e-10),
+        "nadam": _define(optim.NAdam, **_ADAM | {"lr": 2e-3}),
+        "muon": muon,
+    }
 )

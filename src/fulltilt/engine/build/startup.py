@@ -1,4 +1,4 @@
-"""What a run says before its first step: the device, the numerics, the batch that one update really sees, the data."""
+"""Describes a run before its first step: the device, the numerics, the samples of one update, the data."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def describe_start(run: Run, budget: HostBudget | None) -> tuple[str, ...]:
-    """One line each on device, numerics, batch and data.
+    """Return one line each on device, numerics, batch and data.
 
     Device: reads what is free there, does not synchronise.
     """
-    device = describe_gpu(run.device) if run.device.type == "cuda" else describe_cpu()
-    return (device, describe_numerics(run), describe_batch(run), describe_data(run, budget))
+    device = describe_gpu(run.device) if run.device.type == "cuda" else _describe_cpu()
+    return (device, _describe_numerics(run), _describe_batch(run), _describe_data(run, budget))
 
 
-def describe_cpu() -> str:
+def _describe_cpu() -> str:
     total, available = read_memory_bytes()
     limit = read_memory_limit_bytes()
     limited = f", limited to {format_bytes(limit)}" if limit is not None and limit < total else ""
@@ -35,32 +35,28 @@ def describe_cpu() -> str:
 
 
 def describe_gpu(device: torch.device) -> str:
-    """Name, free memory, cuDNN, and the share that ``--memory-limit`` leaves."""
+    """Name a GPU, its free memory, cuDNN, and the share that ``--memory-limit`` leaves."""
     free, total = torch.cuda.mem_get_info(device)
     share = torch.cuda.get_per_process_memory_fraction(device)
     limited = f", limited to {format_bytes(share * total)}" if share < 1 else ""
-    cudnn = torch.backends.cudnn.version()
     mode = "on" if torch.backends.cudnn.benchmark else "off"
     wsl = ", WSL2" if is_wsl() else ""
     return (
         f"GPU: {torch.cuda.get_device_name(device)}{wsl}, {format_bytes(free)} of {format_bytes(total)} free{limited}, "
-        f"CUDA {torch.version.cuda}, cuDNN {cudnn or 'absent'} (benchmark {mode})"
+        f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version() or 'absent'} (benchmark {mode})"
     )
 
 
-def describe_numerics(run: Run) -> str:
-    """What the step computes in, as it was set up, not as it was asked for."""
+def _describe_numerics(run: Run) -> str:
+    """Say what the step computes in, as it was set up, not as it was asked for."""
     setup, plan = run.setup, run.plan
-    if setup.autocast_dtype is None:
-        words = [f"precision {plan['precision']}, no autocast"]
-    else:
-        words = [f"precision {plan['precision']} by autocast"]
+    words = [f"precision {plan['precision']}{', no' if setup.autocast_dtype is None else ' by'} autocast"]
     words += ["loss scaling"] if setup.scaler is not None else []
     switches = ("compile", "channels_last", "activation_checkpointing")
     return ", ".join([*words, *(f"{name} {_say(plan[name])}" for name in switches if name in plan)])
 
 
-def describe_batch(run: Run) -> str:
+def _describe_batch(run: Run) -> str:
     batch_size, accumulate = run.plan["batch_size"], run.plan["accumulate"]
     length = "a stream of samples"
     if run.n_samples is not None:
@@ -68,7 +64,7 @@ def describe_batch(run: Run) -> str:
     return f"batch: {batch_size} × accumulate {accumulate}, {batch_size * accumulate} samples an update; {length}"
 
 
-def describe_data(run: Run, budget: HostBudget | None) -> str:
+def _describe_data(run: Run, budget: HostBudget | None) -> str:
     n_workers = run.loader.num_workers
     if not n_workers:
         return "data: read in the training process"
@@ -80,4 +76,4 @@ def describe_data(run: Run, budget: HostBudget | None) -> str:
 
 
 def _say(value: object) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)

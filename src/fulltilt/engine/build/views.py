@@ -1,4 +1,4 @@
-"""What a task that makes views on the device is given: images as they are held, the transform, and labelled images."""
+"""The images and transforms that a task gets which makes views on the device."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ SIMCLR_VIEWS = (
     "color_jitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, probability=0.8) | "
     "random_grayscale(probability=0.2) | gaussian_blur(probability=0.5)"
 )
-"""Where ``data.transform.train`` says nothing: SimCLR's order, with the strengths usual for images this small."""
+"""The default of ``data.transform.train``: SimCLR's order, with the strengths usual for images this small."""
 
 
 def plan_view_data(
     train: Callable[[], Dataset], validation: Callable[[], Dataset] | None, *, has_transform: bool
 ) -> dict[str, Any]:
-    """Functions by the names of the task's parameters; each builds when it is called.
+    """Return functions by the names of the task's parameters; each builds when it is called.
 
-    Args:
-        train: Builds the training images, with the transform that makes views, if the configuration has one.
-        validation: Builds the validation images with their transform.
-        has_transform: The configuration says what makes the views; ``SIMCLR_VIEWS`` otherwise.
+    Without ``has_transform``, ``SIMCLR_VIEWS`` make the views of the images that ``train`` builds.
     """
 
     def build_views() -> Pipeline:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ import torch
 from fulltilt.config import Config, plan_of
 from fulltilt.data.loading.sampler import Share
 from fulltilt.engine.build.assemble import build_workload
-from fulltilt.engine.build.budget import estimate_host_budget
+from fulltilt.engine.build.budget import count_bytes, estimate_host_budget
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.check.memory_limit import forecast_memory
@@ -42,8 +41,10 @@ MEMORY_NOTE_PCT = 80.0
 GIB = 2**30
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class CheckItem:
+    """One line of the checklist."""
+
     name: str
     verdict: Verdict
     text: str
@@ -56,9 +57,8 @@ def run_checks(
     out_dir: Path,
     rank_devices: Sequence[str] = (),
     memory_limit_bytes: int | None = None,
-    nvml: Nvml | None = None,
 ) -> list[CheckItem]:
-    """Build everything, take one training step and one validation batch, then go through the checklist.
+    """Build everything, take one training step and read one validation sample, then go through the checklist.
 
     Nothing raises for what is wrong with the workload: that becomes a problem in the list. A check that needs the run
     is left out when the run could not be built.
@@ -67,98 +67,93 @@ def run_checks(
     first rank's part of a batch, on the first device.
 
     Args:
-        device: Resolved: "cpu", "cuda:0".
-        out_dir: Where the run would write.
+        device: "cpu", "cuda:0".
         rank_devices: Of a run over several processes, one each; empty: one process on ``device``.
         memory_limit_bytes: What a process of the run may use of its device; a step that is estimated above it is a
             problem, and is not taken.
-        nvml: The driver's library; the machine's own when None.
     """
-    n_ranks, nvml = max(1, len(rank_devices)), nvml or RealNvml()
+    n_ranks, nvml = max(1, len(rank_devices)), RealNvml()
     items = [item for name in dict.fromkeys(rank_devices or (device,)) for item in check_gpu(name, nvml)]
     try:
         workload = build_workload(config)
         run = build_run(config, plan_of(config), device=device, workload=workload, strict=False)
     except Exception as error:  # boundary to the user's own model and data: whatever it raises is a finding
-        items.append(CheckItem(name="build", verdict="problem", text=describe_error(error)))
-        return [*items, check_data_path(config), check_checkpoints(config)]
+        items.append(CheckItem("build", "problem", describe_error(error)))
+        return [*items, _check_data_path(config), _check_checkpoints(config)]
     with run:
-        items.append(check_build(run))
-        items += check_ranks(run, n_ranks)
-        forecast = [] if memory_limit_bytes is None else [check_memory_limit(run, memory_limit_bytes, n_ranks)]
+        items += [_check_build(run), *_check_ranks(run, n_ranks)]
+        forecast = [] if memory_limit_bytes is None else [_check_memory_limit(run, memory_limit_bytes, n_ranks)]
         items += forecast
         if not any(item.verdict == "problem" for item in forecast):
-            items += check_one_step(run, n_ranks, memory_limit_bytes=memory_limit_bytes)
-        items.append(check_validation(run))
-        items += [check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
-        items += [check_data_path(config), check_checkpoints(config), check_disk(run, config, out_dir)]
+            items += _check_one_step(run, n_ranks, memory_limit_bytes)
+        items += [_check_validation(run), _check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
+        items += [_check_data_path(config), _check_checkpoints(config), _check_disk(run, config, out_dir)]
     return items
 
 
 def check_gpu(device: str, nvml: Nvml) -> list[CheckItem]:
-    """Free memory of the GPU, and who else uses it."""
+    """Tell the free memory of the GPU, and who else uses it."""
     if not device.startswith("cuda"):
-        return [CheckItem(name="device", verdict="ok", text=f"{device}, {count_usable_cores()} usable cores")]
+        return [CheckItem("device", "ok", f"{device}, {count_usable_cores()} usable cores")]
     index = find_device_index(torch.device(device), nvml)
     status = nvml.read_status(index) if index is not None else None
     if status is None or status.memory_free_bytes is None or status.memory_used_bytes is None:
-        return [CheckItem(name="device", verdict="note", text=f"{device}: the driver does not say what is free")]
+        return [CheckItem("device", "note", f"{device}: the driver does not say what is free")]
     total = status.memory_free_bytes + status.memory_used_bytes
-    text = f"{device}: {format_bytes(status.memory_free_bytes)} of {format_bytes(total)} free"
-    items = [CheckItem(name="device", verdict="ok", text=text)]
+    free = f"{device}: {format_bytes(status.memory_free_bytes)} of {format_bytes(total)} free"
+    items = [CheckItem("device", "ok", free)]
     if status.processes:
         pids = ", ".join(str(process.pid) for process in status.processes)
-        text = f"{len(status.processes)} other processes use the GPU (pid {pids}): figures and memory will suffer"
-        items.append(CheckItem(name="other processes", verdict="note", text=text))
+        used = f"{len(status.processes)} other processes use the GPU (pid {pids}): figures and memory will suffer"
+        items.append(CheckItem("other processes", "note", used))
     return items
 
 
-def check_build(run: Run) -> CheckItem:
+def _check_build(run: Run) -> CheckItem:
     n_parameters = sum(p.numel() for p in run.setup.model.parameters())
     size = f"{run.n_samples} samples" if run.n_samples is not None else "a stream of samples"
     steps = f", {run.steps_per_epoch} steps an epoch" if run.steps_per_epoch else ""
     text = f"{run.workload.name}: {n_parameters:,} parameters, {size}{steps}"
-    notes = "".join(f"; {note}" for note in run.notes)
-    return CheckItem(name="build", verdict="note" if notes else "ok", text=text + notes)
+    return CheckItem("build", "note" if run.notes else "ok", "; ".join([text, *run.notes]))
 
 
-def check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:
-    """What ``train`` refuses to divide; nothing for one process."""
+def _check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:
+    """Name what ``train`` refuses to divide; nothing for one process."""
     if n_ranks == 1:
         return []
     obstacles = find_obstacles(n_ranks, run.batch_size, run.config, run.workload, run.setup.model)
     if obstacles:
-        return [CheckItem(name="ranks", verdict="problem", text=text) for text in obstacles]
+        return [CheckItem("ranks", "problem", obstacle) for obstacle in obstacles]
     notes = describe_split(run.setup.model, run.loader, n_ranks)
-    return [CheckItem(name="ranks", verdict="note" if len(notes) > 1 else "ok", text="; ".join(notes))]
+    return [CheckItem("ranks", "note" if len(notes) > 1 else "ok", "; ".join(notes))]
 
 
-def check_one_step(run: Run, n_ranks: int = 1, *, memory_limit_bytes: int | None = None) -> list[CheckItem]:
-    """One optimizer step on real batches: does it run, is the loss a number, how much memory does it take.
+def _check_one_step(run: Run, n_ranks: int, memory_limit_bytes: int | None) -> list[CheckItem]:
+    """Take one optimizer step on real batches: does it run, is the loss a number, how much memory does it take.
 
-    Of several ranks the first one's, whose part of a batch is the largest.
+    Of several ranks it is the first one's, whose part of a batch is the largest.
     """
+    is_gpu = run.device.type == "cuda"
     meter = MemoryMeter(run.device)
     meter.start()
-    held_gib = 0.0 if run.device.type == "cuda" else (read_rss_bytes(os.getpid()) or 0) / GIB
+    held_gib = 0.0 if is_gpu else (read_rss_bytes(os.getpid()) or 0) / GIB
     try:
         batches = run.start_epoch(0)
         outcome = build_step(run)(batches if n_ranks == 1 else _cut(batches, n_ranks), NullTimer())
         loss = float(outcome.loss) if outcome is not None else math.nan
     except Exception as error:  # boundary to the user's own model and data
         meter.stop()
-        return [CheckItem(name="one step", verdict="problem", text=describe_error(error))]
+        return [CheckItem("one step", "problem", describe_error(error))]
     peaks = meter.stop()
     if outcome is None:
-        return [CheckItem(name="one step", verdict="problem", text="the training set yielded no batch")]
-    finite = math.isfinite(loss)
+        return [CheckItem("one step", "problem", "the training set yielded no batch")]
     whose = "" if n_ranks == 1 else f" (rank 0's part, of {n_ranks} ranks)"
     text = f"{outcome.n_samples} samples{whose} forward, backward and update; loss {loss:.4g}"
-    items = [CheckItem(name="one step", verdict="ok" if finite else "problem", text=text)]
-    used_gib = peaks.reserved_peak_gib if run.device.type == "cuda" else peaks.rss_peak_gib
-    if memory_limit_bytes is not None and run.device.type != "cuda":
+    step = CheckItem("one step", "ok" if math.isfinite(loss) else "problem", text)
+    used_gib = peaks.reserved_peak_gib if is_gpu else peaks.rss_peak_gib
+    if memory_limit_bytes is not None and not is_gpu:
         used_gib = meter.own_peak_gib or used_gib  # the limit is of one process: data workers have their own
-    return [*items, check_memory(run, used_gib, n_ranks, memory_limit_bytes=memory_limit_bytes, held_gib=held_gib)]
+    return [step, _check_memory(run, used_gib, held_gib, n_ranks, memory_limit_bytes)]
 
 
 def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
@@ -167,156 +162,122 @@ def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
         yield slice_samples(batch, n_samples, Share(0, n_ranks).cut(n_samples))
 
 
-def check_memory(
-    run: Run,
-    used_gib: float | None,
-    n_ranks: int = 1,
-    *,
-    memory_limit_bytes: int | None = None,
-    held_gib: float = 0.0,
+def _check_memory(
+    run: Run, used_gib: float | None, held_gib: float, n_ranks: int, memory_limit_bytes: int | None
 ) -> CheckItem:
-    """Does the batch fit, with room to spare. Ranks on a CPU share its memory; on GPUs each has its own.
+    """Tell whether the batch fits, with room to spare. Ranks on a CPU share its memory; on GPUs each has its own.
 
     Args:
         used_gib: Peak of the step, as it was measured: of the process where there is a limit, else with its workers.
-        memory_limit_bytes: What a process may use; above it is a problem.
         held_gib: Of the peak, what the process held before the step: a smaller batch does not give it back.
+        memory_limit_bytes: What a process may use; above it is a problem.
     """
+    if used_gib is None:
+        return CheckItem("memory", "note", "the peak of one step could not be read")
     whose = ""
     if run.device.type == "cuda":
         capacity_gib = torch.cuda.get_device_properties(run.device).total_memory / GIB
     else:
         capacity_gib = (read_memory_limit_bytes() or read_memory_bytes()[0]) / GIB / n_ranks
         whose = "" if n_ranks == 1 else f" a rank, of {n_ranks} ranks"
-    if used_gib is None:
-        return CheckItem(name="memory", verdict="note", text="the peak of one step could not be read")
-    if memory_limit_bytes is not None:
-        capacity_gib = min(capacity_gib, memory_limit_bytes / GIB)
+    limit_gib = math.inf if memory_limit_bytes is None else memory_limit_bytes / GIB
+    capacity_gib = min(capacity_gib, limit_gib)
     share_pct = 100 * used_gib / capacity_gib
     text = f"one step peaks at {format_gib(used_gib)} of {format_gib(capacity_gib)}{whose} ({share_pct:.0f} %)"
     if share_pct <= MEMORY_NOTE_PCT:
-        return CheckItem(name="memory", verdict="ok", text=text)
-    is_above = memory_limit_bytes is not None and used_gib > memory_limit_bytes / GIB
-    verdict: Verdict = "problem" if is_above else "note"
+        return CheckItem("memory", "ok", text)
     remedy = "halve data.batch_size and set speed.accumulate 2"
     if (used_gib + held_gib) / 2 > capacity_gib:
         remedy = f"the process held {format_gib(held_gib)} before the step, so a smaller batch does not help: "
         remedy += f"allow more than {format_gib(used_gib)}"
-    return CheckItem(name="memory", verdict=verdict, text=f"{text}: {remedy}")
+    return CheckItem("memory", "problem" if used_gib > limit_gib else "note", f"{text}: {remedy}")
 
 
-def check_memory_limit(run: Run, limit_bytes: int, n_ranks: int = 1) -> CheckItem:
-    """Would a step fit the limit, by an estimate."""
-    name = "memory limit"
+def _check_memory_limit(run: Run, limit_bytes: int, n_ranks: int) -> CheckItem:
+    """Estimate whether a step fits the limit."""
     try:
-        forecast = forecast_memory(run, limit_bytes, n_ranks=n_ranks)
+        fits, text = forecast_memory(run, limit_bytes, n_ranks=n_ranks)
     except FakeRunError as error:
-        return CheckItem(name=name, verdict="note", text=f"not known: {error}")
+        return CheckItem("memory limit", "note", f"not known: {error}")
     except Exception as error:  # boundary to the user's own model and data
-        return CheckItem(name=name, verdict="problem", text=describe_error(error))
-    return CheckItem(name=name, verdict="ok" if forecast.fits else "problem", text=forecast.describe())
+        return CheckItem("memory limit", "problem", describe_error(error))
+    return CheckItem("memory limit", "ok" if fits else "problem", text)
 
 
-def check_validation(run: Run) -> CheckItem:
-    if run.workload.validation is None and run.workload.assess is not None:
-        return CheckItem(name="validation", verdict="ok", text="the task assesses the model itself at evaluations")
+def _check_validation(run: Run) -> CheckItem:
     if run.workload.validation is None:
-        return CheckItem(name="validation", verdict="note", text="there is no validation set: quality goes unseen")
+        if run.workload.assess is not None:
+            return CheckItem("validation", "ok", "the task assesses the model itself at evaluations")
+        return CheckItem("validation", "note", "there is no validation set: quality goes unseen")
     try:
         dataset = run.workload.validation()
         n_samples = len(dataset) if hasattr(dataset, "__len__") else None  # type: ignore[arg-type]
         if n_samples == 0:
-            return CheckItem(name="validation", verdict="problem", text="the validation set holds 0 samples")
+            return CheckItem("validation", "problem", "the validation set holds 0 samples")
         dataset[0]
     except Exception as error:  # boundary to the user's own data
-        return CheckItem(name="validation", verdict="problem", text=describe_error(error))
-    return CheckItem(name="validation", verdict="ok", text=f"{n_samples} samples")
+        return CheckItem("validation", "problem", describe_error(error))
+    return CheckItem("validation", "ok", f"{n_samples} samples")
 
 
-def check_workers(run: Run, n_ranks: int = 1) -> CheckItem:
+def _check_workers(run: Run, n_ranks: int) -> CheckItem:
     n_workers, n_cores = n_ranks * run.plan["num_workers"], count_usable_cores()
     of_ranks = "" if n_ranks == 1 else f" of {n_ranks} ranks"
     text = f"{n_workers} data workers{of_ranks} on {n_cores} usable cores"
     if n_workers > n_cores:
-        return CheckItem(name="data workers", verdict="note", text=f"{text}: they will take turns; see fulltilt tune")
-    return CheckItem(name="data workers", verdict="ok", text=text)
+        return CheckItem("data workers", "note", f"{text}: they will take turns; see fulltilt tune")
+    return CheckItem("data workers", "ok", text)
 
 
 def check_host_memory(run: Run, n_ranks: int = 1) -> CheckItem:
-    """Batches on their way and copies for checkpoints, against free memory and /dev/shm."""
-    name = "host memory"
+    """Compare batches on their way and copies for checkpoints with free memory and /dev/shm."""
     budget = estimate_host_budget(run, n_ranks)
     if budget is None:
-        return CheckItem(name=name, verdict="note", text="not known: no sample can be looked at beforehand")
+        return CheckItem("host memory", "note", "not known: no sample can be looked at beforehand")
     problem = budget.find_problem()
-    return CheckItem(name=name, verdict="problem" if problem else "ok", text=problem or budget.describe())
+    return CheckItem("host memory", "problem" if problem else "ok", problem or budget.describe())
 
 
-def check_data_path(config: Config) -> CheckItem:
+def _check_data_path(config: Config) -> CheckItem:
+    name = "data on a local disk"
     if not config.data.path:
-        return CheckItem(name="data on a local disk", verdict="ok", text="no data.path: the dataset knows its place")
+        return CheckItem(name, "ok", "no data.path: the dataset knows its place")
     filesystem = read_filesystem(Path(config.base_dir) / config.data.path)
     text = f"{config.data.path} lies on {filesystem.type or 'an unknown file system'}"
     if filesystem.is_network:
-        text = f"{text}, over the network: copy it to a local disk first"
-        return CheckItem(name="data on a local disk", verdict="note", text=text)
-    return CheckItem(name="data on a local disk", verdict="ok", text=text)
+        return CheckItem(name, "note", f"{text}, over the network: copy it to a local disk first")
+    return CheckItem(name, "ok", text)
 
 
-def check_checkpoints(config: Config) -> CheckItem:
+def _check_checkpoints(config: Config) -> CheckItem:
     every = config.run.checkpoint_every
     if every is None:
         text = "off: a run that stops starts again from nothing; set run.checkpoint_every: 1 epoch"
-        return CheckItem(name="checkpoints", verdict="note", text=text)
-    return CheckItem(name="checkpoints", verdict="ok", text=f"every {every}")
+        return CheckItem("checkpoints", "note", text)
+    return CheckItem("checkpoints", "ok", f"every {every}")
 
 
-def check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
-    """Room for the checkpoints (two kept, one being written), and what earlier runs left there."""
-    need = 3 * measure_state_bytes(run) if config.run.checkpoint_every else 0
+def _check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
+    """Tell the room for checkpoints (two kept, one being written), and what earlier runs left there."""
+    state = [run.setup.model.state_dict(), run.setup.optimizer.state_dict()]
+    need = 3 * count_bytes(state) if config.run.checkpoint_every else 0
     free = read_filesystem(out_dir).free_bytes
-    earlier = sum(_list_sizes(out_dir))
+    earlier = 0
+    for parent, _, names in os.walk(out_dir):
+        for name in names:
+            with contextlib.suppress(OSError):  # a file that vanishes meanwhile is none
+                earlier += (Path(parent) / name).lstat().st_size
     text = f"checkpoints and logs need about {format_bytes(need)} in {out_dir}"
     text += f", {format_bytes(free)} are free" if free is not None else ""
     text += f"; {format_bytes(earlier)} lie there from earlier runs" if earlier else ""
-    full = free is not None and need > free
-    return CheckItem(name="disk", verdict="problem" if full else "ok", text=text)
-
-
-def _list_sizes(folder: Path) -> Iterator[int]:
-    """Yield the bytes of every file below ``folder``; one that vanishes meanwhile is none."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                yield (Path(parent) / name).lstat().st_size
-
-
-def measure_state_bytes(run: Run) -> int:
-    """Bytes of model and optimizer as a checkpoint holds them."""
-    counter = _ByteCounter()
-    torch.save({"model": run.setup.model.state_dict(), "optimizer": run.setup.optimizer.state_dict()}, counter)
-    return counter.n_bytes
+    return CheckItem("disk", "problem" if free is not None and need > free else "ok", text)
 
 
 def describe_error(error: BaseException) -> str:
-    """The message of our own errors as it is; of others with their class, and as out of memory where it is that."""
+    """Put an error in the user's terms: ours as they are, others with their class, or as out of memory."""
     if isinstance(error, FulltiltError):
         return str(error)
     status, reason = classify_outcome(
         Evidence(exit_code=1, exception_type=type(error).__name__, message=str(error).strip() or "no message")
     )
     return f"out of memory: {reason}; use a smaller data.batch_size" if status == "out_of_memory" else str(reason)
-
-
-class _ByteCounter(io.RawIOBase):
-    """A file that keeps only how much was written."""
-
-    n_bytes = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data) -> int:  # type: ignore[override]
-        size = memoryview(data).nbytes
-        self.n_bytes += size
-        return size

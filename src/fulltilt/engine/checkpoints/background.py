@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +26,25 @@ Layout = tuple[torch.device, torch.dtype, torch.Size, tuple[int, ...]]
 
 @dataclasses.dataclass(kw_only=True)
 class Written:
-    """How a write ended. ``error`` is what ``save_checkpoint`` raised, None when the file is there.
-
-    Attributes:
-        seconds: Of the write itself.
-        stall_s: Training stood still until it could go on beside the write; all of a write in the foreground.
-        waited_s: Training stood still later, for the end of the write.
-    """
+    """How a write ended."""
 
     path: Path | None = None
-    error: BaseException | None = None
-    seconds: float = 0.0
-    stall_s: float = 0.0
-    waited_s: float = 0.0
+    error: BaseException | None = None  # what ``save_checkpoint`` raised; None when the file is there
+    seconds: float = 0.0  # of the write itself
+    stall_s: float = 0.0  # until training could go on beside it; all of a write in the foreground
+    waited_s: float = 0.0  # that training stood still later, for its end
 
 
 class HostCopies:
-    """Copies of a state in host memory, which the next state of the same shapes is copied into."""
+    """Copies states to host memory, each into the memory of the one before where layouts are equal."""
 
     def __init__(self) -> None:
         self._kept: dict[Keys, tuple[Layout, Tensor]] = {}
 
     def copy(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The same values in memory that training does not touch; tensors that are one stay one.
+        """Copy the values into memory that training does not touch; tensors that are one stay one.
 
-        The copy before has to be done with: its memory is written over where layouts are equal, and freed elsewhere.
+        The copy before has to be done with: it is written over.
 
         Shape: that of ``state``. Tensors of a GPU come as page-locked ones whose content arrives with its queue.
 
@@ -62,10 +56,10 @@ class HostCopies:
         copies: dict[tuple[Any, ...], Tensor] = {}
 
         def copy_tensor(value: Tensor, keys: Keys) -> Tensor:
-            place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            layout = (value.device, value.dtype, value.shape, value.stride())
+            place = (value.data_ptr(), *layout)
             if value.numel() and place in copies:
                 return copies[place]
-            layout = (value.device, value.dtype, value.shape, value.stride())
             kept_layout, host = before.pop(keys, (None, None))
             if host is None or kept_layout != layout:
                 host = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
@@ -73,12 +67,23 @@ class HostCopies:
             copies[place] = host.copy_(value, non_blocking=value.is_cuda)
             return host
 
-        copied = {key: _map_tensors(value, (key,), copy_tensor) for key, value in state.items()}
+        def copy_nested(value: Any, keys: Keys) -> Any:
+            if isinstance(value, Tensor):
+                return copy_tensor(value.detach(), keys)
+            if isinstance(value, Mapping):
+                return {key: copy_nested(item, (*keys, key)) for key, item in value.items()}
+            if isinstance(value, list | tuple):
+                parts = [copy_nested(item, (*keys, i)) for i, item in enumerate(value)]
+                return parts if isinstance(value, list) else tuple(parts)
+            return value
+
+        copied = copy_nested(state, ())
         self._kept = kept
         return copied
 
-    def find_devices(self) -> set[torch.device]:
-        """Where the tensors of the newest copy came from."""
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where the newest copy came from."""
         return {layout[0] for layout, _ in self._kept.values()}
 
 
@@ -92,7 +97,7 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """A write was started whose end ``collect`` has not given yet."""
+        """Whether a write was started whose end ``collect`` has not given yet."""
         return self._thread is not None
 
     @property
@@ -100,30 +105,26 @@ class BackgroundWriter:
         return self._thread is not None and not self._thread.is_alive()
 
     def start(self, folder: Path, state: Mapping[str, Any], *, began_s: float | None = None) -> None:
-        """Copy ``state`` and begin to write the copy. ``collect`` the one before first.
-
-        Args:
-            began_s: When training stopped for it, by ``time.perf_counter``; without it, now.
+        """Copy ``state``, for which training stopped at ``began_s`` or now, and begin to write the copy.
 
         Cost: host memory of the size of the state, kept for the next one.
 
         Device: waits for the copy on a CPU; on a GPU it is queued behind the steps before it.
         """
-        began_s = time.perf_counter() if began_s is None else began_s
         if self._thread is not None:
             raise RuntimeError("a checkpoint is being written already: collect() it first")
+        began_s = time.perf_counter() if began_s is None else began_s
         held = self._copies.copy(state)
-        events = mark_arrivals(self._copies.find_devices())
+        events = mark_arrivals(self._copies.devices)
         self._written = Written()
         # A daemon: a disk that hangs must not keep the program from ending; the old checkpoint is whole until then.
-        self._thread = threading.Thread(
-            target=self._write, args=(folder, held, events), name="checkpoint-writer", daemon=True
-        )
-        self._thread.start()
+        write = threading.Thread(target=self._write, args=(folder, held, events), name="checkpoint-writer", daemon=True)
+        self._thread = write
+        write.start()
         self._written.stall_s = time.perf_counter() - began_s
 
     def collect(self) -> Written:
-        """Wait for the end of the write, and say how it ended."""
+        """Wait for the end of the write, and return how it ended."""
         if self._thread is None:
             raise RuntimeError("no checkpoint is being written: start() one first")
         if self._thread.is_alive():
@@ -133,7 +134,7 @@ class BackgroundWriter:
         self._thread = None
         return self._written
 
-    def _write(self, folder: Path, state: dict[str, Any], events: Sequence[torch.cuda.Event]) -> None:
+    def _write(self, folder: Path, state: dict[str, Any], events: Iterable[torch.cuda.Event]) -> None:
         began_s = time.perf_counter()
         try:
             for event in events:
@@ -145,7 +146,7 @@ class BackgroundWriter:
 
 
 def mark_arrivals(devices: Iterable[torch.device]) -> list[torch.cuda.Event]:
-    """One event per GPU, behind the copies that were queued there: on its own stream, whichever device is current."""
+    """Record one event per GPU behind the copies that are queued there, on its own current stream."""
     events = []
     for device in devices:
         if device.type == "cuda":
@@ -153,14 +154,3 @@ def mark_arrivals(devices: Iterable[torch.device]) -> list[torch.cuda.Event]:
             event.record(torch.cuda.current_stream(device))
             events.append(event)
     return events
-
-
-def _map_tensors(value: Any, keys: Keys, change: Callable[[Tensor, Keys], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value.detach(), keys)
-    if isinstance(value, Mapping):
-        return {key: _map_tensors(item, (*keys, key), change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [_map_tensors(item, (*keys, i), change) for i, item in enumerate(value)]
-        return parts if isinstance(value, list) else tuple(parts)
-    return value

@@ -15,21 +15,21 @@ import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from fulltilt.engine.announce import is_out_of_memory, read_first_line
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, RunFolderError, UsageError
-from fulltilt.records import Evidence, classify_outcome
 from fulltilt.records.run_folder import open_atomic
 
 FORMAT = 2
 DAMAGED = "checkpoint.damaged.pt"
-OUT_OF_MEMORY = "out_of_memory"
 N_NAMES_SHOWN = 4
+N_LETTERS_SHOWN = 200  # of torch's own errors
 READ_ATTEMPTS = 5  # of a reader, while another process saves
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 READ_ERRORS = (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError)
@@ -39,7 +39,11 @@ READ_ERRORS = (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.Ba
 class LoadedCheckpoint:
     state: dict[str, Any]
     path: Path
-    note: str | None  # why it is not the newest one
+    note: str | None = None  # why it is not the newest one
+
+
+class OtherModelError(RunFolderError):
+    """A checkpoint is of another model; the model is untouched."""
 
 
 def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> Path:
@@ -54,13 +58,23 @@ def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> Path:
     """
     path = folder / NEWEST
     with open_atomic(path) as stream:
-        _write(state, stream)
+        try:
+            torch.save({"format": FORMAT, **state}, stream)
+        except RuntimeError as error:
+            # torch reports a failed write as an inconsistency of its own archive; the cause is an OSError before it.
+            cause = error.__context__
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            raise cause or error from None
         stream.flush()
         os.fsync(stream.fileno())
         # Only now, with the new one on the disk, may the one before the old one go.
         if path.exists():
             _keep_as_previous(path)
-    _sync_folder(folder)
+    handle = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # some network file systems cannot sync a folder; the file itself is synced
+        os.fsync(handle)
+    os.close(handle)
     return path
 
 
@@ -76,7 +90,7 @@ def _keep_as_previous(path: Path) -> None:
 
 
 def load_checkpoint(folder: Path, *, holds_lock: bool = False) -> LoadedCheckpoint | None:
-    """Read the newest checkpoint that is whole; ``None`` when there is none at all.
+    """Read the newest checkpoint that is whole; None when there is none at all.
 
     Args:
         holds_lock: The run folder is this process': a damaged newest is renamed, so that the next save does not put it
@@ -86,16 +100,18 @@ def load_checkpoint(folder: Path, *, holds_lock: bool = False) -> LoadedCheckpoi
         RunFolderError: there are checkpoints and none can be read, or another release wrote them.
         DeviceMemoryError: the host's memory ran out; nothing is renamed.
     """
-    if not holds_lock:
-        for _ in range(READ_ATTEMPTS - 1):
-            before = _list_versions(folder)
-            with contextlib.suppress(RunFolderError):
-                loaded = _load_whole(folder)
-                if loaded is None or loaded.note is None:
-                    return loaded
-            if _list_versions(folder) == before:
-                break
-    loaded = _load_whole(folder)
+    loaded, problem = None, None
+    for _ in range(1 if holds_lock else READ_ATTEMPTS):
+        before = _list_versions(folder)
+        try:
+            loaded, problem = _load_whole(folder), None
+        except RunFolderError as error:
+            problem = error
+        is_newest = problem is None and (loaded is None or loaded.note is None)
+        if is_newest or _list_versions(folder) == before:
+            break
+    if problem is not None:
+        raise problem
     if holds_lock and loaded is not None and loaded.note is not None:
         set_aside(folder)
     return loaded
@@ -113,19 +129,19 @@ def _list_versions(folder: Path) -> list[tuple[int, int]]:
 
 def _load_whole(folder: Path) -> LoadedCheckpoint | None:
     problems: list[str] = []
-    for name in (NEWEST, PREVIOUS):
-        path = folder / name
+    for path in (folder / NEWEST, folder / PREVIOUS):
         if not path.exists():
             continue
         try:
             state = read_state(path)
         except (*READ_ERRORS, MemoryError) as error:
-            if classify_outcome(Evidence(exception_type=type(error).__name__, message=str(error)))[0] == OUT_OF_MEMORY:
+            said = read_first_line(error)[:N_LETTERS_SHOWN]
+            if is_out_of_memory(error):
                 raise DeviceMemoryError(
-                    f"{path} takes more host memory to be read than is left ({_first_line(error)}); it is as it was: "
-                    "free some memory, or allow more with --memory-limit, and run the same command again"
+                    f"{path} takes more host memory to be read than is left ({said}); it is as it was: free some "
+                    "memory, or allow more with --memory-limit, and run the same command again"
                 ) from error
-            problems.append(f"{path} cannot be read ({_first_line(error)})")
+            problems.append(f"{path} cannot be read ({said})")
             continue
         note = f"{problems[0]}; going on from {path.name}" if problems else None
         return LoadedCheckpoint(state=state, path=path, note=note)
@@ -134,8 +150,46 @@ def _load_whole(folder: Path) -> LoadedCheckpoint | None:
     return None
 
 
+def load_previous(folder: Path) -> LoadedCheckpoint | None:
+    """Read the checkpoint before the newest, where there is one that can be read."""
+    with contextlib.suppress(*READ_ERRORS, RunFolderError):
+        return LoadedCheckpoint(state=read_state(folder / PREVIOUS), path=folder / PREVIOUS)
+    return None
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read one file to the CPU.
+
+    Raises:
+        one of READ_ERRORS: it is damaged. RunFolderError: another release wrote it, in another format.
+    """
+    # torch.load checks no sums: a flipped byte in a weight would be read as it is.
+    with path.open("rb") as stream:  # opened once: the name may lead to another file a moment later
+        with zipfile.ZipFile(stream) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"{damaged} is damaged")
+        stream.seek(0)
+        state = torch.load(stream, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or "format" not in state:
+        raise ValueError("it is no checkpoint of fulltilt")
+    if state["format"] != FORMAT:
+        age = "a newer" if state["format"] > FORMAT else "an older"
+        raise RunFolderError(
+            f"{path} was written by {age} fulltilt (format {state['format']}, this one reads {FORMAT}); go on with "
+            "that release, or start again in another folder"
+        )
+    return state
+
+
+def set_aside(folder: Path) -> None:
+    """Rename a newest of no use, so that the next save does not put it in the place of the good one."""
+    with contextlib.suppress(OSError):
+        (folder / NEWEST).replace(folder / DAMAGED)
+
+
 def capture_model(model: nn.Module) -> dict[str, Any]:
-    """The model's ``state_dict``; extra state of its modules as plain values."""
+    """Return the model's ``state_dict``, with extra state of its modules as plain values."""
     state = model.state_dict()
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
@@ -144,7 +198,7 @@ def capture_model(model: nn.Module) -> dict[str, Any]:
 
 
 def make_plain(value: Any, where: str) -> Any:
-    """Only what a checkpoint can be read back with: a number of numpy would be written and refused on reading.
+    """Turn values of numpy into plain ones: they would be written, and refused on reading.
 
     Raises:
         UsageError: an object that is neither a tensor nor plain; says where it is.
@@ -166,16 +220,6 @@ def make_plain(value: Any, where: str) -> Any:
     )
 
 
-def load_previous(folder: Path) -> LoadedCheckpoint | None:
-    """The checkpoint before the newest, where there is one that can be read."""
-    path = folder / PREVIOUS
-    try:
-        state = read_state(path)
-    except (*READ_ERRORS, RunFolderError):
-        return None
-    return LoadedCheckpoint(state=state, path=path, note=None)
-
-
 def load_model_state(
     model: nn.Module, saved: Mapping[str, Any], path: Path, divide: Callable[[Any, Any], Any] | None = None
 ) -> None:
@@ -188,12 +232,21 @@ def load_model_state(
         OtherModelError: the checkpoint is of another model.
     """
     mine = model.state_dict()
-    differences = [
-        _list_names("missing", [name for name in mine if name not in saved]),
-        _list_names("unexpected", [name for name in saved if name not in mine]),
-        _list_names("of another shape", _compare_shapes(mine, saved)),
-    ]
-    found = [text for text in differences if text]
+    both = [(name, saved[name], value) for name, value in mine.items() if name in saved]
+    differences = {
+        "missing": [name for name in mine if name not in saved],
+        "unexpected": [name for name in saved if name not in mine],
+        "of another shape": [
+            f"{name} {tuple(theirs.shape)} instead of {tuple(value.shape)}"
+            for name, theirs, value in both
+            if isinstance(theirs, torch.Tensor) and isinstance(value, torch.Tensor) and theirs.shape != value.shape
+        ],
+    }
+    found = []
+    for what, names in differences.items():
+        if names:
+            more = f" and {len(names) - N_NAMES_SHOWN} more" if len(names) > N_NAMES_SHOWN else ""
+            found.append(f"{len(names)} {what}: {', '.join(names[:N_NAMES_SHOWN])}{more}")
     if found:
         raise OtherModelError(
             f"{path} is of another model than {type(model).__name__}: {'; '.join(found)}; "
@@ -205,7 +258,7 @@ def load_model_state(
 
 
 def load_part_state(name: str, part: Any, saved: Any, path: Path) -> None:
-    """Load the state of the optimizer or the scaler.
+    """Load the state of the optimizer, the scaler or the average.
 
     Raises:
         RunFolderError: it does not fit.
@@ -213,8 +266,9 @@ def load_part_state(name: str, part: Any, saved: Any, path: Path) -> None:
     try:
         part.load_state_dict(saved)
     except (ValueError, KeyError, RuntimeError, TypeError) as error:
+        said = read_first_line(error)[:N_LETTERS_SHOWN]
         raise RunFolderError(
-            f"the state of the {name} in {path} does not fit {type(part).__name__} ({_first_line(error)}); "
+            f"the state of the {name} in {path} does not fit {type(part).__name__} ({said}); "
             "resume with the configuration it was written with, or start again in another folder with --out"
         ) from error
 
@@ -239,101 +293,3 @@ def check_finite(model: nn.Module, *, step: int) -> None:
             f"after step {step} {len(bad)} of {len(named)} parameters hold NaN or infinity, first {bad[0]}; "
             "no checkpoint was written of them"
         )
-
-
-def _write(state: Mapping[str, Any], stream: BinaryIO) -> None:
-    recorder = _ErrorRecorder(stream)
-    try:
-        torch.save({"format": FORMAT, **state}, recorder)  # type: ignore[arg-type]
-    except RuntimeError:
-        # torch reports a failed write as an inconsistency of its own archive; the cause is the OSError.
-        if recorder.error is not None:
-            raise recorder.error from None
-        raise
-
-
-class OtherModelError(RunFolderError):
-    """A checkpoint is of another model; the model is untouched."""
-
-
-class _ErrorRecorder:
-    """A file for ``torch.save`` that remembers why a write failed."""
-
-    def __init__(self, stream: BinaryIO):
-        self._stream = stream
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        if self.error is not None:
-            raise self.error
-        try:
-            return self._stream.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """What one file holds, on the CPU; for a rank that is told by the first one which file it is.
-
-    Raises:
-        one of READ_ERRORS: it is damaged. RunFolderError: another release wrote it, in another format.
-    """
-    # torch.load checks no sums: a flipped byte in a weight would be read as it is.
-    with path.open("rb") as stream:  # opened once: the name may lead to another file a moment later
-        with zipfile.ZipFile(stream) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise ValueError(f"{damaged} is damaged")
-        stream.seek(0)
-        state = torch.load(stream, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or "format" not in state:
-        raise ValueError("it is no checkpoint of fulltilt")
-    if state["format"] > FORMAT:
-        raise RunFolderError(
-            f"{path} was written by a newer fulltilt (format {state['format']}, this one reads {FORMAT})"
-        )
-    if state["format"] < FORMAT:
-        raise RunFolderError(
-            f"{path} was written by an older fulltilt (format {state['format']}, this one reads {FORMAT}); go on with "
-            "that release, or start again in another folder"
-        )
-    return state
-
-
-def set_aside(folder: Path) -> None:
-    """Keep a newest of no use from taking the place of the good one at the next save."""
-    with contextlib.suppress(OSError):
-        (folder / NEWEST).replace(folder / DAMAGED)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    # Some network file systems cannot sync a folder; the file itself is synced.
-    with contextlib.suppress(OSError):
-        os.fsync(handle)
-    os.close(handle)
-
-
-def _compare_shapes(mine: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name} {tuple(saved[name].shape)} instead of {tuple(value.shape)}"
-        for name, value in mine.items()
-        if isinstance(value, torch.Tensor)
-        and isinstance(saved.get(name), torch.Tensor)
-        and saved[name].shape != value.shape
-    ]
-
-
-def _list_names(what: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - N_NAMES_SHOWN} more" if len(names) > N_NAMES_SHOWN else ""
-    return f"{len(names)} {what}: {', '.join(names[:N_NAMES_SHOWN])}{more}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:200] or type(error).__name__

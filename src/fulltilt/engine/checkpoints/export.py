@@ -20,22 +20,15 @@ Weights = Literal["model", "ema"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """What was written.
-
-    Attributes:
-        weights: "model", or "ema": the moving average of the weights.
-        checkpoint: Where they come from.
-        metadata: As it stands in the file: text by name.
-        notes: What the file does not hold, and why the checkpoint is not the newest.
-    """
+    """What was written."""
 
     path: str
-    weights: Weights
-    checkpoint: str
+    weights: Weights  # "ema": the moving average of the weights
+    checkpoint: str  # where they come from
     n_tensors: int
     n_bytes: int
-    metadata: dict[str, str]
-    notes: tuple[str, ...] = ()
+    metadata: dict[str, str]  # as it stands in the file
+    notes: tuple[str, ...] = ()  # what the file does not hold, and why the checkpoint is not the newest
 
 
 def export_weights(folder: str | Path, out: str | Path, *, weights: Weights | None = None) -> Export:
@@ -54,21 +47,25 @@ def export_weights(folder: str | Path, out: str | Path, *, weights: Weights | No
 
     **Cost**: the checkpoint and one copy of the weights in memory.
     """
-    save = _import_save()
-    folder, out = Path(folder), Path(out)
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise UsageError(f"export needs the package safetensors ({error}); pip install 'fulltilt[export]'") from error
+    folder = Path(folder)
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}; name the folder of a training")
     loaded = load_checkpoint(folder)
     if loaded is None:
         raise RunFolderError(f"{folder} holds no checkpoint; train with run.checkpoint_every, or name another folder")
-    chosen = _choose(loaded.state, weights, loaded.path)
+    if weights == "ema" and not loaded.state["average"]:
+        raise UsageError(f"{loaded.path} holds no moving average of the weights (optim.ema); give --weights model")
+    chosen = weights or find_evaluated(loaded.state)
     tensors, left_out = _select_tensors(read_weights(loaded.state, chosen))
     metadata = _describe(loaded.state, chosen)
     data = save(tensors, metadata)
-    write_atomic(out, data)
+    write_atomic(Path(out), data)
     notes = [loaded.note] if loaded.note else []
-    if left_out:
-        notes.append(f"not tensors, so not in the file: {', '.join(left_out)}")
+    notes += [f"not tensors, so not in the file: {', '.join(left_out)}"] if left_out else []
     return Export(
         path=str(out),
         weights=chosen,
@@ -80,19 +77,13 @@ def export_weights(folder: str | Path, out: str | Path, *, weights: Weights | No
     )
 
 
-def _choose(state: Mapping[str, Any], weights: Weights | None, path: Path) -> Weights:
-    if weights == "ema" and not state.get("average"):
-        raise UsageError(f"{path} holds no moving average of the weights (optim.ema); give --weights model")
-    return weights or find_evaluated(state)
-
-
 def find_evaluated(state: Mapping[str, Any]) -> Weights:
-    """What evaluations took: the running average where the run kept one."""
-    return "ema" if state.get("average") else "model"
+    """Name the weights that evaluations took: the running average where the run kept one."""
+    return "ema" if state["average"] else "model"
 
 
 def read_weights(state: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
-    """By name; of an average what was not averaged (counters, tables, frozen weights) is the model's own."""
+    """Read weights by name. What is not averaged (counters, tables, frozen weights) is the model's own in both."""
     model = dict(state["model"])
     if weights == "model":
         return model
@@ -105,12 +96,12 @@ def read_weights(state: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
 
 
 def _find_place(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The same for two names of one weight; an empty tensor has no place, and its shape tells it apart."""
+    """Tell where a weight lies: the same for two names of it; an empty one lies nowhere, its shape tells it apart."""
     return (tensor.data_ptr() or id(tensor), *tensor.shape, *tensor.stride())
 
 
 def _select_tensors(saved: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Tensors, none of which shares memory with another, and the names of what is none."""
+    """Return tensors, none of which shares memory with another, and the names of what is no tensor."""
     tensors: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in saved.items():
@@ -132,14 +123,6 @@ def _describe(state: Mapping[str, Any], weights: Weights) -> dict[str, str]:
         "fulltilt.step": str(progress["step"]),
         "fulltilt.metrics": json.dumps(metrics),
         "fulltilt.metrics_step": str(evaluations[-1]["step"]) if evaluations else "",
-        "fulltilt.config_digest": state.get("config_digest") or "",
+        "fulltilt.config_digest": state["config_digest"] or "",
     }
     return {name: text for name, text in described.items() if text}
-
-
-def _import_save() -> Any:
-    try:
-        from safetensors.torch import save
-    except ImportError as error:
-        raise UsageError(f"export needs the package safetensors ({error}); pip install 'fulltilt[export]'") from error
-    return save

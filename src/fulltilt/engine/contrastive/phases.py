@@ -11,6 +11,7 @@ So each phase is interrupted and resumed as any run is; one that has ended is no
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,19 +71,21 @@ def run_phase(
     folder = out_dir / phase
     if phase == "pretrain":
         return train(config, out_dir=folder, listeners=listeners, resume=resume)
-    source = _open_features(config, workload, out_dir, progress)
-    head = {"probe": _build_probe, "cluster": _build_cluster}[phase](source, config, options)
-    n_epochs = {"probe": options.probe_epochs, "cluster": options.cluster_epochs}[phase]
+    source = _open_features(config, workload, workload.assess, out_dir, progress)
+    if phase == "probe":
+        name, n_epochs = f"linear probe on encoder {source.digest}", options.probe_epochs
+        labelled, validation = source.read_labelled(), source.read_validation()
+        head = build_linear_probe(labelled, validation, classes=source.classes, name=name)
+    else:
+        head, n_epochs = _build_cluster(source, config, options), options.cluster_epochs
     settings = _build_head_config(config, n_samples=len(head.dataset()), n_epochs=n_epochs)
     return train(settings, out_dir=folder, listeners=listeners, resume=resume, workload=head)
 
 
 class FeatureSource:
-    """Features of the images that a task's evaluation sees, kept on disk.
+    """Computes features of the images that a task's evaluation sees, and keeps them in ``folder``.
 
-    Args:
-        folder: Where they are kept.
-        digest: Of the checkpoint and the data.
+    ``digest`` is that of the checkpoint and the data.
     """
 
     def __init__(
@@ -106,85 +109,78 @@ class FeatureSource:
         """Training images with a label: features (N, F) float32 and targets (N,), on the host."""
         return self._read("labelled", self._bank, find_labelled(self._bank))
 
-    def read_unlabelled(self) -> tuple[Tensor, Tensor]:
-        rows = np.setdiff1d(np.arange(len(self._bank)), find_labelled(self._bank))
-        return self._read("unlabelled", self._bank, rows) if len(rows) else _take_none(self.read_labelled())
+    def read_all_features(self) -> Tensor:
+        """Features of all training images: those with a label, then the others."""
+        features, rows = self.read_labelled()[0], np.setdiff1d(np.arange(len(self._bank)), find_labelled(self._bank))
+        return torch.cat([features, self._read("unlabelled", self._bank, rows)[0]]) if len(rows) else features
 
     def read_validation(self) -> tuple[Tensor, Tensor]:
         return self._read("validation", self._queries, find_labelled(self._queries))
 
-    def keep(self, name: str, arrays: dict[str, np.ndarray]) -> None:
-        """Write arrays that belong to this source; on a full disk they are computed again next time."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(StorageError), open_atomic(self._folder / f"{name}-{self.digest}.npz") as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
-
-    def find(self, name: str) -> dict[str, np.ndarray] | None:
+    def remember(self, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Read arrays of this source, or compute and keep them; with a full disk they are computed again next time."""
         path = self._folder / f"{name}-{self.digest}.npz"
-        if not path.is_file():
-            return None
-        with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
+        if path.is_file():
+            with np.load(path, allow_pickle=False) as arrays:
+                return {key: arrays[key] for key in arrays.files}
+        computed = compute()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(StorageError), open_atomic(path) as stream:
+            np.savez(stream, **computed)  # type: ignore[arg-type]
+        return computed
 
     def _read(self, name: str, dataset: Any, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        found = self.find(name)
-        if found is not None:
-            return torch.from_numpy(found["features"]), torch.from_numpy(found["targets"])
-        progress = None if self._progress is None else lambda done, total: self._progress(name, done, total)
-        features, targets = extract_features(self._model.encode, dataset, rows, self._device, progress=progress)
-        features, targets = features.cpu(), targets.cpu()
-        self.keep(name, {"features": features.numpy(), "targets": targets.numpy()})
-        return features, targets
+        def compute() -> dict[str, np.ndarray]:
+            progress = None if self._progress is None else functools.partial(self._progress, name)
+            features, targets = extract_features(self._model.encode, dataset, rows, self._device, progress=progress)
+            return {"features": features.cpu().numpy(), "targets": targets.cpu().numpy()}
+
+        found = self.remember(name, compute)
+        return torch.from_numpy(found["features"]), torch.from_numpy(found["targets"])
 
 
-def _open_features(config: Config, workload: Workload, out_dir: Path, progress: Progress | None) -> FeatureSource:
-    loaded = checkpoint.load_checkpoint(out_dir / "pretrain")
+def _open_features(
+    config: Config, workload: Workload, assessment: NeighbourAssessment, out_dir: Path, progress: Progress | None
+) -> FeatureSource:
+    """Open the features of the newest checkpoint of the pre-training."""
+    folder = out_dir / "pretrain"
+    loaded = checkpoint.load_checkpoint(folder)
     if loaded is None:
         raise UsageError(
-            f"there is no checkpoint in {out_dir / 'pretrain'}: this phase needs a pre-trained encoder; run the phase "
-            "pretrain first, or give its folder with --out"
+            f"there is no checkpoint in {folder}: this phase needs a pre-trained encoder; run the phase pretrain "
+            "first, or give its folder with --out"
         )
     model = workload.model()
     assert isinstance(model, ContrastiveModel)
-    assert isinstance(workload.assess, NeighbourAssessment)
     weights = read_weights(loaded.state, find_evaluated(loaded.state))
     checkpoint.load_model_state(model, weights, loaded.path)
-    return FeatureSource(
-        model,
-        workload.assess,
-        check_device(choose_device(config)),
-        folder=out_dir / "features",
-        digest=_compute_digest(weights, config),
-        progress=progress,
-    )
+    device, digest = check_device(choose_device(config)), _compute_digest(weights, config)
+    return FeatureSource(model, assessment, device, folder=out_dir / "features", digest=digest, progress=progress)
 
 
-def _compute_digest(state: dict[str, Any], config: Config) -> str:
-    """Of the weights, and of what the images are read from."""
+def _compute_digest(weights: dict[str, Any], config: Config) -> str:
+    """Compute a digest of the weights, and of what the images are read from."""
     data = config.data
     digest = hashlib.sha256(repr((data.dataset, data.val_dataset, data.path, data.transform.val)).encode())
-    for name, value in state.items():
+    for name, value in weights.items():
         digest.update(name.encode())
         if isinstance(value, Tensor):
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
-def _build_probe(source: FeatureSource, config: Config, options: PhaseOptions) -> Workload:
-    return build_linear_probe(
-        source.read_labelled(),
-        source.read_validation(),
-        classes=source.classes,
-        name=f"linear probe on encoder {source.digest}",
-    )
-
-
 def _build_cluster(source: FeatureSource, config: Config, options: PhaseOptions) -> Workload:
-    features = torch.cat([source.read_labelled()[0], source.read_unlabelled()[0]])
+    """Build the head over pseudo-labels; a resumed one goes on with the labels it began with."""
+    features, seed = source.read_all_features(), config.run.seed
     n_clusters = options.n_clusters or len(source.classes)
+
+    def compute() -> dict[str, np.ndarray]:
+        pseudo = find_pseudo_labels(features, n_clusters=n_clusters, seed=seed)
+        return {"clusters": pseudo.clusters, "margins": pseudo.margins}
+
     return build_clustering(
         features,
-        _read_pseudo_labels(source, features, n_clusters, config.run.seed),
+        PseudoLabels(**source.remember(f"clusters-{n_clusters}-seed-{seed}", compute)),
         source.read_validation(),
         n_clusters=n_clusters,
         share=options.clear_share,
@@ -192,32 +188,12 @@ def _build_cluster(source: FeatureSource, config: Config, options: PhaseOptions)
     )
 
 
-def _read_pseudo_labels(source: FeatureSource, features: Tensor, n_clusters: int, seed: int) -> PseudoLabels:
-    """Those of an earlier attempt, so that a resumed head goes on with the labels it began with."""
-    name = f"clusters-{n_clusters}-seed-{seed}"
-    found = source.find(name)
-    if found is not None:
-        return PseudoLabels(clusters=found["clusters"], margins=found["margins"])
-    pseudo = find_pseudo_labels(features, n_clusters=n_clusters, seed=seed)
-    source.keep(name, {"clusters": pseudo.clusters, "margins": pseudo.margins})
-    return pseudo
-
-
 def _build_head_config(config: Config, *, n_samples: int, n_epochs: int) -> Config:
-    """Settings of a head over features: device and seed are the user's, its optimizer is the head's own."""
+    """Build the settings of a head over features: device and seed are the user's, its optimizer is the head's own."""
+    every = {"evaluate_every": "10 epochs", "checkpoint_every": "10 epochs"}
     values = {
         "data": {"batch_size": min(HEAD_BATCH_SIZE, n_samples)},
         "optim": {"schedule": "cosine"},
-        "run": {
-            "epochs": n_epochs,
-            "device": config.run.device,
-            "seed": config.run.seed,
-            "evaluate_every": "10 epochs",
-            "checkpoint_every": "10 epochs",
-        },
+        "run": {"epochs": n_epochs, "device": config.run.device, "seed": config.run.seed, **every},
     }
     return config_from_values(values, base_dir=config.base_dir)
-
-
-def _take_none(rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return rows[0][:0], rows[1][:0]

@@ -1,4 +1,4 @@
-"""The batch whose loss was not finite, read once more and stored for whoever looks into it.
+"""Stores the batch whose loss was not finite, for whoever looks into it.
 
 The loss is read an interval late, when its batch is long gone. Its samples are known by their place in the epoch, so
 the loader is asked for them again: what data workers draw at random comes out the same, what a dataset draws from the
@@ -7,47 +7,46 @@ global generators of the training process does not.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
 
 from fulltilt.data.loading.sampler import EpochSampler
+from fulltilt.engine.announce import read_first_line
 from fulltilt.engine.checkpoints.background import HostCopies
 from fulltilt.engine.checkpoints.checkpoint import make_plain
+from fulltilt.engine.loop.session import Session, skip_to
 from fulltilt.errors import FulltiltError
 from fulltilt.measure.nested import count_samples, list_tensors
 from fulltilt.records.run_folder import open_atomic
-
-if TYPE_CHECKING:
-    from fulltilt.engine.loop.session import Session
 
 FILE = "nan_batch.pt"
 N_SHOWN = 5
 
 
 def suggest_stability(precision: object) -> str:
-    """What makes losses finite again, beside what is in force."""
+    """Say what makes losses finite again, beside what is in force."""
     if precision in ("fp16", "auto"):
         return "Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
     return "Lower optim.lr, or set optim.clip_norm"
 
 
 def find_bad_step(losses: Sequence[float], *, last_step: int) -> int | None:
-    """The first step whose loss is not finite; None where only their sum is not.
+    """Find the first step whose loss is not finite; None where only their sum is not.
 
     Args:
         losses: Of consecutive steps, the newest last.
         last_step: The step of that one.
     """
-    bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
-    return None if bad is None else last_step - len(losses) + 1 + bad
+    first_step = last_step - len(losses) + 1
+    return next((step for step, loss in enumerate(losses, first_step) if not math.isfinite(loss)), None)
 
 
 def save_bad_batch(s: Session, *, step: int, loss: float) -> str:
-    """Store the window of ``step``, one of the epoch under way, and say in a sentence where it is and what it shows.
+    """Store the batches of ``step``, one of the epoch under way, and say where they are and what they show.
 
     ``nan_batch.pt`` holds tensors and plain values only, for ``torch.load(path, weights_only=True)``: ``step``,
     ``epoch``, ``loss``, ``first_sample`` (place in the epoch's order), ``indices`` (of the samples in the dataset, None
@@ -65,12 +64,17 @@ def save_bad_batch(s: Session, *, step: int, loss: float) -> str:
 
 
 def _save_batch(s: Session, step: int, loss: float) -> str:
-    path = s.folder / FILE
+    path, run = s.folder / FILE, s.run
     step_in_epoch = s.progress.step_in_epoch - (s.progress.step - step)
-    first_sample = (step_in_epoch - 1) * s.run.batch_size * s.run.setup.accumulate
+    first_sample = (step_in_epoch - 1) * run.batch_size * run.setup.accumulate
     try:
-        batches = list(_read_window(s, first_sample))
-        indices = _find_indices(s, first_sample, sum(map(count_samples, batches)))
+        if s.loader_state is not None:
+            run.loader_generator.set_state(s.loader_state)
+        rest = skip_to(run, s.progress.epoch, first_sample, first_sample // run.batch_size)
+        batches = list(itertools.islice(rest, run.setup.accumulate))
+        n_samples, sampler, indices = sum(map(count_samples, batches)), run.loader.sampler, None
+        if isinstance(sampler, EpochSampler):
+            indices = sampler.compute_order()[first_sample : first_sample + n_samples].tolist()
         content = {
             "step": step,
             "epoch": s.progress.epoch,
@@ -80,17 +84,17 @@ def _save_batch(s: Session, step: int, loss: float) -> str:
             "batches": [make_plain(batch, "batch") for batch in batches],
         }
         content = HostCopies().copy(content)
-        if s.run.device.type == "cuda":
-            torch.cuda.synchronize(s.run.device)
+        if run.device.type == "cuda":
+            torch.cuda.synchronize(run.device)
         with open_atomic(path) as stream:
             torch.save(content, stream)
     except (FulltiltError, OSError, RuntimeError, ValueError, TypeError) as error:  # the loss is the news, not this
-        return f"the batch of step {step} could not be stored ({str(error).strip().splitlines()[0]})"
+        return f"the batch of step {step} could not be stored ({read_first_line(error)})"
     return f"the batch of step {step} is in {path}: {describe_batch(batches, indices)}"
 
 
 def describe_batch(batches: Sequence[Any], indices: Sequence[int] | None) -> str:
-    """Whether the data itself holds the NaN."""
+    """Say whether the data itself holds the NaN."""
     bad: list[int] = []
     start = 0
     for batch in batches:
@@ -104,33 +108,11 @@ def describe_batch(batches: Sequence[Any], indices: Sequence[int] | None) -> str
     return f"it holds NaN or infinity in sample {', '.join(map(str, named[:N_SHOWN]))}{more} {what}"
 
 
-def _read_window(s: Session, first_sample: int) -> Iterator[Any]:
-    run = s.run
-    if s.loader_state is not None:
-        run.loader_generator.set_state(s.loader_state)
-    streams = isinstance(run.dataset, IterableDataset)
-    batches = run.start_epoch(s.progress.epoch, 0 if streams else first_sample)
-    for _ in range(first_sample // run.batch_size if streams else 0):
-        next(batches, None)
-    for _ in range(run.setup.accumulate):
-        batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
-
-
-def _find_indices(s: Session, first_sample: int, n_samples: int) -> list[int] | None:
-    sampler = s.run.loader.sampler
-    if not isinstance(sampler, EpochSampler):
-        return None
-    return sampler.compute_order()[first_sample : first_sample + n_samples].tolist()
-
-
 def _find_bad_samples(batch: Any) -> list[int]:
     """Positions along the batch dimension where any tensor holds a value that is not finite."""
     bad: set[int] = set()
     for tensor in list_tensors(batch):
         if tensor.is_floating_point() and tensor.dim() and tensor.numel():
-            is_bad = ~torch.isfinite(tensor.float()).flatten(1).all(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)
+            is_bad = ~torch.isfinite(tensor.float()).reshape(len(tensor), -1).all(1)
             bad.update(is_bad.nonzero().flatten().tolist())
     return sorted(bad)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import Any
 
 import torch
 
@@ -17,20 +16,17 @@ from fulltilt.engine.loop.evaluate import evaluate
 from fulltilt.engine.loop.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
 from fulltilt.engine.loop.session import OpenInterval, Session
 from fulltilt.errors import NonFiniteLossError
-from fulltilt.records import (
-    EpochDone,
-    Evaluated,
-    RunStarted,
-    StepsDone,
-)
+from fulltilt.records import EpochDone, Evaluated, RunStarted, StepsDone
 
 
 def announce_start(s: Session) -> None:
-    run, progress = s.run, s.progress
+    """Tell what will be trained and on what, and what the user should know of it."""
+    run, config = s.run, s.run.config
+    assert config is not None
     budget = estimate_host_budget(run)
     s.announce(
         RunStarted,
-        name=(run.config.run.name if run.config else None) or run.workload.name,
+        name=config.run.name or run.workload.name,
         out_dir=str(s.folder),
         device=str(run.device),
         plan=run.plan.to_json(),
@@ -38,10 +34,10 @@ def announce_start(s: Session) -> None:
         n_samples=run.n_samples,
         steps_per_epoch=run.steps_per_epoch,
         n_epochs=s.limits.n_epochs,
-        first_epoch=progress.epoch,
-        first_step=progress.step,
-        config=run.config.to_values() if run.config else {},
-        config_digest=run.config.digest if run.config else None,
+        first_epoch=s.progress.epoch,
+        first_step=s.progress.step,
+        config=config.to_values(),
+        config_digest=config.digest,
         n_ranks=run.world.n_ranks,
         pid=os.getpid(),
         report=describe_start(run, budget),
@@ -50,6 +46,17 @@ def announce_start(s: Session) -> None:
         s.announce.note(problem, level="warning")
     for note in run.notes:
         s.announce.note(note)
+
+
+def may_step(s: Session, stop: Stop) -> bool:
+    """Do what falls due by a number of steps; false when the run has to be left before another one."""
+    progress, limits = s.progress, s.limits
+    if limits.has_step_duties:
+        if limits.is_evaluation_due(steps=progress.step) and not evaluate_once(s, stop):
+            return False
+        if limits.is_checkpoint_due(steps=progress.step):
+            save(s)
+    return not stop and (progress.step < limits.max_steps or progress.step_in_epoch == s.run.steps_per_epoch)
 
 
 def log_interval(s: Session, *, has_phases: bool = False) -> None:
@@ -62,11 +69,9 @@ def log_interval(s: Session, *, has_phases: bool = False) -> None:
         return
     at = s.progress
     lr = s.learning_rate.compute_lr(at.step - 1)
-    interval = OpenInterval(
-        s.meter.take(), s.watch.take_interval(), lr, at.epoch, at.step, at.step_in_epoch, has_phases
-    )
+    reading, seconds = s.meter.take(), s.watch.take_interval()
     flush_log(s)
-    s.pending = interval
+    s.pending = OpenInterval(reading, seconds, lr, at.epoch, at.step, at.step_in_epoch, has_phases)
     if s.writer is not None and s.writer.is_done:
         collect_checkpoint(s)
 
@@ -87,36 +92,92 @@ def flush_log(s: Session) -> None:
     phases_ms = s.phase_sample.take_ms() if interval.has_phases else {}
     loss = sums["loss"] / reading.n_samples
     if not math.isfinite(loss):
-        raise _describe_non_finite(s, loss, interval, reading.losses)
+        raise _build_non_finite_error(s, loss, interval)
     for name, total in sums.items():
         epoch_sums[name] = epoch_sums.get(name, 0.0) + total
     if s.promise is not None and (message := s.promise.observe(reading.n_samples, seconds)):
         s.announce.note(message, level="warning")
-    if s.announce.has_listeners:
-        s.announce(
-            StepsDone,
-            epoch=interval.epoch,
-            step=interval.step,
-            step_in_epoch=interval.step_in_epoch,
-            n_steps=reading.n_steps,
-            n_samples=reading.n_samples,
-            seconds=seconds,
-            loss=loss,
-            lr=interval.lr,
-            samples_per_s=reading.n_samples / seconds if seconds > 0 else 0.0,
-            phases_ms=phases_ms,
-        )
+    s.announce(
+        StepsDone,
+        epoch=interval.epoch,
+        step=interval.step,
+        step_in_epoch=interval.step_in_epoch,
+        n_steps=reading.n_steps,
+        n_samples=reading.n_samples,
+        seconds=seconds,
+        loss=loss,
+        lr=interval.lr,
+        samples_per_s=reading.n_samples / seconds if seconds > 0 else 0.0,
+        phases_ms=phases_ms,
+    )
 
 
-def announce_epoch(s: Session) -> None:
-    """Tell the epoch's figures, once: a run resumed before its evaluation comes here again."""
+def finish_epoch(s: Session, stop: Stop) -> bool:
+    """Tell, evaluate, save; false when the run has to be left."""
+    progress, limits = s.progress, s.limits
+    n_done = progress.epoch + 1
+    if not progress.is_epoch_announced:  # else it was resumed before this epoch's evaluation
+        _announce_epoch(s)
+    if limits.is_evaluation_due(epochs=n_done) and not evaluate_once(s, stop):
+        return False
+    progress.next_epoch()
+    if limits.is_checkpoint_due(epochs=n_done):
+        save(s)
+    return not stop and progress.step < limits.max_steps
+
+
+def evaluate_once(s: Session, stop: Stop) -> bool:
+    """Evaluate and tell, unless this step has been; false when a signal ended it.
+
+    Without a validation set, and nothing that the workload assesses by itself, there is nothing to do.
+    """
     progress = s.progress
-    if progress.is_epoch_announced:
-        return
+    has_nothing = s.validation is None and s.run.workload.assess is None
+    if has_nothing or progress.evaluated_step == progress.step:
+        return True
+    flush_log(s)
+    if s.run.device.type == "cuda":
+        torch.cuda.synchronize(s.run.device)  # steps still queued are training time, not evaluation
+    s.watch.stop()
+    began_s = time.perf_counter()
+    metrics = evaluate(s.run, s.validation, should_stop=stop.__bool__)
+    if metrics is None:
+        return False
+    progress.evaluated_step = progress.step
+    _tell_late_notes(s)
+    evaluated = s.announce(
+        Evaluated,
+        epoch=progress.epoch,
+        step=progress.step,
+        split="val",
+        metrics=metrics,
+        seconds=time.perf_counter() - began_s,
+        training_seconds=progress.training_seconds,
+    )
+    s.evaluations.append(evaluated)
+    s.watch.start()
+    return True
+
+
+def save(s: Session, *, is_last: bool = False) -> None:
+    """Write a checkpoint, unless this position is saved already; with ``run.async_checkpoint`` beside training.
+
+    After the last one nothing follows: its file is whole when this returns, and a full disk is an error in any case.
+
+    Raises:
+        StorageError: no space; the checkpoint before is kept.
+        NonFiniteLossError: the loss or a weight is NaN or infinite; nothing is written.
+    """
+    flush_log(s)
+    save_session(s, is_last=is_last)
+
+
+def _announce_epoch(s: Session) -> None:
+    progress = s.progress
     log_interval(s)
     flush_log(s)
     s.watch.read()
-    tell_late_notes(s)
+    _tell_late_notes(s)
     means = progress.compute_epoch_means()
     if means and s.run.workload.derive is not None:
         means |= s.run.workload.derive(means)
@@ -134,99 +195,29 @@ def announce_epoch(s: Session) -> None:
     )
 
 
-def tell_late_notes(s: Session) -> None:
-    """What came up since the last time: a fallback taken in a step, samples that could not be read."""
-    loaders = {"training": s.run.loader, "validation": s.validation}
-    skipped = [
-        loader.dataset.bad_samples.describe(split)
-        for split, loader in loaders.items()
-        if getattr(getattr(loader, "dataset", None), "bad_samples", None) is not None
-    ]
-    for note in (*s.run.notes, *filter(None, skipped)):
+def _tell_late_notes(s: Session) -> None:
+    """Tell what came up since the last time: a fallback taken in a step, samples that could not be read."""
+    notes = list(s.run.notes)
+    for split, loader in (("training", s.run.loader), ("validation", s.validation)):
+        bad_samples = getattr(getattr(loader, "dataset", None), "bad_samples", None)
+        if bad_samples is not None and (skipped := bad_samples.describe(split)):
+            notes.append(skipped)
+    for note in notes:
         if note not in s.announce.notes:
             s.announce.note(note)
 
 
-def evaluate_once(s: Session, stop: Stop) -> bool:
-    """Evaluate and tell, unless this step has been; False when a signal ended it.
-
-    Without a validation set, and nothing that the workload assesses by itself, there is nothing to do.
-    """
-    progress = s.progress
-    has_nothing = s.validation is None and s.run.workload.assess is None
-    if has_nothing or progress.evaluated_step == progress.step:
-        return True
-    flush_log(s)
-    if s.run.device.type == "cuda":
-        torch.cuda.synchronize(s.run.device)  # steps still queued are training time, not evaluation
-    s.watch.stop()
-    began_s = time.perf_counter()
-    metrics = evaluate(s.run, s.validation, should_stop=stop.__bool__)
-    if metrics is None:
-        return False
-    progress.evaluated_step = progress.step
-    tell_late_notes(s)
-    fields: dict[str, Any] = {
-        "epoch": progress.epoch,
-        "step": progress.step,
-        "split": "val",
-        "metrics": metrics,
-        "seconds": time.perf_counter() - began_s,
-        "training_seconds": progress.training_seconds,
-    }
-    s.evaluations.append(Evaluated(attempt=s.attempt, time_s=time.time(), **fields))
-    s.announce(Evaluated, **fields)
-    s.watch.start()
-    return True
-
-
-def may_step(s: Session, stop: Stop) -> bool:
-    """Do what falls due by a number of steps; false when the run has to be left before another one."""
-    progress, limits = s.progress, s.limits
-    if limits.has_step_duties:
-        if limits.is_evaluation_due(steps=progress.step) and not evaluate_once(s, stop):
-            return False
-        if limits.is_checkpoint_due(steps=progress.step):
-            save(s)
-    return not stop and (progress.step < limits.max_steps or progress.step_in_epoch == s.run.steps_per_epoch)
-
-
-def finish_epoch(s: Session, stop: Stop) -> bool:
-    """Tell, evaluate, save; false when the run has to be left."""
-    progress, limits = s.progress, s.limits
-    n_done = progress.epoch + 1
-    announce_epoch(s)
-    if limits.is_evaluation_due(epochs=n_done) and not evaluate_once(s, stop):
-        return False
-    progress.next_epoch()
-    if limits.is_checkpoint_due(epochs=n_done):
-        save(s)
-    return not stop and progress.step < limits.max_steps
-
-
-def save(s: Session, *, is_last: bool = False) -> None:
-    """Write a checkpoint, unless this position is saved already; with ``run.async_checkpoint`` beside training.
-
-    Args:
-        is_last: Nothing follows: the file is whole when this returns, and a full disk is an error whatever
-            ``run.on_full_disk`` says.
-
-    Raises:
-        StorageError: no space; the checkpoint before is kept.
-        NonFiniteLossError: the loss or a weight is NaN or infinite; nothing is written.
-    """
-    flush_log(s)
-    save_session(s, is_last=is_last)
-
-
-def _describe_non_finite(s: Session, loss: float, interval: OpenInterval, losses: list[float]) -> NonFiniteLossError:
-    """Also stores the batch it happened on."""
+def _build_non_finite_error(s: Session, loss: float, interval: OpenInterval) -> NonFiniteLossError:
+    """Describe a loss that is not finite, and store the batch it happened on."""
     settle_checkpoint(s)
-    first = interval.step - interval.reading.n_steps + 1
+    losses, precision = interval.reading.losses, s.run.plan["precision"]
     step = find_bad_step(losses, last_step=interval.step)
-    where = f"step {step}" if step is not None else f"steps {first} to {interval.step}"
-    stored = "" if step is None else f"{save_bad_batch(s, step=step, loss=losses[step - interval.step - 1])}; "
+    if step is None:
+        where, stored = f"steps {interval.step - interval.reading.n_steps + 1} to {interval.step}", ""
+    else:
+        where = f"step {step}"
+        stored = f"{save_bad_batch(s, step=step, loss=losses[step - interval.step - 1])}; "
     return NonFiniteLossError(
-        f"the loss is {loss} in {where} (learning rate {interval.lr:.3g}, precision {s.run.plan['precision']}); "
-        f"{stored}{describe_saved(s)}. {suggest_stability(s.run.plan['precision'])}"
+        f"the loss is {loss} in {where} (learning rate {interval.lr:.3g}, precision {precision}); "
+        f"{stored}{describe_saved(s)}. {suggest_stability(precision)}"
     )

@@ -1,32 +1,21 @@
-"""How an attempt to train ends: finished, left by a signal, failed, or to be started again with smaller batches."""
+"""How an attempt to train ends: what its listeners are told, what the caller gets, and errors in the user's terms."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import re
-import time
-from collections.abc import Iterator, Sequence
-
-import torch
+from collections.abc import Iterator
 
 from fulltilt.data import explain_loader_error
-from fulltilt.engine.announce import Announcer
+from fulltilt.engine.announce import is_out_of_memory
 from fulltilt.engine.build.facts import count_dataset
-from fulltilt.engine.loop.duties import save
-from fulltilt.engine.loop.replan import (
-    RankReplanError,
-    Replan,
-    describe_hopeless,
-    describe_replan,
-    is_out_of_memory,
-)
-from fulltilt.engine.loop.saving import collect_checkpoint, settle_checkpoint
-from fulltilt.engine.loop.session import Restart, Session
+from fulltilt.engine.loop.replan import RankReplanError, describe_hopeless
+from fulltilt.engine.loop.saving import settle_checkpoint
+from fulltilt.engine.loop.session import Session
 from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, UsageError
 from fulltilt.levers import find_reports
-from fulltilt.records import Evaluated, Listener, Replanned, RunEnded
+from fulltilt.records import Evaluated, RunEnded
 
 _NOT_DETERMINISTIC = re.compile(r"(?P<operator>\S+) does not have a deterministic implementation")
 _NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
@@ -34,31 +23,19 @@ _NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """What training came to.
+    """What training came to."""
 
-    Attributes:
-        metrics: Of the newest evaluation; empty when there was none.
-        loss: Mean training loss of the newest whole epoch.
-        epoch: Whole epochs.
-        seconds: Of this process, from build to end.
-        training_seconds: Of the whole run, evaluation and checkpoints left out.
-        samples_per_s: Over those.
-        reason: "finished" or "interrupted".
-        evaluations: All of the run, in order: the way to a time to accuracy.
-        n_validation_samples: Of the set that they are made on; None without one, and where its length is not known.
-    """
-
-    metrics: dict[str, float]
-    loss: float | None
-    epoch: int
+    metrics: dict[str, float]  # of the newest evaluation; empty when there was none
+    loss: float | None  # mean over the newest whole epoch
+    epoch: int  # whole epochs
     step: int
-    seconds: float
-    training_seconds: float
-    samples_per_s: float
+    seconds: float  # of this process, from build to end
+    training_seconds: float  # of the whole run, evaluation and checkpoints left out
+    samples_per_s: float  # over those
     out_dir: str
-    reason: str
-    evaluations: tuple[Evaluated, ...] = ()
-    n_validation_samples: int | None = None
+    reason: str  # "finished" or "interrupted"
+    evaluations: tuple[Evaluated, ...] = ()  # all of the run, in order: the way to a time to accuracy
+    n_validation_samples: int | None = None  # None without such a set, and where its length is not known
     notes: tuple[str, ...] = ()
 
 
@@ -73,90 +50,27 @@ def tell_failure(s: Session) -> Iterator[None]:
     try:
         yield
     except SystemExit as error:  # it would end the program, by 0 as if all were well
-        announce_end(s, f"failed: sys.exit({error.code!r}) was called")
-        raise UsageError(
-            f"code of the model or the data called sys.exit({error.code!r}) after step {s.progress.step}"
-        ) from error
+        called = f"sys.exit({error.code!r})"
+        _announce_end(s, f"failed: {called} was called")
+        raise UsageError(f"code of the model or the data called {called} after step {s.progress.step}") from error
     except RankReplanError:  # the process that started the ranks tells how it goes on
         settle_checkpoint(s)
         raise
     except Exception as error:  # told to the listeners, and raised again
-        explained = explain_error(s, error) or error
-        announce_end(s, f"failed: {type(explained).__name__}: {explained}")
+        explained = _explain(s, error) or error
+        _announce_end(s, f"failed: {type(explained).__name__}: {explained}")
         if explained is not error:
             raise explained from error
         raise
     except BaseException:
-        announce_end(s, "interrupted")
+        _announce_end(s, "interrupted")
         raise
 
 
 def finish(s: Session) -> TrainResult:
     """Tell that training is over, or left by a signal, and sum it up."""
-    is_over = s.progress.epoch >= s.limits.n_epochs or s.progress.step >= s.limits.max_steps
-    reason = "finished" if is_over else "interrupted"
-    announce_end(s, reason)
-    return summarize(s, reason)
-
-
-def prepare_restart(s: Session, replan: Replan) -> Restart:
-    """Drop the window in progress, save the state after the last whole step, and tell what changes.
-
-    Call it when the error is gone: what its frames held of the device has to be free.
-
-    Raises:
-        StorageError: the state cannot be saved.
-    """
-    gc.collect()
-    s.run.setup.optimizer.zero_grad(set_to_none=True)
-    if s.run.device.type == "cuda":
-        torch.cuda.empty_cache()  # blocks of the old sizes are of no use to the new ones
-    collect_checkpoint(s)
-    saved_step = s.saved_position.step if s.saved_position is not None else 0
-    n_steps_lost = 0 if replan.keeps_step else s.progress.step - saved_step
-    message = describe_replan(s, replan, n_steps_lost=n_steps_lost)
-    if replan.keeps_step:
-        s.last_step.bring_back()
-        s.meter.bring_back()
-        s.sizes, s.saved_position = replan.sizes, None
-        save(s, is_last=True)
-    fields = dataclasses.asdict(replan.sizes)
-    s.announce(
-        Replanned, step=s.progress.step - n_steps_lost, n_steps_lost=n_steps_lost, reason=replan.reason, **fields
-    )
-    s.announce.note(message, level="warning")
-    return Restart(
-        sizes=replan.sizes,
-        n_replans=s.n_replans + 1,
-        attempt=s.attempt + 1,
-        started_s=s.started_s,
-        notes=tuple(s.announce.notes),
-        step=s.progress.step - n_steps_lost,
-        metrics=s.last_metrics,
-    )
-
-
-def announce_lost(restart: Restart, listeners: Sequence[Listener], error: Exception) -> None:
-    """The run ended between two attempts: the next one could not be opened."""
-    Announcer(listeners, attempt=restart.attempt)(
-        RunEnded,
-        reason=f"failed: {type(error).__name__}: {error}",
-        step=restart.step,
-        seconds=time.perf_counter() - restart.started_s,
-        metrics=dict(restart.metrics),
-    )
-
-
-def announce_end(s: Session, reason: str) -> None:
-    s.watch.stop()
-    for report in find_reports(s.run.plan, s.run.setup):
-        s.announce.note(report)
-    settle_checkpoint(s)
-    s.announce(RunEnded, reason=reason, step=s.progress.step, seconds=s.seconds, metrics=s.last_metrics)
-
-
-def summarize(s: Session, reason: str) -> TrainResult:
-    progress = s.progress
+    progress, reason = s.progress, "finished" if s.is_over else "interrupted"
+    _announce_end(s, reason)
     seconds = progress.training_seconds
     return TrainResult(
         metrics=s.last_metrics,
@@ -174,8 +88,16 @@ def summarize(s: Session, reason: str) -> TrainResult:
     )
 
 
-def explain_error(s: Session, error: Exception) -> FulltiltError | None:
-    """An error of torch in the user's terms: no memory left, a data worker that died; None for any other.
+def _announce_end(s: Session, reason: str) -> None:
+    s.watch.stop()
+    for report in find_reports(s.run.plan, s.run.setup):
+        s.announce.note(report)
+    settle_checkpoint(s)
+    s.announce(RunEnded, reason=reason, step=s.progress.step, seconds=s.seconds, metrics=s.last_metrics)
+
+
+def _explain(s: Session, error: Exception) -> FulltiltError | None:
+    """Put an error of torch in the user's terms: no memory left, a data worker that died. None for any other.
 
     A dead worker can be reported from anywhere in the main thread: torch raises it from its signal handler.
     """

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.config import Config
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.loop.replan import RankReplanError
-from fulltilt.engine.loop.session import Restart
 from fulltilt.engine.ranks.causes import Cause
 from fulltilt.engine.ranks.world import is_rank, plan_devices
 from fulltilt.records import CheckpointSaved, Event, Listener, Replanned, RunStarted
@@ -23,43 +21,33 @@ COMPILE_HANG_LIMIT_S = 600.0  # a rank may compile alone, for a batch of another
 
 
 def must_launch(config: Config, device: str | None = None) -> bool:
-    """Whether a run needs processes of its own: it has several devices, or is to be started again when it dies."""
+    """Tell whether a run needs processes of its own: several devices, or a start anew when it dies."""
     return not is_rank() and (len(plan_devices(config, device)) > 1 or config.run.max_restarts > 0)
 
 
 def choose_hang_limit_s(wanted_s: float | None, *, compiles: bool) -> float:
-    """How long one rank may stand still while the others wait for it, where ``run.hang_timeout_s`` is ``wanted_s``."""
+    """Choose how long one rank may stand still while the others wait for it; ``wanted_s`` is the user's choice."""
     from fulltilt.engine.ranks.group import HANG_LIMIT_S
 
     return wanted_s or (COMPILE_HANG_LIMIT_S if compiles else HANG_LIMIT_S)
 
 
 def train_in_ranks(
-    body: Callable[..., TrainResult],
-    config: Config,
-    *,
-    out_dir: str | Path,
-    listeners: Sequence[Listener],
-    device: str | None,
-    **given: Any,
+    body: Callable[..., TrainResult], config: Config, listeners: Sequence[Listener], given: Mapping[str, Any]
 ) -> TrainResult:
-    """Run ``body`` in one process a device; ``listeners`` stay in this one.
-
-    Args:
-        given: What ``body`` takes besides; what is in here goes to every process.
+    """Run ``body(config, **given)`` in one process a device; ``listeners`` stay in this one.
 
     Raises:
         DeviceError: a device is not there. RankFailedError and others: see ``ranks.run_ranks``.
     """
     from fulltilt.engine.ranks.group import run_ranks
 
-    devices = [str(check_device(name)) for name in plan_devices(config, device)]
     saved = _SavedStep()
     announcer = Announcer([saved, *listeners])
     result = run_ranks(
         body,
-        {"config": config, "out_dir": str(out_dir), "device": device, **given},
-        devices=devices,
+        {"config": config, **given},
+        devices=[str(check_device(name)) for name in plan_devices(config, given["device"])],
         announcer=announcer,
         max_restarts=config.run.max_restarts,
         restarted_with={"resume": True},
@@ -71,35 +59,22 @@ def train_in_ranks(
 
 
 def plan_again(cause: Cause, saved_step: int, announcer: Announcer) -> Mapping[str, Any] | None:
-    """With what all ranks start again after one ran out of memory, told to the listeners; None after anything else.
+    """Return what all ranks start again with after one ran out of memory, and tell it; None after anything else.
 
     Args:
         saved_step: Of the newest checkpoint; 0 where there is none.
     """
     error = cause.failure.error if cause.failure is not None else None
-    if not isinstance(error, RankReplanError) or error.replan is None:
+    if not isinstance(error, RankReplanError) or error.restart is None:
         return None
     saved_step = max(saved_step, error.first_step)  # rank 0 may not have told yet where it started
-    replan, n_steps_lost = error.replan, max(0, error.step - saved_step)
+    restart = dataclasses.replace(error.restart, step=saved_step)
+    n_steps_lost = max(0, error.restart.step - saved_step)
+    reason, sizes = f"rank {cause.rank}: {error.reason}", dataclasses.asdict(restart.sizes)
+    announcer(Replanned, step=saved_step, n_steps_lost=n_steps_lost, reason=reason, **sizes)
     where = f"the checkpoint of step {saved_step}" if saved_step else "the first step, there being no checkpoint"
     again = f", {n_steps_lost} steps are trained again" if n_steps_lost else ""
-    announcer(
-        Replanned,
-        step=saved_step,
-        n_steps_lost=n_steps_lost,
-        reason=f"rank {cause.rank}: {replan.reason}",
-        **dataclasses.asdict(replan.sizes),
-    )
     announcer.note(f"rank {cause.rank}: {error}; all ranks start again from {where}{again}", level="warning")
-    restart = Restart(
-        sizes=replan.sizes,
-        n_replans=error.n_replans,
-        attempt=error.attempt,
-        started_s=error.started_s,
-        notes=(),  # they are this process' own
-        step=saved_step,
-        metrics={},
-    )
     return {"after": restart}
 
 

@@ -12,31 +12,32 @@ from fulltilt.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long to train, and how often to say, evaluate and save."""
+    """How long to train, and how often to log, evaluate and save."""
 
     n_epochs: int
     max_steps: float  # infinity: no limit
     log_every: int
     evaluate_every: Interval | None
     checkpoint_every: Interval | None
-    on_out_of_memory: str = "replan"
-    on_full_disk: str = "stop"
+    on_out_of_memory: str
+    on_full_disk: str
 
     @functools.cached_property
     def has_step_duties(self) -> bool:
         """Whether anything can fall due in the middle of an epoch; looked up at every step."""
-        return any(
-            every is not None and every.unit == "steps" for every in (self.evaluate_every, self.checkpoint_every)
-        )
+        return "steps" in [every.unit for every in (self.evaluate_every, self.checkpoint_every) if every is not None]
 
     def is_evaluation_due(self, *, steps: int = 0, epochs: int = 0) -> bool:
-        """After so many steps, or epochs; the end of the last epoch is always evaluated, unless none is."""
-        return _is_due(self.evaluate_every, steps, epochs) or (
-            self.evaluate_every is not None and epochs == self.n_epochs
-        )
+        """Tell whether to evaluate after so many steps, or epochs; the last epoch's end always is, unless none is."""
+        is_last = self.evaluate_every is not None and epochs == self.n_epochs
+        return is_last or _is_due(self.evaluate_every, steps, epochs)
 
     def is_checkpoint_due(self, *, steps: int = 0, epochs: int = 0) -> bool:
         return _is_due(self.checkpoint_every, steps, epochs)
+
+    def is_reached(self, step: int, n_epochs_done: int) -> bool:
+        """Tell whether a run that is there has trained for as long as it was asked to."""
+        return n_epochs_done >= self.n_epochs or step >= self.max_steps
 
 
 def read_limits(config: Config, epochs: int | None, max_steps: int | None) -> Limits:

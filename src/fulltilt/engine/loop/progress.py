@@ -17,33 +17,21 @@ from fulltilt.engine.step.train_step import StepOutcome
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-    """The position of a run. Whole numbers and floats only: it is saved as it stands.
+    """The position of a run. Whole numbers and floats only: it is saved as it stands."""
 
-    Attributes:
-        epoch: The epoch under way, from 0; its end counts to it until ``next_epoch``.
-        step: Optimizer steps since the start of the run.
-        samples_in_epoch: Samples consumed: the index in the epoch's order where a resumed run goes on.
-        micro_in_epoch: Micro-batches consumed, for data that streams and cannot jump.
-        epoch_sums: Sums over the samples of the epoch that were read back: the loss and the training metrics.
-        is_epoch_announced: The epoch's end was told to the listeners, its evaluation is still missing.
-        evaluated_step: The step of the newest evaluation.
-        loss_only_epoch: The epoch that a run went on in with other training metrics: what has no sum of all its
-            samples has no mean.
-    """
-
-    epoch: int = 0
-    step: int = 0
+    epoch: int = 0  # under way; its end counts to it until ``next_epoch``
+    step: int = 0  # optimizer steps since the start of the run
     step_in_epoch: int = 0
-    samples_in_epoch: int = 0
-    micro_in_epoch: int = 0
+    samples_in_epoch: int = 0  # the index in the epoch's order where a resumed run goes on
+    micro_in_epoch: int = 0  # micro-batches consumed, for data that streams and cannot jump
     n_samples: int = 0
     training_seconds: float = 0.0
     epoch_seconds: float = 0.0
-    epoch_sums: dict[str, float] = dataclasses.field(default_factory=dict)
-    is_epoch_announced: bool = False
-    evaluated_step: int = -1
+    epoch_sums: dict[str, float] = dataclasses.field(default_factory=dict)  # of loss and metrics, as far as read back
+    is_epoch_announced: bool = False  # the listeners know of its end; its evaluation is still missing
+    evaluated_step: int = -1  # of the newest evaluation
     last_loss: float | None = None
-    loss_only_epoch: int = -1
+    loss_only_epoch: int = -1  # went on with other training metrics: of this epoch only the loss has a whole sum
 
     def count(self, outcome: StepOutcome) -> None:
         _, n_samples, n_micro = outcome
@@ -60,19 +48,14 @@ class Progress:
         self.epoch_sums = {}
         self.is_epoch_announced = False
 
-    def add_seconds(self, seconds: float) -> None:
-        self.training_seconds += seconds
-        self.epoch_seconds += seconds
-
     def compute_epoch_means(self) -> dict[str, float]:
-        names = ["loss"] if self.loss_only_epoch == self.epoch else self.epoch_sums
-        return {
-            name: self.epoch_sums[name] / max(1, self.samples_in_epoch) for name in names if name in self.epoch_sums
-        }
+        sums, n_samples = self.epoch_sums, max(1, self.samples_in_epoch)
+        is_loss_only = self.loss_only_epoch == self.epoch
+        return {name: total / n_samples for name, total in sums.items() if name == "loss" or not is_loss_only}
 
 
 class Keeper:
-    """Hands back tensors that can be read some steps later.
+    """Keeps a tensor readable after the next step, and copies it only where that is needed.
 
     A model with buffers of its own (a captured CUDA graph) returns its loss in the same memory at every step, and the
     next step overwrites it: the first tensor is copied, and so is each that lies where the one before it lay. That
@@ -93,12 +76,12 @@ class Keeper:
 
 
 N_HELD = 16  # micro-batches; one value a sample each
+Metrics = Mapping[str, Callable[[Any, Any], Tensor]]
+"""Name → function of outputs and targets that gives one value a sample."""
 
 
 class LossMeter:
-    """The loss of every step and sums of metrics over samples. ``add`` and ``observe`` never wait for the device.
-
-    ``bring_back`` undoes what was observed since the last ``add``: of a window that is dropped.
+    """Collects the loss of every step and sums of metrics over samples. ``add`` and ``observe`` never synchronise.
 
     Nothing is summed step by step, because each operator costs the host some microseconds: losses are summed on the
     host when they are read, in double precision, and the values of metrics are held as they come and summed up to
@@ -107,12 +90,7 @@ class LossMeter:
     Of several ranks each adds its parts, and ``take`` joins them: all read the same figures.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None,
-        world: World = ALONE,
-    ):
+    def __init__(self, device: torch.device, metrics: Metrics | None = None, world: World = ALONE):
         self._device, self._world = device, world
         self._metrics = dict(metrics or {})
         self._names = ("loss", *self._metrics)
@@ -128,6 +106,7 @@ class LossMeter:
         return sum(self._counts)
 
     def add(self, loss: Tensor, n_samples: int) -> None:
+        """Count a step that is over."""
         self._losses.append(self._loss_keeper.keep(loss))
         self._counts.append(n_samples)
         self._n_whole = len(self._observed)
@@ -135,18 +114,20 @@ class LossMeter:
             self._sum_held()
 
     def observe(self, outputs: Any, targets: Any) -> None:
+        """Compute the metrics of a micro-batch of the step under way."""
         pairs = zip(self._keepers, self._metrics.values(), strict=True)
         self._observed.append([keeper.keep(metric(outputs, targets)) for keeper, metric in pairs])
 
+    def bring_back(self) -> None:
+        """Undo what was observed since the last ``add``: of a step that is dropped."""
+        del self._observed[self._n_whole :]
+
     def take(self) -> Reading:
-        """What came since the last ``take``; its values are on their way to the host."""
+        """Return what came since the last ``take``, on its way to the host."""
         self._sum_held()
         reading = Reading(self._names, self._losses, self._counts, self._metric_sums, self._world)
         self._start()
         return reading
-
-    def bring_back(self) -> None:
-        del self._observed[self._n_whole :]
 
     def state_dict(self) -> dict[str, Any]:
         self._sum_held()
@@ -161,12 +142,15 @@ class LossMeter:
         }
 
     def is_of(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state was saved with the same training metrics."""
+        """Tell whether a state was saved with the same training metrics."""
         return state["names"] == list(self._names)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._start()
-        losses, sums = (state[name] if self._world.is_first else torch.zeros_like(state[name]) for name in _SUMMED)
+        # The state holds the sums of all ranks; the first one takes them, so that they count once.
+        losses, sums = state["losses"], state["metric_sums"]
+        if not self._world.is_first:
+            losses, sums = torch.zeros_like(losses), torch.zeros_like(sums)
         self._losses = list(losses.to(self._device).unbind())
         self._counts = list(state["n_samples"])
         if self.is_of(state):
@@ -187,28 +171,18 @@ class LossMeter:
         # precision.
         self._metric_sums = [torch.zeros((), device=self._device) for _ in self._metrics]
         self._observed: list[list[Tensor]] = []  # a micro-batch's values each, metric by metric
-        self._n_whole = 0  # of those; the others are of a window that is under way
-
-
-_SUMMED = ("losses", "metric_sums")
+        self._n_whole = 0  # of those; the others are of a step that is under way
 
 
 class Reading:
-    """Losses and sums of metrics on their way to the host; nothing may be added to them any more.
-
-    ``read_sums`` waits for the copy and not for what was queued after it.
+    """Losses and sums of metrics on their way to the host. ``read_sums`` waits for the copy, not for later work.
 
     Attributes:
         losses: Of every step since the last ``take`` or a resume; known once ``read_sums`` returned.
     """
 
     def __init__(
-        self,
-        names: tuple[str, ...],
-        losses: list[Tensor],
-        counts: list[int],
-        metric_sums: list[Tensor],
-        world: World = ALONE,
+        self, names: tuple[str, ...], losses: list[Tensor], counts: list[int], metric_sums: list[Tensor], world: World
     ):
         self._names, self._counts = names, counts
         self.n_samples, self.n_steps = sum(counts), len(counts)
@@ -234,40 +208,36 @@ class Reading:
 
 
 class Stopwatch:
-    """Seconds of training, without evaluation, checkpoints and the time before the first step."""
+    """Bills seconds of training to ``progress``: no evaluation, no checkpoint, nothing before the first step.
+
+    Attributes:
+        interval_s: Billed seconds of the logging interval under way.
+    """
 
     def __init__(self, progress: Progress):
         self._progress = progress
         self._since: float | None = None
-        self._mark = 0.0
+        self.interval_s = 0.0
 
     def start(self) -> None:
         if self._since is None:
             self._since = time.perf_counter()
 
-    def read(self) -> float:
-        """Bill the time so far and go on; seconds of training since the start of the run."""
+    def read(self) -> None:
+        """Bill the time so far, and go on."""
         if self._since is not None:
             now = time.perf_counter()
-            self._progress.add_seconds(now - self._since)
-            self._since = now
-        return self._progress.training_seconds
+            seconds, self._since = now - self._since, now
+            self.interval_s += seconds
+            self._progress.training_seconds += seconds
+            self._progress.epoch_seconds += seconds
 
     def stop(self) -> None:
         self.read()
         self._since = None
 
     def take_interval(self) -> float:
-        """Seconds of training since the last call."""
-        seconds = self.read() - self._mark
-        self._mark += seconds
+        """Return the seconds of training since the last call."""
+        self.read()
+        seconds, self.interval_s = self.interval_s, 0.0
         return seconds
-
-    @property
-    def interval_s(self) -> float:
-        """Billed seconds of the interval under way."""
-        return self._progress.training_seconds - self._mark
-
-    def restart(self, interval_s: float = 0.0) -> None:
-        """After a resume: the interval under way has taken ``interval_s`` already, as its samples are counted."""
-        self._mark = self._progress.training_seconds - interval_s

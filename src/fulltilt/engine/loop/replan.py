@@ -1,11 +1,10 @@
-"""Out of memory in a run: on from the last step, with smaller micro-batches and the same effective batch.
+"""Goes on with smaller micro-batches, and the same effective batch, where a run has run out of memory.
 
-The loop knows nothing of it. ``train`` asks ``plan_replan`` what an error means; the window in progress is dropped, the
-state after the last whole step is saved, and the session opens again from there with other ``Sizes``. An update that
-was interrupted half-way cannot be taken back: the run then goes on from the newest checkpoint, and says how many steps
-it trains again. No batch is ever left out.
+``plan_replan`` decides whether that is an answer to an error, ``prepare_restart`` saves the state after the last whole
+step, and the next attempt opens from there with other ``Sizes``. An update that was interrupted cannot be taken back:
+the run then goes on from the newest checkpoint, and says how many steps it trains again. No batch is left out.
 
-Of several ranks the one that ran out cannot say so to the others, which wait for it in a collective: it ends with a
+Of several ranks the one that ran out cannot tell the others, which wait for it in a collective. It ends with a
 ``RankReplanError``, and the process that started the ranks starts all of them again from the newest checkpoint
 (``launch.py``).
 """
@@ -13,72 +12,44 @@ Of several ranks the one that ran out cannot say so to the others, which wait fo
 from __future__ import annotations
 
 import dataclasses
+import gc
 
+import torch
 from torch import nn
 
-from fulltilt.engine.loop.session import Session
+from fulltilt.engine.announce import is_out_of_memory, read_first_line
+from fulltilt.engine.loop.duties import save
+from fulltilt.engine.loop.saving import collect_checkpoint
+from fulltilt.engine.loop.session import Restart, Session
 from fulltilt.engine.loop.sizes import Sizes, find_obstacle, plan_evaluation_sizes, plan_sizes
-from fulltilt.engine.step.train_step import Doing
 from fulltilt.errors import DeviceMemoryError
-from fulltilt.records import Evidence, classify_outcome
+from fulltilt.records import Replanned
 
 MAX_REPLANS = 8  # of one process
+PLACES = {"step": "in a step", "update": "in the update", "evaluation": "in an evaluation"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Replan:
-    """How a run goes on.
-
-    Attributes:
-        keeps_step: The state after the last whole step is intact. Else the newest checkpoint is what is left.
-        reason: What ran out of memory, in a sentence.
-    """
+    """How a run goes on."""
 
     sizes: Sizes
-    keeps_step: bool
-    reason: str
+    keeps_step: bool  # the state after the last whole step is intact; else only the newest checkpoint is
+    reason: str  # what ran out of memory, in a sentence
 
 
 class RankReplanError(DeviceMemoryError):
-    """A rank ran out of memory, and says how all of them can go on.
+    """A rank ran out of memory, and all of them can go on with smaller batches.
 
     Attributes:
-        step: Optimizer steps before it.
+        reason: What ran out of memory, in a sentence.
+        restart: What the ranks take over; its ``step`` is the last whole one of this rank.
         first_step: The step that this rank went on from when it started.
-        n_replans, attempt, started_s: As the next ``Restart`` has them.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        replan: Replan | None = None,
-        step: int = 0,
-        first_step: int = 0,
-        n_replans: int = 0,
-        attempt: int = 0,
-        started_s: float = 0.0,
-    ):
+    def __init__(self, message: str, *, reason: str = "", restart: Restart | None = None, first_step: int = 0):
         super().__init__(message)  # the rest travels as attributes
-        self.replan, self.step, self.first_step = replan, step, first_step
-        self.n_replans, self.attempt, self.started_s = n_replans, attempt, started_s
-
-
-def build_rank_error(s: Session, replan: Replan) -> RankReplanError:
-    return RankReplanError(
-        describe_replan(s, replan, n_steps_lost=0),
-        replan=replan,
-        step=s.progress.step,
-        first_step=s.first_step,
-        n_replans=s.n_replans + 1,
-        attempt=s.attempt + 1,
-        started_s=s.started_s,
-    )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    evidence = Evidence(exception_type=type(error).__name__, message=str(error))
-    return isinstance(error, Exception) and classify_outcome(evidence)[0] == "out_of_memory"
+        self.reason, self.restart, self.first_step = reason, restart, first_step
 
 
 def plan_replan(s: Session, error: BaseException) -> Replan | None:
@@ -89,29 +60,53 @@ def plan_replan(s: Session, error: BaseException) -> Replan | None:
     """
     if s.limits.on_out_of_memory == "stop" or s.n_replans >= MAX_REPLANS or not is_out_of_memory(error):
         return None
-    place = s.run.doing
-    sizes = plan_sizes_at(s, place)
+    sizes = _plan_smaller(s)
     if sizes is None or find_obstacle(s.run) is not None:
         return None
-    plan = s.run.plan
-    where = {"step": "in a step", "update": "in the update", "evaluation": "in an evaluation"}[place]
+    plan, step = s.run.plan, s.progress.step
     sizes_now = f"batch_size {plan['batch_size']} × accumulate {plan['accumulate']}"
-    reason = f"out of memory {where} after step {s.progress.step} with {sizes_now} ({read_first_line(error)})"
+    reason = f"out of memory {PLACES[s.run.doing]} after step {step} with {sizes_now} ({read_first_line(error)})"
     if s.run.world.is_divided:
-        raise build_rank_error(s, Replan(sizes=sizes, keeps_step=False, reason=reason)) from error
-    return Replan(sizes=sizes, keeps_step=place != "update", reason=reason)
+        message, restart = _describe_change(s, sizes, reason), _build_restart(s, sizes, step)
+        raise RankReplanError(message, reason=reason, restart=restart, first_step=s.first_step) from error
+    return Replan(sizes=sizes, keeps_step=s.run.doing != "update", reason=reason)
+
+
+def prepare_restart(s: Session, replan: Replan) -> Restart:
+    """Drop the step in progress, save the state after the last whole step, and tell what changes.
+
+    Call it when the error is gone: what its frames held of the device has to be free.
+
+    Raises:
+        StorageError: the state cannot be saved.
+    """
+    gc.collect()
+    s.run.setup.optimizer.zero_grad(set_to_none=True)
+    if s.run.device.type == "cuda":
+        torch.cuda.empty_cache()  # blocks of the old sizes are of no use to the new ones
+    collect_checkpoint(s)
+    saved_step = s.saved_position.step if s.saved_position is not None else 0
+    n_steps_lost = 0 if replan.keeps_step else s.progress.step - saved_step
+    message = _describe_change(s, replan.sizes, replan.reason, n_steps_lost)
+    if replan.keeps_step:
+        s.last_step.bring_back()
+        s.meter.bring_back()
+        s.sizes, s.saved_position = replan.sizes, None
+        save(s, is_last=True)
+    step, sizes = s.progress.step - n_steps_lost, dataclasses.asdict(replan.sizes)
+    s.announce(Replanned, step=step, n_steps_lost=n_steps_lost, reason=replan.reason, **sizes)
+    s.announce.note(message, level="warning")
+    restart = _build_restart(s, replan.sizes, step)
+    return dataclasses.replace(restart, notes=tuple(s.announce.notes), metrics=s.last_metrics)
 
 
 def describe_hopeless(s: Session, error: BaseException) -> str:
-    """What the user can do where the run does not go on by itself."""
-    place, plan = s.run.doing, s.run.plan
-    message = (
-        f"out of memory on {s.run.device} after step {s.progress.step} with batch_size {plan['batch_size']} "
-        f"({read_first_line(error)})"
-    )
-    if place == "assessment":  # it reads its samples by itself
+    """Say what the user can do where the run does not go on by itself."""
+    run, at = s.run, f"after step {s.progress.step} with batch_size {s.run.plan['batch_size']}"
+    message = f"out of memory on {run.device} {at} ({read_first_line(error)})"
+    if run.doing == "assessment":  # it reads its samples by itself
         return (
-            f"{message} in the assessment of {s.run.workload.name} (workload.assess), which no batch size changes; let "
+            f"{message} in the assessment of {run.workload.name} (workload.assess), which no batch size changes; let "
             "it take fewer samples at a time, or set run.evaluate_every to null; --resume goes on from the last "
             "checkpoint"
         )
@@ -119,39 +114,39 @@ def describe_hopeless(s: Session, error: BaseException) -> str:
         "activation_checkpointing, with which --resume goes on from the last checkpoint; or, as another run in another "
         "folder, precision bf16 or a smaller model"
     )
-    sizes = plan_sizes_at(s, place)
+    sizes = _plan_smaller(s)
     if sizes is None:
         return f"{message}; there is no smaller batch that would help: try {rest}"
     smaller = f"batch_size {sizes.batch_size} × accumulate {sizes.accumulate}"
-    if s.limits.on_out_of_memory == "stop" and find_obstacle(s.run) is None:
-        return f"{message}; --resume with run.on_out_of_memory=replan goes on with {smaller}; or try {rest}"
-    if obstacle := find_obstacle(s.run):
+    if obstacle := find_obstacle(run):
         message = f"{message}, and the run does not replan by itself: {obstacle}"
+    elif s.limits.on_out_of_memory == "stop":
+        return f"{message}; --resume with run.on_out_of_memory=replan goes on with {smaller}; or try {rest}"
     elif s.n_replans >= MAX_REPLANS:
         message = f"{message}, after {s.n_replans} replans"
     return f"{message}; try {rest}, or {smaller}"
 
 
-def read_first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def plan_sizes_at(s: Session, place: Doing) -> Sizes | None:
-    if place == "evaluation":
+def _plan_smaller(s: Session) -> Sizes | None:
+    """Plan smaller batches for what the run does now; None where batches are not what it needs memory for."""
+    if s.run.doing == "evaluation":
         return plan_evaluation_sizes(s.run, s.sizes)
-    return plan_sizes(s.run, s.sizes) if place in ("step", "update") else None
+    return plan_sizes(s.run, s.sizes) if s.run.doing in ("step", "update") else None
 
 
-def describe_replan(s: Session, replan: Replan, *, n_steps_lost: int) -> str:
-    """What the user reads: what happened, what changes, what stays."""
-    plan, sizes = s.run.plan, replan.sizes
+def _build_restart(s: Session, sizes: Sizes, step: int) -> Restart:
+    attempt, n_replans = s.announce.attempt + 1, s.n_replans + 1
+    return Restart(sizes=sizes, n_replans=n_replans, attempt=attempt, started_s=s.started_s, step=step)
+
+
+def _describe_change(s: Session, sizes: Sizes, reason: str, n_steps_lost: int = 0) -> str:
+    """Say what happened, what changes and what stays."""
+    plan = s.run.plan
     old, new = (plan["batch_size"], plan["accumulate"]), (sizes.batch_size, sizes.accumulate)
     if new == old:
-        return f"{replan.reason}: validation batches hold {sizes.val_batch_size} samples from now on"
-    parts = [
-        f"{replan.reason}: batch_size {new[0]} × accumulate {new[1]} from now on, the effective batch stays "
-        f"{new[0] * new[1]}"
-    ]
+        return f"{reason}: validation batches hold {sizes.val_batch_size} samples from now on"
+    effective = new[0] * new[1]
+    parts = [f"{reason}: batch_size {new[0]} × accumulate {new[1]} from now on, the effective batch stays {effective}"]
     if n_steps_lost:
         parts.append(f"{n_steps_lost} steps since the newest checkpoint are trained again")
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in s.run.setup.model.modules()):

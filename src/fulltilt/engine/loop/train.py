@@ -1,11 +1,10 @@
-"""The training loop: ``fit`` has both of its loops, epochs and steps; ``train`` sets the stage for it.
+"""The training loop. Read ``fit`` first: it holds both loops, over epochs and over optimizer steps.
 
-Nothing in a step waits for the device. Losses stay there and are read once per logging interval, one interval late.
+No step waits for the device: losses stay there and are read once a logging interval, one interval late.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,45 @@ from fulltilt.config import Config
 from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.interrupt import Stop, catch_signals
 from fulltilt.engine.loop import duties
-from fulltilt.engine.loop.endings import TrainResult, finish, prepare_restart, tell_failure
+from fulltilt.engine.loop.endings import TrainResult, finish, tell_failure
 from fulltilt.engine.loop.launch import must_launch, train_in_ranks
 from fulltilt.engine.loop.limits import read_limits
-from fulltilt.engine.loop.opening import open_folder, open_session
-from fulltilt.engine.loop.replan import Replan, plan_replan
+from fulltilt.engine.loop.opening import Job, open_folder, open_session
+from fulltilt.engine.loop.replan import plan_replan, prepare_restart
 from fulltilt.engine.loop.session import Restart, Session
 from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.ranks.world import join_world
 from fulltilt.measure import apply_memory_limit
 from fulltilt.records import Listener
 from fulltilt.tasks import Workload
+
+
+def fit(s: Session, stop: Stop) -> None:
+    """Train until the last epoch has ended, ``max_steps`` are taken, or ``stop`` is true.
+
+    ``s.step`` takes one optimizer step (``step/train_step.py``); ``duties`` is all that happens between steps.
+    """
+    progress, limits = s.progress, s.limits
+    duties.announce_start(s)
+    while progress.epoch < limits.n_epochs:
+        s.watch.start()
+        batches = s.start_epoch()
+        while duties.may_step(s, stop):
+            s.learning_rate.set_step(progress.step)
+            outcome = s.step(batches, s.phase_sample.start_step(progress.step))
+            if outcome is None:
+                break  # the epoch is over
+            progress.count(outcome)
+            s.last_step.keep()
+            s.meter.add(outcome.loss, outcome.n_samples)
+            if progress.step % limits.log_every == 0:
+                s.phase_sample.end_step(outcome.n_samples)
+                duties.log_interval(s, has_phases=True)
+        else:
+            break  # the run is left in the middle of an epoch
+        if not duties.finish_epoch(s, stop):
+            break
+    duties.save(s, is_last=True)
 
 
 def train(
@@ -48,9 +75,7 @@ def train(
     Args:
         listeners: Called with every event, in order.
         resume: Go on from the checkpoint in ``out_dir``, if there is one.
-        epochs: Instead of ``run.epochs``.
-        device: Instead of ``run.device``.
-        workload: Instead of what ``config`` names.
+        epochs, device, workload: Instead of what ``config`` says.
         max_steps: Leave after so many optimizer steps of the whole run. Schedules keep to the epochs.
         training_metrics: Compute the workload's metrics on training batches too; costs a few operators per step.
         memory_limit_bytes: What this process may use from now on: imitates a smaller card, or a smaller machine.
@@ -67,31 +92,33 @@ def train(
     """
     limits = read_limits(config, epochs, max_steps)
     if must_launch(config, device):
-        given = {"resume": resume, "epochs": epochs, "workload": workload, "max_steps": max_steps}
-        given |= {"training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
-        return train_in_ranks(_train_as_rank, config, out_dir=out_dir, listeners=listeners, device=device, **given)
+        given = {"out_dir": str(out_dir), "resume": resume, "epochs": epochs, "device": device, "workload": workload}
+        given |= {
+            "max_steps": max_steps,
+            "training_metrics": training_metrics,
+            "memory_limit_bytes": memory_limit_bytes,
+        }
+        return train_in_ranks(_train_as_rank, config, listeners, given)
     world, name = join_world(config, device)
     chosen = check_device(name)  # first: a device that is not there leaves no folder behind
     if memory_limit_bytes is not None:
         apply_memory_limit(chosen, memory_limit_bytes)
-    open_attempt = functools.partial(
-        open_session,
-        config,
+    job = Job(
+        config=config,
         limits=limits,
         device=chosen,
         out_dir=Path(out_dir),
-        listeners=listeners,
+        listeners=listeners if world.is_first else (),
         resume=resume,
         workload=workload,
         training_metrics=training_metrics,
         world=world,
     )
-    with catch_signals() as stop, open_folder(config, Path(out_dir), workload, world):
+    with catch_signals() as stop, open_folder(job):
         while True:
-            with open_attempt(after=after) as session:
+            with open_session(job, after) as session:
                 with tell_failure(session):
-                    replan = fit(session, world.agree_on(stop))
-                    after = None if replan is None else prepare_restart(session, replan)
+                    after = _fit_or_replan(session, world.agree_on(stop))
                 if after is None:
                     result = finish(session)
                     break
@@ -100,36 +127,17 @@ def train(
     return result
 
 
-def fit(s: Session, stop: Stop) -> Replan | None:
-    """Train until the run is over or a signal came → None; or until memory ran out → how to go on."""
-    progress, limits, sample = s.progress, s.limits, s.phase_sample
+def _fit_or_replan(s: Session, stop: Stop) -> Restart | None:
+    """Run ``fit``; where memory ran out, return what the next attempt goes on with."""
     try:
-        duties.announce_start(s)
-        while progress.epoch < limits.n_epochs:
-            s.watch.start()
-            batches = s.start_epoch()
-            while duties.may_step(s, stop):
-                s.learning_rate.set_step(progress.step)
-                outcome = s.step(batches, sample.start_step(progress.step))
-                if outcome is None:
-                    break  # the epoch is over
-                progress.count(outcome)
-                s.last_step.keep()
-                s.meter.add(outcome.loss, outcome.n_samples)
-                if progress.step % limits.log_every == 0:
-                    sample.end_step(outcome.n_samples)
-                    duties.log_interval(s, has_phases=True)
-            else:
-                break  # the run is left in the middle of an epoch
-            if not duties.finish_epoch(s, stop):
-                break
-        duties.save(s, is_last=True)
+        fit(s, stop)
     except Exception as error:  # of whatever kind: only want of memory has an answer here
         replan = plan_replan(s, error)
         if replan is None:
             raise
-        return replan
-    return None
+    else:
+        return None
+    return prepare_restart(s, replan)  # the error and its frames are gone here, and so is what they held of the device
 
 
 def _train_as_rank(config: Config, **given: Any) -> TrainResult:

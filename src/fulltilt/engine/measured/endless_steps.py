@@ -1,4 +1,4 @@
-"""Optimizer steps for a measurement, which needs more of them than an epoch has."""
+"""Batches and optimizer steps for a measurement, which needs more of them than an epoch has."""
 
 from __future__ import annotations
 
@@ -9,17 +9,53 @@ from torch import Tensor
 
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.step.cached_step import build_step
-from fulltilt.engine.step.train_step import StepOutcome, Timer
+from fulltilt.engine.step.train_step import StepOutcome, Timer, fetch_batches
 from fulltilt.errors import DataError
 from fulltilt.measure import NullTimer
 
 
-class EndlessSteps:
-    """Optimizer steps over as many epochs as asked for: ends of epochs, short windows and worker starts included.
+class EndlessBatches:
+    """Takes batches from as many epochs as asked for.
+
+    Args:
+        batches: Taken before the first epoch begins.
+
+    Attributes:
+        n_taken: Batches that ``take_batch`` gave.
+    """
+
+    def __init__(self, run: Run, batches: Iterator[Any] | None = None):
+        self._run, self._batches = run, batches
+        self._epoch = 0
+        self.n_taken = 0
+
+    def start_epoch(self) -> None:
+        """Leave the epoch in progress, and begin the next one."""
+        self._batches = None  # the old workers end before new ones start
+        self._batches = self._run.start_epoch(self._epoch)
+        self._epoch += 1
+
+    def take_batch(self) -> Any:
+        """Take one batch, from a new epoch when this one is over."""
+        for is_new in (False, True):
+            if is_new or self._batches is None:
+                self.start_epoch()
+            batch = next(fetch_batches(self._batches), None)  # type: ignore[arg-type]
+            if batch is not None:
+                self.n_taken += 1
+                return batch
+        raise self._build_error()
+
+    def _build_error(self) -> DataError:
+        return DataError(f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}")
+
+
+class EndlessSteps(EndlessBatches):
+    """Takes optimizer steps over as many epochs as asked for: ends of epochs and worker starts included.
 
     Attributes:
         n_done: Optimizer steps taken.
-        first_loss, last_loss: On the device.
+        last_loss: On the device.
     """
 
     def __init__(
@@ -29,25 +65,20 @@ class EndlessSteps:
         on_first: Callable[[StepOutcome], None] | None = None,
         batches: Iterator[Any] | None = None,
     ):
-        self._run, self._timer, self._on_first = run, timer, on_first
+        super().__init__(run, batches)
+        self._timer, self._on_first = timer, on_first
         self._step = build_step(run)
-        self._batches = batches
-        self._epoch = 0
         self.n_done = 0
         self.last_loss: Tensor | None = None
 
     def __call__(self) -> int:
-        """Take one step → samples it consumed."""
+        """Take one step; return the samples it consumed."""
         outcome = self._step(self._batches, self._timer) if self._batches is not None else None
         if outcome is None:
-            self._batches = None  # the old workers end before new ones start
-            self._batches = self._run.start_epoch(self._epoch)
-            self._epoch += 1
-            outcome = self._step(self._batches, self._timer)
+            self.start_epoch()
+            outcome = self._step(self._batches, self._timer)  # type: ignore[arg-type]
             if outcome is None:
-                raise DataError(
-                    f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}"
-                )
+                raise self._build_error()
         self.n_done += 1
         self.last_loss = outcome.loss
         if self.n_done == 1 and self._on_first is not None:
@@ -55,7 +86,7 @@ class EndlessSteps:
         return outcome.n_samples
 
     def step_on(self, batches: Iterator[Any]) -> None:
-        """A step on other batches, which no phase is billed for."""
+        """Take a step on other batches, which no phase is billed for."""
         self._step(batches, NullTimer())
 
     def leave_epoch(self) -> None:
@@ -63,12 +94,3 @@ class EndlessSteps:
         self._batches = None
         if not self._run.loader.persistent_workers:
             self._run.close()
-
-    def take_batch(self) -> Any:
-        """One more batch, from a new epoch when this one is over."""
-        for _ in range(2):
-            if self._batches is not None and (batch := next(self._batches, None)) is not None:
-                return batch
-            self._batches = self._run.start_epoch(self._epoch)
-            self._epoch += 1
-        raise DataError(f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from torch import Tensor
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.measured.endless_steps import EndlessSteps
 from fulltilt.engine.measured.rehearsal import Part, Rehearsal
-from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.step.phase_sample import join_timers
 from fulltilt.engine.step.train_step import StepOutcome, TrainStep
 from fulltilt.errors import NonFiniteLossError, TrainingError
@@ -41,6 +39,11 @@ from fulltilt.records import Measurement
 
 SHORT_EPOCH_STEPS = 8
 FLOPS_SAMPLES = 8
+STEP_FIGURES = (
+    *("phases_ms", "samples_per_s", "samples_per_s_ci95", "block_samples_per_s", "n_steps", "n_warmup_steps"),
+    *("first_step_s", "cpu_pressure_pct", "steal_pct"),
+)
+"""Figures of a ``StepsResult`` that a ``Measurement`` has under the same name."""
 
 
 def run_measured(
@@ -62,8 +65,7 @@ def run_measured(
     when all have ended it, and the memory of the rank that took the most. The first one decides how long that takes.
 
     Args:
-        n_steps: Timed optimizer steps at least.
-        max_measure_s: Stop adding blocks after this long.
+        n_steps: Timed optimizer steps at least; no block is added after ``max_measure_s``.
         on_progress: Told the optimizer steps taken so far, after every block; of several ranks on the first.
         on_part: Told each part that is rehearsed, as it begins (``rehearsal.py``).
         batches: Taken instead of the run's own epochs; they must not end.
@@ -82,87 +84,67 @@ def run_measured(
         seen["first_loss"] = _read_loss(world.sum(outcome.loss.clone()), 1)
         seen["observed"] = check_observed(run)
 
-    steps = EndlessSteps(run, join_timers(timer, find_link()), check_first, batches)
-    memory = MemoryMeter(device)
-    utilization = _build_utilization(device)
+    def follow(block: Block) -> None:
+        if block.stage == "warmup":  # compiling and warming up are no part of the mean
+            utilization.stop()
+            utilization.start()
+        if on_progress is not None:
+            on_progress(steps.n_done)
+
+    steps = EndlessSteps(run, join_timers(timer, run.world.link), check_first, batches)
+    memory, nvml = MemoryMeter(device), RealNvml()
+    utilization = UtilizationSampler(nvml, find_device_index(device, nvml) if device.type == "cuda" else None)
     memory.start()
     utilization.start()
-    result: StepsResult | None = None
     try:
-        if world.is_first:
-            follow = _follow_blocks(on_progress, steps, utilization)
-            limits = {"n_steps": n_steps, "max_measure_s": max_measure_s, "max_warmup_s": max_warmup_s}
-            result = _lead_steps(run, steps, timer, follow, has_epochs=batches is None, **limits)
-        else:
-            _follow_steps(run, steps)
+        limits = {"n_steps": n_steps, "max_measure_s": max_measure_s, "max_warmup_s": max_warmup_s}
+        result = _take_steps(run, steps, has_epochs=batches is None, timer=timer, on_block=follow, **limits)
     finally:
         peaks: dict[Part, MemoryPeaks] = {"steps": memory.stop()}
         mean = utilization.stop()
     assert steps.last_loss is not None
-    last_loss = _read_loss(world.sum(steps.last_loss.clone()), steps.n_done)
+    seen["last_loss"] = _read_loss(world.sum(steps.last_loss.clone()), steps.n_done)
     flops = measure_flops(run, steps.take_batch())
     peaks |= rehearsal.play(steps, memory, on_part)
     seen["notes"] = (*rehearsal.notes, *find_reports(run.plan, run.setup))
-    peaks = find_fullest(world.collect(peaks))
-    return world.hand_out(None if result is None else _join(result, peaks, mean, flops, seen, last_loss))
+    ranks = world.collect(peaks)
+    return world.hand_out(None if result is None else _join(result, ranks, mean, flops, seen))
 
 
-def _lead_steps(
-    run: Run,
-    steps: EndlessSteps,
-    timer: PhaseTimer,
-    on_block: Callable[[Block], None],
-    *,
-    has_epochs: bool,
-    **limits: Any,
-) -> StepsResult:
-    """Measure; the other ranks, which wait in ``_follow_steps``, take the same steps."""
+def _take_steps(run: Run, steps: EndlessSteps, *, has_epochs: bool, **options: Any) -> StepsResult | None:
+    """Measure on the first rank; the others take the same steps, block by block, and return None."""
+    if not run.world.is_first:
+        while n_steps := run.world.hand_out(None):
+            _synchronize(run)
+            for _ in range(n_steps):
+                steps()
+            _synchronize(run)
+        return None
+    is_short = has_epochs and run.steps_per_epoch is not None and 0 < run.steps_per_epoch <= SHORT_EPOCH_STEPS
     result = measure_steps(
         steps,
-        min_block_steps=_count_block_steps(run) if has_epochs else 1,
+        min_block_steps=run.steps_per_epoch if is_short else 1,  # type: ignore[arg-type]
         # Workers start, or refill, at each epoch's begin: only whole epochs hold that with its true share.
         epoch_steps=run.steps_per_epoch if run.loader.num_workers and has_epochs else None,
-        timer=timer,
         synchronize=functools.partial(_synchronize, run),
         read_pressure=read_pressure,
         read_cpu_times=read_cpu_times,
-        on_block=on_block,
         begin_block=run.world.hand_out,
-        **limits,
+        **options,
     )
     run.world.hand_out(0)
     return result
 
 
-def _follow_steps(run: Run, steps: EndlessSteps) -> None:
-    while n_steps := run.world.hand_out(None):
-        _synchronize(run)
-        for _ in range(n_steps):
-            steps()
-        _synchronize(run)
-
-
 def _synchronize(run: Run) -> None:
-    """An edge of a block: the device is done, and so are those of all ranks."""
+    """Wait at an edge of a block until the device is done, and those of all ranks are."""
     if run.device.type == "cuda":
         torch.cuda.synchronize(run.device)
     run.world.meet()
 
 
-def find_fullest(ranks: Sequence[Mapping[Part, MemoryPeaks]]) -> dict[Part, MemoryPeaks]:
-    """By part, of the peaks of all ranks each figure's largest; one that a rank does not have is no figure."""
-    return {part: _join_ranks([peaks[part] for peaks in ranks if part in peaks]) for part in ranks[0]}
-
-
-def _join_ranks(peaks: Sequence[MemoryPeaks]) -> MemoryPeaks:
-    names = ("allocated_peak_gib", "reserved_peak_gib", "rss_peak_gib")
-    known = {name: [getattr(peak, name) for peak in peaks] for name in names}
-    figures = {name: None if None in values else max(values) for name, values in known.items()}
-    return dataclasses.replace(peaks[0], **figures)
-
-
 def check_observed(run: Run, is_seen: Callable[[Lever], bool] = lambda lever: True) -> dict[str, Any]:
-    """Every lever as found in force, after a step.
+    """Read every lever back as it is in force after a step.
 
     A plan's ``None`` leaves the value to PyTorch, so whatever is found fits it.
 
@@ -188,7 +170,7 @@ def check_observed(run: Run, is_seen: Callable[[Lever], bool] = lambda lever: Tr
 
 
 def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str | None]:
-    """FLOPs per sample of forward and backward, their coverage, and why there is none.
+    """Count FLOPs per sample of forward and backward, their coverage, and why there is none.
 
     Counted on the model itself with at most 8 samples, recomputation of activations left out. It leaves gradients at
     zero and running statistics changed.
@@ -201,7 +183,7 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
         if transform is not None:
             small = transform.uncompiled()(small, run.generator)
         with without_checkpointing(run.setup.model), without_compiling(run.setup):
-            flops = count_flops(lambda: step.compute_gradients(small))
+            flops = count_flops(lambda: step.compute_loss(small).backward())
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         # Optional figure: a model that does not take a smaller batch, or an operator that cannot be traced.
         return None, None, f"the step could not be counted with {count_samples(small)} samples: {error}"
@@ -221,38 +203,17 @@ def _read_loss(loss: Tensor, step: int) -> float:
     return value
 
 
-def _count_block_steps(run: Run) -> int:
-    steps = run.steps_per_epoch
-    return steps if steps is not None and 0 < steps <= SHORT_EPOCH_STEPS else 1
-
-
-def _build_utilization(device: torch.device) -> UtilizationSampler:
-    nvml = RealNvml()
-    return UtilizationSampler(nvml, find_device_index(device, nvml) if device.type == "cuda" else None)
-
-
-def _follow_blocks(
-    on_progress: Callable[[int], None] | None, steps: EndlessSteps, utilization: UtilizationSampler
-) -> Callable[[Block], None]:
-    def follow(block: Block) -> None:
-        if block.stage == "warmup":  # compiling and warming up are no part of the mean
-            utilization.stop()
-            utilization.start()
-        if on_progress is not None:
-            on_progress(steps.n_done)
-
-    return follow
-
-
 def _join(
     result: StepsResult,
-    spans: Mapping[str, MemoryPeaks],
+    ranks: Sequence[Mapping[Part, MemoryPeaks]],
     mean: UtilizationMean,
     flops: tuple[float | None, float | None, str | None],
     seen: dict[str, Any],
-    last_loss: float,
 ) -> Measurement:
-    peaks, fullest = join_peaks(spans)
+    """Join what was measured; memory is, part by part, that of the rank that took the most."""
+    of_ranks = {part: {str(i): rank[part] for i, rank in enumerate(ranks) if part in rank} for part in ranks[0]}
+    by_part = {part: join_peaks(spans)[0] for part, spans in of_ranks.items()}
+    peaks, fullest = join_peaks(by_part)
     reasons = {**result.null_reasons, **peaks.null_reasons, "receive_ms": "only probes of the loader measure it"}
     if result.phases_ms.h2d is None and "phases_ms" not in reasons:
         reasons["phases_ms.h2d"] = "on a CPU nothing is copied to a device"
@@ -264,13 +225,7 @@ def _join(
     if coverage_pct is None:
         reasons["flops_coverage_pct"] = flops_reason or "no operator that computes was seen"
     return Measurement(
-        phases_ms=result.phases_ms,
-        samples_per_s=result.samples_per_s,
-        samples_per_s_ci95=result.samples_per_s_ci95,
-        block_samples_per_s=result.block_samples_per_s,
-        n_steps=result.n_steps,
-        n_warmup_steps=result.n_warmup_steps,
-        first_step_s=result.first_step_s,
+        **{name: getattr(result, name) for name in STEP_FIGURES},
         gpu_utilization_pct=mean.mean_pct,
         memory_allocated_peak_gib=peaks.allocated_peak_gib,
         memory_reserved_peak_gib=peaks.reserved_peak_gib,
@@ -278,10 +233,8 @@ def _join(
         memory_peak_part=fullest,
         flops_per_sample=flops_per_sample,
         flops_coverage_pct=coverage_pct,
-        cpu_pressure_pct=result.cpu_pressure_pct,
-        steal_pct=result.steal_pct,
         first_loss=seen["first_loss"],
-        last_loss=last_loss,
+        last_loss=seen["last_loss"],
         null_reasons=reasons,
         notes=(*result.notes, *seen["notes"]),
         observed=seen["observed"],

@@ -24,13 +24,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.data import fast_collate
 from fulltilt.data.batched import BatchedDataset
+from fulltilt.engine.announce import is_out_of_memory, read_first_line
 from fulltilt.engine.build.budget import count_bytes, estimate_state_bytes
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.evaluate import evaluate
 from fulltilt.engine.loop.limits import read_limits
-from fulltilt.engine.loop.replan import is_out_of_memory, read_first_line
 from fulltilt.engine.loop.saving import collect_checkpoint, save_session
-from fulltilt.engine.loop.session import Session, assemble_session
+from fulltilt.engine.loop.session import Session, build_session
 from fulltilt.engine.measured.endless_steps import EndlessSteps
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, StorageError, WorkerDiedError
 from fulltilt.measure import MemoryMeter, MemoryPeaks
@@ -58,7 +58,7 @@ REMEDIES = {
 
 
 class LargestSamples(NamedTuple):
-    """Numbers of a loader's largest samples, as many as a batch has, and how many were looked at."""
+    """A batch of a loader's largest samples: their numbers in the dataset, and how many were looked at."""
 
     indices: list[int]
     n_looked: int
@@ -66,21 +66,17 @@ class LargestSamples(NamedTuple):
 
 
 class Rehearsal:
-    """The parts of a run that come after its steps.
+    """Runs the parts of a training run that come beside its steps.
 
-    Make it before the first step, as ``train`` makes its session: what a run holds from its start to its end (rows of
-    the validation set that lie on the device, copies of buffers) is there beside the steps then.
+    Make it before the first step, as ``train`` makes its session: what a run holds from start to end (rows of the
+    validation set on the device, copies of buffers) is there beside the steps then.
 
     Args:
-        run: Built from a configuration. Without one there is no telling how it would evaluate and save, and only the
-            largest samples are rehearsed.
+        run: Without a configuration it does not say how it evaluates and saves: only the largest samples are taken.
         saves: False leaves the checkpoint out, which takes as long as the disk does.
 
     Attributes:
         notes: What was not rehearsed, and why.
-
-    Raises:
-        DeviceMemoryError: there is no memory for the validation set.
     """
 
     def __init__(self, run: Run, *, saves: bool = True):
@@ -91,16 +87,12 @@ class Rehearsal:
             with self._guard("evaluation", "evaluation and a checkpoint"):
                 limits = read_limits(run.config, None, max_steps=MAX_STEPS if run.steps_per_epoch is None else None)
                 limits = dataclasses.replace(limits, on_full_disk="stop")  # raised, and told as a note here
-                self._session = assemble_session(run, limits, Path(), training_metrics=False)
+                self._session = build_session(run, limits, Path())
 
     def play(
         self, steps: EndlessSteps, meter: MemoryMeter, on_part: Callable[[Part], None] | None = None
     ) -> dict[Part, MemoryPeaks]:
-        """Run the parts that this run has, one after the other; the peaks of each.
-
-        Args:
-            steps: Those that were measured, in the middle of their epoch.
-            on_part: Told each part as it begins.
+        """Run the parts that this run has, after the measured ``steps``, and return the peaks of each.
 
         Raises:
             DeviceMemoryError: memory ran out; says in which part.
@@ -120,47 +112,43 @@ class Rehearsal:
         return peaks
 
     def _list_parts(self, steps: EndlessSteps) -> Iterator[tuple[Part, Callable[[], None]]]:
-        largest = self._find_largest(self._run.loader, self._run.batch_size)
+        run, s = self._run, self._session
+        largest = self._find_largest(run.loader, run.batch_size)
         if largest is not None:
             yield "largest samples", lambda: self._step_on(steps, largest)
-        s = self._session
         if s is None:
             return
         if s.limits.evaluate_every is not None:
             if s.limits.evaluate_every.unit == "epochs":
                 steps.leave_epoch()
-            if self._run.workload.assess is not None:
-                name = self._run.workload.name
-                self.notes.append(f"memory: the assessment of {name} (workload.assess) is not in the peak")
+            if run.workload.assess is not None:
+                self.notes.append(f"memory: the assessment of {run.workload.name} (workload.assess) is not in the peak")
             if s.validation is not None:
                 yield "evaluation", lambda: self._evaluate(s, s.validation)
-        if self._saves and self._has_time_to_save(s):
+        n_bytes = estimate_state_bytes(run)
+        if self._saves and n_bytes > MAX_CHECKPOINT_BYTES:  # a trial has a deadline, and a disk may take 10 s for a GiB
+            size = format_bytes(n_bytes)
+            self.notes.append(
+                f"memory: a checkpoint of about {size} takes too long for a trial; the peak is without it"
+            )
+        elif self._saves:
             yield "checkpoint", lambda: self._save(s)
 
     def _step_on(self, steps: EndlessSteps, largest: LargestSamples) -> None:
-        batches = RepeatedBatch(self._run.loader, largest.indices, N_LARGEST_STEPS * self._run.setup.accumulate)
+        n_batches = N_LARGEST_STEPS * self._run.setup.accumulate
+        batches = RepeatedBatch(self._run.loader, largest.indices, n_batches)
         dealt = self._run.deal(batches, self._run.lane)  # type: ignore[arg-type]
         for _ in range(N_LARGEST_STEPS):
             steps.step_on(dealt)
 
     def _evaluate(self, s: Session, loader: Any) -> None:
-        """The first batch, or that of the largest samples where they differ in size."""
+        """Evaluate the first batch, or one of the largest samples where they differ in size."""
         largest = self._find_largest(loader, loader.batch_size)
         if largest is not None:
             loader = RepeatedBatch(loader, largest.indices, 1)
         bare = dataclasses.replace(s.run, workload=dataclasses.replace(s.run.workload, assess=None))
         n_asked = itertools.count()
         evaluate(bare, loader, should_stop=lambda: next(n_asked) > 0)
-
-    def _has_time_to_save(self, s: Session) -> bool:
-        """A trial has a deadline, and a disk may take 10 s for a GiB."""
-        size = estimate_state_bytes(s.run)
-        if size <= MAX_CHECKPOINT_BYTES:
-            return True
-        self.notes.append(
-            f"memory: a checkpoint of about {format_bytes(size)} takes too long for a trial; the peak is without it"
-        )
-        return False
 
     def _save(self, s: Session) -> None:
         with tempfile.TemporaryDirectory(prefix="fulltilt-checkpoint-") as folder:
@@ -224,7 +212,7 @@ class RepeatedBatch:
 def find_largest_samples(
     loader: Any, batch_size: int, *, clock: Callable[[], float] = time.monotonic
 ) -> LargestSamples | None:
-    """The largest samples of a loader's dataset; None where all have one size, or where it streams.
+    """Find the largest samples of a loader's dataset; None where all have one size, or where it streams.
 
     Looks at samples spread over the dataset, each joined to a batch of its own: at 64, and where those differ at up to
     1,024, as far as two seconds reach. Samples that are stacked as they are must have one size and are not looked at.
@@ -251,7 +239,7 @@ def find_largest_samples(
 
 
 def _may_differ(loader: Any) -> bool:
-    """Whether something joins the samples that could make one size of several: code of the user's own."""
+    """Tell whether code of the user's own joins the samples, which could make one size of several."""
     fetcher = loader.dataset
     if isinstance(fetcher, IterableDataset) or isinstance(fetcher.source, BatchedDataset):
         return False
@@ -259,5 +247,5 @@ def _may_differ(loader: Any) -> bool:
 
 
 def read_batch(loader: Any, indices: list[int]) -> Any:
-    """Those samples of a loader's map-style dataset, joined as the loader joins them."""
+    """Read samples of a loader's map-style dataset, joined as the loader joins them."""
     return loader.collate_fn(loader.dataset.__getitems__(indices))

@@ -31,34 +31,24 @@ SNAPSHOT_ENTRIES = 200_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorTime:
-    """One operator, without those that it calls.
-
-    Attributes:
-        device_ms_per_step: Of the kernels that it queued; None without a GPU.
-        share_pct: Of all operators together; of their device time on a GPU.
-    """
+    """Time of one operator, without those that it calls."""
 
     name: str
     calls_per_step: float
     cpu_ms_per_step: float
-    device_ms_per_step: float | None
-    share_pct: float
+    device_ms_per_step: float | None  # of the kernels that it queued; None without a GPU
+    share_pct: float  # of all operators together; of their device time on a GPU
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepProfile:
-    """Operators, the costliest first.
-
-    Attributes:
-        trace_path: For chrome://tracing or ui.perfetto.dev.
-        snapshot_path: Allocations of the steps, for pytorch.org/memory_viz; None without a GPU.
-    """
+    """What some steps spent their time on."""
 
     device: str
     n_steps: int
-    operators: tuple[OperatorTime, ...]
-    trace_path: str
-    snapshot_path: str | None
+    operators: tuple[OperatorTime, ...]  # the costliest first
+    trace_path: str  # for chrome://tracing or ui.perfetto.dev
+    snapshot_path: str | None  # allocations of the steps, for pytorch.org/memory_viz; None without a GPU
 
 
 def profile_steps(config: Config, *, device: torch.device, n_steps: int, out_dir: Path) -> StepProfile:
@@ -72,7 +62,8 @@ def profile_steps(config: Config, *, device: torch.device, n_steps: int, out_dir
     """
     if n_steps < 1:
         raise UsageError(f"{n_steps} steps cannot be profiled; at least 1 is needed")
-    with build_run(config, plan_of(config), device=str(device), workload=build_workload(config), strict=False) as run:
+    workload = build_workload(config)
+    with build_run(config, plan_of(config), device=device, workload=workload, strict=False) as run:
         with _telling_where(out_dir):
             out_dir.mkdir(parents=True, exist_ok=True)
         return _profile(run, n_steps, out_dir)
@@ -80,7 +71,7 @@ def profile_steps(config: Config, *, device: torch.device, n_steps: int, out_dir
 
 @contextlib.contextmanager
 def _telling_where(out_dir: Path) -> Iterator[None]:
-    """Around writing alone: an OSError of a step is that of the data, and comes through as it is."""
+    """Tell where writing failed. Put it around writing alone: an OSError of a step is that of the data."""
     try:
         yield
     except OSError as error:

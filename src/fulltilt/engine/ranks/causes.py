@@ -1,14 +1,12 @@
-"""What ended a run over several ranks: of a rank that died and the others whose connection to it broke, the one that
-died; and in which words it is told."""
+"""Finds what ended a run over several ranks: the rank that died, not those whose connections to it broke."""
 
 from __future__ import annotations
 
 import dataclasses
-import signal
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
-from fulltilt.engine.ranks.process import PHASE, PHASES, STEP, Failure
+from fulltilt.engine.ranks.process import Failure
 from fulltilt.errors import DeviceMemoryError, FulltiltError, RankFailedError, RankHungError, WorkerDiedError
 from fulltilt.records import Evidence, classify_outcome
 
@@ -36,7 +34,7 @@ class Cause:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether it raised that itself, in whichever spelling."""
+        """Whether the rank raised an error of memory, in whichever spelling."""
         if self.failure is None:
             return False
         evidence = Evidence(exception_type=self.failure.type_name, message=self.failure.message)
@@ -44,59 +42,26 @@ class Cause:
 
     @property
     def may_pass(self) -> bool:
-        """Whether another attempt may end otherwise: not where the configuration, the data or the recipe is wrong."""
+        """Whether another attempt may succeed: not where the configuration, the data or the recipe is wrong."""
         error = self.failure.error if self.failure is not None else None
         return error is None or isinstance(error, WorkerDiedError)
 
     def build_error(self) -> FulltiltError:
+        """Build the error to raise: the rank's own where it is one of fulltilt's."""
         error = self.failure.error if self.failure is not None else None
-        if error is None:
-            error = self._build_own_error()
+        if error is None and self.is_out_of_memory:
+            error = DeviceMemoryError(self.text)
+        elif error is None:
+            error = (RankHungError if self.kind == "hung" else RankFailedError)(self.text, rank=self.rank)
         if self.failure is not None:
-            error.__cause__ = _RemoteError(self.failure.trace)
+            error.__cause__ = _RemoteError(f"\n{self.failure.trace}")
         return error
-
-    def _build_own_error(self) -> FulltiltError:
-        if self.is_out_of_memory:
-            return DeviceMemoryError(self.text)
-        return (RankHungError if self.kind == "hung" else RankFailedError)(self.text, rank=self.rank)
 
 
 class _RemoteError(Exception):
     """The trace of an exception in a rank, printed where the error of this process is."""
 
-    def __init__(self, trace: str):
-        super().__init__(f"\n{trace}")
 
-
-class Described(Protocol):
-    """A rank as a message needs it."""
-
-    def describe(self) -> str:
-        """Its number, device and process."""
-        ...
-
-    def read_tail(self) -> str:
-        """The last lines that it printed."""
-        ...
-
-
-def describe_failed(rank: Described, failure: Failure) -> str:
-    if failure.error is not None:
-        return f"{rank.describe()}: {failure.message}"
-    return f"{rank.describe()} failed: {failure.type_name}: {failure.message} ({failure.where}){rank.read_tail()}"
-
-
-def describe_died(rank: Described, code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"{rank.describe()} ended with exit code {code} before its work was done{rank.read_tail()}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    why = ": most often by the kernel, where the machine has no memory left" if -code == signal.SIGKILL else ""
-    return f"{rank.describe()} was killed by {name}{why}{rank.read_tail()}"
-
-
-def describe_hung(rank: Described, cells: Sequence[int], seconds: float, remedy: str) -> str:
-    return (
-        f"{rank.describe()} hangs: for {seconds:.0f} s it has not come further than {PHASES[cells[PHASE]]}, after "
-        f"step {cells[STEP]}, while another rank waits for it; {remedy}{rank.read_tail()}"
-    )
+def find_cause(causes: Sequence[Cause]) -> Cause | None:
+    """Return the first that is no consequence of another, else the first."""
+    return next((cause for cause in causes if not cause.is_consequence), next(iter(causes), None))

@@ -1,4 +1,4 @@
-"""How a run divides over several ranks, and what cannot be divided: known before any of them is started."""
+"""What a run over several ranks divides, and why some runs cannot be divided: known before a rank starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def find_obstacles(
     n_ranks: int, batch_size: int, config: Config | None, workload: Workload, model: nn.Module
 ) -> list[str]:
-    """Why what one process built could not be trained by ``n_ranks``, with micro-batches of ``batch_size`` over all."""
+    """List why ``n_ranks`` could not train what one process built, with micro-batches of ``batch_size`` over all."""
     found = find_obstacles_to_ranks(n_ranks, batch_size, config, workload)
     if n_ranks > 1 and config is not None and config.speed.shard == "full":
         found += find_obstacles_to_shards(model, config, workload)
@@ -26,11 +26,7 @@ def find_obstacles(
 
 
 def find_obstacles_to_ranks(n_ranks: int, batch_size: int, config: Config | None, workload: Workload) -> list[str]:
-    """Why a run over ``n_ranks`` is refused, whatever its model.
-
-    Args:
-        batch_size: Of a micro-batch, over all ranks.
-    """
+    """List why a run over ``n_ranks`` is refused, whatever its model. ``batch_size`` is that over all ranks."""
     if n_ranks == 1:
         return []
     found = []
@@ -54,7 +50,7 @@ def find_obstacles_to_ranks(n_ranks: int, batch_size: int, config: Config | None
 
 
 def find_obstacles_to_shards(model: nn.Module, config: Config | None, workload: Workload) -> list[str]:
-    """Why the weights of a model cannot be divided. Ask when the levers of the stage "model" have been applied."""
+    """List why the weights of a model, the levers of stage "model" applied, cannot be divided."""
     found = []
     if config is not None and config.optim.ema is not None:
         found.append(
@@ -75,7 +71,7 @@ def find_obstacles_to_shards(model: nn.Module, config: Config | None, workload: 
 
 
 def describe_split(model: nn.Module, loader: DataLoader, n_ranks: int) -> list[str]:
-    """What a run over several ranks should say of itself at the start."""
+    """List what a run over several ranks says at its start."""
     batch_size = loader.batch_size
     assert batch_size is not None
     parts = ", ".join(str(_count_part(batch_size, rank, n_ranks)) for rank in range(n_ranks))

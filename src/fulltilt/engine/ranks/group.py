@@ -1,7 +1,7 @@
 """Start several processes that train one model, watch them, and end all of them when one is gone.
 
-What ``torchrun`` does, without being asked, and two things more: a rank that hangs is found by its marks (the others
-went further and wait for it, ``rank_process.Marks``), and what ended the run is told by its cause (``rank_causes``).
+It does what ``torchrun`` does, and two things more: it finds a rank that hangs (``hangs``), and names the cause of a
+run's end (``causes``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -25,8 +25,9 @@ import cloudpickle
 from fulltilt import _version
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.interrupt import catch_signals
-from fulltilt.engine.ranks.causes import Cause, describe_died, describe_failed, describe_hung
-from fulltilt.engine.ranks.process import COUNT, IS_ALONE, IS_WAITING, N_CELLS, PHASES, Marks
+from fulltilt.engine.ranks.causes import Cause, find_cause
+from fulltilt.engine.ranks.hangs import Sight, Standstill, advance, is_starting
+from fulltilt.engine.ranks.process import N_CELLS, PHASES, Failure, Marks
 from fulltilt.errors import UsageError
 from fulltilt.hardware import count_usable_cores, is_process_stopped
 from fulltilt.records import RunEnded, RunStarted, StepsDone
@@ -51,14 +52,34 @@ class _Rank:
     link: Connection
     output: IO[bytes] | None  # of all but the first, which writes where this process does
     outcome: Literal["runs", "done", "failed", "gone"] = "runs"
-    count: int = 0  # of its marks, when they were looked at last
-    keeps_up_s: float = 0.0  # when it last moved, or no other was ahead
 
-    def describe(self) -> str:
+    @property
+    def name(self) -> str:
         return f"rank {self.index} ({self.device}, process {self.process.pid})"
 
-    def read_tail(self) -> str:
-        """The last lines that it printed, for a message."""
+    def describe_failed(self, failure: Failure) -> str:
+        """Say which error it raised, and where."""
+        if failure.error is not None:
+            return f"{self.name}: {failure.message}"
+        return f"{self.name} failed: {failure.type_name}: {failure.message} ({failure.where}){self._read_tail()}"
+
+    def describe_died(self, code: int | None) -> str:
+        """Say by which exit code or signal it ended."""
+        if code is None or code >= 0:
+            return f"{self.name} ended with exit code {code} before its work was done{self._read_tail()}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        why = ": most often by the kernel, where the machine has no memory left" if -code == signal.SIGKILL else ""
+        return f"{self.name} was killed by {name}{why}{self._read_tail()}"
+
+    def describe_hung(self, sight: Sight, seconds: float, setting: str) -> str:
+        """Say how far it came, for how long it has stood still, and what allows more."""
+        state = ": it is stopped by a signal" if sight.is_stopped else ""
+        return (
+            f"{self.name} hangs: for {seconds:.0f} s it has not come further than {PHASES[sight.mark.phase]}, after "
+            f"step {sight.mark.step}, while another rank waits for it; {setting} allows more{state}{self._read_tail()}"
+        )
+
+    def _read_tail(self) -> str:
         if self.output is None:
             return ""
         end = self.output.seek(0, os.SEEK_END)
@@ -81,26 +102,25 @@ def run_ranks(
     start_limit_s: float = START_LIMIT_S,
     raised_by: tuple[str, str] = ("run.start_timeout_s", "run.hang_timeout_s"),
 ) -> Any:
-    """Run ``function(**given)`` in one process a device; return what it returns in the first.
+    """Run ``function(**given)`` in one process a device, and return what the first one returns.
 
-    The processes get ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT`` as under torchrun.
-    Ctrl-C and SIGTERM are handed to all as one wish to stop, and take their course here once they have ended; a second
-    signal ends them at once. When one fails, dies or hangs, all are ended.
+    The processes get the variables that torchrun sets. Ctrl-C and SIGTERM are handed to all as one wish to stop, and
+    take their course here once all have ended; a second signal ends them at once. When one fails, dies or hangs, all
+    are ended.
 
     Args:
         function: Pickled, by value where it cannot be imported (a notebook).
         announcer: Gets the events that rank 0 sends by ``Link.send_event``, in this process, and notes of restarts.
-        max_restarts: Start all ranks anew so often after a death that may pass.
-        restarted_with: Arguments that a restart has instead (``{"resume": True}``).
-        plan_again: Asked first what to go on with after a failure: arguments that the next start has instead, as often
-            as it gives any.
+        max_restarts: How often all ranks are started anew after a death that may pass.
+        restarted_with: Arguments that replace those of ``given`` in a restart.
+        plan_again: Asked first after a failure: arguments to start again with, as often as it returns any.
         on_start: Told the process ids, in the order of the ranks, at every start.
         hang_limit_s: How long a rank may stand still while another one is ahead. Counts from each rank's first step.
         start_limit_s: The same before it, where that is more.
         raised_by: What a user sets to allow more at the start, and later.
 
     Raises:
-        RankFailedError: one died or raised what is not fulltilt's own; names it and its reason.
+        RankFailedError: one died or raised an error that is not fulltilt's own.
         RankHungError: one hung.
         DeviceMemoryError: one ran out of memory.
         FulltiltError: one raised it.
@@ -113,7 +133,7 @@ def run_ranks(
     with catch_signals() as stop:
         while True:
             limits_s = (max(hang_limit_s, start_limit_s), hang_limit_s)
-            attempt = _Attempt(function, given, devices, limits_s, raised_by)
+            attempt = _Attempt(_pickle(function, given), devices, limits_s, raised_by)
             try:
                 result = attempt.run(relay, stop, on_start)
             except BaseException as error:  # a second Ctrl-C, a bug in a listener: the ranks are ended, the files too
@@ -139,7 +159,7 @@ def run_ranks(
 
 
 class _Relay:
-    """Rank 0's events, to the listeners of this process."""
+    """Hands rank 0's events to the listeners of this process."""
 
     def __init__(self, announcer: Announcer):
         self._announcer = announcer
@@ -168,24 +188,18 @@ class _Relay:
 class _Attempt:
     """One start of all ranks, to their end."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        given: Mapping[str, Any],
-        devices: Sequence[str],
-        limits_s: tuple[float, float],
-        raised_by: tuple[str, str],
-    ):
-        self._payload = _pickle(function, given)
-        self._devices, self._limits_s, self._raised_by = devices, limits_s, raised_by
+    cause: Cause | None = None  # why there is no result
+    ended: RunEnded | None = None  # told by rank 0, until it is known whether all go on
+    _result: Any = None
+
+    def __init__(self, payload: bytes, devices: Sequence[str], limits_s: Sequence[float], raised_by: Sequence[str]):
+        self._payload, self._devices, self._limits_s, self._raised_by = payload, devices, limits_s, raised_by
         self._ranks: list[_Rank] = []
-        self._result: Any = None
+        self._standstills: list[Standstill] = []
         self._causes: list[Cause] = []
-        self.cause: Cause | None = None
-        self.ended: RunEnded | None = None
 
     def run(self, relay: Callable[[Any], None], stop: Any, on_start: Callable[[list[int]], None]) -> Any:
-        """Start, watch, end. ``cause`` says why there is no result."""
+        """Start, watch and end all ranks; return the first one's result."""
         with (
             tempfile.TemporaryFile(prefix="fulltilt-marks-") as memory,
             tempfile.TemporaryFile(prefix="fulltilt-request-") as request,  # a pipe would block where a rank reads late
@@ -194,11 +208,15 @@ class _Attempt:
             request.write(self._payload)
             request.flush()
             marks = Marks(memory.fileno(), len(self._devices))
-            store = _open_store()
+            from torch.distributed import TCPStore
+
+            # Held by this process: no port is chosen that another one could take.
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             try:
                 for index, device in enumerate(self._devices):
                     self._ranks.append(self._start(index, device, memory.fileno(), request.fileno(), store.port))
                 on_start([rank.process.pid for rank in self._ranks])
+                self._standstills = [Standstill(0, time.monotonic())] * len(self._ranks)
                 self._watch(marks, relay, stop)
             finally:
                 self._end_all()
@@ -207,8 +225,7 @@ class _Attempt:
     def _start(self, index: int, device: str, marks: int, request: int, port: int) -> _Rank:
         mine, theirs = Pipe()
         n_ranks = len(self._devices)
-        # Open until all have ended: its tail goes into a message.
-        output = tempfile.TemporaryFile(prefix="fulltilt-rank-") if index else None  # noqa: SIM115
+        output = tempfile.TemporaryFile(prefix="fulltilt-rank-") if index else None  # noqa: SIM115  (its tail is told)
         numbers = (theirs.fileno(), marks, request, index, n_ranks)
         process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, *map(str, numbers), PACKAGES],
@@ -220,11 +237,10 @@ class _Attempt:
             start_new_session=True,  # Ctrl-C on the terminal is this process' business
         )
         theirs.close()
-        now_s = time.monotonic()
-        return _Rank(index=index, device=device, process=process, link=mine, output=output, keeps_up_s=now_s)
+        return _Rank(index=index, device=device, process=process, link=mine, output=output)
 
     def _watch(self, marks: Marks, relay: Callable[[Any], None], stop: Any) -> None:
-        """Until all have ended well, or one has not and its cause is known."""
+        """Wait until all have ended well, or one has not and its cause is known."""
         is_stop_sent = False
         looked_s = time.monotonic()
         give_up_s: float | None = None
@@ -234,17 +250,20 @@ class _Attempt:
             if stop and not is_stop_sent:
                 is_stop_sent = True
                 self._tell("stop")
-            self._look_for_dead()
+            for rank in self._ranks:
+                # What it said before it ended is read first.
+                if rank.outcome == "runs" and rank.process.poll() is not None and not rank.link.poll():
+                    self._note_exit(rank, rank.process.returncode)
             now_s = time.monotonic()
             if now_s - looked_s > PAUSE_S:
-                self._forgive(now_s)
+                self._standstills = [standstill._replace(since_s=now_s) for standstill in self._standstills]
             looked_s = now_s
             self._look_for_hanging(marks, now_s)
             if self._causes:
                 give_up_s = give_up_s or now_s + CAUSE_GRACE_S
                 if now_s >= give_up_s or not all(cause.is_consequence for cause in self._causes):
                     break
-        self.cause = next((c for c in self._causes if not c.is_consequence), None) or next(iter(self._causes), None)
+        self.cause = find_cause(self._causes)
 
     def _receive(self, rank: _Rank, relay: Callable[[Any], None]) -> None:
         try:
@@ -256,7 +275,7 @@ class _Attempt:
             return
         if kind == "event":
             if isinstance(value, RunEnded) and value.reason.startswith("failed"):
-                self.ended = value  # told when it is known whether all go on
+                self.ended = value
             else:
                 relay(value)
             if not isinstance(value, StepsDone):
@@ -266,45 +285,25 @@ class _Attempt:
             self._result = value if rank.index == 0 else self._result
         elif kind == "failed":
             rank.outcome = "failed"
-            self._causes.append(Cause(rank=rank.index, kind="failed", text=describe_failed(rank, value), failure=value))
-
-    def _look_for_dead(self) -> None:
-        for rank in self._ranks:
-            # What it said before it ended is read first.
-            if rank.outcome == "runs" and rank.process.poll() is not None and not rank.link.poll():
-                self._note_exit(rank, rank.process.returncode)
+            self._causes.append(Cause(rank=rank.index, kind="failed", text=rank.describe_failed(value), failure=value))
 
     def _note_exit(self, rank: _Rank, code: int | None) -> None:
         rank.outcome = "gone"
-        self._causes.append(Cause(rank=rank.index, kind="died", text=describe_died(rank, code)))
+        self._causes.append(Cause(rank=rank.index, kind="died", text=rank.describe_died(code)))
 
     def _look_for_hanging(self, marks: Marks, now_s: float) -> None:
-        """A rank hangs that stands still while another one is ahead of it or waits for it, and none knowingly does so
-        for one that works alone. One that a signal stopped hangs wherever it is.
-
-        A rank that is ready to join the others, or has built its model, sets a mark (``World.arrive``) and is ahead of
-        those that are not.
-        """
-        cells = [marks.read(rank.index) for rank in self._ranks]
-        counts = [mine[COUNT] for mine in cells]
-        is_alone, is_starting = any(mine[IS_ALONE] for mine in cells), min(counts) <= len(PHASES)
-        limit_s, setting = list(zip(self._limits_s, self._raised_by, strict=True))[0 if is_starting else 1]
-        # Until the last one has taken its first step, the others may be waiting for that one only.
-        enough = min(min(counts) + 1, max(counts)) if is_starting else max(counts)
-        n_waiting = sum(mine[IS_WAITING] for mine in cells)
-        for rank, mine in zip(self._ranks, cells, strict=True):
-            is_late = mine[COUNT] < enough or (n_waiting > 0 and not mine[IS_WAITING])
-            is_stopped = rank.outcome == "runs" and is_process_stopped(rank.process.pid)
-            if mine[COUNT] != rank.count or not (is_stopped or (is_late and not is_alone)):
-                rank.count, rank.keeps_up_s = mine[COUNT], now_s
-            elif rank.outcome == "runs" and now_s - rank.keeps_up_s > limit_s:
-                state = ": it is stopped by a signal" if is_stopped else ""
-                text = describe_hung(rank, mine, now_s - rank.keeps_up_s, f"{setting} allows more{state}")
+        sights = [
+            Sight(marks.read(rank.index), rank.outcome == "runs" and is_process_stopped(rank.process.pid))
+            for rank in self._ranks
+        ]
+        self._standstills = advance(self._standstills, sights, now_s)
+        index = 0 if is_starting(sights) else 1
+        limit_s, setting = self._limits_s[index], self._raised_by[index]
+        for rank, sight, standstill in zip(self._ranks, sights, self._standstills, strict=True):
+            seconds = now_s - standstill.since_s
+            if rank.outcome == "runs" and seconds > limit_s:
+                text = rank.describe_hung(sight, seconds, setting)
                 self._causes.append(Cause(rank=rank.index, kind="hung", text=text))
-
-    def _forgive(self, now_s: float) -> None:
-        for rank in self._ranks:
-            rank.keeps_up_s = now_s
 
     def _tell(self, message: str, only: _Rank | None = None) -> None:
         for rank in self._ranks if only is None else [only]:
@@ -312,7 +311,7 @@ class _Attempt:
                 rank.link.send(message)
 
     def _end_all(self) -> None:
-        """Nothing of the ranks is left when this returns: neither they nor their data workers."""
+        """End all ranks with their data workers; nothing of them is left."""
         is_well = self.cause is None and all(rank.outcome == "done" for rank in self._ranks)
         until_s = time.monotonic() + (END_GRACE_S if is_well else 0.0)
         for rank in self._ranks:
@@ -335,31 +334,13 @@ def _pickle(function: Callable[..., Any], given: Mapping[str, Any]) -> bytes:
             f"the workload cannot be sent to other processes ({type(error).__name__}: {error}); a run over several "
             "devices needs functions in a module, or a workload that holds no open file, lock or generator"
         ) from error
-    return pickle.dumps((list(_list_import_paths()), pickled))
-
-
-def _list_import_paths() -> Iterator[str]:
-    for path in sys.path:
-        yield path or str(Path.cwd())
-
-
-def _open_store() -> Any:
-    """Where the ranks find each other. Held by this process: no port is chosen that another one could take."""
-    from torch.distributed import TCPStore
-
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return pickle.dumps(([path or str(Path.cwd()) for path in sys.path], pickled))
 
 
 def _build_environment(index: int, n_ranks: int, port: int) -> dict[str, str]:
-    given = {
-        "RANK": index,
-        "LOCAL_RANK": index,
-        "WORLD_SIZE": n_ranks,
-        "LOCAL_WORLD_SIZE": n_ranks,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": True,  # torch's word for: the store is the parent's
-    }
+    given = dict.fromkeys(("RANK", "LOCAL_RANK"), index) | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), n_ranks)
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    given["TORCHELASTIC_USE_AGENT_STORE"] = True  # torch's word for: the store is the parent's
     defaults = {"OMP_NUM_THREADS": str(max(1, count_usable_cores() // n_ranks))}
     if Path("/sys/class/net/lo").exists():
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would look up the machine's name, which some networks do not know

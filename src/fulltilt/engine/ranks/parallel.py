@@ -1,6 +1,6 @@
-"""One model on several ranks: the wrapping, whose gradients are joined when, and each rank's part of a batch.
+"""One model on several ranks: its wrapping, when gradients are joined, and each rank's part of a batch.
 
-Two ways. *Replicated* (DistributedDataParallel): every rank holds the model, gradients are averaged while the backward
+*Replicated* (DistributedDataParallel): every rank holds the model, gradients are averaged while the backward
 pass still runs. *Sharded* (FSDP2): every rank holds a part of each weight, of its gradient and of its optimizer state,
 and gathers a block's weights when the block runs; for a model that does not fit into one device.
 
@@ -30,18 +30,15 @@ STATE_LIMIT = 0.8  # of free device memory; activations need the rest
 
 
 class GradientSync:
-    """Called before each micro-step: whether its backward pass joins the gradients of all ranks.
+    """Decides before each micro-step whether its backward pass joins the gradients of all ranks.
 
-    Only the last of a window has to. The first window joins in each: a static graph is recorded in the first backward
-    pass, which must not be left out (torch fails on an internal assertion), and an average of averages is the average.
-
-    Attributes:
-        is_sharded: The ranks divide the weights; running the model needs all of them.
+    Only the last one of a window has to. Of the first window each does: torch records a static graph in the first
+    backward pass, which must not be left out, and an average of averages is the average.
     """
 
     def __init__(self, switch: Callable[[bool], None], *, joins_first_window: bool, is_sharded: bool = False):
         self._switch = switch
-        self.is_sharded = is_sharded
+        self.is_sharded = is_sharded  # the ranks divide the weights; running the model needs all of them
         self._always = joins_first_window
         self._is_on = True
 
@@ -55,23 +52,19 @@ class GradientSync:
 
 
 def replicate(model: nn.Module, *, static_graph: bool) -> tuple[nn.Module, GradientSync]:
-    """The model as each rank calls it. Rank 0's weights and buffers are those of all.
+    """Wrap the model so that ranks average their gradients; all take rank 0's weights and buffers.
 
-    Args:
-        static_graph: The same parameters take part in every step; those that never do are found in the first one. When
-            false they are looked for in every step.
+    Without ``static_graph`` the parameters that take part are looked for in every step.
     """
     # Buffers (BatchNorm's statistics) stay each rank's own between evaluations; the old name warns from torch 2.13 on.
     known = inspect.signature(DistributedDataParallel).parameters
-    buffers = {name: False for name in ("forward_sync_buffers", "broadcast_buffers") if name in known}
-    if len(buffers) > 1:
-        del buffers["broadcast_buffers"]
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     wrapped = DistributedDataParallel(
         model,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
         find_unused_parameters=not static_graph,
-        **buffers,  # type: ignore[arg-type]
+        **{name: False},  # type: ignore[arg-type]
     )
 
     def switch(is_on: bool) -> None:
@@ -95,7 +88,7 @@ def shard(model: nn.Module, device: torch.device, world: World) -> tuple[nn.Modu
 
 
 def choose_shard(wanted: str, model: nn.Module, device: torch.device, world: World) -> tuple[bool, str | None]:
-    """Whether to divide the weights, and what to say of it. ``auto`` does where their training state would not fit.
+    """Decide whether to divide the weights, and what to tell the user. ``auto`` does where they do not fit.
 
     The device with the least free memory decides for all: ranks that chose apart would wait for each other for ever.
     """
@@ -117,11 +110,11 @@ def choose_shard(wanted: str, model: nn.Module, device: torch.device, world: Wor
 
 
 class DealtBatches:
-    """This rank's parts of the global batches, one after the other.
+    """Yields this rank's parts of the global batches.
 
     Args:
-        batches: Of the loader: the parts already, or, where ``sizes`` is None (data that streams), whole batches.
-        sizes: Of the global batches to come.
+        batches: The loader's: parts already, or whole batches where ``sizes`` is None (data that streams).
+        sizes: Samples of each global batch.
 
     Attributes:
         n_global: Samples of the newest batch, of all ranks.
@@ -130,52 +123,35 @@ class DealtBatches:
     """
 
     def __init__(self, batches: Iterator[Any], world: World, sizes: Iterator[int] | None):
-        self._batches, self._sizes = batches, sizes
-        share = world.share
-        assert share is not None
-        self._share = share
+        assert world.share is not None
+        self._batches, self._sizes, self._share = batches, sizes, world.share
         self.n_global = self.n_local = 0
-        self.is_last = False
-        self._next: Any = None
-        if sizes is None:
-            self._look_ahead()
-        else:
-            self._next = next(sizes, None)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Take the next size, or the next whole batch where sizes are not known."""
+        self._next: Any = next(self._batches if self._sizes is None else self._sizes, None)
         self.is_last = self._next is None
 
     def __iter__(self) -> DealtBatches:
         return self
 
     def __next__(self) -> Any:
-        if self._next is None:
+        found = self._next
+        if found is None:
             raise StopIteration
-        if self._sizes is None:
-            return self._cut_next()
-        batch = next(self._batches)
-        self._count(self._next)
-        self._next = next(self._sizes, None)
-        self.is_last = self._next is None
-        return batch
-
-    def _cut_next(self) -> Any:
-        batch = self._next
-        n_samples = count_samples(batch)
+        batch = found if self._sizes is None else next(self._batches)
+        n_samples = count_samples(found) if self._sizes is None else found
         self._look_ahead()
-        self._count(n_samples)
-        self.is_last = self._next is None
-        cut = self._share.cut(n_samples)
-        return slice_samples(batch, n_samples, cut if cut.start < cut.stop else slice(0, 1))
-
-    def _look_ahead(self) -> None:
-        self._next = next(self._batches, None)
-
-    def _count(self, n_samples: int) -> None:
         cut = self._share.cut(n_samples)
         self.n_global, self.n_local = n_samples, cut.stop - cut.start
+        if self._sizes is not None:
+            return batch
+        return slice_samples(batch, n_samples, cut if self.n_local else slice(0, 1))
 
 
 def list_sizes(n_samples: int, batch_size: int, *, drop_last: bool) -> Iterator[int]:
-    """Sizes of the batches that ``n_samples`` make."""
+    """Yield the sizes of the batches that ``n_samples`` make."""
     for first in range(0, n_samples, batch_size):
         size = min(batch_size, n_samples - first)
         if size == batch_size or not drop_last:
@@ -183,11 +159,7 @@ def list_sizes(n_samples: int, batch_size: int, *, drop_last: bool) -> Iterator[
 
 
 def gather_state(state: Any, *, keep: bool) -> Any:
-    """Put divided tensors of a state together again, on the CPU; all ranks have to call it.
-
-    Args:
-        keep: False on ranks that do not save: they only give their parts.
-    """
+    """Put divided tensors of a state together on the CPU; ranks that do not ``keep`` it only give their parts."""
     from torch.distributed.tensor import DTensor
 
     def gather(tensor: Tensor) -> Tensor | None:
@@ -200,17 +172,16 @@ def gather_state(state: Any, *, keep: bool) -> Any:
 
 
 def divide_like(whole: Tensor, like: Any) -> Tensor:
-    """``whole`` divided as ``like`` is; ``whole`` itself where ``like`` is not. Every rank brings its own copy."""
+    """Divide ``whole`` as ``like`` is, if it is. Every rank brings its own copy."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor):
         return whole
-    placed = whole.to(device=like.device)
-    return distribute_tensor(placed, like.device_mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(whole.to(device=like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def divide_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state of an optimizer as saved, its moments divided as the parameters are."""
+    """Divide the moments in a saved state of an optimizer as its parameters are."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state = {}
     for index, values in saved["state"].items():

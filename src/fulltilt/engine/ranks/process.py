@@ -1,8 +1,8 @@
-"""Inside a rank: a process that ``ranks.run_ranks`` started. No torch here, what runs brings its own.
+"""Inside a rank, a process that ``run_ranks`` started. It loads torch only with what it runs.
 
 Three descriptors come from the parent. The *request*, a file, says what to run. Over the *link*, a connection, travel
-events and the result, and back the wish to stop; when it ends, the parent is gone, and so is this process with its data
-workers. In the *marks*, memory shared with the parent, a rank notes how far it is, several times a step.
+events and the result, and back the wish to stop; when it ends, the parent is gone, and this process ends too, with its
+data workers. In the *marks*, memory shared with the parent, a rank notes how far it is, several times a step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import importlib
 import mmap
 import os
 import pickle
@@ -20,64 +19,64 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from fulltilt.errors import FulltiltError
 from fulltilt.records import Event, StepsDone
 
 PHASES = ("start", "data_wait", "h2d", "forward", "backward", "optimizer", "evaluation")
-N_CELLS = 5
-COUNT, PHASE, STEP, IS_ALONE, IS_WAITING = range(N_CELLS)
 CODES = {phase: code for code, phase in enumerate(PHASES)}
 
 _links: list[Link] = []
 
 
+class Mark(NamedTuple):
+    """How far a rank is."""
+
+    count: int  # of marks; only grows
+    phase: int  # the one it ended last, in PHASES
+    step: int  # optimizer steps it has taken
+    is_alone: int  # the others have to wait for it
+    is_waiting: int  # it waits for the others
+
+
+N_CELLS = len(Mark._fields)
+COUNT, PHASE, STEP, IS_ALONE, IS_WAITING = range(N_CELLS)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """What went wrong in a rank, as far as it could tell itself.
-
-    Attributes:
-        error: The exception, where it is one of fulltilt's and can travel.
-        where: File, line and function that raised it.
-    """
+    """What went wrong in a rank, as far as it could tell itself."""
 
     type_name: str
     message: str
-    where: str
+    where: str  # file, line and function that raised it
     trace: str
-    error: FulltiltError | None = None
+    error: FulltiltError | None = None  # where it is one of fulltilt's and can travel
 
 
 class Marks:
-    """How far each rank is: for every rank a count that only grows, the phase it finished last, its optimizer steps,
-    whether the others have to wait for it, and whether it waits for them."""
+    """The memory in which every rank keeps its ``Mark``."""
 
     def __init__(self, descriptor: int, n_ranks: int):
-        self._memory = mmap.mmap(descriptor, n_ranks * N_CELLS * 8)
-        self.cells = memoryview(self._memory).cast("q")
+        self.cells = memoryview(mmap.mmap(descriptor, n_ranks * N_CELLS * 8)).cast("q")
 
-    def read(self, rank: int) -> list[int]:
-        return self.cells[rank * N_CELLS : (rank + 1) * N_CELLS].tolist()
+    def read(self, rank: int) -> Mark:
+        return Mark(*self.cells[rank * N_CELLS : (rank + 1) * N_CELLS])
 
 
 class Link:
-    """The rank's end of the connection to the process that started it.
-
-    Attributes:
-        is_stop_wanted: The parent asked to stop.
-    """
+    """The rank's end of the connection to the process that started it."""
 
     def __init__(self, connection: Connection, marks: Marks, rank: int):
         self.rank = rank
-        self.is_stop_wanted = False
+        self.is_stop_wanted = False  # by the parent
         self._connection, self._cells, self._base = connection, marks.cells, rank * N_CELLS
         self._taken = threading.Semaphore(0)
         self._lock = threading.Lock()
 
     def lap(self, phase: str) -> None:
-        """Note that a phase of the step, a batch of an evaluation or a part of the start is done. Stands where a timer
-        does."""
+        """Note that a phase of the step, a batch of an evaluation or a part of the start is done: a ``Timer``."""
         cells, base = self._cells, self._base
         cells[base + COUNT] += 1
         cells[base + PHASE] = CODES.get(phase, 0)
@@ -85,15 +84,15 @@ class Link:
             cells[base + STEP] += 1
 
     def set_step(self, step: int) -> None:
-        """Where the run goes on from: optimizer steps done before."""
+        """Note how many optimizer steps were taken before the run goes on."""
         self._cells[self._base + STEP] = step
 
     def work_alone(self) -> contextlib.AbstractContextManager[None]:
-        """The others wait for this rank, for as long as it takes: it writes a checkpoint, for instance."""
+        """Let the others wait for this rank as long as it takes: it writes a checkpoint, for instance."""
         return self._mark(IS_ALONE)
 
     def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
-        """This rank stands still until the others say something: one that does not, and does not wait itself, hangs."""
+        """Note that this rank waits for the others: one that neither speaks nor waits hangs."""
         return self._mark(IS_WAITING)
 
     @contextlib.contextmanager
@@ -106,8 +105,10 @@ class Link:
             self._cells[self._base + cell] = before
 
     def send_event(self, event: Event) -> None:
-        """Hand an event to the parent's listeners. Waits until they took it, but for logging intervals: what a
-        checkpoint counts on is stored before it is written."""
+        """Hand an event to the parent's listeners, and wait until they took it.
+
+        Logging intervals are not waited for: what a checkpoint counts on is stored before it is written.
+        """
         self.send("event", event)
         if not isinstance(event, StepsDone):
             self._taken.acquire()
@@ -128,22 +129,21 @@ class Link:
     def _listen(self) -> None:
         try:
             while True:
-                message = self._connection.recv()
-                if message == "stop":
+                if self._connection.recv() == "stop":
                     self.is_stop_wanted = True
-                elif message == "taken":
+                else:
                     self._taken.release()
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)  # the parent is gone; this group is the rank and its data workers
 
 
 def find_link() -> Link | None:
-    """The link of this process; None where nobody watches it (one device, or started by torchrun)."""
+    """Return the link of this process; None where nobody watches it (one device, or started by torchrun)."""
     return _links[0] if _links else None
 
 
 def main() -> None:
-    """``python -c '…main()' LINK MARKS REQUEST RANK N_RANKS``: run what the parent sends, tell it how that ended."""
+    """Run what the parent sends and tell it how that ended: ``python -c '…main()' LINK MARKS REQUEST RANK N_RANKS``."""
     faulthandler.enable()
     descriptor, marks, request, rank, n_ranks = map(int, sys.argv[1:6])
     link = Link(Connection(descriptor), Marks(marks, n_ranks), rank)
@@ -156,12 +156,17 @@ def main() -> None:
         link.send("done", result if rank == 0 else None)
     except BaseException as error:  # process boundary: whatever it is, the parent has to hear of it
         link.send("failed", describe_failure(error))
-        _flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(1)  # joining other ranks' threads or a broken process group could take for ever
-    _leave_group()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def describe_failure(error: BaseException) -> Failure:
+    """Describe an exception for the parent."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
     return Failure(
@@ -178,16 +183,3 @@ def _can_travel(error: FulltiltError) -> bool:
         return str(pickle.loads(pickle.dumps(error))) == str(error)
     except Exception:  # whatever a user's own subclass does when it is pickled
         return False
-
-
-def _leave_group() -> None:
-    if "torch.distributed" in sys.modules:
-        distributed = importlib.import_module("torch.distributed")
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.destroy_process_group()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()

@@ -1,10 +1,8 @@
-"""Who else trains: the processes of one run, and the few things they say to each other.
+"""The processes of one run, and the few things they say to each other.
 
-A run over several devices is one process a device. Each runs the same loop over its share of every batch; ``World`` is
-what that process knows of the others. One process alone has a ``World`` too, of one rank, in which nothing is said.
-
-Started by ``ranks.run_ranks`` or by torchrun: both tell a process its place by ``RANK``, ``WORLD_SIZE`` and
-``LOCAL_RANK`` in the environment.
+A run over several devices is one process a device. Each runs the same loop over its share of every batch. One process
+alone has a ``World`` too, of one rank, which sends nothing. ``run_ranks`` and torchrun start the processes alike: both
+tell a process its place by ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` in the environment.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from torch import Tensor, nn
 from fulltilt.config import Config
 from fulltilt.data.loading.sampler import Share
 from fulltilt.engine.interrupt import Stop
-from fulltilt.engine.ranks.process import find_link
+from fulltilt.engine.ranks.process import Link, find_link
 from fulltilt.errors import ConfigError
 from fulltilt.hardware import list_rank_devices
 
@@ -35,13 +33,14 @@ MAX_POLLS_APART = 20
 
 
 def plan_devices(config: Config, device: str | None = None) -> list[str]:
-    """The devices of a run, one a rank: see ``hardware.list_rank_devices``.
-
-    Args:
-        device: Instead of ``run.device``.
-    """
+    """List the devices that ``device``, else ``run.device``, names, one a rank: ``hardware.list_rank_devices``."""
     wanted = config.run.device if device is None else device
     return list_rank_devices(wanted, config.run.n_ranks, has_gpu=torch.cuda.is_available)
+
+
+def choose_device(config: Config, device: str | None = None) -> str:
+    """Return the first device that ``device``, else ``run.device``, names; ``auto`` is the first GPU or the CPU."""
+    return plan_devices(config, device)[0]
 
 
 def is_rank() -> bool:
@@ -50,20 +49,17 @@ def is_rank() -> bool:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one that speaks, of however many were started."""
+    """Whether this process is the one that tells and writes, of however many were started."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class World:
-    """This process among those of the run. The methods that exchange something have to be called by all, in one order.
+    """This process among those of the run. All ranks have to call the methods that exchange something, in one order."""
 
-    Attributes:
-        rank: 0 is the one that writes, tells and decides.
-    """
-
-    rank: int = 0
+    rank: int = 0  # 0 writes, tells and decides
     n_ranks: int = 1
+    link: Link | None = None  # to the process that started this one; None where nobody watches it
 
     @property
     def is_first(self) -> bool:
@@ -78,7 +74,7 @@ class World:
         return Share(self.rank, self.n_ranks) if self.is_divided else None
 
     def start_sum(self, values: Tensor) -> Callable[[], None]:
-        """Add up ``values`` over all ranks, in place; call what is returned before reading them.
+        """Start to add up ``values`` over all ranks, in place; call what is returned before reading them.
 
         Device: on a GPU neither waits on the host, work that is queued afterwards comes after the sum.
         """
@@ -86,70 +82,76 @@ class World:
         assert work is not None
         if values.is_cuda:
             work.wait()  # makes the stream wait, not the host
-            return _nothing
-        return functools.partial(_wait_for, work)
+            return lambda: None
+        return functools.partial(self.wait_for, work)
+
+    def wait_for(self, work: dist.Work) -> None:
+        """Wait on the host for the other ranks to do their part of an exchange."""
+        with self._standing_still():
+            work.wait()
 
     def sum(self, values: Tensor) -> Tensor:
+        """Add up ``values`` over all ranks, in place."""
         if self.is_divided:
             self.start_sum(values)()
         return values
 
     def hand_out(self, value: Any) -> Any:
-        """Rank 0's value, to all. What travels is pickled."""
+        """Return rank 0's value to all; it is pickled."""
         if not self.is_divided:
             return value
         box = [value]
-        with _stand_still():
+        with self._standing_still():
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
     def collect(self, value: Any) -> list[Any]:
-        """The value of every rank, to all."""
+        """Return the values of all ranks to all; they are pickled."""
         if not self.is_divided:
             return [value]
         values: list[Any] = [None] * self.n_ranks
-        with _stand_still():
+        with self._standing_still():
             dist.all_gather_object(values, value)
         return values
 
     def arrive(self) -> None:
-        """Note, for whoever watches, that this rank waits for the others from here on, before its first step."""
-        link = find_link()
-        if self.is_divided and link is not None:
-            link.lap("start")
+        """Note, for the parent, that this rank waits for the others from here on, before its first step."""
+        if self.is_divided and self.link is not None:
+            self.link.lap("start")
 
     def meet(self) -> None:
-        """Wait until all ranks are here. On the host: what is queued on a device goes on."""
-        if self.is_divided:
-            self.sum(torch.zeros(1))
+        """Wait on the host until all ranks are here; what is queued on a device goes on."""
+        self.sum(torch.zeros(1))
 
     def copy_buffers(self, model: nn.Module) -> None:
-        """Rank 0's buffers (running statistics of BatchNorm) to all: what is evaluated is what is saved."""
+        """Copy rank 0's buffers (running statistics of BatchNorm) to all: what is evaluated is what is saved."""
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for buffer in model.buffers() if self.is_divided else ():
             by_type.setdefault(buffer.dtype, []).append(buffer)
         for buffers in by_type.values():
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-            with _stand_still():
+            with self._standing_still():
                 dist.broadcast(flat.view(torch.uint8), src=0)  # as bytes: complex and bool buffers travel too
             for buffer, values in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
                 buffer.copy_(values.view_as(buffer))
 
     def work_alone(self) -> contextlib.AbstractContextManager[None]:
-        """What this rank does now may take long, and the others wait for it: it does not hang."""
-        link = find_link()
-        return contextlib.nullcontext() if link is None else link.work_alone()
+        """Let the others wait for what this rank does now, which may take long: it does not hang."""
+        return contextlib.nullcontext() if self.link is None else self.link.work_alone()
 
     def agree_on(self, stop: Stop) -> Stop:
-        """``stop`` for all ranks at once, and with the parent's wish in it."""
-        return stop if not self.is_divided and find_link() is None else AgreedStop(self, stop)
+        """Return ``stop`` as all ranks see it at once, the parent's wish included."""
+        return stop if not self.is_divided and self.link is None else AgreedStop(self, stop)
+
+    def _standing_still(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.link is None else self.link.wait_for_others()
 
 
 ALONE = World()
 
 
 def join_world(config: Config, device: str | None = None) -> tuple[World, str]:
-    """The world of this process and its device's name; waits for the other ranks the first time.
+    """Return the world of this process and the name of its device; wait for the other ranks the first time.
 
     Raises:
         ConfigError: as many ranks were started as the configuration has no devices for.
@@ -158,14 +160,14 @@ def join_world(config: Config, device: str | None = None) -> tuple[World, str]:
 
 
 def join_devices(devices: Sequence[str]) -> tuple[World, str]:
-    """``join_world`` for ranks whose devices are known."""
+    """Join the ranks as ``join_world`` does, where their devices are known."""
     if not is_rank():
         return ALONE, devices[0]
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name = _choose_device(devices, int(os.environ.get("LOCAL_RANK", rank)))
-    world = World(rank=rank, n_ranks=n_ranks)
-    if world.is_divided:
-        world.arrive()
+    world = World(rank=rank, n_ranks=n_ranks, link=find_link())
+    world.arrive()
+    if world.is_divided and not dist.is_initialized():
         _join_group(torch.device(name))
     return world, name
 
@@ -184,8 +186,6 @@ def _choose_device(devices: Sequence[str], local_rank: int) -> str:
 
 
 def _join_group(device: torch.device) -> None:
-    if dist.is_initialized():
-        return
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
@@ -196,11 +196,10 @@ def _join_group(device: torch.device) -> None:
 
 
 class AgreedStop:
-    """A request to stop that all ranks see between the same two steps: a rank that left alone would leave the others in
-    an all-reduce for ever.
+    """A request to stop that all ranks see between the same two steps: none is left in an all-reduce for ever.
 
-    Asked (``bool``) equally often on every rank. Now and then, about every quarter of a second, an asking starts an
-    exchange on the host, and the next one reads it: nothing waits for the device, and hardly for another rank.
+    Every rank has to ask (``bool``) equally often. About every ``AGREE_EVERY_S`` an asking starts an exchange on the
+    host, and the next one reads it: nothing waits for the device, and hardly for another rank.
     """
 
     def __init__(self, world: World, own: Stop):
@@ -224,7 +223,7 @@ class AgreedStop:
         return self._is_agreed
 
     def _is_wanted(self) -> bool:
-        link = find_link()
+        link = self._world.link
         return bool(self._own) or (link is not None and link.is_stop_wanted)
 
     def _ask(self) -> None:
@@ -235,27 +234,8 @@ class AgreedStop:
         self._work = dist.all_reduce(self._values, op=dist.ReduceOp.MAX, async_op=True)
 
     def _read(self) -> None:
-        _wait_for(self._work)
+        self._world.wait_for(self._work)
         self._work = None
         is_wanted, seconds = self._values.tolist()
         self._is_agreed = is_wanted > 0
         self._n_apart = self._n_left = max(1, min(MAX_POLLS_APART, int(AGREE_EVERY_S / max(seconds, 1e-6))))
-
-
-def _nothing() -> None:
-    pass
-
-
-def _wait_for(work: Any) -> None:
-    with _stand_still():
-        work.wait()
-
-
-def _stand_still() -> contextlib.AbstractContextManager[None]:
-    link = find_link()
-    return contextlib.nullcontext() if link is None else link.wait_for_others()
-
-
-def choose_device(config: Config, device: str | None = None) -> str:
-    """The first device that ``device``, else ``run.device``, names; ``auto`` is the first GPU or the CPU."""
-    return plan_devices(config, device)[0]

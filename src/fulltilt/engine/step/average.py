@@ -1,4 +1,8 @@
-"""A running average of the weights: what ``optim.ema`` evaluates and keeps in the checkpoint beside the weights."""
+"""The running average of the weights that ``optim.ema`` evaluates and keeps in the checkpoint beside the weights.
+
+``torch.optim.swa_utils`` has no decay that grows from the start, averages every buffer or none, and keeps a second
+module, whose state would be another format of checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,7 @@ class WeightAverage:
     """Exponential moving average of the trained parameters and of the running statistics of norm layers.
 
     After step n the average moves towards the weights by 1 − d, where d is ``decay`` or (1 + n) / (10 + n) while that
-    is less: the random start is forgotten within the first steps and not over 1 / (1 − decay) of them. Other buffers
-    (masks, tables) are not averaged; evaluation takes the model's own.
+    is less: the random start is forgotten within a few steps. Other buffers are the model's own in evaluation.
 
     Device: one foreach pass over the weights a step, no synchronisation. Memory: the weights once more.
     """
@@ -29,15 +32,15 @@ class WeightAverage:
         self._average = [tensor.detach().clone() for tensor in self._live_list]
 
     def update(self, *_: Any) -> None:
-        """After an optimizer step; takes what a step hook of an optimizer is given."""
-        decay = compute_decay(self.decay, self.n_updates)
+        """Take in the weights after an optimizer step: a post-step hook of the optimizer."""
+        decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
         with torch.no_grad():
             torch._foreach_lerp_(self._average, self._live_list, 1.0 - decay)
         self.n_updates += 1
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """The model holds the average in here. Pointers are exchanged: nothing is copied."""
+        """Let the model hold the average inside the block. Pointers are exchanged, nothing is copied."""
         self._exchange()
         try:
             yield
@@ -48,7 +51,7 @@ class WeightAverage:
         return {"n_updates": self.n_updates, "weights": dict(zip(self._live, self._average, strict=True))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises KeyError or RuntimeError where names or shapes differ."""
+        """Load a saved average; other names or shapes are a KeyError or RuntimeError."""
         with torch.no_grad():
             for name, mine in zip(self._live, self._average, strict=True):
                 mine.copy_(state["weights"][name])
@@ -59,13 +62,7 @@ class WeightAverage:
             live.data, mine.data = mine.data, live.data
 
 
-def compute_decay(decay: float, n_updates: int) -> float:
-    """The decay of update number ``n_updates``, counted from 0."""
-    return min(decay, (1 + n_updates) / (10 + n_updates))
-
-
 def _find_averaged(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors by name, each once though it may be shared."""
     found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for prefix, module in model.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats:

@@ -1,4 +1,4 @@
-"""Phases of one step a logging interval: where the time of a run goes, for a fraction of a microsecond a step."""
+"""The phases of one step in each logging interval: where the time goes, at a fraction of a microsecond a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ N_EVENTS = 32  # a step in flight, and the one before it
 
 
 def join_timers(timer: Timer, marks: Timer | None) -> Timer:
-    """A timer whose laps are ``marks``' too."""
+    """Return a timer that hands its laps on to ``marks``, where there are any."""
     return timer if marks is None else _Both(timer, marks)
 
 
@@ -30,9 +30,7 @@ class _Both:
 class PhaseSample:
     """Times the last step of every logging interval; the others go by untimed.
 
-    Args:
-        log_every: Steps of a logging interval.
-        marks: Told of every phase of every step: how far this rank of several is (``rank_process.Link``).
+    ``marks`` are told of every phase of every step (``ranks.process.Link``).
 
     Device: does not synchronise; a sample is read after the sums of its interval, which come behind it in the queue.
     """
@@ -45,7 +43,7 @@ class PhaseSample:
         self._samples: deque[StepSample] = deque()
 
     def start_step(self, n_done: int) -> Timer:
-        """The timer of the step that comes after ``n_done`` steps."""
+        """Return the timer of the step that comes after ``n_done`` steps."""
         if (n_done + 1) % self._log_every:
             return self._untimed
         self._timer.pause()
@@ -53,12 +51,12 @@ class PhaseSample:
         return self._timed
 
     def end_step(self, n_samples: int) -> None:
-        """The timed step is over."""
+        """End the timed step."""
         self._timer.end_step(n_samples)
         self._timer.pause()
 
     def take_ms(self) -> dict[str, float | None]:
-        """Milliseconds by phase of the oldest sample that was not taken, ``step`` being the whole; empty: none."""
+        """Return the oldest sample not taken yet: ms by phase, ``step`` being the whole; empty where there is none."""
         self._samples.extend(self._timer.take_steps())
         if not self._samples:
             return {}

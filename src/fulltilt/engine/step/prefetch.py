@@ -1,13 +1,12 @@
-"""Batches copied to the device ahead of the step, on a stream of their own, so that copies run beside compute.
+"""Copies batches to the device ahead of the step, on a stream of their own, so that copies run beside compute.
 
-What can go wrong with a second stream, and what is done about it:
+A second stream needs three precautions:
 
-- The step reads a batch before it has arrived: the step's stream waits for the copy's event. The host does not.
-- The copy overwrites memory that the step still uses, or the allocator hands the memory of a batch to the next copy
-  while kernels of the step are still to read it: each tensor is recorded on the step's stream, so that its memory is
-  given out again only behind those kernels.
-- The host's page-locked source is freed, and filled with another batch, while the copy still reads it: it is held until
-  the copy's event has happened, which is asked and never waited for.
+- The step must not read a batch before it has arrived: its stream waits for the copy's event, the host does not.
+- The allocator must not hand out a batch's memory while kernels of the step are still to read it: each tensor is
+  recorded on the step's stream.
+- The page-locked source must not be freed while the copy still reads it: it is held until the copy's event has
+  happened, which is asked and never waited for.
 
 Source: CUDA programming guide, stream and event management; torch's notes on ``Tensor.record_stream``.
 """
@@ -16,45 +15,53 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from fulltilt.measure.nested import list_tensors
 
 
-class Event(Protocol):
-    def query(self) -> bool: ...
+class CudaLane:
+    """Copies batches on a stream of a GPU beside the one that the step runs on, by ``TrainStep.place``."""
 
+    def __init__(self, device: torch.device, place: Callable[[Any], Any]):
+        self._device, self._place = device, place
+        self._stream = torch.cuda.Stream(device)
 
-class CopyLane(Protocol):
-    """Where copies run. The real one is a stream of a GPU; tests have one that they can hold back."""
+    def copy(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
+        """Return the batch on the device, and the event behind its copy."""
+        with torch.cuda.stream(self._stream):
+            placed = self._place(batch)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return placed, event
 
-    def copy(self, batch: Any) -> tuple[Any, Event]:
-        """The batch on the device, and the event behind its copy."""
-        ...
-
-    def hand_over(self, batch: Any, event: Event) -> None:
-        """Let the step's stream wait for ``event``, and know the step's use of the batch's memory."""
-        ...
+    def hand_over(self, batch: Any, event: torch.cuda.Event) -> None:
+        """Let the step's stream wait for ``event``, and record that the step uses the batch's memory."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(event)
+        for tensor in list_tensors(batch):
+            if tensor.is_cuda:
+                tensor.record_stream(current)
 
 
 class Prefetcher(Iterator[Any]):
-    """The batches of an iterator on the device, the next one always on its way while one is used.
+    """Yields the batches of an iterator on the device, the next one on its way while one is used.
 
     Args:
         batches: In host memory, page-locked for copies that do not block.
-        lane: Where copies run.
+        lane: Where copies run; in tests one that can be held back.
         look: Shown each batch before it is copied.
 
     Attributes:
         n_held: Host batches that a copy may still read.
     """
 
-    def __init__(self, batches: Iterator[Any], lane: CopyLane, look: Callable[[Any], None] | None = None):
+    def __init__(self, batches: Iterator[Any], lane: CudaLane, look: Callable[[Any], None] | None = None):
         self._batches, self._lane, self._look = batches, lane, look
-        self._next: tuple[Any, Event] | None = None
-        self._sources: deque[tuple[Any, Event]] = deque()
+        self._next: tuple[Any, torch.cuda.Event] | None = None
+        self._sources: deque[tuple[Any, torch.cuda.Event]] = deque()
         self._is_started = False
 
     @property
@@ -62,7 +69,7 @@ class Prefetcher(Iterator[Any]):
         return len(self._sources)
 
     def __next__(self) -> Any:
-        """The next batch; the copy of the one behind it is enqueued before it is handed out.
+        """Return the next batch, once the copy of the one behind it is enqueued.
 
         Device: enqueues a copy and a wait between two streams; the host waits for the loader only.
         """
@@ -76,7 +83,7 @@ class Prefetcher(Iterator[Any]):
         self._next = self._fetch()
         return current[0]
 
-    def _fetch(self) -> tuple[Any, Event] | None:
+    def _fetch(self) -> tuple[Any, torch.cuda.Event] | None:
         while self._sources and self._sources[0][1].query():
             self._sources.popleft()
         for batch in self._batches:
@@ -86,31 +93,3 @@ class Prefetcher(Iterator[Any]):
             self._sources.append((batch, event))
             return placed, event
         return None
-
-
-class CudaLane:
-    """A stream of a GPU beside the one that the step runs on.
-
-    Args:
-        device: A GPU.
-        place: Puts a nested batch onto it: ``TrainStep.place``.
-    """
-
-    def __init__(self, device: torch.device, place: Callable[[Any], Any]):
-        self._device, self._place = device, place
-        self._stream = torch.cuda.Stream(device)
-
-    def copy(self, batch: Any) -> tuple[Any, Event]:
-        with torch.cuda.stream(self._stream):
-            placed = self._place(batch)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        return placed, event
-
-    def hand_over(self, batch: Any, event: Event) -> None:
-        current = torch.cuda.current_stream(self._device)
-        assert isinstance(event, torch.cuda.Event)
-        current.wait_event(event)
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, Tensor) and leaf.is_cuda:
-                leaf.record_stream(current)

@@ -1,4 +1,4 @@
-"""The random generators that a run draws from: seeding, capturing and restoring them."""
+"""Seeds, captures and restores the random generators that a run draws from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def seed_everything(seed: int) -> None:
 
 
 def capture_rng(generators: Mapping[str, torch.Generator]) -> dict[str, Any]:
-    """The state of every random generator a run draws from, as tensors and plain values."""
+    """Return the state of every random generator a run draws from, as tensors and plain values."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, next_gauss = random.getstate()
     return {
@@ -31,7 +31,7 @@ def capture_rng(generators: Mapping[str, torch.Generator]) -> dict[str, Any]:
 
 
 def restore_rng(state: Mapping[str, Any], generators: Mapping[str, torch.Generator]) -> None:
-    """Put back what ``capture_rng`` took; a GPU more or less than then keeps its own state."""
+    """Put back what ``capture_rng`` took; GPUs that were not there then keep their own state."""
     torch.set_rng_state(state["torch"])
     for index, cuda_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(cuda_state, index)

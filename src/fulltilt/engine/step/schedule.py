@@ -1,7 +1,6 @@
-"""Learning-rate schedules: pure functions of the optimizer step that give a factor of the configured rate.
+"""Learning-rate schedules: pure functions from the optimizer step to a factor of the configured rate.
 
-Nothing here has state, so a resumed run needs only the step number to go on with the same rates. The unit of
-every schedule is the optimizer step; a length in epochs is said so.
+A resumed run needs only the step number to go on with the same rates. Lengths are optimizer steps unless said so.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ Schedule = Callable[[int], float]
 
 
 def constant(*, total_steps: int) -> Schedule:
-    """The configured rate throughout."""
+    """Keep the configured rate throughout."""
     return lambda step: 1.0
 
 
 def cosine(*, total_steps: int, final: float = 0.0) -> Schedule:
-    """Half a cosine from 1 down to ``final`` (Loshchilov & Hutter 2017, without restarts)."""
+    """Fall by half a cosine from 1 to ``final`` (Loshchilov & Hutter 2017, without restarts)."""
     _require("final", final, at_least=0.0)
-    return lambda step: final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * _share(step, total_steps)))
+    return lambda step: _cosine_between(1.0, final, _share(step, total_steps))
 
 
 def linear(*, total_steps: int, final: float = 0.0) -> Schedule:
-    """A straight line from 1 down to ``final``."""
+    """Fall along a straight line from 1 to ``final``."""
     _require("final", final, at_least=0.0)
     return lambda step: 1.0 + (final - 1.0) * _share(step, total_steps)
 
@@ -54,10 +53,10 @@ def step(
     if (milestones is None) == (size is None):
         raise ConfigError("step needs either milestones or size, both in epochs: step(milestones=[60, 120], gamma=0.2)")
     if size is not None:
-        _require("size", size, above=0.0)
+        _require("size", size)
         width = size * steps_per_epoch
         return lambda taken: gamma ** int((taken + 1e-9) / width)
-    edges = sorted(_require("milestones", m, above=0.0) * steps_per_epoch for m in milestones or ())
+    edges = sorted(_require("milestones", m) * steps_per_epoch for m in milestones or ())
     return lambda taken: gamma ** bisect.bisect_right(edges, taken + 1e-9)
 
 
@@ -69,7 +68,7 @@ def onecycle(
     start_div: float = 25.0,
     final_div: float = 1e4,
 ) -> Schedule:
-    """Up from ``1 / start_div`` to 1 and down to ``1 / (start_div × final_div)``, each half a cosine.
+    """Rise from ``1 / start_div`` to 1, then fall to ``1 / (start_div × final_div)``, each by half a cosine.
 
     ``warmup`` is the rising part: a fraction of the run (0.3), steps (500), or epochs ("2 epochs").
     Source: Smith & Topin 2018, in the two-phase form that PyTorch's OneCycleLR has.
@@ -93,7 +92,7 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 
 
 def build_schedule(spec: Any, *, total_steps: int, steps_per_epoch: int, warmup: float | int | str = 0) -> Schedule:
-    """The schedule that ``spec`` (``"cosine(final=0.01)"``) names, with a linear warm-up in front.
+    """Build the schedule that ``spec`` (``"cosine(final=0.01)"``) names, with a linear warm-up in front.
 
     The named schedule runs over the steps that the warm-up leaves, except milestones in epochs, which count
     from the start of training.
@@ -110,7 +109,8 @@ def build_schedule(spec: Any, *, total_steps: int, steps_per_epoch: int, warmup:
     main = build_component(spec, SCHEDULES, kind="schedule", where="optim.schedule", **given)
     if n_warmup == 0:
         return main
-    shift = 0 if _counts_epochs(spec) else n_warmup
+    name = spec if isinstance(spec, str) else spec.name
+    shift = 0 if name.partition("(")[0].strip() == "step" else n_warmup
 
     def factor(taken: int) -> float:
         return (taken + 1) / (n_warmup + 1) if taken < n_warmup else main(taken - shift)
@@ -119,7 +119,7 @@ def build_schedule(spec: Any, *, total_steps: int, steps_per_epoch: int, warmup:
 
 
 def count_warmup_steps(warmup: float | int | str, total_steps: int, steps_per_epoch: int) -> int:
-    """Optimizer steps of a warm-up.
+    """Return the optimizer steps of a warm-up.
 
     Raises:
         ConfigError: it is no length of training, or as long as the run.
@@ -136,11 +136,7 @@ def count_warmup_steps(warmup: float | int | str, total_steps: int, steps_per_ep
 
 
 class LearningRate:
-    """Writes the schedule's factor into an optimizer's parameter groups.
-
-    Args:
-        optimizer: Its current rates are taken as the configured ones: make this before a state is loaded.
-    """
+    """Writes the schedule's factor into an optimizer's groups, whose rates it notes before a state is loaded."""
 
     def __init__(self, optimizer: Any, schedule: Schedule):
         self._optimizer = optimizer
@@ -158,16 +154,12 @@ class LearningRate:
             group["lr"] = base * factor
 
     def compute_lr(self, steps_taken: int) -> float:
-        """The first group's rate for the step that comes after ``steps_taken``."""
+        """Return the first group's rate for the step that comes after ``steps_taken``."""
         return self._base_lrs[0] * self._schedule(steps_taken)
 
 
-def _counts_epochs(spec: Any) -> bool:
-    return (spec if isinstance(spec, str) else spec.name).partition("(")[0].strip() == "step"
-
-
 def _share(taken: int, total_steps: int) -> float:
-    """0 for the first step, 1 after the last: the last step itself is never taken with a rate of zero."""
+    """Return 0 for the first step and 1 after the last, so that no step has a rate of zero."""
     return min(1.0, max(0.0, taken / max(1, total_steps)))
 
 
@@ -175,12 +167,9 @@ def _cosine_between(start: float, end: float, share: float) -> float:
     return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
-def _require(name: str, value: float, *, at_least: float | None = None, above: float | None = None) -> float:
-    if (
-        not math.isfinite(value)
-        or (at_least is not None and value < at_least)
-        or (above is not None and value <= above)
-    ):
-        bound = f"at least {at_least:g}" if at_least is not None else f"above {above:g}"
-        raise ConfigError(f"{name} is {value}, expected {bound}", key="optim.schedule")
-    return value
+def _require(name: str, value: float, *, at_least: float | None = None) -> float:
+    """Refuse a value that is below ``at_least``, or not above 0 without it."""
+    if math.isfinite(value) and (value > 0 if at_least is None else value >= at_least):
+        return value
+    bound = "above 0" if at_least is None else f"at least {at_least:g}"
+    raise ConfigError(f"{name} is {value}, expected {bound}", key="optim.schedule")

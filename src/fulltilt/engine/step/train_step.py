@@ -1,7 +1,7 @@
-"""One optimizer step: the micro-batches of an accumulation window forward and backward, then the update.
+"""One optimizer step: forward and backward of each micro-batch in an accumulation window, then the update.
 
-Nothing in a step waits for the device: the loss stays a tensor there, and who wants its value reads it later. The one
-exception is not ours: an fp16 scaler with an optimizer that is not fused reads ``found_inf`` on the host.
+Nothing in a step waits for the device: the loss stays a tensor there, to be read later. The one exception is torch's:
+an fp16 scaler with an optimizer that is not fused reads ``found_inf`` on the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Doing = Literal["step", "update", "evaluation", "assessment", "elsewhere"]
 class StepOutcome(NamedTuple):
     """What one optimizer step did."""
 
-    loss: Tensor  # mean over the window's samples, on the device, detached; of several ranks the part that is added up
+    loss: Tensor  # mean over the window's samples, on the device, detached; of several ranks this one's summand
     n_samples: int
     n_micro: int
 
@@ -38,16 +38,6 @@ class Timer(Protocol):
     """Bills the time since the last lap to a phase."""
 
     def lap(self, phase: str) -> None: ...
-
-
-class Ranks(Protocol):
-    """How many processes train together."""
-
-    @property
-    def n_ranks(self) -> int: ...
-
-    @property
-    def is_divided(self) -> bool: ...
 
 
 class StepParts(Protocol):
@@ -61,9 +51,7 @@ class StepParts(Protocol):
     transform: BatchTransform | None
     sync: Callable[[bool], None] | None
     doing: Doing
-
-    @property
-    def world(self) -> Ranks: ...
+    world: Any  # of ``ranks/world.py``: how many processes train together
 
 
 class Micro(NamedTuple):
@@ -75,18 +63,17 @@ class Micro(NamedTuple):
 
 
 class TrainStep:
-    """Takes what one optimizer step needs from an iterator of batches, and steps.
+    """Takes one optimizer step: ``_next_micro`` and ``_forward`` for each micro-batch of a window, then ``_update``.
 
     The window's gradient is the gradient of the mean loss over its samples, as if they had been one batch: each
     micro-batch weighs by its share of samples, and a window that the epoch's end cuts short is scaled back up before
-    clipping. Over several ranks, which average their gradients, each weighs its part of the micro-batch likewise
-    (``ranks/parallel.py``); ``batches`` then says how large the whole is.
+    clipping. Ranks average their gradients, so each weighs its part of a micro-batch likewise; ``batches`` then tells
+    how large the whole is (``ranks/parallel.py``).
 
     Args:
         run: What ``build_run`` built. Its ``doing`` tells an error's handler where the step was.
-        observe: ``(outputs, targets)`` of every micro-batch, without gradients: for training metrics that stay on
-            the device.
-        forward: What computes the outputs; the run's own (the model or its compiled form) when None.
+        observe: Gets the outputs and targets of every micro-batch, without gradients: for training metrics.
+        forward: Computes the outputs; the run's own (the model or its compiled form) when None.
 
     Device: enqueues work, does not synchronise.
     """
@@ -112,17 +99,15 @@ class TrainStep:
         self._device = setup.device
         self._on_gpu = setup.device.type != "cpu"
         self._non_blocking = self._on_gpu and bool(setup.loader_options.get("pin_memory"))
-        self._memory_format = setup.input_memory_format if run.transform is None else None  # else it sees to it
+        self._memory_format = setup.input_memory_format if run.transform is None else None  # a transform sets it too
         self._must_place = self._on_gpu or self._memory_format is not None
         dtype = setup.autocast_dtype
-        self._autocast = (
-            contextlib.nullcontext() if dtype is None else torch.autocast(setup.device.type, dtype=setup.autocast_dtype)
-        )
+        self._autocast = contextlib.nullcontext() if dtype is None else torch.autocast(self._device.type, dtype=dtype)
         self._observe, self._no_grad = observe, torch.no_grad()
         self._has_looked = False
 
     def __call__(self, batches: Iterator[Any], timer: Timer) -> StepOutcome | None:
-        """Run one step; ``None`` when ``batches`` was at its end already.
+        """Run one step; return None when ``batches`` was at its end already.
 
         Raises:
             WorkerDiedError: a data worker died.
@@ -186,7 +171,7 @@ class TrainStep:
         return loss
 
     def _update(self, factor: float, n_micro: int) -> None:
-        """Unscale, undo the short window, clip, step: in that order, since clipping is about the true gradient."""
+        """Unscale the gradients, make up for a short window, clip, step: clipping needs the true gradient."""
         optimizer, scaler = self._optimizer, self._scaler
         if self._accumulate > 1:
             self._state.setdefault("n_micro", n_micro)
@@ -204,14 +189,8 @@ class TrainStep:
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
-    def compute_gradients(self, batch: Any) -> Tensor:
-        """Forward and backward of one batch by itself, unscaled; gradients are added to what is there."""
-        loss = self.compute_loss(batch)
-        loss.backward()
-        return loss.detach()
-
     def compute_loss(self, batch: Any, *, is_counted: bool = True) -> Tensor:
-        """Forward and loss of one batch by itself: for evaluation, under ``torch.no_grad()``."""
+        """Compute the loss of one batch by itself: for evaluation, under ``torch.no_grad()``."""
         return self._forward(self.place(batch) if self._must_place else batch, is_counted=is_counted)
 
     def place(self, batch: Any) -> Any:
@@ -229,7 +208,7 @@ class TrainStep:
         return self._model_forward(*inputs) if isinstance(inputs, SEQUENCES) else self._model_forward(inputs)
 
     def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
-        """From a batch on the device to (inputs, targets)."""
+        """Make (inputs, targets) of a batch on the device."""
         if self.transform is not None:
             batch = self.transform(batch, self._generator)
         if self._prepare is not None:
@@ -241,7 +220,7 @@ class TrainStep:
         return inputs, targets
 
     def _look_at_batch(self, batch: Any, n: int) -> None:
-        """What levers read back of the first batch: ``Lever.observe``."""
+        """Note what levers read back of the first batch (``Lever.observe``)."""
         if self._prepare is None and isinstance(batch, Mapping):
             raise DataError(_describe_bad_batch(batch))
         self._state["batch_size"] = n
@@ -273,7 +252,7 @@ def _fetch(batches: Iterator[Any]) -> Any:
 
 
 def fetch_batches(batches: Iterator[Any]) -> Iterator[Any]:
-    """The rest of ``batches``; a data worker that dies is a WorkerDiedError here too."""
+    """Yield the rest of ``batches``; a data worker that dies is a WorkerDiedError here too."""
     while (batch := _fetch(batches)) is not _END:
         yield batch
 

@@ -21,7 +21,7 @@ class LSTMStack(nn.Module):
     """LSTM layers with a projection, (B, S, E) to (B, S, P).
 
     Without residuals all layers are one ``nn.LSTM``, which cuDNN computes in one call; with them every layer that is
-    as wide as its input adds it. Windows are full: nothing is packed.
+    as wide as its input adds it.
     """
 
     def __init__(
@@ -47,23 +47,24 @@ class LSTMStack(nn.Module):
 
 
 class BiLM(nn.Module):
-    """Words in, features to predict words from out: of each position by what comes before it, and by what comes after.
+    """Guide 004's encoder: predicts each position from the words before it, and from those after it.
 
-    Attributes:
-        embedding: V words to E.
-        n_features: P.
+    Args:
+        embedding: E; the layer of that name maps V words to it.
+        projection: P, also as ``n_features``; smaller than ``hidden``.
+        residual: Add up layers as ELMo does.
     """
 
     def __init__(
         self,
-        vocab_size: int,
-        depth: int,
-        embedding: int,
-        hidden: int,
-        projection: int,
-        dropout: float,
         *,
-        residual: bool,
+        vocab_size: Annotated[int, Ge(2)],
+        depth: Annotated[int, Ge(1), Le(8)] = 2,
+        embedding: Annotated[int, Ge(1)] = 256,
+        hidden: Annotated[int, Ge(2)] = 512,
+        projection: Annotated[int, Ge(1)] = 128,
+        dropout: Annotated[float, Ge(0.0), Lt(1.0)] = 0.1,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, embedding)
@@ -74,7 +75,7 @@ class BiLM(nn.Module):
         self.n_features = projection
 
     def forward(self, words_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Two of (B, S, P): position s of the first has read words 0…s, of the second words s + 1…S, from the end."""
+        """Return two (B, S, P): position s of the first has read words 0…s, of the second words s + 1…S backwards."""
         # One look-up for both directions: its gradient is as large as the whole table.
         x_BTE = self.dropout(self.embedding(words_BT))
         forwards_BSP = self.forwards(x_BTE[:, :-1])
@@ -84,7 +85,7 @@ class BiLM(nn.Module):
 
 @contextlib.contextmanager
 def _without_onednn(device_type: str) -> Iterator[None]:
-    """oneDNN has no LSTM with a projection and warns whenever it is asked for one; torch's own runs either way."""
+    """Keep oneDNN from warning that it has no LSTM with a projection; torch's own runs either way."""
     was_on = torch.backends.mkldnn.enabled
     if device_type != "cpu" or not was_on:
         yield
@@ -94,17 +95,3 @@ def _without_onednn(device_type: str) -> Iterator[None]:
         yield
     finally:
         torch.backends.mkldnn.enabled = was_on
-
-
-def bilm(
-    *,
-    vocab_size: Annotated[int, Ge(2)],
-    depth: Annotated[int, Ge(1), Le(8)] = 2,
-    embedding: Annotated[int, Ge(1)] = 256,
-    hidden: Annotated[int, Ge(2)] = 512,
-    projection: Annotated[int, Ge(1)] = 128,
-    dropout: Annotated[float, Ge(0.0), Lt(1.0)] = 0.1,
-    residual: bool = False,
-) -> BiLM:
-    """Guide 004's model. ``projection`` must be smaller than ``hidden``; ``residual`` adds layers up as ELMo does."""
-    return BiLM(vocab_size, depth, embedding, hidden, projection, dropout, residual=residual)

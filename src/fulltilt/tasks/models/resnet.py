@@ -1,6 +1,6 @@
 """Residual networks (He et al. 2015, arXiv 1512.03385), with the stride of a bottleneck in its 3×3 convolution.
 
-Parameters carry torchvision's names, so a state dict of its resnets loads here and the other way round.
+Parameters carry torchvision's names, so state dicts load both ways.
 
 Shapes: B batch, C channels, H height, W width.
 """
@@ -18,6 +18,8 @@ SMALL_IMAGE_PX = 64  # up to here the stem keeps the resolution: a stride of 4 w
 
 
 class BasicBlock(nn.Module):
+    """Two 3×3 convolutions and the shortcut."""
+
     expansion = 1
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
@@ -35,6 +37,8 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
+    """Convolutions of 1×1, 3×3 and 1×1, and the shortcut."""
+
     expansion = 4
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
@@ -55,10 +59,15 @@ class Bottleneck(nn.Module):
         return functional.relu(y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)))
 
 
+_Block = type[BasicBlock] | type[Bottleneck]
+
+
 class ResNet(nn.Module):
+    """A stem, four groups of blocks, global average, one linear layer."""
+
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: _Block,
         n_blocks: tuple[int, int, int, int],
         n_classes: int,
         in_channels: int,
@@ -92,17 +101,13 @@ def _build_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequ
     )
 
 
-def _build_layer(
-    block: type[BasicBlock] | type[Bottleneck], in_channels: int, channels: int, n_blocks: int, *, stride: int
-) -> nn.Sequential:
+def _build_layer(block: _Block, in_channels: int, channels: int, n_blocks: int, *, stride: int) -> nn.Sequential:
     first = block(in_channels, channels, stride)
     rest = (block(channels * block.expansion, channels, 1) for _ in range(n_blocks - 1))
     return nn.Sequential(first, *rest)
 
 
-def _define(
-    name: str, block: type[BasicBlock] | type[Bottleneck], n_blocks: tuple[int, int, int, int]
-) -> Callable[..., ResNet]:
+def _define(name: str, block: _Block, n_blocks: tuple[int, int, int, int]) -> Callable[..., ResNet]:
     def build(
         *,
         n_classes: Annotated[int, Ge(1)] = 1000,
@@ -110,7 +115,7 @@ def _define(
         image_size: Annotated[int, Ge(1)] | None = None,
         small_images: bool | None = None,
     ) -> ResNet:
-        """``small_images`` takes a 3×3 stem without stride; by default it follows ``image_size``."""
+        """Build the network; ``small_images`` takes a 3×3 stem without stride, by default as ``image_size`` says."""
         small = small_images if small_images is not None else image_size is not None and image_size <= SMALL_IMAGE_PX
         return ResNet(block, n_blocks, n_classes, in_channels, small)
 

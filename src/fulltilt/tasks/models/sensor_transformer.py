@@ -1,7 +1,7 @@
 """A transformer over the sensors of a detector that predicts the noise in their signals.
 
-One token a sensor: its two signals (charge, time), its place and a learned position. Timestep and labels steer
-every block through adaptive layer norm whose gates start at zero (Peebles and Xie 2022, arXiv 2212.09748).
+A sensor is a token: its two signals (charge, time), its place and a learned position. Timestep and labels steer every
+block through adaptive layer norm whose gates start at zero (Peebles and Xie 2022, arXiv 2212.09748).
 
 Shapes: B batch, S sensors, H hidden, N heads, D head width, L labels, F frequencies, G gates.
 """
@@ -24,6 +24,8 @@ ALIGNED_HEAD_WIDTH = 8
 
 
 class Attention(nn.Module):
+    """Attention of every sensor to all sensors."""
+
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -41,6 +43,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and an MLP, both shifted, scaled and gated by the condition."""
+
     def __init__(self, hidden: int, heads: int, mlp_ratio: float) -> None:
         super().__init__()
         wide = max(1, round(hidden * mlp_ratio))
@@ -58,31 +62,41 @@ class Block(nn.Module):
 
 
 class SensorTransformer(nn.Module):
-    """Noise prediction ``(x_B2S, t_B, label_BL) -> (B, 2, S)``.
+    """Predicts noise: ``(x_B2S, t_B, label_BL) -> (B, 2, S)``. Medium is depth 6, hidden 64; large 12 and 128.
 
     Args:
-        geometry: Places of the sensors (3, S), in any unit: they are standardised here. Kept as a buffer, so a
-            batch never carries it to the device again. Zero when ``None``: then only the learned positions tell
-            sensors apart.
-        label_dropout: Share of the samples that train without their label, so that the model also knows the
-            unconditional distribution (classifier-free guidance, arXiv 2207.12598). Not applied in ``eval()``.
+        geometry: Places of the sensors (3, S), in any unit: they are standardised here. A buffer, so that no batch
+            carries it to the device. None: only the learned positions tell sensors apart.
+        label_dropout: Share of the samples that train without their label, for classifier-free guidance (arXiv
+            2207.12598). Not applied in ``eval()``.
+
+    Raises:
+        ConfigError: ``heads`` does not divide ``hidden``; ``geometry`` is not (3, n_sensors) or not finite.
     """
 
     def __init__(
         self,
-        depth: int,
-        hidden: int,
-        heads: int,
-        n_sensors: int,
-        n_labels: int,
-        mlp_ratio: float,
-        geometry: Tensor | None,
-        label_dropout: float,
+        *,
+        depth: Annotated[int, Ge(1)] = 3,
+        hidden: Annotated[int, Ge(1)] = 16,
+        heads: Annotated[int, Ge(1)] = 8,
+        n_sensors: Annotated[int, Ge(1)] = 5160,
+        n_labels: Annotated[int, Ge(1)] = 6,
+        mlp_ratio: Annotated[float, Gt(0.0)] = 4.0,
+        geometry: Tensor | None = None,
+        label_dropout: Annotated[float, Ge(0.0), Lt(1.0)] = 0.1,
     ) -> None:
+        if hidden % heads:
+            divisors = [d for d in range(1, hidden + 1) if hidden % d == 0]
+            raise ConfigError(
+                f"sensor_transformer hidden {hidden} is not a multiple of heads {heads}; heads: {divisors}"
+            )
         super().__init__()
         self.label_dropout = label_dropout
         self.register_buffer("geometry_S3", _standardise(geometry, n_sensors))
-        self.register_buffer("frequencies_F", _build_frequencies(), persistent=False)
+        # Wavelengths from 2 π to 20,000 π timesteps, geometrically spaced (arXiv 1706.03762, section 3.5).
+        frequencies_F = torch.exp(-math.log(10_000.0) * torch.arange(N_FREQUENCIES) / N_FREQUENCIES)
+        self.register_buffer("frequencies_F", frequencies_F, persistent=False)
         self.signal = nn.Linear(N_SIGNALS, hidden)
         self.place = nn.Linear(3, hidden)
         self.position_SH = nn.Parameter(0.02 * torch.randn(n_sensors, hidden))
@@ -106,7 +120,7 @@ class SensorTransformer(nn.Module):
         return self.head(_modulate(self.norm(x_BSH), shift_B1H, scale_B1H)).transpose(1, 2)
 
     def _embed_time(self, t_B: Tensor) -> Tensor:
-        """Sines and cosines in float32: a timestep of 999 has no room in bf16's 8 bits."""
+        """Return sines and cosines, computed in float32: a timestep of 999 has no room in bf16's 8 bits."""
         angle_BF = t_B.float().unsqueeze(1) * self.frequencies_F.float()
         return torch.cat((angle_BF.sin(), angle_BF.cos()), dim=1).to(self.position_SH.dtype)
 
@@ -119,7 +133,7 @@ class SensorTransformer(nn.Module):
 
 
 def attend(q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, *, pad: int = 0) -> Tensor:
-    """Attention with ``pad`` zero columns added to every head, which change neither scores nor outputs."""
+    """Attend with ``pad`` zero columns added to every head, which change neither scores nor outputs."""
     if not pad:
         return functional.scaled_dot_product_attention(q_BNSD, k_BNSD, v_BNSD)
     width = q_BNSD.shape[-1]
@@ -127,56 +141,29 @@ def attend(q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, *, pad: int = 0) -> T
     return functional.scaled_dot_product_attention(*padded, scale=1 / math.sqrt(width))[..., :width]
 
 
-def sensor_transformer(
-    *,
-    depth: Annotated[int, Ge(1)] = 3,
-    hidden: Annotated[int, Ge(1)] = 16,
-    heads: Annotated[int, Ge(1)] = 8,
-    n_sensors: Annotated[int, Ge(1)] = 5160,
-    n_labels: Annotated[int, Ge(1)] = 6,
-    mlp_ratio: Annotated[float, Gt(0.0)] = 4.0,
-    geometry: Tensor | None = None,
-    label_dropout: Annotated[float, Ge(0.0), Lt(1.0)] = 0.1,
-) -> SensorTransformer:
-    """Sizes in use: small is depth 3 and hidden 16, medium 6 and 64, large 12 and 128.
-
-    Raises:
-        ConfigError: ``heads`` does not divide ``hidden``; ``geometry`` is not (3, n_sensors) or not finite.
-    """
-    if hidden % heads:
-        divisors = [d for d in range(1, hidden + 1) if hidden % d == 0]
-        raise ConfigError(f"sensor_transformer hidden {hidden} is not a multiple of heads {heads}; heads: {divisors}")
-    if geometry is not None and tuple(geometry.shape) != (3, n_sensors):
-        raise ConfigError(
-            f"sensor_transformer geometry is {tuple(geometry.shape)}, expected (3, {n_sensors}): x, y, z of each "
-            "sensor; set n_sensors to the data's"
-        )
-    if geometry is not None and not bool(torch.isfinite(geometry).all()):
-        raise ConfigError("sensor_transformer geometry holds NaN or infinity; repair xpmt, ypmt, zpmt in the data file")
-    return SensorTransformer(depth, hidden, heads, n_sensors, n_labels, mlp_ratio, geometry, label_dropout)
-
-
 def _modulate(x_BSH: Tensor, shift_B1H: Tensor, scale_B1H: Tensor) -> Tensor:
     return x_BSH * (1 + scale_B1H) + shift_B1H
 
 
 def _build_steering(hidden: int, n_parts: int) -> nn.Sequential:
-    """Condition → shifts, scales, gates; zero at the start, so that every block begins as the identity."""
+    """Build the layer from the condition to shifts, scales and gates: zero at first, so that blocks are identities."""
     linear = nn.Linear(hidden, n_parts * hidden)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return nn.Sequential(nn.SiLU(), linear)
 
 
-def _build_frequencies() -> Tensor:
-    """Wavelengths from 2 π to 20,000 π timesteps, geometrically spaced (arXiv 1706.03762, section 3.5)."""
-    return torch.exp(-math.log(10_000.0) * torch.arange(N_FREQUENCIES) / N_FREQUENCIES)
-
-
 def _standardise(geometry: Tensor | None, n_sensors: int) -> Tensor:
-    """Places (S, 3) with mean 0 and one common scale, so that distances keep their proportions."""
+    """Return places (S, 3) with mean 0 and one common scale, so that distances keep their proportions."""
     if geometry is None:
         return torch.zeros(n_sensors, 3)
+    if tuple(geometry.shape) != (3, n_sensors):
+        raise ConfigError(
+            f"sensor_transformer geometry is {tuple(geometry.shape)}, expected (3, {n_sensors}): x, y, z of each "
+            "sensor; set n_sensors to the data's"
+        )
+    if not bool(torch.isfinite(geometry).all()):
+        raise ConfigError("sensor_transformer geometry holds NaN or infinity; repair xpmt, ypmt, zpmt in the data file")
     place_S3 = geometry.detach().float().T.contiguous()
     place_S3 = place_S3 - place_S3.mean(dim=0)
     return place_S3 / place_S3.square().mean().sqrt().clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""A small network for short trainings on small images: its first layer whitens patches of the data and is not trained.
+"""A small network for short trainings on small images; its first layer whitens patches of the data, untrained.
 
 After Jordan 2024, arXiv 2404.00498: whitening (also Page 2018, "How to train your ResNet"), convolutions that start
 close to the identity, a scaled head.
@@ -40,8 +40,25 @@ class Group(nn.Module):
 
 
 class WhitenedCNN(nn.Module):
-    def __init__(self, widths: tuple[int, ...], n_classes: int, in_channels: int, images_BCHW: Tensor | None) -> None:
+    """A network of 1.97 M parameters at width 1, for images of at least 9×9.
+
+    Args:
+        width: Scales the widths of the three groups (64, 256, 256).
+        draw_images: Draws n training images (B, C, H, W), as the model will get them; without it the first layer is
+            trained.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_classes: Annotated[int, Ge(1)] = 10,
+        in_channels: Annotated[int, Ge(1)] = 3,
+        width: Annotated[float, Gt(0)] = 1.0,
+        draw_images: Callable[[int], Tensor] | None = None,
+    ) -> None:
         super().__init__()
+        widths = [max(1, round(width * group)) for group in GROUP_WIDTHS]
+        images_BCHW = None if draw_images is None else draw_images(N_IMAGES)
         n_filters = 2 * in_channels * PATCH_PX**2
         self.whiten = nn.Conv2d(in_channels, n_filters, PATCH_PX)
         if images_BCHW is not None:
@@ -56,29 +73,11 @@ class WhitenedCNN(nn.Module):
         return HEAD_SCALE * self.head(x_BCHW.amax(dim=(2, 3)))
 
 
-def whitened_cnn(
-    *,
-    n_classes: Annotated[int, Ge(1)] = 10,
-    in_channels: Annotated[int, Ge(1)] = 3,
-    width: Annotated[float, Gt(0)] = 1.0,
-    draw_images: Callable[[int], Tensor] | None = None,
-) -> WhitenedCNN:
-    """1.97 M parameters at width 1, for images of at least 9×9.
-
-    Args:
-        width: Scales the widths of the three groups (64, 256, 256).
-        draw_images: Draws so many training images (B, C, H, W), as the model will get them; the first layer is trained
-            where there is none to draw from.
-    """
-    widths = tuple(max(1, round(width * group)) for group in GROUP_WIDTHS)
-    return WhitenedCNN(widths, n_classes, in_channels, None if draw_images is None else draw_images(N_IMAGES))
-
-
 def compute_whitening(images_BCHW: Tensor, patch_px: int) -> Tensor:
-    """Filters (2 P, C, patch, patch) whose outputs on patches of ``images`` are uncorrelated and of variance 1.
+    """Return filters (2 P, C, patch, patch) whose outputs on patches of ``images`` are uncorrelated and of variance 1.
 
     They are the eigenvectors of the patches' covariance over the roots of their eigenvalues, and the same negated, so
-    that what follows them, a GELU, loses neither sign.
+    that a GELU behind them loses neither sign.
     """
     n_channels = images_BCHW.shape[1]
     patches_BPN = functional.unfold(images_BCHW.to(torch.float64), patch_px)

@@ -39,9 +39,26 @@ class WideBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    def __init__(self, depth: int, width: int, n_classes: int, in_channels: int, dropout: float) -> None:
+    """A network for images around 32×32: 36.5 M parameters at depth 28 and width 10, 1.5 M at width 2.
+
+    Raises:
+        ConfigError: ``depth`` is not 6 n + 4.
+    """
+
+    def __init__(
+        self,
+        *,
+        depth: Annotated[int, Ge(10)] = 28,
+        width: Annotated[int, Ge(1)] = 10,
+        n_classes: Annotated[int, Ge(1)] = 10,
+        in_channels: Annotated[int, Ge(1)] = 3,
+        dropout: Annotated[float, Ge(0.0), Lt(1.0)] = 0.0,
+    ) -> None:
         super().__init__()
-        n_blocks = (depth - 4) // 6
+        n_blocks, rest = divmod(depth - 4, 6)
+        if depth < 10 or rest:
+            lower = max(10, depth - rest)
+            raise ConfigError(f"wideresnet depth {depth} is not 6 n + 4; try depth {lower} or {lower + 6}")
         self.stem = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
         self.blocks = nn.Sequential()
         channels = 16
@@ -58,22 +75,3 @@ class WideResNet(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         x_BCHW = functional.relu(self.norm(self.blocks(self.stem(x_BCHW))))
         return self.head(x_BCHW.mean(dim=(2, 3)))
-
-
-def wideresnet(
-    *,
-    depth: Annotated[int, Ge(10)] = 28,
-    width: Annotated[int, Ge(1)] = 10,
-    n_classes: Annotated[int, Ge(1)] = 10,
-    in_channels: Annotated[int, Ge(1)] = 3,
-    dropout: Annotated[float, Ge(0.0), Lt(1.0)] = 0.0,
-) -> WideResNet:
-    """For images around 32×32: 36.5 M parameters at depth 28 and width 10, 1.5 M at width 2.
-
-    Raises:
-        ConfigError: ``depth`` is not 6 n + 4.
-    """
-    if depth < 10 or (depth - 4) % 6:
-        lower = max(10, depth - (depth - 4) % 6)
-        raise ConfigError(f"wideresnet depth {depth} is not 6 n + 4; try depth {lower} or {lower + 6}")
-    return WideResNet(depth, width, n_classes, in_channels, dropout)

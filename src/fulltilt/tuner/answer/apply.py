@@ -1,4 +1,4 @@
-"""Write a pick into a YAML file of the user's: comments kept, and only what the search varied and what differs touched.
+"""Write a pick into a YAML file of the user's: comments stay, and only what the search varied and what differs changes.
 
 The file need not be the one that was searched with, so everything follows the file: the learning rate is scaled from
 its own, the effective batch stays its own unless the search was free to change it, and what the search never varied
@@ -26,7 +26,6 @@ BATCH = ("batch_size", "accumulate")
 MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
 """Key of a promise → what the probe of the workload calls it."""
 OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s(?:, on a busy machine)?)?"
-OWN_MARK = "changed by fulltilt tune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +52,7 @@ class Applied:
 
 
 def plan_changes(result: TuneResult, config: Config, *, searched: Config) -> Changes:
-    """Where ``config`` differs from the recommended plan, and its learning rate if that follows.
+    """Plan where ``config`` is to change so that it holds the recommended plan, and its learning rate if that follows.
 
     Args:
         searched: The configuration that the search was about; it may be ``config`` itself.
@@ -63,22 +62,24 @@ def plan_changes(result: TuneResult, config: Config, *, searched: Config) -> Cha
     # A value that both configurations spell alike is the measured one, though a search resolves it (precision auto).
     plan = current.replace(**{name: measured[name] for name in measured if current[name] == alike[name]})
     varied = find_varied_levers(result)
-    plan = plan.replace(**{name: measured[name] for name in varied if name not in BATCH})
     batch, notes = _plan_batch(result, current) if varied & set(BATCH) else (current, [])
-    plan = plan.replace(**{name: batch[name] for name in BATCH})
+    plan = plan.replace(**{name: measured[name] for name in varied}).replace(**{name: batch[name] for name in BATCH})
     # What the search left as it was stays as it is spelled: use_amp true is not narrowed to what it came to here.
     kept = {name for name in varied if measured[name] == result.user_plan[name] and current[name] == alike[name]}
-    values = {catalogue[name].key: plan[name] for name in varied - kept if current[name] != plan[name]}
-    values |= {catalogue[name].key: plan[name] for name in BATCH if current[name] != plan[name]}
+    changed = [name for name in catalogue if name in (varied - kept) | set(BATCH) and current[name] != plan[name]]
     rate, rate_notes = _plan_rate(result, config, searched, plan)
-    notes += [*rate_notes, *_describe_kept(plan, measured)]
-    order = [lever.key for lever in catalogue.values()]
-    ordered = {key: values[key] for key in sorted(values, key=order.index)}
-    return Changes(values=ordered | rate, plan=plan, notes=tuple(notes))
+    notes += rate_notes
+    others = [
+        f"{name} {plan[name]} (measured with {measured[name]})" for name in measured if plan[name] != measured[name]
+    ]
+    if others:
+        notes.append(f"it holds another plan than the one measured, and so no run.promise: {', '.join(others)}")
+    values = {catalogue[name].key: plan[name] for name in changed}
+    return Changes(values=values | rate, plan=plan, notes=tuple(notes))
 
 
 def find_varied_levers(result: TuneResult) -> set[str]:
-    """Levers of which the search ran more than one value, the user's own included."""
+    """Find the levers of which the search ran more than one value, the user's own included."""
     plans: dict[str, list[Plan]] = {"whole": [result.user_plan]}
     for row in (*result.trials, *result.repeats, *result.probes):
         if row.status != "skipped":  # a probe runs without the loader's levers: only others of its kind compare
@@ -87,9 +88,9 @@ def find_varied_levers(result: TuneResult) -> set[str]:
 
 
 def _plan_batch(result: TuneResult, current: Plan) -> tuple[Plan, list[str]]:
-    """The recommended batch; while the effective batch was to stay, that of ``current`` stays."""
+    """Take the recommended batch; while the effective batch was to stay, that of ``current`` stays."""
     measured = result.picks.recommended.trial.plan
-    if is_batch_free(result):
+    if _is_batch_free(result):
         return measured, []
     batch_size, effective = measured["batch_size"], current.effective_batch_size
     if effective % batch_size == 0:
@@ -100,27 +101,27 @@ def _plan_batch(result: TuneResult, current: Plan) -> tuple[Plan, list[str]]:
     ]
 
 
-def is_batch_free(result: TuneResult) -> bool:
+def _is_batch_free(result: TuneResult) -> bool:
     """Whether the search could change the effective batch: by --free-batch, or by batch sizes that were named."""
     own = result.user_plan.effective_batch_size
     return result.learning_rate.rule != "none" or any(row.plan.effective_batch_size != own for row in result.trials)
 
 
 def _plan_rate(result: TuneResult, config: Config, searched: Config, plan: Plan) -> tuple[dict[str, Any], list[str]]:
-    """The key that the rate stands at with its value for ``plan``, scaled from the configuration's own pair of rate
-    and batch: a file that holds the plan already keeps its rate."""
-    key, rate = _find_rate(config)
-    scaled = plan_learning_rate(
-        rate, user_plan=plan_of(config), plan=plan, rule=result.learning_rate.rule, is_batch_free=is_batch_free(result)
-    )
+    """Scale the rate from the configuration's own pair of rate and batch → its key and value, and notes.
+
+    A file that holds the plan already keeps its rate.
+    """
+    (key, rate), own = _find_rate(config), plan_of(config)
+    rule, is_free = result.learning_rate.rule, _is_batch_free(result)
+    scaled = plan_learning_rate(rate, user_plan=own, plan=plan, rule=rule, is_batch_free=is_free)
     if scaled.to is None or scaled.to == rate:
         return {}, []
     started = result.learning_rate.start
     if started is None or not math.isclose(started, _find_rate(searched)[1], rel_tol=1e-6):
         return {}, [
             f"the learning rate is set by code, not by the file: scale it × {scaled.to / rate:.4g} there "
-            f"({scaled.rule} rule, effective batch {plan_of(config).effective_batch_size} → "
-            f"{plan.effective_batch_size})"
+            f"({scaled.rule} rule, effective batch {own.effective_batch_size} → {plan.effective_batch_size})"
         ]
     to = float(f"{scaled.to:.9g}")
     if key == "optim.lr":
@@ -130,7 +131,7 @@ def _plan_rate(result: TuneResult, config: Config, searched: Config, plan: Plan)
 
 
 def _find_rate(config: Config) -> tuple[str, float]:
-    """The key under which the rate in force stands: an argument of the task or the optimizer wins over ``optim.lr``."""
+    """Find the key of the rate in force: an argument of the task or the optimizer wins over ``optim.lr``."""
     for key, text in (("task", config.task), ("optim.optimizer", config.optim.optimizer)):
         rate = parse_call(text).kwargs.get("lr")
         if isinstance(rate, int | float):
@@ -138,20 +139,13 @@ def _find_rate(config: Config) -> tuple[str, float]:
     return "optim.lr", config.optim.lr
 
 
-def _describe_kept(plan: Plan, measured: Plan) -> list[str]:
-    kept = [
-        f"{name} {plan[name]} (measured with {measured[name]})" for name in measured if plan[name] != measured[name]
-    ]
-    return [f"it holds another plan than the one measured, and so no run.promise: {', '.join(kept)}"] if kept else []
-
-
 def build_promise(result: TuneResult) -> dict[str, Any] | None:
-    """What ``train`` holds a run of the recommended plan against: the row's interval, widened to its runs side by side.
+    """Build what ``train`` holds a run of the plan against: the row's interval, widened to its runs side by side.
 
     None where the row has no interval, or the plan ran once: one run says nothing of how much the next differs.
     """
     pick = result.picks.recommended
-    trial = pick.trial
+    trial, phases = pick.trial, pick.trial.phases_ms
     if trial.samples_per_s_ci95 is None or len(pick.runs_samples_per_s) < 2:
         return None
     rates = [*trial.samples_per_s_ci95, *pick.runs_samples_per_s]
@@ -160,24 +154,22 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
         "plan": compute_plan_digest(trial.plan),
         "machine": result.machine.hostname_hash,
     }
-    measured_on = {name: result.workload.get(key) for name, key in MEASURED_ON.items()}
-    promise |= {name: value for name, value in measured_on.items() if value is not None}
+    promise |= {name: result.workload[key] for name, key in MEASURED_ON.items() if result.workload.get(key) is not None}
     if trial.n_devices > 1:
         promise["n_ranks"] = trial.n_devices
     if isinstance(trial.observed.get("threads"), int):
         promise["threads"] = trial.observed["threads"]
-    if (pressure_pct := find_busy_pressure_pct(result)) is not None:
+    if (pressure_pct := _find_busy_pressure_pct(result)) is not None:
         promise["cpu_pressure_pct"] = round(pressure_pct, 1)
-    phases = trial.phases_ms
     if phases is not None and phases.data_wait is not None and phases.step:
         promise["data_wait_pct"] = round(100 * phases.data_wait / phases.step, 1)
     return promise
 
 
-def find_busy_pressure_pct(result: TuneResult) -> float | None:
-    """How long tasks waited for a core in the recommended row or a run that its promise is widened to, the highest.
+def _find_busy_pressure_pct(result: TuneResult) -> float | None:
+    """Find how long tasks waited for a core in the busiest of the runs that the promise is made of.
 
-    None where none of them is a busy machine's.
+    None where a busy machine ran none of them.
     """
     pick = result.picks.recommended
     runs = [
@@ -189,7 +181,7 @@ def find_busy_pressure_pct(result: TuneResult) -> float | None:
 
 
 def check_target(path: str | Path, *, searched: Config) -> Config:
-    """The configuration of a file that a search of ``searched`` may be written into.
+    """Load the configuration of a file that a search of ``searched`` may be written into.
 
     What a configuration leaves at its default is not compared, nor is where the data lie: a search on a copy of them
     is as good.
@@ -215,7 +207,7 @@ def check_target(path: str | Path, *, searched: Config) -> Config:
 
 
 def _read_own(config: Config, name: str) -> str | None:
-    """What the configuration itself says of a part of the workload, as far as that tells it from another one."""
+    """Read what the configuration itself says of a part of the workload, as far as that tells it from another one."""
     text = {"task": config.task, "model": config.model, "data.dataset": config.data.dataset}[name]
     if text is None or config.provenance.get(name, "default") == "default":
         return None
@@ -225,9 +217,7 @@ def _read_own(config: Config, name: str) -> str | None:
     args, kwargs = call.args, dict(sorted(call.kwargs.items()))
     if name == "data.dataset":
         args = tuple(value for value in args if not _is_place(value, config.base_dir))
-        kwargs = {
-            k: value for k, value in kwargs.items() if k not in PATH_NAMES and not _is_place(value, config.base_dir)
-        }
+        kwargs = {k: v for k, v in kwargs.items() if k not in PATH_NAMES and not _is_place(v, config.base_dir)}
     return str(ComponentCall(call.name, args, kwargs))
 
 
@@ -260,26 +250,25 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
     """
     config = check_target(path, searched=searched)
     planned = plan_changes(result, config, searched=searched)
+    pick = result.picks.recommended
     if result.baseline is None and planned.values:
         raise NoPlanError(
             f"{path} was left as it was: the settings as they were did not run in this search, so nothing is known of "
-            f"how {result.picks.recommended.trial.id} compares with them; run the same command again, or with a "
-            "larger --budget: its rows are kept"
+            f"how {pick.trial.id} compares with them; run the same command again, or with a larger --budget: its rows "
+            "are kept"
         )
-    changes, trial, old = dict(planned.values), result.picks.recommended.trial, config.run.promise
-    is_measured = planned.plan == trial.plan and count_ranks(config) == trial.n_devices
+    changes, notes, note, old = dict(planned.values), planned.notes, "fulltilt tune", config.run.promise
+    is_measured = planned.plan == pick.trial.plan and count_ranks(config) == pick.trial.n_devices
     promise = build_promise(result) if is_measured else None
     if promise is not None or (old is not None and old.plan != compute_plan_digest(planned.plan)):
         changes["run.promise"] = promise
-    notes = planned.notes
     if is_measured and promise is None:
-        n_runs = len(result.picks.recommended.runs_samples_per_s)
+        n_runs = len(pick.runs_samples_per_s)
         notes = (*notes, f"no run.promise was written: the plan ran {n_runs} times side by side, 2 are needed")
     if not changes:
         return Applied(diff="", notes=notes)
-    note = "fulltilt tune"
-    if is_measured and trial.samples_per_s is not None:
-        note += f": {format_rate(trial.samples_per_s)} samples/s"
-        note += ", on a busy machine" if find_busy_pressure_pct(result) is not None else ""
-    diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT, mark=OWN_MARK)
+    if is_measured and pick.trial.samples_per_s is not None:
+        note += f": {format_rate(pick.trial.samples_per_s)} samples/s"
+        note += ", on a busy machine" if _find_busy_pressure_pct(result) is not None else ""
+    diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT)
     return Applied(diff=diff, notes=notes)

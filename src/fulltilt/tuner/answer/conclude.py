@@ -1,4 +1,4 @@
-"""From the rows of a search to its result: what was found, what it cost, and how far it can be trusted."""
+"""Make the result of a search from its rows: what was found, what it cost, and how far it can be trusted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fulltilt.errors import NoPlanError
 from fulltilt.records import Plan, Roof, Trial
+from fulltilt.report.summary import count
 from fulltilt.tuner.answer.finish import finish_result
 from fulltilt.tuner.answer.hints import find_hints, find_search_hints
 from fulltilt.tuner.answer.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds
@@ -19,13 +20,12 @@ from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search import strategies
 from fulltilt.tuner.search.search import Search
 from fulltilt.tuner.search.session import END_TO_END, Session
-from fulltilt.tuner.trials.target import ProbeResult
 
 NOISE_PCT = 10.0
 
 
 def select_baseline(rows: Sequence[Trial], user_plan: Plan) -> Trial | None:
-    """The row of the user's plan: that of its median run, of those that ended well where any did."""
+    """Select the row of the user's plan: that of its median run, of those that ended well where any did."""
     runs = [row for row in rows if row.plan == user_plan]
     own, _ = recommend.merge_repeats([row for row in runs if row.status == "ok"] or runs)
     return own[0] if own else None
@@ -35,23 +35,54 @@ def conclude(search: Search, roofs: Sequence[Roof], roofs_missing: str) -> TuneR
     """Make the result: table, picks, what they save, and what keeps the figures from being taken at face value.
 
     Args:
-        roofs_missing: Why there are none, where there are none.
+        roofs_missing: Why there are no roofs, where there are none.
 
     Raises:
         NoPlanError: no row is ok, or the budget was gone before there was one.
     """
-    _check_ran(search.session, search.space)
-    return finish_result(
-        _assemble(search, roofs),
-        axes=search.space.axes,
-        facts=search.space.facts,
-        n_epochs=search.question.aim.config.run.epochs,
-        roofs_missing=roofs_missing,
+    aim, probe, space, session = search.question.aim, search.probe, search.space, search.session
+    _check_ran(session, space)
+    table, _ = recommend.merge_repeats(session.rows)
+    baseline = select_baseline(session.rows, space.user_plan)
+    shown = {row.id for row in (*table, baseline) if row}
+    repeats = [row for row in session.rows if row.id not in shown]
+    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=search.memory_gib, runs=session.rows)
+    chosen, n_samples = picks.recommended.trial, probe.facts.n_samples
+    rate = recommend.plan_learning_rate(
+        probe.workload.get("learning_rate"),
+        user_plan=space.user_plan,
+        plan=chosen.plan,
+        rule=search.options.lr_rule,
+        is_batch_free=space.effective_batch_size is None,
     )
+    summary = _summarize(search, table, repeats, picks)
+    epoch = build_epoch_seconds(chosen, n_samples, runs=session.rows)
+    built = {key: value for key, value in probe.workload.items() if key not in ("name", "notes")}
+    # What building the workload noted, without advice on levers that the search has varied since.
+    kept = [note for note in probe.workload.get("notes", ()) if note.partition("=")[0] not in space.axes]
+    result = TuneResult(
+        machine=dataclasses.replace(search.question.machine, roofs=tuple(roofs)),
+        workload={"name": aim.name, "task": aim.config.task, **built},
+        trials=tuple(table),
+        picks=picks,
+        search=summary,
+        learning_rate=rate,
+        epoch_seconds=epoch,
+        user_plan=space.user_plan,
+        baseline=baseline,
+        repeats=tuple(repeats),
+        probes=tuple(session.probes),
+        hints=(*find_hints(chosen, search.memory_gib), *find_search_hints(table)),
+        notes=(*session.journal.notes, *space.notes, *kept, *_note_trust(session, chosen, summary, space)),
+        null_reasons=_explain_nulls(picks, rate, epoch, baseline, summary, n_samples),
+        folder=str(search.folder.path),
+    )
+    n_epochs = aim.config.run.epochs
+    return finish_result(result, axes=space.axes, facts=space.facts, n_epochs=n_epochs, roofs_missing=roofs_missing)
 
 
 def _check_ran(session: Session, space: Space) -> None:
-    """Why no plan ran to its end, where the budget or an error that all met is the reason, not the plans."""
+    """Raise where the budget, or an error that all plans met, is why none ran to its end."""
     tried = [row for row in session.rows if row.status != "skipped"]
     if any(row.status == "ok" for row in tried):
         return
@@ -67,29 +98,29 @@ def _check_ran(session: Session, space: Space) -> None:
 
 
 def _describe_failed(tried: Sequence[Trial], space: Space) -> str:
-    plans = {row.plan for row in tried}
-    n_grid = count_grid(space) + len(space.skipped)
-    counted = "1 plan" if len(plans) == 1 else f"{len(plans)} plans"
-    were, they = ("was", "it") if len(plans) == 1 else ("were", "all")
+    n_plans, n_grid = len({row.plan for row in tried}), count_grid(space) + len(space.skipped)
+    were, they = ("was", "it") if n_plans == 1 else ("were", "all")
     reasons = {row.status: row for row in reversed(tried)}
     said = ". ".join(f"{status}, {row.id}: {row.reason}" for status, row in reasons.items())
     return (
-        f"no plan ran: {counted} of {n_grid:,} {were} tried before the budget ended, and {they} failed: {said}; "
-        "where others may run, give a larger --budget"
+        f"no plan ran: {count(n_plans, 'plan')} of {n_grid:,} {were} tried before the budget ended, and {they} failed: "
+        f"{said}; where others may run, give a larger --budget"
     )
 
 
 def _describe_untried(session: Session) -> str:
-    said = "no plan was run: the budget was gone before the first run ended"
     n_probes = sum(probe.kind != "memory" for probe in session.probes)
-    done = f"{session.elapsed_s:.0f} s went into starting and {n_probes} probe{'' if n_probes == 1 else 's'}"
+    said = (
+        "no plan was run: the budget was gone before the first run ended "
+        f"({session.elapsed_s:.0f} s went into starting and {count(n_probes, 'probe')})"
+    )
     if session.cut is None:
-        return f"{said} ({done}); give a larger --budget"
-    return f"{said} ({done}); {session.cut.id} was ended: {session.cut.reason}"  # which ends with the remedy
+        return f"{said}; give a larger --budget"
+    return f"{said}; {session.cut.id} was ended: {session.cut.reason}"  # which ends with the remedy
 
 
 def _describe_next(session: Session) -> str:
-    """What the same command would do; a promise only where it would begin something."""
+    """Say what the same command would do; a promise only where it would begin something."""
     shortfall = session.find_shortfall()
     if shortfall is None:
         return "the same command goes on from these rows"
@@ -97,59 +128,13 @@ def _describe_next(session: Session) -> str:
     return f"{begun}: {shortfall.describe()}"
 
 
-def _assemble(search: Search, roofs: Sequence[Roof]) -> TuneResult:
-    """Make the result without what ``finish_result`` adds."""
-    aim, probe, space, session = search.question.aim, search.probe, search.space, search.session
-    table, _ = recommend.merge_repeats(session.rows)
-    baseline = select_baseline(session.rows, space.user_plan)
-    shown = {row.id for row in table} | ({baseline.id} if baseline else set())
-    repeats = [row for row in session.rows if row.id not in shown]
-    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=search.memory_gib, runs=session.rows)
-    chosen, n_samples = picks.recommended.trial, probe.facts.n_samples
-    rate = _plan_rate(search, chosen.plan)
-    summary = _summarize(search, table, repeats, picks)
-    epoch = build_epoch_seconds(chosen, n_samples, runs=session.rows)
-    return TuneResult(
-        machine=dataclasses.replace(search.question.machine, roofs=tuple(roofs)),
-        workload={"name": aim.name, "task": aim.config.task, **_describe_probe(probe)},
-        trials=tuple(table),
-        picks=picks,
-        search=summary,
-        learning_rate=rate,
-        epoch_seconds=epoch,
-        user_plan=space.user_plan,
-        baseline=baseline,
-        repeats=tuple(repeats),
-        probes=tuple(session.probes),
-        hints=(*find_hints(chosen, search.memory_gib), *find_search_hints(table)),
-        notes=(
-            *search.journal.notes,
-            *space.notes,
-            *_list_notes_of_kept(probe, space),
-            *_note_trust(session, chosen, summary, space),
-        ),
-        null_reasons=_explain_nulls(search, picks, rate, epoch, baseline, summary),
-        folder=str(search.folder.path),
-    )
-
-
-def _plan_rate(search: Search, plan: Plan) -> recommend.LearningRate:
-    return recommend.plan_learning_rate(
-        search.probe.workload.get("learning_rate"),
-        user_plan=search.space.user_plan,
-        plan=plan,
-        rule=search.options.lr_rule,
-        is_batch_free=search.space.effective_batch_size is None,
-    )
-
-
 def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: Space) -> list[str]:
-    """What keeps the figures from being taken at face value."""
+    """List what keeps the figures from being taken at face value."""
     notes = []
     if session.is_budget_spent:
         ran = {row.plan for row in session.rows if row.kind == END_TO_END and row.status != "skipped"}
-        ran = {plan for plan in ran if space.holds(plan)}
-        left = f"{max(0, count_grid(space) - len(ran)):,} plans of the grid were not run"
+        n_left = max(0, count_grid(space) - sum(space.holds(plan) for plan in ran))
+        left = f"{n_left:,} plans of the grid were not run"
         if summary.strategy != "exhaustive":
             left += ", of which it would have chosen a few, or runs that were to be repeated"
         notes.append(f"the budget ended the search: {left}; {_describe_next(session)}")
@@ -157,8 +142,7 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
         notes.append(
             f"the budget ended {session.cut.id} after {session.cut.seconds:.1f} s: it is no row ({session.cut.why})"
         )
-    if (off := _note_off_the_list(session, chosen, space)) is not None:
-        notes.append(off)
+    notes += _note_off_the_list(session, chosen, space)
     confirmed = recommend.find_confirmed(session.rows)
     if len({row.plan for row in session.rows if row.status == "ok"}) == 1:
         notes.append(f"{chosen.id} is the only plan that ran to its end: it is recommended for want of another")
@@ -169,28 +153,26 @@ def _note_trust(session: Session, chosen: Trial, summary: SearchSummary, space: 
         notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
     if summary.noise_pct is not None and summary.noise_pct > NOISE_PCT:
         why = "" if session.is_budget_spent else ": the same command only reads these rows back"
-        on_cpu = space.facts.device_type == "cpu"
-        causes = ", or processes took their memory differently (retain_freed_memory)" if on_cpu else ""
+        causes = ", or processes took their memory differently (retain_freed_memory)"
         notes.append(
             f"runs of one and the same plan lay {summary.noise_pct:.0f} % apart: other programs used this machine, or "
-            f"its clock changed{causes}; smaller differences between rows mean nothing. Search again when it is "
-            f"quiet, with --out and a new folder{why}"
+            f"its clock changed{causes if space.facts.device_type == 'cpu' else ''}; smaller differences between rows "
+            f"mean nothing. Search again when it is quiet, with --out and a new folder{why}"
         )
     return notes
 
 
-def _note_off_the_list(session: Session, chosen: Trial, space: Space) -> str | None:
-    """The settings as they were compete too: where they win, values that were asked for may not be among theirs."""
-    off = {n: values for n, values in space.axes.items() if chosen.plan[n] not in values}
+def _note_off_the_list(session: Session, chosen: Trial, space: Space) -> list[str]:
+    """Say where the settings as they were won with values that are not among those that were asked for."""
+    off = {name: values for name, values in space.axes.items() if chosen.plan[name] not in values}
     if not off or chosen.plan != space.user_plan:  # a lever that cannot matter goes back to its default, for instance
-        return None
+        return []
     said = " and ".join(
         f"{name} {chosen.plan[name]}, which is not among {', '.join(map(str, values))}" for name, values in off.items()
     )
     ran = any(row.status == "ok" and all(row.plan[n] in values for n, values in off.items()) for row in session.rows)
     slower = f"none of these proved faster by more than {INDIFFERENCE_PCT:g} % below the memory limit"
-    why = slower if ran else "none of these ran to its end"
-    return f"the settings as they were stay, with {said}: {why}"
+    return [f"the settings as they were stay, with {said}: {slower if ran else 'none of these ran to its end'}"]
 
 
 def _summarize(search: Search, table: Sequence[Trial], repeats: Sequence[Trial], picks: Picks) -> SearchSummary:
@@ -198,9 +180,8 @@ def _summarize(search: Search, table: Sequence[Trial], repeats: Sequence[Trial],
     confirmed = recommend.find_confirmed(session.rows)  # from one stretch of time: drift before it says nothing here
     whole = [row for row in session.rows if row.status == "ok"]
     spreads = [
-        spread
+        recommend.compute_spread_pct([row for row in confirmed if row.plan == plan])
         for plan in {row.plan for row in confirmed}
-        if (spread := recommend.compute_spread_pct([row for row in confirmed if row.plan == plan])) is not None
     ]
     return SearchSummary(
         strategy=strategies.name_strategy(search.options.strategy),
@@ -218,46 +199,36 @@ def _summarize(search: Search, table: Sequence[Trial], repeats: Sequence[Trial],
         memory_limit_gib=search.memory_gib,
         memory_safety_pct=recommend.MEMORY_SAFETY_PCT,
         stopped_by_budget=session.is_budget_spent,
-        noise_pct=max(spreads, default=None),
+        noise_pct=max((spread for spread in spreads if spread is not None), default=None),
         detectable_pct=compute_detectable_pct(confirmed, whole),
         n_undecided=len(picks.recommended.tied_with),
         n_off_grid=sum(row.status != "skipped" and not space.holds(row.plan) for row in table),
     )
 
 
-def _list_notes_of_kept(probe: ProbeResult, space: Space) -> list[str]:
-    """What building the settings as they were noted, without advice on levers that the search has varied since."""
-    return [note for note in probe.workload.get("notes", ()) if note.partition("=")[0] not in space.axes]
-
-
-def _describe_probe(probe: ProbeResult) -> dict[str, object]:
-    return {key: value for key, value in probe.workload.items() if key not in ("name", "notes")}
-
-
 def _explain_nulls(
-    search: Search,
     picks: Picks,
     rate: recommend.LearningRate,
     epoch: EpochSeconds,
     baseline: Trial | None,
     summary: SearchSummary,
+    n_samples: int | None,
 ) -> dict[str, str]:
-    reasons, n_samples = {}, search.probe.facts.n_samples
-    if picks.efficiency is None:
-        reasons["picks.efficiency"] = "no row has a memory figure"
-    if rate.start is None:
-        reasons["learning_rate.from"] = reasons["learning_rate.to"] = "the workload's learning rate could not be read"
-    if epoch.estimate is None:
-        reasons["epoch_seconds.estimate"] = "the dataset has no length" if n_samples is None else "no throughput"
-    if epoch.ci95 is None:
-        no_interval = "the recommended row has no interval"
-        reasons["epoch_seconds.ci95"] = reasons.get("epoch_seconds.estimate", no_interval)
-    if summary.noise_pct is None:
-        reasons["search.noise_pct"] = "no plan ran twice side by side"
-    if summary.detectable_pct is None:
-        reasons["search.detectable_pct"] = "no plans ran side by side"
-    if baseline is None:
-        reasons["baseline"] = "the user's own plan was not run: the budget ended before it"
-    if search.memory_gib is None:
-        reasons["search.memory_limit_gib"] = "the memory of the device could not be read"
-    return reasons
+    """Say why figures are None, by dotted name."""
+    no_rate = "the workload's learning rate could not be read"
+    no_epoch = "the dataset has no length" if n_samples is None else "no throughput"
+    facts = {
+        "picks.efficiency": (picks.efficiency, "no row has a memory figure"),
+        "picks.memory": (picks.memory, "no row has a memory figure"),
+        "learning_rate.from": (rate.start, no_rate),
+        "learning_rate.to": (rate.start, no_rate),
+        "epoch_seconds.estimate": (epoch.estimate, no_epoch),
+        "epoch_seconds.ci95": (
+            epoch.ci95, no_epoch if epoch.estimate is None else "the recommended row has no interval"
+        ),
+        "search.noise_pct": (summary.noise_pct, "no plan ran twice side by side"),
+        "search.detectable_pct": (summary.detectable_pct, "no plans ran side by side"),
+        "search.memory_limit_gib": (summary.memory_limit_gib, "the memory of the device could not be read"),
+        "baseline": (baseline, "the user's own plan was not run: the budget ended before it"),
+    }  # fmt: skip
+    return {name: reason for name, (value, reason) in facts.items() if value is None}

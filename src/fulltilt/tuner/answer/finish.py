@@ -1,4 +1,4 @@
-"""What a result says beyond its rows, computed from them when the search is over: savings and advice."""
+"""Add what a result says beyond its rows when the search is over: savings and advice."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from fulltilt.levers import Facts
-from fulltilt.records import Trial
 from fulltilt.tuner.answer.advice import build_advice
+from fulltilt.tuner.answer.lever_advice import Findings
 from fulltilt.tuner.answer.result import TuneResult
 from fulltilt.tuner.answer.savings import build_savings
 from fulltilt.tuner.picks.picks import Pick
+
+UNPROVEN = "; its pairs of runs do not prove the settings as they were slower: a tie too"
 
 
 def finish_result(
@@ -30,40 +32,40 @@ def finish_result(
         n_epochs: Of the configured run; None when it has no such length.
         roofs_missing: Why no roof was measured.
     """
-    runs = list_runs(result)
-    chosen = result.picks.recommended.trial
+    chosen, search = result.picks.recommended.trial, result.search
+    rows = [*result.trials, *result.repeats, *([result.baseline] if result.baseline else [])]
+    runs = list({row.id: row for row in rows}.values())
     savings, savings_reasons = build_savings(
         runs,
         baseline=result.baseline,
         recommended=chosen,
         n_samples=result.workload.get("n_samples"),
         n_epochs=n_epochs,
-        search_s=result.search.seconds + result.search.earlier_s,
+        search_s=search.seconds + search.earlier_s,
     )
-    is_unproven = savings is not None and savings.verdict == "no gain"
-    told = _tie_with_baseline(result) if is_unproven else result
-    advice, advice_reasons = build_advice(
-        chosen,
-        runs,
+    if savings is not None and savings.verdict == "no gain":
+        result = tie_with_baseline(result)
+    found = Findings(
+        recommended=chosen,
+        rows=runs,
         probes=result.probes,
         roofs=result.machine.roofs,
         axes=axes,
         facts=facts,
-        noise_pct=result.search.noise_pct,
-        tied={row.plan for row in runs if row.id in told.picks.recommended.tied_with},
+        noise_pct=search.noise_pct,
+        tied={row.plan for row in runs if row.id in result.picks.recommended.tied_with},
     )
+    advice, advice_reasons = build_advice(found)
     if roofs_missing and not result.machine.roofs:
         advice_reasons["advice.roof"] = roofs_missing
     reasons = {**result.null_reasons, **savings_reasons, **advice_reasons}
     if result.verification is None:
         reasons["verification"] = "it was not asked for; --verify trains both plans side by side"
-    if result.picks.memory is None:
-        reasons["picks.memory"] = "no row has a memory figure"
-    return dataclasses.replace(told, savings=savings, advice=advice, null_reasons=reasons)
+    return dataclasses.replace(result, savings=savings, advice=advice, null_reasons=reasons)
 
 
-def _tie_with_baseline(result: TuneResult) -> TuneResult:
-    """A gain that its pairs of runs do not prove leaves the settings as they were undecided.
+def tie_with_baseline(result: TuneResult) -> TuneResult:
+    """Leave the settings as they were undecided where their pairs of runs prove no gain.
 
     Ties are found by the runs of all plans, which may tell the two apart where two pairs alone do not: ``0 plans left
     undecided`` then stood beside ``no gain that this search could prove``.
@@ -81,11 +83,4 @@ def _tie_with_baseline(result: TuneResult) -> TuneResult:
 
 
 def _add_tie(pick: Pick, tied_id: str) -> Pick:
-    rule = f"{pick.rule}; its pairs of runs do not prove the settings as they were slower: a tie too"
-    return dataclasses.replace(pick, tied_with=(*pick.tied_with, tied_id), rule=rule)
-
-
-def list_runs(result: TuneResult) -> list[Trial]:
-    """Every whole run of a result once: the table, the repeats, the row of the user's own plan."""
-    rows = [*result.trials, *result.repeats, *([result.baseline] if result.baseline else [])]
-    return list({row.id: row for row in rows}.values())
+    return dataclasses.replace(pick, tied_with=(*pick.tied_with, tied_id), rule=pick.rule + UNPROVEN)

@@ -1,4 +1,4 @@
-"""Whether two trained plans learn alike: final validation quality, and time to the same quality, paired by seed."""
+"""Judge whether two trained plans learn alike: final validation quality, and time to it, paired by seed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from fulltilt.errors import TrainingError
 from fulltilt.report import format_duration
 from fulltilt.report.quality import find_direction, find_times_to_common_quality
+from fulltilt.report.summary import count
 from fulltilt.stats import compute_interval
 from fulltilt.tuner.answer.savings import Interval, compute_speedup_ci95
 
@@ -22,12 +23,11 @@ MARGIN_PCT = {"rising": 1.0, "falling": 2.0}  # of the quality as it was: a smal
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedRun:
-    """One training.
+    """One training of a plan.
 
     Attributes:
         curve: (training seconds, quality) of every evaluation that came to a number, in order.
-        quality: Of the last evaluation; None when the run diverged: it stopped over its loss, or that evaluation came
-            to no finite number.
+        quality: Of the last evaluation; None when the run diverged.
     """
 
     arm: Arm
@@ -73,7 +73,7 @@ class Verification:
 
 
 def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> Verification:
-    """The verdict from the documents of ``fulltilt train --json``, each with its ``arm``, ``seed`` and ``folder``.
+    """Reach the verdict from the documents of ``fulltilt train --json``, with their ``arm``, ``seed`` and ``folder``.
 
     A training that stopped itself over its loss left no such document: it comes with why under ``diverged``.
 
@@ -87,8 +87,17 @@ def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
     before, after = (sorted((r for r in runs if r.arm == arm), key=lambda r: r.seed) for arm in ARMS)
     if [r.seed for r in before] != [r.seed for r in after] or len(before) < 2:
         raise ValueError("both arms need runs of the same seeds, two at least")
-    _refuse_diverged(before)
+    if diverged := [run for run in before if run.quality is None]:
+        raise TrainingError(
+            f"{len(diverged)} of {len(before)} trainings with the settings as they were diverged "
+            f"({_name_seeds(diverged)}): the loss was no finite number (see {diverged[0].folder}), and "
+            "there is nothing to compare with; try a lower optim.lr"
+        )
     margin_pct = MARGIN_PCT["rising" if is_rising else "falling"]
+    if diverged := [run for run in after if run.quality is None]:
+        judged = _condemn(diverged, len(after))
+    else:
+        judged = _compare(before, after, margin_pct, f"{metric} {_describe_place(documents)}", is_rising=is_rising)
     return Verification(
         metric=metric,
         is_rising=is_rising,
@@ -97,32 +106,12 @@ def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
         quality_before=statistics.fmean(_list_qualities(before)),
         settings=dict(settings),
         runs=runs,
-        **(
-            _condemn_diverged(after)
-            or _compare(before, after, metric, margin_pct, is_rising=is_rising, where=_describe_place(documents))
-        ),
+        **judged,
     )
 
 
-def _describe_place(documents: Sequence[Mapping[str, Any]]) -> str:
-    """``on the validation set of 360 samples after 2 epochs``, as far as all documents say the same."""
-    n_epochs = _count_epochs(documents)
-    sizes = {document.get("n_validation_samples") for document in documents}
-    (n_samples,) = sizes if len(sizes) == 1 else (None,)
-    said = [] if n_samples is None else [f"of {n_samples} sample{'s' if n_samples > 1 else ''}"]
-    said += [] if n_epochs is None else [f"after {n_epochs} epoch{'s' if n_epochs > 1 else ''}"]
-    return " ".join(["on the validation set", *said])
-
-
-def _count_epochs(documents: Sequence[Mapping[str, Any]]) -> int | None:
-    """Of the last evaluation, whose quality is compared; None where runs ended in different ones, or do not say."""
-    epochs = {document["evaluations"][-1].get("epoch") for document in documents if document["evaluations"]}
-    (epoch,) = epochs if len(epochs) == 1 else (None,)
-    return None if epoch is None else epoch + 1
-
-
 def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
-    """The first metric of which we know that more of it is better, else the validation loss."""
+    """Choose the first metric that is known to be better when larger, else the validation loss."""
     for document in documents:
         if not document.get("evaluations") and "diverged" not in document:
             raise TrainingError(
@@ -133,8 +122,20 @@ def choose_metric(documents: Sequence[Mapping[str, Any]]) -> str:
     return next((name for name in names if find_direction(name) == "rising"), "loss")
 
 
+def _describe_place(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Say where quality was measured: ``on the validation set of 360 samples after 2 epochs``."""
+    sizes: set[Any] = {document.get("n_validation_samples") for document in documents}
+    epochs: set[Any] = {document["evaluations"][-1].get("epoch") for document in documents if document["evaluations"]}
+    said = "on the validation set"
+    if len(sizes) == 1 and None not in sizes:
+        said += f" of {count(sizes.pop(), 'sample')}"
+    if len(epochs) == 1 and None not in epochs:
+        said += f" after {count(epochs.pop() + 1, 'epoch')}"
+    return said
+
+
 def _read_run(document: Mapping[str, Any], metric: str) -> TrainedRun:
-    """One run; JSON has no spelling for NaN or infinity, they were written as null."""
+    """Read one run; NaN and infinity were written as null."""
     points = [(point["training_seconds"], point["metrics"][metric]) for point in document["evaluations"]]
     last = document["evaluations"][-1]["metrics"] if document["evaluations"] else {}
     has_diverged = "diverged" in document or None in (points[-1][1], last.get("loss", points[-1][1]))
@@ -149,24 +150,10 @@ def _read_run(document: Mapping[str, Any], metric: str) -> TrainedRun:
     )
 
 
-def _refuse_diverged(before: Sequence[TrainedRun]) -> None:
-    """Nothing can be told of a plan beside one that does not train."""
-    diverged = [run for run in before if run.quality is None]
-    if diverged:
-        raise TrainingError(
-            f"{len(diverged)} of {len(before)} trainings with the settings as they were diverged "
-            f"({_name_seeds(diverged)}): the loss was no finite number (see {diverged[0].folder}), and "
-            "there is nothing to compare with; try a lower optim.lr"
-        )
-
-
-def _condemn_diverged(after: Sequence[TrainedRun]) -> dict[str, Any]:
-    """The verdict on recommended runs that diverged where those of the same seeds did not; empty when none did."""
-    diverged = [run for run in after if run.quality is None]
-    if not diverged:
-        return {}
+def _condemn(diverged: Sequence[TrainedRun], n_runs: int) -> dict[str, Any]:
+    """Give the verdict on recommended runs that diverged where those of the same seeds did not."""
     reason = (
-        f"{len(diverged)} of {len(after)} trainings with the recommended settings diverged ({_name_seeds(diverged)}): "
+        f"{len(diverged)} of {n_runs} trainings with the recommended settings diverged ({_name_seeds(diverged)}): "
         "the loss was no finite number"
     )
     text = f"learns worse: {reason}; none with the settings as they were did (see {diverged[0].folder})"
@@ -183,33 +170,30 @@ def _list_qualities(runs: Sequence[TrainedRun]) -> list[float]:
 
 
 def _compare(
-    before: Sequence[TrainedRun],
-    after: Sequence[TrainedRun],
-    metric: str,
-    margin_pct: float,
-    *,
-    is_rising: bool,
-    where: str,
+    before: Sequence[TrainedRun], after: Sequence[TrainedRun], margin_pct: float, what: str, *, is_rising: bool
 ) -> dict[str, Any]:
-    """Verdict, text and figures of runs that all came to a number."""
+    """Give verdict, text and figures of runs that all came to a number.
+
+    Args:
+        what: Was compared, in words.
+    """
     finals, n_pairs = (_list_qualities(before), _list_qualities(after)), len(before)
     old, new = map(statistics.fmean, finals)
     change_pct, (low, high) = _compare_quality(*finals, is_rising)
-    verdict = _decide((low, high), margin_pct)
+    verdict: QualityVerdict = "learns worse" if high < 0 else "too noisy to tell"
+    if low >= -margin_pct:
+        verdict = "learns as well"
     more = "; more pairs narrow the interval" if verdict == "too noisy to tell" else ""
-    times = _compare_times([_find_times(*pair, is_rising) for pair in zip(before, after, strict=True)])
+    times = _compare_times(before, after, is_rising)
     allowed = f"a loss of {margin_pct:g} % is allowed"
     # an interval of no width would claim that the plans always learn exactly alike
     change = f"{change_pct:+.2f} % ({low:+.2f} to {high:+.2f} %; {allowed})"
     if finals[0] == finals[1]:
         change = f"both trainings of every pair came out equal ({allowed})"
-    text = (
-        f"{verdict}: {metric} {where} {old:.4g} → {new:.4g}, {change}; "
-        f"{_describe_times(times, n_pairs)}; {n_pairs} pairs of trainings{more}"
-    )
     return {
         "verdict": verdict,
-        "text": text,
+        "text": f"{verdict}: {what} {old:.4g} → {new:.4g}, {change}; {_describe_times(times, n_pairs)}; "
+        f"{n_pairs} pairs of trainings{more}",
         "quality_after": new,
         "quality_change_pct": change_pct,
         "quality_change_ci95_pct": (low, high),
@@ -218,28 +202,16 @@ def _compare(
 
 
 def _compare_quality(before: Sequence[float], after: Sequence[float], is_rising: bool) -> tuple[float, Interval]:
-    """Change of the final quality in % of what it was; paired, because one seed starts both from the same weights."""
-    scale = abs(statistics.fmean(before)) or 1.0
-    sign = 1 if is_rising else -1
-    changes = [sign * 100 * (b - a) / scale for a, b in zip(before, after, strict=True)]
+    """Compute the change of the final quality in % of what it was, paired by seed."""
+    scale = (abs(statistics.fmean(before)) or 1.0) * (1 if is_rising else -1)
+    changes = [100 * (b - a) / scale for a, b in zip(before, after, strict=True)]
     return statistics.fmean(changes), compute_interval(changes)
 
 
-def _find_times(before: TrainedRun, after: TrainedRun, is_rising: bool) -> tuple[float, float]:
-    """Training seconds of each until an evaluation first showed the quality that both of them reached."""
-    _, (first, second) = find_times_to_common_quality([before.curve, after.curve], is_rising=is_rising)
-    return first, second
-
-
-def _decide(ci95_pct: Interval, margin_pct: float) -> QualityVerdict:
-    low, high = ci95_pct
-    if low >= -margin_pct:
-        return "learns as well"
-    return "learns worse" if high < 0 else "too noisy to tell"
-
-
-def _compare_times(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Figures of the seconds that each pair took to the same quality, before and after."""
+def _compare_times(before: Sequence[TrainedRun], after: Sequence[TrainedRun], is_rising: bool) -> dict[str, Any]:
+    """Compare the training seconds until both of a pair first showed the quality that both reached."""
+    pairs = [(first.curve, second.curve) for first, second in zip(before, after, strict=True)]
+    times = [find_times_to_common_quality(pair, is_rising=is_rising)[1] for pair in pairs]
     low, high = compute_speedup_ci95([1 / a for a, _ in times], [1 / b for _, b in times])
     before_s, after_s = (statistics.geometric_mean(column) for column in zip(*times, strict=True))
     return {
@@ -251,11 +223,11 @@ def _compare_times(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def _describe_times(times: Mapping[str, Any], n_pairs: int) -> str:
-    low, high = times["time_saved_ci95_pct"]
+    (low, high), saved_pct = times["time_saved_ci95_pct"], times["time_saved_pct"]
     before, after = format_duration(times["time_before_s"]), format_duration(times["time_after_s"])
     said = f"training time to the same quality {before} → {after}"
     if low <= 0 <= high:
         return f"{said}, a difference that {n_pairs} pairs cannot tell from none"
     if high < 0:
-        return f"{said}, {-times['time_saved_pct']:.0f} % more ({-high:.0f} to {-low:.0f} %)"
-    return f"{said}, {times['time_saved_pct']:.0f} % less ({low:.0f} to {high:.0f} %)"
+        return f"{said}, {-saved_pct:.0f} % more ({-high:.0f} to {-low:.0f} %)"
+    return f"{said}, {saved_pct:.0f} % less ({low:.0f} to {high:.0f} %)"

@@ -1,4 +1,4 @@
-"""The result of a search, and its JSON contract (``tune.schema.json`` beside this file)."""
+"""The result of a search, and its JSON contract (``tune.schema.json`` in ``fulltilt.tuner``)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.records import VERSION, Machine, Plan, Trial, decode, encode
-from fulltilt.records.consistency import describe_contradictions, find_contradictions
 from fulltilt.records.run_folder import write_atomic
-from fulltilt.report import build_trials_csv, build_tune_html
 from fulltilt.report.compare_sides import RESULT_FILE
+from fulltilt.report.html import build_tune_html
+from fulltilt.report.trials_csv import build_trials_csv
 from fulltilt.stats import compute_interval
 from fulltilt.tuner.answer.advice import Advice
 from fulltilt.tuner.answer.hints import Hint
@@ -30,7 +30,7 @@ RESULT_FILES = (RESULT_FILE, CSV_FILE, PAGE_FILE)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSummary:
-    """How the rows came about.
+    """How the rows of a search came about.
 
     Attributes:
         grid_size: Rows that the full grid has, plans that come to the same counted once.
@@ -86,6 +86,7 @@ class EpochSeconds:
 class TuneResult:
     """What ``fulltilt tune`` found. ``to_json_text`` is the stable document; ``read`` takes one back."""
 
+    version: int = VERSION
     machine: Machine
     workload: dict[str, Any]
     trials: tuple[Trial, ...]
@@ -104,12 +105,10 @@ class TuneResult:
     notes: tuple[str, ...] = ()
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     folder: str | None = None
-    version: int = VERSION
 
     def to_document(self) -> dict[str, Any]:
-        """The JSON contract as plain values."""
-        document = encode(self)
-        return {"version": document.pop("version"), **document}
+        """Return the JSON contract as plain values."""
+        return encode(self)
 
     def to_json_text(self) -> str:
         return json.dumps(self.to_document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -119,16 +118,13 @@ class TuneResult:
         """Build a result from its document.
 
         Raises:
-            ValueError: a key is missing or has another type, names it; or a figure is not what the rows give.
+            ValueError: a key is missing or has another type; names it.
         """
-        result = decode(cls, document)
-        if problems := find_contradictions(document):
-            raise ValueError(f"{describe_contradictions(problems)}; run the search again")
-        return result
+        return decode(cls, document)
 
 
 def write_result(result: TuneResult, folder: Path) -> list[Path]:
-    """The result, all its rows for a spreadsheet, and the page. For who holds the folder's lock.
+    """Write the result, all its rows for a spreadsheet, and the page. The caller holds the folder's lock.
 
     Raises:
         StorageError: no space left.
@@ -142,10 +138,10 @@ def write_result(result: TuneResult, folder: Path) -> list[Path]:
 
 
 def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[Trial] = ()) -> EpochSeconds:
-    """Samples over samples per second: the geometric mean of the plan's runs side by side, as for what is saved.
+    """Compute samples over samples per second: the geometric mean of the plan's runs side by side, as for savings.
 
-    The interval is that of the row's throughput, turned round. Where the plan ran in several processes it is widened to
-    the interval over those: the next run is another process, and steps inside one say nothing of how these differ.
+    The interval is that of the row's throughput, turned round, and widened to that over the plan's processes: the next
+    run is another process, and steps inside one say nothing of how these differ.
 
     Args:
         runs: Every whole run; those of the plan in the newest comparison count, as they do for the pick.
@@ -154,17 +150,18 @@ def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[T
         return EpochSeconds(estimate=None, ci95=None)
     rates = [run.samples_per_s for run in find_confirmed(runs) if run.plan == trial.plan and run.samples_per_s]
     intervals = [trial.samples_per_s_ci95] if trial.samples_per_s_ci95 is not None else []
+    rate = trial.samples_per_s
     if len(rates) > 1:
+        rate = statistics.geometric_mean(rates)
         low, high = compute_interval([math.log(rate) for rate in rates])
         intervals.append((math.exp(low), math.exp(high)))
     known = [interval for interval in intervals if min(interval) > 0]
-    estimate = n_samples / (statistics.geometric_mean(rates) if len(rates) > 1 else trial.samples_per_s)
     if not known:
-        return EpochSeconds(estimate=estimate, ci95=None)
-    low, high = min(interval[0] for interval in known), max(interval[1] for interval in known)
-    return EpochSeconds(estimate=estimate, ci95=(min(n_samples / high, estimate), max(n_samples / low, estimate)))
+        return EpochSeconds(estimate=n_samples / rate, ci95=None)
+    low, high = min(rate, *(low for low, _ in known)), max(rate, *(high for _, high in known))
+    return EpochSeconds(estimate=n_samples / rate, ci95=(n_samples / high, n_samples / low))
 
 
 def read_schema() -> dict[str, Any]:
-    """The JSON Schema of the document."""
+    """Read the JSON Schema of the document."""
     return json.loads((resources.files("fulltilt.tuner") / "tune.schema.json").read_text(encoding="utf-8"))

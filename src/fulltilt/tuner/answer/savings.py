@@ -1,23 +1,23 @@
 """What the recommended plan saves of the user's own run, and when the search has paid for itself.
 
 The two plans ran in the same rounds, so each pair of runs had the same minute of the machine. The process is the unit
-of replication: the interval is over runs, not over the steps inside one, and every plan of the rounds tells how much
-runs differ here.
+of replication: the interval is over runs, and every plan of the rounds tells how much runs differ here.
 
-Two pairs that happen to agree do not make it narrow: it is never narrower than the errors that the runs' own blocks
-show, and where a compared run is a busy machine's, than what all runs of the two plans in the search differ by. Pairing
-cancels drift that a whole round shares, which is why quiet runs of before the rounds do not count; contention comes and
-goes within a round.
+Two pairs that happen to agree do not make the interval narrow. It is never narrower than the errors that the runs' own
+blocks show, and where a busy machine ran a compared run, than the spread of all runs of the two plans in the search:
+pairing cancels drift that a whole round shares, and contention comes and goes within a round.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from fulltilt.records import WHOLE_RUNS, Plan, Trial
+from fulltilt.report.summary import count
 from fulltilt.stats import compute_contrast_interval
 from fulltilt.tuner.picks.recommend import find_confirmed
 from fulltilt.tuner.picks.undecided import CLEAR, compute_spread, estimate_error
@@ -70,7 +70,7 @@ def build_savings(
     n_epochs: int | None,
     search_s: float,
 ) -> tuple[Savings | None, dict[str, str]]:
-    """Savings, and why figures of it are missing, by dotted name.
+    """Compute the savings, and why figures of them are missing, by dotted name.
 
     Args:
         runs: Every whole run of the search, repeats included.
@@ -78,47 +78,49 @@ def build_savings(
     """
     if baseline is None:
         return None, {"savings": "the user's own plan was not run"}
-    if baseline.plan == recommended.plan and not any(run.status == "ok" and run.plan != baseline.plan for run in runs):
-        return None, {"savings": "only one plan ran to its end, the settings as they were"}
+    ids: dict[str, Any] = {"baseline_id": baseline.id, "recommended_id": recommended.id, "search_s": search_s}
     if baseline.plan == recommended.plan:
-        same = Savings(verdict="same plan", baseline_id=baseline.id, recommended_id=recommended.id, search_s=search_s)
+        if not any(run.status == "ok" and run.plan != baseline.plan for run in runs):
+            return None, {"savings": "only one plan ran to its end, the settings as they were"}
+        same = Savings(verdict="same plan", **ids)
         return same, _explain_nulls(same, "the settings as they were are the recommended ones")
     if baseline.status != "ok":
         return None, {"savings": f"the user's own plan ended with {baseline.status}: {baseline.reason}"}
-    before, after = find_rates(runs, baseline.plan), find_rates(runs, recommended.plan)
+    before, after = (_find_beside(runs, plan) for plan in (baseline.plan, recommended.plan))
     n_pairs = min(len(before), len(after))
     if n_pairs < MIN_PAIRS:
-        rounds = "1 round" if n_pairs == 1 else f"{n_pairs} rounds"
-        missing = f"the recommended plan and the user's own ran side by side in {rounds}, {MIN_PAIRS} are needed"
-        return None, {"savings": missing}
-    compared = [run for plan in (baseline.plan, recommended.plan) for run in _find_beside(runs, plan)[:n_pairs]]
-    rates = _average(before[:n_pairs]), _average(after[:n_pairs])
-    speedup = rates[1] / rates[0]
-    reach = _compute_reach(runs, compared, n_pairs)
-    speedup_ci95 = _widen(
-        compute_speedup_ci95(before, after, _find_others(runs, baseline, recommended)), speedup, reach
-    )
+        missing = "the recommended plan and the user's own ran side by side in"
+        return None, {"savings": f"{missing} {count(n_pairs, 'round')}, {MIN_PAIRS} are needed"}
+    others = [_find_beside(runs, plan) for plan in {run.plan for run in runs} - {baseline.plan, recommended.plan}]
+    paired_ci95 = compute_speedup_ci95(_read_rates(before), _read_rates(after), list(map(_read_rates, others)))
+    compared = sorted([*before[:n_pairs], *after[:n_pairs]], key=_read_order)
+    before_rate, after_rate = (statistics.geometric_mean(_read_rates(side[:n_pairs])) for side in (before, after))
+    speedup, reach = after_rate / before_rate, math.exp(_compute_reach(runs, compared, n_pairs))
+    low, high = min(paired_ci95[0], speedup / reach), max(paired_ci95[1], speedup * reach)
+    low_pct, high_pct = _compute_gain_pct(low), _compute_gain_pct(high)
+    verdict: SavingsVerdict = "no gain" if low <= 1 <= high else "faster" if low > 1 else "slower"
+    figures: dict[str, Any] = {"gain_pct": _compute_gain_pct(speedup), "gain_ci95_pct": (low_pct, high_pct)}
+    unpaid = f"{verdict}: nothing pays the search back"
+    if verdict == "faster" and any(run.is_busy for run in compared):
+        unpaid = "runs of a busy machine were compared: what they show is no claim for a quiet one"
+    elif verdict == "faster":  # each second of training with the faster plan saves ``speedup − 1`` seconds
+        figures["payback_s"] = search_s / (speedup - 1)
+        figures["payback_s_ci95"] = (search_s / (high - 1), search_s / (low - 1))
+    if n_samples is not None and n_epochs is not None:
+        before_s, after_s = n_samples * n_epochs / before_rate, n_samples * n_epochs / after_rate
+        figures |= {"before_s": before_s, "after_s": after_s, "saved_s": before_s - after_s}
+        figures["saved_s_ci95"] = (before_s * low_pct / 100, before_s * high_pct / 100)
     savings = Savings(
-        verdict=_decide(speedup_ci95),
-        baseline_id=baseline.id,
-        recommended_id=recommended.id,
-        search_s=search_s,
+        verdict=verdict,
         n_pairs=n_pairs,
-        compared_ids=tuple(run.id for run in sorted(compared, key=_read_order)),
-        gain_pct=_compute_gain_pct(speedup),
-        gain_ci95_pct=(_compute_gain_pct(speedup_ci95[0]), _compute_gain_pct(speedup_ci95[1])),
+        compared_ids=tuple(run.id for run in compared),
         n_samples=n_samples,
         n_epochs=n_epochs,
+        **ids,
+        **figures,
     )
-    unpaid = f"{savings.verdict}: nothing pays the search back"
-    if savings.verdict == "faster" and any(run.is_busy for run in compared):
-        unpaid = "runs of a busy machine were compared: what they show is no claim for a quiet one"
-    elif savings.verdict == "faster":
-        savings = _add_payback(savings, speedup, speedup_ci95)
-    if n_samples is not None and n_epochs is not None:
-        savings = _add_run(savings, n_samples * n_epochs, *rates)
-    missing = "the dataset has no length" if n_samples is None else "the length of the run is not known"
-    reasons = _explain_nulls(savings, missing)
+    no_run = "the dataset has no length" if n_samples is None else "the length of the run is not known"
+    reasons = _explain_nulls(savings, no_run)
     return savings, reasons | {name: unpaid for name in reasons if "payback" in name}
 
 
@@ -127,12 +129,8 @@ def _explain_nulls(savings: Savings, reason: str) -> dict[str, str]:
     return {f"savings.{name}": reason for name in names}
 
 
-def find_rates(runs: Sequence[Trial], plan: Plan) -> list[float]:
-    """Samples/s of the runs of a plan that were made beside others, in the order they ran."""
-    return [run.samples_per_s or 0.0 for run in _find_beside(runs, plan)]
-
-
 def _find_beside(runs: Sequence[Trial], plan: Plan) -> list[Trial]:
+    """Find the runs of a plan that were made beside others, in the order they ran."""
     found = {run.id: run for run in find_confirmed(runs) if run.plan == plan}
     return sorted(found.values(), key=_read_order)
 
@@ -142,72 +140,34 @@ def _read_order(run: Trial) -> tuple[int, str]:
     return len(run.id), run.id
 
 
+def _read_rates(runs: Sequence[Trial]) -> list[float]:
+    return [run.samples_per_s or 0.0 for run in runs]
+
+
 def _compute_reach(runs: Sequence[Trial], compared: Sequence[Trial], n_pairs: int) -> float:
-    """How far the logarithm of the speedup is uncertain by the runs themselves, whatever the pairs say."""
+    """Compute how uncertain the logarithm of the speedup is by the runs themselves, whatever the pairs say."""
     reach = CLEAR * math.hypot(*map(estimate_error, compared)) / n_pairs
     if not any(run.is_busy for run in compared):
         return reach
-    fine = list({run.id: run for run in runs if run.status == "ok" and run.kind in WHOLE_RUNS}.values())
+    fine = {run.id: run for run in runs if run.status == "ok" and run.kind in WHOLE_RUNS}.values()
     plans = dict.fromkeys(run.plan for run in compared)
     spread = compute_spread([[run for run in fine if run.plan == plan] for plan in plans])
     return max(reach, CLEAR * spread * math.sqrt(2 / n_pairs))
 
 
-def _widen(ci95: Interval, middle: float, reach: float) -> Interval:
-    """At least ``reach`` of the logarithm to either side."""
-    return min(ci95[0], middle * math.exp(-reach)), max(ci95[1], middle * math.exp(reach))
-
-
 def compute_speedup_ci95(
     before: Sequence[float], after: Sequence[float], others: Sequence[Sequence[float]] = ()
 ) -> Interval:
-    """Interval of after over before. The i-th rates of all plans ran in the same round.
+    """Compute the interval of after over before. The i-th rates of all plans ran in the same round.
 
     Args:
         others: Rates of further plans of those rounds: they say how much runs differ, too.
     """
     n_rounds = min(len(before), len(after))
     arms = [before, after, *(rates for rates in others if len(rates) >= n_rounds)]
-    logs = [[math.log(rate) for rate in rates[:n_rounds]] for rates in arms]
-    low, high = compute_contrast_interval(logs, 0, 1)
+    low, high = compute_contrast_interval([list(map(math.log, rates[:n_rounds])) for rates in arms], 0, 1)
     return math.exp(low), math.exp(high)
-
-
-def _find_others(runs: Sequence[Trial], baseline: Trial, recommended: Trial) -> list[list[float]]:
-    plans = {run.plan for run in runs} - {baseline.plan, recommended.plan}
-    return [rates for plan in plans if (rates := find_rates(runs, plan))]
-
-
-def _average(rates: Sequence[float]) -> float:
-    """The geometric mean."""
-    return math.exp(sum(map(math.log, rates)) / len(rates))
-
-
-def _decide(speedup_ci95: Interval) -> SavingsVerdict:
-    if speedup_ci95[0] <= 1 <= speedup_ci95[1]:
-        return "no gain"
-    return "faster" if speedup_ci95[0] > 1 else "slower"
 
 
 def _compute_gain_pct(speedup: float) -> float:
     return 100 * (1 - 1 / speedup)
-
-
-def _add_payback(savings: Savings, speedup: float, speedup_ci95: Interval) -> Savings:
-    """Each second of training with the faster plan saves ``speedup − 1`` seconds of the slower one."""
-    search_s = savings.search_s
-    ci95 = (search_s / (speedup_ci95[1] - 1), search_s / (speedup_ci95[0] - 1))
-    return dataclasses.replace(savings, payback_s=search_s / (speedup - 1), payback_s_ci95=ci95)
-
-
-def _add_run(savings: Savings, n_total: int, before: float, after: float) -> Savings:
-    """Seconds of the whole run: samples over samples per second."""
-    before_s, after_s = n_total / before, n_total / after
-    assert savings.gain_ci95_pct is not None  # set with the gain
-    return dataclasses.replace(
-        savings,
-        before_s=before_s,
-        after_s=after_s,
-        saved_s=before_s - after_s,
-        saved_s_ci95=(before_s * savings.gain_ci95_pct[0] / 100, before_s * savings.gain_ci95_pct[1] / 100),
-    )

@@ -1,4 +1,4 @@
-"""``tune --verify``: does the recommended plan learn as well as the user's own, and how long until the same quality?
+"""Train for ``tune --verify``: does the recommended plan learn as well as the user's own, and how fast?
 
 Both are trained by ``fulltilt train`` in processes of their own, in turn and with the same seeds, as the user would
 train them. Quality is that of the validation set; time is training time, evaluation and checkpoints left out.
@@ -62,31 +62,24 @@ def run_verification(
         for arm in ARMS if pair % 2 == 0 else reversed(ARMS):
             if on_run is not None:
                 on_run(arm, seed + pair, len(runs), 2 * n_pairs)
-            command = _build_command(arm, words, settings, epochs)
-            out = folder / f"{_name_arm(arm, command)}-seed{seed + pair}"
+            extra = [f"{key}={json.dumps(value)}" for key, value in settings.items()] if arm == "recommended" else []
+            command = [*words, *extra, *([] if epochs is None else ["--epochs", str(epochs)])]
+            # The name changes with what is trained, so that no run goes on from another plan's checkpoint.
+            digest = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:8]
+            out = folder / f"{arm.replace(' ', '-')}-{digest}-seed{seed + pair}"
             document = _train([*command, f"run.seed={seed + pair}"], out)
             runs.append({**document, "arm": arm, "seed": seed + pair, "folder": str(out)})
     return judge(runs, settings)
 
 
-def _build_command(arm: Arm, words: Sequence[str], settings: Mapping[str, Any], epochs: int | None) -> list[str]:
-    extra = [f"{key}={json.dumps(value)}" for key, value in settings.items()] if arm == "recommended" else []
-    return [*words, *extra, *([] if epochs is None else ["--epochs", str(epochs)])]
-
-
-def _name_arm(arm: Arm, command: Sequence[str]) -> str:
-    """A folder name that changes with what is trained, so that no run goes on from another plan's checkpoint."""
-    return f"{arm.replace(' ', '-')}-{hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()[:8]}"
-
-
 def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
-    """One ``fulltilt train`` to its end; a finished one is read back, a broken-off one goes on.
+    """Run one ``fulltilt train`` to its end, or read back a finished one; a broken-off one goes on.
 
     One that stopped itself because its loss diverged has come to its end too, and says so under ``diverged``.
     """
     result, log = out.with_suffix(".json"), out.with_suffix(".log")
-    document = _read_result(result)
-    if document is not None:
+    document = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {"error": "none yet"}
+    if "error" not in document:
         return document
     fixed = ["--out", str(out), "--json", str(result), "--quiet", "--resume"]
     with open_log(log) as stream:
@@ -108,16 +101,8 @@ def _train(command: Sequence[str], out: Path) -> dict[str, Any]:
     return json.loads(result.read_text(encoding="utf-8"))
 
 
-def _read_result(path: Path) -> dict[str, Any] | None:
-    """What a training wrote at its very end, all at once; None: it did not come to its end, or wrote why not."""
-    if not path.exists():
-        return None
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return None if "error" in document else document
-
-
 def _read_divergence(out: Path) -> dict[str, Any] | None:
-    """What a run that stopped over its loss got to, from the events in its folder; None: it ended otherwise."""
+    """Read how far a run that stopped over its loss got, from its events; None: it ended otherwise."""
     events = drop_repeated([json.loads(line) for line in read_lines(out / "events.jsonl")])
     reason = str(events[-1].get("reason", "")) if events else ""
     if NonFiniteLossError.__name__ not in reason:
@@ -134,7 +119,7 @@ def _read_divergence(out: Path) -> dict[str, Any] | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no training behind when this process is interrupted: it has a session of its own."""
+    """End a training that is still running when this process is interrupted: it has a session of its own."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What is said where no plan ran to its end."""
+"""Say why no plan ran to its end, and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUOTED = "; last line on stderr: "  # a program's own words
 
 
 def describe_failures(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> str:
-    """``no plan can run: 3 out_of_memory, 1 error. error, t1: …``. Values that were skipped are named last.
+    """Say how the rows ended, skipped ones last: ``no plan can run: 3 out_of_memory, 1 error. error, t1: …``.
 
     Args:
         rows: One a plan.
@@ -37,11 +37,8 @@ def describe_failures(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> str:
 
 
 def find_failure_remedy(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> str | None:
-    """What to do about the failure that most rows share, which may be to read the log of one of them.
-
-    A value that was skipped says what is wrong with that value, not why the others failed.
-    """
-    failed = [row for row in rows if row.status != "skipped"] or rows
+    """Find what to do about the failure that most rows share, which may be to read the log of one of them."""
+    failed = [row for row in rows if row.status != "skipped"] or rows  # a skipped value is not why the others failed
     of_memory = GROWTH_REMEDY if any(run.status == "ok" for run in runs) else MEMORY_REMEDY
     remedies = [of_memory if row.status == "out_of_memory" else _find_own_remedy(row.reason or "") for row in failed]
     if not remedies:
@@ -51,7 +48,7 @@ def find_failure_remedy(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> st
 
 
 def _find_own_remedy(reason: str) -> str | None:
-    """That of a message of fulltilt's; what a library or a program says behind "; " need not be one."""
+    """Read the remedy of a message of ours; what a library or a program says behind "; " need not be one."""
     if _QUOTED in reason:
         return None
     named = _CLASS.search(reason)

@@ -1,4 +1,4 @@
-"""The rules of picks in words: which plans were compared, which tie, and what was passed over."""
+"""Say the rules of picks: which plans were compared, which tie, and what was passed over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NAMED = 3  # rows that a rule names; of more it says how many
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What a pick is the answer to, in the words of its ties.
+    """The question that a pick answers, in the words of its ties.
 
     Attributes:
         best: What the ties cannot be told from.
@@ -33,6 +33,7 @@ BY_SPEED_OF_THE_SMALL = Question(best="the fastest of these", of_these="of these
 
 
 def say_tie(tied: Sequence[Trial], question: Question = BY_SPEED) -> str:
+    """Say how many plans tie, and by which rule one of them is taken."""
     if not tied:
         return ""
     best = question.best
@@ -44,8 +45,7 @@ def say_tie(tied: Sequence[Trial], question: Question = BY_SPEED) -> str:
 
 
 def say_kept_recipe(user_plan: Plan, chosen: Trial, passed_over: Trial) -> str:
-    """Why a tie did not end at the plan that the other picks would have taken, which then changes the recipe: of those
-    that keep it ``choose`` takes the same one, where it may."""
+    """Say why a tie did not end at the plan that the other picks would have taken: it changes the recipe."""
     if chosen is passed_over:
         return ""
     changed = "; ".join(describe_changes(user_plan, passed_over.plan)["recipe"])
@@ -57,7 +57,7 @@ def say_kept_recipe(user_plan: Plan, chosen: Trial, passed_over: Trial) -> str:
 
 
 def say_earlier(rows: Sequence[Trial], above: Sequence[Trial], question: Question = BY_SPEED) -> str:
-    """Plans that were no finalists: what their runs leave open is a tie as well, those that showed more among them."""
+    """Name the plans that were no finalists, and of which runs leave open that they are as fast."""
     if not rows:
         return ""
     plans = "1 plan that ran" if len(rows) == 1 else f"{len(rows)} plans that ran"
@@ -72,7 +72,7 @@ def say_earlier(rows: Sequence[Trial], above: Sequence[Trial], question: Questio
 
 
 def count_compared(chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial]) -> str:
-    """``2 plans measured side by side, of 7`` where the pick is of these: a single run above it was not compared."""
+    """Count the plans: ``2 plans measured side by side, of 7`` where the pick is one of these."""
     beside = filter_beside(rows, again)
     if chosen not in beside:
         return count_plans(rows)
@@ -80,21 +80,23 @@ def count_compared(chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial])
 
 
 def say_fastest(chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial]) -> str:
-    """``the fastest of 2 plans measured side by side, of 7``"""
+    """Say of how many the pick is the fastest: ``the fastest of 2 plans measured side by side, of 7``."""
     if filter_beside(rows, again) == [chosen]:
         return f"the only one measured side by side, of {len(rows)}"
     return f"the fastest of {count_compared(chosen, rows, again)}"
 
 
 def count_plans(rows: Sequence[object]) -> str:
+    """Count in words: ``1 plan``, ``3 plans``."""
     return "1 plan" if len(rows) == 1 else f"{len(rows)} plans"
 
 
 def name_mean(history: Sequence[Trial]) -> str:
-    """Where a plan ran more than once, its mean is compared."""
+    """Say "mean" where a plan ran more than once, so that its mean is compared."""
     return "mean " if len({run.plan for run in history}) < len(history) else ""
 
 
 def filter_beside(rows: Sequence[Trial], again: Sequence[Trial]) -> list[Trial]:
+    """Keep the rows of plans that ran side by side."""
     plans = {run.plan for run in again}
     return [row for row in rows if row.plan in plans]

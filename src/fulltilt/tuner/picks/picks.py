@@ -1,4 +1,4 @@
-"""What a search picks: a whole row of its table with the rule that chose it."""
+"""The picks of a search: whole rows of its table, each with the rule that chose it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ class Pick:
     """A whole row of the table, and why it was picked.
 
     Attributes:
-        tied_with: Ids of rows that cannot be told from this one (``undecided``), the fastest first: those that ran
-            beside it, then those that ran once, earlier, and last the settings as they were where only their pairs of
-            runs leave them undecided. Of those within 1 % of the fastest this is the smaller batch or the simpler plan.
-            Of the earlier ones some may stand above it: their run is no mean.
+        tied_with: Ids of rows that cannot be told from this one (``undecided``): those that ran beside it, the fastest
+            first, then those that ran once, earlier, and last the settings as they were where only their pairs of
+            runs leave them undecided. Of the earlier ones some may stand above it: their run is no mean.
         changes: "recipe" and "numerics": what differs from the user's plan in a way that can change what is
-            learned, one sentence each; empty lists when nothing does.
+            learned, one sentence each; empty where nothing does.
         runs_samples_per_s: Of the plan's runs side by side with others, in their order; their mean was compared.
     """
 
@@ -31,28 +30,24 @@ class Pick:
     runs_samples_per_s: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **encode(self.trial),
-            "rule": self.rule,
-            "tied_with": list(self.tied_with),
-            "changes": encode(self.changes),
-            "runs_samples_per_s": list(self.runs_samples_per_s),
-        }
+        fields = {field.name: encode(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return fields.pop("trial") | fields
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Pick:
-        changes = {name: tuple(lines) for name, lines in data.get("changes", {}).items()}
         return cls(
             trial=decode(Trial, data),
             rule=data["rule"],
-            tied_with=tuple(data.get("tied_with", ())),
-            changes=changes,
-            runs_samples_per_s=tuple(data.get("runs_samples_per_s", ())),
+            tied_with=tuple(data["tied_with"]),
+            changes={name: tuple(lines) for name, lines in data["changes"].items()},
+            runs_samples_per_s=tuple(data["runs_samples_per_s"]),
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Picks:
+    """The four picks of a search."""
+
     throughput: Pick
     efficiency: Pick | None  # None when no row has a memory figure
     recommended: Pick
@@ -60,16 +55,13 @@ class Picks:
 
 
 def build_pick(trial: Trial, tied: Sequence[Trial], rule: str, user_plan: Plan) -> Pick:
-    return Pick(
-        trial=trial,
-        rule=rule,
-        tied_with=tuple(row.id for row in tied),
-        changes=describe_changes(user_plan, trial.plan),
-    )
+    """Build a pick with what it changes of the user's plan."""
+    changes = describe_changes(user_plan, trial.plan)
+    return Pick(trial=trial, rule=rule, tied_with=tuple(row.id for row in tied), changes=changes)
 
 
 def describe_changes(user_plan: Plan, plan: Plan) -> dict[str, tuple[str, ...]]:
-    """What differs from the user's plan in a way that can change what is learned."""
+    """Describe what differs from the user's plan in a way that can change what is learned."""
     recipe, numerics = [], []
     before, after = user_plan.effective_batch_size, plan.effective_batch_size
     if before != after:

@@ -1,4 +1,4 @@
-"""Four picks from the rows of a search, each by a rule that can be checked against the same rows.
+"""Pick four rows of a search, each by a rule that can be checked against the same rows.
 
 Only rows with status ok are considered. A plan that ran several times stands in the table with the row of its median
 run; a plan of which any run failed stands with the failed row, and is not picked.
@@ -34,7 +34,7 @@ from fulltilt.tuner.picks.undecided import choose, compute_simplicity, estimate_
 from fulltilt.tuner.question.options import LearningRateRule
 
 CONFIRMING = ("repeat", "baseline")
-"""Kinds of run that were made beside each other, for the comparison that decides."""
+"""Kinds of run that were made side by side, for the comparison that decides."""
 
 MEMORY_SAFETY_PCT = 80.0
 MEMORY_TIE_PCT = 2.0
@@ -61,7 +61,7 @@ class LearningRate:
 
 
 def merge_repeats(trials: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
-    """One row a plan, and the rows left over. Probes are neither: they ran a part of the step.
+    """Select one row a plan → these, and the rows left over. Probes are neither: they ran a part of the step.
 
     The row of a plan is that of its median run by samples/s (the lower of the two middle ones). Where a plan was
     measured again, the run that made it a finalist does not count: it was chosen for being fast, luck included. A run
@@ -87,7 +87,7 @@ def _select_row(rows: Sequence[Trial], confirmed: Collection[str]) -> Trial:
 
 
 def select_finalists(trials: Sequence[Trial], *, limit_gib: float | None, n: int = 2) -> list[Plan]:
-    """The plans to measure again: the simplest of the fastest that may be recommended, and others that may be as fast.
+    """Select the plans to measure again: the simplest of the fastest that may be recommended, and others as fast.
 
     A row may be as fast as the fastest when it came within ``FINALIST_GAP_PCT`` of it, or cannot be told from it. With
     the simplest among them, searches that are repeated meet at the same plan where many are equally fast.
@@ -153,8 +153,11 @@ def _pick_throughput(rows: Sequence[Trial], user_plan: Plan, again: Sequence[Tri
 def _choose_by_speed(
     rows: Sequence[Trial], again: Sequence[Trial], history: Sequence[Trial]
 ) -> tuple[Trial, list[Trial]]:
-    """The fastest row and its ties. Where it ran side by side with others, they are those that ``_pick_recommended``
-    names: of one plan, two lists of what is as fast would contradict each other."""
+    """Choose the fastest row and its ties.
+
+    Where it ran side by side with others, the ties are those that ``_pick_recommended`` names: two lists for one plan
+    would contradict each other.
+    """
     chosen, tied = choose(rows, again, history=history, prefers=_prefer_beside(again))
     beside = filter_beside(rows, again)
     if chosen not in beside:
@@ -166,7 +169,7 @@ def _choose_by_speed(
 def _find_earlier(
     chosen: Trial, tied: Sequence[Trial], rows: Sequence[Trial], again: Sequence[Trial], history: Sequence[Trial]
 ) -> list[Trial]:
-    """Of the rows that ran before those side by side, the ones that are not proven slower than the fastest of these."""
+    """Find the rows from before the runs side by side that are not proven slower than the fastest of these."""
     fastest = max((chosen, *tied), key=lambda row: estimate_speeds([row], again, history)[0].log_rate)
     beside = filter_beside(rows, again)
     others = [row for row in rows if row not in beside]
@@ -195,7 +198,7 @@ def _pick_efficiency(
 def _pick_memory(
     rows: Sequence[Trial], user_plan: Plan, again: Sequence[Trial], history: Sequence[Trial]
 ) -> Pick | None:
-    """The least memory that still trains at an acceptable speed; of rows with the same memory the fastest."""
+    """Pick the least memory that still trains at an acceptable speed; of rows with the same memory the fastest."""
     confirmed = find_confirmed(rows)
     speeds = estimate_speeds(rows, again, history)
     rates = {id(row): math.exp(speed.log_rate) for row, speed in zip(rows, speeds, strict=True)}
@@ -218,12 +221,12 @@ def _pick_memory(
 
 
 def _filter_whole(runs: Sequence[Trial]) -> list[Trial]:
-    """Those that tell how fast a plan is."""
+    """Keep the runs that tell how fast a plan is."""
     return [run for run in runs if run.status == "ok" and run.kind in WHOLE_RUNS]
 
 
 def _prefer_beside(again: Sequence[Trial]) -> Callable[[Plan], bool]:
-    """Plans that ran side by side go before those that they tie with: of many single runs the luckiest would win."""
+    """Prefer plans that ran side by side over those that they tie with: of many single runs the luckiest would win."""
     plans = {run.plan for run in again}
     return lambda plan: plan in plans
 
@@ -238,7 +241,7 @@ def _build_compared(
     *,
     question: Question = BY_SPEED,
 ) -> Pick:
-    """The pick of a comparison between plans that ran side by side and plans that ran once, earlier."""
+    """Build the pick of a comparison between plans that ran side by side and plans that ran once, earlier."""
     plans = {run.plan for run in again}
     earlier = [row for row in tied if row.plan not in plans] if chosen.plan in plans else []
     beside = [row for row in tied if row not in earlier]
@@ -251,7 +254,7 @@ def _build_compared(
 def _find_above(
     chosen: Trial, rows: Sequence[Trial], again: Sequence[Trial], history: Sequence[Trial], *, per_gib: bool = False
 ) -> list[Trial]:
-    """Those of ``rows`` that showed more than the pick that was taken before them."""
+    """Find those of ``rows`` that showed more than the pick that was taken before them."""
     first, *others = (
         speed.log_rate - (math.log(row.device_memory_peak_gib or math.nan) if per_gib else 0.0)
         for row, speed in zip((chosen, *rows), estimate_speeds((chosen, *rows), again, history), strict=True)
@@ -271,7 +274,7 @@ def _pick_recommended(
     again: Sequence[Trial],
     runs: Sequence[Trial],
 ) -> Pick:
-    """The fastest of the rows that may be recommended, by runs side by side where there are any.
+    """Pick the fastest of the rows that may be recommended, by runs side by side where there are any.
 
     Args:
         where: The limit in words.
@@ -312,10 +315,10 @@ def _pick_recommended(
 
 
 def find_confirmed(rows: Sequence[Trial]) -> list[Trial]:
-    """Rows of plans that were measured again beside each other: those of the newest such comparison.
+    """Find the rows of plans that were measured again side by side: those of the newest such comparison.
 
     Only these are compared for the recommendation: the speed of a machine drifts, and a row from a faster minute, or
-    from a search that was started again the day after, would win against them by the time it ran at.
+    of the day before, would win by the time it ran at.
     """
     again = [row for row in rows if row.status == "ok" and row.kind in CONFIRMING]
     newest = max(again, key=_read_number, default=None)
@@ -328,12 +331,12 @@ def _read_number(row: Trial) -> int:
 
 
 def find_recommendable(rows: Sequence[Trial], limit_gib: float | None) -> list[Trial]:
-    """Rows under the limit; where there is none, those with the least memory, ``MEMORY_TIE_PCT`` more among them."""
+    """Find the rows under the limit; else those with the least memory, up to ``MEMORY_TIE_PCT`` more."""
     return _filter_safe(rows, limit_gib) or _filter_smallest(rows)
 
 
 def _filter_safe(rows: Sequence[Trial], limit_gib: float | None) -> list[Trial]:
-    """Rows under the limit. A row without a memory figure passes only when no row has one."""
+    """Keep the rows under the limit. A row without a memory figure passes only when no row has one."""
     if limit_gib is None or all(row.device_memory_peak_gib is None for row in rows):
         return list(rows)
     return [row for row in rows if (memory := row.device_memory_peak_gib) is not None and memory <= limit_gib]
@@ -360,7 +363,7 @@ def plan_learning_rate(
 
 
 def compute_spread_pct(rows: Sequence[Trial]) -> float | None:
-    """Range of the repeats of a plan over their median: how far processes differ on this machine."""
+    """Compute the range of a plan's repeats over their median: how far processes differ on this machine."""
     rates = [row.samples_per_s for row in rows if row.samples_per_s]
     if len(rates) < 2:
         return None

@@ -1,14 +1,12 @@
-"""Which rows cannot be told from the best one: behind every pick and the choice of finalists.
+"""Find the rows that cannot be told from the best one: behind every pick and the choice of finalists.
 
-A plan's speed is the geometric mean of its runs side by side, or that of the one run it had. Two plans are told apart
-when their means differ by more than ``CLEAR`` standard errors of that difference. The error of a run is what processes
-of one plan differ by on this machine, learnt from every plan that ran several times; intervals inside a run do not hold
-it. So few runs say little of how much runs differ: Student's t widens what they say, else equal plans are called
-different in 20 to 30 of 100 searches where processes lie further apart than the prior thinks. What the compared plans
-ran before the rounds adds to it, for the error and not for the means: luck then made them finalists. Where no plan ran
-twice side by side, what the runs of a plan differed by over the whole search stands in: a budget that ended after one
-round once left 14,309 without a tie, though the same plan had run at 5,598 a minute before. Ties are with the best row
-only, so they do not chain down a slope. What the whole search says also holds between the rounds and what ran before.
+A plan's speed is the geometric mean of its runs side by side, or of the one run it had. Two plans are told apart when
+their means differ by more than ``CLEAR`` standard errors of that difference. The error of a run is what processes of
+one plan differ by on this machine, learnt from every plan that ran several times; intervals inside a run do not hold
+it. Few runs say little of it: Student's t widens it, else equal plans are called different in 20 to 30 of 100 searches.
+Runs from before the rounds count for the error and not for the means: luck made their plans finalists. Where no plan
+ran twice side by side, the spread of a plan's runs over the whole search stands in. Ties are with the best row only, so
+they do not chain down a slope.
 
 The rounds of the finalists (``confirm``) end by the narrower ``compute_run_error``: another round costs a process of
 every plan, and what it could still win is small. What they leave open is named as a tie here.
@@ -43,10 +41,11 @@ class Speed:
     error: float
 
     def compute_reach(self, other: Speed) -> float:
-        """How far two logarithms may lie apart by chance."""
+        """Compute how far two logarithms may lie apart by chance."""
         return CLEAR * math.hypot(self.error, other.error)
 
     def may_equal(self, other: Speed) -> bool:
+        """Whether the two cannot be told apart, or differ by too little to matter."""
         gap = abs(self.log_rate - other.log_rate)
         return gap <= max(self.compute_reach(other), -math.log1p(-INDIFFERENCE_PCT / 100))
 
@@ -60,12 +59,11 @@ def choose(
     prefers: Callable[[Plan], bool] | None = None,
     for_up_to_pct: float = math.inf,
 ) -> tuple[Trial, list[Trial]]:
-    """The best row, and the others that cannot be told from it, fastest first.
+    """Choose the best row → it, and the others that cannot be told from it, fastest first.
 
     Within ``INDIFFERENCE_PCT`` of the fastest the smaller batch wins, then the simpler plan. A wider gap that the runs
-    cannot tell from none is still the best guess: taking the simpler plan across up to 3 % of it cost more than twice
-    the regret in the median (simulation, 75 workloads: 0.39 instead of 0.18 %). It is named, however wide: on a noisy
-    machine two runs of each cannot tell 10 % from none, and a search that is repeated may end at either.
+    cannot tell from none is still the best guess: taking the simpler plan across up to 3 % of it more than doubled the
+    median regret (simulation, 75 workloads: 0.39 instead of 0.18 %). It is named as a tie, however wide.
 
     Args:
         rows: With status ok, one a plan; at least one.
@@ -76,7 +74,10 @@ def choose(
             all, and where none of them is within ``INDIFFERENCE_PCT`` of it, below the fastest of their own.
         for_up_to_pct: Of speed: what that may cost, by the means.
     """
-    speeds = _divide(estimate_speeds(rows, runs, history), per)
+    speeds = estimate_speeds(rows, runs, history)
+    if per is not None:
+        pairs = zip(speeds, per, strict=True)
+        speeds = [dataclasses.replace(speed, log_rate=speed.log_rate - math.log(unit)) for speed, unit in pairs]
     best = max(range(len(rows)), key=lambda i: speeds[i].log_rate)
     tied = [i for i in range(len(rows)) if speeds[i].may_equal(speeds[best])]
     near = [i for i in tied if math.expm1(speeds[best].log_rate - speeds[i].log_rate) <= for_up_to_pct / 100]
@@ -92,11 +93,10 @@ def choose(
 def find_ties(
     best: Trial, runs: Sequence[Trial], others: Sequence[Sequence[Trial]], history: Sequence[Trial] = ()
 ) -> list[int]:
-    """Which of ``others`` cannot be told from ``best``, or look faster than it; fastest first.
+    """Find which of ``others`` cannot be told from ``best``, or look faster than it; fastest first.
 
-    They ran before the finalists ran side by side: that is too little to be recommended, and no proof that they are
-    slower. What lies between then and now counts: rounds that agreed with each other to 1 % were once made while the
-    same plan ran 12 % faster than a minute before.
+    They ran before the finalists ran side by side: too little to be recommended, and no proof that they are slower.
+    Drift since then counts: the rounds may agree to 1 % while the plan ran 12 % faster a minute before.
 
     Args:
         runs: Those side by side; they say how much runs differ here.
@@ -115,9 +115,9 @@ def find_ties(
 
 
 def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = (), history: Sequence[Trial] = ()) -> list[Speed]:
-    """By row. A plan that ran once has the error of its own run where that is the larger one.
+    """Estimate the speed of each row's plan, by its runs side by side or, where there are none, by all its runs.
 
-    A plan that is not among those side by side is judged by the mean of all its runs.
+    A plan that ran once has the error of its own run where that is the larger one.
     """
     beside = {group[0].plan: group for group in _group(runs)}
     shared = _compute_shared(list(beside.values()), history)
@@ -131,7 +131,7 @@ def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = (), history: 
 
 
 def compute_detectable_pct(runs: Sequence[Trial], history: Sequence[Trial] = ()) -> float | None:
-    """By how much the speeds of two plans must differ for runs like these to tell them apart in 80 of 100 cases.
+    """Compute by how much two plans must differ for runs like these to tell them apart in 80 of 100 cases.
 
     None where nothing ran side by side.
 
@@ -148,10 +148,9 @@ def compute_detectable_pct(runs: Sequence[Trial], history: Sequence[Trial] = ())
 
 
 def compute_run_error(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> float:
-    """Standard error of the logarithm of one run's samples/s on this machine.
+    """Compute the standard error of the logarithm of one run's samples/s on this machine.
 
-    What runs of one plan differ by, or what the blocks of a run differ by, whichever is larger; the prior where there
-    are no runs.
+    It is the spread of one plan's runs or that of a run's blocks, whichever is larger; the prior without runs.
 
     Args:
         runs: By plan, its runs side by side with status ok.
@@ -166,18 +165,18 @@ def compute_run_error(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] 
 
 
 def compute_doubt(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> float:
-    """``compute_run_error``, and where the runs alone say more, that: ``CLEAR`` times it holds 95 % of differences."""
+    """Compute an error of which ``CLEAR`` times hold 95 % of differences: at least ``compute_run_error``."""
     return max(compute_run_error(runs, earlier), compute_spread(runs, earlier))
 
 
 def compute_spread(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> float:
-    """What runs of one plan differ by, by these alone: ``CLEAR`` times it holds 95 %. 0 where no plan ran twice."""
+    """Compute what runs of one plan differ by, from these alone; 0 where no plan ran twice."""
     squares, df = _sum_squares(runs, earlier)
     return compute_t_quantile(0.975, df) / CLEAR * math.sqrt(squares / df) if df else 0.0
 
 
 def _compute_shared(beside: Sequence[Sequence[Trial]], history: Sequence[Trial]) -> float:
-    """The error of any run. Drift between the search and its rounds counts only where the rounds say nothing."""
+    """Compute the error of any run. Drift since the search counts only where the rounds say nothing."""
     if not any(len(found) > 1 for found in beside):
         return max(compute_doubt(beside), compute_spread(_group(history)))
     ids = {run.id for found in beside for run in found}
@@ -186,7 +185,7 @@ def _compute_shared(beside: Sequence[Sequence[Trial]], history: Sequence[Trial])
 
 
 def estimate_error(run: Trial) -> float:
-    """Standard error of the logarithm of a run's samples/s, from its own interval: what its blocks differ by."""
+    """Estimate the standard error of the logarithm of a run's samples/s from what its blocks differ by."""
     if run.samples_per_s_ci95 is None or not run.samples_per_s:
         return PRIOR_SPREAD
     low, high = run.samples_per_s_ci95
@@ -195,7 +194,7 @@ def estimate_error(run: Trial) -> float:
 
 
 def measure_noise(runs: Sequence[Trial]) -> float:
-    """The median ``estimate_error``: how much this machine disturbs a run while it is timed. 0 without runs."""
+    """Take the median ``estimate_error``: how much this machine disturbs a run while it is timed. 0 without runs."""
     return float(np.median([estimate_error(run) for run in runs])) if runs else 0.0
 
 
@@ -205,18 +204,18 @@ def is_noisy(runs: Sequence[Trial]) -> bool:
 
 
 def compute_mean_log(runs: Sequence[Trial]) -> float:
+    """Compute the logarithm of the geometric mean of samples/s."""
     return float(_read_logs(runs).mean())
 
 
 def compute_simplicity(plan: Plan) -> tuple[int, int, float]:
-    """Smaller is simpler: the effective batch, the batch, then the levers' own complexities added up."""
+    """Compute a key that is smaller for simpler plans: effective batch, batch, sum of the levers' complexities."""
     catalogue = load_catalogue()
     complexity = sum(catalogue[n].complexity(v) for n, v in plan.items() if n in catalogue and n != "batch_size")
     return plan.effective_batch_size, plan["batch_size"], complexity
 
 
 def _group(runs: Sequence[Trial]) -> list[list[Trial]]:
-    """By plan."""
     by_plan: dict[Plan, list[Trial]] = {}
     for run in runs:
         by_plan.setdefault(run.plan, []).append(run)
@@ -224,10 +223,10 @@ def _group(runs: Sequence[Trial]) -> list[list[Trial]]:
 
 
 def _sum_squares(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> tuple[float, int]:
-    """Of the logarithms, about the mean of each plan, and their degrees of freedom.
+    """Sum the squares of the logarithms about the mean of each plan → them, and their degrees of freedom.
 
-    With ``earlier`` ones also about the mean of each stretch of time: the rounds, the search before them, any earlier
-    comparison. What a stretch was faster by is drift that all plans share, and no error of a difference.
+    With ``earlier`` ones also about the mean of each stretch of time (the rounds, the search before them, any earlier
+    comparison): drift that all plans share is no error of a difference.
     """
     if not earlier:
         logs = [_read_logs(found) for found in runs]
@@ -243,12 +242,3 @@ def _sum_squares(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ())
 
 def _read_logs(runs: Sequence[Trial]) -> NDArray[np.float64]:
     return np.log([run.samples_per_s or math.nan for run in runs])
-
-
-def _divide(speeds: Sequence[Speed], per: Sequence[float] | None) -> Sequence[Speed]:
-    if per is None:
-        return speeds
-    return [
-        dataclasses.replace(speed, log_rate=speed.log_rate - math.log(divisor))
-        for speed, divisor in zip(speeds, per, strict=True)
-    ]

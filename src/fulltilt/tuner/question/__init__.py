@@ -1,1 +1,1 @@
-"""What is asked: the workload, its options, and the space of plans to search."""
+"""Say what a search is asked: the workload, its options, and the space of plans."""

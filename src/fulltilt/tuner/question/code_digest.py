@@ -1,4 +1,4 @@
-"""Whether the user's own code of a search is that of the search before it, told by its source."""
+"""Tell by its source whether the user's own code changed since an earlier search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def digest_modules(config: Config, import_paths: tuple[str, ...]) -> dict[str, str]:
-    """Module → digest of its source, or of its whole package, for every ``module:object`` of the configuration."""
+    """Digest the source of every ``module:object`` of the configuration: module → digest of it, or of its package."""
     digests = {}
     for name in sorted({call.name for call in _list_calls(config) if ":" in call.name}):
         module = name.partition(":")[0]
@@ -36,7 +36,7 @@ def digest_modules(config: Config, import_paths: tuple[str, ...]) -> dict[str, s
 
 
 def find_module_files(module: str, import_paths: tuple[str, ...]) -> list[Path]:
-    """The source files of a module or of its whole package, without importing it; none when it is not found there."""
+    """List the source files of a module or of its whole package, without importing it; none where it is not found."""
     spec = importlib.machinery.PathFinder.find_spec(module.split(".")[0], list(import_paths))
     if spec is None or spec.origin is None:
         return []
@@ -46,7 +46,7 @@ def find_module_files(module: str, import_paths: tuple[str, ...]) -> list[Path]:
 
 
 def _list_calls(config: Config) -> Iterator[ComponentCall]:
-    """Every component call of the configuration, those inside others too."""
+    """Yield every component call of the configuration, also those inside others."""
     data, optim = config.data, config.optim
     texts = (config.task, config.model, config.loss, data.dataset, data.val_dataset, optim.optimizer, optim.schedule)
     for text in texts:
@@ -66,8 +66,7 @@ def _unfold(value: Any) -> Iterator[ComponentCall]:
 
 
 def digest_workload(workload: Any) -> dict[str, str]:
-    """Part of a workload → digest of its source and of what it uses of its own module; pickles differ from process to
-    process."""
+    """Digest each part of a workload, with what it uses of its module: its pickles differ from process to process."""
     parts = {name: getattr(workload, name, None) for name in PARTS}
     return {
         f"workload {name}": hashlib.sha256("\n".join(_list_sources(part, {})).encode()).hexdigest()[:16]
@@ -77,7 +76,7 @@ def digest_workload(workload: Any) -> dict[str, str]:
 
 
 def _list_sources(part: Any, seen: dict[int, Any]) -> Iterator[str]:
-    """The text of ``part``: of a function or class its source, then that of what it names in its own module.
+    """Yield the text of ``part``: the source of a function or class, then that of what it names in its own module.
 
     Args:
         seen: What was told already, by id; it keeps them alive, so that no id comes to stand for another.
@@ -120,7 +119,7 @@ def _list_class(part: type, seen: dict[int, Any]) -> Iterator[str]:
 
 
 def _list_used(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[str]:
-    """Sources and plain values that a function takes from around it: defaults, closure, and its module's names."""
+    """Yield what a function takes from around it: defaults, closure, and its module's names."""
     yield from _list_sources((function.__defaults__, function.__kwdefaults__), seen)
     for cell in function.__closure__ or ():
         try:
@@ -135,11 +134,9 @@ def _list_used(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[s
 
 
 def _list_names(code: types.CodeType) -> list[str]:
-    """Names that a function looks up outside of itself, those of functions inside it too."""
-    inner = [
-        name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _list_names(constant)
-    ]
-    return [*code.co_names, *inner]
+    """List the names that a function, and functions inside it, look up outside of themselves."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return [*code.co_names, *(name for each in inner for name in _list_names(each))]
 
 
 def _read_source(part: Any) -> str:

@@ -1,4 +1,4 @@
-"""Whether the data of a search are those of the search before it: by size and time of the files, not by their bytes."""
+"""Tell by size and time of the files whether data changed since an earlier search."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Any
 from fulltilt.config import ComponentCall, Config, parse_call
 from fulltilt.records.run_folder import FINGERPRINT_FILE
 
-MAX_FILES = 10_000
-"""Of a folder; on a network file system each costs a round trip."""
+MAX_FILES = 10_000  # of a folder; on a network file system each costs a round trip
 PATH_NAMES = ("path", "root")
-DEFAULT_ROOT = "data"
+DEFAULT_ROOT = "data"  # what the data sets below read when they are given no path
 _SPLITS = ("train", "val", "valid", "validation", "test")
 _BATCHES = ("data_batch_*", "test_batch*")
 READS = {
@@ -24,12 +23,11 @@ READS = {
     "image_folder": _SPLITS,
     "stl10": ("*_X.bin", "*_y.bin", "class_names.txt", "stl10_binary"),
 }
-"""What a data set reads of a folder, which may hold other data too; of one without any of it, all counts. These data
-sets read ``DEFAULT_ROOT`` when they are given no path."""
+"""What a data set reads of a folder, which may hold other data too; of one without any of it, all counts."""
 
 
 def stamp_data(config: Config) -> dict[str, dict[str, Any]]:
-    """Path → what tells its content from another one's, for every file and folder that the configuration names.
+    """Stamp every file and folder that the configuration names: path → what tells its content from another's.
 
     That is ``data.path``, and the arguments of the data sets and of the task that are paths. A file is known by its
     size and its time; of a folder what the data set reads (``READS``), at most ``MAX_FILES``: their number, their
@@ -42,30 +40,29 @@ def stamp_data(config: Config) -> dict[str, dict[str, Any]]:
         path = Path(config.base_dir) / Path(text).expanduser()
         with contextlib.suppress(OSError):  # out of reach, or a text too long to be a path
             if path.is_file():
-                stamps[text] = _stamp_file(path)
+                status = path.stat()
+                stamps[text] = {"n_bytes": status.st_size, "modified": _format_time(status.st_mtime_ns)}
             elif path.is_dir():
                 stamps[text] = _stamp_folder(path, readers)
     return stamps
 
 
 def _find_readers(config: Config) -> dict[str, list[str]]:
-    """Path → names of what reads it."""
+    """Find the paths in the configuration: path → names of what reads it."""
     readers: dict[str, list[str]] = {}
     calls = [parse_call(text) for text in (config.data.dataset, config.data.val_dataset) if text is not None]
     if config.data.path is not None:
         readers[config.data.path] = [call.name for call in calls]
     task = parse_call(config.task)
     for call in (task, *calls):
-        own = list(_find_paths(call))
-        if not own and config.data.path is None and call.name in READS and call is not task:
-            own = [DEFAULT_ROOT]
-        for text in own:
+        reads_default = call is not task and call.name in READS and config.data.path is None
+        for text in list(_find_paths(call)) or ([DEFAULT_ROOT] if reads_default else []):
             readers.setdefault(text, []).append(call.name)
     return readers
 
 
 def _find_paths(call: ComponentCall) -> Iterator[str]:
-    """Arguments that are paths, those of calls among the arguments too."""
+    """Yield the arguments that are paths, also those of calls among the arguments."""
     for name, value in (*enumerate(call.args), *call.kwargs.items()):
         for part in value if isinstance(value, list | tuple) else [value]:
             if isinstance(part, ComponentCall):
@@ -75,15 +72,10 @@ def _find_paths(call: ComponentCall) -> Iterator[str]:
 
 
 def is_path(value: object, name: str | int) -> bool:
-    """Whether an argument is called a path, or looks like one; a list, where all that it holds do."""
+    """Whether an argument is called a path or looks like one; of a list, whether all that it holds do."""
     if isinstance(value, list | tuple):
         return bool(value) and all(is_path(part, name) for part in value)
     return isinstance(value, str) and bool(name in PATH_NAMES or "/" in value or Path(value).suffix)
-
-
-def _stamp_file(path: Path) -> dict[str, Any]:
-    status = path.stat()
-    return {"n_bytes": status.st_size, "modified": _format_time(status.st_mtime_ns)}
 
 
 def _stamp_folder(path: Path, readers: Sequence[str]) -> dict[str, Any]:
@@ -96,7 +88,7 @@ def _stamp_folder(path: Path, readers: Sequence[str]) -> dict[str, Any]:
 
 
 def _walk_read(folder: Path, readers: Sequence[str]) -> Iterator[os.stat_result]:
-    """Files of ``folder`` that data sets of these names read: all, where one of them is not known, or none is named."""
+    """Yield the files of ``folder`` that data sets of these names read; all files where one of them is unknown."""
     found = [_find_read(folder, name) for name in readers]
     if not found or not all(found):  # code may read the path without a data set of ours
         yield from _walk(folder)
@@ -115,7 +107,7 @@ def _find_read(folder: Path, name: str) -> set[Path]:
 
 
 def _walk(folder: Path) -> Iterator[os.stat_result]:
-    """Files below ``folder``, the same ones every time; without hidden ones, folders of runs and linked folders."""
+    """Yield the files below ``folder`` in a fixed order, without hidden ones, run folders and linked folders."""
     try:
         with os.scandir(folder) as entries:
             listed = sorted(itertools.islice(entries, MAX_FILES), key=lambda entry: entry.name)

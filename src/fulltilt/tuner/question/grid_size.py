@@ -1,4 +1,4 @@
-"""How many plans a grid holds, without making them: a grid of a GPU has tens of thousands, at 18 µs each.
+"""Count the plans of a grid without making them: a GPU's has tens of thousands, and each costs 18 µs.
 
 Plans come to the same where a guard resets a value. A guard is a function of the levers that it reads, so levers of
 which none reads another are counted apart, and the counts multiplied.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.levers import Lever, load_catalogue
@@ -23,7 +24,7 @@ def count_grid(space: Space) -> int:
 
 
 def _count_part(space: Space, part: frozenset[str]) -> int:
-    """Distinct values of these levers over their part of the grid; the others, which they do not see, stay put."""
+    """Count the distinct values of these levers; the others, which they do not read, stay put."""
     axes = {name: space.axes[name] for name in space.axes if name in part}
     found = set()
     for values in itertools.product(*axes.values()):
@@ -35,7 +36,7 @@ def _count_part(space: Space, part: frozenset[str]) -> int:
 
 
 def _part_levers(space: Space) -> list[frozenset[str]]:
-    """The levers of the plan in parts: two are in one when a guard of the one reads the other, or moves it."""
+    """Divide the levers into parts: two are in one where a guard of one reads the other, or moves it."""
     catalogue = load_catalogue()
     values = {
         name: tuple(dict.fromkeys((*space.axes.get(name, ()), space.base[name], catalogue[name].default)))
@@ -52,34 +53,26 @@ def _part_levers(space: Space) -> list[frozenset[str]]:
 
 
 def _find_reads(lever: Lever, space: Space, values: Mapping[str, tuple[Any, ...]]) -> set[str]:
-    """Levers that the guard looks at, whatever these say: what it reads next may depend on what it read before."""
-    known: set[str] = set()
-    while True:
-        names = sorted(known)
-        reads: set[str] = set()
-        for own in values[lever.name]:
-            for others in itertools.product(*(values[name] for name in names)):
-                plan = _ReadPlan({**space.base, **dict(zip(names, others, strict=True)), lever.name: own}, reads)
-                lever.guard(own, plan, space.facts)
-        if reads <= known:
-            return known
+    """Find the levers that the guard reads; which it reads next may depend on what it read before."""
+    known, reads = set[str](), set[str]()
+    while not known or not reads <= known:
         known |= reads
+        names = sorted(known)
+        for own, *others in itertools.product(values[lever.name], *(values[name] for name in names)):
+            plan = _ReadPlan({**space.base, **dict(zip(names, others, strict=True)), lever.name: own}, reads)
+            lever.guard(own, plan, space.facts)
+        if not reads:
+            break
+    return known
 
 
-class _ReadPlan(Mapping[str, Any]):
+class _ReadPlan(UserDict[str, Any]):
     """A plan that notes which of its levers were read."""
 
     def __init__(self, values: Mapping[str, Any], reads: set[str]):
-        self._values, self._reads = values, reads
+        super().__init__(values)
+        self._reads = reads
 
     def __getitem__(self, name: str) -> Any:
-        value = self._values[name]
         self._reads.add(name)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        self._reads.update(self._values)
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        return super().__getitem__(name)

@@ -1,4 +1,4 @@
-"""The flags of a search: parsed, checked, and what follows from them on this machine."""
+"""Parse and check the flags of a search, and derive limits from them and the machine."""
 
 from __future__ import annotations
 
@@ -49,18 +49,23 @@ class TuneOptions:
 def build_options(
     config: Config,
     *,
-    batch_sizes: Sequence[int] | None,
-    num_workers: Sequence[int] | None,
-    steps: int | None,
-    device: str | None,
-    memory_limit: str | int | None,
-    exhaustive: bool,
-    quick: bool,
-    budget: str | float | None,
-    free_batch: bool,
-    lr_rule: LearningRateRule,
-    deadline: str | float | None,
+    batch_sizes: Sequence[int] | None = None,
+    num_workers: Sequence[int] | None = None,
+    steps: int | None = None,
+    device: str | None = None,
+    memory_limit: str | int | None = None,
+    exhaustive: bool = False,
+    quick: bool = False,
+    budget: str | float | None = None,
+    free_batch: bool = False,
+    lr_rule: LearningRateRule = "sqrt",
+    deadline: str | float | None = None,
 ) -> TuneOptions:
+    """Check the flags as ``tune`` takes them; the configuration says what they leave open.
+
+    Raises:
+        UsageError: a flag cannot be meant; says which value, and what to give.
+    """
     if exhaustive and quick:
         raise UsageError("--exhaustive and --quick contradict each other; give one of them")
     if lr_rule not in ("sqrt", "linear", "none"):
@@ -70,19 +75,26 @@ def build_options(
     n_steps = config.benchmark.steps_per_test if steps is None else steps
     _check_values("--steps", [n_steps], smallest=1)
     budget_s = _parse("--budget", budget, parse_duration_s)
+    asked_s = _parse("--deadline", deadline, parse_duration_s)
     if budget_s is not None and budget_s <= 0:
         raise UsageError(f"--budget {budget} leaves no time; give for instance --budget 6m")
-    devices = _list_devices(config, device)
-    asked_s = _parse("--deadline", deadline, parse_duration_s)
     if asked_s is not None and asked_s <= 0:
         raise UsageError(f"--deadline {deadline} leaves a trial no time; give for instance --deadline 10m")
+    limit_bytes = _parse("--memory-limit", memory_limit, parse_bytes)
+    if limit_bytes is not None and limit_bytes < MIN_LIMIT_BYTES:
+        said = f"{memory_limit} is {limit_bytes} bytes, in which nothing runs"
+        raise UsageError(f"--memory-limit {said}; write a unit: 12GiB")
+    # One a rank, as ``train`` takes them.
+    wanted = config.run.device if device is None else device
+    names = list_rank_devices(wanted, config.run.n_ranks, has_gpu=lambda: resolve_device("auto") != "cpu")
+    devices = [resolve_device(name) for name in names]
     usual_s = asked_s or (60.0 if quick else 120.0) + (RANK_START_S if len(devices) > 1 else 0.0)
     return TuneOptions(
         batch_sizes=tuple(batch_sizes) if batch_sizes else None,
         num_workers=tuple(num_workers) if num_workers else None,
         n_steps=n_steps,
         device=devices[0],
-        memory_limit_bytes=_parse_memory_limit(memory_limit),
+        memory_limit_bytes=limit_bytes,
         strategy="exhaustive" if exhaustive else "quick" if quick else "model_first",
         budget_s=90.0 if quick and budget_s is None else budget_s,
         free_batch=free_batch,
@@ -100,15 +112,8 @@ def _check_values(flag: str, values: Sequence[int] | None, *, smallest: int) -> 
             raise UsageError(f"{flag} {value!r} cannot be tried; give whole numbers of at least {smallest}")
 
 
-def _parse_memory_limit(value: str | int | None) -> int | None:
-    limit_bytes = _parse("--memory-limit", value, parse_bytes)
-    if limit_bytes is not None and limit_bytes < MIN_LIMIT_BYTES:
-        raise UsageError(f"--memory-limit {value} is {limit_bytes} bytes, in which nothing runs; write a unit: 12GiB")
-    return limit_bytes
-
-
 def _parse(flag: str, value: Any, parse: Callable[[str], Any]) -> Any:
-    """A quantity that was given as text, read; anything else as it is."""
+    """Parse a quantity that was given as text; return anything else as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -117,21 +122,14 @@ def _parse(flag: str, value: Any, parse: Callable[[str], Any]) -> Any:
         raise UsageError(f"{flag} {error}") from None
 
 
-def _list_devices(config: Config, device: str | None) -> list[str]:
-    """One a rank, as ``train`` would take them; each is there."""
-    wanted = config.run.device if device is None else device
-    names = list_rank_devices(wanted, config.run.n_ranks, has_gpu=lambda: resolve_device("auto") != "cpu")
-    return [resolve_device(name) for name in names]
-
-
 def count_ranks(config: Config) -> int:
-    """Training processes of a run with ``config``, one a device."""
+    """Count the training processes of a run with ``config``, one a device."""
     named = config.run.device
     return max(config.run.n_ranks or 1, len(named) if isinstance(named, list) else 1)
 
 
 def note_ranks(options: TuneOptions) -> tuple[str, ...]:
-    """What the figures of a search for a run over several devices are of."""
+    """Explain what the figures of a search over several devices count; empty for one device."""
     if not options.rank_devices:
         return ()
     return (
@@ -142,7 +140,7 @@ def note_ranks(options: TuneOptions) -> tuple[str, ...]:
 
 
 def choose_trial_limit_bytes(options: TuneOptions, machine: Machine) -> int | None:
-    """The limit that each process of a trial runs under. Without one asked for: what keeps the machine itself alive."""
+    """Choose the memory limit of each trial process; without a flag, one that keeps the machine alive."""
     if options.memory_limit_bytes is not None:
         return _cut_asked_limit(options, machine)
     if options.device == "cpu":
@@ -152,7 +150,7 @@ def choose_trial_limit_bytes(options: TuneOptions, machine: Machine) -> int | No
 
 
 def find_memory_gib(options: TuneOptions, machine: Machine) -> float | None:
-    """What the picks are held against: the limit asked for, else the memory of the device, or a rank's part of it."""
+    """Find the memory that picks must fit: the limit asked for, else the device's, or a rank's part of it."""
     if options.memory_limit_bytes is not None:
         return _cut_asked_limit(options, machine) / 2**30
     if options.device == "cpu":
@@ -162,22 +160,20 @@ def find_memory_gib(options: TuneOptions, machine: Machine) -> float | None:
 
 
 def _cut_asked_limit(options: TuneOptions, machine: Machine) -> int:
-    """The limit asked for; under WSL no more than the GPU has before the driver spills."""
+    """Return the limit asked for; under WSL at most what the GPU has before the driver spills."""
     assert options.memory_limit_bytes is not None
     usable_bytes = _find_device_memory_bytes(options, machine) if machine.is_wsl and options.device != "cpu" else None
     return min(options.memory_limit_bytes, usable_bytes or sys.maxsize)
 
 
 def _find_device_memory_bytes(options: TuneOptions, machine: Machine) -> int | None:
-    """What the smallest of the GPUs that are used has, under WSL what it has before the driver spills.
+    """Find the memory of the smallest GPU in use, under WSL what it has before the driver spills.
 
     None: one of them is not known.
     """
-    smallest: int | None = None
+    totals = []
     for name in options.rank_devices or (options.device,):
         index = int(name.partition(":")[2] or 0)
-        total_bytes = machine.devices[index].memory_total_bytes if index < len(machine.devices) else None
-        if total_bytes is None:
-            return None
-        smallest = total_bytes if smallest is None else min(smallest, total_bytes)
-    return None if smallest is None else compute_usable_device_bytes(smallest, is_wsl=machine.is_wsl)
+        totals.append(machine.devices[index].memory_total_bytes if index < len(machine.devices) else None)
+    known = [total_bytes for total_bytes in totals if total_bytes is not None]
+    return compute_usable_device_bytes(min(known), is_wsl=machine.is_wsl) if len(known) == len(totals) else None

@@ -1,4 +1,4 @@
-"""The question of a search: which workload, with which options, on which machine, and whose rows answer it."""
+"""The question of a search: workload, options, machine, and the folder whose rows answer it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from fulltilt.tuner.question.data_stamp import stamp_data
 from fulltilt.tuner.question.options import TuneOptions
 from fulltilt.tuner.question.source import TuneTarget
 
-CODE, DATA = "code of the workload", "files of the data"
-"""Parts of the fingerprint that change while the command stays the same: rows of before then say nothing."""
+CODE, DATA = "code of the workload", "files of the data"  # they change while the command stays the same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is asked, and where its rows lie."""
+    """A workload, the options of its search, the machine, and the folder of its rows."""
 
     aim: TuneTarget
     options: TuneOptions
@@ -28,10 +27,7 @@ class Question:
     path: Path
 
     def open_folder(self, results: Sequence[str]) -> RunFolder:
-        """Own the run folder; rows of the same question that lie there already are its answer, too.
-
-        Args:
-            results: Names of the files that make it a search's.
+        """Own the run folder with these ``results``; rows of the same question in it are part of the answer.
 
         Raises:
             RunFolderError: the folder is in use, or holds another search.
@@ -40,9 +36,9 @@ class Question:
         return RunFolder(self.path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA))
 
     def list_fingerprint_parts(self) -> dict[str, Any]:
-        """List what rows depend on. The budget and the strategy are left out: more of a search may be asked for later.
+        """List what rows depend on, in the user's words: a refusal names the parts that changed.
 
-        A refusal names the parts that changed, so they are called what the user calls them.
+        Budget and strategy are no part: more of a search may be asked for later.
         """
         aim, options, machine = self.aim, self.options, self.machine
         limit_bytes = options.memory_limit_bytes

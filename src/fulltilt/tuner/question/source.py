@@ -1,4 +1,4 @@
-"""From what a user hands to ``tune`` to what a trial process can build: a configuration and where its code lies."""
+"""Turn what a user hands to ``tune`` into what a trial process can build."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TuneTarget:
-    """What is tuned.
-
-    Attributes:
-        code: Digests of the user's own code as far as it can be found, by file; a change of it makes old rows stale.
-    """
+    """A workload to tune, in the form that a trial process can build."""
 
     config: Config
     source: WorkloadSource
     name: str
-    code: Mapping[str, str]
+    code: Mapping[str, str]  # digests of the user's own code as far as it is found; a change of it makes old rows stale
 
 
 def resolve_target(
@@ -45,8 +41,7 @@ def resolve_target(
         UsageError: it is none of these. ConfigError: the configuration cannot be used.
     """
     config, name, pickled, own = _read_target(target)
-    if settings:
-        config = _apply_settings(config, settings)
+    config = _apply_settings(config, settings) if settings else config
     source = WorkloadSource(
         config=config.to_values(),
         base_dir=config.base_dir,
@@ -54,33 +49,31 @@ def resolve_target(
         import_paths=find_import_paths(config.base_dir),
         pickled=pickled,
     )
-    code = digest_modules(config, source.import_paths) | (own or {})
+    code = digest_modules(config, source.import_paths) | own
     return TuneTarget(config=config, source=source, name=config.run.name or name, code=code)
 
 
-def _read_target(target: Any) -> tuple[Config, str, str | None, dict[str, str] | None]:
-    """Configuration, name, pickled workload, digests of the pickled workload's code."""
+def _read_target(target: Any) -> tuple[Config, str, str | None, dict[str, str]]:
+    """Return the configuration, name, pickled workload and digests of the pickled workload's code."""
     if isinstance(target, Config):
         name = Path(target.source).stem if target.source else target.task.replace(":", ".")
-        return target, name, None, None
+        return target, name, None, {}
     if isinstance(target, str | os.PathLike):
         text = os.fspath(target)
         if ":" in text and not Path(text).exists():
-            return _build_config(text), text.replace(":", "."), None, None
-        return load_config(text), Path(text).stem, None, None
+            return _build_config(task=text), text.replace(":", "."), None, {}
+        return load_config(text), Path(text).stem, None, {}
     if all(hasattr(target, name) for name in ("model", "dataset", "loss")):
-        path = find_import_path(target)
-        name = getattr(target, "name", "workload")
+        path, name = find_import_path(target), getattr(target, "name", "workload")
         if path is not None:
-            return _build_config(path), name, None, None
-        return _build_config(None), name, pickle_workload(target), digest_workload(target)
+            return _build_config(task=path), name, None, {}
+        return _build_config(), name, pickle_workload(target), digest_workload(target)
     raise UsageError(
         f"tune takes a Config, a Workload, a configuration file or 'module:object', not {type(target).__name__}"
     )
 
 
-def _build_config(task: str | None) -> Config:
-    values = {} if task is None else {"task": task}
+def _build_config(**values: str) -> Config:
     return config_from_values(values, base_dir=str(Path.cwd()))
 
 
@@ -97,7 +90,7 @@ def _apply_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def find_import_path(workload: Any) -> str | None:
-    """``module:name`` under which a trial process can import this very object; None when there is no such name."""
+    """Find ``module:name`` under which a trial can import this very object; None when it has no such name."""
     for module_name, module in list(sys.modules.items()):
         names = {module_name, getattr(module, "__name__", None)}  # __mp_main__ is __main__ under another key
         if "__main__" in names or getattr(module, "__file__", None) is None:
@@ -110,7 +103,7 @@ def find_import_path(workload: Any) -> str | None:
 
 
 def pickle_workload(workload: Any) -> str:
-    """Base64 cloudpickle: functions of a notebook or of ``__main__`` travel by value.
+    """Pickle a workload as base64 text; functions of a notebook or of ``__main__`` travel by value.
 
     Raises:
         UsageError: it holds something that cannot be pickled.
@@ -127,11 +120,11 @@ def pickle_workload(workload: Any) -> str:
 
 
 def find_import_paths(base_dir: str) -> tuple[str, ...]:
-    """Folders of this process' search path that a trial needs: what is not the interpreter's own, and the base."""
-    own = (sys.prefix, sys.base_prefix, sys.exec_prefix)
+    """List the search paths that a trial needs: the base and what is not the interpreter's own."""
+    own = [str(Path(prefix).resolve()) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
     paths = [base_dir, str(Path.cwd())]
     for entry in sys.path:
-        path = str(Path(entry or ".").resolve())
-        if Path(path).is_dir() and not any(path == p or path.startswith(p + os.sep) for p in own):
-            paths.append(path)
+        path = Path(entry or ".").resolve()
+        if path.is_dir() and not any(path.is_relative_to(prefix) for prefix in own):
+            paths.append(str(path))
     return tuple(dict.fromkeys(paths))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulltilt.config import Config, parse_on_bad_sample, plan_of
@@ -27,34 +28,31 @@ COUPLED = "batch_size"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """Levers and their values, the plan they vary, and what cannot apply.
+    """Levers with the values to try, the plan they vary, and the values that cannot apply."""
 
-    Attributes:
-        axes: Lever → values, in the order given; batch sizes ascend.
-        base: The user's plan, moved onto the axes where it lies off them; batch size aside.
-        user_plan: The user's plan, made applicable.
-        effective_batch_size: Held by every plan; None when it is free.
-        memory_gib: What a plan may use of the device's memory; None: not known.
-        skipped: Values that apply in no plan of the grid, as (plan, reason).
-        notes: What was changed about the user's own plan, in words.
-    """
-
-    axes: Mapping[str, tuple[Any, ...]]
-    base: Plan
-    user_plan: Plan
+    axes: Mapping[str, tuple[Any, ...]]  # lever → values, in the order given; batch sizes ascend
+    base: Plan  # the user's, moved onto the axes where it lies off them; batch size aside
+    user_plan: Plan  # made applicable
     facts: Facts
-    effective_batch_size: int | None = None
-    memory_gib: float | None = None
-    skipped: tuple[tuple[Plan, str], ...] = ()
-    notes: tuple[str, ...] = ()
+    effective_batch_size: int | None = None  # of every plan; None when it is free
+    memory_gib: float | None = None  # that a plan may use of the device; None: not known
+    skipped: tuple[tuple[Plan, str], ...] = ()  # values that apply in no plan of the grid, with the reason
+    notes: tuple[str, ...] = ()  # what was changed about the user's own plan, in words
 
     def with_value(self, plan: Plan, lever: str, value: Any) -> Plan:
-        """The plan with one lever moved, made canonical."""
-        changes = _list_changes(self, lever, value)
-        return canonicalize(plan.replace(**changes), self.facts, keep=(lever,))
+        """Return the plan with one lever moved, made canonical."""
+        return canonicalize(plan.replace(**self.list_changes(lever, value)), self.facts, keep=(lever,))
+
+    def list_changes(self, lever: str, value: Any) -> dict[str, Any]:
+        """Return the lever and those that must move with it, as far as the search may try their values."""
+        changes = {lever: value}
+        if lever == COUPLED and self.effective_batch_size is not None:
+            changes["accumulate"] = self.effective_batch_size // value
+        needs = load_catalogue()[lever].needs(value, self.facts)
+        return changes | {other: needed for other, needed in needs.items() if needed in self.axes.get(other, ())}
 
     def grid(self) -> list[Plan]:
-        """Every plan once: combinations of the other levers in their order, batch sizes ascending within each."""
+        """List every plan once: the other levers in their order, batch sizes ascending within each combination."""
         others = [name for name in self.axes if name != COUPLED]
         plans: dict[Plan, None] = {}
         for values in itertools.product(*(self.axes[name] for name in others)):
@@ -64,7 +62,7 @@ class Space:
         return list(plans)
 
     def holds(self, plan: Plan) -> bool:
-        """Whether it is one of ``grid()``, where a value that its guard refuses stands at the default."""
+        """Whether the plan is one of ``grid()``, where a value that its guard refuses stands at the default."""
         catalogue = load_catalogue()
         chosen = {}
         for name, values in self.axes.items():
@@ -78,11 +76,8 @@ class Space:
 
     @property
     def n_combinations(self) -> int:
-        """Size of the product of the axes, before plans that come to the same were folded together."""
-        size = 1
-        for values in self.axes.values():
-            size *= len(values)
-        return size
+        """Size of the product of the axes, before equal plans are folded together."""
+        return math.prod(len(values) for values in self.axes.values())
 
 
 def build_space(
@@ -94,7 +89,7 @@ def build_space(
     free_batch: bool = False,
     all_levers: bool = False,
 ) -> Space:
-    """Axes by flag, then by the ``benchmark`` section, then by what the levers suggest for this machine.
+    """Choose the axes by flag, then by the ``benchmark`` section, then by what levers suggest here.
 
     Args:
         all_levers: Where ``benchmark.levers`` is null, try every lever that leaves the recipe alone: for searches
@@ -140,24 +135,21 @@ def _resolve_base(config: Config, facts: Facts) -> tuple[Plan, list[str]]:
     plan, notes = plan_of(config), []
     value, note = resolve_precision(plan["precision"], facts)
     plan = plan.replace(precision=value)
-    if note:
-        notes.append(note)
+    notes += [note] if note else []
     may_hold = parse_on_bad_sample(config.data.on_bad_sample) is None
     value, note = resolve_placement(plan["placement"], plan, facts, may_hold=may_hold)
     plan = plan.replace(placement=value)
-    if note:
-        notes.append(f"placement: {note}")
+    notes += [f"placement: {note}"] if note else []
     made = canonicalize(plan, facts)
-    catalogue = load_catalogue()
     for name in made:
         if made[name] != plan[name]:
-            reason = catalogue[name].guard(plan[name], plan, facts)
+            reason = load_catalogue()[name].guard(plan[name], plan, facts)
             notes.append(f"{name}={plan[name]} of the configuration cannot apply ({reason}); taken as {made[name]}")
     return made, notes
 
 
 def _build_switch_axes(config: Config, user: Plan, facts: Facts) -> dict[str, tuple[Any, ...]]:
-    """Axes of ``test_mixed_precision`` and ``test_pin_memory``; where they are null, what suits the machine."""
+    """Build the axes of ``test_mixed_precision`` and ``test_pin_memory``; null means what suits the machine."""
     axes: dict[str, tuple[Any, ...]] = {}
     asked = config.benchmark.test_mixed_precision
     if asked is not False:
@@ -186,20 +178,16 @@ def _read_further_axes(levers: Mapping[str, Sequence[Any]]) -> dict[str, tuple[A
 
 
 def _suggest_further_axes(user: Plan, facts: Facts, taken: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Levers with more than one value that may help here; what the configuration switched off stays as it is."""
-    asked = {COUPLED, "num_workers", "precision", "pin_memory"}
-    found = {}
-    for name, lever in load_catalogue().items():
-        if name in asked or name in taken or lever.changes_recipe(user[name]) or not lever.is_offered:
-            continue
-        values = _suggest(name, user, facts)
-        if len(values) > 1:
-            found[name] = values
-    return found
+    """Suggest levers that may help here, without those that the configuration settles."""
+    asked = {COUPLED, "num_workers", "precision", "pin_memory", *taken}
+    levers = [lever for name, lever in load_catalogue().items() if name not in asked and lever.is_offered]
+    free = [lever.name for lever in levers if not lever.changes_recipe(user[lever.name])]
+    suggested = {name: _suggest(name, user, facts) for name in free}
+    return {name: values for name, values in suggested.items() if len(values) > 1}
 
 
 def _suggest(name: str, user: Plan, facts: Facts) -> tuple[Any, ...]:
-    """The lever's candidates for this machine, the user's own value among them."""
+    """Return the lever's candidates for this machine, with the user's own value."""
     values = tuple(load_catalogue()[name].candidates(facts))
     if user[name] in values:
         return values
@@ -211,13 +199,12 @@ def _suggest_batch_sizes(user: Plan, facts: Facts, *, is_free: bool) -> tuple[in
     if not is_free:
         return suggest_divisors(user.effective_batch_size, user["batch_size"])
     first = user["batch_size"]
-    values = [max(1, first // 2)] + [first * 2**i for i in range(N_DOUBLINGS + 1)]
-    fitting = [v for v in values if facts.n_samples is None or v <= facts.n_samples or v == first]
-    return tuple(sorted(set(fitting)))
+    values = {max(1, first // 2), *(first * 2**i for i in range(N_DOUBLINGS + 1))}
+    return tuple(sorted(v for v in values if facts.n_samples is None or v <= facts.n_samples or v == first))
 
 
 def suggest_divisors(effective: int, own: int | None = None) -> tuple[int, ...]:
-    """Up to six divisors of the effective batch from itself down to its sixteenth, spaced by ⅔ or more.
+    """Suggest up to six divisors of the effective batch, from itself down to its sixteenth, spaced by ⅔ or more.
 
     ``own`` joins them, and where it is the smallest so does the next one below it, so that both sides of it are tried.
     """
@@ -240,14 +227,11 @@ def _drop_impossible(
     possible: dict[str, tuple[Any, ...]] = {}
     skipped: list[tuple[Plan, str]] = []
     for name, values in axes.items():
-        fine = []
-        for value in values:
-            reason = _find_reason(draft, name, value)
-            if reason is None:
-                fine.append(value)
-            else:
-                skipped.append((_force(draft, name, value), f"{name}={value}: {reason}"))
-        possible[name] = tuple(fine)
+        reasons = [_find_reason(draft, name, value) for value in values]
+        possible[name] = tuple(value for value, reason in zip(values, reasons, strict=True) if reason is None)
+        for value, reason in zip(values, reasons, strict=True):
+            if reason is not None:
+                skipped.append((user.replace(**draft.list_changes(name, value)), f"{name}={value}: {reason}"))
     if not possible[COUPLED]:
         return dataclasses.replace(draft, axes={}, skipped=tuple(skipped))
     axes = {name: values for name, values in possible.items() if values}
@@ -259,48 +243,25 @@ def _drop_impossible(
 
 
 def find_nearest(value: Any, values: Sequence[Any]) -> Any:
-    """Of numbers the nearest, of two equally near the smaller; of others the first."""
+    """Return the nearest number, the smaller of two equally near; of other values the first."""
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, *values)):
         return min(values, key=lambda v: (abs(v - value), v))
     return values[0]
 
 
 def _find_reason(space: Space, name: str, value: Any) -> str | None:
-    """Why no plan can have this value: its guard refuses it whatever the levers it may depend on say."""
-    lever = load_catalogue()[name]
+    """Say why no plan can have this value: its guard refuses it whatever other levers say."""
+    catalogue = load_catalogue()
+    moved = [{other: each} for other, values in space.axes.items() if other != name for each in values]
     reason = None
-    for plan in _vary_others(space, name):
-        made = _force(dataclasses.replace(space, base=plan), name, value)
-        reason = lever.guard(value, made, space.facts)
+    for change in ({}, *moved):  # one other lever at a time: guards look at one other at most
+        made = space.base.replace(**(change | space.list_changes(name, value)))
+        reason = catalogue[name].guard(value, made, space.facts)
         if reason is None and name == COUPLED:
-            reason = load_catalogue()["accumulate"].guard(made["accumulate"], made, space.facts)
+            reason = catalogue["accumulate"].guard(made["accumulate"], made, space.facts)
         if reason is None:
             return None
     return reason
-
-
-def _vary_others(space: Space, name: str) -> Iterator[Plan]:
-    """The base plan with each other axis moved by itself: guards look at one other lever at most."""
-    yield space.base
-    for other, values in space.axes.items():
-        if other != name:
-            for value in values:
-                yield space.base.replace(**{other: value})
-
-
-def _force(space: Space, name: str, value: Any) -> Plan:
-    return space.base.replace(**_list_changes(space, name, value))
-
-
-def _list_changes(space: Space, name: str, value: Any) -> dict[str, Any]:
-    """The lever, and those that have to move with it; the latter only to values that the search may try."""
-    changes = {name: value}
-    if name == COUPLED and space.effective_batch_size is not None:
-        changes["accumulate"] = space.effective_batch_size // value
-    for other, needed in load_catalogue()[name].needs(value, space.facts).items():
-        if needed in space.axes.get(other, ()):
-            changes[other] = needed
-    return changes
 
 
 def _unique(values: Sequence[Any]) -> tuple[Any, ...]:

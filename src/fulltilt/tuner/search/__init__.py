@@ -1,1 +1,1 @@
-"""How the next plan to run is chosen, and how a search goes from start to end."""
+"""Choose the next plan to run, and lead a search from start to end."""

@@ -1,4 +1,4 @@
-"""What a search may take, what it had to leave for want of time, and the budget that would have held it."""
+"""Divide the time of a search, and say which budget would have held what was left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPARE = 1.1  # times what is needed is advised: the next start may take longer
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Runs that the end of the budget left no room for, or broke off."""
+    """Runs that did not fit into the rest of the budget, or that its end broke off."""
 
     next_s: float  # what they are expected to take
     n_runs: int = 1  # that say nothing without each other
@@ -22,7 +22,7 @@ class Refusal:
     is_cut: bool = False  # it was begun, and takes longer than this
 
     def describe(self) -> str:
-        """``the next run takes about 3.1 s and 2.0 s of the budget were left; give at least --budget 12s``."""
+        """Say what was refused: ``the next run takes about 3.1 s and 2.0 s of the budget were left; give at …``."""
         what = "the next run takes about"
         if self.n_runs > 1:
             what = f"the next {self.n_runs} runs, which go together, take about"
@@ -38,10 +38,10 @@ class Refusal:
 
 
 def compute_search_s(budget_s: float) -> float:
-    """Of a budget without what is kept back for the roofs."""
+    """Return the seconds that a budget leaves for the search when the roofs have theirs."""
     return budget_s - min(ROOFS_S, ROOFS_SHARE * budget_s)
 
 
 def compute_budget_s(search_s: float) -> float:
-    """The budget of which so much is left for the search."""
+    """Return the budget that leaves so many seconds for the search."""
     return min(search_s / (1 - ROOFS_SHARE), search_s + ROOFS_S)

@@ -46,13 +46,13 @@ def confirm(candidates: Sequence[Plan], *, baseline: Ask | None = None) -> Strat
 
 
 def _name_comparison(plans: Sequence[Plan]) -> str:
-    """The same for the same plans: a search that goes on after a kill takes up its rounds, one with others does not."""
+    """Name a set of plans, so that a search goes on with the rounds of the same plans only."""
     text = "|".join(sorted(str(sorted(plan.items(), key=str)) for plan in set(plans)))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def find_rivals(finalists: Mapping[Plan, Sequence[Trial]], runs: Sequence[Sequence[Trial]]) -> list[Plan]:
-    """The plans that may still be the fastest; one only where less is at stake than a tie may cost.
+    """Return the plans that may still be the fastest; one only where a wrong choice would cost little.
 
     Args:
         finalists: Plan → its runs so far, as many for each.
@@ -73,5 +73,5 @@ def find_rivals(finalists: Mapping[Plan, Sequence[Trial]], runs: Sequence[Sequen
 
 
 def _compute_spare(best: Speed, speed: Speed) -> float:
-    """By how much a plan may be faster than the one that looks best; below 0 it is clearly slower."""
+    """Compute by how much a plan may be faster than the best one; below 0 it is clearly slower."""
     return best.compute_reach(speed) - (best.log_rate - speed.log_rate)

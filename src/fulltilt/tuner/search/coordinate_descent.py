@@ -1,4 +1,4 @@
-"""Coordinate descent: one lever at a time. The baseline of every search, and what takes over where models fail."""
+"""Coordinate descent: move one lever at a time. It takes over where models fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def coordinate_descent(space: Space, *, max_rounds: int = MAX_ROUNDS) -> Strateg
     if not space.axes:
         return
     climb = _Climb(space)
-    yield from climb.start()
+    yield from climb.visit(climb.plan, "the user's plan, or the nearest one in the space")
     for number in range(1, max_rounds + 1):
         before = climb.plan
         for lever in space.axes:
@@ -40,36 +40,31 @@ class _Climb:
         self._rate = 0.0
         self._too_large: dict[Plan, int] = {}
 
-    def start(self) -> Strategy:
-        yield from self._try(self.plan, "the user's plan, or the nearest one in the space")
-
     def move(self, lever: str, number: int) -> Strategy:
+        """Try values of one lever, in the round of this number."""
         values = self._space.axes[lever]
         if len(values) < 2 and self.plan[lever] in values:
             return
-        if number == 1 or lever != COUPLED:
-            yield from self._sweep(lever, values, number)
-        else:
+        if number > 1 and lever == COUPLED:
             yield from self._walk(lever, values, number)
-
-    def _sweep(self, lever: str, values: Sequence[Any], number: int) -> Strategy:
-        """Every value around the plan that was best when the sweep began."""
-        start = self.plan
+            return
+        start = self.plan  # every value around the plan that was best when the sweep began
         for value in values:
             plan = self._space.with_value(start, lever, value)
-            yield from self._try(plan, f"round {number}: {lever} {value}, the rest as it is so far")
+            yield from self.visit(plan, f"round {number}: {lever} {value}, the rest as it is so far")
 
     def _walk(self, lever: str, values: Sequence[Any], number: int) -> Strategy:
-        """From the best value outward on both sides, as long as that gains."""
+        """Try values from the best one outward on both sides, as long as that gains."""
         for step in (1, -1):
             at = values.index(self.plan[lever]) if self.plan[lever] in values else 0
             while 0 <= (at := at + step) < len(values):
                 plan = self._space.with_value(self.plan, lever, values[at])
-                yield from self._try(plan, f"round {number}: {lever} {values[at]}, next to the best so far")
+                yield from self.visit(plan, f"round {number}: {lever} {values[at]}, next to the best so far")
                 if self.plan != plan:
                     break
 
-    def _try(self, plan: Plan, why: str) -> Strategy:
+    def visit(self, plan: Plan, why: str) -> Strategy:
+        """Run a plan, unless it is known not to run, and move there where it is the fastest so far."""
         others = without_batch(plan)
         limit = self._too_large.get(others)
         if limit is not None and plan[COUPLED] > limit:
@@ -87,7 +82,7 @@ class _Climb:
 
 
 def project(space: Space) -> Plan:
-    """The user's plan, each lever moved to the nearest value of its axis."""
+    """Return the user's plan with each lever moved to the nearest value of its axis."""
     plan = space.base
     for lever, values in space.axes.items():
         if plan[lever] not in values:
@@ -98,4 +93,5 @@ def project(space: Space) -> Plan:
 
 
 def without_batch(plan: Plan) -> Plan:
+    """Return the part of a plan that is the same at every batch size."""
     return plan.replace(batch_size=0, accumulate=0)

@@ -1,4 +1,4 @@
-"""The last stage of every search: the fastest plans and the settings as they were, measured again side by side."""
+"""End every search: measure the fastest plans and the user's own again, side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run_finals(
     *,
     n_finalists: int,
 ) -> None:
-    """Confirm the finalists; others where all of them fail when they run again.
+    """Measure the finalists again; others where all of them fail when they run again.
 
     The user's own plan runs beside them. Where it is the only finalist, so does the next fastest; where the budget left
     none, nothing is measured again: the same command goes on with the search instead.
@@ -35,7 +35,7 @@ def run_finals(
 
 
 def plan_baseline(space: Space) -> Ask | None:
-    """The user's own plan beside the finalists; of kind "baseline" where it is no point of the grid."""
+    """Ask for the user's own plan beside the finalists; of kind "baseline" where it lies off the grid."""
     if find_obstacles(space.user_plan, space.facts):
         return None
     why = "the user's own plan, beside the finalists"

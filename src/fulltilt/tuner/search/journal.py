@@ -1,66 +1,62 @@
-"""Every trial on disk before the next one starts, so that a search that is killed goes on where it was."""
+"""Write every trial to disk before the next one starts, so that a killed search goes on where it was."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, decode, dumps
-from fulltilt.records.consistency import find_row_contradictions
+from fulltilt.records import Plan, Trial, dumps, find_damage, loads
 from fulltilt.records.run_folder import RunFolder
 
 JOURNAL_FILE = "trials.jsonl"
 
+Key = tuple[Plan, str, str | None, int | None]
+"""Plan, kind, comparison and round: what tells whether a recorded row answers."""
+
 
 class Journal:
-    """The rows of one search, in memory and in its run folder.
+    """The rows of one search, in memory and, with a folder, on disk.
 
-    Rows are handed out again in the order they were written: the first request for a plan gets the first row of
-    that plan and kind, and so on, so a plan that is measured three times is not measured a fourth time on resume.
-
-    Args:
-        folder: None keeps the rows in memory only.
+    The first request for a plan gets the first recorded row of that plan and kind, and so on: a plan that is measured
+    three times is not measured a fourth time on resume.
     """
 
     def __init__(self, folder: RunFolder | None = None):
         self._folder = folder
         self.trials: list[Trial] = []
         self.notes: list[str] = []
-        self._recorded: dict[tuple[Plan, str, str | None, int | None], list[Trial]] = defaultdict(list)
+        self._recorded: dict[Key, list[Trial]] = defaultdict(list)
         if folder is not None:
             self._read(folder)
         self.n_found = len(self.trials)
 
-    def take(self, plan: Plan, kind: str, comparison: str | None = None, round: int | None = None) -> Trial | None:
-        """The next recorded row of this plan that was not handed out yet."""
-        waiting = self._recorded.get((plan, kind, comparison, round))
-        return waiting.pop(0) if waiting else None
+    def take(self, key: Key) -> Trial | None:
+        """Hand out the next recorded row of this key; None where all were."""
+        return self._recorded[key].pop(0) if self.holds(key) else None
 
-    def holds(self, plan: Plan, kind: str, comparison: str | None = None, round: int | None = None) -> bool:
+    def holds(self, key: Key) -> bool:
         """Whether ``take`` would hand out a row."""
-        return bool(self._recorded.get((plan, kind, comparison, round)))
+        return bool(self._recorded.get(key))
 
     def enter_round(self, comparison: str | None, runs: Sequence[tuple[Plan, str]]) -> int:
-        """The number of the next round: of one that was recorded whole, else a new one.
+        """Return the number of the next round: of one that was recorded whole, else a new one.
 
         What was recorded of a round that was broken off is set aside: rows made beside each other tell which plan is
         faster, and one made after a kill, minutes later, once decided it alone.
         """
         recorded = {key[3] for key, rows in self._recorded.items() if key[2] == comparison and rows}
         for number in sorted(number for number in recorded if number is not None):
-            if all(self.holds(plan, kind, comparison, number) for plan, kind in runs):
+            if all(self.holds((plan, kind, comparison, number)) for plan, kind in runs):
                 return number
             broken = [key for key in self._recorded if key[2:] == (comparison, number)]
             ids = ", ".join(row.id for key in broken for row in self._recorded.pop(key))
             self.notes.append(f"{ids}: of a round that was broken off, set aside: a round counts only whole")
         return 1 + max((row.round or 0 for row in self.trials if row.comparison == comparison), default=0)
 
-    def take_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> list[Trial]:
-        """All recorded rows of these kinds that were not handed out yet, in the order they were written."""
-        waiting = {trial.id for (_, kind, *_), rows in self._recorded.items() if kind in kinds for trial in rows}
-        for key in [key for key in self._recorded if key[1] in kinds]:
-            del self._recorded[key]
+    def take_rest(self, kinds: Collection[str]) -> list[Trial]:
+        """Hand out all recorded rows of these kinds that are left, in the order they were written."""
+        keys = [key for key in self._recorded if key[1] in kinds]
+        waiting = {trial.id for key in keys for trial in self._recorded.pop(key)}
         return [trial for trial in self.trials if trial.id in waiting]
 
     def append(self, trial: Trial) -> None:
@@ -73,31 +69,26 @@ class Journal:
             self._folder.append_line(JOURNAL_FILE, dumps(trial))
         self.trials.append(trial)
 
-    @property
-    def spent_s(self) -> float:
-        return sum(trial.seconds for trial in self.trials)
-
     def next_id(self) -> str:
-        """One above the highest number in use."""
+        """Return one above the highest number in use."""
         numbers = [int(t.id[1:]) for t in self.trials if t.id[:1] == "t" and t.id[1:].isdigit()]
         return f"t{max(numbers, default=0) + 1}"
 
     def _read(self, folder: RunFolder) -> None:
-        """A row that contradicts itself is as good as unreadable: its plan is measured again instead."""
+        """Read the rows. A damaged one, or one with impossible figures, is left out and measured again."""
         seen: set[str] = set()
         for number, line in enumerate(folder.read_lines(JOURNAL_FILE), start=1):
             place = f"{folder.path / JOURNAL_FILE}:{number}"
             try:
-                row = json.loads(line)
-                trial = decode(Trial, row)
-                problems = find_row_contradictions(row)
+                trial = loads(Trial, line)
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 self.notes.append(f"{place}: unreadable row left out ({error})")
                 continue
-            problems += [f"{trial.id}: an earlier row is called so, too"] if trial.id in seen else []
-            if problems:
-                said = "; ".join(problems)
-                self.notes.append(f"{place}: the row was changed or damaged and is left out, to be run again ({said})")
+            problem = "an earlier row is called so, too" if trial.id in seen else find_damage(trial)
+            if problem is not None:
+                self.notes.append(
+                    f"{place}: the row was changed or damaged and is left out, to be run again ({trial.id}: {problem})"
+                )
                 continue
             seen.add(trial.id)
             self.trials.append(trial)

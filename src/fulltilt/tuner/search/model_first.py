@@ -2,16 +2,17 @@
 
     memory on fake tensors  →  device probes  →  loader probes  →  whole runs, each where the model hopes most
 
-Only whole runs are picked from; the model says which are worth the time, and learns from each (``tuner.model``).
+Only whole runs are picked from; the model (``search.model``) says which are worth the time, and learns from each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Generator
 
-from fulltilt.levers import Lever, load_catalogue
+from fulltilt.levers import load_catalogue
 from fulltilt.records import PROBES, Plan, Trial, format_rate
 from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.space import COUPLED, Space
@@ -35,28 +36,17 @@ GAIN = 0.99  # of the seconds: a lever that takes less than this joins the fast 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """How much a search does at most. ``FULL`` unless it is to be quick.
+    """Limits of a search: ``FULL`` unless it is to be quick."""
 
-    Attributes:
-        n_whole, min_whole: Whole runs that the model chooses, and those that run whatever it hopes.
-        n_polish, min_polish: The same of plans next to the best, counted from the last gain; one for each lever where
-            there are more levers.
-        n_noisy: Of further plans where the machine is noisy, counted from the last gain; twice as many together.
-        n_curve: Batch sizes at which the fast arm is probed.
-        n_feed: Numbers of workers next to the best, where loading is the slower side.
-        fake_s: Of the memory pre-pass together: a large model's takes seconds a point.
-        probe_s: Of all probes together. Past it nothing is probed but what a prediction cannot do without.
-    """
-
-    n_whole: int = 4
-    min_whole: int = 3
-    n_polish: int = 6
-    min_polish: int = 3
-    n_noisy: int = 6
-    n_curve: int = 5
-    n_feed: int = 3
-    fake_s: float = 30.0
-    probe_s: float = math.inf
+    n_whole: int = 4  # whole runs that the model chooses,
+    min_whole: int = 3  # and of these, whatever it hopes
+    n_polish: int = 6  # plans next to the best, from the last gain on; one for each lever where there are more levers
+    min_polish: int = 3  # of these, whatever the model hopes
+    n_noisy: int = 6  # further plans on a noisy machine, from the last gain on; twice as many together
+    n_curve: int = 5  # batch sizes at which the fast arm is probed
+    n_feed: int = 3  # numbers of workers next to the best, where loading is the slower side
+    fake_s: float = 30.0  # of the memory pre-pass together: a large model's takes seconds a point
+    probe_s: float = math.inf  # of all probes; past it only what a prediction cannot do without is probed
 
     def count_polish(self, space: Space) -> int:
         return max(self.n_polish, len(space.axes)) if math.isinf(self.probe_s) else self.n_polish
@@ -71,23 +61,19 @@ Answer = Generator[Ask | Skip, Trial, Trial]
 
 
 def count_trials(space: Space, effort: Effort = FULL) -> dict[str, int]:
-    """Kind → rows that a search on a quiet machine adds at most, where its models can be built."""
+    """Count the rows that a search on a quiet machine adds at most, by kind, where its models can be built."""
     if not space.axes:
         return {"end_to_end": 0}
     plans = Candidates(space, project(space))
-    n_batches = len(plans.batches)
-    levers = {of_loader: plans.list_levers(of_loader=of_loader) for of_loader in (False, True)}
-    n_flips = {of_loader: sum(len(space.axes[name]) for name in names) for of_loader, names in levers.items()}
-    n_fake_flips = sum(
-        len(space.axes[name]) for name in levers[False] if _shows_on_fake_tensors(load_catalogue()[name])
-    )
-    n_counts = len(plans.counts)
-    n_arms = math.prod(len(space.axes[name]) + 1 for name in levers[False])
-    n_feeds = math.prod(len(space.axes[name]) + 1 for name in levers[True]) * n_counts
+    device, loader = (plans.list_levers(of_loader=of_loader) for of_loader in (False, True))
+    n_values = {name: len(values) for name, values in space.axes.items()}
+    n_batches, n_counts = len(plans.batches), len(plans.counts)
+    n_arms, n_feeds = (math.prod(n_values[name] + 1 for name in levers) for levers in (device, loader))
+    n_fake = sum(n_values[name] for name in device if _shows_on_fake_tensors(name))
     return {
-        "memory": min(n_batches, N_FAKE + N_DOUBT) + 2 * n_fake_flips,
-        "device": min(n_batches * n_arms, 2 + n_flips[False] + effort.n_curve),
-        "loader": min(n_batches * n_feeds, n_counts + n_flips[True] + 3),
+        "memory": min(n_batches, N_FAKE + N_DOUBT) + 2 * n_fake,
+        "device": min(n_batches * n_arms, 2 + sum(n_values[name] for name in device) + effort.n_curve),
+        "loader": min(n_batches * n_feeds * n_counts, n_counts + sum(n_values[name] for name in loader) + 3),
         "end_to_end": min(count_grid(space), effort.n_whole + 1 + effort.count_polish(space)),
     }
 
@@ -99,18 +85,19 @@ def model_first(space: Space, effort: Effort = FULL) -> Strategy:
     search = _Search(space, effort)
     yield from search.estimate_memory()
     yield from search.probe_levers()
-    if search.known.can_predict:
+    if search.known.device:
         yield from search.probe_loader()
         yield from (search.probe_feed() if search.known.is_loader_bound else search.probe_batches())
         yield from search.run_whole()
         yield from search.polish()
         yield from search.look_again()
-    if not search.known.can_predict or search.known.is_off:
+    if not search.known.device or search.known.is_off:
         yield from coordinate_descent(space) if effort is FULL else coordinate_descent(space, max_rounds=1)
 
 
-def _shows_on_fake_tensors(lever: Lever) -> bool:
+def _shows_on_fake_tensors(name: str) -> bool:
     """Whether a pre-pass can tell what the lever does to memory: what an allocator keeps it cannot."""
+    lever = load_catalogue()[name]
     return "memory" in lever.trades and lever.stage != "environment"
 
 
@@ -120,13 +107,13 @@ def _has_gained(before: Trial, after: Trial) -> bool:
 
 
 def _describe_hope(expected: float, hope: float) -> str:
-    """A plan that hopes for less than the best so far runs because little is known of it: nothing more is promised."""
+    """Describe a prediction; a plan that hopes for less than the best so far promises no gain."""
     gain = f", {math.expm1(hope):+.1%} at best" if 0 < hope < math.inf else ""
     return f"predicted {format_rate(expected)} samples/s{gain}"
 
 
 class _Search:
-    """The stages, each a part of the strategy's generator, over what is ``known`` so far."""
+    """The stages of the strategy, over what is ``known`` so far."""
 
     def __init__(self, space: Space, effort: Effort):
         self._space, self._effort = space, effort
@@ -139,27 +126,26 @@ class _Search:
         self._fake_s = 0.0  # spent on estimates of memory
 
     def estimate_memory(self) -> Strategy:
-        """Peaks on fake tensors: a curve for the user's arm, two points for each lever that changes memory.
+        """Estimate peaks on fake tensors: a curve for the user's arm, two points for each lever that changes memory.
 
         The largest batch first: where even that takes little, memory decides nothing and no more is asked.
         """
         batches = self._plans.batches
-        levers = [n for n in self._plans.list_levers(of_loader=False) if _shows_on_fake_tensors(load_catalogue()[n])]
         for number, batch in enumerate(reversed(spread(batches, N_FAKE))):
             trial = yield from self._ask_fake(self._base, batch)
             is_late = number > 0 and self._fake_s > self._effort.fake_s  # one point is no curve
             if trial.status != "ok" or self.known.memory.is_ample or is_late:
                 return
         yield from self._settle_doubts(self._base)
-        for lever in levers:
-            for plan in self._plans.flip(self._base, lever):
-                for batch in (batches[0], batches[-1]):
-                    if self._fake_s > self._effort.fake_s:
-                        return
-                    yield from self._ask_fake(plan, batch)
+        levers = [name for name in self._plans.list_levers(of_loader=False) if _shows_on_fake_tensors(name)]
+        flipped = [plan for lever in levers for plan in self._plans.flip(self._base, lever)]
+        for plan, batch in itertools.product(flipped, (batches[0], batches[-1])):
+            if self._fake_s > self._effort.fake_s:
+                return
+            yield from self._ask_fake(plan, batch)
 
     def _settle_doubts(self, plan: Plan) -> Strategy:
-        """Further fake points of an arm where those it has leave open what fits."""
+        """Estimate further fake points of an arm where its own leave open what fits."""
         for _ in range(N_DOUBT):
             batch = self.known.memory.find_doubtful_batch(plan)
             if batch is None or self._is_spent or self._fake_s > self._effort.fake_s:
@@ -168,15 +154,14 @@ class _Search:
                 return
 
     def probe_levers(self) -> Strategy:
-        """The user's arm on the device, then lever by lever at a batch in the middle, keeping what gains."""
+        """Probe the user's settings on the device, then lever by lever at a middle batch, keeping what gains."""
         first = self.known.choose_first(self._base, self._plans.find_nearest_batch(self._base[COUPLED]))
-        yield from self._ask_device(
-            self._base, first, "settings as near the user's as a probe can be, on data that lies on the device"
-        )
+        why = "settings as near the user's as a probe can be, on data that lies on the device"
+        yield from self._ask_device(self._base, first, why)
         smallest = self._plans.batches[0]
-        if not self.known.can_predict and smallest < first:
+        if not self.known.device and smallest < first:
             yield from self._ask_device(self._base, smallest, f"batch {first} failed")
-        if not self.known.can_predict:
+        if not self.known.device:
             return
         self._middle = self.known.choose_middle(self._base)
         best = yield from self._ask_device(self._fast, self._middle, "a batch at which levers are compared")
@@ -190,7 +175,7 @@ class _Search:
                     self._fast, best = plan, row
 
     def probe_loader(self) -> Strategy:
-        """Workers none, half as many as cores and as many; then what else changes loading, where it can matter."""
+        """Probe no workers, half as many as cores and as many; then other levers of loading, where it can matter."""
         fewest, *further = self._plans.choose_counts()
         row = yield from self._ask_count(fewest)
         if row.status != "ok" or self.known.compute_loading_share(row) < NEGLIGIBLE_LOADING:
@@ -206,7 +191,7 @@ class _Search:
                 yield from self._ask_loader(plan, self._middle, f"the loader alone, {lever} {plan[lever]}")
 
     def probe_feed(self) -> Strategy:
-        """Where loading is the slower side: numbers of workers next to the best, then other batch sizes with it."""
+        """Probe further workers next to the best, then other batch sizes with it, where loading is the slower side."""
         counts = self._plans.counts
         for _ in range(self._effort.n_feed):
             probed = {row.plan["num_workers"] for row in self.known.loader}
@@ -225,7 +210,7 @@ class _Search:
                 yield from self._ask_loader(best.plan, batch, "the loader alone, at another batch size")
 
     def probe_batches(self) -> Strategy:
-        """Where the device is the slower side: the fast arm over batch sizes, and the loader at one more."""
+        """Probe the fastest settings over batch sizes, and the loader at one more, where the device is slower."""
         yield from self._probe_curve()
         if len(self.known.loader) > 1 and not self._is_spent:
             other = self._plans.find_nearest_batch(self._middle / 4)
@@ -233,7 +218,7 @@ class _Search:
             yield from self._ask_loader(feed, other, "the loader alone, at another batch size")
 
     def run_whole(self) -> Strategy:
-        """The plan that may be the fastest, again and again, until no other hopes for more than was measured.
+        """Run the plan that may be the fastest until no other hopes for more than was measured.
 
         On a noisy machine as many as there may be: what was measured is fast or slow by chance.
         """
@@ -247,21 +232,16 @@ class _Search:
             if number >= self._effort.min_whole and self.known.noise is None and hope < WORTH:
                 break
             row = yield from self._ask("end_to_end", plan, _describe_hope(expected, hope))
-            if number == 0 and row.status == "ok" and (row.samples_per_s or 0.0) < SHORT * expected:
-                yield from self._pin(plan)
+            is_short = number == 0 and row.status == "ok" and (row.samples_per_s or 0.0) < SHORT * expected
+            if is_short and "pin_memory" in self._space.axes and not plan["pin_memory"]:
+                for pinned in self._plans.flip(plan, "pin_memory"):  # copies, and what they hold up, are in no probe
+                    yield from self._ask("end_to_end", pinned, "slower than predicted: batches from page-locked memory")
         free = self.known.choose_without_workers(plans)
         if free is not None and free[1] > OVERLAP:
             yield from self._ask("end_to_end", free[0], f"no workers, {math.expm1(free[1]):+.1%} if loading overlaps")
 
-    def _pin(self, plan: Plan) -> Strategy:
-        """The same plan from page-locked memory: copies to the device, and what they hold up, are in no probe."""
-        if "pin_memory" in self._space.axes and not plan["pin_memory"]:
-            for pinned in self._plans.flip(plan, "pin_memory"):
-                yield from self._ask("end_to_end", pinned, "slower than predicted: batches from page-locked memory")
-
     def polish(self) -> Strategy:
-        """Plans one step away from the best: the way that gained just now, where loading is the slower side more and
-        fewer workers, then by hope.
+        """Run plans one step from the best: onward where that gained, other workers if loading is slow, then by hope.
 
         Some run after each gain whatever the model hopes: it knows nothing of what it does not see. On a noisy machine
         all of them do.
@@ -281,17 +261,15 @@ class _Search:
                 may_stop = n_in_vain >= self._effort.min_polish and self.known.noise is None
                 if chosen is None or (may_stop and chosen[2] < -POLISH_REACH):
                     return
-            plan, expected, _ = chosen
-            why = f"next to the best so far, predicted {format_rate(expected)} samples/s"
-            yield from self._ask("end_to_end", plan, why)
+            why = f"next to the best so far, predicted {format_rate(chosen[1])} samples/s"
+            yield from self._ask("end_to_end", chosen[0], why)
             n_in_vain += 1
 
     def look_again(self) -> Strategy:
-        """On a noisy machine further plans: one step away from the best, then by hope wherever they lie.
+        """Run further plans on a noisy machine: one step away from the best, then by hope wherever they lie.
 
-        One run that was slow by chance speaks against a lever for all plans that the model knows of, and probes by
-        chance led the search to where it is. Of 20 searches that were repeated, one stopped while each run still
-        gained, one step short of where the others ended.
+        One run that was slow by chance speaks against a lever for all plans that the model knows of. Of 20 searches
+        that were repeated, one stopped while each run still gained, one step short of where the others ended.
         """
         plans, n_in_vain = self._list_plans(), 0
         for _ in range(2 * self._effort.n_noisy):
@@ -312,7 +290,7 @@ class _Search:
         return self._plans.list_plans(self._fast, self.known.find_fastest_feed().plan if self.known.loader else None)
 
     def _probe_curve(self) -> Strategy:
-        """The fast arm at further batch sizes: upward as long as memory surely allows, the ends, then the gaps."""
+        """Probe the fastest settings at further batch sizes: upward as memory allows, the ends, then the gaps."""
         arm = device_arm(self._fast)
         failed: set[int] = set()
         for _ in range(self._effort.n_curve):

@@ -1,4 +1,4 @@
-"""What a search says while it runs, for the live table of the command line."""
+"""Events of a search while it runs, for the live table of the command line."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TrialDone:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialCut:
-    """The end of the budget broke the running trial off: there is no row of it."""
+    """The end of the budget broke off the running trial, which has no row."""
 
     id: str
     seconds: float

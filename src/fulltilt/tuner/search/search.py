@@ -1,4 +1,4 @@
-"""One search, from the first question to the trial processes to the last run: what its stages share, and the stages."""
+"""The stages of one search, and what they share."""
 
 from __future__ import annotations
 
@@ -34,23 +34,16 @@ QUICK_RESERVE_SHARE = 0.5  # of the budget at most: the pick and the user's plan
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """What the stages of a search share.
-
-    Attributes:
-        probe: What building the workload once has told.
-        memory_gib: Of the device; None: not known.
-        end_s: When the budget ends, on ``time.monotonic``; None: never.
-    """
+    """A search that is open: what its stages share."""
 
     question: Question
     folder: RunFolder
-    journal: Journal
     target: ProcessTarget
-    probe: ProbeResult
+    probe: ProbeResult  # what building the workload once has told
     space: Space
     session: Session
-    memory_gib: float | None
-    end_s: float | None = None
+    memory_gib: float | None  # of the device; None: not known
+    end_s: float | None = None  # of the budget, on ``time.monotonic``; None: never
 
     @property
     def options(self) -> TuneOptions:
@@ -59,69 +52,65 @@ class Search:
 
 @contextlib.contextmanager
 def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: float) -> Iterator[Search]:
-    """Build the workload once, span the space of plans, and be ready to run them; ends the trial processes.
+    """Build the workload once, span the space of plans, and be ready to run them; end the trial processes after.
 
-    Args:
-        start_s: When the search began, on ``time.monotonic``.
+    ``start_s`` is when the search began, on ``time.monotonic``.
 
     Raises:
         NoPlanError: the budget ended first. FulltiltError: the workload cannot be built.
     """
-    aim, options, machine = question.aim, question.options, question.machine
+    options = question.options
     notes = note_ranks(options)
     notes += () if folder.set_aside is None else (folder.set_aside,)
     for note in notes:  # at once: a search that fails or is interrupted has no result to say it
         tell(SearchNoted(message=note))
     journal = Journal(folder)
-    target = ProcessTarget(
-        aim.source,
-        device=options.device,
-        folder=folder.path,
-        n_steps=options.n_steps,
-        seed=aim.config.run.seed,
-        memory_limit_bytes=choose_trial_limit_bytes(options, machine),
-        deadline_s=options.deadline_s,
-        max_measure_s=options.max_measure_s,
-        rank_devices=options.rank_devices,
-        on_progress=lambda id, values: (
-            None if id in (PROBE_ID, ROOFS_ID) else tell(TrialProgressed(id=id, values=values))
-        ),
-    )
-    with contextlib.closing(target):
+    search_s = end_s = None
+    if options.budget_s is not None:
+        search_s, end_s = compute_search_s(options.budget_s), start_s + options.budget_s
+    with contextlib.closing(_build_target(question, folder, tell)) as target:
         # Rows of earlier runs in the folder cost nothing: while they counted, the same command could never go on.
-        budget_s = options.budget_s
-        search_s = None if budget_s is None else compute_search_s(budget_s)
-        end_s = None if budget_s is None else start_s + budget_s
         target.end_s = None if journal.n_found else end_s  # rows that are there are reported whatever is left
         probe = target.read_facts(default_plan({"batch_size": 1}))
         target.end_s = None if search_s is None else start_s + search_s
         if not folder.is_resumed:  # a first use of the data may have fetched or prepared them
             folder.state_fingerprint(question.list_fingerprint_parts())
-        memory_gib = find_memory_gib(options, machine)
+        memory_gib = find_memory_gib(options, question.machine)
+        room = [] if memory_gib is None else [memory_gib * recommend.MEMORY_SAFETY_PCT / 100]
+        room += [] if target.memory_limit_bytes is None else [target.memory_limit_bytes / 2**30]
         space = build_space(
-            aim.config,
-            merge_facts(probe.facts, machine, options),
+            question.aim.config,
+            merge_facts(probe.facts, question.machine, options),
             batch_sizes=options.batch_sizes,
             num_workers=options.num_workers,
             free_batch=options.free_batch,
             all_levers=options.strategy == "model_first",
         )
-        room_gib = _choose_room_gib(memory_gib, target.memory_limit_bytes)
-        space = dataclasses.replace(space, memory_gib=room_gib)
-        planned = strategies.count_planned(space, options.strategy, is_limited=budget_s is not None)
-        session = _open_session(target, journal, options, planned, tell, start_s, search_s)
-        _announce(journal, space, options, folder, sum(planned.values()), tell)
-        yield Search(
+        space = dataclasses.replace(space, memory_gib=min(room, default=None))
+        n_sides = strategies.count_finalists(options.strategy) + 2  # the user's plan, and one more where rows are noisy
+        session = Session(
+            target,
+            journal,
+            budget_s=search_s,
+            reserve_trials=QUICK_REPEATS if options.is_quick else n_sides * MAX_CONFIRM_ROUNDS,
+            reserve_share=QUICK_RESERVE_SHARE if options.is_quick else RESERVE_SHARE,
+            planned=strategies.count_planned(space, options.strategy, is_limited=search_s is not None),
+            on_event=tell,
+            start_s=start_s,
+            n_devices=options.n_ranks,
+        )
+        search = Search(
             question=question,
             folder=folder,
-            journal=journal,
             target=target,
             probe=probe,
-            space=dataclasses.replace(space, notes=(*notes, *space.notes)),
+            space=space,
             session=session,
             memory_gib=memory_gib,
             end_s=end_s,
         )
+        _announce(search, tell)
+        yield dataclasses.replace(search, space=dataclasses.replace(space, notes=(*notes, *space.notes)))
 
 
 def run_strategy(search: Search) -> None:
@@ -172,65 +161,53 @@ def measure_roofs(search: Search) -> tuple[tuple[Roof, ...], str]:
 
 
 def merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:
-    """Complete what the probe read inside a trial by what the machine says; of several ranks as for one of them."""
-    changes: dict[str, Any] = {"n_ranks": options.n_ranks}
-    if facts.has_c_compiler is None:
-        changes["has_c_compiler"] = has_c_compiler()
-    if facts.n_cores_usable <= 1:
-        changes["n_cores_usable"] = machine.n_cores_usable
-    merged = dataclasses.replace(facts, device_type=options.device.partition(":")[0], **changes)
-    changes = {"n_cores_usable": max(1, merged.n_cores_usable // options.n_ranks)}
-    if merged.free_ram_bytes is not None:
-        share_bytes = machine.memory_available_bytes // options.n_ranks  # the limit of a trial is a rank's already
-        changes["free_ram_bytes"] = min(merged.free_ram_bytes, share_bytes)
-    return dataclasses.replace(merged, **changes)
-
-
-def _choose_room_gib(memory_gib: float | None, trial_limit_bytes: int | None) -> float | None:
-    """What the search plans with: below the safety limit, and below what a trial is given."""
-    limits = [] if memory_gib is None else [memory_gib * recommend.MEMORY_SAFETY_PCT / 100]
-    if trial_limit_bytes is not None:
-        limits.append(trial_limit_bytes / 2**30)
-    return min(limits, default=None)
-
-
-def _open_session(
-    target: ProcessTarget,
-    journal: Journal,
-    options: TuneOptions,
-    planned: Mapping[str, int],
-    tell: OnEvent,
-    start_s: float,
-    search_s: float | None,
-) -> Session:
-    n_sides = strategies.count_finalists(options.strategy) + 2  # the user's plan, and one more where rows are noisy
-    return Session(
-        target,
-        journal,
-        budget_s=search_s,
-        reserve_trials=QUICK_REPEATS if options.is_quick else n_sides * MAX_CONFIRM_ROUNDS,
-        reserve_share=QUICK_RESERVE_SHARE if options.is_quick else RESERVE_SHARE,
-        planned=planned,
-        on_event=tell,
-        start_s=start_s,
-        n_devices=max(1, len(options.rank_devices)),
+    """Complete what a trial read of the machine; with several ranks, for one of them."""
+    n_ranks, free_bytes = options.n_ranks, facts.free_ram_bytes
+    n_cores = machine.n_cores_usable if facts.n_cores_usable <= 1 else facts.n_cores_usable
+    if free_bytes is not None:  # the limit of a trial is a rank's already
+        free_bytes = min(free_bytes, machine.memory_available_bytes // n_ranks)
+    return dataclasses.replace(
+        facts,
+        device_type=options.device.partition(":")[0],
+        n_ranks=n_ranks,
+        has_c_compiler=has_c_compiler() if facts.has_c_compiler is None else facts.has_c_compiler,
+        n_cores_usable=max(1, n_cores // n_ranks),
+        free_ram_bytes=free_bytes,
     )
 
 
-def _announce(
-    journal: Journal, space: Space, options: TuneOptions, folder: RunFolder, n_planned: int, tell: OnEvent
-) -> None:
-    tell(
-        SearchStarted(
-            strategy=strategies.name_strategy(options.strategy),
-            grid_size=count_grid(space) + len(space.skipped),
-            n_planned=n_planned,
-            n_resumed=journal.n_found,
-            device=options.device,
-            folder=str(folder.path),
-            user_plan=space.user_plan,
-            memory_room_gib=space.memory_gib,
-        )
+def _build_target(question: Question, folder: RunFolder, tell: OnEvent) -> ProcessTarget:
+    options, aim = question.options, question.aim
+
+    def tell_progress(id: str, values: Mapping[str, Any]) -> None:
+        if id not in (PROBE_ID, ROOFS_ID):
+            tell(TrialProgressed(id=id, values=values))
+
+    return ProcessTarget(
+        aim.source,
+        device=options.device,
+        folder=folder.path,
+        n_steps=options.n_steps,
+        seed=aim.config.run.seed,
+        memory_limit_bytes=choose_trial_limit_bytes(options, question.machine),
+        deadline_s=options.deadline_s,
+        max_measure_s=options.max_measure_s,
+        rank_devices=options.rank_devices,
+        on_progress=tell_progress,
     )
-    for note in (*journal.notes, *space.notes):
-        tell(SearchNoted(message=note))
+
+
+def _announce(search: Search, tell: OnEvent) -> None:
+    options, space, session = search.options, search.space, search.session
+    started = SearchStarted(
+        strategy=strategies.name_strategy(options.strategy),
+        grid_size=count_grid(space) + len(space.skipped),
+        n_planned=sum(session.planned.values()),
+        n_resumed=session.journal.n_found,
+        device=options.device,
+        folder=str(search.folder.path),
+        user_plan=space.user_plan,
+        memory_room_gib=space.memory_gib,
+    )
+    for event in (started, *(SearchNoted(message=note) for note in (*session.journal.notes, *space.notes))):
+        tell(event)

@@ -1,4 +1,4 @@
-"""Drives a strategy: asks the target, keeps the journal, counts, and stops at the budget.
+"""Drive a strategy: ask the target, keep the journal, count, and stop at the budget.
 
 A strategy is a generator. It yields ``Ask`` (run this plan; the trial comes back from ``yield``) or ``Skip`` (a row for
 a plan that need not run), and decides from what it gets. It does no I/O of its own, so a new strategy is one function.
@@ -10,20 +10,20 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
 from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
 from fulltilt.tuner.search.budget import Refusal
-from fulltilt.tuner.search.common_error import find_common_error
-from fulltilt.tuner.search.journal import Journal
-from fulltilt.tuner.search.progress import OnEvent, SearchEvent, TrialCut, TrialDone, TrialStarted
+from fulltilt.tuner.search.journal import Journal, Key
+from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialStarted
 from fulltilt.tuner.trials.rows import build_row
 from fulltilt.tuner.trials.target import Target
 
 END_TO_END = "end_to_end"
 REPEAT = "repeat"
-RESERVE_SHARE = 0.3  # of the budget at most is kept back for repeats: plans that were never tried come first
 BASELINE = "baseline"
+RESERVE_SHARE = 0.3  # of the budget at most is kept back for repeats: plans that were never tried come first
+N_ALIKE = 3  # plans that failed in the same words: fewer may be one lever's fault
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +43,8 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Skip:
+    """Write a row for ``plan`` that says why it does not run."""
+
     plan: Plan
     reason: str
     why: str = "part of the grid"
@@ -51,72 +53,69 @@ class Skip:
 Strategy = Generator[Ask | Skip, Trial, None]
 
 
+@dataclasses.dataclass
 class Session:
-    """One search in progress.
+    """A search in progress, which answers what strategies ask."""
 
-    Args:
-        budget_s: Wall time of this search; rows of earlier ones in the same folder cost none of it. None: no limit.
-        reserve_trials: Trials whose time is kept back for measuring the finalists again.
-        reserve_share: Of the budget at most is kept back for them.
-        planned: Kind → trials at most, for progress only.
-        start_s: When the search began, on ``clock``: now, or earlier when it had to be prepared.
-        n_devices: That a trial runs on; for the rows of plans that are skipped.
-    """
+    target: Target
+    journal: Journal
+    _: dataclasses.KW_ONLY
+    budget_s: float | None = None  # wall time of this search; rows that lay in the folder cost none of it
+    reserve_trials: int = 4  # whose time is kept back for measuring the finalists again
+    reserve_share: float = RESERVE_SHARE  # of the budget at most is kept back for them
+    planned: Mapping[str, int] = dataclasses.field(default_factory=dict)  # kind → trials at most, for progress only
+    on_event: OnEvent = lambda event: None
+    clock: Callable[[], float] = time.monotonic
+    start_s: float | None = None  # when the search began, on ``clock``; None: now
+    n_devices: int = 1  # that a trial runs on; for the rows of plans that are skipped
 
-    def __init__(
-        self,
-        target: Target,
-        journal: Journal,
-        *,
-        budget_s: float | None = None,
-        reserve_trials: int = 4,
-        reserve_share: float = RESERVE_SHARE,
-        planned: Mapping[str, int] | None = None,
-        on_event: OnEvent | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        start_s: float | None = None,
-        n_devices: int = 1,
-    ):
-        self._target, self._journal = target, journal
-        self.budget_s = budget_s
-        self._reserve_trials, self._reserve_share = reserve_trials, reserve_share
-        self._ahead = dict(planned or {})  # kind → trials that may still come
-        self._on_event, self._n_devices = on_event, n_devices
-        self._clock = clock
-        self._start_s = clock() if start_s is None else start_s
-        self.earlier_s = journal.spent_s  # what the rows took that earlier runs left in the folder
-        self._known: dict[tuple[Plan, str], Trial] = {}
+    def __post_init__(self) -> None:
+        self._start_s = self.clock() if self.start_s is None else self.start_s
+        self.earlier_s = sum(trial.seconds for trial in self.journal.trials)  # of rows that lay in the folder
         self.rows: list[Trial] = []  # whole runs, and plans that were skipped
         self.probes: list[Trial] = []
         self.n_run = 0  # processes started by this session
         self.n_resumed = 0
         self.is_budget_spent = False
-        self.cut: Trial | None = None  # what the end of the budget broke off; no row, for it says nothing of its plan
+        self.cut: Trial | None = None  # what the end of the budget broke off; it says nothing of its plan
+        self._known: dict[tuple[Plan, str], Trial] = {}
+        self._ahead = dict(self.planned)  # kind → trials that may still come
         self._refusals: list[Refusal] = []
         self._round: int | None = None  # of the comparison that runs
         self._ready_s = 0.0  # into the search, when its first process was begun
 
     @property
     def left_s(self) -> float:
-        """Of the budget; infinite without one."""
+        """Seconds left of the budget; infinite without one."""
         return math.inf if self.budget_s is None else self.budget_s - self.elapsed_s
 
     @property
     def elapsed_s(self) -> float:
         """Wall time of this search."""
-        return self._clock() - self._start_s
+        return self.clock() - self._start_s
 
     @property
-    def n_done(self) -> int:
-        return len(self.rows) + len(self.probes)
+    def common_error(self) -> Sequence[Trial]:
+        """Rows of one error that ``N_ALIKE`` plans or more met while nothing of their kind ran; else none.
 
-    @property
-    def common_error(self) -> list[Trial]:
-        """Rows of one error that every plan meets (``find_common_error``): nothing further is begun but on request."""
-        return find_common_error([*self.rows, *self.probes])
+        Nothing further is begun then but on request. Out of memory and a deadline are no such errors: another plan may
+        well fit. Neither are estimates on fake tensors, which cannot run every model.
+        """
+        rows = [*self.rows, *self.probes]
+        alike: dict[str, list[Trial]] = {}
+        for row in rows:
+            if row.status == "error" and row.kind != "memory":
+                words = (row.reason or "").partition(" (log: ")[0]  # each trial has a log of its own
+                alike.setdefault(words, []).append(row)
+        for failed in alike.values():
+            kinds = {*WHOLE_RUNS, *(row.kind for row in failed)}
+            has_run = any(row.status == "ok" and row.kind in kinds for row in rows)
+            if len({row.plan for row in failed}) >= N_ALIKE and not has_run:
+                return failed
+        return ()
 
     def find_shortfall(self) -> Refusal | None:
-        """Why a search with the same budget would begin nothing that ends; None where it goes on from these rows."""
+        """Say why the same budget would begin nothing that ends; None where a search goes on from these rows."""
         least = min(self._refusals, key=lambda refusal: refusal.search_s, default=None)
         if least is None or self.budget_s is None or least.search_s <= self.budget_s:
             return None
@@ -124,61 +123,59 @@ class Session:
 
     def run(self, strategy: Strategy, *, may_use_reserve: bool = False, despite_errors: bool = False) -> bool:
         """Run a strategy to its end; False when the budget, or an error that every plan meets, ended it first."""
-        answer: Trial | None = None
         try:
+            wish = next(strategy)
             while True:
-                wish = next(strategy) if answer is None else strategy.send(answer)
                 if isinstance(wish, Ask) and wish.together:
-                    self._round = self._journal.enter_round(wish.comparison, wish.together)
-                if isinstance(wish, Ask) and not self._is_free(wish):
-                    if not despite_errors and self.common_error:
-                        strategy.close()
-                        return False
-                    if self._must_stop(wish, may_use_reserve=may_use_reserve):
-                        return self._end(strategy)
-                answer = self._skip(wish) if isinstance(wish, Skip) else self._ask(wish)
+                    self._round = self.journal.enter_round(wish.comparison, wish.together)
+                answer = None
+                key = self._find_key(wish)
+                if isinstance(wish, Skip) or key[:2] in self._known or self.journal.holds(key):
+                    answer = self._answer(wish)
+                elif not despite_errors and self.common_error:
+                    strategy.close()
+                    return False
+                elif not self._must_stop(wish, may_use_reserve=may_use_reserve):
+                    answer = self._answer(wish)
                 if answer is None:
-                    return self._end(strategy)
+                    self.is_budget_spent = True
+                    strategy.close()
+                    return False
+                wish = strategy.send(answer)
         except StopIteration:
             return True
 
-    def _end(self, strategy: Strategy) -> bool:
-        self.is_budget_spent = True
-        strategy.close()
-        return False
+    def adopt_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> None:
+        """Take in the rows of earlier sessions that nobody asked for: a resumed search never reports less."""
+        for trial in self.journal.take_rest(kinds):
+            self._keep(trial, is_resumed=True)
 
     def _must_stop(self, wish: Ask, *, may_use_reserve: bool) -> bool:
         """Whether the next trial would not fit. The first whole run begins while any time is left: without it there is
         nothing to say, and the probes before it leave time for one."""
         if self.budget_s is None:
             return False
-        refusal = self._weigh(wish, self.budget_s, may_use_reserve=may_use_reserve)
-        is_first = wish.kind not in PROBES and not self._has_run
-        must_stop = refusal.left_s <= 0 or (not is_first and refusal.next_s + refusal.kept_s > refusal.left_s)
+        whole_s = self._estimate_s(END_TO_END)
+        has_run = any(row.status != "skipped" for row in self.rows)
+        next_s = max(1, len(wish.together)) * self._estimate_s(wish.kind, wish.plan)
+        kept_s = 0.0 if has_run or wish.kind not in PROBES else whole_s
+        search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
+        if not may_use_reserve:
+            reserve_s = self.reserve_trials * whole_s
+            kept_s += min(reserve_s, self.reserve_share * self.budget_s)
+            search_s = min(search_s + reserve_s, search_s / (1 - self.reserve_share))
+        left_s = self.left_s
+        is_first = wish.kind not in PROBES and not has_run
+        must_stop = left_s <= 0 or (not is_first and next_s + kept_s > left_s)
         if must_stop and self.cut is None:  # what comes after a run that was broken off would not be begun before it
+            n_runs = len(wish.together) or 1
+            refusal = Refusal(next_s=next_s, n_runs=n_runs, kept_s=kept_s, left_s=left_s, search_s=search_s)
             self._refusals.append(refusal)
         return must_stop
 
-    @property
-    def _has_run(self) -> bool:
-        return any(row.status != "skipped" for row in self.rows)
-
-    def _weigh(self, wish: Ask, budget_s: float, *, may_use_reserve: bool) -> Refusal:
-        """What a trial would take of the time left, with what is kept back for those after it."""
-        whole_s = self._estimate_s(END_TO_END)
-        n_runs = len(wish.together) or 1
-        next_s = n_runs * self._estimate_s(wish.kind, wish.plan)
-        kept_s = 0.0 if self._has_run or wish.kind not in PROBES else whole_s
-        search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
-        if not may_use_reserve:
-            reserve_s = self._reserve_trials * whole_s
-            kept_s += min(reserve_s, self._reserve_share * budget_s)
-            search_s = min(search_s + reserve_s, search_s / (1 - self._reserve_share))
-        return Refusal(next_s=next_s, n_runs=n_runs, kept_s=kept_s, left_s=self.left_s, search_s=search_s)
-
     def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
-        """What a trial will take: what the plan took before, else the median of its like. 0 before the first."""
-        ran = [row for row in (*self.rows, *self.probes) if row.seconds > 0]
+        """Estimate the seconds of a trial: its plan's last, else the median of its like; 0 before the first."""
+        ran = self._list_ran()
         alike = [row for row in ran if row.kind == kind or (row.kind in WHOLE_RUNS and kind in WHOLE_RUNS)]
         own = [row.seconds for row in alike if row.plan == plan]
         if own:
@@ -186,109 +183,80 @@ class Session:
         others = alike or [row for row in ran if row.kind != "memory"] or ran  # estimates of memory run no step
         return statistics.median([row.seconds for row in others]) if others else 0.0
 
-    def _is_free(self, wish: Ask) -> bool:
-        return self._is_known(wish) or self._journal.holds(wish.plan, wish.kind, wish.comparison, self._get_round(wish))
+    def _find_key(self, wish: Ask | Skip) -> Key:
+        if isinstance(wish, Skip):
+            return wish.plan, END_TO_END, None, None
+        return wish.plan, wish.kind, wish.comparison, None if wish.comparison is None else self._round
 
-    def _get_round(self, wish: Ask) -> int | None:
-        return None if wish.comparison is None else self._round
-
-    def _is_known(self, wish: Ask) -> bool:
-        return (wish.plan, wish.kind) in self._known
-
-    def _list_seconds(self) -> list[float]:
-        return [row.seconds for row in (*self.rows, *self.probes) if row.seconds > 0]
-
-    def adopt_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> None:
-        """Take in the rows of earlier sessions that nobody asked for: a resumed search never reports less."""
-        for trial in self._journal.take_rest(kinds):
-            self.n_resumed += 1
-            self._keep(trial, is_resumed=True)
-
-    def _ask(self, wish: Ask) -> Trial | None:
-        """The row, run or known; None where the end of the budget broke the trial off."""
-        if self._is_known(wish):
-            return self._known[wish.plan, wish.kind]
-        found = self._journal.take(wish.plan, wish.kind, wish.comparison, self._get_round(wish))
+    def _answer(self, wish: Ask | Skip) -> Trial | None:
+        """Return the row, run or known; None where the end of the budget broke the trial off."""
+        key = self._find_key(wish)
+        if key[:2] in self._known:
+            return self._known[key[:2]]
+        found = self.journal.take(key)
         if found is not None:
-            self.n_resumed += 1
             return self._keep(found, is_resumed=True)
-        id = self._journal.next_id()
-        self._enter_stage(wish.kind)
-        self._tell(
-            TrialStarted(
-                id=id, plan=wish.plan, why=wish.why, kind=wish.kind, n_done=self.n_done, n_planned=self._count_planned()
-            )
+        id = self.journal.next_id()
+        if isinstance(wish, Ask):
+            trial = self._run_trial(wish, id)
+        else:
+            why, reason = wish.why, wish.reason
+            trial = build_row(wish.plan, id=id, why=why, status="skipped", reason=reason, n_devices=self.n_devices)
+        if trial is not None:
+            self.journal.append(trial)
+        return None if trial is None else self._keep(trial)
+
+    def _run_trial(self, wish: Ask, id: str) -> Trial | None:
+        # Probes, whole runs, repeats: what an earlier stage did not need never comes. A whole run before any probe is
+        # the user's own plan.
+        if wish.kind not in PROBES and (self.probes or wish.kind != END_TO_END):
+            is_over = (*PROBES, END_TO_END) if wish.kind != END_TO_END else PROBES
+            self._ahead |= dict.fromkeys(is_over, 0)
+        n_done, n_planned = self._count()
+        self.on_event(
+            TrialStarted(id=id, plan=wish.plan, why=wish.why, kind=wish.kind, n_done=n_done, n_planned=n_planned)
         )
         if not self.n_run:
             self._ready_s = self.elapsed_s
         left_s = self.left_s
-        trial = self._target(wish.plan, id=id, why=wish.why, kind=wish.kind)
-        if wish.comparison is not None:
-            trial = dataclasses.replace(trial, comparison=wish.comparison, round=self._round)
+        trial = self.target(wish.plan, id=id, why=wish.why, kind=wish.kind)
         self.n_run += 1
         if trial.status == "timeout" and self.left_s <= 0:
             self.cut = trial
             search_s = self._ready_s + trial.seconds
             self._refusals.append(Refusal(next_s=trial.seconds, left_s=left_s, search_s=search_s, is_cut=True))
-            self._tell(TrialCut(id=id, seconds=trial.seconds))
+            self.on_event(TrialCut(id=id, seconds=trial.seconds))
             return None
-        self._journal.append(trial)
-        return self._keep(trial)
-
-    def _skip(self, wish: Skip) -> Trial:
-        if (wish.plan, END_TO_END) in self._known:
-            return self._known[wish.plan, END_TO_END]
-        found = self._journal.take(wish.plan, END_TO_END)
-        if found is not None:
-            self.n_resumed += 1
-            return self._keep(found, is_resumed=True)
-        id = self._journal.next_id()
-        trial = build_row(
-            wish.plan, id=id, why=wish.why, status="skipped", reason=wish.reason, n_devices=self._n_devices
-        )
-        self._journal.append(trial)
-        return self._keep(trial)
+        if wish.comparison is not None:
+            trial = dataclasses.replace(trial, comparison=wish.comparison, round=self._round)
+        return trial
 
     def _keep(self, trial: Trial, *, is_resumed: bool = False) -> Trial:
+        self.n_resumed += is_resumed
         if trial.kind in (END_TO_END, *PROBES):
             self._known[trial.plan, trial.kind] = trial
         (self.probes if trial.kind in PROBES else self.rows).append(trial)
         stage = REPEAT if trial.kind == BASELINE else trial.kind
         self._ahead[stage] = max(0, self._ahead.get(stage, 0) - 1)
-        self._tell(
-            TrialDone(
-                trial=trial,
-                n_done=self.n_done,
-                n_planned=self._count_planned(),
-                seconds_left=self._estimate_left_s(),
-                is_resumed=is_resumed,
-            )
+        n_done, n_planned = self._count()
+        left_s = self._estimate_left_s()
+        self.on_event(
+            TrialDone(trial=trial, n_done=n_done, n_planned=n_planned, seconds_left=left_s, is_resumed=is_resumed)
         )
         return trial
 
+    def _list_ran(self) -> list[Trial]:
+        return [row for row in (*self.rows, *self.probes) if row.seconds > 0]
+
     def _estimate_left_s(self) -> float | None:
-        """What may still come at most, each kind as long as its like took; the rest of the budget bounds it."""
-        if not self._list_seconds():
-            return None if self.budget_s is None else max(0.0, self.left_s)
+        """Estimate the seconds left at most: what may come, each as long as its like, within the budget."""
         ahead_s = sum(n_left * self._estimate_s(kind) for kind, n_left in self._ahead.items())
-        return min(ahead_s, max(0.0, self.left_s))
+        left_s = max(0.0, min(ahead_s if self._list_ran() else math.inf, self.left_s))
+        return left_s if math.isfinite(left_s) else None
 
-    def _enter_stage(self, kind: str) -> None:
-        """A search probes, runs whole, measures again: what an earlier stage did not need never comes.
-
-        Whole runs before any probe are the user's own plan.
-        """
-        if kind not in PROBES and (self.probes or kind != END_TO_END):
-            is_over = (*PROBES, END_TO_END) if kind != END_TO_END else PROBES
-            self._ahead |= dict.fromkeys(is_over, 0)
-
-    def _count_planned(self) -> int:
-        """What was done, and what may still come: no more than the budget holds at the pace so far."""
-        n_left, seconds = sum(self._ahead.values()), self._list_seconds()
-        if self.budget_s is not None and seconds:
-            n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(seconds))))
-        return self.n_done + n_left
-
-    def _tell(self, event: SearchEvent) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
+    def _count(self) -> tuple[int, int]:
+        """Count the trials that are done, and all that are planned, no more than the budget holds at this pace."""
+        n_done, n_left, ran = len(self.rows) + len(self.probes), sum(self._ahead.values()), self._list_ran()
+        if self.budget_s is not None and ran:
+            n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(row.seconds for row in ran))))
+        return n_done, n_done + n_left

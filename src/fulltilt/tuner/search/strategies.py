@@ -1,7 +1,4 @@
-"""Strategies: which plans to run, in which order, and when to stop.
-
-Each is a generator function of a Space (see ``session``). ``confirm`` runs after any of them.
-"""
+"""Strategies: generators over a Space that choose which plans to run, in which order, and when to stop."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from fulltilt.tuner.search.session import END_TO_END, REPEAT, Ask, Skip, Strateg
 
 
 def skip_impossible(space: Space) -> Strategy:
-    """A row for every value that was dropped from the axes, so that nothing asked for is silent."""
+    """Write a row for every value that was dropped from the axes, so that nothing asked for is silent."""
     for plan, reason in space.skipped:
         yield Skip(plan=plan, reason=reason, why="asked for, or suggested for this machine")
 
 
 def run_own_plan(space: Space, *, is_limited: bool) -> Strategy:
-    """The user's own plan, whole, before anything else where the search may end before its last stage.
+    """Run the user's own plan first, where the search may end before its last stage.
 
     There it runs beside the finalists; without it nothing that is found says what it gains. Where it cannot apply, a
     row says why.
@@ -40,12 +37,12 @@ def run_own_plan(space: Space, *, is_limited: bool) -> Strategy:
 
 
 def run_nearest(space: Space) -> Strategy:
-    """The user's plan, or the nearest one in the space."""
+    """Run the user's plan, or the nearest one in the space."""
     yield Ask(plan=project(space), why="the user's plan, or the nearest one in the space")
 
 
 def exhaustive(space: Space) -> Strategy:
-    """Every plan of the grid. Batch sizes ascend; past one that ran out of memory the rest of its line is skipped."""
+    """Run every plan of the grid by ascending batch size; what follows an out of memory is skipped."""
     lines: dict[Plan, list[Plan]] = {}
     for plan in space.grid():
         lines.setdefault(without_batch(plan), []).append(plan)
@@ -69,28 +66,23 @@ STRATEGIES: Mapping[str, Callable[[Space], Strategy]] = {
 
 
 def name_strategy(strategy: str) -> str:
-    """What a strategy is by its mechanism: ``--quick`` is the model-first search with less of everything."""
+    """Name the mechanism of a strategy: ``--quick`` is a smaller model-first search."""
     return "model_first" if strategy == "quick" else strategy
 
 
 def count_finalists(strategy: str, rows: Sequence[Trial] = ()) -> int:
-    """How many plans are measured again, after what the rows of the search say of the machine.
+    """Choose how many plans are measured again, by how noisy the rows of the search are.
 
     The fastest of a whole grid's noisy rows are mostly lucky ones: over 20 simulated workloads the exhaustive search
-    lost 1.72 % on average with two of them and loses 1.14 % with four (``benchmarks/results/search_replay-cpu.json``).
-    Searches that run few plans, each for a reason, lost no less with a third; on a noisy machine theirs are lucky
-    ones, too.
+    lost 1.72 % on average with two of them and 1.14 % with four (``benchmarks/results/search_replay-cpu.json``).
+    Searches that run few plans, each for a reason, lost no less with a third.
     """
     whole = [row for row in rows if row.kind == END_TO_END and row.status == "ok"]
     return {"exhaustive": 4, "quick": 1}.get(strategy, 4 if is_noisy(whole) else 2)
 
 
 def count_planned(space: Space, strategy: str, *, is_limited: bool) -> dict[str, int]:
-    """Kind → trials, about so many, for a progress display; skipped values are rows too.
-
-    Args:
-        is_limited: By a budget: then the user's own plan runs first.
-    """
+    """Estimate the number of trials by kind, for a progress display; with a budget the user's own plan runs first."""
     if strategy in ("model_first", "quick"):
         counts = count_trials(space, QUICK if strategy == "quick" else FULL)
     elif strategy == "exhaustive":

@@ -1,1 +1,1 @@
-"""How a plan is run in a process of its own, and what is kept of it."""
+"""Run a plan in a process of its own, and keep what was measured."""

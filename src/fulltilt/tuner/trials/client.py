@@ -1,4 +1,4 @@
-"""The parent's handle on the zygote: start it, talk to it, end it."""
+"""The parent's handle on the trial server: start it, talk to it, end it."""
 
 from __future__ import annotations
 
@@ -30,24 +30,20 @@ MARK_VARIABLE = "FULLTILT_ZYGOTE"  # tells what came from one zygote, also when 
 
 
 class ZygoteDiedError(TrainingError):
-    """The process that trials are forked from is gone; what ran in it is lost."""
+    """The process that trials are forked from is gone, with what ran in it."""
 
 
 class Zygote:
     """A handle on the process that trials are forked from; started at the first trial, one trial at a time.
 
-    Args:
-        log_path: Where its own stderr goes.
-        body: ``module:function`` that a trial process calls with (request, answer).
-        preload: Modules it imports; its own list when None.
+    Its stderr goes to ``log_path``. A trial process calls ``body`` (``module:function``) with (request, answer).
+    ``preload`` names the modules it imports in place of its own list.
     """
 
-    def __init__(self, log_path: Path, *, body: str = DEFAULT_BODY, preload: tuple[str, ...] | None = None):
-        self.log_path = log_path
-        self.body = body
+    def __init__(self, log_path: Path, *, body: str = DEFAULT_BODY, preload: tuple[str, ...] = ()):
+        self.log_path, self.body, self._preload = log_path, body, preload
         self.start_limit_s = START_LIMIT_S  # how long its start may take while it is at work
         self.answer_limit_s = ANSWER_LIMIT_S  # how long each fork may take
-        self._preload = preload
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._mark = secrets.token_hex(8)
@@ -74,7 +70,7 @@ class Zygote:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, open_log(self.log_path) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _bootstrap(), str(theirs.fileno()), *self._arguments()],
+                [sys.executable, "-P", "-c", _bootstrap(), str(theirs.fileno()), *self._preload],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -86,42 +82,32 @@ class Zygote:
             ready = wait_for_start(
                 self.receive, lambda: proctree.read_work(pid), limit_s=self.start_limit_s, still_limit_s=STILL_LIMIT_S
             )
-        except ZygoteDiedError as error:
-            self.close()
-            raise TrainingError(f"trial processes cannot start: {error}; see {self.log_path}") from None
-        except TimeoutError as error:
-            self._process.kill()  # it still imports and holds nothing yet: waiting for its end only takes longer
+            if ready["say"] != "ready":
+                raise ZygoteDiedError(f"{ready['exception_type']}: {ready['message']}")
+        except (ZygoteDiedError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                self._process.kill()  # it still imports and holds nothing yet: waiting for its end only takes longer
             self.close()
             raise TrainingError(f"trial processes cannot start: {error} (log: {self.log_path})") from None
-        if ready.get("say") != "ready":
-            self.close()
-            said = f"{ready['exception_type']}: {ready['message']}"
-            raise TrainingError(f"trial processes cannot start: {said}; see {self.log_path}")
         self._scratch_home = ready["scratch_home"]
 
     def name_scratch(self) -> str:
-        """A folder for the temporary files of one trial, that is not there yet; it has to be started."""
+        """Name a new folder for the temporary files of one trial; the server has to be started."""
         return os.path.join(self._scratch_home, f"fulltilt-{secrets.token_hex(4)}")
 
-    def _arguments(self) -> list[str]:
-        return [",".join(self._preload)] if self._preload is not None else []
-
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        if self._control is None:
-            raise ZygoteDiedError("it is not running")
+        """Send a message, and open files with it."""
         try:
-            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
-        except (BrokenPipeError, ConnectionError):
+            socket.send_fds(self._get_socket(), [json.dumps(message).encode()], descriptors)
+        except ConnectionError:
             raise ZygoteDiedError(self._describe_end()) from None
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message; None when there was none in time."""
-        if self._control is None:
-            raise ZygoteDiedError("it is not running")
-        if not select.select([self._control], [], [], timeout_s)[0]:
+        """Return the next message; None when there was none in time."""
+        if not select.select([self], [], [], timeout_s)[0]:
             return None
         try:
-            data = self._control.recv(65536)
+            data = self._get_socket().recv(65536)
         except ConnectionError:
             data = b""
         if not data:
@@ -129,9 +115,7 @@ class Zygote:
         return json.loads(data)
 
     def fileno(self) -> int:
-        if self._control is None:
-            raise ZygoteDiedError("it is not running")
-        return self._control.fileno()
+        return self._get_socket().fileno()
 
     def close(self) -> None:
         """End it and every process below it."""
@@ -148,9 +132,13 @@ class Zygote:
                 proctree.kill_marked(f"{MARK_VARIABLE}={self._mark}")
             self._process = None
 
+    def _get_socket(self) -> socket.socket:
+        if self._control is None:
+            raise ZygoteDiedError("it is not running")
+        return self._control
+
     def _describe_end(self) -> str:
-        if self._process is None:
-            return "it is not running"
+        assert self._process is not None
         try:
             code = self._process.wait(EXIT_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -167,7 +155,7 @@ def wait_for_start(
     still_limit_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """The first message of a process that starts. One that is slow but at work is waited for, one that hangs is not.
+    """Wait for the first message of a process while it is at work; give up on one that hangs.
 
     Args:
         receive: The message that came within so many seconds, or None.
@@ -204,7 +192,7 @@ def _describe_late_start(waited_s: float, still_s: float, work: proctree.Work | 
 
 
 def _bootstrap() -> str:
-    """Code for ``python -c``: ``-m`` would need the package on the path and would put the working folder in front."""
+    """Return code for ``python -c``; ``-m`` would need the package on the path, the working folder first."""
     home = str(Path(__file__).resolve().parents[3])
     return (
         f"import sys; home = {home!r}; home in sys.path or sys.path.append(home); "
@@ -214,7 +202,7 @@ def _bootstrap() -> str:
 
 @contextlib.contextmanager
 def open_log(path: Path) -> Iterator[BinaryIO]:
-    """A fresh log: lines of an earlier attempt must not pass for this one's last words."""
+    """Open a fresh log: lines of an earlier attempt must not pass for this one's last words."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("wb")

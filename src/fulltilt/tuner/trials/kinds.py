@@ -1,21 +1,20 @@
-"""What a trial process can be asked for, one function a kind; ``run_request`` chooses by the table at the end."""
+"""Do what a trial process can be asked for: one function a kind, chosen by the table at the end."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fulltilt.errors import UsageError
-from fulltilt.records import Measurement, TrialRequest, decode, encode
-from fulltilt.tuner.trials.measuring import Answer, build_request, measure_built, report_parts
+from fulltilt.records import TrialRequest, decode, encode
+from fulltilt.tuner.trials.measuring import Answer, Measure, build_request, measure_built, report_parts_of
 from fulltilt.tuner.trials.rank_trial import run_rank_trial
 
 
 def run_request(message: Mapping[str, Any], answer: Answer) -> None:
     """Do what one request asks for, by its kind."""
-    request, kind = decode(TrialRequest, message), message.get("kind", "trial")
-    KINDS[kind](request, answer)
+    request = decode(TrialRequest, message)
+    KINDS[request.kind](request, answer)
 
 
 def run_trial(request: TrialRequest, answer: Answer) -> None:
@@ -29,24 +28,24 @@ def run_trial(request: TrialRequest, answer: Answer) -> None:
     if request.rank_devices:
         run_rank_trial(request, answer)
     else:
-        _run_here(request, answer, functools.partial(run_measured, on_part=report_parts(answer)))
+        _measure_here(report_parts_of(run_measured, answer), request, answer)
 
 
 def run_device_probe(request: TrialRequest, answer: Answer) -> None:
     """Measure steps on batches that lie on the device already."""
     from fulltilt.engine.measured import probes
 
-    _run_here(request, answer, functools.partial(probes.run_device_probe, on_part=report_parts(answer)))
+    _measure_here(report_parts_of(probes.run_device_probe, answer), request, answer)
 
 
 def run_loader_probe(request: TrialRequest, answer: Answer) -> None:
     """Measure the loader without a step."""
     from fulltilt.engine.measured import probes
 
-    _run_here(request, answer, probes.run_loader_probe)
+    _measure_here(probes.run_loader_probe, request, answer)
 
 
-def _run_here(request: TrialRequest, answer: Answer, measure: Callable[..., Measurement]) -> None:
+def _measure_here(measure: Measure, request: TrialRequest, answer: Answer) -> None:
     from fulltilt.engine.measured.probes import use_share_of_cores
 
     if request.rank_devices:
@@ -72,13 +71,20 @@ def run_roofs(request: TrialRequest, answer: Answer) -> None:
 
 
 def run_facts(request: TrialRequest, answer: Answer) -> None:
-    """Build the run without a step and answer with what guards, the report and a promise need to know of it."""
+    """Build the run without a step and answer with what guards, the report and a promise need to know of it.
+
+    Raises:
+        UsageError: the run cannot be divided over the ranks of the request, whatever the plan: many trials would say
+            so.
+    """
     from fulltilt.engine.build.facts import describe_data, name_device, name_model
+    from fulltilt.engine.ranks.division import find_obstacles
 
     with build_request(request, answer) as run:
-        refuse_ranks(request, run)
-        model = run.setup.model
-        optimizer = run.setup.optimizer
+        model, optimizer = run.setup.model, run.setup.optimizer
+        n_ranks = max(1, len(request.rank_devices))
+        if obstacles := find_obstacles(n_ranks, n_ranks, run.config, run.workload, model):
+            raise UsageError("; ".join(obstacles))
         workload = {
             "name": run.workload.name,
             "model": name_model(model),
@@ -91,19 +97,6 @@ def run_facts(request: TrialRequest, answer: Answer) -> None:
             "notes": list(run.notes),
         }
         answer({"facts": encode(run.facts), "workload": workload})
-
-
-def refuse_ranks(request: TrialRequest, run: Any) -> None:
-    """Before the first of many trials that would all say so.
-
-    Raises:
-        UsageError: the run cannot be divided over the ranks of the request, whatever the plan.
-    """
-    from fulltilt.engine.ranks.division import find_obstacles
-
-    n_ranks = max(1, len(request.rank_devices))
-    if obstacles := find_obstacles(n_ranks, n_ranks, run.config, run.workload, run.setup.model):
-        raise UsageError("; ".join(obstacles))
 
 
 KINDS: Mapping[str, Callable[[TrialRequest, Answer], None]] = {

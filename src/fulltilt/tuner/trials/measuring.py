@@ -1,9 +1,10 @@
-"""How a trial process builds the run that a request asks for, and measures it."""
+"""Build the run that a request asks for, and measure it, in a trial process."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import math
 import sys
 import time
@@ -13,28 +14,28 @@ from typing import Any
 from fulltilt.records import Measurement, TrialRequest
 
 Answer = Callable[[Mapping[str, Any]], None]
+Measure = Callable[..., Measurement]
 
 PROGRESS_INTERVAL_S = 0.25
 
 
-def measure_built(
-    measure: Callable[..., Measurement], run: Any, request: TrialRequest, answer: Answer, **given: Any
-) -> Measurement:
-    """``measure`` a built run as the request asks for, saying how far it is."""
+def measure_built(measure: Measure, run: Any, request: TrialRequest, answer: Answer) -> Measurement:
+    """Measure a built run as the request asks for, and tell how far it is."""
     answer({"progress": {"stage": "built"}})
     with explain_workers():
         return measure(
-            run,
-            n_steps=request.n_steps,
-            max_measure_s=request.max_measure_s,
-            on_progress=report_steps(answer),
-            **given,
+            run, n_steps=request.n_steps, max_measure_s=request.max_measure_s, on_progress=report_steps(answer)
         )
+
+
+def report_parts_of(measure: Measure, answer: Answer) -> Measure:
+    """Have ``measure`` also tell which part of a run is rehearsed, as it begins."""
+    return functools.partial(measure, on_part=lambda part: answer({"progress": {"stage": "rehearsing", "part": part}}))
 
 
 @contextlib.contextmanager
 def explain_workers() -> Iterator[None]:
-    """torch tells of a dead data worker from its signal handler, wherever the main thread happens to be."""
+    """Explain a data worker's death: torch tells of it from its signal handler, wherever the main thread is then."""
     from fulltilt.data import explain_loader_error
 
     try:
@@ -47,13 +48,10 @@ def explain_workers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def build_request(
-    request: TrialRequest, answer: Answer, *, device: str | None = None, world: Any = None
-) -> Iterator[Any]:
-    """A built run under the request's memory limit, closed at the end whatever happens.
+def build_request(request: TrialRequest, answer: Answer, *, world: Any = None) -> Iterator[Any]:
+    """Build the run of a request under its memory limit, and close it at the end whatever happens.
 
     Args:
-        device: Instead of the request's.
         world: The ranks that train together; None: this process alone.
     """
     from fulltilt.config import config_from_values
@@ -61,23 +59,19 @@ def build_request(
     from fulltilt.engine.ranks.world import ALONE
     from fulltilt.measure import apply_memory_limit
 
-    source, device = request.source, device or request.device
+    source, device = request.source, request.device
     sys.path[:0] = [path for path in source.import_paths if path not in sys.path]
     config = config_from_values(source.config, base_dir=source.base_dir, provenance=source.provenance)
-    workload = _unpickle(source.pickled)
+    workload = None if source.pickled is None else _unpickle(source.pickled)
     answer({"progress": {"stage": "configured"}})
     if request.memory_limit_bytes is not None:
         apply_memory_limit(device, request.memory_limit_bytes)
     run = build_run(config, request.plan, device=device, workload=workload, seed=request.seed, world=world or ALONE)
-    try:
+    with contextlib.closing(run):
         yield run
-    finally:
-        run.close()
 
 
-def _unpickle(pickled: str | None) -> Any:
-    if pickled is None:
-        return None
+def _unpickle(pickled: str) -> Any:
     import pickle
 
     import cloudpickle  # noqa: F401  (registers what its pickles need)
@@ -85,17 +79,8 @@ def _unpickle(pickled: str | None) -> Any:
     return pickle.loads(base64.b64decode(pickled))
 
 
-def report_parts(answer: Answer) -> Callable[[str], None]:
-    """Says which part of a run is rehearsed, as it begins."""
-
-    def report(part: str) -> None:
-        answer({"progress": {"stage": "rehearsing", "part": part}})
-
-    return report
-
-
 def report_steps(answer: Answer) -> Callable[[int], None]:
-    """A sign of life after a block of steps, not so often that whoever reads it takes cores from the trial."""
+    """Build a report of steps as a sign of life, rare enough to take no cores from the trial."""
     last_s = -math.inf
 
     def report(n_steps: int) -> None:

@@ -1,6 +1,6 @@
-"""A trial over several ranks: its own process starts them as ``train`` would, watches them, and answers for all.
+"""Run a trial over several ranks: its process starts them as ``train`` does, and answers for all.
 
-None of them outlives it: they end with their connection to it, and the zygote ends whatever is below it.
+No rank outlives it: each ends with its connection to it, and the trial server ends whatever is below it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.records import Event, TrialRequest, decode, encode
-from fulltilt.tuner.trials.measuring import Answer, build_request, measure_built, report_parts
+from fulltilt.tuner.trials.measuring import Answer, build_request, measure_built, report_parts_of
 
 DEADLINE_SHARE = 0.75  # of the trial's usual deadline: a rank that hangs is named before the trial is ended as a whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialAnswered(Event):
-    """What rank 0 says on the way."""
+    """An answer of rank 0 while the trial runs."""
 
     message: dict[str, Any]
 
@@ -55,7 +55,7 @@ def run_rank_trial(request: TrialRequest, answer: Answer) -> None:
 
 
 def measure_as_rank(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What each of the processes runs."""
+    """Measure the request's plan as one rank, and return the encoded Measurement that all have in common."""
     from fulltilt.engine.measured.measurement import run_measured
     from fulltilt.engine.ranks.process import find_link
     from fulltilt.engine.ranks.world import join_devices
@@ -68,5 +68,6 @@ def measure_as_rank(message: Mapping[str, Any]) -> dict[str, Any]:
             link.send_event(TrialAnswered(message=dict(said)))
 
     world, device = join_devices(request.rank_devices)
-    with build_request(request, answer, device=device, world=world) as run:
-        return encode(measure_built(run_measured, run, request, answer, on_part=report_parts(answer)))
+    request = dataclasses.replace(request, device=device)
+    with build_request(request, answer, world=world) as run:
+        return encode(measure_built(report_parts_of(run_measured, answer), run, request, answer))

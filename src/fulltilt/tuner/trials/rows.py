@@ -1,4 +1,4 @@
-"""From what a process measured and how it ended to the row of the table."""
+"""Build rows of the table from what a process measured and how it ended."""
 
 from __future__ import annotations
 
@@ -11,21 +11,10 @@ from fulltilt.records import Measurement, PhasesMs, Plan, Status, Trial, classif
 from fulltilt.tuner.trials.process import ProcessOutcome
 
 NULLABLE = (
-    "phases_ms",
-    "samples_per_s",
-    "samples_per_s_ci95",
-    "receive_ms",
-    "gpu_utilization_pct",
-    "memory_allocated_peak_gib",
-    "memory_reserved_peak_gib",
-    "memory_rss_peak_gib",
-    "memory_peak_part",
-    "first_step_s",
-    "flops_per_sample",
-    "flops_coverage_pct",
-    "cpu_pressure_pct",
-    "steal_pct",
-)
+    "phases_ms", "samples_per_s", "samples_per_s_ci95", "receive_ms", "gpu_utilization_pct",
+    "memory_allocated_peak_gib", "memory_reserved_peak_gib", "memory_rss_peak_gib", "memory_peak_part",
+    "first_step_s", "flops_per_sample", "flops_coverage_pct", "cpu_pressure_pct", "steal_pct",
+)  # fmt: skip
 """Figures of a trial that may be null; each null then has an entry in ``null_reasons``."""
 
 
@@ -39,19 +28,15 @@ def build_trial(
     n_devices: int = 1,
     memory_limit_bytes: int | None = None,
 ) -> Trial:
-    """The row that a process' end becomes.
+    """Build the row that a process' end becomes.
 
     A trial that ended well though its peak lay above the limit is out of memory: between two looks of the watchdog,
     and in the room that the limit leaves for stacks, a run can pass unseen.
     """
     status, reason = classify_outcome(outcome.evidence)
     measurement = outcome.measurement
-    if status == "ok" and measurement is None:
-        status, reason = "error", "the trial ended well but sent no measurement"
-    if status == "ok" and measurement is not None and kind != "memory" and not _is_rate(measurement.samples_per_s):
-        status, reason = "error", f"the trial measured {measurement.samples_per_s} samples/s, which is no rate"
-    if status == "ok" and measurement is not None and memory_limit_bytes is not None:
-        status, reason = _hold_against_limit(measurement, memory_limit_bytes)
+    if status == "ok":
+        status, reason = _judge(measurement, kind, memory_limit_bytes)
     if status != "ok":
         first_line = (reason or status).strip().splitlines()[0]
         reason = f"{first_line} (log: {outcome.log_path})"
@@ -73,15 +58,15 @@ def build_row(
     seconds: float = 0.0,
     n_devices: int = 1,
 ) -> Trial:
-    """A trial with its null reasons complete; the figures of ``measurement`` join when the status is ok."""
+    """Build a trial with its null reasons; figures of ``measurement`` join when the status is ok."""
     figures: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
+    reasons: Mapping[str, str] = {}
     if status == "ok" and measurement is not None:
         names = {f.name for f in dataclasses.fields(Trial)} & {f.name for f in dataclasses.fields(Measurement)}
         figures = {name: getattr(measurement, name) for name in names if name != "null_reasons"}
-        figures["samples_per_s_ci95"] = _clean_interval(measurement.samples_per_s_ci95)
-        reasons = dict(measurement.null_reasons)
-    reasons |= _complete_reasons(figures, reasons, default=_say_why_null(status))
+        if not all(map(math.isfinite, measurement.samples_per_s_ci95 or ())):
+            figures["samples_per_s_ci95"] = None
+        reasons = measurement.null_reasons
     return Trial(
         id=id,
         plan=plan,
@@ -93,40 +78,38 @@ def build_row(
         batch_size_per_device=-(-plan["batch_size"] // n_devices),
         effective_batch_size=plan.effective_batch_size,
         seconds=seconds,
-        null_reasons=reasons,
+        null_reasons=_complete_reasons(figures, reasons, default=_say_why_null(status)),
         **figures,
     )
 
 
 def _complete_reasons(figures: Mapping[str, Any], given: Mapping[str, str], *, default: str) -> dict[str, str]:
-    missing = [name for name in NULLABLE if figures.get(name) is None and name not in given]
+    reasons = dict.fromkeys((name for name in NULLABLE if figures.get(name) is None), default)
     phases = figures.get("phases_ms")
     if isinstance(phases, PhasesMs):
-        names = [f"phases_ms.{f.name}" for f in dataclasses.fields(PhasesMs) if getattr(phases, f.name) is None]
         void = given.get("phases_ms", default)  # phases that do not close to the wall time keep the step only
-        return dict.fromkeys(missing, default) | {name: void for name in names if name not in given}
-    return dict.fromkeys(missing, default)
+        reasons |= {
+            f"phases_ms.{f.name}": void for f in dataclasses.fields(PhasesMs) if getattr(phases, f.name) is None
+        }
+    return reasons | dict(given)
 
 
-def _hold_against_limit(measurement: Measurement, limit_bytes: int) -> tuple[Status, str | None]:
-    used_gib = measurement.device_memory_peak_gib
-    limit_gib = limit_bytes / 2**30
-    if used_gib is None or used_gib <= limit_gib:
+def _judge(measurement: Measurement | None, kind: str, limit_bytes: int | None) -> tuple[Status, str | None]:
+    """Judge a trial that ended well: it may have sent no rate, or have peaked above its limit."""
+    if measurement is None:
+        return "error", "the trial ended well but sent no measurement"
+    rate, used_gib = measurement.samples_per_s, measurement.device_memory_peak_gib
+    if kind != "memory" and (rate is None or not math.isfinite(rate) or rate <= 0):
+        return "error", f"the trial measured {rate} samples/s, which is no rate"
+    if limit_bytes is None or used_gib is None or used_gib <= limit_bytes / 2**30:
         return "ok", None
     part = measurement.memory_peak_part
     where = f" in the part '{part}'" if part not in (None, "steps") else ""
-    return "out_of_memory", f"the run peaked at {format_gib(used_gib)}{where}, the limit is {format_gib(limit_gib)}"
+    limit = format_gib(limit_bytes / 2**30)
+    return "out_of_memory", f"the run peaked at {format_gib(used_gib)}{where}, the limit is {limit}"
 
 
 def _say_why_null(status: str) -> str:
     if status == "ok":
         return "the trial did not report it"
     return "not run" if status == "skipped" else f"the trial ended with {status}"
-
-
-def _clean_interval(interval: tuple[float, float] | None) -> tuple[float, float] | None:
-    return interval if interval is not None and all(map(math.isfinite, interval)) else None
-
-
-def _is_rate(value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and value > 0

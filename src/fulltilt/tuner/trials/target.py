@@ -1,8 +1,9 @@
-"""What a search optimises: something that turns a plan into a trial."""
+"""Turn a plan into a trial: what a search optimises."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from fulltilt.records import (
     decode,
 )
 from fulltilt.tuner.trials.client import ANSWER_LIMIT_S, START_LIMIT_S
-from fulltilt.tuner.trials.process import OnProgress, ProcessOutcome, Zygote, run_trial_process
+from fulltilt.tuner.trials.process import ProcessOutcome, Zygote, run_trial_process
 from fulltilt.tuner.trials.rows import build_row, build_trial
 
 BUDGET_GONE = "the budget was gone before the first run: {}; give a larger --budget"
@@ -34,7 +35,7 @@ ROOFS_MEASURE_S = 2.5
 
 
 class Target(Protocol):
-    """Plan → Trial. Never raises for what goes wrong inside a trial: that is a status and a reason.
+    """Turns a plan into a trial. What goes wrong inside one never raises: it is a status and a reason.
 
     A trial has the plan, id, kind and why it was asked for, a figure exactly when its status is ok (``samples_per_s``;
     of kind "memory" the estimated ``memory_allocated_peak_gib``), a reason exactly when it is not, and a null reason
@@ -46,74 +47,59 @@ class Target(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """What the facts probe found: for guards, and for the report."""
+    """Facts of the built workload, for guards and for the report."""
 
     facts: Facts
     workload: dict[str, Any]
 
 
+@dataclasses.dataclass
 class ProcessTarget:
-    """The real target: each plan in a process of its own, forked from a zygote that has torch loaded.
+    """Runs each plan in a process of its own, forked from a server that has torch loaded.
 
-    Args:
-        source: The workload.
-        device: Resolved: "cpu", "cuda:0".
-        folder: Where the logs of the trials go, one file each.
-        n_steps: Timed optimizer steps per trial, at least.
-        memory_limit_bytes: Of each rank.
-        rank_devices: Where whole runs train, one process a device; empty: in one, on ``device``. A probe takes one
-            rank's part of the batch there, and its rate counts for all of them.
-
-    Attributes:
-        end_s: When the budget ends, on ``time.monotonic``: no start and no trial is waited for beyond it. None: never.
+    Over several ranks a probe takes one rank's part of the batch on ``device``, and its rate counts for all of them.
     """
 
-    def __init__(
-        self,
-        source: WorkloadSource,
-        *,
-        device: str,
-        folder: Path,
-        n_steps: int = 20,
-        seed: int = 0,
-        memory_limit_bytes: int | None = None,
-        deadline_s: float = 120.0,
-        max_measure_s: float | None = None,
-        rank_devices: Sequence[str] = (),
-        zygote: Zygote | None = None,
-        on_progress: Callable[[str, Mapping[str, Any]], None] | None = None,
-    ):
-        self._source, self._device, self._folder = source, device, folder
-        self._n_steps, self._seed, self.memory_limit_bytes = n_steps, seed, memory_limit_bytes
-        self._deadline_s, self._max_measure_s = deadline_s, max_measure_s
-        self._rank_devices, self._n_ranks = tuple(rank_devices), max(1, len(rank_devices))
-        self._zygote = zygote or Zygote(folder / "zygote.log")
-        self.end_s: float | None = None
-        self._on_progress = on_progress
+    source: WorkloadSource
+    _: dataclasses.KW_ONLY
+    device: str  # resolved: "cpu", "cuda:0"
+    folder: Path  # where the logs of the trials go, one file each
+    n_steps: int = 20  # timed optimizer steps per trial, at least
+    seed: int = 0
+    memory_limit_bytes: int | None = None  # of each rank
+    deadline_s: float = 120.0
+    max_measure_s: float | None = None
+    rank_devices: Sequence[str] = ()  # where whole runs train, one process a device; empty: in one, on ``device``
+    zygote: Zygote | None = None
+    on_progress: Callable[[str, Mapping[str, Any]], None] | None = None  # gets the trial's id and each sign of life
+    end_s: float | None = None  # of the budget, on ``time.monotonic``: nothing is waited for beyond it; None: never
+
+    def __post_init__(self) -> None:
+        self._zygote = self.zygote or Zygote(self.folder / "zygote.log")
+        self._n_ranks = max(1, len(self.rank_devices))
 
     def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
-        limit_bytes = None if kind == "memory" else self.memory_limit_bytes  # nothing of the step is allocated there
-        request = dataclasses.replace(self._build_request(plan, id), memory_limit_bytes=limit_bytes)
+        request = self._build_request(plan, id, kind if kind in PROBES else "trial")
         is_part = kind in PROBES and self._n_ranks > 1
         if is_part:
             request = take_part(request, self._n_ranks)
         try:
-            outcome = self._run(request, kind if kind in PROBES else "trial")
+            outcome = self._run(request)
         except TrainingError as error:
             if not self._is_over:
                 raise
-            return build_row(
-                plan, id=id, why=why, kind=kind, status="timeout", reason=str(error), n_devices=self._n_ranks
-            )
+            reason = str(error)
+            return build_row(plan, id=id, why=why, kind=kind, status="timeout", reason=reason, n_devices=self._n_ranks)
         if is_part and outcome.measurement is not None:
             n_parts = plan["batch_size"] / request.plan["batch_size"]  # all wait for the rank with the largest
             outcome = dataclasses.replace(outcome, measurement=count_for_ranks(outcome.measurement, n_parts))
+        limit_bytes = request.memory_limit_bytes
         return build_trial(
             plan, outcome, id=id, why=why, kind=kind, n_devices=self._n_ranks, memory_limit_bytes=limit_bytes
         )
 
     def close(self) -> None:
-        """End the zygote and whatever still runs below it."""
+        """End the server and whatever still runs below it."""
         self._zygote.close()
 
     def read_facts(self, plan: Plan) -> ProbeResult:
@@ -123,7 +109,7 @@ class ProcessTarget:
             NoPlanError: the budget ended first. FulltiltError: the workload cannot be built; of the class raised there.
         """
         try:
-            outcome = self._run(self._build_request(plan, PROBE_ID), "facts")
+            outcome = self._run(self._build_request(plan, PROBE_ID, "facts"))
         except TrainingError as error:
             if self._is_over:
                 raise NoPlanError(BUDGET_GONE.format(error)) from None
@@ -136,9 +122,9 @@ class ProcessTarget:
 
     def read_roofs(self, plan: Plan) -> tuple[Roof, ...]:
         """Measure the roofs of the device in a process of its own; empty when that failed (its log says why)."""
+        request = self._build_request(plan, ROOFS_ID, "roofs")
         try:
-            request = dataclasses.replace(self._build_request(plan, ROOFS_ID), max_measure_s=ROOFS_MEASURE_S)
-            outcome = self._run(request, "roofs")
+            outcome = self._run(dataclasses.replace(request, max_measure_s=ROOFS_MEASURE_S))
         except TrainingError:
             if not self._is_over:
                 raise
@@ -150,62 +136,58 @@ class ProcessTarget:
         return self.end_s is not None and time.monotonic() >= self.end_s
 
     def _compute_limit_s(self, usual_s: float) -> float:
-        """A time limit, cut to what is left of the budget."""
+        """Cut a time limit to what is left of the budget."""
         return usual_s if self.end_s is None else min(usual_s, max(MIN_ANSWER_S, self.end_s - time.monotonic()))
 
-    def _build_request(self, plan: Plan, id: str) -> TrialRequest:
+    def _build_request(self, plan: Plan, id: str, kind: str) -> TrialRequest:
         return TrialRequest(
             id=id,
-            source=self._source,
+            source=self.source,
             plan=plan,
-            device=self._device,
-            n_steps=self._n_steps,
-            seed=self._seed,
-            memory_limit_bytes=self.memory_limit_bytes,
-            deadline_s=self._deadline_s,
-            patience_s=self._deadline_s,
-            max_measure_s=self._max_measure_s,
-            rank_devices=self._rank_devices,
+            device=self.device,
+            n_steps=self.n_steps,
+            kind=kind,
+            seed=self.seed,
+            # Estimates of memory allocate nothing of the step.
+            memory_limit_bytes=None if kind == "memory" else self.memory_limit_bytes,
+            deadline_s=self.deadline_s,
+            patience_s=self.deadline_s,
+            max_measure_s=self.max_measure_s,
+            rank_devices=tuple(self.rank_devices),
         )
 
-    def _run(self, request: TrialRequest, kind: str) -> ProcessOutcome:
-        report = self._on_progress
-        on_progress: OnProgress | None = None if report is None else lambda values: report(request.id, values)
-        log_path = self._folder / "logs" / f"{request.id}.log"
+    def _run(self, request: TrialRequest) -> ProcessOutcome:
+        tell = self.on_progress
         self._zygote.start_limit_s = self._compute_limit_s(START_LIMIT_S)
         self._zygote.answer_limit_s = self._compute_limit_s(ANSWER_LIMIT_S)
         self._zygote.start()  # before the trial's own time begins
-        request = dataclasses.replace(request, deadline_s=self._compute_limit_s(request.deadline_s))
-        return run_trial_process(request, zygote=self._zygote, log_path=log_path, kind=kind, on_progress=on_progress)
+        return run_trial_process(
+            dataclasses.replace(request, deadline_s=self._compute_limit_s(request.deadline_s)),
+            zygote=self._zygote,
+            log_path=self.folder / "logs" / f"{request.id}.log",
+            on_progress=None if tell is None else lambda values: tell(request.id, values),
+        )
 
 
 def take_part(request: TrialRequest, n_ranks: int) -> TrialRequest:
-    """The largest part of a batch that one of ``n_ranks`` gets, in training and in evaluation."""
-
-    def divide(batch_size: int) -> int:
-        return -(-batch_size // n_ranks)
-
+    """Give one rank's part of the batch, the largest, to training and evaluation."""
     config: dict[str, Any] = dict(request.source.config)
     data = config.get("data") or {}
     if data.get("val_batch_size"):
-        config["data"] = {**data, "val_batch_size": divide(data["val_batch_size"])}
+        config["data"] = {**data, "val_batch_size": math.ceil(data["val_batch_size"] / n_ranks)}
     return dataclasses.replace(
         request,
-        plan=request.plan.replace(batch_size=divide(request.plan["batch_size"])),
+        plan=request.plan.replace(batch_size=math.ceil(request.plan["batch_size"] / n_ranks)),
         source=dataclasses.replace(request.source, config=config),
     )
 
 
 def count_for_ranks(part: Measurement, n_parts: float) -> Measurement:
-    """What one rank's part of a batch measured alone would be of all ranks, were they not in each other's way."""
-
-    def scale(rate: float | None) -> float | None:
-        return None if rate is None else rate * n_parts
-
-    interval = part.samples_per_s_ci95
+    """Scale what one rank's part measured alone to all ranks, as if none were in another's way."""
+    rate, interval = part.samples_per_s, part.samples_per_s_ci95
     return dataclasses.replace(
         part,
-        samples_per_s=scale(part.samples_per_s),
+        samples_per_s=None if rate is None else rate * n_parts,
         samples_per_s_ci95=None if interval is None else (interval[0] * n_parts, interval[1] * n_parts),
         block_samples_per_s=tuple(rate * n_parts for rate in part.block_samples_per_s),
         notes=(*part.notes, f"one rank's part of the batch on one device; its rate counts {n_parts:g} times"),
@@ -213,7 +195,7 @@ def count_for_ranks(part: Measurement, n_parts: float) -> Measurement:
 
 
 def _build_error(outcome: ProcessOutcome) -> FulltiltError:
-    """The error of a workload that cannot be built, of the class it had in its process."""
+    """Build the error of a workload that cannot be built, of the class it had in its process."""
     status, reason = classify_outcome(outcome.evidence)
     cls = getattr(errors, outcome.evidence.exception_type or "", None)
     said = outcome.evidence.message

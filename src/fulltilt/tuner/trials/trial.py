@@ -1,9 +1,8 @@
-"""The boundary of a trial process: one request comes in, answers go out as JSON lines.
+"""Serve one request in a trial process: it comes in, answers go out as JSON lines.
 
-The zygote calls ``serve_request``; by hand it is ``python -m fulltilt.tuner.trials.trial < request.json``, where the
-request is one encoded ``TrialRequest`` (with ``"kind": "facts"`` for the probe). Answers, one object a line:
-``{"progress": {…}}`` whenever a block of steps is done, then one of ``{"measurement": {…}}``,
-``{"facts": {…}, "workload": {…}}`` and ``{"failure": {"exception_type", "message", "traceback"}}``.
+The trial server calls ``serve_request``; by hand it is ``python -m fulltilt.tuner.trials.trial < request.json``, where
+the request is one encoded ``TrialRequest``. Answers, one object a line: ``{"progress": {…}}`` now and then, then what
+its kind answers (``kinds``), or ``{"failure": {"exception_type", "message", "traceback", …}}``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def refuse_inside_trial(call: str) -> None:
 
 
 def serve_request(request: int, answers: int, *, scratch: str, body: str = DEFAULT_BODY) -> int:
-    """Read one request, run it, answer; returns the exit code. This is the boundary of the process."""
+    """Read one request, run it, answer, and return the exit code: the boundary of the process."""
     faulthandler.enable()
     keep_cache()  # before TMPDIR moves: trials and training runs share what was compiled
     os.environ["TMPDIR"] = scratch
@@ -75,7 +74,9 @@ def _run_body(message: Mapping[str, Any], answer: Answer, body: str) -> int:
         try:
             # torch's handler raises whenever a dead data worker is noticed, also while its death is being told.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _lift_memory_limit()
+            # What ran out of memory is still held by the frames of the traceback; telling of it needs some more.
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
             text = "".join(traceback.format_exception(failure))
             # Without a reader, or without room for the log, the other way of telling is still open.
             with contextlib.suppress(OSError, ValueError):
@@ -88,31 +89,23 @@ def _run_body(message: Mapping[str, Any], answer: Answer, body: str) -> int:
     return 1
 
 
-def _lift_memory_limit() -> None:
-    """What ran out of memory is still held by the frames of the traceback; telling of it needs some more."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
 def describe_failure(error: BaseException, text: str) -> dict[str, str]:
+    """Describe an exception, with its traceback ``text``, for the parent."""
     name = type(error).__name__
+    try:
+        said = str(error).strip() or name
+    except Exception as own:  # process boundary: a user's __str__ may raise anything
+        said = f"its message cannot be read ({type(own).__name__})"
     return {
         "exception_type": name,
         "exception_types": " ".join(_list_types(error)),
-        "message": (_read_message(error) or name)[:TRACEBACK_LIMIT_CHARS],
+        "message": said[:TRACEBACK_LIMIT_CHARS],
         "traceback": text[-TRACEBACK_LIMIT_CHARS:],
     }
 
 
-def _read_message(error: BaseException) -> str:
-    try:
-        return str(error).strip()
-    except Exception as own:  # process boundary: a user's __str__ may raise anything
-        return f"its message cannot be read ({type(own).__name__})"
-
-
 def _list_types(error: BaseException) -> list[str]:
-    """Class and base classes of an exception, and of what it was raised from: a wrapped out-of-memory is still one."""
+    """List the classes of an exception and of its causes: a wrapped out-of-memory is still one."""
     names: dict[str, None] = {}
     seen: list[BaseException] = []
     cause: BaseException | None = error
@@ -124,7 +117,7 @@ def _list_types(error: BaseException) -> list[str]:
 
 
 def _restore_blas_threads() -> None:
-    """Give numpy's OpenBLAS the threads it would have had; the zygote loaded it with one."""
+    """Give numpy's OpenBLAS its usual threads; the server loaded it with one."""
     wanted = int(os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or 0)
     maps = Path("/proc/self/maps").read_text()
     files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "openblas" in line and ".so" in line}
@@ -137,7 +130,7 @@ def _restore_blas_threads() -> None:
 
 
 def main() -> int:
-    """One request on stdin, answers on stdout."""
+    """Serve one request from stdin, with answers on stdout."""
     with tempfile.TemporaryDirectory(prefix="fulltilt-") as scratch:
         answers = os.dup(1)
         os.dup2(2, 1)  # what user code prints must not mix with the answers

@@ -1,15 +1,18 @@
-"""An arm: one choice of a group of levers. What an arm that was not measured takes follows from those that were."""
+"""Predict the time of an arm, one choice of a group of levers, from the arms that were measured."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records import Plan
-from fulltilt.tuner.search.model.curve import Curve
+
+LONE_EXPONENT = 0.8  # of the batch, where one point is all there is: a part of a step does not grow with the batch
 
 Arm = tuple[tuple[str, Any], ...]
 
@@ -17,15 +20,55 @@ _REMEMBERED = 16_384  # plans: a large grid is asked for its arms at every whole
 _COUNTED_APART = ("batch_size", "num_workers", "accumulate")
 
 
+class Curve:
+    """Interpolates seconds over the batch size.
+
+    At a point the figure itself; between two a straight line in logarithms; above the last the line through the last
+    two, below the first the line through the first two, neither with a negative constant part nor a negative slope.
+
+    Args:
+        points: Batch size → seconds, at least one.
+    """
+
+    def __init__(self, points: Mapping[int, float]):
+        self.batches = sorted(points)
+        self._seconds = [points[batch] for batch in self.batches]
+
+    def __call__(self, batch: int) -> float:
+        batches, seconds = self.batches, self._seconds
+        if len(batches) == 1:
+            return seconds[0] * (batch / batches[0]) ** LONE_EXPONENT
+        if batch <= batches[0]:
+            return self._read_line(0, 1, batch)
+        if batch >= batches[-1]:
+            return self._read_line(-2, -1, batch)
+        right = bisect.bisect_left(batches, batch)
+        return interpolate(batch, (batches[right - 1], batches[right]), (seconds[right - 1], seconds[right]))
+
+    def _read_line(self, left: int, right: int, batch: int) -> float:
+        span = self.batches[right] - self.batches[left]
+        slope = (self._seconds[right] - self._seconds[left]) / span
+        nearest = right if batch >= self.batches[right] else left
+        known_s, known = self._seconds[nearest], self.batches[nearest]
+        slope = min(max(slope, 0.0), known_s / known)
+        return known_s + slope * (batch - known)
+
+
+def interpolate(at: float, xs: tuple[float, float], ys: tuple[float, float]) -> float:
+    """Read the straight line in logarithms through two points."""
+    share = math.log(at / xs[0]) / math.log(xs[1] / xs[0])
+    return ys[0] * (ys[1] / ys[0]) ** share
+
+
 @functools.lru_cache(maxsize=_REMEMBERED)
 def device_arm(plan: Plan) -> Arm:
-    """The levers that change what the device computes."""
+    """Return the levers that change what the device computes."""
     return _select(plan, of_loader=False)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def feed_arm(plan: Plan) -> Arm:
-    """The levers that change how batches are fetched and copied, without the batch size and the number of workers."""
+    """Return the levers that change how batches are fetched, without batch size and number of workers."""
     return _select(plan, of_loader=True)
 
 
@@ -46,7 +89,7 @@ class Point:
 
 
 class ArmTimes:
-    """Seconds over batch size for any arm, from measured points of some.
+    """Predicts seconds over batch size for any arm, from measured points of some.
 
     The arm with most points is the reference and has a curve of its own. Another arm is the reference times a ratio
     that may change with the batch. An arm without points is the measured one that shares most with it, times the
@@ -57,11 +100,8 @@ class ArmTimes:
         self._points: dict[Arm, dict[int, float]] = {}
         for point in points:
             self._points.setdefault(point.arm, {})[point.batch] = point.seconds
-        if not self._points:
-            raise ValueError("no point was measured")
-        reference = max(self._points.values(), key=len)
-        self._curve = Curve(reference)
-        self._ratios = {arm: self._compute_ratios(points) for arm, points in self._points.items()}
+        self._curve = Curve(max(self._points.values(), key=len))
+        self._ratios = {arm: {b: s / self._curve(b) for b, s in found.items()} for arm, found in self._points.items()}
         self._singles = self._find_singles()
         self._bases: dict[Arm, tuple[Arm, frozenset[tuple[str, Any]]]] = {}
 
@@ -72,11 +112,8 @@ class ArmTimes:
             seconds *= _read_ratio(self._singles.get(change, {}), batch)
         return seconds
 
-    def _compute_ratios(self, points: Mapping[int, float]) -> dict[int, float]:
-        return {batch: seconds / self._curve(batch) for batch, seconds in points.items()}
-
     def _find_singles(self) -> dict[tuple[str, Any], dict[int, float]]:
-        """(lever, value) → ratios of an arm with it over the same arm with another value, where both were measured."""
+        """Compute (lever, value) → ratios of an arm with it over the same arm with another value."""
         singles: dict[tuple[str, Any], dict[int, float]] = {}
         for arm, ratios in self._ratios.items():
             for other, base in self._ratios.items():
@@ -89,7 +126,7 @@ class ArmTimes:
         return singles
 
     def _find_base(self, arm: Arm) -> tuple[Arm, frozenset[tuple[str, Any]]]:
-        """The measured arm that shares most with ``arm``, and what has to change from it."""
+        """Find the measured arm that shares most with ``arm``, and what must change from it."""
         wanted = frozenset(arm)
 
         def count_unknown(base: Arm) -> tuple[int, int, int]:
@@ -102,7 +139,7 @@ class ArmTimes:
 
 
 def _read_ratio(ratios: Mapping[int, float], batch: int) -> float:
-    """The ratio at a batch: between two points by the logarithm of the batch, beyond them the nearest, else 1."""
+    """Interpolate the ratio at a batch by its logarithm; beyond the points return the nearest, without any 1."""
     if not ratios:
         return 1.0
     if len(ratios) == 1 or batch <= min(ratios):

@@ -1,4 +1,4 @@
-"""Which plans and parts of plans a search may ask for: the grid seen from one plan, lever by lever."""
+"""List the plans and probes that a search may ask for, lever by lever from one plan."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from fulltilt.tuner.question.space import COUNTABLE, COUPLED, Space
 
 
 class Candidates:
-    """Plans of a space.
-
-    Args:
-        base: The user's plan, moved onto the axes.
-    """
+    """Lists plans of a space, and values of its axes to probe; ``base`` is the user's plan, moved onto the axes."""
 
     def __init__(self, space: Space, base: Plan):
         self._space = space
@@ -24,7 +20,7 @@ class Candidates:
         self.counts: list[int] = sorted(space.axes.get("num_workers", (base["num_workers"],)))
 
     def list_levers(self, *, of_loader: bool) -> list[str]:
-        """Batch and workers left out. Precision first: what the others gain depends on it more than it on them."""
+        """List the levers but batch and workers, precision first: what others gain depends on it most."""
         catalogue = load_catalogue()
         names = [
             name
@@ -34,7 +30,7 @@ class Candidates:
         return sorted(names, key=lambda name: name != "precision")
 
     def flip(self, plan: Plan, lever: str) -> list[Plan]:
-        """The plan with each other value of one lever; values that cannot apply beside the rest are left out."""
+        """Return the plan with each other value of one lever, as far as it can apply beside the rest."""
         flipped = [self._space.with_value(plan, lever, v) for v in self._space.axes[lever] if v != plan[lever]]
         guard = load_catalogue()[lever].guard
         return [p for p in flipped if not guard(p[lever], p, self._space.facts)]
@@ -43,40 +39,30 @@ class Candidates:
         return min(self.batches, key=lambda b: abs(math.log(b / wanted)))
 
     def choose_counts(self) -> list[int]:
-        """Numbers of workers to begin with: none or the fewest, next to half the cores, and next to all of them."""
+        """Choose numbers of workers to begin with: the fewest, next to half the cores, and next to all."""
         least, *above = self.counts
         n_cores = self._space.facts.n_cores_usable
         wanted = [min(above, key=lambda n: abs(n - target)) for target in (n_cores / 2, n_cores)] if above else []
         return list(dict.fromkeys([least, *wanted]))
 
     def list_plans(self, fast: Plan, feed: Plan | None) -> list[Plan]:
-        """The grid; of a large one the fastest settings so far, each lever moved from them, over batches and workers.
+        """List the grid; of a large one the fastest settings so far and each lever moved from them.
 
-        What is left out differs in two levers at least from what probes found to be fastest.
-
-        Args:
-            fast: With the fastest settings of the device.
-            feed: With those of the loader; None where it was not probed.
+        What is left out differs in two levers at least from what probes found to be fastest: ``fast`` on the device,
+        ``feed`` for the loader, None where it was not probed.
         """
         if self._space.n_combinations <= COUNTABLE:
             return self._space.grid()
-        levers_of_loader = self.list_levers(of_loader=True)
+        of_device, of_loader = self.list_levers(of_loader=False), self.list_levers(of_loader=True)
         if feed is not None:
-            for lever in levers_of_loader:
+            for lever in of_loader:
                 fast = self._space.with_value(fast, lever, feed[lever])
-        moved = [fast]
-        for lever in [*self.list_levers(of_loader=False), *levers_of_loader]:
-            moved += self.flip(fast, lever)
-        plans: dict[Plan, None] = {}
-        for plan in moved:
-            for count in self.counts:
-                placed = self._space.with_value(plan, "num_workers", count)
-                for batch in self.batches:
-                    plans[self._space.with_value(placed, COUPLED, batch)] = None
-        return list(plans)
+        moved = [fast, *(plan for lever in (*of_device, *of_loader) for plan in self.flip(fast, lever))]
+        placed = [self._space.with_value(plan, "num_workers", count) for plan in moved for count in self.counts]
+        return list({self._space.with_value(plan, COUPLED, batch): None for plan in placed for batch in self.batches})
 
     def list_neighbours(self, plan: Plan, levers: Collection[str]) -> list[Plan]:
-        """The plan with one of the levers moved: to the next value on an ordered axis, to any on the others.
+        """Move one of the levers: to the next value on an ordered axis, to any value on the others.
 
         A value that cannot apply beside the rest is left out: with no workers there is nothing to keep alive.
         """
@@ -95,7 +81,7 @@ class Candidates:
         return list(plans)
 
     def list_onward(self, before: Plan, plan: Plan) -> list[Plan]:
-        """One more step the way that led from one plan to the other; none where that was no single ordered step."""
+        """Take one more step the way that led from one plan to the other; empty without a single ordered step."""
         changed = [lever for lever in self._space.axes if before[lever] != plan[lever]]
         if len(changed) != 1 or changed[0] not in (COUPLED, "num_workers"):
             return []
@@ -106,14 +92,14 @@ class Candidates:
 
 
 def strip_loader(plan: Plan) -> Plan:
-    """With every lever of the loader at its default: a probe of the device uses none of them."""
+    """Reset every lever of the loader to its default: a probe of the device uses none of them."""
     catalogue = load_catalogue()
     names = [name for name in plan if catalogue[name].stage == "loader" and name != COUPLED]
     return plan.replace(**{name: catalogue[name].default for name in names})
 
 
 def spread(values: Sequence[Any], n: int) -> list[Any]:
-    """``n`` of the values or fewer, both ends among them, evenly by position."""
+    """Choose ``n`` of the values or fewer, both ends among them, evenly by position."""
     if len(values) <= n:
         return list(values)
     return [values[round(i * (len(values) - 1) / (n - 1))] for i in range(n)]

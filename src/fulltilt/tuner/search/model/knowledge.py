@@ -1,4 +1,4 @@
-"""What the rows of a search say so far: what fits, what bounds the step, and which plan hopes for most."""
+"""Collect what rows say so far: what fits, what bounds the step, which plan hopes for most."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ OFF_BY = 0.35  # of the logarithm: a model that errs by as much, always, is not 
 
 
 class Knowledge:
-    """Rows by what ran, in the order they came.
-
-    Args:
-        base: The user's plan, moved onto the axes of the space.
-        batches: Batch sizes that may be asked for, ascending.
-    """
+    """Holds rows by what ran, in the order they came, and answers from them; batch sizes ascend."""
 
     def __init__(self, space: Space, base: Plan, batches: Sequence[int]):
         self._space, self._batches = space, tuple(batches)
@@ -38,30 +33,24 @@ class Knowledge:
         """Take in a row; one that was asked twice comes back as the same row and counts once."""
         self.memory.learn(trial)
         rows = {"device": self.device, "loader": self.loader, "end_to_end": self.whole}.get(trial.kind)
-        if rows is None:
-            return
-        found = rows if trial.status == "ok" else self.failed
-        if trial not in found:
-            found.append(trial)
-
-    @property
-    def can_predict(self) -> bool:
-        return bool(self.device)
+        if rows is not None:
+            found = rows if trial.status == "ok" else self.failed
+            if trial not in found:
+                found.append(trial)
 
     @property
     def is_off(self) -> bool:
-        """Whether every whole run came out far from what was predicted before any of them, or none ran well."""
+        """Whether predictions are useless: every whole run came out far from its own, or none ran well."""
         if not self.whole:
             return True
-        plain = self._build_model(learn=False)
-        means, _ = plain.predict_log_rate([row.plan for row in self.whole])
-        errors = [math.log(row.samples_per_s or math.nan) - mean for row, mean in zip(self.whole, means, strict=True)]
+        means, _ = self._build_model(learn=False).predict_log_rate([row.plan for row in self.whole])
+        errors = [math.log(_read_rate(row)) - mean for row, mean in zip(self.whole, means, strict=True)]
         spread = max(errors) - min(errors)  # an error that all share does not disturb the ranking
         return min(map(abs, errors)) > OFF_BY and spread > OFF_BY
 
     @property
     def noise(self) -> float | None:
-        """Standard error of a whole run as its blocks tell it, where that is unusually large; None where it is not."""
+        """Standard error of a whole run by its blocks, where it is unusually large; else None."""
         return measure_noise(self.whole) if is_noisy(self.whole) else None
 
     @property
@@ -70,7 +59,7 @@ class Knowledge:
         return bool(self.loader) and self.compute_loading_share(self.find_fastest_feed()) > BALANCED
 
     def compute_loading_share(self, row: Trial) -> float:
-        """Seconds of loading a sample over the seconds of computing on it, at the fast arm."""
+        """Divide the seconds of loading a sample by those of computing on it with the fastest settings."""
         fastest = max(r.samples_per_s or 0.0 for r in self.device)
         return fastest / (row.samples_per_s or math.inf)
 
@@ -78,13 +67,15 @@ class Knowledge:
         return max(self.loader, key=_read_rate)
 
     def find_best(self) -> Trial | None:
-        """The fastest whole run; None before the first."""
+        """Return the fastest whole run; None before the first."""
         return max(self.whole, key=_read_rate, default=None)
 
     def choose_whole(self, plans: Sequence[Plan]) -> tuple[Plan, float, float] | None:
-        """Plan, predicted samples/s, and how far above the best measured its logarithm may lie."""
+        """Return the most hopeful plan, its predicted samples/s, and how far ln(rate) may lie above the best."""
         tried = {row.plan for row in (*self.whole, *self.failed)}
-        refused = self._find_refused_count()
+        # Workers whose loader failed by itself: a whole run with as many would too.
+        failed = [row.plan["num_workers"] for row in self.failed if row.kind == "loader" and row.plan["num_workers"]]
+        refused = min(failed, default=math.inf)
         left = [p for p in plans if p not in tried and p["num_workers"] < refused and self.memory.fits(p)]
         if not left:
             return None
@@ -95,14 +86,13 @@ class Knowledge:
         return left[at], math.exp(means[at]), hope
 
     def choose_without_workers(self, plans: Sequence[Plan]) -> tuple[Plan, float] | None:
-        """The plan without workers that would be the fastest if loading and computing overlapped, and by how much then.
+        """Return the best plan without workers if loading and computing overlapped, and its gain in ln(rate) then.
 
         None where one was run already, or on a CPU, where they share cores.
         """
         best = self.find_best()
-        tried = [row.plan for row in (*self.whole, *self.failed)]
         left = [p for p in plans if p["num_workers"] == 0 and self.memory.fits(p)]
-        is_seen = any(plan["num_workers"] == 0 for plan in tried)
+        is_seen = any(row.plan["num_workers"] == 0 for row in (*self.whole, *self.failed))
         if best is None or is_seen or not left or not self.loader or self._space.facts.device_type == "cpu":
             return None
         model = self._build_model(learn=False)
@@ -110,25 +100,20 @@ class Knowledge:
         at = max(range(len(left)), key=rates.__getitem__)
         return left[at], rates[at] - math.log(_read_rate(best))
 
-    def _find_refused_count(self) -> float:
-        """The smallest number of workers above 0 whose loader failed by itself: a whole run with as many would too."""
-        counts = [row.plan["num_workers"] for row in self.failed if row.kind == "loader"]
-        return min((count for count in counts if count), default=math.inf)
-
     def choose_first(self, base: Plan, wanted: int) -> int:
-        """Of the first device probe: ``choose_middle``'s where fake points say what fits, which saves a probe."""
+        """Choose the batch of the first device probe; known memory allows ``choose_middle``'s, which saves a probe."""
         if not self.memory.is_known:
             return wanted
         fitting = self.list_fitting_batches(base)
         return _choose_roomy(fitting, wanted) if fitting else self._batches[0]
 
     def choose_middle(self, base: Plan) -> int:
-        """A batch large enough to show what levers do, and small enough to fit with every one of them."""
+        """Choose a batch that is large enough to show what levers do, and fits with every one of them."""
         fitting, known = self.list_fitting_batches(base), self.device[0].plan[COUPLED]
         return _choose_roomy(fitting, known) if fitting else known
 
     def choose_gap(self, fast: Plan, middle: int, known: Collection[int]) -> int | None:
-        """The largest batch that surely fits, then the smallest of use, then the middle of the widest gap."""
+        """Choose the largest batch that surely fits, then the smallest useful, then the middle of the widest gap."""
         left = [b for b in self.list_fitting_batches(fast) if b not in known]
         if left and left[-1] > max(known, default=0):
             return left[-1]

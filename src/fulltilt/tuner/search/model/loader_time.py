@@ -1,45 +1,31 @@
-"""Seconds per batch of the loader alone, over workers and batch size."""
+"""Predict the seconds per batch of the loader alone, over workers and batch size."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
-from fulltilt.tuner.search.model.arms import Arm, ArmTimes, Point
-from fulltilt.tuner.search.model.curve import interpolate
+from fulltilt.tuner.search.model.arms import Arm, ArmTimes, Point, interpolate
 
 LONE_EFFICIENCY = 0.85  # of a worker, where none was measured
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderPoint:
-    feed: Arm
-    n_workers: int
-    batch: int
-    seconds: float
-
-
 class LoaderTime:
-    """Workers divide the time of a batch by a speed-up that is read between the measured numbers of workers.
+    """Divides the time of a batch by the speed-up of its workers, interpolated between measured numbers of them.
 
     Beyond the largest measured number it grows as the cores allow: workers past the usable cores take turns.
 
     Args:
-        points: At least one.
+        points: Number of workers → points whose arm is the feed; at least one point each.
         n_cores: Usable cores.
     """
 
-    def __init__(self, points: Iterable[LoaderPoint], *, n_cores: int):
-        points = list(points)
+    def __init__(self, points: Mapping[int, Sequence[Point]], *, n_cores: int):
         self._n_cores = n_cores
-        by_workers: dict[int, list[LoaderPoint]] = {}
-        for point in points:
-            by_workers.setdefault(point.n_workers, []).append(point)
-        self._times = {n: ArmTimes([_to_point(p) for p in found]) for n, found in by_workers.items()}
-        most = max(len({p.batch for p in found}) for found in by_workers.values())
-        self._shaped = [n for n, found in by_workers.items() if len({p.batch for p in found}) >= min(most, 2)]
-        self._speedups = self._compute_speedups(by_workers)
+        self._times = {n: ArmTimes(found) for n, found in points.items()}
+        n_batches = {n: len({p.batch for p in found}) for n, found in points.items()}
+        self._shaped = [n for n, found in n_batches.items() if found >= min(2, max(n_batches.values()))]
+        self._speedups = self._compute_speedups(points)
 
     def __call__(self, feed: Arm, n_workers: int, batch: int) -> float:
         if n_workers in self._shaped:
@@ -48,28 +34,27 @@ class LoaderTime:
         nearest = min(self._shaped, key=lambda n: abs(math.log((n + 1) / (n_workers + 1))))
         return self._times[nearest](feed, batch) * self._read_speedup(nearest) / self._read_speedup(n_workers)
 
-    def _compute_speedups(self, by_workers: dict[int, list[LoaderPoint]]) -> dict[int, float]:
-        """Over one worker's rate (or none's), for each number of workers that was measured.
+    def _compute_speedups(self, by_workers: Mapping[int, Sequence[Point]]) -> dict[int, float]:
+        """Compute the speed-up of each measured number of workers over one worker (or none).
 
         Like is held against like: where both were measured at a batch and a feed, nothing else counts.
         """
         smallest = min(by_workers)
-        speedups: dict[int, float] = {smallest: float(max(smallest, 1))}
+        speedups = {smallest: float(max(smallest, 1))}
         known = by_workers[smallest]
         for n, points in by_workers.items():
             if n != smallest:
                 alike = [p for p in points if any(p.batch == other.batch for other in known)] or points
-                alike = [p for p in alike if any(p.feed == other.feed for other in known)] or alike
-                logs = [math.log(self._times[smallest](p.feed, p.batch) / p.seconds) for p in alike]
+                alike = [p for p in alike if any(p.arm == other.arm for other in known)] or alike
+                logs = [math.log(self._times[smallest](p.arm, p.batch) / p.seconds) for p in alike]
                 speedups[n] = speedups[smallest] * math.exp(sum(logs) / len(logs))
         return speedups
 
     def _read_speedup(self, n_workers: int) -> float:
-        known = sorted(self._speedups)
         if n_workers in self._speedups:
             return self._speedups[n_workers]
-        below = max((n for n in known if n < n_workers), default=None)
-        above = min((n for n in known if n > n_workers), default=None)
+        below = max((n for n in self._speedups if n < n_workers), default=None)
+        above = min((n for n in self._speedups if n > n_workers), default=None)
         if below is None:
             return float(max(n_workers, 1))
         if above is not None:
@@ -78,7 +63,3 @@ class LoaderTime:
         usable, before = min(n_workers, self._n_cores), min(max(below, 1), self._n_cores)
         grown = self._speedups[below] * usable / before
         return grown if below else grown * LONE_EFFICIENCY
-
-
-def _to_point(point: LoaderPoint) -> Point:
-    return Point(arm=point.feed, batch=point.batch, seconds=point.seconds)

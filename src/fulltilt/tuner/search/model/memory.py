@@ -1,4 +1,4 @@
-"""Peak memory over the batch size: what a few real probes and many fake ones say about every batch, and how surely.
+"""Predict peak memory over the batch size from a few real probes and many fake ones, with bounds.
 
 The peak is the largest of the moments of a step, and each moment holds something fixed and something per sample:
 peak(b) = max of aᵢ + sᵢ·b. With aᵢ at least what is always there (parameters, optimizer state), two bounds follow that
@@ -9,18 +9,16 @@ need no fit:
   measured point is above the curve beyond it.
 
 The distance between them is what a probe decides. Fake points (``measure.fake_memory``) know where the curve bends, and
-miss a constant (context, libraries) and some scratch: real = offset + ratio · fake. Both are learnt from the real
-points, starting from a prior, so that one real point already fixes the offset and two the ratio. Only real points whose
-batch has a fake point of its own teach them, or lies where neighbouring fake points are on one line: elsewhere the
-curve is known within its chord and its neighbours' lines only, and a peak that is flat before it rises lies far below
-the chord. What a prediction needs of the fake curve there is taken at the end of that range that makes it larger.
+miss a constant (context, libraries) and some scratch: real = offset + ratio · fake, learnt from the real points from a
+prior on. Only real points teach that have a fake point of their own, or lie where neighbouring fake points are on one
+line: a peak that is flat before it rises lies far below the chord. A prediction takes the end of what the fake curve
+can be that makes it larger.
 
 Source: Bayesian linear regression with known noise (Bishop 2006, section 3.3).
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
 import math
@@ -41,22 +39,17 @@ Basis = Literal["measured", "chord", "fake_corrected", "extrapolated"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """A predicted peak in GiB: ``low`` to ``high`` holds it if the curve is of the stated form.
-
-    Attributes:
-        basis: Measured at this batch; a chord between measured batches; the fake curve corrected by real points;
-            beyond both.
-    """
+    """A predicted peak in GiB, which lies in ``low`` to ``high`` if the curve has the stated form."""
 
     gib: float
     low: float
     high: float
-    basis: Basis
+    basis: Basis  # measured here; a chord between measured batches; by the corrected fake curve; beyond both
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """real = offset_gib + ratio · fake, with standard deviations. The default is what is known before any probe.
+    """Coefficients of real = offset_gib + ratio · fake with standard deviations, before any probe by default.
 
     A fake peak misses scratch, from nothing to a third of the peak and mostly below 2 % (by case in
     ``benchmarks/results/memory_prediction-cpu.json``), and context or libraries, for which 0 to 0.9 GiB is assumed.
@@ -71,84 +64,56 @@ class Correction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryCurve:
-    """What is known of one arm: a choice of all levers that change memory, but the batch size.
+    """Memory of one arm, a choice of all levers that change memory, over the batch size."""
 
-    Args:
-        real: Batch size → measured peak, GiB.
-        fake: Batch size → peak on fake tensors, GiB. A single one says nothing about other batches.
-        refused: Batch sizes that ran out of memory.
-        persistent_gib: What is there at every moment (parameters, optimizer state); 0 is always true.
-        prior: What another arm taught (``transfer``).
-        inferred: Batch sizes whose fake point was scaled from another arm's: no teachers either.
-
-    Raises:
-        ValueError: a batch size below 1, or a peak that is not a positive number.
-    """
-
-    real: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    fake: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    refused: Collection[int] = ()
-    persistent_gib: float = 0.0
-    prior: Correction = Correction()
-    inferred: Collection[int] = ()
+    real: Mapping[int, float] = dataclasses.field(default_factory=dict)  # batch size → measured peak, GiB
+    fake: Mapping[int, float] = dataclasses.field(default_factory=dict)  # → peak on fake tensors; one alone is no curve
+    refused: Collection[int] = ()  # batch sizes that ran out of memory
+    persistent_gib: float = 0.0  # of parameters and optimizer state, always there; 0 is always true
+    prior: Correction = Correction()  # what another arm taught (``transfer``)
+    inferred: Collection[int] = ()  # batches whose fake point was scaled from another arm's: no teachers either
 
     def __post_init__(self) -> None:
-        for name, points in (("real", self.real), ("fake", self.fake)):
-            for batch, gib in points.items():
-                if batch < 1 or not (math.isfinite(gib) and gib > 0):
-                    raise ValueError(f"{name} point: batch {batch}, {gib} GiB; both must be above zero and finite")
-            object.__setattr__(self, name, dict(sorted(points.items())))
+        for name in ("real", "fake"):
+            object.__setattr__(self, name, dict(sorted(getattr(self, name).items())))
 
     def predict_gib(self, batch: int) -> MemoryEstimate:
-        """Peak at ``batch``.
+        """Predict the peak at ``batch``.
 
         Raises:
-            ValueError: ``batch`` below 1, or nothing is known: no real point and fewer than two fake ones.
+            ValueError: nothing is known: no real point and fewer than two fake ones.
         """
-        if batch < 1:
-            raise ValueError(f"batch {batch}: at least 1")
         if batch in self.real:
             return MemoryEstimate(gib=self.real[batch], low=self.real[batch], high=self.real[batch], basis="measured")
-        if not self.real and not self._has_fake:
-            raise ValueError("no real point and fewer than two fake ones: nothing to predict memory from")
         low, high = self._bound(batch)
         if self._has_fake:
             return self._predict_by_fake(batch, low, high)
-        if min(self.real) < batch < max(self.real):
+        first, last = min(self.real), max(self.real)
+        if first < batch < last:
             return MemoryEstimate(gib=high, low=low, high=high, basis="chord")
-        if batch > max(self.real) and len(self.real) > 1:
-            if self.is_settled:  # then the slope is known about as closely as it repeated
-                growth = low - self.real[max(self.real)]
-                high = min(high, low + 2 * SETTLED_PCT / 100 * growth)
-            return MemoryEstimate(gib=low, low=low, high=high, basis="extrapolated")
-        return MemoryEstimate(gib=high, low=low, high=high, basis="extrapolated")
+        if batch < first or len(self.real) == 1:
+            return MemoryEstimate(gib=high, low=low, high=high, basis="extrapolated")
+        if self.is_settled:  # then the slope is known about as closely as it repeated
+            high = min(high, low + 2 * SETTLED_PCT / 100 * (low - self.real[last]))
+        return MemoryEstimate(gib=low, low=low, high=high, basis="extrapolated")
 
-    def largest_safe_batch(
-        self, candidates: Sequence[int], limit_gib: float, margin_pct: float = MARGIN_PCT
-    ) -> int | None:
-        """The largest candidate that fits: measured below the limit, or predicted to with ``margin_pct`` to spare."""
+    def largest_safe_batch(self, candidates: Sequence[int], limit_gib: float) -> int | None:
+        """Return the largest candidate measured below the limit, or predicted to with ``MARGIN_PCT`` to spare."""
         if not self.real and not self._has_fake:
             return None
-        safe = [c for c in self._drop_refused(candidates) if self._is_safe(c, limit_gib, margin_pct)]
-        return max(safe, default=None)
+        return max((c for c in self._drop_refused(candidates) if self._is_safe(c, limit_gib)), default=None)
 
-    def find_doubtful_batch(
-        self, candidates: Sequence[int], limit_gib: float, margin_pct: float = MARGIN_PCT
-    ) -> int | None:
-        """The batch whose own fake point would tell whether candidates fit that are not safe and may fit.
+    def find_doubtful_batch(self, candidates: Sequence[int], limit_gib: float) -> int | None:
+        """Find the batch whose own fake point would tell whether doubtful candidates fit.
 
         First that of the real point they are predicted from, then the middle one of them. None: no candidate is in
         doubt, or no fake point would change that.
         """
         if not self._has_fake:
             return None
-        doubtful = [
-            c
-            for c in sorted(self._drop_refused(candidates))
-            if c not in self.real
-            and not self._is_safe(c, limit_gib, margin_pct)
-            and self.predict_gib(c).low <= limit_gib
-        ]
+        left = [c for c in sorted(self._drop_refused(candidates)) if c not in self.real]
+        unsafe = [c for c in left if not self._is_safe(c, limit_gib)]
+        doubtful = [c for c in unsafe if self.predict_gib(c).low <= limit_gib]
         if not doubtful:
             return None
         anchor = max((b for b in self.real if b < doubtful[0]), default=None)
@@ -160,7 +125,7 @@ class MemoryCurve:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the slope between real points repeated while the part that grows with the batch was plain to see."""
+        """Whether the slope between real points repeated, where plainly much grows with the batch."""
         if len(self.real) < 3:
             return False
         last, slopes = max(self.real), _find_slopes(self.real)
@@ -169,7 +134,7 @@ class MemoryCurve:
         return abs(slopes[-2] / slopes[-1] - 1) <= SETTLED_PCT / 100
 
     def compute_correction(self) -> Correction:
-        """What real points say about the fake points at the same batch; the prior where there are none."""
+        """Learn the correction from real points with fake points at the same batch; without any return the prior."""
         if not self._has_fake or not self._teachers:
             return self.prior
         batches = np.array(self._teachers, dtype=float)
@@ -187,8 +152,8 @@ class MemoryCurve:
             ratio=float(ratio), offset_gib=float(offset), ratio_sd=float(ratio_sd), offset_sd_gib=float(offset_sd)
         )
 
-    def transfer(self, fake: Mapping[int, float], *, persistent_gib: float = 0.0) -> MemoryCurve:
-        """The curve of another arm, of which only fake points are known, with what this one taught as its prior.
+    def transfer(self, fake: Mapping[int, float]) -> MemoryCurve:
+        """Build the curve of another arm with fake points only, with what this one taught as its prior.
 
         Arms differ in their kernels, so the prior is wider than what this arm would say of itself.
         """
@@ -198,7 +163,7 @@ class MemoryCurve:
             ratio_sd=max(learnt.ratio_sd, Correction().ratio_sd),
             offset_sd_gib=math.hypot(learnt.offset_sd_gib, Correction().offset_sd_gib / 10),
         )
-        return MemoryCurve(fake=fake, persistent_gib=persistent_gib, prior=prior)
+        return MemoryCurve(fake=fake, prior=prior)
 
     @property
     def _has_fake(self) -> bool:
@@ -206,7 +171,7 @@ class MemoryCurve:
 
     @property
     def _teachers(self) -> list[int]:
-        """Batches that were measured and estimated, and measured ones that lie where the curve can only be straight."""
+        """Batches with a real and a fake point, and real ones where the fake curve can only be straight."""
         if self.inferred:
             return [b for b in self.real if b in self.fake and b not in self.inferred]
         return [b for b in self.real if min(self.fake) <= b <= max(self.fake) and not self._is_vague(b, EXACT_PCT)]
@@ -217,29 +182,24 @@ class MemoryCurve:
         return high - low > tolerance_pct / 100 * high
 
     def _bound_fake(self, batch: int) -> tuple[float, float]:
-        """What the fake curve can be at ``batch``: below the chord, above its neighbours' lines (it is convex).
+        """Bound the fake curve at ``batch``: below the chord, above its neighbours' lines (it is convex).
 
         Beyond its points it is taken to go on straight; never below the smallest line through 0.
         """
-        batches, peaks = list(self.fake), list(self.fake.values())
         if batch in self.fake:
             return self.fake[batch], self.fake[batch]
-        if batch > batches[-1]:
-            end = peaks[-1] + _find_slopes(self.fake)[-1] * (batch - batches[-1])
+        first, last, slopes = min(self.fake), max(self.fake), _find_slopes(self.fake)
+        if batch > last:
+            end = self.fake[last] + slopes[-1] * (batch - last)
             return end, end
-        if batch < batches[0]:
-            end = max(peaks[0] * batch / batches[0], peaks[0] + _find_slopes(self.fake)[0] * (batch - batches[0]))
+        if batch < first:
+            end = max(self.fake[first] * batch / first, self.fake[first] + slopes[0] * (batch - first))
             return end, end
-        at = bisect.bisect(batches, batch)
-        low, high = peaks[at - 1], _read_line(self.fake, batches[at - 1], batches[at], batch)
-        if at > 1:
-            low = max(low, _read_line(self.fake, batches[at - 2], batches[at - 1], batch))
-        if at + 1 < len(batches):
-            low = max(low, _read_line(self.fake, batches[at], batches[at + 1], batch))
-        return min(low, high), high
+        low, high = _bound_by_lines(self.fake, batch)
+        return min(max(low, max(p for b, p in self.fake.items() if b < batch)), high), high
 
     def _predict_by_fake(self, batch: int, low: float, high: float) -> MemoryEstimate:
-        """From the nearest real point on by the corrected fake curve; between two through both, below the chord."""
+        """Follow the corrected fake curve from the nearest real point on; between two through both."""
         correction, (fake_low, fake_high) = self.compute_correction(), self._bound_fake(batch)
         below = max((b for b in self.real if b < batch), default=None)
         above = min((b for b in self.real if b > batch), default=None)
@@ -263,28 +223,21 @@ class MemoryCurve:
         return MemoryEstimate(gib=gib, low=least, high=most, basis=basis)
 
     def _bound(self, batch: int) -> tuple[float, float]:
-        """The two bounds of the head of this file, from the real points alone."""
-        below = [b for b in self.real if b < batch]
-        above = [b for b in self.real if b > batch]
-        low, high = self.persistent_gib, math.inf
+        """Compute the two bounds of the head of this file, from the real points alone."""
+        below, above = [b for b in self.real if b < batch], [b for b in self.real if b > batch]
+        low, high = _bound_by_lines(self.real, batch)
+        low = max(low, self.persistent_gib)
         if below:
             low = max(low, self.real[below[-1]])
             grown = (self.real[below[-1]] - self.persistent_gib) * batch / below[-1]
             high = min(high, self.persistent_gib + max(grown, 0.0))
         if above:
             high = min(high, self.real[above[0]])
-        if len(below) > 1:
-            low = max(low, _read_line(self.real, below[-2], below[-1], batch))
-        if len(above) > 1:
-            low = max(low, _read_line(self.real, above[0], above[1], batch))
-        if below and above:
-            high = min(high, _read_line(self.real, below[-1], above[0], batch))
         return min(low, high), high  # measured peaks scatter: they may cross by a little
 
-    def _is_safe(self, batch: int, limit_gib: float, margin_pct: float) -> bool:
+    def _is_safe(self, batch: int, limit_gib: float) -> bool:
         estimate = self.predict_gib(batch)
-        spare = 1.0 if estimate.basis == "measured" else 1 + margin_pct / 100
-        return estimate.high * spare <= limit_gib
+        return estimate.high * (1.0 if estimate.basis == "measured" else 1 + MARGIN_PCT / 100) <= limit_gib
 
     def _drop_refused(self, candidates: Sequence[int]) -> list[int]:
         too_large = min(self.refused, default=math.inf)
@@ -292,9 +245,17 @@ class MemoryCurve:
 
 
 def _find_slopes(points: Mapping[int, float]) -> list[float]:
-    """GiB per sample between neighbours; ``points`` are sorted."""
+    """Return GiB per sample between neighbours; ``points`` are sorted."""
     batches = list(points)
     return [(points[b] - points[a]) / (b - a) for a, b in itertools.pairwise(batches)]
+
+
+def _bound_by_lines(points: Mapping[int, float], batch: int) -> tuple[float, float]:
+    """Bound a convex curve: above the lines through two neighbours, below the chord."""
+    below, above = [b for b in points if b < batch], [b for b in points if b > batch]
+    pairs = [(pair[0], pair[1]) for pair in (below[-2:], above[:2]) if len(pair) == 2]
+    low = max((_read_line(points, a, b, batch) for a, b in pairs), default=-math.inf)
+    return low, _read_line(points, below[-1], above[0], batch) if below and above else math.inf
 
 
 def _read_line(points: Mapping[int, float], a: int, b: int, at: int) -> float:

@@ -1,4 +1,4 @@
-"""Which plans fit: one memory curve an arm, from fake points, real peaks and refusals of all arms together."""
+"""Tell which plans fit: one memory curve an arm, from the rows of all arms together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EDGE = 1.15  # of the safety limit: up to here a probe surely runs, since the de
 
 
 class PlanMemory:
-    """What the rows so far say about the memory of any plan.
+    """Tells from the rows so far how much memory any plan takes.
 
     Args:
         base_arm: The user's; its fake curve is the one that others are compared with.
@@ -29,7 +29,7 @@ class PlanMemory:
         self._fakes: dict[Arm, dict[int, float]] = {}
         self._peaks: dict[Arm, dict[int, float]] = {}
         self._refused: dict[Arm, set[int]] = {}
-        self._largest = 0
+        self._largest = 0  # batch that ran
         self._safe: dict[Arm, frozenset[int] | None] = {}  # emptied by everything learnt
 
     def learn(self, row: Trial) -> None:
@@ -42,23 +42,22 @@ class PlanMemory:
         elif row.kind == "loader":
             return
         elif row.status == "out_of_memory":
-            self._refuse(row, arm, batch)
+            # What ran in the arm by itself is not too large for it: then loading took the memory.
+            if not any(known >= batch for known in self._peaks.get(arm, ())):
+                self._refused.setdefault(arm, set()).add(batch)
         elif row.status == "ok":
             self._largest = max(self._largest, batch)
             if (gib := row.device_memory_peak_gib) and _is_of_the_step(row):
                 peaks = self._peaks.setdefault(arm, {})
                 peaks[batch] = max(gib, peaks.get(batch, 0.0))
 
-    def _refuse(self, row: Trial, arm: Arm, batch: int) -> None:
-        """A batch that ran in the arm by itself is not too large for it: then loading took the memory."""
-        if not any(known >= batch for known in self._peaks.get(arm, ())):
-            self._refused.setdefault(arm, set()).add(batch)
-
     def fits(self, plan: Plan) -> bool:
-        """Whether memory is predicted to stay below the limit. Where nothing is known: at most twice what ran."""
+        """Whether memory is predicted to stay below the limit; without knowledge, at most twice what ran."""
         arm = device_arm(plan)
         if arm not in self._safe:
-            self._safe[arm] = self._find_safe_batches(arm)
+            curve, limit_gib = self._build_curve(arm), self._limit_gib
+            fitting = (b for b in self._batches if curve and curve.largest_safe_batch([b], limit_gib) is not None)
+            self._safe[arm] = None if curve is None else frozenset(fitting)
         safe = self._safe[arm]
         if safe is not None and not self.is_ample:
             return plan["batch_size"] in safe
@@ -67,7 +66,7 @@ class PlanMemory:
 
     @property
     def is_ample(self) -> bool:
-        """Whether the largest batch takes so little, by its fake point, that memory decides nothing."""
+        """Whether memory decides nothing: the largest batch takes little by its fake point."""
         largest_gib = self._fakes.get(self._base_arm, {}).get(self._batches[-1])
         return largest_gib is not None and largest_gib + CONTEXT_GIB <= AMPLE * self._limit_gib
 
@@ -77,12 +76,12 @@ class PlanMemory:
         return self.is_ample or self._build_curve(self._base_arm) is not None
 
     def find_doubtful_batch(self, plan: Plan) -> int | None:
-        """The batch at which a fake point of the plan's arm would tell whether batches fit that are refused now."""
+        """Find the batch at which a fake point of the plan's arm would tell whether refused batches fit."""
         curve = None if self.is_ample else self._build_curve(device_arm(plan))
         return None if curve is None else curve.find_doubtful_batch(self._batches, self._limit_gib)
 
     def find_edge(self, plan: Plan, known: Collection[int]) -> int | None:
-        """The first batch above the known ones that may stay below the limit, if only just, and surely runs.
+        """Return the first batch above the known ones that surely runs, and may just stay below the limit.
 
         The limit keeps a part of the memory back, so a probe there is no risk, and its peak says whether it counts.
         """
@@ -94,15 +93,8 @@ class PlanMemory:
         estimate = curve.predict_gib(above[0])
         return above[0] if estimate.low <= self._limit_gib and estimate.high <= EDGE * self._limit_gib else None
 
-    def _find_safe_batches(self, arm: Arm) -> frozenset[int] | None:
-        """None where no curve can be drawn."""
-        curve = self._build_curve(arm)
-        if curve is None:
-            return None
-        return frozenset(b for b in self._batches if curve.largest_safe_batch([b], self._limit_gib) is not None)
-
     def _build_curve(self, arm: Arm) -> MemoryCurve | None:
-        """The arm's own real and fake points, and what the user's arm taught; None: nothing is known."""
+        """Build the arm's curve from its own points and what the user's arm taught; None where nothing is known."""
         real, refused, fake = self._peaks.get(arm, {}), self._refused.get(arm, set()), self._estimate_fake(arm)
         base_fake = self._fakes.get(self._base_arm, {})
         if arm != self._base_arm and fake and len(base_fake) > 1:
@@ -115,7 +107,7 @@ class PlanMemory:
         return MemoryCurve(real=real, fake=fake, refused=refused)
 
     def _estimate_fake(self, arm: Arm) -> Mapping[int, float]:
-        """The arm's fake points; where it has none, the user's arm's, times the ratio of each lever that differs."""
+        """Return the arm's fake points; without any the user's arm's, times the ratio of each lever that differs."""
         own, base = self._fakes.get(arm, {}), self._fakes.get(self._base_arm, {})
         if arm == self._base_arm or len(own) >= len(base) > 0:
             return own
@@ -142,7 +134,7 @@ def _is_of_the_step(row: Trial) -> bool:
 
 
 def _read_share(points: Mapping[int, float], base: Mapping[int, float], batch: int) -> float:
-    """Memory of a lever's arm over the user's arm at a batch of the user's arm.
+    """Divide the memory of a lever's arm by that of the user's arm at one of its batches.
 
     Both have a part that stays and one that grows with the batch, and a lever may change either: between the smallest
     and the largest batch where both are known, the lever's arm is the straight function of the user's that holds there.

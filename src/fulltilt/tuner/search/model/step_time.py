@@ -1,4 +1,4 @@
-"""Samples per second of any plan: device and loader joined by a smooth maximum, corrected by what whole runs showed."""
+"""Predict samples per second: join device and loader by a smooth maximum, correct by whole runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import numpy as np
 
 from fulltilt.records import Plan, Trial
 from fulltilt.tuner.search.model.arms import Arm, ArmTimes, Point, device_arm, feed_arm
-from fulltilt.tuner.search.model.loader_time import LoaderPoint, LoaderTime
+from fulltilt.tuner.search.model.loader_time import LoaderTime
 
-SMOOTHNESS = 6.0
-"""Exponent of the maximum: 6 to 8 fitted real loaders best; a plain maximum has no doubt where both sides are equal."""
-
+SMOOTHNESS = 6.0  # exponent of the maximum: 6 to 8 fitted real loaders best, a plain one has no doubt at equality
 PRIOR_SD = 0.12  # of the logarithm of measured over predicted, before any whole run
 NOISE_SD = 0.015  # of a whole run
 OFFSET_SD = 0.1  # of the part of the error that all plans share
@@ -24,7 +22,7 @@ WORKER_COST = 0.005  # of the logarithm of samples/s, for each doubling: workers
 
 
 class StepTime:
-    """What is known so far, asked for any plan.
+    """Predicts the step time of any plan from the rows so far.
 
     Args:
         device: Rows of kind "device" with status ok.
@@ -45,30 +43,26 @@ class StepTime:
         on_cpu: bool,
         noise: float | None = None,
     ):
-        self._micro = ArmTimes([_micro_point(row) for row in device])
-        self._update = ArmTimes([_update_point(row) for row in device])
-        self._loader = LoaderTime([_loader_point(row) for row in loader], n_cores=n_cores) if loader else None
+        micro = [_to_point(row, _compute_micro_s(row)) for row in device]
+        self._micro = ArmTimes(micro)
+        self._update = ArmTimes(_to_point(row, max(_read_update_s(row), 1e-9)) for row in device)
+        self._loader = LoaderTime(_group_by_workers(loader), n_cores=n_cores) if loader else None
         self._receive = {pinned: _fit_receive(rows) for pinned, rows in _group_by_pinning(loader).items()}
         self._n_cores, self._on_cpu = n_cores, on_cpu
-        self._launch_s = min(_micro_point(row).seconds for row in device)  # at most: of a step that computes little
+        self._launch_s = min(point.seconds for point in micro)  # at most: of a step that computes little
         self._cache: dict[tuple[Arm, Arm, int, int, int], float] = {}
         errors = [(self.describe(row.plan), self._compute_log_error(row)) for row in whole]
         self._errors = _Errors(errors, NOISE_SD if noise is None else noise)
 
     def predict_log_rate(self, plans: Sequence[Plan]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of ln(samples/s), shape (P,) each."""
-        raw = np.array(
-            [
-                math.log(plan.effective_batch_size / self.predict_step_s(plan))
-                - WORKER_COST * math.log2(1 + plan["num_workers"])
-                for plan in plans
-            ]
-        )
+        """Predict mean and standard deviation of ln(samples/s), shape (P,) each."""
+        raw = [math.log(plan.effective_batch_size / self.predict_step_s(plan)) for plan in plans]
+        cost = [WORKER_COST * math.log2(1 + plan["num_workers"]) for plan in plans]
         shift, sd = self._errors.predict(np.array([self.describe(plan) for plan in plans]))
-        return raw + shift, sd
+        return np.array(raw) - cost + shift, sd
 
     def predict_step_s(self, plan: Plan) -> float:
-        """Seconds of an optimizer step, uncorrected."""
+        """Predict the seconds of an optimizer step, uncorrected."""
         batch, n_workers, accumulate = plan["batch_size"], plan["num_workers"], plan["accumulate"]
         key = (device_arm(plan), feed_arm(plan), batch, n_workers, accumulate)
         if key not in self._cache:
@@ -76,7 +70,7 @@ class StepTime:
         return self._cache[key]
 
     def predict_overlap_log_rate(self, plan: Plan) -> float:
-        """ln(samples/s) without workers where making a batch and computing the one before overlap, at best.
+        """Predict ln(samples/s) without workers if loading and computing overlap, at best.
 
         A process that launched a step on a GPU is free until something waits for it; whether that is so no probe says.
         """
@@ -85,33 +79,29 @@ class StepTime:
         return math.log(plan.effective_batch_size / max(device_s, load_s + launch_s))
 
     def describe(self, plan: Plan) -> np.ndarray:
-        """What errors of the prediction may depend on, scaled so that a distance of 1 is far."""
+        """Return features on which errors may depend, scaled so that a distance of 1 is far."""
         device_s, load_s = self._split(plan)
-        balance = math.log(max(load_s, 1e-9) / device_s)
         n_workers = plan["num_workers"]
         # Where the device waits for data anyway, what it computes faster or slower says little of the whole.
         device_share = 1.0 if n_workers == 0 else min(1.0, device_s / max(load_s, 1e-9))
-        switches = [0.6 * device_share * _to_number(value) for _, value in sorted(device_arm(plan))]
-        switches += [0.6 * _to_number(value) for _, value in sorted(feed_arm(plan))]
         return np.array(
             [
                 math.log2(plan["batch_size"]) / BATCH_SCALE,
                 0.8 * (n_workers > 0),
                 math.log2(1 + n_workers) / WORKERS_SCALE,
-                0.8 * math.tanh(balance),
-                *switches,
+                0.8 * math.tanh(math.log(max(load_s, 1e-9) / device_s)),
+                *(0.6 * device_share * _to_number(value) for _, value in sorted(device_arm(plan))),
+                *(0.6 * _to_number(value) for _, value in sorted(feed_arm(plan))),
             ]
         )
 
     def _split(self, plan: Plan) -> tuple[float, float]:
-        """Seconds of the device and of the loader for one step, each alone."""
-        batch, accumulate = plan["batch_size"], plan["accumulate"]
-        arm = device_arm(plan)
+        """Return the seconds of the device and of the loader for one step, each alone."""
+        batch, accumulate, arm = plan["batch_size"], plan["accumulate"], device_arm(plan)
         device_s = accumulate * self._micro(arm, batch) + self._update(arm, batch)
-        load_s = 0.0
-        if self._loader is not None:
-            load_s = accumulate * self._loader(feed_arm(plan), plan["num_workers"], batch)
-        return device_s, load_s
+        if self._loader is None:
+            return device_s, 0.0
+        return device_s, accumulate * self._loader(feed_arm(plan), plan["num_workers"], batch)
 
     def _predict(self, plan: Plan) -> float:
         device_s, load_s = self._split(plan)
@@ -131,7 +121,7 @@ class StepTime:
 
 
 class _Errors:
-    """ln(measured/predicted) over plans: a Gaussian process of few points, with a part that all plans share.
+    """Models ln(measured/predicted) over plans: a Gaussian process with a part that all plans share.
 
     Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorithm 2.1.
     """
@@ -164,7 +154,7 @@ def _join(*seconds: float) -> float:
 
 
 def _to_number(value: object) -> float:
-    """A lever's value as a coordinate: switches and names are apart, counts by their logarithm."""
+    """Map a lever's value to a coordinate: switches and names apart, counts by their logarithm."""
     if value is None:
         return -1.0
     if isinstance(value, bool):
@@ -175,34 +165,32 @@ def _to_number(value: object) -> float:
 
 
 def _read_update_s(row: Trial) -> float:
-    """Seconds of the optimizer in a step; 0 where the phases are void, so that it counts with the rest."""
+    """Return the seconds of the optimizer in a step; 0 where phases are void, so that it counts with the rest."""
     phases = row.phases_ms
     return 0.0 if phases is None or phases.optimizer is None else phases.optimizer / 1e3
 
 
-def _micro_point(row: Trial) -> Point:
+def _compute_micro_s(row: Trial) -> float:
+    """Return the seconds of one micro-batch without the optimizer's."""
     step_s = row.plan.effective_batch_size / (row.samples_per_s or math.nan)
-    micro_s = max(step_s - _read_update_s(row), 0.02 * step_s) / row.plan["accumulate"]
-    return Point(arm=device_arm(row.plan), batch=row.plan["batch_size"], seconds=micro_s)
+    return max(step_s - _read_update_s(row), 0.02 * step_s) / row.plan["accumulate"]
 
 
-def _update_point(row: Trial) -> Point:
-    seconds = max(_read_update_s(row), 1e-9)
+def _to_point(row: Trial, seconds: float) -> Point:
     return Point(arm=device_arm(row.plan), batch=row.plan["batch_size"], seconds=seconds)
 
 
-def _loader_point(row: Trial) -> LoaderPoint:
-    batch = row.plan["batch_size"]
-    return LoaderPoint(
-        feed=feed_arm(row.plan),
-        n_workers=row.plan["num_workers"],
-        batch=batch,
-        seconds=batch / (row.samples_per_s or math.nan),
-    )
+def _group_by_workers(loader: Sequence[Trial]) -> dict[int, list[Point]]:
+    groups: dict[int, list[Point]] = {}
+    for row in loader:
+        batch = row.plan["batch_size"]
+        point = Point(arm=feed_arm(row.plan), batch=batch, seconds=batch / (row.samples_per_s or math.nan))
+        groups.setdefault(row.plan["num_workers"], []).append(point)
+    return groups
 
 
 def _fit_receive(loader: Sequence[Trial]) -> tuple[float, float]:
-    """Seconds that taking a ready batch costs the training process: of any batch, and of each sample in it.
+    """Fit the seconds that taking a ready batch costs the training process: a fixed part, and one per sample.
 
     The steepest line from the smallest batch to the largest that lies on or above all that was seen. Where that would
     begin below 0, and of one batch size, everything is counted by the sample: nothing is received in less than no time.
@@ -218,6 +206,6 @@ def _fit_receive(loader: Sequence[Trial]) -> tuple[float, float]:
 
 
 def _group_by_pinning(loader: Sequence[Trial]) -> dict[bool, Sequence[Trial]]:
-    """A thread that pins takes the batches itself: what is left to the training process is another matter."""
+    """Split loader rows by pinning: a thread that pins leaves other work to the training process."""
     groups = {pinned: [row for row in loader if bool(row.plan["pin_memory"]) is pinned] for pinned in (False, True)}
     return {pinned: rows or loader for pinned, rows in groups.items()}

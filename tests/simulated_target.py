@@ -1,8 +1,4 @@
-"""A target that answers from a function instead of a process: for tests of strategies.
-
-It lies beside the one that runs processes, as every fake lies beside what it stands in for (``FakeNvml``,
-``FakeClock``): one contract suite holds both, and a ``Target`` changes in one place.
-"""
+"""A target that answers from a function in place of a process; the contract suite of targets holds both."""
 
 from __future__ import annotations
 
@@ -45,30 +41,17 @@ class SimulatedTarget:
         measurement = _build_measurement(plan, answer) if answer.status == "ok" else None
         reason = None if answer.status == "ok" else answer.reason or f"simulated {answer.status}"
         return build_row(
-            plan,
-            id=id,
-            why=why,
-            kind=kind,
-            status=answer.status,
-            reason=reason,
-            measurement=measurement,
+            plan, id=id, why=why, kind=kind, status=answer.status, reason=reason, measurement=measurement,
             seconds=answer.seconds,
-        )
+        )  # fmt: skip
 
 
 def _build_measurement(plan: Plan, answer: Answer) -> Measurement:
     rate = answer.samples_per_s or 1.0
     half = rate * answer.spread_pct / 100
     step_ms = 1000 * plan.effective_batch_size / rate
-    phases = PhasesMs(
-        data_wait=0.1 * step_ms,
-        h2d=None,
-        forward=0.3 * step_ms,
-        backward=0.5 * step_ms,
-        optimizer=0.1 * step_ms,
-        other=0.0,
-        step=step_ms,
-    )
+    shares = {"data_wait": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1, "other": 0.0, "step": 1.0}
+    phases = PhasesMs(h2d=None, **{name: share * step_ms for name, share in shares.items()})
     return Measurement(
         phases_ms=phases,
         samples_per_s=rate,
@@ -80,3 +63,22 @@ def _build_measurement(plan: Plan, answer: Answer) -> Measurement:
         null_reasons={},
         observed={"batch_size": plan["batch_size"]},
     )
+
+
+class Clock:
+    """Seconds that pass only while a simulated trial runs."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def time(self, rate: Callable[[Plan], float], seconds: Callable[[Plan], float]) -> Callable[[Plan], Answer]:
+        """How a trial ends that takes so long."""
+
+        def answer(plan: Plan) -> Answer:
+            self.now_s += seconds(plan)
+            return Answer(samples_per_s=rate(plan), seconds=seconds(plan))
+
+        return answer

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks._interleaved import compare, find_look, plan_looks
 
-from fulltilt.stats import compare, compute_proportion_interval
+from fulltilt.stats import compute_proportion_interval, decide
 
 
 class SimulatedMachine:
@@ -155,3 +156,29 @@ def test_power_at_five_pct():
         n_rounds.append(result.n_rounds)
     assert compute_proportion_interval(n_found, n_runs)[1] >= 0.98, f"{n_found} of {n_runs}"
     assert np.mean(n_rounds) < 12
+
+
+@pytest.mark.parametrize(("n_rounds", "n_looks"), [(2, 3), (5, 3), (9, 3), (18, 3), (18, 1), (12, 2), (40, 3)])
+def test_looks_share_five_pct_and_the_last_is_at_the_end(n_rounds, n_looks):
+    looks = plan_looks(n_rounds, n_looks)
+    assert looks[-1].n_rounds == n_rounds
+    assert sum(1 - look.confidence for look in looks) == pytest.approx(0.05)
+    assert [look.n_rounds for look in looks] == sorted({look.n_rounds for look in looks})
+    assert len(looks) <= n_looks
+    assert find_look(looks, n_rounds) == looks[-1]
+    assert find_look(looks, 1) is None
+
+
+@pytest.mark.parametrize(("n_rounds", "n_looks", "message"), [(1, 1, "n_rounds"), (9, 4, "n_looks"), (9, 0, "n_looks")])
+def test_looks_without_an_answer_are_refused(n_rounds, n_looks, message):
+    with pytest.raises(ValueError, match=message):
+        plan_looks(n_rounds, n_looks)
+
+
+def test_three_looks_leave_out_the_truth_in_five_pct():
+    """Independent normal rounds, two equal arms, no margin: some look calls a difference in 5 % or fewer."""
+    rng = np.random.default_rng(11)
+    n_runs, looks, n_false = 1500, plan_looks(12), 0
+    for noise in np.exp(rng.normal(0, 0.02, (n_runs, 12))):
+        n_false += any(decide(np.ones(n), noise[:n], 0.0, confidence=confidence).is_settled for n, confidence in looks)
+    assert compute_proportion_interval(n_false, n_runs)[0] <= 0.05, f"{n_false} of {n_runs}"
