@@ -39,15 +39,12 @@ class Case:
         return [2**k for k in range(1, 12) if 2**k <= self.target // 4]
 
 
-BuildOptimizer = Callable[[Any], optim.Optimizer]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """A model with its inputs, for any optimizer; ``target`` is as in ``Case``."""
 
     name: str
-    build: Callable[[BuildOptimizer], Workload]
+    workload: Workload
     target: int
     is_convolution: bool = False
     has_blocks: bool = True
@@ -58,7 +55,7 @@ class Setting:
     """An optimizer and the levers that are not at their defaults."""
 
     name: str
-    optimizer: BuildOptimizer
+    optimizer: Callable[[Any], optim.Optimizer]
     levers: dict[str, Any] = dataclasses.field(default_factory=dict)
     for_convolutions: bool = False
     for_blocks: bool = False
@@ -128,84 +125,56 @@ def _adam(parameters: Any) -> optim.Optimizer:
     return optim.Adam(parameters, lr=1e-4)
 
 
-def _labels() -> Tensor:
-    return torch.zeros(N_SAMPLES, dtype=torch.long)
-
-
-def _classify(
-    name: str, model: Callable[[], nn.Module], inputs: Callable[[], Tensor], optimizer: BuildOptimizer
-) -> Workload:
+def _classify(name: str, model: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Workload:
     return Workload(
         model=model,
-        dataset=lambda: TensorDataset(inputs(), _labels()),
+        dataset=lambda: TensorDataset(inputs(), torch.zeros(N_SAMPLES, dtype=torch.long)),
         loss=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
         name=name,
     )
 
 
-def _images(model: str, side_px: int, optimizer: BuildOptimizer) -> Workload:
+def _images(model: str, side_px: int) -> Workload:
     return _classify(
-        model,
-        lambda: build_model(model, n_classes=N_CLASSES),
-        lambda: torch.zeros(N_SAMPLES, 3, side_px, side_px),
-        optimizer,
+        model, lambda: build_model(model, n_classes=N_CLASSES), lambda: torch.zeros(N_SAMPLES, 3, side_px, side_px)
     )
 
 
-def _tags(optimizer: BuildOptimizer) -> Workload:
-    return _classify("gru", GruTagger, lambda: torch.zeros(N_SAMPLES, 64, dtype=torch.long), optimizer)
+def _convolutions(name: str, model: str, side_px: int, target: int) -> Model:
+    return Model(name=name, workload=_images(model, side_px), target=target, is_convolution=True)
 
 
-def _mlp(optimizer: BuildOptimizer) -> Workload:
-    model = "mlp(n_features=784, n_outputs=10, hidden=512, depth=4)"
-    return _classify("mlp", lambda: build_model(model), lambda: torch.zeros(N_SAMPLES, 784), optimizer)
-
-
-def _tokens(optimizer: BuildOptimizer) -> Workload:
-    zeros_BT = torch.zeros(N_SAMPLES, N_TOKENS, dtype=torch.long)
-    return Workload(
-        model=Gpt,
-        dataset=lambda: TensorDataset(zeros_BT, zeros_BT),
-        loss=lambda logits_BTV, y_BT: functional.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten()),
-        optimizer=optimizer,
-        name="gpt",
-    )
-
-
-def _sensors(optimizer: BuildOptimizer) -> Workload:
-    diffusion = build_diffusion(
-        model=lambda: build_model("sensor_transformer(n_sensors=256, hidden=64)"),
-        train=lambda: TensorDataset(torch.zeros(N_SAMPLES, 2, 256), torch.zeros(N_SAMPLES, 6)),
-        name="sensors",
-    )
-    return dataclasses.replace(diffusion, optimizer=optimizer)
-
-
-def _model(name: str, model: str, side_px: int, target: int) -> Model:
-    return Model(
-        name=name, build=lambda optimizer: _images(model, side_px, optimizer), target=target, is_convolution=True
-    )
-
+ZEROS_BT = torch.zeros(N_SAMPLES, N_TOKENS, dtype=torch.long)
+MLP = "mlp(n_features=784, n_outputs=10, hidden=512, depth=4)"
+tokens = Workload(
+    model=Gpt,
+    dataset=lambda: TensorDataset(ZEROS_BT, ZEROS_BT),
+    loss=lambda logits_BTV, y_BT: functional.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten()),
+    name="gpt",
+)
+tags = _classify("gru", GruTagger, lambda: torch.zeros(N_SAMPLES, 64, dtype=torch.long))
+rows = _classify("mlp", lambda: build_model(MLP), lambda: torch.zeros(N_SAMPLES, 784))
+sensors = build_diffusion(
+    model=lambda: build_model("sensor_transformer(n_sensors=256, hidden=64)"),
+    train=lambda: TensorDataset(torch.zeros(N_SAMPLES, 2, 256), torch.zeros(N_SAMPLES, 6)),
+    name="sensors",
+)
+vit = _images("timm:vit_tiny_patch16_224(img_size=64)", 64)
 
 MODELS = (
-    _model("own small_cnn", "small_cnn(in_channels=3)", 32, 256),
-    Model(name="GPT 4x192", build=_tokens, target=64),
-    Model(name="GRU 2x192", build=_tags, target=128, has_blocks=False),
-    Model(name="own mlp 4x512", build=_mlp, target=2048),
-    Model(name="own sensor_transformer, diffusion", build=_sensors, target=32),
-    Model(
-        name="timm vit_tiny",
-        build=lambda optimizer: _images("timm:vit_tiny_patch16_224(img_size=64)", 64, optimizer),
-        target=64,
-    ),
-    _model("own resnet18", "resnet18(small_images=True)", 16, 64),
-    _model("own wideresnet-16-2", "wideresnet(depth=16, width=2)", 32, 64),
-    _model("torchvision resnet18", "torchvision:resnet18", 64, 64),
-    _model("torchvision resnet50", "torchvision:resnet50", 48, 32),
-    _model("torchvision vgg11", "torchvision:vgg11", 32, 128),
-    _model("torchvision mobilenet_v3_small", "torchvision:mobilenet_v3_small", 64, 64),
-    _model("torchvision densenet121", "torchvision:densenet121", 32, 32),
+    _convolutions("own small_cnn", "small_cnn(in_channels=3)", 32, 256),
+    Model(name="GPT 4x192", workload=tokens, target=64),
+    Model(name="GRU 2x192", workload=tags, target=128, has_blocks=False),
+    Model(name="own mlp 4x512", workload=rows, target=2048),
+    Model(name="own sensor_transformer, diffusion", workload=sensors, target=32),
+    Model(name="timm vit_tiny", workload=vit, target=64),
+    _convolutions("own resnet18", "resnet18(small_images=True)", 16, 64),
+    _convolutions("own wideresnet-16-2", "wideresnet(depth=16, width=2)", 32, 64),
+    _convolutions("torchvision resnet18", "torchvision:resnet18", 64, 64),
+    _convolutions("torchvision resnet50", "torchvision:resnet50", 48, 32),
+    _convolutions("torchvision vgg11", "torchvision:vgg11", 32, 128),
+    _convolutions("torchvision mobilenet_v3_small", "torchvision:mobilenet_v3_small", 64, 64),
+    _convolutions("torchvision densenet121", "torchvision:densenet121", 32, 32),
 )
 SETTINGS = (
     Setting(name="adamw", optimizer=_adamw),
@@ -224,7 +193,7 @@ def build_cases() -> list[Case]:
     cases = [
         Case(
             name=f"{model.name}, {setting.name}",
-            workload=model.build(setting.optimizer),
+            workload=dataclasses.replace(model.workload, optimizer=setting.optimizer),
             target=model.target,
             levers=setting.levers,
         )
