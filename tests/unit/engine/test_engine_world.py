@@ -56,8 +56,8 @@ def test_a_batch_has_to_give_every_rank_a_sample():
     workload = build_workload()
     alone = build_workload(couples_samples=True)  # one process divides nothing and is refused nothing
     assert find_obstacles_to_ranks(1, 1, build_config(data__on_bad_sample="skip(limit=3)"), alone) == []
-    assert find_obstacles_to_ranks(4, 4, None, workload) == []
-    (found,) = find_obstacles_to_ranks(4, 3, None, workload)
+    assert find_obstacles_to_ranks(4, 4, build_config(), workload) == []
+    (found,) = find_obstacles_to_ranks(4, 3, build_config(), workload)
     assert found.startswith("batch_size 3 is over all 4 devices")
     assert "use batch_size 4 or more" in found
 
