@@ -1,4 +1,4 @@
-"""Run a command with the observer inside every Python process that it starts."""
+"""Run a command and observe the training steps of every Python process that it starts (``inside/``)."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""``fulltilt train``: train from a configuration, with every lever it names in force."""
+"""``fulltilt train``: train from a configuration, or only profile its data path or its steps."""
 
 from __future__ import annotations
 

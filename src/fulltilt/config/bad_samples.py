@@ -25,7 +25,7 @@ def parse_on_bad_sample(text: str) -> int | None:
 
 @contextlib.contextmanager
 def explain_unskipped(what: str) -> Iterator[None]:
-    """Turn what an unreadable sample raises into a DataError that says that ``data.on_bad_sample`` skips none here."""
+    """Turn the error of an unreadable sample into a DataError: ``on_bad_sample: skip`` does not apply to ``what``."""
     try:
         yield
     except UNREADABLE as error:

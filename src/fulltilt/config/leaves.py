@@ -1,4 +1,4 @@
-"""List every key that holds a value. Reading, references, grids, rewriting and the docs go by it."""
+"""List every configuration key that holds a value, with its type, default and description."""
 
 import dataclasses
 from collections.abc import Mapping

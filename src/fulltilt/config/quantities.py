@@ -1,4 +1,4 @@
-"""Read values that carry their own unit, of the configuration and of flags: ``12GiB``, ``6m``, ``1 epoch``."""
+"""Read values with a unit from the configuration and from flags: ``12GiB``, ``6m``, ``1 epoch``."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What a run tells: events to its listeners, and errors in words."""
+"""Send the events of a run to its listeners, and describe errors and resumed runs in words."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""``HuggingFaceBreakdown``: a callback for the Trainer of Hugging Face's transformers, and for those built on it.
+"""Time the steps of Hugging Face's Trainer, and of those built on it, by the callback ``HuggingFaceBreakdown``.
 
     from fulltilt.integrations import HuggingFaceBreakdown
     trainer = Trainer(…, callbacks=[HuggingFaceBreakdown()])
@@ -29,7 +29,7 @@ NULL_REASONS = {"h2d": "accelerate moves batches in its loader: a part of data_w
 
 
 class HuggingFaceBreakdown(transformers.TrainerCallback):
-    """Prints where a step's time goes when training ends, and writes it as JSON.
+    """Times the phases of each step; prints where the time went when training ends, and writes it as JSON.
 
     The Trainer fetches all micro-batches of a step first: that is ``data_wait``. Clipping, the schedule and zeroing
     gradients are ``optimizer``; logging and other callbacks are ``other``. Evaluation and checkpoints are left out,

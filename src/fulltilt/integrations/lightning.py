@@ -1,4 +1,4 @@
-"""``LightningBreakdown``: a callback for Lightning's Trainer.
+"""Time the steps of Lightning's Trainer by the callback ``LightningBreakdown``.
 
     from fulltilt.integrations import LightningBreakdown
     trainer = Trainer(callbacks=[LightningBreakdown()])
@@ -35,7 +35,7 @@ _LIBRARY = _import_library()
 
 
 class LightningBreakdown(_LIBRARY.Callback):
-    """Prints where a step's time goes when training ends, and writes it as JSON.
+    """Times the phases of each step; prints where the time went when training ends, and writes it as JSON.
 
     Validation is left out; checkpoints, logging and other callbacks are ``other``. Process 0 reports.
 

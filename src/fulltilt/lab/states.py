@@ -15,6 +15,8 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Arrow:
+    """Holds one transition: the states that it may leave, and the one that it leads to."""
+
     sources: tuple[str, ...]
     target: str
 

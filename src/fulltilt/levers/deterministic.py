@@ -1,4 +1,4 @@
-"""deterministic: runs of one seed on one machine are equal to the last bit."""
+"""deterministic: torch takes reproducible operators only, so that reruns of a seed are equal to the last bit."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""threads: threads that one operator on the CPU may use (intra-op)."""
+"""threads: one operator on the CPU uses at most so many threads (intra-op)."""
 
 import functools
 from typing import Annotated, TypeAlias

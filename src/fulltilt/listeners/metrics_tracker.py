@@ -1,4 +1,4 @@
-"""``MetricsTracker``: guide 004's metrics files, with what each figure is and where it comes from."""
+"""Write a run's speed, losses and accuracy as CSV files, as guide 004 (``docs/guides.md``) names them."""
 
 import csv
 import dataclasses
@@ -43,7 +43,7 @@ NO_FORWARD_NOTE = "the run did not time the phases of its steps"
 
 @dataclasses.dataclass(slots=True)
 class Spread:
-    """Weighted mean and standard deviation of values that are not kept (West 1979)."""
+    """Updates a weighted mean and standard deviation without keeping the values (West 1979)."""
 
     weight: float = 0.0
     mean: float = 0.0
@@ -202,7 +202,7 @@ class MetricsTracker:
 
 
 def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Compute guide 004's one row over all epochs; ``split`` says which passes best and final are of."""
+    """Compute the row of ``training_summary.csv``; ``split`` is the one whose best and final figures it gives."""
     times = [float(row["epoch_time"]) for row in passes if row["split"] == "train"]
     split = "val" if any(row["split"] == "val" for row in passes) else "train"
     summary: dict[str, Any] = {"total_epochs": len(times)}
@@ -217,7 +217,7 @@ def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def read_memory_bytes(device: str) -> int | None:
-    """Read the allocator's peak on a GPU since the process began, or the resident set of this process on a CPU."""
+    """Read this process's peak of allocated memory on a GPU, or its resident set on a CPU."""
     if device.startswith("cuda"):
         import torch
 

@@ -1,4 +1,4 @@
-"""Build the page of a training, or of several side by side: one file, no script, nothing fetched."""
+"""Build an HTML page about one training or several side by side: one file, no script, nothing fetched."""
 
 from collections.abc import Mapping
 from html import escape
@@ -19,7 +19,7 @@ SAME_IN_ALL = ("run.name",)  # of the settings: what tells runs apart without ch
 
 
 def build_training_html(trainings: list[TrainingRun]) -> str:
-    """Build the page of ``fulltilt report``.
+    """Build the HTML page that ``fulltilt report`` writes.
 
     Args:
         trainings: At least one; curves are drawn of the first six.

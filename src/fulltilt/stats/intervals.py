@@ -1,4 +1,4 @@
-"""Compute confidence intervals for block figures.
+"""Compute confidence intervals for figures measured over blocks of steps.
 
 The unit of replication is the block: steps inside one are correlated, and an interval over steps is too narrow.
 """

@@ -1,4 +1,4 @@
-"""The accuracy of nearest neighbours in feature space: how well an encoder separates classes, without training.
+"""Score how well an encoder separates classes, by nearest neighbours of its features; no classifier is trained.
 
 Shapes: N labelled samples, M queries, F features, K neighbours.
 """

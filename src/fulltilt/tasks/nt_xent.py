@@ -1,4 +1,4 @@
-"""NT-Xent, the loss of SimCLR (Chen et al. 2020, arXiv 2002.05709, equation 1).
+"""Compute NT-Xent, the loss of SimCLR (Chen et al. 2020, arXiv 2002.05709, equation 1).
 
 Shapes: B images, R = 2·B rows: two views of each image, D features. Rows 2·i and 2·i + 1 are the views of image i, so
 that the rows of several batches, one after the other, are the rows of their joint batch.

@@ -1,4 +1,7 @@
-"""The search for the fastest safe plan. Names load on first use; torch is imported in trial processes only."""
+"""Search for the settings (a plan) that train fastest and fit in memory, by running them.
+
+Names load on first use; torch is imported in trial processes only.
+"""
 
 from typing import TYPE_CHECKING
 

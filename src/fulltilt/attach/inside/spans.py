@@ -1,4 +1,4 @@
-"""``Spans``: divides the host time of a step among kinds of work; every nanosecond has one owner."""
+"""Divide the host time of a step among kinds of work (``Spans``), so that no nanosecond counts twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, HOST_SYNC, FILE_WRITE = range(len(KINDS
 
 
 class Spans:
-    """Adds up time spans by kind of work. A nested span owns its time, not the span around it."""
+    """Adds up time spans by kind of work. A nested span's time counts for it alone, not for the span around it."""
 
     def __init__(self):
         self.totals_ns = [0] * len(KINDS)

@@ -1,4 +1,4 @@
-"""Any folder of images with one folder per class."""
+"""Read images and classes from a folder that holds one folder per class."""
 
 import math
 import os
@@ -77,7 +77,7 @@ def image_folder(
 
 
 class ImageFolder(Dataset):
-    """Images decoded when they are read, or all of them beforehand (``hold``).
+    """Decodes images when they are read; ``hold`` returns a dataset that has all of them in memory.
 
     Attributes:
         files: (N,) paths, one array of text: a list would be copied page by page into every worker.
@@ -116,12 +116,12 @@ class ImageFolder(Dataset):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all images in memory."""
+        """Return the bytes that ``hold`` would take: all images at the first one's size, and their classes."""
         shape = self._hold_image(self._find_first()).shape
         return len(self) * (math.prod(shape) + self.targets.element_size())
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
-        """Decode every image once and hold it on ``device``; steps that resize all alike run once too.
+        """Return a dataset of all images decoded once, on ``device``; steps that resize all alike run once too.
 
         Cost: reads and decodes all files, on up to 4 threads.
         """

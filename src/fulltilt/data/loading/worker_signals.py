@@ -1,4 +1,4 @@
-"""Data workers that are signalled, killed or hang.
+"""Shield data workers from signals to the whole job, end them cleanly, and report those that hang.
 
 ``timeout``, Slurm, systemd and CI send SIGTERM to every process of a job. The main process finishes its step and saves,
 and needs its workers until then. So workers ignore SIGTERM as long as their parent lives; where torch or
@@ -30,7 +30,7 @@ LONG_WAIT_S = 15.0  # for one batch: less than until a rank is found to hang; wo
 
 
 class GuardedLoader(DataLoader):
-    """A DataLoader whose workers ignore signals to the process group, and which survives a worker's death.
+    """Loads data by workers that ignore signals to the process group; a killed worker cannot make its shutdown hang.
 
     ``worker_init_fn`` has to call ``guard_worker``.
 

@@ -1,4 +1,4 @@
-"""Samples from any HDF5 file, by the names of its datasets."""
+"""Read samples from two datasets of any HDF5 file, chosen by their names."""
 
 import copy
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def hdf5(
 
 
 class RowsDataset(BatchedDataset):
-    """Base of datasets that turn rows into a batch in ``get_batch``.
+    """Reads inputs and targets from two tables by row number; subclasses make batches of them in ``get_batch``.
 
     Attributes:
         path: The file.
@@ -70,7 +70,7 @@ class RowsDataset(BatchedDataset):
         return inputs, targets
 
     def with_sources(self, sources: tuple[Rows, Rows], *, rows: np.ndarray | None = None) -> Self:
-        """Return the same samples out of other tables; ``self`` stays unchanged."""
+        """Return a copy that reads from other tables, and other rows if given; ``self`` stays unchanged."""
         other = copy.copy(self)
         other.sources = sources
         if rows is not None:
@@ -90,7 +90,7 @@ class RowsDataset(BatchedDataset):
 
 
 class Hdf5Dataset(RowsDataset):
-    """Chosen rows of an HDF5 file; safe to fork and to pickle.
+    """Serves chosen rows of an HDF5 file as samples; safe to fork and to pickle.
 
     Attributes:
         target_shape: Shape of one target, () for a class.
@@ -133,7 +133,7 @@ def require_path(path: str | None, base_dir: str | None) -> Path:
 
 
 def pick_rows(path: Path, names: list[str], split: str, *, val_fraction: float, seed: int) -> np.ndarray:
-    """Choose the rows of one split after the file was checked."""
+    """Check that the file holds the datasets ``names``, and return the row numbers of one split."""
     check_split(split)
     n_rows = find_layouts(path, names)[0].n_rows
     if val_fraction == 0 and split == "train":
@@ -143,7 +143,7 @@ def pick_rows(path: Path, names: list[str], split: str, *, val_fraction: float, 
 
 
 def to_tensor(rows: np.ndarray | Tensor) -> Tensor:
-    """Turn floats into float32 and integers but uint8 into int64; a tensor stays on its device."""
+    """Convert floats to float32, and all else except uint8 to int64; a tensor stays on its device."""
     if isinstance(rows, np.ndarray):
         dtype = np.float32 if rows.dtype.kind == "f" else rows.dtype if rows.dtype == np.uint8 else np.int64
         rows = torch.from_numpy(rows.astype(dtype, copy=False))

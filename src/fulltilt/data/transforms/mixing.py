@@ -24,7 +24,7 @@ SMALLEST_ALPHA = 0.01  # below it both Gamma variates behind a share may be 0 ev
 
 @dataclasses.dataclass(frozen=True)
 class MixWeights(abc.ABC):
-    """One way to mix; shares are drawn from Beta(alpha, alpha), which is near 0 or 1 for a small alpha."""
+    """Draws weights for one way to mix; shares follow Beta(alpha, alpha), near 0 or 1 if alpha is small."""
 
     alpha: float
 
@@ -40,7 +40,10 @@ class MixWeights(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Mixup(MixWeights):
-    """Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2017; each image has a weight of its own."""
+    """Gives each image one weight for all of its pixels.
+
+    Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2017; each image has a weight of its own.
+    """
 
     alpha: float = 0.2
 
@@ -50,7 +53,10 @@ class Mixup(MixWeights):
 
 @dataclasses.dataclass(frozen=True)
 class CutMix(MixWeights):
-    """Source: Yun et al., CutMix: Regularization Strategy to Train Strong Classifiers, 2019; each image has a box."""
+    """Gives each image a box that its partner fills: weight 0 inside, 1 outside.
+
+    Source: Yun et al., CutMix: Regularization Strategy to Train Strong Classifiers, 2019; each image has a box.
+    """
 
     alpha: float = 1.0
 

@@ -1,4 +1,4 @@
-"""A pipeline of transforms: ``random_crop(32, padding=4) | random_flip | normalize``."""
+"""Build pipelines of image transforms from text: ``random_crop(32, padding=4) | random_flip | normalize``."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ Transform = str | Callable[[Tensor], Tensor] | None
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Apply steps in order to an image (C, H, W) or a batch (B, C, H, W) on any device; return floats in [0, 1]."""
+    """Apply steps in order to images (C, H, W) or (B, C, H, W) on any device; return floats."""
 
     steps: tuple[Step, ...] = ()
 
@@ -70,11 +70,11 @@ class Pipeline:
 
     @property
     def own_steps(self) -> tuple[str, ...]:
-        """Names of the steps that are a user's callable on one image."""
+        """Return the names of the steps that call a user's function on one image."""
         return tuple(step.name for step in self.steps if isinstance(step, PerImage))
 
     def split_at_size(self) -> tuple["Pipeline", "Pipeline"]:
-        """Split behind the step that gives all images one size; a step of the user's own may be that one."""
+        """Split after the first step that gives all images one size; without one, after the last user function."""
         own = [i + 1 for i, step in enumerate(self.steps) if isinstance(step, PerImage)]
         n_first = next((i + 1 for i, step in enumerate(self.steps) if step.sizes), max(own, default=0))
         return Pipeline(self.steps[:n_first]), Pipeline(self.steps[n_first:])
@@ -96,7 +96,7 @@ class PerImage(Step):
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """Replaces a dataset's transform where that runs later: images leave as they were read.
+    """Replaces a dataset's transform that runs later: images leave as read, but for the steps of ``sizing``.
 
     Attributes:
         sizing: The steps that each image still needs so that a batch has one shape.
@@ -137,7 +137,7 @@ def build_pipeline(
 def resolve_transform(
     transform: Transform, *, mean: Any = None, std: Any = None, base_dir: str | None = None
 ) -> Callable | None:
-    """Return the callable that a dataset builder was given, built from its text where it is one."""
+    """Return a transform as a callable: build it where it is text, and return anything else as it is."""
     if isinstance(transform, str):
         return build_pipeline(transform, mean=mean, std=std, base_dir=base_dir)
     return transform
@@ -168,7 +168,7 @@ def join_images(
 
 
 def check_images(images_BCHW: Tensor) -> None:
-    """Raise DataError for what has not the shape of a batch of images."""
+    """Raise DataError unless the tensor has the four dimensions of a batch of images."""
     if images_BCHW.dim() != 4:
         raise DataError(
             f"data.transform works on images (C, H, W), and an input here has shape {tuple(images_BCHW.shape[1:])};"

@@ -1,4 +1,4 @@
-"""Geometric image transforms, and ``Step``, the base class of all transforms.
+"""Define geometric image transforms, and ``Step``, the base class of all transforms.
 
 Legend of shape suffixes: B batch, C channels, H height, W width, D draws.
 
@@ -26,7 +26,7 @@ Bounds = tuple[float, float]
 
 
 class Step(abc.ABC):
-    """One transform of a batch of images.
+    """Transforms a batch of images; the base class of all transforms.
 
     Attributes:
         n_draws: How many random numbers from [0, 1) the step needs for each image.

@@ -1,4 +1,4 @@
-"""Random windows in images, one for each image of a batch. Nothing here synchronises with the device."""
+"""Draw a random window for each image of a batch, without synchronising with the device."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ WINDOW_DRAWS = 2 * _N_TRIES + 2  # numbers from [0, 1) that ``draw_windows`` tak
 
 
 class Windows(NamedTuple):
-    """``edges`` are top, left, height and width in pixels, (B,) int64; ``found`` is false for the fallback."""
+    """Holds one window for each image.
+
+    ``edges`` are top, left, height and width in pixels, (B,) int64; ``found`` is false for the fallback.
+    """
 
     edges: tuple[Tensor, Tensor, Tensor, Tensor]
     found: Tensor

@@ -1,4 +1,4 @@
-"""The images and transforms that a task gets which makes views on the device."""
+"""Prepare images and transforms for a task that augments each image into views on the device, as SimCLR does."""
 
 import copy
 import functools
@@ -21,7 +21,7 @@ SIMCLR_VIEWS = (
 def plan_view_data(
     train: Callable[[], Dataset], validation: Callable[[], Dataset] | None, *, has_transform: bool
 ) -> dict[str, Any]:
-    """Return functions by the names of the task's parameters; each builds when it is called.
+    """Return functions that build the task's arguments ``train``, ``views`` and ``labelled`` when they are called.
 
     Without ``has_transform``, ``SIMCLR_VIEWS`` make the views of the images that ``train`` builds.
     """

@@ -1,4 +1,4 @@
-"""Batches and optimizer steps for a measurement, which needs more of them than an epoch has."""
+"""Take batches and optimizer steps without end, for measurements that need more than an epoch has."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from fulltilt.measure import NullTimer
 
 
 class EndlessBatches:
-    """Takes batches from as many epochs as asked for.
+    """Takes one batch after another, and begins a new epoch whenever one is over.
 
     Args:
         batches: Taken before the first epoch begins.
@@ -49,7 +49,7 @@ class EndlessBatches:
 
 
 class EndlessSteps(EndlessBatches):
-    """Takes optimizer steps over as many epochs as asked for: ends of epochs and worker starts included.
+    """Takes one optimizer step a call without end; a call includes ends of epochs and worker starts.
 
     Attributes:
         n_done: Optimizer steps taken.
@@ -84,11 +84,11 @@ class EndlessSteps(EndlessBatches):
         return outcome.n_samples
 
     def step_on(self, batches: Iterator[Any]) -> None:
-        """Take a step on other batches, which no phase is billed for."""
+        """Take a step on other batches without timing its phases."""
         self._step(batches, NullTimer())
 
     def leave_epoch(self) -> None:
-        """End the epoch in progress as its last step would: workers that do not persist are gone then."""
+        """End the epoch in progress, and with it the data workers that do not persist."""
         self._batches = None
         if not self._run.loader.persistent_workers:
             self._run.close()

@@ -1,4 +1,4 @@
-"""Measure a built run: its throughput, phases, memory, FLOPs, and every lever read back from what ran."""
+"""Measure a run's throughput, phases, memory and FLOPs, and check that every lever (performance switch) is in force."""
 
 import functools
 import math
@@ -54,7 +54,7 @@ def run_measured(
     on_part: Callable[[Part], None] | None = None,
     batches: Iterator[Any] | None = None,
 ) -> Measurement:
-    """Train ``run`` for as long as the measurement takes, then rehearse what else a run needs memory for.
+    """Time training steps of ``run``, then measure the memory of its largest samples, an evaluation and a checkpoint.
 
     An epoch of at most 8 steps, or 32 with data workers, is timed as a whole, so that what happens once an epoch
     (workers that start anew, a short last batch) is in the figure with its true share.
@@ -140,7 +140,7 @@ def _synchronize(run: Run) -> None:
 
 
 def check_observed(run: Run, is_seen: Callable[[Lever], bool] = lambda lever: True) -> dict[str, Any]:
-    """Read every lever back as it is in force after a step.
+    """Read the value of every lever in force after a step, and raise where it is not the plan's.
 
     A plan's ``None`` leaves the value to PyTorch, so whatever is found fits it.
 
@@ -166,7 +166,7 @@ def check_observed(run: Run, is_seen: Callable[[Lever], bool] = lambda lever: Tr
 
 
 def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str | None]:
-    """Count FLOPs per sample of forward and backward, their coverage, and why there is none.
+    """Return FLOPs per sample of forward and backward, the percentage of operators counted, and why they are missing.
 
     Counted on the model itself with at most 8 samples, recomputation of activations left out. It leaves gradients at
     zero and running statistics changed.

@@ -1,1 +1,1 @@
-"""Several processes that train one model: how they start, talk, share a batch, and end."""
+"""Train one model in several processes (ranks): start them, let them talk, divide batches, and end them."""

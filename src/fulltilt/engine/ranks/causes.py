@@ -1,4 +1,4 @@
-"""Finds what ended a run over several ranks: the rank that died, not those whose connections to it broke."""
+"""Find the rank whose failure ended a run, among those that failed only because their connection to it broke."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ CONSEQUENCE_WORDS = ("gloo", "nccl", "connection closed by peer", "connection re
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """Why a run over several ranks ended before its end."""
+    """Says why a rank left the run early: it failed, died or hung."""
 
     rank: int
     kind: Literal["failed", "died", "hung"]
@@ -24,7 +24,7 @@ class Cause:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only says that another rank is gone."""
+        """Return whether this rank failed only because another one was gone."""
         if self.failure is None or self.failure.error is not None or self.is_out_of_memory:
             return False
         text = self.failure.message.lower()
@@ -61,5 +61,5 @@ class _RemoteError(Exception):
 
 
 def find_cause(causes: Sequence[Cause]) -> Cause | None:
-    """Return the first that is no consequence of another, else the first."""
+    """Return the first cause that is no consequence of another one, else the first; None where there is none."""
     return next((cause for cause in causes if not cause.is_consequence), next(iter(causes), None))

@@ -1,4 +1,4 @@
-"""Finds the rank that hangs: a state machine over the marks of all ranks, without a clock or a process of its own."""
+"""Find the rank that hangs, by the progress marks of all ranks: a state machine without a clock."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,21 +7,21 @@ from fulltilt.engine.ranks.process import PHASES, Mark
 
 
 class Sight(NamedTuple):
-    """What one look at a rank shows."""
+    """Holds the progress mark of a rank at one moment, and whether a signal had stopped it."""
 
     mark: Mark
     is_stopped: bool = False  # by a signal
 
 
 class Standstill(NamedTuple):
-    """Since when a rank has held up the others, without moving."""
+    """Says since when a rank has held up the others without making progress."""
 
     count: int
     since_s: float
 
 
 def is_starting(sights: Sequence[Sight]) -> bool:
-    """Return whether a rank has not ended its first step."""
+    """Return whether any rank has yet to end its first step."""
     return min(sight.mark.count for sight in sights) <= len(PHASES)
 
 

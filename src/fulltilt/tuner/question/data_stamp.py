@@ -1,4 +1,4 @@
-"""Tell by size and time of the files whether data changed since an earlier search."""
+"""Stamp data files by size and modification time, so that a search notices whether they changed."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ READS = {
 
 
 def stamp_data(config: Config) -> dict[str, dict[str, Any]]:
-    """Stamp every file and folder that the configuration names: path → what tells its content from another's.
+    """Return size and modification time of every file and folder that the configuration names, by path.
 
     That is ``data.path``, and the arguments of the data sets and of the task that are paths. A file is known by its
     size and its time; of a folder what the data set reads (``READS``), at most ``MAX_FILES``: their number, their
@@ -70,7 +70,7 @@ def _find_paths(call: ComponentCall) -> Iterator[str]:
 
 
 def is_path(value: object, name: str | int) -> bool:
-    """Whether an argument is called a path or looks like one; of a list, whether all that it holds do."""
+    """Tell whether an argument is called a path or looks like one; all items of a list must."""
     if isinstance(value, list | tuple):
         return bool(value) and all(is_path(part, name) for part in value)
     return isinstance(value, str) and bool(name in PATH_NAMES or "/" in value or Path(value).suffix)

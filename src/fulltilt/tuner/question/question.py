@@ -1,4 +1,4 @@
-"""The question of a search: workload, options, machine, and the folder whose rows answer it."""
+"""Describe what a search measures: its workload, options and machine, and the folder that its results go to."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ CODE, DATA = "code of the workload", "files of the data"  # they change while th
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A workload, the options of its search, the machine, and the folder of its rows."""
+    """Holds what the results of a search depend on, and the folder that they are stored in."""
 
     aim: TuneTarget
     options: TuneOptions
@@ -25,7 +25,7 @@ class Question:
     path: Path
 
     def open_folder(self, results: Sequence[str]) -> RunFolder:
-        """Own the run folder with these ``results``; rows of the same question in it are part of the answer.
+        """Open the run folder and lock it; rows that an earlier search of the same question left there count.
 
         Raises:
             RunFolderError: the folder is in use, or holds another search.
@@ -34,7 +34,7 @@ class Question:
         return RunFolder(self.path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA))
 
     def list_fingerprint_parts(self) -> dict[str, Any]:
-        """List what rows depend on, in the user's words: a refusal names the parts that changed.
+        """List what the measured rows depend on, in the user's words: a refusal names the parts that changed.
 
         Budget and strategy are no part: more of a search may be asked for later.
         """

@@ -1,4 +1,4 @@
-"""The parent's handle on the trial server: start it, talk to it, end it."""
+"""Start the trial server, the process that trials are forked from; talk to it and end it."""
 
 import contextlib
 import json
@@ -28,11 +28,11 @@ MARK_VARIABLE = "FULLTILT_ZYGOTE"  # tells what came from one zygote, also when 
 
 
 class ZygoteDiedError(TrainingError):
-    """The process that trials are forked from is gone, with what ran in it."""
+    """Says that the process that trials are forked from is gone, and its trial with it."""
 
 
 class Zygote:
-    """A handle on the process that trials are forked from; started at the first trial, one trial at a time.
+    """Controls the process that trials are forked from, one trial at a time; ``start`` starts it.
 
     Its stderr goes to ``log_path``. A trial process calls ``body`` (``module:function``) with (request, answer).
     ``preload`` names the modules it imports in place of its own list.
@@ -94,7 +94,7 @@ class Zygote:
         return os.path.join(self._scratch_home, f"fulltilt-{secrets.token_hex(4)}")
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message, and open files with it."""
+        """Send a message, with descriptors of open files attached."""
         try:
             socket.send_fds(self._get_socket(), [json.dumps(message).encode()], descriptors)
         except ConnectionError:
