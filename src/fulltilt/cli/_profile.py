@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._shared import build_console, write_json
-from fulltilt.records import VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,6 +86,8 @@ def _tell(
 ) -> Console:
     """Write the JSON and print the table, whose first ``n_words`` columns hold words and the others figures."""
     from rich.table import Table
+
+    from fulltilt.records import VERSION
 
     write_json(json_to, {"version": VERSION, "config": config.source, "profile": profile})
     table = Table(*titles, title=title)

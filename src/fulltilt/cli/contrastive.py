@@ -18,7 +18,6 @@ from fulltilt.cli._shared import (
 )
 from fulltilt.engine.contrastive.options import PHASES, PhaseOptions
 from fulltilt.errors import UsageError
-from fulltilt.records import VERSION
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
@@ -65,6 +64,7 @@ def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -
     from fulltilt.engine.build.assemble import name_run
     from fulltilt.engine.contrastive.phases import run_phase
     from fulltilt.listeners import EventLog, ProgressBar, build_loggers, tell_warnings
+    from fulltilt.records import VERSION
 
     out_dir = Path(args.out or Path("runs") / "contrastive" / name_run(config))
     folders += [out_dir / phase for phase in PHASES]

@@ -1,11 +1,16 @@
 """``fulltilt machine``: print what is there, with measured roofs beside nominal ones."""
 
+from __future__ import annotations
+
 import argparse
-import dataclasses
+from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import build_console, write_json
-from fulltilt.hardware import WslReport
-from fulltilt.records import VERSION, Machine, Roof, encode, format_bytes
+from fulltilt.records import format_bytes
+
+if TYPE_CHECKING:
+    from fulltilt.hardware import WslReport
+    from fulltilt.records import Machine, Roof
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import dataclasses
+
     from fulltilt.hardware import RealNvml, read_machine, read_wsl, resolve_device
+    from fulltilt.records import VERSION, encode
 
     nvml = RealNvml()
     machine, wsl = read_machine(nvml=nvml), read_wsl(nvml)
