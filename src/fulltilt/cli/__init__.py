@@ -73,7 +73,7 @@ class CommandParser(argparse.ArgumentParser):
         for word in words[:end]:
             if _FLAG.match(word):
                 flags.append(word)
-                action = self._option_string_actions.get(word)
+                action = self._find_action(word)
             elif action is None or action.nargs == 0 or (takes_overrides and action.nargs and _is_no_list_value(word)):
                 others.append(word)
             elif action.nargs:
@@ -82,6 +82,14 @@ class CommandParser(argparse.ArgumentParser):
                 flags[-1] += f"={word}"
                 action = None
         return [*others, *flags, *words[end:]]
+
+    def _find_action(self, word: str) -> argparse.Action | None:
+        """Return the action of a flag, which argparse lets users abbreviate."""
+        known = self._option_string_actions
+        if word in known or not self.allow_abbrev or not word.startswith("--"):
+            return known.get(word)
+        found = {action for name, action in known.items() if name.startswith(word)}
+        return found.pop() if len(found) == 1 else None
 
     def error(self, message: str) -> NoReturn:
         """Tell wrong usage in argparse's words and, where ``--json`` names a place, in the document there."""

@@ -5,6 +5,7 @@ NVIDIA, "CUDA on WSL User Guide" (the driver's library comes from Windows, page-
 """
 
 import dataclasses
+import glob
 import os
 import re
 from collections.abc import Mapping
@@ -103,7 +104,7 @@ def _find_config(root: Root, environ: Mapping[str, str]) -> Path | None:
     """Find the .wslconfig of the user that USERPROFILE names, else the only one there is."""
     name = re.split(r"[\\/]", environ.get("USERPROFILE", "").rstrip("\\/"))[-1]
     try:
-        found = list((Path(root) / "mnt/c/Users").glob(f"{name or '*'}/.wslconfig"))
+        found = list((Path(root) / "mnt/c/Users").glob(f"{glob.escape(name) or '*'}/.wslconfig"))
     except OSError:
         return None
     return found[0] if len(found) == 1 else None

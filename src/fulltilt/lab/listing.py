@@ -1,20 +1,23 @@
 """Show experiments as a JSON document, as one sentence and as a table."""
 
+from __future__ import annotations
+
 import json
 import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from fulltilt.errors import strip_control_codes
 from fulltilt.lab.local import find_out_dir
 from fulltilt.lab.records import Experiment
 from fulltilt.records import VERSION
 from fulltilt.report import format_duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SHOWN = ("id", "sweep", "state", "attempt", "priority", "point", "overrides", "node", "devices", "n_threads", "reason")
 COUNTED = ("succeeded", "failed", "cancelled", "finalizing", "running", "leased", "cancelling", "queued")

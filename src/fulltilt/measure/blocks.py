@@ -73,7 +73,7 @@ class BlockRunner:
             seconds=max(seconds, 1e-9),
             cpu_pressure_pct=_compute_pressure_pct(pressure, self.read_pressure(), seconds),
             steal_pct=compute_steal_pct(times, times_after),
-            n_steal_jiffies=(times_after.steal_jiffies or 0) - (times.steal_jiffies or 0),
+            n_steal_jiffies=(times_after.steal_jiffies or times.steal_jiffies or 0) - (times.steal_jiffies or 0),
             steps=tuple(timer.take_steps()),
         )
         if self.on_block:

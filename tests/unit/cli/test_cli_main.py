@@ -137,6 +137,7 @@ def test_a_list_flag_takes_its_numbers_and_leaves_the_overrides(words):
         ("tune x.yaml optim.lr=1e-3 --device cpu run.seed=7", {"overrides": ["optim.lr=1e-3", "run.seed=7"]}),
         ("tune x.yaml --num-workers 0 --out runs/a=b", {"out": "runs/a=b", "num_workers": [0], "overrides": []}),
         ("contrastive --phases pretrain x.yaml run.epochs=1", {"phases": ["pretrain"], "overrides": ["run.epochs=1"]}),
+        ("infer check x.yaml --weig runs/a run.seed=7", {"weights": "runs/a", "overrides": ["run.seed=7"]}),
     ],
 )
 def test_overrides_may_stand_anywhere(words, expected):

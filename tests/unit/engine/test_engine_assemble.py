@@ -59,6 +59,12 @@ def configure(values, base_dir="."):
     return config_from_values(values, base_dir=base_dir)
 
 
+def test_a_weight_decay_of_null_is_the_optimizers_own():
+    config = configure(DIGITS | {"optim": {"optimizer": "adamw(weight_decay=null)"}})
+    run = build_run(config, default_plan({"batch_size": 64, "threads": 1}), device="cpu")
+    assert run.setup.optimizer.defaults["weight_decay"] == 0.01
+
+
 def test_digits_train_from_a_configuration():
     config = configure(DIGITS | {"optim": {"optimizer": "sgd(momentum=0.9)", "lr": 0.1, "weight_decay": 0.01}})
     run = build_run(config, default_plan({"batch_size": 64, "threads": 1}), device="cpu")

@@ -43,13 +43,13 @@ class Held:
             if self._guarded:
                 return None
             try:
-                found, has_room = self._stat(path), _has_room(path)
+                found, has_room, descriptors = self._stat(path), _has_room(path), os.listdir("/proc/self/fd")
             except OSError:
-                return "it is not there when it is opened"
+                return "it is not there when it is opened, or /proc cannot be read"
             if not has_room:
                 return "the disk is nearly full or file sizes are limited, and a write must fail in its own step"
             self._file = found.st_dev, found.st_ino
-            if any(self._is_file(int(number)) for number in os.listdir("/proc/self/fd")):
+            if any(self._is_file(int(number)) for number in descriptors):
                 return "the script keeps it open"
             for name in BY_PATH + ALWAYS:
                 self._replace(os, name, self._guard(getattr(os, name), name in BY_PATH))
@@ -128,8 +128,8 @@ class Held:
 
 
 def _has_room(path):
-    disk = os.statvfs(path)
-    return disk.f_bavail * disk.f_frsize >= MIN_ROOM_BYTES and resource.getrlimit(resource.RLIMIT_FSIZE)[0] < 0
+    disk, size_limit = os.statvfs(path), resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return disk.f_bavail * disk.f_frsize >= MIN_ROOM_BYTES and size_limit == resource.RLIM_INFINITY
 
 
 def _is_main_thread():

@@ -93,12 +93,14 @@ def build_loader(
         blocks = plan_blocks(dataset)
         sampler = BlockSampler(blocks.edges, blocks.n_mixed, seed, share_epoch=n_workers > 0)
     else:
-        if not hasattr(dataset, "__len__"):
+        try:
+            n_samples = len(dataset)  # type: ignore[arg-type]
+        except TypeError:
             raise DataError(
                 f"{type(dataset).__name__} has no length; give it __len__, or derive it from "
                 f"torch.utils.data.IterableDataset when it streams"
-            )
-        sampler = EpochSampler(len(dataset), shuffle, seed, share_epoch=n_workers > 0)
+            ) from None
+        sampler = EpochSampler(n_samples, shuffle, seed, share_epoch=n_workers > 0)
     fetcher = BatchFetcher(dataset, seed=seed, epoch_cell=sampler.epoch_cell, whole_batches=collate is None)
     if skip_limit is not None:
         fetcher.bad_samples = BadSamples(dataset, len(fetcher), skip_limit, share=n_workers > 0)
@@ -229,7 +231,7 @@ class BatchFetcher(Dataset):
         samples: list[Any] = []
         try:
             for index in indices:
-                samples.append(self.source[index])  # noqa: PERF401: the error below has to know how far it came
+                samples.append(self.source[index])  # the error below has to know how far it came
         except FulltiltError:
             raise
         except Exception as error:  # of the user's own code

@@ -46,7 +46,7 @@ def _define(kind: type[optim.Optimizer], **defaults: float) -> Callable[..., opt
     """Wrap an optimizer of torch in a function of plain numbers: ``beta1`` and ``beta2`` are its ``betas``."""
 
     def build(parameters: Any, **options: Any) -> optim.Optimizer:
-        options = defaults | options
+        options = defaults | {name: value for name, value in options.items() if value is not None}
         if "beta1" in options:
             options["betas"] = options.pop("beta1"), options.pop("beta2")
         return kind(parameters, **options)
@@ -54,7 +54,7 @@ def _define(kind: type[optim.Optimizer], **defaults: float) -> Callable[..., opt
     listed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=v) for name, v in defaults.items()]
     first = inspect.Parameter("parameters", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     build.__signature__ = inspect.Signature([first, *listed])  # type: ignore[attr-defined]
-    build.__annotations__ = {name: type(value) for name, value in defaults.items()}
+    build.__annotations__ = {name: type(value) for name, value in defaults.items()} | {"weight_decay": float | None}
     return build
 
 

@@ -89,7 +89,7 @@ class PromiseWatch:
         if self._before is None or window[0] / window[1] >= lowest:
             self._slow, self._before = [], self._look()
             return None
-        self._slow.append(window)
+        self._slow = [*self._slow, window][: N_SLOW_WINDOWS + 1]
         if len(self._slow) != N_SLOW_WINDOWS:
             return None
         n_slow, slow_s = map(sum, zip(*self._slow, strict=True))

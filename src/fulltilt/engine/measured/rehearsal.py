@@ -70,7 +70,7 @@ class Rehearsal:
     validation set on the device, copies of buffers) is there beside the steps then.
 
     Args:
-        run: Without a configuration it does not say how it evaluates and saves: only the largest samples are taken.
+        run: Built; its configuration says how it evaluates and saves.
         saves: False leaves the checkpoint out, which takes as long as the disk does.
 
     Attributes:
