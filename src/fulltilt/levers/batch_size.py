@@ -13,7 +13,7 @@ def _candidates(facts: Facts) -> tuple[int, ...]:
     return tuple(2**n for n in range(4, 11) if 2**n <= limit) or (max(1, limit),)
 
 
-def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
+def _find_obstacle(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if facts.n_samples is not None and value > facts.n_samples:
         return f"larger than the dataset ({facts.n_samples} samples); use batch_size {facts.n_samples} or less"
     if value < facts.n_ranks:
@@ -46,7 +46,7 @@ LEVER = Lever(
     trades=("speed", "memory", "recipe"),
     stage="loader",
     candidates=_candidates,
-    guard=_guard,
+    obstacle=_find_obstacle,
     apply=set_loader_option("batch_size"),
     observe=_observe,
 )

@@ -78,8 +78,8 @@ def without_compiling(setup: Setup) -> Iterator[None]:
         yield
 
 
-def _guard(value: bool | str, plan: PlanValues, facts: Facts) -> str | None:
-    if value and facts.has_c_compiler is False:
+def _find_obstacle(value: bool | str, plan: PlanValues, facts: Facts) -> str | None:
+    if facts.has_c_compiler is False:
         return "torch.compile needs a C++ compiler and none was found; install g++, or use compile false"
     if value == "regional" and facts.n_checkpointable == 0:
         return "the model has no repeated blocks to compile; use compile true"
@@ -177,7 +177,7 @@ LEVER = Lever(
     stage="compile",
     restart=True,
     candidates=_candidates,
-    guard=_guard,
+    obstacle=_find_obstacle,
     report=_report,
     apply=_apply,
     observe=_observe,

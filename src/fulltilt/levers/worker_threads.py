@@ -4,17 +4,9 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
+from fulltilt.levers._spec import Lever, Setup
 
-
-def _candidates(facts: Facts) -> tuple[int, ...]:
-    return (1, 2) if facts.n_cores_usable >= 4 else (1,)
-
-
-def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
-    if value > 1 and not plan.get("num_workers", 0):
-        return "there are no data workers; set num_workers to 1 or more, or worker_threads to 1"
-    return None
+_NO_WORKERS = "there are no data workers; set num_workers to 1 or more, or worker_threads to 1"
 
 
 def _apply(setup: Setup, value: int) -> None:
@@ -46,8 +38,8 @@ LEVER = Lever(
     trades=("speed",),
     stage="loader",
     restart=True,
-    candidates=_candidates,
-    guard=_guard,
+    candidates=lambda facts: (1, 2) if facts.n_cores_usable >= 4 else (1,),
+    obstacle=lambda value, plan, facts: None if value == 1 or plan.get("num_workers") else _NO_WORKERS,
     apply=_apply,
     observe=_observe,
 )

@@ -61,11 +61,10 @@ class Workload:
     name: str = "workload"
 
     def __post_init__(self) -> None:
-        _check_builder("model", self.model, nn.Module)
-        _check_builder("dataset", self.dataset, Dataset)
-        if self.validation is not None:
-            _check_builder("validation", self.validation, Dataset)
-        if isinstance(self.loss, type) and issubclass(self.loss, nn.Module):
+        for field, product in {"model": nn.Module, "dataset": Dataset, "validation": Dataset}.items():
+            if field != "validation" or self.validation is not None:
+                _check_builder(field, getattr(self, field), product)
+        if isinstance(self.loss, type):
             kind = self.loss.__name__
             raise UsageError(f"Workload loss is the class {kind}; give an object of it: loss={kind}()")
         if isinstance(self.optimizer, Optimizer):

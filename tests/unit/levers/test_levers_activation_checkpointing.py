@@ -42,6 +42,12 @@ def build_chain() -> nn.Module:
     return nn.Sequential(*layers, nn.Dropout(0.2))
 
 
+def build_nested() -> nn.Module:
+    """Chains inside a chain that is too short to be cut itself."""
+    parts = [nn.Sequential(nn.Conv2d(n_in, 6, 3, padding=1), nn.BatchNorm2d(6), nn.SiLU()) for n_in in (3, 6)]
+    return nn.Sequential(*parts)
+
+
 class Filling(nn.Module):
     """Passes each layer the list that it goes on filling."""
 
@@ -74,7 +80,7 @@ class Encoder(nn.Module):
         return self.body(x_BCHW.flatten(2)[..., :16])
 
 
-MODELS = {"stages": Stages, "chain": build_chain, "filling": Filling, "encoder": Encoder}
+MODELS = {"stages": Stages, "chain": build_chain, "nested": build_nested, "filling": Filling, "encoder": Encoder}
 
 
 def wrap(model: nn.Module, value: bool | str = True) -> nn.Module:
@@ -137,7 +143,7 @@ def test_less_is_kept_for_the_backward_pass(name):
     assert count_kept(wrap(copy.deepcopy(plain))) < count_kept(plain)
 
 
-@pytest.mark.parametrize(("name", "n"), [("stages", 4), ("chain", 3), ("filling", 3), ("encoder", 3)])
+@pytest.mark.parametrize(("name", "n"), [("stages", 4), ("chain", 3), ("nested", 4), ("filling", 3), ("encoder", 3)])
 def test_blocks_are_found(name, n):
     model = MODELS[name]()
     assert count_blocks(model) == n
