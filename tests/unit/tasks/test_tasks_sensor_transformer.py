@@ -22,15 +22,11 @@ def draw_batch(n=4):
     return x, torch.randint(1000, (n,), generator=generator), torch.randn(n, 6, generator=generator)
 
 
-def train_a_little(model):
-    optimizer, batch = torch.optim.AdamW(model.parameters(), lr=1e-2), draw_batch(16)
-    target = torch.randn(16, 2, N_SENSORS, generator=torch.Generator().manual_seed(2))
-    take_steps(optimizer, lambda: nn.functional.mse_loss(model(*batch), target), 4)
-
-
 def build_trained(**changes):
-    model = build(**changes)
-    train_a_little(model)
+    model, batch = build(**changes), draw_batch(16)
+    target = torch.randn(16, 2, N_SENSORS, generator=torch.Generator().manual_seed(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    take_steps(optimizer, lambda: nn.functional.mse_loss(model(*batch), target), 4)
     return model
 
 
@@ -65,15 +61,11 @@ def test_timestep_label_geometry_and_signal_each_matter():
         assert (changed - plain).abs().max() > 1e-5, name
 
 
-def test_attention_carries_a_signal_from_one_sensor_to_another():
+def test_sensors_see_each_other_and_samples_of_a_batch_do_not():
     model, (x, t, label) = build_trained().eval(), draw_batch()
     nudged = x.clone()
     nudged[:, 0, 0] += 5
     assert (model(nudged, t, label) - model(x, t, label))[:, :, 1:].abs().max() > 1e-6
-
-
-def test_samples_of_a_batch_do_not_see_each_other():
-    model, (x, t, label) = build_trained().eval(), draw_batch()
     torch.testing.assert_close(model(x[:1], t[:1], label[:1]), model(x, t, label)[:1], rtol=1e-4, atol=1e-5)
 
 
