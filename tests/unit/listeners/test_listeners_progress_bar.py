@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
         return True
 
 
-EPOCH, EVALUATED = epoch_done(), evaluated()
+EPOCH, EVALUATED = epoch_done(), evaluated(metrics={"accuracy": 0.9125, "error_pct/rare": 90.0})
 
 
 def run(stream, events):
