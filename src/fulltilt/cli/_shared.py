@@ -168,8 +168,9 @@ def describe_saved(folders: list[Path]) -> str:
 
 @contextlib.contextmanager
 def show_progress(title: str) -> Iterator[Callable[..., None]]:
-    """Yield what takes (done, total, part of the work) and draws a bar on stderr, or a line now and then where that is no terminal.
+    """Yield what takes (done, total) and draws a bar on stderr, or a line now and then where that is no terminal.
 
+    A third argument names the part of the work.
     No thread draws: a data worker that is forked must not inherit a held lock.
     """
     from rich.progress import Progress

@@ -73,7 +73,8 @@ class Setup:
     state: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-Count: TypeAlias = Annotated[int, Ge(1)] | None
+AtLeastOne: TypeAlias = Annotated[int, Ge(1)]
+Count: TypeAlias = AtLeastOne | None
 
 
 def set_loader_option(name: str) -> Callable[[Setup, Any], None]:

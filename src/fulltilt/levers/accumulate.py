@@ -1,10 +1,6 @@
 """accumulate: micro-steps whose gradients are added up before one optimizer step."""
 
-from typing import Annotated
-
-from annotated_types import Ge
-
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
+from fulltilt.levers._spec import AtLeastOne, Facts, Lever, PlanValues, Setup
 
 
 def _find_obstacle(value: int, plan: PlanValues, facts: Facts) -> str | None:
@@ -25,7 +21,7 @@ LEVER = Lever(
     name="accumulate",
     key="speed.accumulate",
     aliases=("gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
-    type=Annotated[int, Ge(1)],
+    type=AtLeastOne,
     default=1,
     unit="micro-steps",
     summary="Micro-steps whose gradients are added up before one optimizer step.",

@@ -1,10 +1,8 @@
 """batch_size: samples per micro-step, over all devices."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge
-
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup, set_loader_option
+from fulltilt.levers._spec import AtLeastOne, Facts, Lever, PlanValues, Setup, set_loader_option
 
 
 def _candidates(facts: Facts) -> tuple[int, ...]:
@@ -33,7 +31,7 @@ def _observe(setup: Setup) -> Any:
 LEVER = Lever(
     name="batch_size",
     key="data.batch_size",
-    type=Annotated[int, Ge(1)],
+    type=AtLeastOne,
     default=32,
     unit="samples",
     summary="Samples per micro-step over all devices.",

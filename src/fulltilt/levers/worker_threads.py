@@ -1,10 +1,8 @@
 """worker_threads: threads that torch may use inside each data worker."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge
-
-from fulltilt.levers._spec import Lever, Setup
+from fulltilt.levers._spec import AtLeastOne, Lever, Setup
 
 _NO_WORKERS = "there are no data workers; set num_workers to 1 or more, or worker_threads to 1"
 
@@ -26,7 +24,7 @@ def _observe(setup: Setup) -> Any:
 LEVER = Lever(
     name="worker_threads",
     key="data.worker_threads",
-    type=Annotated[int, Ge(1)],
+    type=AtLeastOne,
     default=1,
     unit="threads per worker",
     summary="Threads that torch may use inside each data worker.",

@@ -1,8 +1,6 @@
 """Write a run's speed, losses and accuracy as CSV files, as guide 004 (``docs/guides.md``) names them."""
 
-import csv
 import dataclasses
-import io
 import math
 import os
 import time
@@ -13,7 +11,7 @@ from typing import Any
 from fulltilt.errors import UsageError
 from fulltilt.hardware import read_rss_bytes
 from fulltilt.listeners._held import HeldEvents
-from fulltilt.listeners.csv_log import Table
+from fulltilt.listeners.csv_log import Table, format_table
 from fulltilt.records import EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
 from fulltilt.records.run_folder import append_line, read_lines, write_atomic
 
@@ -192,13 +190,14 @@ class MetricsTracker:
             "memory_per_sample": ("MiB", memory_note if has_memory else NO_MEMORY_NOTE),
             "forward_time": ("ms", FORWARD_NOTE if self._spreads["forward_time"].weight else NO_FORWARD_NOTE),
         }
-        rows = [
-            [name, *([s.mean, s.std] if s.weight else ["", ""]), self._n_samples, self._n_batches, *notes[name]]
-            for name, s in self._spreads.items()
-        ]
+        rows = []
+        for name, s in self._spreads.items():
+            figures = (s.mean, s.std) if s.weight else ("", "")
+            row = (name, *figures, self._n_samples, self._n_batches, *notes[name])
+            rows.append(dict(zip(SUMMARY, row, strict=True)))
         summary = summarize_passes(self._passes)
-        _write_csv(self._folder / "efficiency_summary.csv", [SUMMARY, *rows])
-        _write_csv(self._folder / "training_summary.csv", [list(summary), list(summary.values())])
+        write_atomic(self._folder / "efficiency_summary.csv", format_table(SUMMARY, rows))
+        write_atomic(self._folder / "training_summary.csv", format_table(list(summary), [summary]))
 
 
 def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -223,9 +222,3 @@ def read_memory_bytes(device: str) -> int | None:
 
         return torch.cuda.max_memory_allocated(device)
     return read_rss_bytes(os.getpid())
-
-
-def _write_csv(path: Path, rows: Sequence[Sequence[Any]]) -> None:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    write_atomic(path, stream.getvalue())
