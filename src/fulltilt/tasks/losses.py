@@ -23,9 +23,6 @@ class Elementwise(nn.Module):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.function(outputs, match_shape(outputs, targets), **self.options)
 
-    def extra_repr(self) -> str:
-        return ", ".join([self.function.__name__, *(f"{k}={v}" for k, v in self.options.items())])
-
 
 def match_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return ``targets`` in the shape of ``outputs``, integers as the outputs' dtype. Copies no float, syncs nothing.

@@ -43,6 +43,3 @@ class NtXent(nn.Module):
             rows_R = torch.arange(n_rows, device=outputs.device)
             logits_RR = logits_RR.masked_fill(rows_R[:, None] == rows_R, float("-inf"))
             return functional.cross_entropy(logits_RR, rows_R ^ 1)
-
-    def extra_repr(self) -> str:
-        return f"temperature={self.temperature}"

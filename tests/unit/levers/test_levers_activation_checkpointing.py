@@ -112,14 +112,14 @@ def test_training_is_bit_equal_to_the_plain_model(name, dtype):
     torch.manual_seed(0)
     plain = MODELS[name]().train()
     wrapped = wrap(copy.deepcopy(plain))
+    assert_trains_equally(plain, wrapped, dtype)
+
+
+def assert_trains_equally(plain: nn.Module, wrapped: nn.Module, dtype: torch.dtype | None = None) -> None:
     assert train(plain, dtype) == train(wrapped, dtype)
     assert list(plain.state_dict()) == list(wrapped.state_dict())
     for (key, mine), theirs in zip(plain.state_dict().items(), wrapped.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs), key  # running statistics among them, which move once a step
-    assert_equal_gradients(plain, wrapped)
-
-
-def assert_equal_gradients(plain: nn.Module, wrapped: nn.Module) -> None:
     for (key, mine), theirs in zip(plain.named_parameters(), wrapped.parameters(), strict=True):
         assert torch.equal(mine.grad, theirs.grad), key
 
@@ -205,8 +205,7 @@ def test_named_modules_train_bit_equal_and_only_they_are_wrapped(text, names):
     wrapped = wrap(copy.deepcopy(plain), text)
     assert sorted(find_named(wrapped, text)) == names
     assert count_wrapped(wrapped) == len(names)
-    assert train(plain) == train(wrapped)
-    assert_equal_gradients(plain, wrapped)
+    assert_trains_equally(plain, wrapped)
 
 
 @pytest.mark.parametrize(

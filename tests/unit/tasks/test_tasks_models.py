@@ -103,21 +103,11 @@ def test_a_depth_that_makes_no_wideresnet_names_the_next_ones(depth, remedy):
         build_model(f"wideresnet(depth={depth})")
 
 
-def test_facts_reach_a_model_where_the_call_leaves_them_open():
-    model = build_model("small_cnn(width=4)", n_classes=3, in_channels=2, image_size=8, n_features=128)
-    assert model(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
-    assert build_model("small_cnn(n_classes=5)", n_classes=3, in_channels=1)(torch.zeros(1, 1, 8, 8)).shape == (1, 5)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         ("widresnet", ["unknown model 'widresnet'", "wideresnet"]),
-        ("small_cnn(widht=4)", ["no argument 'widht'", "did you mean width"]),
         ("small_cnn(width=0)", ["width=0"]),
-        ("small_cnn(width=wide)", ["width=wide", "a whole number"]),
-        ("mlp(n_features=4)", ["n_outputs"]),
-        ("nowhere_to_be_found:build", ["nowhere_to_be_found"]),
         ("json:loads(s='3')", ["json:loads", "returned int", "nn.Module"]),
     ],
 )
@@ -127,7 +117,10 @@ def test_a_call_that_builds_no_model_is_explained(call, words):
     assert [word for word in words if word not in str(raised.value)] == []
 
 
-def test_a_model_of_the_users_own_module(tmp_path):
+def test_facts_reach_a_model_where_the_call_leaves_them_open(tmp_path):
+    model = build_model("small_cnn(width=4)", n_classes=3, in_channels=2, image_size=8, n_features=128)
+    assert model(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
+    assert build_model("small_cnn(n_classes=5)", n_classes=3, in_channels=1)(torch.zeros(1, 1, 8, 8)).shape == (1, 5)
     (tmp_path / "their_models_for_zoo_test.py").write_text(
         "from torch import nn\ndef build(width: int = 2, n_classes: int = 1):\n    return nn.Linear(width, n_classes)\n"
     )
