@@ -61,6 +61,15 @@ class Spread:
         return math.sqrt(self.squares / self.weight) if self.weight else 0.0
 
 
+def read_memory_bytes(device: str) -> int | None:
+    """Read this process's peak of allocated memory on a GPU, or its resident set on a CPU."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    return read_rss_bytes(os.getpid())
+
+
 class MetricsTracker:
     """Writes five CSV files into ``folder``; units: seconds, samples/s, MiB, ms.
 
@@ -86,7 +95,7 @@ class MetricsTracker:
         folder: str | Path,
         *,
         clock: Callable[[], float] = time.monotonic,
-        read_memory: Callable[[str], int | None] | None = None,
+        read_memory: Callable[[str], int | None] = read_memory_bytes,
     ):
         self._folder = Path(folder)
         self._efficiency = Table(self._folder / "efficiency_metrics.csv", EFFICIENCY)
@@ -94,7 +103,7 @@ class MetricsTracker:
         self._errors = Table(self._folder / "error_analysis.csv", ERRORS)
         self._held = HeldEvents(clock)
         self._rows: list[dict[str, Any]] = []
-        self._read_memory = read_memory or read_memory_bytes
+        self._read_memory = read_memory
         self._device, self._batch_size, self._trains_here = "cpu", 1, True
         self._is_mine = False  # until the folder is known to be this run's
         self._start_sums()
@@ -213,12 +222,3 @@ def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     summary["avg_epoch_time"] = sum(times) / len(times) if times else None
     summary["total_training_time"] = sum(times)
     return {**summary, "split": split}
-
-
-def read_memory_bytes(device: str) -> int | None:
-    """Read this process's peak of allocated memory on a GPU, or its resident set on a CPU."""
-    if device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.max_memory_allocated(device)
-    return read_rss_bytes(os.getpid())
