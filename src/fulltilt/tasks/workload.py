@@ -108,7 +108,8 @@ def _check_builder(field: str, value: Any, product: type) -> None:
     except TypeError as error:
         name = getattr(value, "__name__", type(value).__name__)
         raise UsageError(
-            f"Workload {field} is called without arguments, and that fails ({error}); bind them: {field}=lambda: {name}(…)"
+            f"Workload {field} is called without arguments, and that fails ({error}); "
+            f"bind them: {field}=lambda: {name}(…)"
         ) from None
 
 
