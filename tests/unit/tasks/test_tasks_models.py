@@ -50,16 +50,6 @@ def test_output_shape_and_gradients_of_every_parameter(name):
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "wideresnet", "resnet18", "resnet50"])
-def test_channels_last_changes_rounding_only(name):
-    torch.manual_seed(0)
-    arguments, shape = SMALL[name]
-    model, x = MODELS[name](**arguments).double().eval(), torch.randn(shape, dtype=torch.float64)
-    plain = model(x)
-    model.to(memory_format=torch.channels_last)
-    torch.testing.assert_close(model(x.to(memory_format=torch.channels_last)), plain, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed (extra: vision)")
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_resnets_compute_what_torchvision_computes(name):

@@ -30,18 +30,15 @@ def build_trained(**changes):
     return model
 
 
-def test_the_full_detector_goes_through():
-    model = build_model("sensor_transformer(depth=1, hidden=8)").eval()
-    with torch.no_grad():
-        assert model(torch.randn(1, 2, 5160), torch.tensor([3]), torch.randn(1, 6)).shape == (1, 2, 5160)
-
-
-def test_parameter_count_of_the_small_model():
+def test_the_full_detector_goes_through_a_model_of_known_size():
     # tokens 5160·16; signal 2→16; place 3→16; time 128→16→16; label 6→16→16; no_label 16; head 16→2;
     # three blocks of qkv, out, mlp ×4 and six-fold steering; final steering.
     block = (16 * 48 + 48) + (16 * 16 + 16) + (16 * 64 + 64 + 64 * 16 + 16) + (16 * 96 + 96)
     outside = 5160 * 16 + 48 + 64 + (128 * 16 + 16 + 272) + (112 + 272) + 16 + 34 + (16 * 32 + 32)
-    assert sum(p.numel() for p in build_model("sensor_transformer").parameters()) == 3 * block + outside
+    model = build_model("sensor_transformer").eval()
+    assert sum(p.numel() for p in model.parameters()) == 3 * block + outside
+    with torch.no_grad():
+        assert model(torch.randn(1, 2, 5160), torch.tensor([3]), torch.randn(1, 6)).shape == (1, 2, 5160)
 
 
 def test_every_parameter_learns_once_the_gates_have_opened():
