@@ -16,9 +16,7 @@ def _observe(setup: Setup) -> Any:
     if not setup.loader.num_workers or "worker_threads" not in setup.state:
         return setup.worker_options.get("threads")
     reported = sorted({int(n) for n in setup.state["worker_threads"] if n})
-    if not reported:
-        return None
-    return reported[0] if len(reported) == 1 else reported
+    return reported[0] if len(reported) == 1 else reported or None
 
 
 LEVER = Lever(

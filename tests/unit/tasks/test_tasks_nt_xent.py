@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fulltilt.errors import UsageError
-from fulltilt.tasks.nt_xent import NtXent
+from fulltilt.tasks.losses import NtXent
 
 
 def compute_by_loops(rows, temperature):
