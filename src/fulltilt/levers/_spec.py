@@ -108,8 +108,9 @@ class Lever:
     recipe_values: tuple[Any, ...] = ()
     aliases: tuple[str, ...] = ()  # other spellings that the configuration accepts, dotted or bare: "use_amp"
     parse_alias: Callable[[str, Any], Any] | None = None  # turns an alias' value into one of this lever
-    obstacle: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing  # of ``guard``; not asked of None and False
-    remark: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing  # of ``note``; not asked of None and False
+    # Why a value cannot apply here, and what to know about one that does; neither is asked of None and False.
+    obstacle: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing
+    remark: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing
     report: Callable[[Setup], str | None] = _say_nothing  # what a run measured of the value, at its end
     # Values of other levers that this value depends on here: a search moves them together.
     needs: Callable[[Any, Facts], PlanValues] = lambda value, facts: {}
