@@ -39,11 +39,12 @@ def run_full(x, w, b, t):
 
 @pytest.mark.parametrize("chunk_rows", [1, 5, 23, 100])
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_chunked_is_full_in_loss_and_gradients(chunk_rows, scale):
+def test_chunked_is_full_in_loss_gradients_and_ranks(chunk_rows, scale):
     x, w, b, t = build_problem()
-    loss, _ = run_full(x, w, b, t)
-    mine, losses, ranks = compute_chunked(x, w, b, t, chunk_rows=chunk_rows, wants_ranks=False)
-    assert ranks is None
+    loss, logits = run_full(x, w, b, t)
+    mine, losses, ranks = compute_chunked(x, w, b, t, chunk_rows=chunk_rows, wants_ranks=scale > 1)
+    order = logits.argsort(dim=1, descending=True)
+    assert ranks is None if scale == 1 else ranks.tolist() == (order == t[:, None]).nonzero()[:, 1].tolist()
     torch.testing.assert_close([mine, losses.mean()], [loss, loss])
     expected, found = (torch.autograd.grad(value * scale, (x, w, b)) for value in (loss, mine))
     torch.testing.assert_close(found, expected)
@@ -72,17 +73,10 @@ def test_chunked_under_autocast_is_near_full_and_keeps_gradients_in_fp32(device,
     assert are_parallel(got, expected)
 
 
-def test_evaluation_has_no_gradient_and_the_ranks_of_a_sort():
+def test_chunked_takes_little_memory_and_its_backward_once_and_no_gradient_in_evaluation():
     x, w, b, t = build_problem()
     with torch.no_grad():
-        loss, _, ranks = compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=True)
-    assert not loss.requires_grad
-    order = run_full(x, w, b, t)[1].argsort(dim=1, descending=True)
-    assert ranks.tolist() == (order == t[:, None]).nonzero()[:, 1].tolist()
-
-
-def test_chunked_takes_little_memory_and_its_backward_once():
-    x, w, b, t = build_problem()
+        assert not compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=True)[0].requires_grad
     loss, _, _ = compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=False)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="used up"):
