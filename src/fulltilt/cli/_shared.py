@@ -167,9 +167,10 @@ def describe_saved(folders: list[Path]) -> str:
 
 
 @contextlib.contextmanager
-def show_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+def show_progress(title: str) -> Iterator[Callable[..., None]]:
     """Yield what takes (done, total) and draws a bar on stderr, or a line now and then where that is no terminal.
 
+    A third argument names the part of the work.
     No thread draws: a data worker that is forked must not inherit a held lock.
     """
     from rich.progress import Progress
@@ -179,11 +180,12 @@ def show_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     task = bar.add_task(title, total=None)
     began_s = drawn_s = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def tell(done: int, total: int, part: str = "") -> None:
         nonlocal drawn_s
+        text = f"{title} ({part})" if part else title
         now_s, is_end = time.monotonic(), done >= total
         if console.is_terminal:
-            bar.update(task, completed=done, total=total)
+            bar.update(task, description=text, completed=done, total=total)
             if is_end:
                 bar.stop()
             elif now_s - drawn_s >= REDRAW_S:
@@ -192,7 +194,7 @@ def show_progress(title: str) -> Iterator[Callable[[int, int], None]]:
                 bar.refresh()
         elif total and now_s - drawn_s >= LINE_EVERY_S:
             drawn_s = now_s
-            console.print(f"{title}: {100 * done / total:.0f} % after {now_s - began_s:.0f} s", soft_wrap=True)
+            console.print(f"{text}: {100 * done / total:.0f} % after {now_s - began_s:.0f} s", soft_wrap=True)
 
     try:
         yield tell

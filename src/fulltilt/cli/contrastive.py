@@ -87,7 +87,7 @@ def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -
                 listeners=[EventLog(folder), *build_loggers(config.run.loggers, folder), view],
                 resume=args.resume,
                 options=options,
-                progress=None if args.quiet else lambda _, done, total, tell=progress: tell(done, total),
+                progress=None if args.quiet else lambda part, done, total, tell=progress: tell(done, total, part),
             )
         figures = ", ".join(f"{name} {value:.4g}" for name, value in results[phase].metrics.items())
         console.print(f"{phase}: {figures or 'no evaluation'}; files: {folder}")

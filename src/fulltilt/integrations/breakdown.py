@@ -41,12 +41,10 @@ class Breakdown:
     n_steps: int  # optimizer steps behind the figures
     n_warmup_steps: int  # steps before those, left out
     n_lost: int  # steps that the device was too far behind to time
-    step_ms: float | None = (
-        None  # mean wall time of a step, without evaluation and, where hooks tell of them, checkpoints
-    )
-    phases_ms: dict[str, float | None] | None = (
-        None  # on the CPU they add up to step_ms; None for a phase never entered
-    )
+    # Mean wall time of a step, without evaluation and, where hooks tell of them, checkpoints.
+    step_ms: float | None = None
+    # On the CPU they add up to step_ms; None for a phase never entered.
+    phases_ms: dict[str, float | None] | None = None
     breakdown_pct: dict[str, float | None] | None = None  # the same in % of the step
     null_reasons: dict[str, str]  # why a figure is null
     notes: tuple[str, ...] = ()
@@ -70,14 +68,14 @@ class StepBreakdown:
         self._timer: PhaseTimer | None = None
         self._device = ""
         self._first: list[StepSample] = []
-        self._sums = _Sums()
-        self._n_unread = 0
+        self._sums: Counter[str] = Counter()  # over settled steps: ms by phase, and of whole steps
+        self._n_settled = self._n_unread = 0
 
     def open(self, device: torch.device) -> None:
         """Begin a run and its first step."""
         clock = self._clock or (CudaClock(device) if device.type == "cuda" else HostClock())
         self._timer, self._device = PhaseTimer(clock), str(device)
-        self._first, self._sums, self._n_unread = [], _Sums(), 0
+        self._first, self._sums, self._n_settled, self._n_unread = [], Counter(), 0, 0
         self._timer.start_step()
 
     def lap(self, phase: str) -> None:
@@ -125,8 +123,13 @@ class StepBreakdown:
     def _add(self, samples: list[StepSample]) -> None:
         n_room = N_JUDGED - len(self._first)
         self._first += samples[:n_room]
-        for sample in samples[n_room:]:
-            self._sums.add(sample)
+        self._sum(samples[n_room:])
+
+    def _sum(self, samples: list[StepSample]) -> None:
+        self._n_settled += len(samples)
+        for sample in samples:
+            known = {phase: ms for phase, ms in sample.phases_ms.items() if ms is not None}
+            self._sums.update({"step": sample.step_wall_ms, **known})  # type: ignore[arg-type]
 
     def _summarize(self, n_lost: int) -> Breakdown:
         notes: list[str] = []
@@ -135,19 +138,21 @@ class StepBreakdown:
         if start >= n:
             start = min(1, max(0, n - 1))
             notes += [f"the first {n} steps never settled: only the very first is left out"] if n else []
-        for sample in self._first[start:]:
-            self._sums.add(sample)
+        self._sum(self._first[start:])
         fields = {"loop": self._loop, "device": self._device, "n_warmup_steps": start, "n_lost": n_lost}
-        if not self._sums.n:
+        n_settled = self._n_settled
+        if not n_settled:
             reasons = dict.fromkeys(("step_ms", "phases_ms", "breakdown_pct"), "no step was timed")
             return Breakdown(**fields, n_steps=0, null_reasons=reasons)
-        mean = self._sums.compute_mean()
-        summary = summarize_phases([mean])
+        means = {name: total / n_settled for name, total in self._sums.items()}
+        step_ms = means["step"]
+        mean_phases_ms = {phase: means.get(phase) for phase in PHASES}
+        summary = summarize_phases([StepSample(phases_ms=mean_phases_ms, step_wall_ms=step_ms, n_samples=0)])
         phases = {name: getattr(summary, name) for name in PHASES}
         not_entered = {"h2d": "nothing is copied to a device"} if self._device == "cpu" else {}
         known = self._reasons | not_entered
         reasons = {name: known.get(name, "the loop never entered it") for name in PHASES if phases[name] is None}
-        shares = {name: None if ms is None else 100 * ms / mean.step_wall_ms for name, ms in phases.items()}
+        shares = {name: None if ms is None else 100 * ms / step_ms for name, ms in phases.items()}
         excess_pct = sum(share or 0.0 for share in shares.values()) - 100
         if excess_pct > OTHER_LIMIT_PCT:
             text = f"the phases exceed the step by {excess_pct:.1f} %; above {OTHER_LIMIT_PCT:g} % they are void"
@@ -157,31 +162,13 @@ class StepBreakdown:
             notes.append(f"{other:.0f} % of the step is no phase's: the loop's own work between them")
         return Breakdown(
             **fields,
-            n_steps=self._sums.n,
-            step_ms=mean.step_wall_ms,
+            n_steps=n_settled,
+            step_ms=step_ms,
             phases_ms=phases,
             breakdown_pct=shares,
             null_reasons=reasons,
             notes=tuple(notes),
         )
-
-
-class _Sums:
-    """Sums over steps, whose room does not grow with their number."""
-
-    def __init__(self) -> None:
-        self.n = 0
-        self._wall_ms = 0.0
-        self._phases_ms: Counter[str] = Counter()
-
-    def add(self, sample: StepSample) -> None:
-        self.n += 1
-        self._wall_ms += sample.step_wall_ms
-        self._phases_ms.update({phase: ms for phase, ms in sample.phases_ms.items() if ms is not None})  # type: ignore[arg-type]
-
-    def compute_mean(self) -> StepSample:
-        phases = {phase: self._phases_ms[phase] / self.n if phase in self._phases_ms else None for phase in PHASES}
-        return StepSample(phases_ms=phases, step_wall_ms=self._wall_ms / self.n, n_samples=0)
 
 
 def publish_breakdown(breakdown: Breakdown, out: str | Path | None) -> None:

@@ -5,7 +5,7 @@
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fulltilt.levers._interval import read_interval
@@ -53,9 +53,7 @@ def compute_plan_digest(plan: PlanValues) -> str:
 
 def find_obstacles(plan: PlanValues, facts: Facts) -> list[str]:
     """Say why this plan cannot apply here, one line per lever; empty when it can."""
-    catalogue = load_catalogue()
-    reasons = ((name, catalogue[name].guard(value, plan, facts)) for name, value in plan.items())
-    return [f"{name}={plan[name]}: {reason}" for name, reason in reasons if reason]
+    return _ask(plan, lambda lever, value: lever.guard(value, plan, facts))
 
 
 NEVER_SETTLED = ("accumulate", "batch_size", "num_workers", "precision")
@@ -80,13 +78,16 @@ def settle_plan(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
 
 def find_notes(plan: PlanValues, facts: Facts) -> list[str]:
     """Say what a user should know about values that do apply, one line per lever."""
-    catalogue = load_catalogue()
-    notes = ((name, catalogue[name].note(value, plan, facts)) for name, value in plan.items())
-    return [f"{name}={plan[name]}: {note}" for name, note in notes if note]
+    return _ask(plan, lambda lever, value: lever.note(value, plan, facts))
 
 
 def find_reports(plan: PlanValues, setup: Setup) -> list[str]:
     """Say what a run measured of its levers, one line per lever."""
+    return _ask(plan, lambda lever, value: lever.report(setup))
+
+
+def _ask(plan: PlanValues, question: Callable[[Lever, Any], str | None]) -> list[str]:
+    """Put a question to every lever of a plan; return one line for each that has something to say."""
     catalogue = load_catalogue()
-    reports = ((name, catalogue[name].report(setup)) for name in plan)
-    return [f"{name}={plan[name]}: {report}" for name, report in reports if report]
+    said = ((name, value, question(catalogue[name], value)) for name, value in plan.items())
+    return [f"{name}={value}: {text}" for name, value, text in said if text]

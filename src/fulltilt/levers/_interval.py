@@ -6,19 +6,8 @@ from typing import Annotated, TypeAlias
 from annotated_types import DocInfo, Predicate
 
 FORM = "like '5 epochs' or '100 steps'"
-_PATTERN = re.compile(r"\s*(\d+(?:_\d+)*)\s*(step|epoch)s?\s*", re.IGNORECASE)
-
-
-def is_interval(text: str) -> bool:
-    """Whether ``text`` is an interval."""
-    try:
-        read_interval(text)
-    except ValueError:
-        return False
-    return True
-
-
-Interval: TypeAlias = Annotated[str, Predicate(is_interval), DocInfo(FORM)]
+_PATTERN = re.compile(r"\s*(?=[\d_]*[1-9])(\d+(?:_\d+)*)\s*(step|epoch)s?\s*", re.IGNORECASE)
+Interval: TypeAlias = Annotated[str, Predicate(lambda text: _PATTERN.fullmatch(text) is not None), DocInfo(FORM)]
 
 
 def read_interval(text: str) -> tuple[int, str]:
@@ -28,6 +17,6 @@ def read_interval(text: str) -> tuple[int, str]:
         ValueError: it is no interval of at least one step or epoch.
     """
     match = _PATTERN.fullmatch(text)
-    if match is None or int(match[1]) < 1:
+    if match is None:
         raise ValueError(f"{text!r} is no interval; write one {FORM}")
     return int(match[1]), match[2].lower()

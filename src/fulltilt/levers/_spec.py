@@ -5,7 +5,9 @@ Each file of this folder that defines ``LEVER`` is one. None imports torch at th
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+from annotated_types import Ge
 
 Stage = Literal["environment", "loader", "model", "compile", "optimizer", "step", "loop"]
 STAGES: tuple[Stage, ...] = ("environment", "loader", "model", "compile", "optimizer", "step", "loop")
@@ -71,6 +73,10 @@ class Setup:
     state: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+AtLeastOne: TypeAlias = Annotated[int, Ge(1)]
+Count: TypeAlias = AtLeastOne | None
+
+
 def set_loader_option(name: str) -> Callable[[Setup, Any], None]:
     """Build the ``apply`` of a lever whose value is a keyword of the DataLoader."""
     return lambda setup, value: setup.loader_options.update({name: value})
@@ -102,8 +108,9 @@ class Lever:
     recipe_values: tuple[Any, ...] = ()
     aliases: tuple[str, ...] = ()  # other spellings that the configuration accepts, dotted or bare: "use_amp"
     parse_alias: Callable[[str, Any], Any] | None = None  # turns an alias' value into one of this lever
-    guard: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing  # why the value cannot apply here
-    note: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing  # what to know about a value that applies
+    # Why a value cannot apply here, and what to know about one that does; neither is asked of None and False.
+    obstacle: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing
+    remark: Callable[[Any, PlanValues, Facts], str | None] = _say_nothing
     report: Callable[[Setup], str | None] = _say_nothing  # what a run measured of the value, at its end
     # Values of other levers that this value depends on here: a search moves them together.
     needs: Callable[[Any, Facts], PlanValues] = lambda value, facts: {}
@@ -116,6 +123,14 @@ class Lever:
         if "recipe" in self.trades:
             return "another recipe"
         return "within tolerance" if "numerics" in self.trades else "equal"
+
+    def guard(self, value: Any, plan: PlanValues, facts: Facts) -> str | None:
+        """Say why the value cannot apply here; a switch that is off always can."""
+        return None if value is None or value is False else self.obstacle(value, plan, facts)
+
+    def note(self, value: Any, plan: PlanValues, facts: Facts) -> str | None:
+        """Say what to know about a value that applies."""
+        return None if value is None or value is False else self.remark(value, plan, facts)
 
     def changes_recipe(self, value: Any) -> bool:
         """Whether ``value`` may change what is learned, compared with the lever's other values."""

@@ -1,13 +1,9 @@
 """accumulate: micro-steps whose gradients are added up before one optimizer step."""
 
-from typing import Annotated
-
-from annotated_types import Ge
-
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
+from fulltilt.levers._spec import AtLeastOne, Facts, Lever, PlanValues, Setup
 
 
-def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
+def _find_obstacle(value: int, plan: PlanValues, facts: Facts) -> str | None:
     batch_size = plan.get("batch_size")
     if value > 1 and facts.n_samples is not None and batch_size and batch_size * value > facts.n_samples:
         largest = facts.n_samples // batch_size
@@ -25,7 +21,7 @@ LEVER = Lever(
     name="accumulate",
     key="speed.accumulate",
     aliases=("gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
-    type=Annotated[int, Ge(1)],
+    type=AtLeastOne,
     default=1,
     unit="micro-steps",
     summary="Micro-steps whose gradients are added up before one optimizer step.",
@@ -40,7 +36,7 @@ LEVER = Lever(
     trades=("speed", "memory", "recipe"),
     stage="loop",
     candidates=lambda facts: (1, 2, 4, 8),
-    guard=_guard,
+    obstacle=_find_obstacle,
     apply=_apply,
     observe=lambda setup: setup.state.get("n_micro", setup.accumulate),
 )

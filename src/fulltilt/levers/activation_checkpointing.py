@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fulltilt.errors import PlanObstacleError, TrainingError, format_nearest
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
+from fulltilt.levers._spec import Lever, Setup
 
 MARK = "_is_activation_checkpointed"
 _NOTHING_TO_WRAP = (
@@ -97,7 +97,7 @@ def _collect(module: Any, chosen: set[int], *, innermost: bool) -> list[Any]:
 
 
 def _find_chains(model: Any) -> list[Any]:
-    """Find the outermost Sequentials with weights; a single one counts when it is long enough to be cut in two."""
+    """Find the outermost Sequentials with weights; where they make a single segment, look inside them."""
     from torch import nn
 
     sequentials = {
@@ -106,7 +106,9 @@ def _find_chains(model: Any) -> list[Any]:
         if isinstance(m, nn.Sequential) and len(m) > 1 and _is_wrappable(m) and next(m.parameters(), None) is not None
     }
     chains = [model] if id(model) in sequentials else _collect(model, sequentials, innermost=False)
-    return chains if sum(_count_segments(chain) for chain in chains) > 1 else []
+    while chains and sum(_count_segments(chain) for chain in chains) < 2:
+        chains = [inner for chain in chains for inner in _collect(chain, sequentials, innermost=False)]
+    return chains
 
 
 def _count_segments(module: Any) -> int:
@@ -219,10 +221,6 @@ def count_blocks(model: Any) -> int:
     return sum(_count_segments(block) for block in find_blocks(model))
 
 
-def _guard(value: bool | str, plan: PlanValues, facts: Facts) -> str | None:
-    return _NOTHING_TO_WRAP if value is True and facts.n_checkpointable == 0 else None
-
-
 def _apply(setup: Setup, value: bool | str) -> None:
     if not value:
         return
@@ -279,7 +277,7 @@ LEVER = Lever(
     stage="model",
     restart=True,
     candidates=lambda facts: (False, True) if facts.n_checkpointable != 0 else (False,),
-    guard=_guard,
+    obstacle=lambda value, plan, facts: _NOTHING_TO_WRAP if value is True and facts.n_checkpointable == 0 else None,
     apply=_apply,
     observe=_observe,
     complexity=lambda value: 2.0 * bool(value),

@@ -1,10 +1,8 @@
 """batch_size: samples per micro-step, over all devices."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge
-
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup, set_loader_option
+from fulltilt.levers._spec import AtLeastOne, Facts, Lever, PlanValues, Setup, set_loader_option
 
 
 def _candidates(facts: Facts) -> tuple[int, ...]:
@@ -13,7 +11,7 @@ def _candidates(facts: Facts) -> tuple[int, ...]:
     return tuple(2**n for n in range(4, 11) if 2**n <= limit) or (max(1, limit),)
 
 
-def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
+def _find_obstacle(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if facts.n_samples is not None and value > facts.n_samples:
         return f"larger than the dataset ({facts.n_samples} samples); use batch_size {facts.n_samples} or less"
     if value < facts.n_ranks:
@@ -33,7 +31,7 @@ def _observe(setup: Setup) -> Any:
 LEVER = Lever(
     name="batch_size",
     key="data.batch_size",
-    type=Annotated[int, Ge(1)],
+    type=AtLeastOne,
     default=32,
     unit="samples",
     summary="Samples per micro-step over all devices.",
@@ -46,7 +44,7 @@ LEVER = Lever(
     trades=("speed", "memory", "recipe"),
     stage="loader",
     candidates=_candidates,
-    guard=_guard,
+    obstacle=_find_obstacle,
     apply=set_loader_option("batch_size"),
     observe=_observe,
 )

@@ -1,10 +1,8 @@
 """channels_last: image tensors and convolution weights stored with the channels innermost."""
 
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
+from fulltilt.levers._spec import Lever, Setup
 
-
-def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    return "the model has no 2-d convolution; use channels_last false" if value and facts.has_conv is False else None
+_NO_CONVOLUTION = "the model has no 2-d convolution; use channels_last false"
 
 
 def _apply(setup: Setup, value: bool) -> None:
@@ -41,7 +39,7 @@ LEVER = Lever(
     trades=("speed", "numerics"),
     stage="model",
     candidates=lambda facts: (False, True) if facts.has_conv is not False else (False,),
-    guard=_guard,
+    obstacle=lambda value, plan, facts: _NO_CONVOLUTION if facts.has_conv is False else None,
     apply=_apply,
     observe=_observe,
 )

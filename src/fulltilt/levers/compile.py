@@ -44,21 +44,16 @@ class CompiledGraphs:
         return run
 
 
-def find_cache_folder() -> Path:
-    """Return ``$XDG_CACHE_HOME/fulltilt/inductor`` or ``~/.cache/fulltilt/inductor``; torch's default is in /tmp."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "fulltilt" / "inductor"
-
-
 def keep_cache() -> None:
     """Let compiled code outlive the machine's next start, unless the user said where it goes or home is read-only.
 
+    It lies in ``$XDG_CACHE_HOME/fulltilt/inductor``, or in ``~/.cache``; torch's default is in /tmp.
     torch names its own place in the environment as soon as Inductor is imported: that is not the user's word.
     """
     torchs_own = str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
     if os.environ.get(CACHE_VARIABLE, torchs_own) != torchs_own:
         return
-    folder = find_cache_folder()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fulltilt" / "inductor"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ[CACHE_VARIABLE] = str(folder)
@@ -78,8 +73,8 @@ def without_compiling(setup: Setup) -> Iterator[None]:
         yield
 
 
-def _guard(value: bool | str, plan: PlanValues, facts: Facts) -> str | None:
-    if value and facts.has_c_compiler is False:
+def _find_obstacle(value: bool | str, plan: PlanValues, facts: Facts) -> str | None:
+    if facts.has_c_compiler is False:
         return "torch.compile needs a C++ compiler and none was found; install g++, or use compile false"
     if value == "regional" and facts.n_checkpointable == 0:
         return "the model has no repeated blocks to compile; use compile true"
@@ -177,7 +172,7 @@ LEVER = Lever(
     stage="compile",
     restart=True,
     candidates=_candidates,
-    guard=_guard,
+    obstacle=_find_obstacle,
     report=_report,
     apply=_apply,
     observe=_observe,

@@ -3,9 +3,7 @@
 from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
-def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    if not value:
-        return None
+def _find_obstacle(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if facts.device_type != "cuda":
         return "cuDNN runs on CUDA devices only; use cudnn_benchmark false"
     if plan.get("deterministic"):
@@ -41,7 +39,7 @@ LEVER = Lever(
     trades=("speed", "memory", "numerics", "reproducibility"),
     stage="environment",
     candidates=lambda facts: (False, True) if facts.device_type == "cuda" else (False,),
-    guard=_guard,
+    obstacle=_find_obstacle,
     apply=_apply,
     observe=_observe,
 )

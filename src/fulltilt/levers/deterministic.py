@@ -2,15 +2,12 @@
 
 import os
 
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
+from fulltilt.levers._spec import Lever, Setup
 
-
-def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    text = (
-        "an operator that has no reproducible form ends the run with its name; what reproducible forms cost here is "
-        "measured by benchmark.levers {deterministic: [false, true]}"
-    )
-    return text if value else None
+_COST = (
+    "an operator that has no reproducible form ends the run with its name; what reproducible forms cost here is "
+    "measured by benchmark.levers {deterministic: [false, true]}"
+)
 
 
 def _apply(setup: Setup, value: bool) -> None:
@@ -50,7 +47,7 @@ LEVER = Lever(
     trades=("speed", "numerics", "reproducibility"),
     stage="environment",
     restart=True,
-    note=_note,
+    remark=lambda value, plan, facts: _COST,
     apply=_apply,
     observe=_observe,
     is_offered=False,

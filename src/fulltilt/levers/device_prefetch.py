@@ -3,9 +3,7 @@
 from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
 
 
-def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    if not value:
-        return None
+def _find_obstacle(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if facts.device_type == "cpu":
         return "there is no device to copy batches to; use device_prefetch false"
     if plan.get("placement") == "device":
@@ -33,7 +31,7 @@ LEVER = Lever(
     trades=("speed", "memory", "reproducibility"),
     stage="loop",
     # Probes of the parts cannot see it: it is tried where it is named.
-    guard=_guard,
+    obstacle=_find_obstacle,
     apply=_apply,
     observe=lambda setup: setup.state.get("n_prefetched", 0) > 0,
     is_offered=False,

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from fulltilt.levers._interval import Interval, read_interval
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
+from fulltilt.levers._spec import Lever, Setup
 
-Every: TypeAlias = Interval | None
-
+_NO_CACHE = "only the CUDA allocator keeps such a cache; use empty_cache_every null"
 NO_CURE = (
     "it does not prevent running out of memory: before giving up the allocator gives unused blocks back by itself; "
     "against fragmentation there is speed.expandable_segments"
@@ -43,16 +42,6 @@ class CacheRelease:
         self._release()
         self.seconds += time.perf_counter() - began_s
         self.n_calls += 1
-
-
-def _guard(value: str | None, plan: PlanValues, facts: Facts) -> str | None:
-    if value is not None and facts.device_type != "cuda":
-        return "only the CUDA allocator keeps such a cache; use empty_cache_every null"
-    return None
-
-
-def _note(value: str | None, plan: PlanValues, facts: Facts) -> str | None:
-    return None if value is None else f"{NO_CURE}; what the calls cost is told at the end of the run"
 
 
 def _apply(setup: Setup, value: str | None) -> None:
@@ -96,7 +85,7 @@ LEVER = Lever(
     name="empty_cache_every",
     key="speed.empty_cache_every",
     aliases=("empty_cache_freq",),
-    type=Every,
+    type=Interval | None,
     default=None,
     summary="Give unused blocks of the CUDA allocator back to the driver every so often; null: never.",
     doc=(
@@ -108,8 +97,8 @@ LEVER = Lever(
     trades=("speed", "memory"),
     stage="loop",
     candidates=lambda facts: (None,),
-    guard=_guard,
-    note=_note,
+    obstacle=lambda value, plan, facts: None if facts.device_type == "cuda" else _NO_CACHE,
+    remark=lambda value, plan, facts: f"{NO_CURE}; what the calls cost is told at the end of the run",
     report=_report,
     apply=_apply,
     observe=_observe,

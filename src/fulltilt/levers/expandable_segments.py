@@ -1,19 +1,12 @@
 """expandable_segments: the CUDA allocator grows its segments instead of adding new ones."""
 
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
+from fulltilt.levers._spec import Lever, Setup
 
 NAME = "expandable_segments"
-
-
-def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    if value and facts.device_type != "cuda":
-        return "it is an option of the CUDA allocator; use expandable_segments false"
-    return None
-
-
-def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    fact = "under WSL2 the first allocation can fail with a CUDA driver error (pytorch/pytorch#192330)"
-    return f"{fact}; if it does, use false" if value and facts.is_wsl else None
+_NO_ALLOCATOR = "it is an option of the CUDA allocator; use expandable_segments false"
+_ON_WSL = (
+    "under WSL2 the first allocation can fail with a CUDA driver error (pytorch/pytorch#192330); if it does, use false"
+)
 
 
 def _apply(setup: Setup, value: bool) -> None:
@@ -66,8 +59,8 @@ LEVER = Lever(
     trades=("speed", "memory"),
     stage="environment",
     restart=True,
-    guard=_guard,
-    note=_note,
+    obstacle=lambda value, plan, facts: None if facts.device_type == "cuda" else _NO_ALLOCATOR,
+    remark=lambda value, plan, facts: _ON_WSL if facts.is_wsl else None,
     apply=_apply,
     observe=_observe,
     is_offered=False,

@@ -9,11 +9,9 @@ FUSED_ON = {"Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "SGD": ("cpu", "c
 """Devices on which optimizers of torch.optim have a fused step (torch 2.11 to 2.13)."""
 
 
-def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    if not value or facts.optimizer is None:
-        return None
-    devices = FUSED_ON.get(facts.optimizer, ())
-    if facts.device_type in devices:
+def _find_obstacle(value: bool, plan: PlanValues, facts: Facts) -> str | None:
+    devices = FUSED_ON.get(facts.optimizer or "", ())
+    if facts.optimizer is None or facts.device_type in devices:
         return None
     where = f"on {facts.device_type} " if devices else ""
     have = ", ".join(FUSED_ON)
@@ -90,8 +88,8 @@ LEVER = Lever(
     ),
     trades=("speed", "numerics"),
     stage="optimizer",
-    candidates=lambda facts: (False,) if _guard(True, {}, facts) else (False, True),
-    guard=_guard,
+    candidates=lambda facts: (False,) if _find_obstacle(True, {}, facts) else (False, True),
+    obstacle=_find_obstacle,
     apply=_apply,
     observe=_observe,
 )

@@ -14,7 +14,7 @@ def _candidates(facts: Facts) -> tuple[int, ...]:
     return (0, *(2**n for n in range(facts.n_cores_usable.bit_length())))
 
 
-def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
+def _find_obstacle(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if facts.is_iterable and value > 1:
         return "an IterableDataset that does not split itself would deliver every sample once per worker"
     if value > MAX_WORKERS:
@@ -40,7 +40,7 @@ LEVER = Lever(
     stage="loader",
     restart=True,
     candidates=_candidates,
-    guard=_guard,
+    obstacle=_find_obstacle,
     apply=set_loader_option("num_workers"),
     observe=lambda setup: setup.loader.num_workers,
 )

@@ -1,13 +1,8 @@
 """persistent_workers: data workers live on from one epoch to the next."""
 
-from fulltilt.levers._spec import Facts, Lever, PlanValues, set_loader_option
+from fulltilt.levers._spec import Lever, set_loader_option
 
-
-def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    if value and not plan.get("num_workers", 0):
-        return "there are no data workers to keep; set num_workers to 1 or more"
-    return None
-
+_NO_WORKERS = "there are no data workers to keep; set num_workers to 1 or more"
 
 LEVER = Lever(
     name="persistent_workers",
@@ -21,7 +16,7 @@ LEVER = Lever(
     stage="loader",
     restart=True,
     candidates=lambda facts: (False, True),
-    guard=_guard,
+    obstacle=lambda value, plan, facts: None if plan.get("num_workers") else _NO_WORKERS,
     apply=set_loader_option("persistent_workers"),
     observe=lambda setup: setup.loader.persistent_workers,
 )

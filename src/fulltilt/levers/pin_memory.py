@@ -1,21 +1,12 @@
 """pin_memory: batches delivered in page-locked memory, so that copies to the GPU can overlap compute."""
 
-from fulltilt.levers._spec import Facts, Lever, PlanValues, set_loader_option
+from fulltilt.levers._spec import Lever, set_loader_option
 
-
-def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    if value and facts.device_type == "cpu":
-        return "there is no accelerator to pin memory for; use pin_memory false"
-    return None
-
-
-def _note(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    text = (
-        "page-locked memory is scarce under WSL2 (0.5 to 1 GiB have been reported as the limit); use pin_memory "
-        "false if CUDA reports out of memory while the device has room"
-    )
-    return text if value and facts.is_wsl else None
-
+_NO_ACCELERATOR = "there is no accelerator to pin memory for; use pin_memory false"
+_ON_WSL = (
+    "page-locked memory is scarce under WSL2 (0.5 to 1 GiB have been reported as the limit); use pin_memory "
+    "false if CUDA reports out of memory while the device has room"
+)
 
 LEVER = Lever(
     name="pin_memory",
@@ -30,8 +21,8 @@ LEVER = Lever(
     trades=("speed", "memory"),
     stage="loader",
     candidates=lambda facts: (False, True) if facts.device_type == "cuda" else (False,),
-    guard=_guard,
-    note=_note,
+    obstacle=lambda value, plan, facts: _NO_ACCELERATOR if facts.device_type == "cpu" else None,
+    remark=lambda value, plan, facts: _ON_WSL if facts.is_wsl else None,
     apply=set_loader_option("pin_memory"),
     observe=lambda setup: setup.state.get("pinned", setup.loader.pin_memory),
 )

@@ -24,7 +24,7 @@ def _candidates(facts: Facts) -> tuple[str, ...]:
     return tuple(value for value in fitting if value != "device" or facts.device_type != "cpu")
 
 
-def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
+def _find_obstacle(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value not in PLACEMENTS:
         return f"unknown placement; valid: {', '.join(PLACEMENTS)}"
     if value == "device":
@@ -64,7 +64,7 @@ def resolve(
     refused: dict[str, str] = {} if may_hold else dict.fromkeys(HOLDING, "data.on_bad_sample skip does not go with it")
     if started_with is not None:
         if started_with == "block_shuffled" or (
-            started_with not in refused and _guard(started_with, plan, facts) is None
+            started_with not in refused and _find_obstacle(started_with, plan, facts) is None
         ):
             return started_with, f"auto goes on as {started_with}, which the run was started with"
         refused["block_shuffled"] = "the run was started with another order of samples"
@@ -83,7 +83,7 @@ def choose_placement(plan: PlanValues, facts: Facts, refused: Mapping[str, str] 
     """
     reasons = []
     for value in PREFERENCE:
-        reason = (refused or {}).get(value) or _guard(value, plan, facts) or _explain_cache(value, facts)
+        reason = (refused or {}).get(value) or _find_obstacle(value, plan, facts) or _explain_cache(value, facts)
         if reason is None:
             return value, reasons
         reasons.append(f"{value}: {reason}")
@@ -120,7 +120,7 @@ def _explain_size(value: str, facts: Facts) -> str | None:
     )
 
 
-def _note(value: str, plan: PlanValues, facts: Facts) -> str | None:
+def _remark(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value == "stream" and facts.placements is not None and facts.data_bytes is not None:
         choice, _ = choose_placement(plan, facts)
         if choice == "stream" or (facts.is_held and choice == "ram"):
@@ -172,9 +172,9 @@ LEVER = Lever(
     recipe_values=("block_shuffled",),
     stage="loader",
     candidates=_candidates,
-    guard=_guard,
+    obstacle=_find_obstacle,
     needs=_needs,
-    note=_note,
+    remark=_remark,
     apply=_apply,
     observe=_observe,
     complexity=lambda value: float(PLACEMENTS.index(value)),

@@ -41,7 +41,7 @@ def _candidates(facts: Facts) -> tuple[str, ...]:
     return (*values, mixed) if mixed not in values else tuple(values)
 
 
-def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
+def _find_obstacle(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value not in PRECISIONS:
         return f"unknown precision; valid: {', '.join(PRECISIONS)}"
     on_cuda, capability = facts.device_type == "cuda", facts.compute_capability
@@ -53,7 +53,7 @@ def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
     return None
 
 
-def _note(value: str, plan: PlanValues, facts: Facts) -> str | None:
+def _remark(value: str, plan: PlanValues, facts: Facts) -> str | None:
     if value == "bf16" and facts.device_type == "cpu" and facts.has_native_bf16 is False:
         return "this CPU has no bf16 arithmetic: it is emulated, which saves memory and costs speed"
     if value == "fp16" and facts.device_type == "cpu":
@@ -109,8 +109,8 @@ LEVER = Lever(
     trades=("speed", "memory", "numerics"),
     stage="step",
     candidates=_candidates,
-    guard=_guard,
-    note=_note,
+    obstacle=_find_obstacle,
+    remark=_remark,
     apply=_apply,
     observe=_observe,
     complexity=lambda value: float(PRECISIONS.index(value)),

@@ -1,18 +1,8 @@
 """prefetch_factor: batches that each data worker prepares ahead."""
 
-from typing import Annotated, TypeAlias
+from fulltilt.levers._spec import Count, Lever, Setup
 
-from annotated_types import Ge
-
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
-
-Count: TypeAlias = Annotated[int, Ge(1)] | None
-
-
-def _guard(value: int | None, plan: PlanValues, facts: Facts) -> str | None:
-    if value is not None and not plan.get("num_workers", 0):
-        return "there are no data workers to prefetch; set num_workers to 1 or more"
-    return None
+_NO_WORKERS = "there are no data workers to prefetch; set num_workers to 1 or more"
 
 
 def _apply(setup: Setup, value: int | None) -> None:
@@ -35,7 +25,7 @@ LEVER = Lever(
     stage="loader",
     restart=True,
     candidates=lambda facts: (None, 4, 8),
-    guard=_guard,
+    obstacle=lambda value, plan, facts: None if plan.get("num_workers") else _NO_WORKERS,
     apply=_apply,
     observe=lambda setup: setup.loader.prefetch_factor,
     complexity=lambda value: 0.0 if value is None else 0.1 * value,

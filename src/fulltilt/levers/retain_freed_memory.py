@@ -43,9 +43,7 @@ def find_obstacle() -> str | None:
     return None
 
 
-def _guard(value: bool, plan: PlanValues, facts: Facts) -> str | None:
-    if not value:
-        return None
+def _find_obstacle(value: bool, plan: PlanValues, facts: Facts) -> str | None:
     if facts.device_type != "cpu":
         return f"the tensors of a step lie in the device's memory, which has an allocator of its own; use {NAME} false"
     return find_obstacle()
@@ -130,7 +128,7 @@ LEVER = Lever(
     stage="environment",
     restart=True,
     candidates=lambda facts: (False, True) if facts.device_type == "cpu" else (False,),
-    guard=_guard,
+    obstacle=_find_obstacle,
     apply=_apply,
     observe=_observe,
 )

@@ -1,13 +1,11 @@
 """threads: one operator on the CPU uses at most so many threads (intra-op)."""
 
 import functools
-from typing import Annotated, TypeAlias
 
-from annotated_types import Ge
+from fulltilt.levers._spec import Count, Facts, Lever, PlanValues, Setup
 
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
-
-Count: TypeAlias = Annotated[int, Ge(1)] | None
+MAX_THREADS = 4096
+_TOO_MANY = f"at most {MAX_THREADS:,} threads: OpenMP ends the process where it cannot start as many"
 
 
 @functools.cache
@@ -18,23 +16,14 @@ def _read_initial_threads() -> int:
     return torch.get_num_threads()
 
 
-MAX_THREADS = 4096
-
-
 def _candidates(facts: Facts) -> tuple[int | None, ...]:
     """Offer the default, half the cores (the rest is for data workers), and all but one core."""
     cores = facts.n_cores_usable
     return (None, *sorted({n for n in (cores // 2, cores - 1) if 1 <= n < cores}))
 
 
-def _guard(value: int | None, plan: PlanValues, facts: Facts) -> str | None:
-    if value is not None and value > MAX_THREADS:
-        return f"at most {MAX_THREADS:,} threads: OpenMP ends the process where it cannot start as many"
-    return None
-
-
-def _note(value: int | None, plan: PlanValues, facts: Facts) -> str | None:
-    if value is not None and value > facts.n_cores_usable:
+def _remark(value: int, plan: PlanValues, facts: Facts) -> str | None:
+    if value > facts.n_cores_usable:
         return f"more threads than the {facts.n_cores_usable} usable cores: they take turns"
     return None
 
@@ -67,8 +56,8 @@ LEVER = Lever(
     trades=("speed", "numerics"),
     stage="environment",
     candidates=_candidates,
-    guard=_guard,
-    note=_note,
+    obstacle=lambda value, plan, facts: _TOO_MANY if value > MAX_THREADS else None,
+    remark=_remark,
     apply=_apply,
     observe=_observe,
     complexity=lambda value: 0.0 if value is None else 1.0,

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup, set_loader_option
+from fulltilt.levers._spec import Facts, Lever, Setup, set_loader_option
 
 _OBSTACLES = {
     "none": (
@@ -16,10 +16,6 @@ _OBSTACLES = {
 def _candidates(facts: Facts) -> tuple[str, ...]:
     """Offer the device on a GPU only: on a CPU it moves work from the workers into the training process."""
     return ("loader", "device") if facts.transforms == "pipeline" and facts.device_type == "cuda" else ("loader",)
-
-
-def _guard(value: str, plan: PlanValues, facts: Facts) -> str | None:
-    return _OBSTACLES.get(facts.transforms or "") if value == "device" else None
 
 
 def _observe(setup: Setup) -> str:
@@ -48,7 +44,7 @@ LEVER = Lever(
     trades=("speed", "memory", "reproducibility"),
     stage="loader",
     candidates=_candidates,
-    guard=_guard,
+    obstacle=lambda value, plan, facts: _OBSTACLES.get(facts.transforms or "") if value == "device" else None,
     apply=set_loader_option("transforms"),
     observe=_observe,
     complexity=lambda value: float(value == "device"),

@@ -1,20 +1,10 @@
 """worker_threads: threads that torch may use inside each data worker."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge
+from fulltilt.levers._spec import AtLeastOne, Lever, Setup
 
-from fulltilt.levers._spec import Facts, Lever, PlanValues, Setup
-
-
-def _candidates(facts: Facts) -> tuple[int, ...]:
-    return (1, 2) if facts.n_cores_usable >= 4 else (1,)
-
-
-def _guard(value: int, plan: PlanValues, facts: Facts) -> str | None:
-    if value > 1 and not plan.get("num_workers", 0):
-        return "there are no data workers; set num_workers to 1 or more, or worker_threads to 1"
-    return None
+_NO_WORKERS = "there are no data workers; set num_workers to 1 or more, or worker_threads to 1"
 
 
 def _apply(setup: Setup, value: int) -> None:
@@ -26,15 +16,13 @@ def _observe(setup: Setup) -> Any:
     if not setup.loader.num_workers or "worker_threads" not in setup.state:
         return setup.worker_options.get("threads")
     reported = sorted({int(n) for n in setup.state["worker_threads"] if n})
-    if not reported:
-        return None
-    return reported[0] if len(reported) == 1 else reported
+    return reported[0] if len(reported) == 1 else reported or None
 
 
 LEVER = Lever(
     name="worker_threads",
     key="data.worker_threads",
-    type=Annotated[int, Ge(1)],
+    type=AtLeastOne,
     default=1,
     unit="threads per worker",
     summary="Threads that torch may use inside each data worker.",
@@ -46,8 +34,8 @@ LEVER = Lever(
     trades=("speed",),
     stage="loader",
     restart=True,
-    candidates=_candidates,
-    guard=_guard,
+    candidates=lambda facts: (1, 2) if facts.n_cores_usable >= 4 else (1,),
+    obstacle=lambda value, plan, facts: None if value == 1 or plan.get("num_workers") else _NO_WORKERS,
     apply=_apply,
     observe=_observe,
 )

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fulltilt.errors import StorageError
-
-BLOCK_BYTES = 65536
+from fulltilt.records.run_folder import drop_torn_line
 
 
 class AppendFile:
@@ -57,23 +56,8 @@ class AppendFile:
 
     def _open(self) -> io.FileIO:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # "a+": after the file was cut back, the next write goes to its end again.
-        stream = io.FileIO(self.path, "a+")
-        size = stream.seek(0, os.SEEK_END)
-        self._end = _find_end_of_lines(stream, size)
-        if self._end < size:
-            stream.truncate(self._end)
+        # "a": after the file was cut back, the next write goes to its end again.
+        stream = self.path.open("ab+", buffering=0)
+        self._end = drop_torn_line(stream)
         self._stream = stream
         return stream
-
-
-def _find_end_of_lines(stream: io.FileIO, size: int) -> int:
-    """Find the position after the last line break, from the end: a log may be large."""
-    start = size
-    while start > 0:
-        end, start = start, max(0, start - BLOCK_BYTES)
-        stream.seek(start)
-        found = (stream.read(end - start) or b"").rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-    return 0

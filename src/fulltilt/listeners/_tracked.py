@@ -1,10 +1,12 @@
 """What trackers share: the curves and settings that they are told, and the name that they gave a run."""
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fulltilt.errors import UsageError
+from fulltilt.errors import StorageError, UsageError
 from fulltilt.records import EpochDone, Evaluated, RunStarted, StepsDone
 from fulltilt.records.run_folder import write_atomic
 from fulltilt.records.settings import flatten_settings
@@ -26,6 +28,16 @@ def import_package(name: str, *, logger: str, extra: str) -> Any:
             f"the {logger} logger needs the package {name.split('.')[-1]} ({error}); pip install 'fulltilt[{extra}]', "
             f"or leave {logger} out of run.loggers"
         ) from error
+
+
+@contextlib.contextmanager
+def storage_errors(kind: type[Exception], what: str, lost: str) -> Iterator[None]:
+    """Raise a tracker's own errors, and the system's, as ``StorageError``: training goes on without it."""
+    try:
+        yield
+    except (kind, OSError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise StorageError(f"{what}: {first_line}; {lost}") from error
 
 
 def list_scalars(event: WithFigures) -> dict[str, float]:

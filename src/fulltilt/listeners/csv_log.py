@@ -81,7 +81,7 @@ class Table:
             self._file.close()
             _, old_rows = self._read()
             self._columns = [*self._columns, *new]
-            write_atomic(self.path, _format_table(self._columns, old_rows))
+            write_atomic(self.path, format_table(self._columns, old_rows))
         self._file.append(_format_lines(_list_values(rows, self._columns)))
 
     def follow(self, event: Event) -> None:
@@ -90,8 +90,8 @@ class Table:
             self._close()
             header, rows = self._read()
             kept = [row for row in rows if _read_step(row) <= event.first_step]
-            if header and _read_text(self.path) != _format_table(header, kept):
-                write_atomic(self.path, _format_table(header, kept))
+            if header and _read_text(self.path) != (text := format_table(header, kept)):
+                write_atomic(self.path, text)
         elif isinstance(event, CheckpointStarted):
             self._file.sync()
         elif isinstance(event, RunEnded):
@@ -125,11 +125,12 @@ def _read_text(path: Path) -> str:
         raise StorageError(f"{path} cannot be written: it cannot be read ({error.strerror})") from error
 
 
-def _format_table(header: list[str], rows: Sequence[Mapping[str, Any]]) -> str:
+def format_table(header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Write a whole file: the header, and of each row the values that the header names."""
     return "".join(f"{line}\n" for line in _format_lines([header, *_list_values(rows, header)]))
 
 
-def _list_values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
+def _list_values(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
     return [[row.get(name, "") for name in columns] for row in rows]
 
 

@@ -1,8 +1,6 @@
 """Write a run's speed, losses and accuracy as CSV files, as guide 004 (``docs/guides.md``) names them."""
 
-import csv
 import dataclasses
-import io
 import math
 import os
 import time
@@ -13,7 +11,7 @@ from typing import Any
 from fulltilt.errors import UsageError
 from fulltilt.hardware import read_rss_bytes
 from fulltilt.listeners._held import HeldEvents
-from fulltilt.listeners.csv_log import Table
+from fulltilt.listeners.csv_log import Table, format_table
 from fulltilt.records import EpochDone, Evaluated, Event, RunEnded, RunStarted, StepsDone
 from fulltilt.records.run_folder import append_line, read_lines, write_atomic
 
@@ -63,6 +61,15 @@ class Spread:
         return math.sqrt(self.squares / self.weight) if self.weight else 0.0
 
 
+def read_memory_bytes(device: str) -> int | None:
+    """Read this process's peak of allocated memory on a GPU, or its resident set on a CPU."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    return read_rss_bytes(os.getpid())
+
+
 class MetricsTracker:
     """Writes five CSV files into ``folder``; units: seconds, samples/s, MiB, ms.
 
@@ -88,26 +95,22 @@ class MetricsTracker:
         folder: str | Path,
         *,
         clock: Callable[[], float] = time.monotonic,
-        read_memory: Callable[[str], int | None] | None = None,
+        read_memory: Callable[[str], int | None] = read_memory_bytes,
     ):
         self._folder = Path(folder)
         self._efficiency = Table(self._folder / "efficiency_metrics.csv", EFFICIENCY)
         self._training = Table(self._folder / "training_metrics.csv", TRAINING)
         self._errors = Table(self._folder / "error_analysis.csv", ERRORS)
         self._held = HeldEvents(clock)
-        self._rows: list[dict[str, Any]] = []
-        self._read_memory = read_memory or read_memory_bytes
+        self._read_memory = read_memory
         self._device, self._batch_size, self._trains_here = "cpu", 1, True
         self._is_mine = False  # until the folder is known to be this run's
         self._start_sums()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, StepsDone):
-            self._rows.append(row := self._build_efficiency_row(event))
+        rows = [self._build_efficiency_row(e) for e in self._held.add(event) if isinstance(e, StepsDone)]
+        for row in rows:
             self._add(row)
-        if not self._held.add(event):
-            return
-        rows, self._rows = self._rows, []
         try:
             self._efficiency.append(rows)
         finally:  # rows that cannot be written leave the other files
@@ -192,13 +195,14 @@ class MetricsTracker:
             "memory_per_sample": ("MiB", memory_note if has_memory else NO_MEMORY_NOTE),
             "forward_time": ("ms", FORWARD_NOTE if self._spreads["forward_time"].weight else NO_FORWARD_NOTE),
         }
-        rows = [
-            [name, *([s.mean, s.std] if s.weight else ["", ""]), self._n_samples, self._n_batches, *notes[name]]
-            for name, s in self._spreads.items()
-        ]
+        rows = []
+        for name, s in self._spreads.items():
+            figures = (s.mean, s.std) if s.weight else ("", "")
+            row = (name, *figures, self._n_samples, self._n_batches, *notes[name])
+            rows.append(dict(zip(SUMMARY, row, strict=True)))
         summary = summarize_passes(self._passes)
-        _write_csv(self._folder / "efficiency_summary.csv", [SUMMARY, *rows])
-        _write_csv(self._folder / "training_summary.csv", [list(summary), list(summary.values())])
+        write_atomic(self._folder / "efficiency_summary.csv", format_table(SUMMARY, rows))
+        write_atomic(self._folder / "training_summary.csv", format_table(list(summary), [summary]))
 
 
 def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -214,18 +218,3 @@ def summarize_passes(passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     summary["avg_epoch_time"] = sum(times) / len(times) if times else None
     summary["total_training_time"] = sum(times)
     return {**summary, "split": split}
-
-
-def read_memory_bytes(device: str) -> int | None:
-    """Read this process's peak of allocated memory on a GPU, or its resident set on a CPU."""
-    if device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.max_memory_allocated(device)
-    return read_rss_bytes(os.getpid())
-
-
-def _write_csv(path: Path, rows: Sequence[Sequence[Any]]) -> None:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    write_atomic(path, stream.getvalue())

@@ -1,14 +1,12 @@
 """``MlflowLog``: settings and curves of a run for MLflow, in a file of the run's folder or on a tracking server."""
 
-import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from fulltilt.errors import StorageError
 from fulltilt.listeners import _tracked
 from fulltilt.listeners._held import HeldEvents
 from fulltilt.listeners._tracked import WithFigures, import_package, list_scalars, list_settings
@@ -105,13 +103,9 @@ class MlflowLog:
             for name, value in list_scalars(event).items()
         ]
 
-    @contextlib.contextmanager
-    def _storage_errors(self, lost: str) -> Iterator[None]:
-        try:
-            yield
-        except (self._mlflow.exceptions.MlflowException, OSError) as error:
-            first_line = str(error).strip().split("\n")[0]
-            raise StorageError(f"{self.tracking_uri} cannot be written: {first_line}; {lost}") from error
+    def _storage_errors(self, lost: str) -> AbstractContextManager[None]:
+        kind = self._mlflow.exceptions.MlflowException
+        return _tracked.storage_errors(kind, f"{self.tracking_uri} cannot be written", lost)
 
 
 def _clean(name: str) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from fulltilt.records import CheckpointSaved, EpochDone, Evaluated, Event, Noted, RunEnded, RunStarted, StepsDone
 
@@ -27,7 +27,6 @@ class ProgressBar:
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic):
         self._console = console or Console(stderr=True)
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         self._started: RunStarted | None = None
         self._n_total: int | None = None
         self._seconds = 0.0  # of training in this process
@@ -71,11 +70,11 @@ class ProgressBar:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
             bar = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
             bar.start()
-            self._task = bar.add_task("", total=self._n_total, completed=event.first_step, figures="")
+            bar.add_task("", total=self._n_total, completed=event.first_step, figures="")
             self._bar = bar
 
     def _advance(self, event: StepsDone) -> None:
-        if self._bar is None or self._task is None or self._started is None:
+        if self._bar is None or self._started is None:
             return
         now_s = self._clock()
         if now_s - self._drawn_s < REDRAW_S:
@@ -87,7 +86,7 @@ class ProgressBar:
             left_s = max(0, self._n_total - event.step) * self._seconds / n_done
             left = f" · {format_seconds(left_s)} left"
         self._bar.update(
-            self._task,
+            self._bar.task_ids[0],
             completed=event.step,
             description=f"epoch {event.epoch + 1}/{self._started.n_epochs} · step {event.step:,}{of_steps}",
             figures=f"loss {event.loss:.4g} · {event.samples_per_s:,.0f} samples/s{left}",

@@ -4,12 +4,11 @@ import contextlib
 import netrc
 import os
 import secrets
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fulltilt.errors import StorageError
 from fulltilt.listeners import _tracked
 from fulltilt.listeners._tracked import WithFigures, import_package, list_scalars, list_settings
 from fulltilt.records import Event, RunEnded, RunStarted
@@ -72,12 +71,8 @@ class WandbLog:
             _tracked.write_run_id(own, run_id)
         return run
 
-    @contextlib.contextmanager
-    def _storage_errors(self, what: str, lost: str) -> Iterator[None]:
-        try:
-            yield
-        except (self._wandb.Error, OSError) as error:
-            raise StorageError(f"W&B could not {what} ({str(error).strip()}); {lost}") from error
+    def _storage_errors(self, what: str, lost: str) -> AbstractContextManager[None]:
+        return _tracked.storage_errors(self._wandb.Error, f"W&B could not {what}", lost)
 
 
 def has_login(wandb: Any) -> bool:

@@ -228,7 +228,7 @@ def append_line(path: Path, line: str) -> None:
         stack.enter_context(_storage_errors(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = stack.enter_context(path.open("ab+", buffering=0))
-        end = _drop_torn_line(stream)
+        end = drop_torn_line(stream)
         try:
             rest = line.encode() + b"\n"
             while rest:
@@ -251,8 +251,8 @@ def read_lines(path: Path) -> list[str]:
     return [line for line in text.split("\n")[:-1] if line.strip()]
 
 
-def _drop_torn_line(stream: FileIO) -> int:
-    """Cut the file back to its last line break → its size then."""
+def drop_torn_line(stream: FileIO) -> int:
+    """Cut the file back to its last line break; return its size then."""
     end = stream.seek(0, os.SEEK_END)
     if not end:
         return 0

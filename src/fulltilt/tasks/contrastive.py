@@ -15,9 +15,8 @@ from torch.utils.data import Dataset
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.tasks.encoder import ContrastiveModel, build_encoder
 from fulltilt.tasks.features import extract_features, find_labelled, spread
-from fulltilt.tasks.losses import Loss
+from fulltilt.tasks.losses import Loss, NtXent
 from fulltilt.tasks.neighbours import choose_k, compute_knn_accuracy
-from fulltilt.tasks.nt_xent import NtXent
 from fulltilt.tasks.workload import Workload
 
 Views = Callable[[Tensor, Generator], Tensor]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 from fulltilt.config.bad_samples import explain_unskipped
 from fulltilt.errors import UsageError
@@ -61,25 +61,18 @@ def spread(rows: np.ndarray, limit: int | None) -> np.ndarray:
     return rows[np.linspace(0, len(rows), limit, endpoint=False).astype(np.int64)]
 
 
-class FeatureRows(Dataset):
+class FeatureRows(TensorDataset):
     """A dataset of features (N, F) float32 with one target each, (N,) int64 below ``n_classes``."""
 
     name = "features"
 
     def __init__(self, features: Tensor, targets: Tensor, n_classes: int):
-        self.features, self.targets, self.n_classes = features, targets, n_classes
-        self.sample_shape = tuple(features.shape[1:])
+        super().__init__(features, targets)
+        self.n_classes, self.sample_shape = n_classes, tuple(features.shape[1:])
 
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.features[index], self.targets[index]
-
-    def get_batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: list[int]) -> tuple[Tensor, ...]:
         """Return (B, F) float32 and (B,) int64."""
-        rows = torch.as_tensor(indices)
-        return self.features[rows], self.targets[rows]
+        return self[torch.as_tensor(indices)]
 
 
 def standardise(features_NF: Tensor, *others: Tensor) -> tuple[Tensor, ...]:

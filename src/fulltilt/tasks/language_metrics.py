@@ -55,35 +55,29 @@ class LanguageScores(NamedTuple):
 
 def build_metrics(error_analysis: bool) -> dict[str, Callable[[Any, Any], Tensor]]:
     """Return metrics by name; each reads a field of ``LanguageScores``."""
-    metrics: dict[str, Callable[[Any, Any], Tensor]] = {
-        "accuracy": functools.partial(_read, "accuracy"),
-        "top5": functools.partial(_read, "top5"),
-        "forward_loss": functools.partial(_read_column, "losses", 0),
-        "backward_loss": functools.partial(_read_column, "losses", 1),
+    places: dict[str, tuple[str, Any]] = {  # name → field and index
+        "accuracy": ("accuracy", ...),
+        "top5": ("top5", ...),
+        "forward_loss": ("losses", (..., 0)),
+        "backward_loss": ("losses", (..., 1)),
     }
-    if error_analysis:
-        for index, group in enumerate(GROUPS):
-            metrics[f"share/{group}"] = functools.partial(_read_column, "shares", index)
-            metrics[f"miss/{group}"] = functools.partial(_read_column, "misses", index)
-    return metrics
+    for index, group in enumerate(GROUPS if error_analysis else ()):
+        places |= {f"share/{group}": ("shares", (..., index)), f"miss/{group}": ("misses", (..., index))}
+    return {name: functools.partial(_read, *place) for name, place in places.items()}
 
 
 def read_loss(outputs: LanguageScores, targets: Tensor) -> Tensor:
     return outputs.loss
 
 
-def _read(field: str, outputs: LanguageScores, targets: Tensor) -> Tensor:
+def _read(field: str, index: Any, outputs: LanguageScores, targets: Tensor) -> Tensor:
     value = getattr(outputs, field)
     if value is None:
         raise UsageError(
             "this model ranks words in evaluation only; leave training metrics out, or with softmax full or chunked "
             "write task: language_model(training_metrics=true)"
         )
-    return value
-
-
-def _read_column(field: str, index: int, outputs: LanguageScores, targets: Tensor) -> Tensor:
-    return _read(field, outputs, targets)[:, index]
+    return value[index]
 
 
 def derive_figures(means: Mapping[str, float], *, trains_on_all_words: bool) -> dict[str, float]:

@@ -3,10 +3,8 @@
 import difflib
 import functools
 import importlib
-import inspect
 import re
 import sys
-import typing
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fulltilt.errors import ConfigError, format_nearest
+from fulltilt.errors import ConfigError
 
 OPERATORS = ("torchvision::nms", "torchvision::qnms")
 SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -40,13 +38,11 @@ def find_torchvision_model(name: str) -> Callable[..., nn.Module]:
     builder, title = models.get_model_builder(name), f"torchvision:{name}"
 
     def build(*, n_classes: int | None = None, in_channels: int = 3, **arguments: Any) -> nn.Module:
-        arguments = _refuse_weights(title, arguments)
-        _check_arguments(title, arguments, builder)
         if in_channels != 3:
             raise ConfigError(
                 f"{title} takes 3 channels, the data has {in_channels}; take a timm: model or one of the own zoo"
             )
-        return _call(title, builder, {"num_classes": n_classes} | arguments)
+        return _call(title, builder, {"num_classes": n_classes} | _refuse_weights(title, arguments))
 
     return build
 
@@ -115,20 +111,6 @@ def _refuse_weights(title: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 "a function of your own and name it: model: my_module:build"
             )
     return {name: value for name, value in arguments.items() if name not in _WEIGHT_ARGUMENTS}
-
-
-def _check_arguments(title: str, arguments: Mapping[str, Any], builder: Callable[..., Any]) -> None:
-    """Refuse arguments that the class behind a torchvision builder does not have, where the class can be read."""
-    model = typing.get_type_hints(builder).get("return")
-    if not isinstance(model, type):
-        return
-    parameters = inspect.signature(model).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    valid = [p.name for p in parameters if p.default is not p.empty]
-    for name in arguments:
-        if name not in valid:
-            raise ConfigError(f"{title} has no argument {name!r}; {format_nearest(name, valid)}")
 
 
 def _call(title: str, build: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn.Module:

@@ -61,11 +61,10 @@ class Workload:
     name: str = "workload"
 
     def __post_init__(self) -> None:
-        _check_builder("model", self.model, nn.Module)
-        _check_builder("dataset", self.dataset, Dataset)
-        if self.validation is not None:
-            _check_builder("validation", self.validation, Dataset)
-        if isinstance(self.loss, type) and issubclass(self.loss, nn.Module):
+        for field, product in {"model": nn.Module, "dataset": Dataset, "validation": Dataset}.items():
+            if field != "validation" or self.validation is not None:
+                _check_builder(field, getattr(self, field), product)
+        if isinstance(self.loss, type):
             kind = self.loss.__name__
             raise UsageError(f"Workload loss is the class {kind}; give an object of it: loss={kind}()")
         if isinstance(self.optimizer, Optimizer):
@@ -102,12 +101,16 @@ def _check_builder(field: str, value: Any, product: type) -> None:
         )
     if not callable(value):
         raise UsageError(f"Workload {field} is {_describe(value)}; give a function without arguments that builds it")
-    missing = _find_required_arguments(value)
-    if missing:
+    try:
+        inspect.signature(value).bind()
+    except ValueError:  # a built-in without a readable signature: the call itself will tell
+        pass
+    except TypeError as error:
+        name = getattr(value, "__name__", type(value).__name__)
         raise UsageError(
-            f"Workload {field} is called without arguments, but {_name(value)} needs {', '.join(missing)}; "
-            f"bind them: {field}=lambda: {_name(value)}({missing[0]}=…)"
-        )
+            f"Workload {field} is called without arguments, and that fails ({error}); "
+            f"bind them: {field}=lambda: {name}(…)"
+        ) from None
 
 
 def _check_metrics(metrics: Any) -> dict[str, Callable[[Any, Any], Tensor]]:
@@ -120,19 +123,6 @@ def _check_metrics(metrics: Any) -> dict[str, Callable[[Any, Any], Tensor]]:
                 "(outputs, targets) -> one value per sample, shape (B,)"
             )
     return dict(metrics)
-
-
-def _find_required_arguments(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # built-in without a readable signature: the call itself will tell
-        return []
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
-
-
-def _name(value: Any) -> str:
-    return getattr(value, "__name__", type(value).__name__)
 
 
 def _describe(value: Any) -> str:

@@ -336,10 +336,11 @@ def test_a_bar_on_a_terminal_is_drawn_by_no_thread_and_gone_after_each_part(monk
     monkeypatch.setattr(_shared.time, "monotonic", lambda: now[0])
     with show_progress("encoding") as progress:
         for now[0], done in ((1.0, 50), (2.0, 100), (3.0, 25), (4.0, 100)):
-            progress(done, 100)
+            progress(done, 100, "labelled" if done == 50 else "")
             assert threading.active_count() == n_threads
             assert ("\x1b[1A" in stderr.getvalue()[-20:]) is (done == 100)  # the cursor went back up over the bar
     said = stderr.getvalue()
     assert " 50%" in said
+    assert "encoding (labelled)" in said
     assert " 25%" in said
     assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from fulltilt.engine.measured.measurement import run_measured
 from fulltilt.engine.measured.probes import run_memory_probe
 from fulltilt.errors import UsageError
-from fulltilt.tasks.nt_xent import NtXent
+from fulltilt.tasks.losses import NtXent
 
 
 def build_float():

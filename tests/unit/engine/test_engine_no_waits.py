@@ -21,7 +21,7 @@ from fulltilt.errors import FakeRunError
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer
 from fulltilt.measure.fake_memory import estimate_memory
-from fulltilt.tasks.nt_xent import NtXent
+from fulltilt.tasks.losses import NtXent
 
 WINDOW = {"data__batch_size": 8, "speed__accumulate": 2}
 FP16 = {"speed__precision": "fp16", "optim__clip_norm": 1.0}

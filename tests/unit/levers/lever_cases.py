@@ -86,5 +86,11 @@ def compile_without_inductor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)
 
 
+def is_defined(test: str) -> bool:
+    """Tell whether a test elsewhere in this folder, "file::function", is there."""
+    file, _, function = test.partition("::")
+    return f"def {function}(" in (Path(__file__).parent / file).read_text()
+
+
 def observe(run: Run, name: str) -> Any:
     return CATALOGUE[name].observe(run.setup)

@@ -120,7 +120,10 @@ def test_more_shapes_than_dynamos_limit_are_all_compiled():
 @pytest.mark.parametrize("value", [True, "regional"])
 def test_evaluation_and_counting_compile_nothing(value):
     run = build(value)
+    assert lever.LEVER.observe(run.setup) is False, "nothing has run yet"
     take_steps(run, 1)
+    assert lever.LEVER.observe(run.setup) == value
+    assert run.setup.model.n_eager == (value == "regional")
     graphs = run.setup.state["compiled_graphs"]
     before = (graphs.n_graphs, graphs.n_runs)
     assert evaluate(run, build_validation_loader(run, batch_size=5))["loss"] > 0

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.levers import lever_cases, page_faults
-from tests.unit.levers.lever_cases import CATALOGUE, N_CLASSES, Network, observe, take_steps
+from tests.unit.levers import lever_cases
+from tests.unit.levers.lever_cases import CATALOGUE, N_CLASSES, Network, is_defined, observe, take_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
@@ -20,7 +20,7 @@ from fulltilt.data import build_pipeline
 from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.engine.build.run import Run
 from fulltilt.errors import DataError
-from fulltilt.levers import Facts, Setup, find_reports
+from fulltilt.levers import Setup, find_reports
 from fulltilt.levers.expandable_segments import is_expandable
 
 N_SAMPLES = 24
@@ -60,14 +60,6 @@ class Witness(Network):
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }
         return logits_BK
-
-
-class Told(Network):
-    """Says whether it was compiled."""
-
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        self.is_compiled = torch.compiler.is_compiling()
-        return super().forward(x_BCHW)
 
 
 def compute_loss(logits_BK: torch.Tensor, targets_B2: torch.Tensor) -> torch.Tensor:
@@ -164,15 +156,6 @@ def see_pin_memory() -> None:
         assert observe(run, "pin_memory") is False
 
 
-def see_retain_freed_memory() -> None:
-    """In processes of their own: how memory is taken is a matter of the process, and of what it did before."""
-    if obstacle := CATALOGUE["retain_freed_memory"].guard(True, {}, Facts(device_type="cpu")):
-        pytest.skip(f"no glibc that can keep memory: {obstacle}")
-    for value in (True, False):
-        (seen,) = page_faults.train(value)
-        assert (seen["faults"] < page_faults.FEW) is seen["observed"] is value
-
-
 def see_cudnn_benchmark() -> None:
     """The flag is the process': a run that does not ask for it has it off in its steps, whatever ran before."""
     torch.backends.cudnn.benchmark = True
@@ -252,18 +235,6 @@ def see_precision() -> None:
         CATALOGUE["precision"].apply(run.setup, "tf32")  # no plan for a CPU may ask for it
         assert train(run)["matmul_precision"] == "high"
         assert observe(run, "precision") == "tf32"
-
-
-def see_compile() -> None:
-    """Dynamo's part; Inductor's, which takes 10 s and a compiler, is seen in test_levers_compile.py."""
-
-    with pytest.MonkeyPatch.context() as patch:
-        lever_cases.compile_without_inductor(patch)
-        for value in (False, True):
-            with build(model=Told, compile=value, batch_size=12) as run:
-                assert observe(run, "compile") is False, "nothing has run yet"
-                take_steps(run)
-                assert run.setup.model.is_compiled is observe(run, "compile") is value
 
 
 def see_activation_checkpointing() -> None:
@@ -357,11 +328,18 @@ def see_device_prefetch() -> None:
         assert run.lane is None
 
 
+SEEN_ELSEWHERE = {
+    "compile": "test_levers_compile.py::test_evaluation_and_counting_compile_nothing",
+    "retain_freed_memory": "test_levers_retain_freed_memory.py::test_asking_under_a_memory_limit_changes_nothing",
+}
+
+
 # Inductor imports a part of torch that uses torch's own deprecated decorator.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "retain_freed_memory" else []) for n in CATALOGUE]
-)
+@pytest.mark.parametrize("name", CATALOGUE)
 def test_lever_changes_the_run(name: str) -> None:
+    if name in SEEN_ELSEWHERE:
+        assert is_defined(SEEN_ELSEWHERE[name])
+        return
     assert f"see_{name}" in globals(), f"lever {name} has no effect case: write see_{name}"
     globals()[f"see_{name}"]()

@@ -36,15 +36,12 @@ def test_candidates_are_what_fits_and_leaves_the_order_alone(changes, expected):
         assert find_obstacles(default_plan({"placement": value}), facts) == []
 
 
-def test_only_an_order_of_blocks_changes_the_recipe_and_no_search_tries_it_unasked():
+def test_what_changes_the_recipe_and_that_no_search_tries_an_order_of_blocks_unasked():
     assert [value for value in ALL if LEVER.changes_recipe(value)] == ["block_shuffled"]
     assert not any(LEVER.changes_recipe(value) for value in LEVER.candidates(make_facts()))
     facts = make_facts(n_samples=1000, is_iterable=False)
     axes = build_space(config_from_values({}, base_dir="."), facts, all_levers=True).axes
     assert axes["placement"] == ("stream", "memory_map", "ram", "device")
-
-
-def test_a_lever_that_trades_the_recipe_does_so_with_every_value():
     assert all(CATALOGUE[name].changes_recipe(value) for name in ("batch_size", "accumulate") for value in (1, 64))
     assert not CATALOGUE["num_workers"].changes_recipe(4)
 

@@ -12,12 +12,14 @@ def read(tmp_path):
     return [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
 
 
-def test_an_event_comes_back_as_it_was(tmp_path):
+def test_an_event_comes_back_as_it_was_and_a_loss_that_is_not_finite_is_null(tmp_path):
     event = steps_done(10, rank=1, attempt=2, time_s=3.5, phases_ms={"forward": 1.5})
-    EventLog(tmp_path)(event)
-    (line,) = read(tmp_path)
+    ended = RunEnded(reason="failed", step=1, seconds=1.0, metrics={"loss": float("nan")})
+    tell(EventLog(tmp_path), event, ended)
+    line, last = read(tmp_path)
     assert line["event"] == "StepsDone"
     assert decode(StepsDone, line) == event
+    assert last["metrics"] == {"loss": None}
 
 
 def test_every_event_is_there_once_and_in_order_though_steps_are_held(tmp_path):
@@ -26,11 +28,6 @@ def test_every_event_is_there_once_and_in_order_though_steps_are_held(tmp_path):
     assert [line["event"] for line in read(tmp_path)] == ["Noted"]
     log(Noted(message="end"))
     assert [line.get("step", line.get("message")) for line in read(tmp_path)] == ["begin", 0, 1, 2, "end"]
-
-
-def test_a_loss_that_is_not_finite_is_null(tmp_path):
-    EventLog(tmp_path)(RunEnded(reason="failed", step=1, seconds=1.0, metrics={"loss": float("nan")}))
-    assert read(tmp_path)[0]["metrics"] == {"loss": None}
 
 
 def test_a_torn_line_of_a_killed_process_is_cut_off(tmp_path):

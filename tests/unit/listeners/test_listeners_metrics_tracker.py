@@ -13,7 +13,7 @@ import pytest
 from listener_events import ENDED, epoch_done, evaluated, started, steps_done, tell
 
 from fulltilt.errors import StorageError, UsageError
-from fulltilt.listeners import MetricsTracker, list_headlines
+from fulltilt.listeners import MetricsTracker
 from fulltilt.listeners.metrics_tracker import OWNER, Spread
 from fulltilt.records import CheckpointStarted, EpochDone, Evaluated, RunStarted, StepsDone
 
@@ -85,15 +85,11 @@ def test_summaries_have_the_guides_columns_and_figures_of_all_batches(tmp_path):
     assert summary["split"] == "val"
 
 
-def test_a_forward_time_that_nobody_measured_is_empty_and_says_why(tmp_path):
-    track(tmp_path, steps(10, 2.0), epoch(0, 3.0))
+def test_without_validation_the_summary_is_of_training_and_what_nobody_measured_is_empty_and_says_why(tmp_path):
+    track(tmp_path, steps(10, 2.0), epoch(0, 3.0), epoch(1, 3.5))
     row = read_efficiency(tmp_path)["forward_time"]
     assert (row["mean"], row["std"]) == ("", "")
     assert "did not time" in row["note"]
-
-
-def test_without_validation_the_summary_is_of_training(tmp_path):
-    track(tmp_path, epoch(0, 3.0), epoch(1, 3.5))
     (summary,) = read(tmp_path / "m" / "training_summary.csv")
     assert (summary["split"], summary["best_loss"], summary["final_loss"]) == ("train", "3.0", "3.5")
 
@@ -107,13 +103,6 @@ def test_every_pass_has_a_row_and_every_group_of_words_its_error(tmp_path):
     assert found == ["train", "3.0", "10.0", "", "val", "3.5", "1.5", "0.5"]
     (error,) = read(tmp_path / "m" / "error_analysis.csv")
     assert error == {"epoch": "0", "step": "20", "category": "rare", "share_pct": "25.0", "error_pct": "80.0"}
-
-
-def test_the_spread_over_many_intervals_is_that_of_a_textbook(tmp_path):
-    values = [math.sin(i) + 1000.0 for i in range(300)]
-    track(tmp_path, *(steps(index + 1, 1.0, forward=value) for index, value in enumerate(values)), epoch(0, 1.0))
-    std = float(read_efficiency(tmp_path)["forward_time"]["std"])
-    assert std == pytest.approx(statistics.pstdev(values), rel=1e-6)
 
 
 def test_a_resumed_run_counts_every_step_once(tmp_path):
@@ -176,15 +165,15 @@ def test_a_run_that_is_refused_leaves_the_summaries_of_the_other_alone(tmp_path)
     assert {path.name: path.read_bytes() for path in (tmp_path / "m").glob("*.csv")} == before
 
 
-def test_memory_is_read_from_this_process(tmp_path):
+def test_memory_is_read_from_this_process_on_the_device_that_trains(tmp_path):
     tell(MetricsTracker(tmp_path / "m"), start(tmp_path), steps(10, 1.0), epoch(0, 1.0))
     row = read_efficiency(tmp_path)["memory_per_sample"]
     assert 10 / 32 < float(row["mean"]) < 100_000 / 32
     assert "resident set" in row["note"]
-
-
-def test_parts_of_a_breakdown_are_no_headlines():
-    assert list_headlines({"accuracy": 0.5, "error_pct/rare": 90.0}) == [("accuracy", 0.5)]
+    asked = []
+    tracker = MetricsTracker(tmp_path / "gpu", read_memory=asked.append)
+    tell(tracker, start(tmp_path, device="cuda:1", pid=os.getpid()), steps(10, 2.0), epoch(0, 1.0))
+    assert asked == ["cuda:1"] * 2
 
 
 @pytest.mark.parametrize("where", [{"n_ranks": 2}, {"pid": os.getppid()}])
@@ -197,15 +186,12 @@ def test_the_memory_of_a_process_that_does_not_train_is_not_told(tmp_path, where
     assert read(tmp_path / "m" / "training_metrics.csv")[0]["memory_gib"] == ""
 
 
-def test_memory_is_asked_of_the_device_that_trains(tmp_path):
-    asked = []
-    tracker = MetricsTracker(tmp_path / "m", read_memory=asked.append)
-    tell(tracker, start(tmp_path, device="cuda:1", pid=os.getpid()), steps(10, 2.0))
-    assert asked == ["cuda:1"]
-
-
-def test_a_spread_of_equal_values_is_zero_and_never_the_root_of_a_negative():
+def test_a_spread_is_that_of_a_textbook_and_never_the_root_of_a_negative():
     """Bug: by rounding the sum of squares came out below zero, and its root ended the training."""
+    values, many = [math.sin(i) + 1000.0 for i in range(300)], Spread()
+    for value in values:
+        many.add(value, 1.0)
+    assert many.std == pytest.approx(statistics.pstdev(values), rel=1e-6)
     rng = random.Random(0)
     for _ in range(2000):
         spread = Spread()

@@ -21,7 +21,7 @@ from fulltilt.tasks.linear_probe import WEIGHT_DECAY, build_linear_probe
 from fulltilt.tasks.neighbours import choose_k, compute_knn_accuracy, predict_by_neighbours
 
 
-def test_figures_by_hand():
+def test_figures_by_hand_of_one_cluster_for_all_and_of_the_classes_under_other_names():
     """Clusters 0: a a b; 1: b b; 2: a. Named 0 → a, 1 → b, 2 is left over: 4 of 6 right."""
     found = compute_figures(np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 1, 0]))
     assert found["cluster_accuracy"] == pytest.approx(4 / 6)
@@ -33,14 +33,8 @@ def test_figures_by_hand():
     mutual = sum(n / 6 * math.log(n * 6 / (sizes[c] * classes[t])) for (c, t), n in joint.items())
     entropies = [-sum(n / 6 * math.log(n / 6) for n in counts.values()) for counts in (sizes, classes)]
     assert found["nmi"] == pytest.approx(mutual / (sum(entropies) / 2))
-
-
-def test_one_cluster_for_all_knows_nothing():
     found = compute_figures(np.zeros(6, dtype=np.int64), np.array([0, 0, 0, 1, 1, 2]))
     assert [found[name] for name in ("nmi", "cluster_accuracy", "purity")] == pytest.approx([0.0, 0.5, 0.5])
-
-
-def test_clusters_that_are_the_classes_under_other_names_are_perfect():
     found = compute_figures(np.array([2, 2, 0, 1, 1]), np.array([0, 0, 1, 2, 2]))
     assert found == pytest.approx(dict.fromkeys(("cluster_accuracy", "nmi", "purity", "f1"), 1.0))
 
@@ -112,14 +106,11 @@ def test_the_linear_probe_reaches_the_optimum_of_logistic_regression():
     assert workload.loss(model(inputs), targets).item() == pytest.approx(theirs, rel=0.02)
 
 
-def test_validation_features_are_scaled_as_training_features_are():
+def test_validation_features_are_scaled_as_training_features_are_and_a_probe_needs_labels():
     features, targets = make_blobs(60)
     workload = build_linear_probe((features, targets), (features[:9] + 5, targets[:9]), classes="abc")
-    shifted = workload.dataset().features[:9] + 5 / features.std(0)
-    torch.testing.assert_close(workload.validation().features, shifted, rtol=1e-4, atol=1e-4)
-
-
-def test_a_probe_without_labels_is_refused():
+    known, asked = workload.dataset()[:9][0], workload.validation()[:][0]
+    torch.testing.assert_close(asked, known + 5 / features.std(0), rtol=1e-4, atol=1e-4)
     with pytest.raises(UsageError, match="needs labelled images"):
         build_linear_probe((torch.zeros(0, 4), torch.zeros(0).long()), make_blobs(9), classes="ab")
 

@@ -42,16 +42,13 @@ def build_cnn():
     ],
 )
 def test_the_head_of_any_classifier_becomes_a_projector(name, n_features):
-    encoder, images = build_encoder(build_model(name), (3, 32, 32), projector=24).eval(), torch.randn(2, 3, 32, 32)
+    encoder, images = build_encoder(build_model(name), (3, 32, 32), projector=24), torch.randn(2, 3, 32, 32)
+    assert encoder.training
+    assert all(m.num_batches_tracked == 0 for m in encoder.modules() if isinstance(m, nn.BatchNorm2d))
+    encoder.eval()
     assert encoder.encode(images).shape == (2, encoder.n_features) == (2, n_features)
     assert encoder(images).shape == (2, 24)
     assert all(1000 not in p.shape for p in encoder.parameters()), "the old head is gone"
-
-
-def test_building_an_encoder_leaves_running_statistics_alone():
-    encoder = build_encoder(build_cnn(), SHAPE, projector=4)
-    assert encoder.training
-    assert all(m.num_batches_tracked == 0 for m in encoder.modules() if isinstance(m, nn.BatchNorm2d))
 
 
 class Tail(nn.Module):
@@ -87,13 +84,10 @@ def test_views_of_an_image_follow_each_other_and_have_draws_of_their_own():
     assert len(set(added.tolist())) == 10
 
 
-def test_views_keep_the_memory_format():
+def test_views_keep_the_memory_format_and_batches_of_another_form_are_refused():
     images = torch.zeros(4, *SHAPE, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
     rows, _ = TwoViews(lambda: shift)((images, torch.zeros(4)), torch.Generator())
     assert rows.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_batches_of_another_form_are_refused():
     with pytest.raises(UsageError, match="images, targets"):
         TwoViews(lambda: shift)({"x": 1}, torch.Generator())
 
@@ -123,7 +117,8 @@ def test_exact_batch_is_what_couples_the_samples():
     plain = build_contrastive(**given, exact_batch=False)
     assert not plain.couples_samples
     assert plain.compares_samples, "its loss is not that of one device over several"
-    assert "254 negatives" in plain.explain(128, 4)[0]
+    assert "254 negatives per anchor; accumulate 4" in plain.explain(128, 4)[0]
+    assert "adds no negatives" in plain.explain(128, 4)[0]
     assert build_contrastive(**given, projector=9, hidden=11).model().projector[0].out_features == 11
 
 
@@ -131,4 +126,5 @@ def test_exact_batch_is_what_couples_the_samples():
 def test_a_batch_without_negatives_is_refused(accumulate, exact):
     with pytest.raises(ConfigError, match="no negatives"):
         explain_negatives(1, accumulate, exact=exact)
-    assert "6 negatives" in explain_negatives(1, 4, exact=True)
+    for size, accumulate, exact, negatives in ((1, 4, True, "6"), (128, 4, True, "1,022"), (128, 1, True, "254")):
+        assert f"{negatives} negatives per anchor" in explain_negatives(size, accumulate, exact=exact)

@@ -1,9 +1,11 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fulltilt.tasks import TASKS, Workload, read_data_facts
+from fulltilt.tasks import TASKS, read_data_facts
 
 
 class Images(Dataset):
@@ -66,19 +68,18 @@ def test_other_datasets_are_read_by_their_first_sample(dataset, facts):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(TASKS.keys() - {"contrastive", "language_model"})
-)  # which need views, an encoder
-def test_every_task_takes_the_same_arguments_and_defaults_its_loss(name):
+    ("name", "metric", "targets", "loss"),  # of logits that are all 0
+    [
+        ("classification", "accuracy", torch.tensor([0, 2]), math.log(3)),
+        ("regression", "squared_error", torch.full((2, 3), 2.0), 4.0),
+        ("diffusion", "squared_error", torch.full((2, 3), 2.0), 4.0),
+    ],
+)  # the others need views, an encoder
+def test_every_task_takes_the_same_arguments_and_has_a_loss_and_a_metric(name, metric, targets, loss):
     given = {"model": nn.Identity, "train": Images}
     workload = TASKS[name](**given, validation=Images, loss=None, optimizer=torch.optim.SGD, name="named")
-    assert (type(workload), workload.name, workload.optimizer) == (Workload, "named", torch.optim.SGD)
-    assert callable(workload.loss)
-    assert workload.metrics
+    assert (workload.validation, workload.name, workload.optimizer) == (Images, "named", torch.optim.SGD)
+    assert workload.loss(torch.zeros(2, 3), targets).item() == pytest.approx(loss)
+    assert list(workload.metrics) == [metric]
     own = nn.L1Loss()
     assert TASKS[name](**given, loss=own).loss is own
-
-
-def test_regression_has_squared_error_by_default():
-    workload = TASKS["regression"](model=nn.Identity, train=Images)
-    assert list(workload.metrics) == ["squared_error"]
-    assert workload.loss(torch.ones(2, 1), torch.zeros(2)).item() == 1.0

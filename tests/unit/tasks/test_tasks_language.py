@@ -12,7 +12,6 @@ from torch.nn import functional
 from fulltilt.data.text.text import text
 from fulltilt.errors import UsageError
 from fulltilt.tasks import build_language_model
-from fulltilt.tasks.language import join_window
 from fulltilt.tasks.language_chunked import choose_chunk_rows, compute_chunked, compute_ranks
 from fulltilt.tasks.language_metrics import GROUPS, assign_groups, derive_figures
 from fulltilt.tasks.language_softmax import AdaptiveSoftmax, LinearSoftmax, choose_cutoffs, draw_words, score_sampled
@@ -40,11 +39,12 @@ def run_full(x, w, b, t):
 
 @pytest.mark.parametrize("chunk_rows", [1, 5, 23, 100])
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_chunked_is_full_in_loss_and_gradients(chunk_rows, scale):
+def test_chunked_is_full_in_loss_gradients_and_ranks(chunk_rows, scale):
     x, w, b, t = build_problem()
-    loss, _ = run_full(x, w, b, t)
-    mine, losses, ranks = compute_chunked(x, w, b, t, chunk_rows=chunk_rows, wants_ranks=False)
-    assert ranks is None
+    loss, logits = run_full(x, w, b, t)
+    mine, losses, ranks = compute_chunked(x, w, b, t, chunk_rows=chunk_rows, wants_ranks=scale > 1)
+    order = logits.argsort(dim=1, descending=True)
+    assert ranks is None if scale == 1 else ranks.tolist() == (order == t[:, None]).nonzero()[:, 1].tolist()
     torch.testing.assert_close([mine, losses.mean()], [loss, loss])
     expected, found = (torch.autograd.grad(value * scale, (x, w, b)) for value in (loss, mine))
     torch.testing.assert_close(found, expected)
@@ -73,17 +73,10 @@ def test_chunked_under_autocast_is_near_full_and_keeps_gradients_in_fp32(device,
     assert are_parallel(got, expected)
 
 
-def test_evaluation_has_no_gradient_and_the_ranks_of_a_sort():
+def test_chunked_takes_little_memory_and_its_backward_once_and_no_gradient_in_evaluation():
     x, w, b, t = build_problem()
     with torch.no_grad():
-        loss, _, ranks = compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=True)
-    assert not loss.requires_grad
-    order = run_full(x, w, b, t)[1].argsort(dim=1, descending=True)
-    assert ranks.tolist() == (order == t[:, None]).nonzero()[:, 1].tolist()
-
-
-def test_chunked_takes_little_memory_and_its_backward_once():
-    x, w, b, t = build_problem()
+        assert not compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=True)[0].requires_grad
     loss, _, _ = compute_chunked(x, w, b, t, chunk_rows=4, wants_ranks=False)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="used up"):
@@ -187,6 +180,7 @@ def test_each_direction_sees_its_side_only(residual):
     words = torch.randint(V, (2, 12))
     changed = words.clone()
     changed[:, 6] = (changed[:, 6] + 1) % V
+    assert torch.backends.mkldnn.enabled, "it is off in the LSTMs only"
     sees = [(a != c).any(dim=2).any(dim=0).tolist() for a, c in zip(model(words), model(changed), strict=True)]
     assert sees[0] == [s >= 6 for s in range(11)]  # predicts word s + 1 from words 0…s
     assert sees[1] == [s + 1 <= 6 for s in range(11)]  # predicts word s from words s + 1…
@@ -204,12 +198,6 @@ def test_residuals_add_layers_up(monkeypatch):
     torch.testing.assert_close(stack(x), first)
 
 
-def test_a_forward_pass_leaves_onednn_as_it_was():
-    assert torch.backends.mkldnn.enabled
-    BiLM(vocab_size=V, depth=1, embedding=4, hidden=5, projection=3)(torch.randint(V, (1, 4)))
-    assert torch.backends.mkldnn.enabled
-
-
 class Windows(torch.utils.data.Dataset):
     """Each word follows the one before it by a fixed step: a bigram either way tells all."""
 
@@ -223,10 +211,12 @@ class Windows(torch.utils.data.Dataset):
         return words[:-1], words[1:]
 
 
+def build_encoder(vocab_size=V):
+    return BiLM(vocab_size=vocab_size, embedding=16, hidden=24, projection=12, dropout=0.0, depth=1)
+
+
 def build(**options):
-    encoder = {"embedding": 16, "hidden": 24, "projection": 12, "dropout": 0.0, "depth": 1}
-    train = options.pop("train", Windows)
-    return build_language_model(model=lambda: BiLM(vocab_size=V, **encoder), train=train, **options)
+    return build_language_model(**{"model": build_encoder, "train": Windows} | options)
 
 
 def get_batch(n=64):
@@ -247,7 +237,11 @@ def test_every_softmax_learns_and_evaluates_over_all_words(options):
     workload = build(**options)
     torch.manual_seed(0)
     model = workload.model()
-    words, targets = workload.prepare(get_batch(), torch.Generator())
+    inputs, behind = get_batch()
+    words, targets = workload.prepare((inputs, behind), torch.Generator())
+    assert torch.equal(words[:, :-1], inputs)
+    assert words[:, 1:].equal(targets)
+    assert targets is behind
     take_steps(torch.optim.Adam(model.parameters(), lr=0.03), lambda: workload.loss(model(words), targets), 40)
     model.eval()
     with torch.no_grad():
@@ -272,12 +266,9 @@ def test_the_output_layer_runs_once_a_direction_with_metrics_on(monkeypatch):
     assert len(calls) == 2
 
 
-def test_a_shared_head_serves_both_directions():
+def test_a_shared_head_serves_both_directions_and_a_tied_table_is_one_parameter():
     separate, shared = (sum(p.numel() for p in build(heads=h).model().parameters()) for h in ("separate", "shared"))
     assert separate - shared == V * 12 + V
-
-
-def test_a_tied_table_is_one_parameter():
     model = build(tie_embedding=True).model()
     assert all(head.linear.weight is model.encoder.embedding.weight for head in model.outputs)
     assert isinstance(model.outputs[0].bridge, nn.Linear)  # 12 features, 16 wide
@@ -285,15 +276,8 @@ def test_a_tied_table_is_one_parameter():
 
 def test_groups_are_told_apart():
     words, counts = ["the", "<unk>", ",", "house", "1990", "<eos>", "seldom"], [900, 400, 300, 50, 40, 30, 10]
-    assert [GROUPS[g] for g in assign_groups(words, counts)] == [
-        "frequent",
-        "unknown",
-        "punctuation",
-        "common",
-        "number",
-        "line_end",
-        "rare",
-    ]
+    groups = ["frequent", "unknown", "punctuation", "common", "number", "line_end", "rare"]
+    assert [GROUPS[g] for g in assign_groups(words, counts)] == groups
 
 
 def test_errors_by_group_are_exact(tmp_path):
@@ -323,13 +307,6 @@ def test_a_sampled_training_loss_has_no_perplexity():
     assert derive_figures({"loss": 5000.0}, trains_on_all_words=True) == {"perplexity": math.inf}
 
 
-def test_windows_are_joined_for_both_directions():
-    inputs, targets = get_batch(3)
-    words, same = join_window((inputs, targets), torch.Generator())
-    assert (words[:, :-1].tolist(), words[:, 1:].tolist()) == (inputs.tolist(), targets.tolist())
-    assert same is targets
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -337,27 +314,14 @@ def test_windows_are_joined_for_both_directions():
         ({"softmax": "adaptive", "tie_embedding": True}, "cannot be tied"),
         ({"softmax": "sampled", "training_metrics": True}, "drop training_metrics"),
         ({"softmax": "chunked", "cutoffs": [4]}, "groups of the adaptive softmax, and softmax is chunked"),
+        ({"error_analysis": True}, "has no vocabulary"),
+        ({"model": lambda: nn.Linear(2, 2)}, "needs an encoder with embedding"),
+        ({"model": lambda: build_encoder(9)}, "knows 9 words, the data has 40"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(options, said):
+def test_options_that_exclude_each_other_and_what_the_model_cannot_do_are_told(options, said):
     with pytest.raises(UsageError, match=said):
-        build(**options)
-
-
-@pytest.mark.parametrize(
-    ("build_wrong", "said"),
-    [
-        (lambda: build(error_analysis=True), "has no vocabulary"),
-        (lambda: build_language_model(model=lambda: nn.Linear(2, 2), train=Windows), "needs an encoder with embedding"),
-        (
-            lambda: build_language_model(model=lambda: BiLM(vocab_size=9), train=Windows),
-            "knows 9 words, the data has 40",
-        ),
-    ],
-)
-def test_what_the_model_cannot_do_is_told(build_wrong, said):
-    with pytest.raises(UsageError, match=said):
-        build_wrong().model()
+        build(**options).model()
 
 
 def test_metrics_of_a_training_that_computed_none_are_refused():

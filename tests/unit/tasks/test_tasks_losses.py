@@ -18,12 +18,15 @@ def test_the_registries_hold_what_the_documents_name():
 def test_every_loss_is_the_mean_over_samples(name):
     """Two micro-batches weighted by their sizes give the loss of the whole batch; accumulation rests on it."""
     torch.manual_seed(0)
-    outputs, targets = torch.randn(12, 5, dtype=torch.float64), torch.rand(12, 5, dtype=torch.float64)
+    outputs = torch.randn(12, 5, dtype=torch.float64, requires_grad=True)
+    targets = torch.rand(12, 5, dtype=torch.float64)
     loss, targets = LOSSES[name](), targets.argmax(1) if name == "cross_entropy" else targets
     whole = loss(outputs, targets)
     assert whole.shape == ()
     parts = (loss(outputs[:8], targets[:8]) * 8 + loss(outputs[8:], targets[8:]) * 4) / 12
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+    whole.backward()
+    assert outputs.grad.abs().min() > 0
 
 
 def test_arguments_reach_the_loss():
@@ -54,13 +57,6 @@ def test_shapes_that_disagree_are_an_error_with_both(shapes):
     outputs, targets = (torch.zeros(shape) for shape in shapes)
     with pytest.raises(UsageError, match=f"{re.escape(str(shapes[0]))}.*{re.escape(str(shapes[1]))}"):
         LOSSES["mse"]()(outputs, targets)
-
-
-def test_gradients_flow_through_every_elementwise_loss():
-    for name in ("mse", "l1", "huber", "bce_with_logits"):
-        outputs = torch.full((3, 1), 0.3, requires_grad=True)
-        LOSSES[name]()(outputs, torch.tensor([0.0, 1.0, 0.0])).backward()
-        assert outputs.grad.abs().min() > 0, name
 
 
 def test_losses_are_finite_under_bf16_autocast():

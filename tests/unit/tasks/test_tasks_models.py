@@ -50,16 +50,6 @@ def test_output_shape_and_gradients_of_every_parameter(name):
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "wideresnet", "resnet18", "resnet50"])
-def test_channels_last_changes_rounding_only(name):
-    torch.manual_seed(0)
-    arguments, shape = SMALL[name]
-    model, x = MODELS[name](**arguments).double().eval(), torch.randn(shape, dtype=torch.float64)
-    plain = model(x)
-    model.to(memory_format=torch.channels_last)
-    torch.testing.assert_close(model(x.to(memory_format=torch.channels_last)), plain, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed (extra: vision)")
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_resnets_compute_what_torchvision_computes(name):
@@ -103,21 +93,11 @@ def test_a_depth_that_makes_no_wideresnet_names_the_next_ones(depth, remedy):
         build_model(f"wideresnet(depth={depth})")
 
 
-def test_facts_reach_a_model_where_the_call_leaves_them_open():
-    model = build_model("small_cnn(width=4)", n_classes=3, in_channels=2, image_size=8, n_features=128)
-    assert model(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
-    assert build_model("small_cnn(n_classes=5)", n_classes=3, in_channels=1)(torch.zeros(1, 1, 8, 8)).shape == (1, 5)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         ("widresnet", ["unknown model 'widresnet'", "wideresnet"]),
-        ("small_cnn(widht=4)", ["no argument 'widht'", "did you mean width"]),
         ("small_cnn(width=0)", ["width=0"]),
-        ("small_cnn(width=wide)", ["width=wide", "a whole number"]),
-        ("mlp(n_features=4)", ["n_outputs"]),
-        ("nowhere_to_be_found:build", ["nowhere_to_be_found"]),
         ("json:loads(s='3')", ["json:loads", "returned int", "nn.Module"]),
     ],
 )
@@ -127,7 +107,10 @@ def test_a_call_that_builds_no_model_is_explained(call, words):
     assert [word for word in words if word not in str(raised.value)] == []
 
 
-def test_a_model_of_the_users_own_module(tmp_path):
+def test_facts_reach_a_model_where_the_call_leaves_them_open(tmp_path):
+    model = build_model("small_cnn(width=4)", n_classes=3, in_channels=2, image_size=8, n_features=128)
+    assert model(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
+    assert build_model("small_cnn(n_classes=5)", n_classes=3, in_channels=1)(torch.zeros(1, 1, 8, 8)).shape == (1, 5)
     (tmp_path / "their_models_for_zoo_test.py").write_text(
         "from torch import nn\ndef build(width: int = 2, n_classes: int = 1):\n    return nn.Linear(width, n_classes)\n"
     )

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fulltilt.errors import UsageError
-from fulltilt.tasks.contrastive import explain_negatives
-from fulltilt.tasks.nt_xent import NtXent
+from fulltilt.tasks.losses import NtXent
 
 
 def compute_by_loops(rows, temperature):
@@ -68,11 +67,3 @@ def test_one_image_has_no_negatives_and_no_gradient():
 def test_other_shapes_and_a_temperature_of_zero_are_refused(temperature, shape, said):
     with pytest.raises(UsageError, match=said):
         NtXent(temperature)(torch.zeros(shape))
-
-
-def test_the_guides_settings_have_the_negatives_they_have():
-    assert "1,022 negatives per anchor" in explain_negatives(128, 4, exact=True)
-    assert "254 negatives per anchor" in explain_negatives(128, 1, exact=True)
-    plain = explain_negatives(128, 4, exact=False)
-    assert "254 negatives per anchor" in plain
-    assert "adds no negatives" in plain

@@ -22,30 +22,23 @@ def draw_batch(n=4):
     return x, torch.randint(1000, (n,), generator=generator), torch.randn(n, 6, generator=generator)
 
 
-def train_a_little(model):
-    optimizer, batch = torch.optim.AdamW(model.parameters(), lr=1e-2), draw_batch(16)
-    target = torch.randn(16, 2, N_SENSORS, generator=torch.Generator().manual_seed(2))
-    take_steps(optimizer, lambda: nn.functional.mse_loss(model(*batch), target), 4)
-
-
 def build_trained(**changes):
-    model = build(**changes)
-    train_a_little(model)
+    model, batch = build(**changes), draw_batch(16)
+    target = torch.randn(16, 2, N_SENSORS, generator=torch.Generator().manual_seed(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    take_steps(optimizer, lambda: nn.functional.mse_loss(model(*batch), target), 4)
     return model
 
 
-def test_the_full_detector_goes_through():
-    model = build_model("sensor_transformer(depth=1, hidden=8)").eval()
-    with torch.no_grad():
-        assert model(torch.randn(1, 2, 5160), torch.tensor([3]), torch.randn(1, 6)).shape == (1, 2, 5160)
-
-
-def test_parameter_count_of_the_small_model():
+def test_the_full_detector_goes_through_a_model_of_known_size():
     # tokens 5160·16; signal 2→16; place 3→16; time 128→16→16; label 6→16→16; no_label 16; head 16→2;
     # three blocks of qkv, out, mlp ×4 and six-fold steering; final steering.
     block = (16 * 48 + 48) + (16 * 16 + 16) + (16 * 64 + 64 + 64 * 16 + 16) + (16 * 96 + 96)
     outside = 5160 * 16 + 48 + 64 + (128 * 16 + 16 + 272) + (112 + 272) + 16 + 34 + (16 * 32 + 32)
-    assert sum(p.numel() for p in build_model("sensor_transformer").parameters()) == 3 * block + outside
+    model = build_model("sensor_transformer").eval()
+    assert sum(p.numel() for p in model.parameters()) == 3 * block + outside
+    with torch.no_grad():
+        assert model(torch.randn(1, 2, 5160), torch.tensor([3]), torch.randn(1, 6)).shape == (1, 2, 5160)
 
 
 def test_every_parameter_learns_once_the_gates_have_opened():
@@ -65,15 +58,11 @@ def test_timestep_label_geometry_and_signal_each_matter():
         assert (changed - plain).abs().max() > 1e-5, name
 
 
-def test_attention_carries_a_signal_from_one_sensor_to_another():
+def test_sensors_see_each_other_and_samples_of_a_batch_do_not():
     model, (x, t, label) = build_trained().eval(), draw_batch()
     nudged = x.clone()
     nudged[:, 0, 0] += 5
     assert (model(nudged, t, label) - model(x, t, label))[:, :, 1:].abs().max() > 1e-6
-
-
-def test_samples_of_a_batch_do_not_see_each_other():
-    model, (x, t, label) = build_trained().eval(), draw_batch()
     torch.testing.assert_close(model(x[:1], t[:1], label[:1]), model(x, t, label)[:1], rtol=1e-4, atol=1e-5)
 
 

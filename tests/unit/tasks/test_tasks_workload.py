@@ -35,9 +35,9 @@ def test_it_travels_by_pickle_with_metrics_that_are_a_copy_of_the_callers_mappin
     [
         ("model", nn.Linear(4, 2), ["object of Linear", "model=lambda: Linear"]),
         ("model", 3, ["model is 3 (int)", "without arguments"]),
-        ("model", nn.Linear, ["in_features, out_features", "model=lambda: Linear(in_features=…)"]),
+        ("model", nn.Linear, ["missing a required argument: 'in_features'", "model=lambda: Linear(…)"]),
         ("dataset", build_dataset(), ["object of TensorDataset", "dataset=lambda: TensorDataset"]),
-        ("dataset", lambda root: None, ["needs root"]),
+        ("dataset", lambda root: None, ["missing a required argument: 'root'"]),
         ("validation", build_dataset(), ["validation is an object of TensorDataset"]),
         ("loss", nn.CrossEntropyLoss, ["the class CrossEntropyLoss", "loss=CrossEntropyLoss()"]),
         ("loss", "mse", ["loss is 'mse' (str)"]),
