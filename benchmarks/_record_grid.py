@@ -28,7 +28,7 @@ from benchmarks._machines_recorded import VERSION, GridRecording, find_line, fin
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.hardware import has_c_compiler, read_machine
 from fulltilt.levers import default_plan, find_obstacles
-from fulltilt.records import Machine, Plan, Trial
+from fulltilt.records import Machine, Plan, Trial, TrialRequest
 from fulltilt.records.run_folder import RunFolder, write_atomic
 from fulltilt.tuner.question.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
 from fulltilt.tuner.question.source import TuneTarget, resolve_target
@@ -135,12 +135,12 @@ def _record(
     aim: TuneTarget, options: TuneOptions, machine: Machine, folder: RunFolder, *, name: str, n_repeats: int,
     command: str,
 ) -> GridRecording:  # fmt: skip
-    target = ProcessTarget(
-        aim.source, device=options.device, folder=folder.path, n_steps=options.n_steps, seed=aim.config.run.seed,
+    usual = TrialRequest(
+        source=aim.source, device=options.device, n_steps=options.n_steps, seed=aim.config.run.seed,
         memory_limit_bytes=choose_trial_limit_bytes(options, machine), deadline_s=options.deadline_s,
         max_measure_s=options.max_measure_s,
     )  # fmt: skip
-    with contextlib.closing(target):
+    with contextlib.closing(ProcessTarget(usual, folder.path)) as target:
         probe = target.read_facts(default_plan({"batch_size": 1}))
         facts = dataclasses.replace(  # with what the probe could not read inside its process
             probe.facts,

@@ -1,21 +1,21 @@
 """What is said of a trial process that was ended from outside, by what was seen of it."""
 
+import dataclasses
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from fulltilt.errors import find_remedy
-from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
 from fulltilt.tuner.trials import process
+
+REQUEST = TrialRequest(source=WorkloadSource(config={}, base_dir="."), device="cpu", deadline_s=60.0)
 
 
 def end(folder, kind="trial", *, elapsed_s=61.0, part=None, silent_s=None, patience_s=60.0):
     """The reason why a process with a deadline of 60 s was ended; None where it was not."""
-    request = TrialRequest(
-        id="t1", source=WorkloadSource(config={}, base_dir="."), plan=default_plan({}), device="cpu", n_steps=4,
-        deadline_s=60.0, patience_s=patience_s, kind=kind,
-    )  # fmt: skip
+    request = dataclasses.replace(REQUEST, patience_s=patience_s, kind=kind)
     watch = process._Watch(request, None, folder / "t1.log", None)
     if silent_s is not None:
         watch._progress_s = time.monotonic() - silent_s
@@ -35,6 +35,15 @@ def test_a_deadline_ends_with_what_raises_it(tmp_path, patience_s, remedy, part)
     assert "no result after 61.0 s, and no step was timed, the deadline is 60 s" in reason
     assert find_remedy(f"{reason} (log: t1.log)") == remedy
     assert ("in the part 'evaluation'" in reason) == (part is not None)
+
+
+def test_what_a_trial_takes_is_without_the_clean_up_after_it(tmp_path, monkeypatch):
+    passed_s = []
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: sum(passed_s)))
+    monkeypatch.setattr(process._Watch, "run", lambda watch: passed_s.append(3.0))
+    monkeypatch.setattr(process._Watch, "close", lambda watch: passed_s.append(10.0))
+    zygote = SimpleNamespace(start=lambda: None)
+    assert process.run_trial_process(REQUEST, zygote=zygote, log_path=tmp_path / "t1.log").seconds == 3.0
 
 
 def test_silence_has_no_remedy_but_the_log(tmp_path):

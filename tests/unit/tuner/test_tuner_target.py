@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fulltilt.levers import default_plan
-from fulltilt.records import Evidence, Measurement, PhasesMs, WorkloadSource
+from fulltilt.records import Evidence, Measurement, PhasesMs, TrialRequest, WorkloadSource
 from fulltilt.tuner.trials.process import ProcessOutcome
 from fulltilt.tuner.trials.rows import build_trial
 from fulltilt.tuner.trials.target import ProcessTarget
@@ -47,7 +47,7 @@ def test_a_run_that_peaked_above_its_limit_is_out_of_memory_though_it_ended_well
 
 
 class Recording(ProcessTarget):
-    """Keeps the request, and answers as a process would that measured what it was asked for."""
+    """Keeps the last request, and answers as a process would that measured what it was asked for."""
 
     def _run(self, request):
         self.request = request
@@ -58,7 +58,7 @@ class Recording(ProcessTarget):
 def target(tmp_path):
     """Over two ranks."""
     source = WorkloadSource(config={"data": {"val_batch_size": 255}}, base_dir=".")
-    return Recording(source, device="cpu", folder=tmp_path, rank_devices=("cpu", "cpu"))
+    return Recording(TrialRequest(source=source, device="cpu", rank_devices=("cpu", "cpu")), tmp_path)
 
 
 def test_a_batch_that_does_not_divide_waits_for_the_rank_with_the_larger_part(target):

@@ -9,7 +9,7 @@ from typing import Any
 
 from fulltilt.hardware import has_c_compiler
 from fulltilt.levers import Facts, default_plan
-from fulltilt.records import Machine, Roof, decode
+from fulltilt.records import Machine, Roof, TrialRequest, decode
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.report.compare_sides import RESULT_FILE
 from fulltilt.tuner.picks import recommend
@@ -75,7 +75,7 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
             folder.state_fingerprint(question.list_fingerprint_parts())
         memory_gib = find_memory_gib(options, question.machine)
         room = [] if memory_gib is None else [memory_gib * recommend.MEMORY_SAFETY_PCT / 100]
-        room += [] if target.memory_limit_bytes is None else [target.memory_limit_bytes / 2**30]
+        room += [] if target.usual.memory_limit_bytes is None else [target.usual.memory_limit_bytes / 2**30]
         space = build_space(
             question.aim.config,
             merge_facts(probe.facts, question.machine, options),
@@ -181,18 +181,17 @@ def _build_target(question: Question, folder: RunFolder, tell: OnEvent) -> Proce
         if id not in (PROBE_ID, ROOFS_ID):
             tell(TrialProgressed(id=id, values=values))
 
-    return ProcessTarget(
-        aim.source,
+    usual = TrialRequest(
+        source=aim.source,
         device=options.device,
-        folder=folder.path,
         n_steps=options.n_steps,
         seed=aim.config.run.seed,
         memory_limit_bytes=choose_trial_limit_bytes(options, question.machine),
         deadline_s=options.deadline_s,
         max_measure_s=options.max_measure_s,
         rank_devices=options.rank_devices,
-        on_progress=tell_progress,
     )
+    return ProcessTarget(usual, folder.path, on_progress=tell_progress)
 
 
 def _announce(search: Search, tell: OnEvent) -> None:

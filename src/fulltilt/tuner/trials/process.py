@@ -62,7 +62,10 @@ def run_trial_process(
         watch, evidence = _Watch(request, zygote, log_path, on_progress), None
         try:
             with contextlib.closing(watch):
-                watch.run()
+                try:
+                    watch.run()
+                finally:  # what cleaning up after it takes says nothing of the plan
+                    seconds = time.monotonic() - start
         except ZygoteDiedError as error:
             zygote.close()
             n_deaths += 1
@@ -75,7 +78,7 @@ def run_trial_process(
             measurement=_read_measurement(watch.reply),
             reply=watch.reply,
             log_path=log_path,
-            seconds=time.monotonic() - start,
+            seconds=seconds,
         )
 
 
