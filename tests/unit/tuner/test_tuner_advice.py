@@ -6,14 +6,14 @@ import dataclasses
 import functools
 
 import pytest
-from tests.unit.tuner import simulated_rows
+from tests.unit.tuner import tuner_cases
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PhasesMs, Roof
 from fulltilt.tuner.answer.advice import build_advice, compute_bound, compute_roof_share, find_ceilings
 from fulltilt.tuner.answer.lever_advice import Findings, build_lever_advice, compute_effect
 
-make_row = functools.partial(simulated_rows.make_row, plan=default_plan({"batch_size": 100}), spread_pct=1.0)
+make_row = functools.partial(tuner_cases.make_row, plan=default_plan({"batch_size": 100}), spread_pct=1.0)
 BEST = make_row(1, 1000.0)
 FACTS = Facts(device_type="cpu", has_conv=True, has_any_conv=True, has_c_compiler=True, optimizer="AdamW")
 ROOFS = (

@@ -50,7 +50,7 @@ def test_plans_are_counted_as_if_they_were_made(space):
 
 
 @pytest.mark.parametrize(
-    "read", [lambda plan: True in plan.values(), lambda plan: [v for k, v in plan.items() if "compile" in k][0]]
+    "read", [lambda plan: True in plan.values(), lambda plan: next(v for k, v in plan.items() if "compile" in k)]
 )
 def test_a_guard_reads_a_lever_by_looking_at_all_of_a_plan(monkeypatch, read):
     guarded = dataclasses.replace(load_catalogue()["cudnn_benchmark"], guard=lambda value, plan, facts: read(plan))

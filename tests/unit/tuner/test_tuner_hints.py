@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.unit.tuner.simulated_rows import make_row
+from tests.unit.tuner.tuner_cases import make_row
 
 from fulltilt.records import PhasesMs
 from fulltilt.tuner.answer.hints import find_hints, find_search_hints

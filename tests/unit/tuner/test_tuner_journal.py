@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.tuner.simulated_rows import USER, make_row
+from tests.unit.tuner.tuner_cases import USER, make_row
 
 from fulltilt.errors import RunFolderError
 from fulltilt.records.run_folder import RunFolder

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from tests.unit.tuner.simulated_rows import build_bare_row
+from tests.unit.tuner.tuner_cases import build_bare_row
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PROBES, Plan

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from tests.unit.tuner.simulated_rows import build_bare_row
+from tests.unit.tuner.tuner_cases import build_bare_row
 
 from fulltilt.levers import default_plan
 from fulltilt.tuner.search.model.arms import device_arm

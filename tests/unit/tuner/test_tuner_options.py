@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.unit.tuner import tuner_cases
+from tests.unit.tuner.tuner_cases import GIB
 
 from fulltilt.config import config_from_values
 from fulltilt.errors import UsageError
-from fulltilt.records import Device, Machine
+from fulltilt.records import Device
 from fulltilt.tuner.question.options import (
     RANK_START_S,
     build_options,
@@ -17,24 +19,13 @@ from fulltilt.tuner.question.options import (
     note_ranks,
 )
 
-GIB = 2**30
-MACHINE = Machine(
-    hostname_hash="0" * 12, system="Linux", is_wsl=False, cpu_model="cpu", n_cores_physical=2, n_cores_logical=2,
-    n_cores_usable=2, memory_total_bytes=32 * GIB, memory_available_bytes=20 * GIB, memory_limit_bytes=None,
-    shm_total_bytes=None, python="3.11", packages={},
-    devices=(Device(name="small", type="cuda", memory_total_bytes=8 * GIB),
-             Device(name="large", type="cuda", index=1, memory_total_bytes=24 * GIB)),
-)  # fmt: skip
-
-FLAGS = {
-    "batch_sizes": None, "num_workers": None, "steps": None, "device": "cpu", "memory_limit": None,
-    "exhaustive": False, "quick": False, "budget": None, "free_batch": False, "lr_rule": "sqrt", "deadline": None,
-}  # fmt: skip
+SMALL, LARGE = (Device(name="gpu", type="cuda", memory_total_bytes=n * GIB) for n in (8, 24))
+MACHINE = dataclasses.replace(tuner_cases.MACHINE, devices=(SMALL, LARGE))
 TWO_RANKS = config_from_values({"run": {"device": "cpu", "n_ranks": 2}}, base_dir=".")
 
 
 def build(config=None, **flags):
-    return build_options(config or config_from_values({}, base_dir="."), **(FLAGS | flags))
+    return build_options(config or config_from_values({}, base_dir="."), **({"device": "cpu"} | flags))
 
 
 def find_limits(options, machine=MACHINE):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.tuner.simulated_rows import USER, make_row, pick_from, run_beside
+from tests.unit.tuner.tuner_cases import USER, make_row, pick_from, run_beside
 
 from fulltilt.errors import NoPlanError
 from fulltilt.tuner.picks import recommend

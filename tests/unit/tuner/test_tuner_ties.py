@@ -1,7 +1,7 @@
 """What is named as a tie of a pick, and which of the tied plans is taken."""
 
 import pytest
-from tests.unit.tuner.simulated_rows import USER, make_row, pick_from, run_beside
+from tests.unit.tuner.tuner_cases import USER, make_row, pick_from, run_beside
 
 from fulltilt.tuner.picks.picks import keeps_recipe
 

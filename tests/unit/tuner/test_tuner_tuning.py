@@ -1,60 +1,28 @@
 """What a search says about how far its own figures can be trusted."""
 
 import dataclasses
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.simulated_target import Answer, Clock, SimulatedTarget
+from tests.unit.tuner.tuner_cases import MACHINE, OPTIONS, USER, make_question, search_to_the_end
 
-from fulltilt.config import config_from_values
 from fulltilt.errors import NoPlanError, RunFolderError
-from fulltilt.hardware import read_machine
-from fulltilt.levers import Facts, default_plan
-from fulltilt.records import WorkloadSource
+from fulltilt.levers import Facts
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.report.summary import describe_search
 from fulltilt.tuner import tune
 from fulltilt.tuner.answer.conclude import conclude, select_baseline
-from fulltilt.tuner.question.options import TuneOptions
-from fulltilt.tuner.question.question import Question
-from fulltilt.tuner.question.source import TuneTarget
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.budget import compute_budget_s, compute_search_s
 from fulltilt.tuner.search.finals import run_finals
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
-from fulltilt.tuner.search.search import Search, merge_facts, run_finalists, run_strategy
+from fulltilt.tuner.search.search import merge_facts
 from fulltilt.tuner.search.session import Session, Skip
-from fulltilt.tuner.trials.target import ProbeResult
 
-USER = default_plan({"batch_size": 32})
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)
-OPTIONS = TuneOptions(
-    batch_sizes=(16, 64), num_workers=None, n_steps=4, device="cpu", memory_limit_bytes=None, strategy="exhaustive",
-    budget_s=None, free_batch=False, lr_rule="sqrt", deadline_s=1.0, deadline_asked_s=None, max_measure_s=1.0,
-)  # fmt: skip
 QUICK = dataclasses.replace(OPTIONS, strategy="quick")
-
-
-def make_question(options=OPTIONS, path=Path("out"), **values):
-    config = config_from_values(values, base_dir=".")
-    source = WorkloadSource(config=config.to_values(), base_dir=".")
-    aim = TuneTarget(config=config, source=source, name="x", code={})
-    return Question(aim=aim, options=options, machine=read_machine(), path=path)
-
-
-def search_to_the_end(session, space=SPACE, options=OPTIONS, *, workload=None, has_finalists=True):
-    """Run the strategy and the finalists of a session whose target is simulated; what its stages share."""
-    made = Search(
-        question=make_question(options), folder=SimpleNamespace(path="out"), target=None, space=space,
-        probe=ProbeResult(facts=space.facts, workload=workload or {}), session=session, memory_gib=8.0,
-    )  # fmt: skip
-    run_strategy(made)
-    if has_finalists:
-        run_finalists(made)
-    return made
 
 
 def search_all(answer, space=SPACE, options=OPTIONS, **session_options):
@@ -98,7 +66,7 @@ def search_in_folder(folder, clock, budget_s, *, prepared_s=0.0):
     with RunFolder(folder, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as held:
         start_s = clock() - prepared_s
         session = Session(target, Journal(held), budget_s=budget_s, clock=clock, start_s=start_s)
-        return session, conclude(search_to_the_end(session), (), ""), target.asked
+        return session, conclude(search_to_the_end(session, SPACE), (), ""), target.asked
 
 
 def test_finalists_and_the_users_plan_are_run_side_by_side():
@@ -111,8 +79,8 @@ def test_finalists_and_the_users_plan_are_run_side_by_side():
 
 def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(tmp_path):
     def open_folder(options, batch_size):
-        question = make_question(options, tmp_path, task="some:thing", data={"batch_size": batch_size})
-        return question.open_folder(["trials.jsonl"])
+        parts = make_question(options, task="some:thing", data={"batch_size": batch_size}).list_fingerprint_parts()
+        return RunFolder(tmp_path, fingerprint_parts=parts, command="tune", results=["trials.jsonl"])
 
     quick = dataclasses.replace(OPTIONS, batch_sizes=None, strategy="quick", memory_limit_bytes=2**20)
     with open_folder(OPTIONS, 64) as folder:
@@ -164,7 +132,7 @@ def test_a_budget_gone_before_the_first_run_blames_the_budget_and_no_lever():
     session = Session(SimulatedTarget(answer_larger_is_faster), Journal(), budget_s=5.0, start_s=0.0, clock=lambda: 5.0)
     impossible = [USER.replace(pin_memory=True)]
     session.run(Skip(plan=plan, reason="pin_memory=True: only for a GPU") for plan in impossible)
-    said = str(say_why_not(search_to_the_end(session)))
+    said = str(say_why_not(search_to_the_end(session, SPACE)))
     assert "the budget was gone before the first run" in said
     assert "larger --budget" in said
     assert "pin_memory" not in said
@@ -212,6 +180,8 @@ def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_pa
         assert [plan["batch_size"] for plan in asked] == expected
         assert session.elapsed_s <= budget_s
         assert (summary.seconds, summary.earlier_s) == (10.0 * len(asked), 10.0 * n_found)
+        if result.savings is not None:  # rows found in the folder cost this command nothing; they did cost time
+            assert result.savings.search_s == summary.seconds + summary.earlier_s
         assert (summary.n_resumed, summary.n_end_to_end) == (n_found, n_found + len(asked))
         assert summary.stopped_by_budget == bool(more)
         n_found += len(asked)
@@ -281,7 +251,7 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
 
 @pytest.mark.parametrize(("found_gib", "left_gib"), [(3, 3), (50, 5)])
 def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
-    machine = dataclasses.replace(read_machine(), memory_available_bytes=10 * 2**30)
+    machine = dataclasses.replace(MACHINE, memory_available_bytes=10 * 2**30)
     two = dataclasses.replace(OPTIONS, rank_devices=("cpu", "cpu"))
     facts = merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), machine, two)
     assert facts.free_ram_bytes == left_gib * 2**30
