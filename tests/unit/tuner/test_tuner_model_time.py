@@ -13,8 +13,7 @@ from tests.unit.tuner.tuner_cases import build_bare_row
 
 from fulltilt.levers import default_plan
 from fulltilt.records import PhasesMs
-from fulltilt.tuner.search.model.arms import ArmTimes, Curve, Point, device_arm, feed_arm
-from fulltilt.tuner.search.model.loader_time import LoaderTime
+from fulltilt.tuner.search.model.arms import ArmTimes, Curve, LoaderTime, Point, device_arm, feed_arm
 from fulltilt.tuner.search.model.step_time import StepTime
 
 PLAN = default_plan({"batch_size": 64})

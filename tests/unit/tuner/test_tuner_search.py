@@ -12,9 +12,9 @@ from fulltilt.tuner.picks.recommend import find_confirmed, merge_repeats, pick
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.confirm import confirm
-from fulltilt.tuner.search.finals import run_finals
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.progress import TrialDone, TrialStarted
+from fulltilt.tuner.search.search import run_finals
 from fulltilt.tuner.search.session import END_TO_END, REPEAT, Ask, Session, Skip
 
 BASE = default_plan({"batch_size": 32})

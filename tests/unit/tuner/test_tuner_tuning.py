@@ -15,10 +15,9 @@ from fulltilt.tuner.answer.conclude import conclude, select_baseline
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.budget import compute_budget_s, compute_search_s
-from fulltilt.tuner.search.finals import run_finals
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
-from fulltilt.tuner.search.search import merge_facts
+from fulltilt.tuner.search.search import merge_facts, run_finals
 from fulltilt.tuner.search.session import Session, Skip
 
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)

@@ -9,15 +9,6 @@ from fulltilt.tuner.answer import verify
 from fulltilt.tuner.answer.verify import run_verification
 
 
-@pytest.mark.parametrize(
-    ("settings", "n_pairs", "words"), [({"data.num_workers": 2}, 1, "at least 2"), ({}, 2, "nothing to compare")]
-)
-def test_a_comparison_that_cannot_say_anything_is_refused(settings, n_pairs, words, tmp_path):
-    with pytest.raises(ValueError, match=words):
-        run_verification(["none.yaml"], settings, folder=tmp_path / "verify", seed=1, n_pairs=n_pairs)
-    assert not (tmp_path / "verify").exists()
-
-
 def test_a_diverged_run_counts_its_steps_once_and_reads_a_rate_that_is_none(tmp_path):
     """A run that went on after a kill took the steps behind its checkpoint again."""
     evaluated = [{"event": "Evaluated", "step": step, "training_seconds": float(step)} for step in (2, 4)]
