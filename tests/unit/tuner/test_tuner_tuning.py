@@ -18,7 +18,7 @@ from fulltilt.tuner.search.budget import compute_budget_s, compute_search_s
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
 from fulltilt.tuner.search.search import merge_facts, run_finals
-from fulltilt.tuner.search.session import Session, Skip
+from fulltilt.tuner.search.session import Session
 
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)
 QUICK = dataclasses.replace(OPTIONS, strategy="quick")
@@ -68,12 +68,22 @@ def search_in_folder(folder, clock, budget_s, *, prepared_s=0.0):
         return session, conclude(search_to_the_end(session, SPACE), (), ""), target.asked
 
 
-def test_finalists_and_the_users_plan_are_run_side_by_side():
+def test_finalists_and_the_users_plan_are_run_side_by_side_and_counted():
     session, result = run(answer_larger_is_faster)
     asked = [(row.plan["batch_size"], row.kind) for row in session.rows]
     rounds = [(64, "repeat"), (32, "baseline")]
     assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds)]
     assert (result.notes, result.baseline.samples_per_s) == ((), 320.0)
+    summary = result.search
+    counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats, summary.n_off_grid)
+    assert counted == (3, 2, 6, 3, 1), "the user's own plan is a row too, and not of this grid"
+    said = describe_search({"search": dataclasses.asdict(summary)})
+    assert said.startswith("exhaustive: 2 plans run of a grid of 2 and 1 outside it, 3 runs again")
+    assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}
+    late = SimulatedTarget(lambda plan: Answer(status="timeout"))(USER, id="t9", why="")
+    baseline = select_baseline([late, *session.rows], USER)
+    assert (baseline.status, baseline.samples_per_s) == ("ok", 320.0), "runs that ended well count"
+    assert select_baseline([late], USER).status == "timeout"
 
 
 def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(tmp_path):
@@ -111,9 +121,6 @@ def test_a_recommendation_without_a_second_run_or_another_plan_says_so():
     assert [row.plan["batch_size"] for row in session.rows] == [32]
     assert any("budget" in note for note in find_notes(result, "measured once"))
     assert find_notes(result, "t1 is the only plan that ran to its end")
-
-
-def test_a_plan_that_was_measured_again_alone_is_not_said_to_be_the_faster():
     _, result = run(lambda plan: Answer(status="error") if plan == USER else answer_larger_is_faster(plan))
     assert find_notes(result, "no other beside it")
 
@@ -128,13 +135,10 @@ def test_settings_off_the_list_stay_only_with_the_reason():
 
 
 def test_a_budget_gone_before_the_first_run_blames_the_budget_and_no_lever():
-    session = Session(SimulatedTarget(answer_larger_is_faster), Journal(), budget_s=5.0, start_s=0.0, clock=lambda: 5.0)
-    impossible = [USER.replace(pin_memory=True)]
-    session.run(Skip(plan=plan, reason="pin_memory=True: only for a GPU") for plan in impossible)
-    said = str(say_why_not(search_to_the_end(session, SPACE)))
+    space = dataclasses.replace(SPACE, skipped=((USER.replace(pin_memory=True), "pin_memory=True: only for a GPU"),))
+    said = str(say_why_not(search_all(answer_larger_is_faster, space, budget_s=5.0, start_s=0.0, clock=lambda: 5.0)))
     assert "the budget was gone before the first run" in said
-    assert "larger --budget" in said
-    assert "pin_memory" not in said
+    assert ("larger --budget" in said, "pin_memory" in said) == (True, False)
 
 
 def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan_side_by_side():
@@ -144,11 +148,8 @@ def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan
     assert again == [(64, "repeat"), (32, "baseline"), (32, "baseline"), (64, "repeat")]
     assert result.search.strategy == "model_first"
     assert result.search.detectable_pct is not None
-
-
-def test_a_quick_search_keeps_time_for_the_last_stage():
     session, _ = run_in_time(6.0, 60.0, QUICK)
-    assert {"repeat", "baseline"} <= {row.kind for row in session.rows}
+    assert {"repeat", "baseline"} <= {row.kind for row in session.rows}, "time is kept for the last stage"
     assert session.elapsed_s <= 60.0
 
 
@@ -204,29 +205,12 @@ def test_settings_that_cannot_apply_are_a_row_that_says_why_and_others_run():
     assert {row.plan["batch_size"] for row in session.rows if row.status == "ok"} == {16, 64}
 
 
-def test_runs_of_the_users_plan_that_ended_well_count_though_an_earlier_one_did_not():
-    late = SimulatedTarget(lambda plan: Answer(status="timeout"))(USER, id="t1", why="")
-    session, _ = run(answer_larger_is_faster)
-    baseline = select_baseline([late, *session.rows], USER)
-    assert (baseline.status, baseline.samples_per_s) == ("ok", 320.0)
-    assert select_baseline([late], USER).status == "timeout"
-
-
-def test_the_search_is_counted_right():
-    summary = run(answer_larger_is_faster)[1].search
-    counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats, summary.n_off_grid)
-    assert counted == (3, 2, 6, 3, 1), "the user's own plan is a row too, and not of this grid"
-    said = describe_search({"search": dataclasses.asdict(summary)})
-    assert said.startswith("exhaustive: 2 plans run of a grid of 2 and 1 outside it, 3 runs again")
-    assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}
-
-
-@pytest.mark.parametrize(("budget_s", "n_untried"), [(12.0, 2), (35.0, 1)])
-def test_a_search_that_the_budget_ended_says_how_much_is_untried(budget_s, n_untried):
+def test_a_search_that_the_budget_ended_says_how_much_is_untried():
     """The user's own plan, which is no point of this grid, is not counted as one that was run."""
-    said = f"the budget ended the search: {n_untried} plans of the grid were not run"
-    [note] = find_notes(run_in_time(10.0, budget_s)[1], said)
-    assert "the same command goes on from these rows" in note
+    for budget_s, n_untried in ((12.0, 2), (35.0, 1)):
+        said = f"the budget ended the search: {n_untried} plans of the grid were not run"
+        [note] = find_notes(run_in_time(10.0, budget_s)[1], said)
+        assert "the same command goes on from these rows" in note
 
 
 @pytest.mark.parametrize("has_interval", [True, False])
@@ -248,12 +232,11 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
     assert notes[0] not in result.notes, "the search has varied it"
 
 
-@pytest.mark.parametrize(("found_gib", "left_gib"), [(3, 3), (50, 5)])
-def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
-    machine = dataclasses.replace(MACHINE, memory_available_bytes=10 * 2**30)
+def test_ranks_share_the_machines_memory_once():
     two = dataclasses.replace(OPTIONS, rank_devices=("cpu", "cpu"))
-    facts = merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), machine, two)
-    assert facts.free_ram_bytes == left_gib * 2**30
+    for found_gib, left_gib in ((3, 3), (50, 10)):  # 20 GiB are free
+        facts = merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), MACHINE, two)
+        assert facts.free_ram_bytes == left_gib * 2**30
 
 
 def test_a_command_whose_budget_holds_no_further_run_says_so_with_the_budget_that_would(tmp_path):
@@ -310,25 +293,14 @@ WIDE = dataclasses.replace(SPACE, axes={"batch_size": BATCHES})
 @pytest.mark.parametrize("budget_s", [None, 1000.0])
 def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
     made = search_all(
-        lambda plan: Answer(status="error", reason=f"ValueError: no (log: {plan['batch_size']}.log)"), WIDE,
-        dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
+        lambda plan: Answer(status="error", reason=f"DataError: cut; copy it again (log: {plan['batch_size']}.log)"),
+        WIDE, dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
     )  # fmt: skip
     assert len({row.plan for row in made.session.common_error}) <= 4
     assert USER in {row.plan for row in made.session.rows}, "the settings as they were are tried, too"
-    said = str(say_why_not(made))
-    assert "different plans failed with the same error and none ran" in said
-    assert "ValueError: no" in said
-
-
-@pytest.mark.parametrize(
-    ("reason", "remedy"),
-    [
-        ("RuntimeError: shapes differ (log: t1.log)", "the log of t1 says more"),
-        ("DataError: a.h5 is cut; copy it again (log: t1.log)", "copy it again"),
-    ],
-)
-def test_plans_that_fail_alike_are_answered_with_their_remedy_or_their_log(reason, remedy):
-    assert say_why_not(search_all(lambda plan: Answer(status="error", reason=reason), WIDE)).remedy == remedy
+    ended = say_why_not(made)
+    assert "different plans failed with the same error and none ran" in str(ended)
+    assert ("DataError: cut" in str(ended), ended.remedy) == (True, "copy it again")
 
 
 @pytest.mark.parametrize("status", ["error", "out_of_memory", "timeout"])
@@ -359,9 +331,6 @@ def test_a_machine_that_does_not_repeat_itself_is_called_noisy_with_the_folder_t
     [said] = [note for note in find_notes(result, "lay") if "% apart" in note]
     assert "--out and a new folder" in said
     assert said.endswith(": the same command only reads these rows back")
-
-
-def test_after_the_end_of_a_budget_the_same_command_is_not_said_to_read_rows_only():
     clock, rates = Clock(), iter([100.0, 200.0, 150.0, 200.0, 260.0, 200.0, 260.0])
     session, result = run(clock.time(lambda plan: next(rates), lambda plan: 10.0), budget_s=75.0, clock=clock)
     assert session.is_budget_spent
