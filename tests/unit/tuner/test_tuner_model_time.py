@@ -59,16 +59,13 @@ def build_loader(seconds):
     return LoaderTime(points, n_cores=8)
 
 
-def test_workers_divide_loading_up_to_the_cores():
+def test_workers_divide_loading_up_to_the_cores_and_small_batches_cost_what_the_nearest_number_of_them_paid():
+    """A small batch that loads slowly once counted as if more workers were slower."""
     loader = build_loader({(0, 64): 1.0, (4, 64): 0.25})
     assert loader(FEED, 4, 64) == pytest.approx(0.25)
     assert 0.25 < loader(FEED, 2, 64) < 1.0
     assert loader(FEED, 8, 64) == pytest.approx(0.125)
     assert loader(FEED, 16, 64) == pytest.approx(0.125), "past the usable cores they take turns"
-
-
-def test_small_batches_cost_what_the_nearest_number_of_workers_paid_for_them():
-    """A small batch that loads slowly once counted as if more workers were slower."""
     loader = build_loader({(0, 64): 1.0, (4, 64): 0.25, (8, 64): 0.125, (8, 1): 0.1})
     assert loader(FEED, 8, 1) == pytest.approx(0.1)
     assert loader(FEED, 4, 1) > 0.1
@@ -102,17 +99,12 @@ def test_without_workers_loading_and_computing_take_turns_and_with_them_they_ove
     model = build(DEVICE, load(500.0, num_workers=0), load(4000.0))
     assert model.predict_step_s(PLAN) == pytest.approx(0.064 + 0.128)
     assert 0.064 <= model.predict_step_s(PLAN.replace(num_workers=8)) < 1.05 * 0.064
-
-
-def test_the_optimizer_is_paid_once_a_window():
+    rows, plan = (DEVICE, load(10.0, num_workers=0), load(80.0)), PLAN.replace(num_workers=8)
+    on_cpu, on_gpu = (build(*rows, on_cpu=on_cpu).predict_step_s(plan) for on_cpu in (True, False))
+    assert on_cpu > on_gpu, "loading takes cores from the step"
     model = build(make_row("device", 640.0, optimizer_ms=20.0))
     assert model.predict_step_s(PLAN) == pytest.approx(0.1)
-    assert model.predict_step_s(PLAN.replace(accumulate=4)) == pytest.approx(4 * 0.08 + 0.02)
-
-
-def test_on_the_cpu_loading_takes_cores_from_the_step():
-    rows, plan = (DEVICE, load(10.0, num_workers=0), load(80.0)), PLAN.replace(num_workers=8)
-    assert build(*rows, on_cpu=True).predict_step_s(plan) > build(*rows).predict_step_s(plan)
+    assert model.predict_step_s(PLAN.replace(accumulate=4)) == pytest.approx(4 * 0.08 + 0.02), "one update a window"
 
 
 def test_receiving_a_batch_costs_something_of_any_batch_and_something_of_each_sample():
@@ -120,19 +112,14 @@ def test_receiving_a_batch_costs_something_of_any_batch_and_something_of_each_sa
     model, slowed = (build(*rows, load(3e5, batch_size=2048, receive_ms=receive_ms)) for receive_ms in (0.42, 20.0))
     assert model.predict_step_s(PLAN.replace(num_workers=8, batch_size=2048)) < 1.01 * 2048 / 3e5
     assert slowed.predict_step_s(PLAN.replace(num_workers=8, batch_size=4096)) > 0.039
-
-
-def test_receiving_a_small_batch_never_takes_less_than_nothing():
-    """Through 0.1 ms at 16 and 2 ms at 64 went a line that began at −0.53 ms: at 8 it was as dear as +0.22 ms."""
+    # Through 0.1 ms at 16 and 2 ms at 64 went a line that began at −0.53 ms: at 8 it was as dear as +0.22 ms.
     loader = load(1e9, batch_size=16, receive_ms=0.1), load(1e9, batch_size=64, receive_ms=2.0)
     model = build(make_row("device", 1e9, batch_size=8), *loader)
     seconds = [model.predict_step_s(PLAN.replace(num_workers=8, batch_size=size)) for size in (1, 8, 16, 64)]
     assert seconds == sorted(seconds)
     assert seconds[0] == pytest.approx(2e-3 / 64, rel=0.01)
     assert seconds[3] == pytest.approx(2e-3, rel=0.01)
-
-
-def test_what_is_left_to_receive_beside_a_pinning_thread_is_told_by_pinned_batches():
+    # Beside a pinning thread less is left to receive, as pinned batches tell.
     loader = load(1e6, receive_ms=20.0), load(1e6, receive_ms=0.01, pin_memory=True)
     model = build(make_row("device", 1e6), *loader)
     assert model.predict_step_s(PLAN.replace(num_workers=8)) >= 0.02
