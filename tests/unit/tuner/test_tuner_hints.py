@@ -57,6 +57,5 @@ def test_no_hint_inside_the_bands(row, limit_gib):
 
 def test_failed_rows_are_pointed_out():
     (hint,) = find_search_hints([QUIET, make_row(2, None, status="error", reason="boom")])
-    assert hint.evidence == {"n_failed": 1, "ids": ["t2"]}
-    assert "boom" in hint.text
+    assert (hint.evidence, "boom" in hint.text) == ({"n_failed": 1, "ids": ["t2"]}, True)
     assert find_search_hints([QUIET]) == ()

@@ -60,7 +60,6 @@ def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(open_journal, 
     [
         ({"samples_per_s": None}, "status is ok, and samples_per_s is None"),
         ({"memory_rss_peak_gib": -1.0}, "memory_rss_peak_gib is -1, which nothing takes or reaches"),
-        ({"memory_rss_peak_gib": 0.0}, "memory_rss_peak_gib is 0, which nothing takes or reaches"),
         ({"memory_rss_peak_gib": 1e300}, "memory_rss_peak_gib is 1e+300, which nothing takes or reaches"),
         ({"seconds": -1000.0}, "seconds is -1000, which nothing takes or reaches"),
         ({"id": "t1"}, "t1: an earlier row is called so, too"),
@@ -88,9 +87,3 @@ def test_a_torn_last_line_is_no_row(open_journal, file):
         stream.write('{"id": "t2", "plan": {"batch')
     assert [trial.id for trial in open_journal().trials] == ["t1"]
     assert [trial.id for trial in open_journal(make_row(3, 10.0)).trials] == ["t1", "t3"]
-
-
-def test_without_a_folder_rows_stay_in_memory():
-    journal = Journal()
-    journal.append(FIRST)
-    assert journal.next_id() == "t2"

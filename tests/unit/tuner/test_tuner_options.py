@@ -27,15 +27,11 @@ def build(config=None, **flags):
     return build_options(config or config_from_values({}, base_dir="."), **({"device": "cpu"} | flags))
 
 
-def test_text_with_units_becomes_bytes_and_seconds():
-    options = build(memory_limit="12GiB", budget="6m")
-    assert (options.memory_limit_bytes, options.budget_s) == (12 * GIB, 360.0)
-
-
 def test_steps_and_the_device_come_from_the_configuration_unless_a_flag_says_otherwise():
     config = config_from_values({"benchmark": {"steps_per_test": 7}, "run": {"device": "cpu"}}, base_dir=".")
     assert (build(config, device=None).n_steps, build(config, device=None).device) == (7, "cpu")
-    assert build(config, steps=3).n_steps == 3
+    options = build(config, steps=3, memory_limit="12GiB", budget="6m")
+    assert (options.n_steps, options.memory_limit_bytes, options.budget_s) == (3, 12 * GIB, 360.0)
 
 
 def test_quick_has_a_budget_and_no_deadline_beyond_it():
@@ -104,16 +100,12 @@ def test_memory_limits_of_trials_and_picks_follow_from_flag_and_machine(where, a
     assert memory_gib == (pick_gib and pytest.approx(pick_gib, abs=1e-9))
 
 
-def test_devices_are_those_that_train_would_take():
+def test_a_search_over_ranks_takes_the_devices_of_train_has_longer_deadlines_and_says_what_its_figures_are_of():
     assert build(TWO_RANKS, device=None).rank_devices == ("cpu", "cpu")
-    assert build(device="cpu").rank_devices == ()
     with pytest.raises(UsageError, match="leave n_ranks out, or name as many devices"):
         build(config_from_values({"run": {"device": [0, 1], "n_ranks": 3}}, base_dir="."), device=None)
-
-
-def test_a_search_over_ranks_has_longer_deadlines_and_says_what_its_figures_are_of():
     assert build(TWO_RANKS).deadline_s == 120.0 + RANK_START_S
     assert build(TWO_RANKS, deadline="7s").deadline_s == 7.0
     (note,) = note_ranks(build(TWO_RANKS))
     assert "measured in 2 processes (cpu, cpu)" in note
-    assert note_ranks(build()) == ()
+    assert (build().rank_devices, note_ranks(build())) == ((), ())

@@ -63,11 +63,8 @@ def test_only_plans_below_the_limit_that_ran_side_by_side_are_compared_and_count
     recommended = pick_from(rows, limit_gib=8.0).recommended
     assert recommended.trial.id == "t2"
     assert recommended.rule.startswith(said)
-
-
-def test_a_plan_above_the_limit_is_no_tie():
-    rows = [*run_beside(1, 1000.0), make_row(2, 1000.0, memory=9.0, **MEDIUM)]
-    assert pick_from(rows, limit_gib=10.0).recommended.tied_with == ()
+    above = [*run_beside(1, 1000.0), make_row(2, 1000.0, memory=9.0, **MEDIUM)]
+    assert pick_from(above, limit_gib=10.0).recommended.tied_with == (), "what is too large is no tie"
 
 
 def test_plans_that_ran_once_and_may_be_as_fast_are_ties_of_the_recommended_one():
@@ -102,6 +99,10 @@ def test_every_pick_names_what_it_cannot_be_told_from_by_the_same_rule():
     picks = pick_from([*rows, make_row(3, 500.0, spread_pct=0.1, **TINY)], user_plan=rows[0].plan)
     for made in (picks.throughput, picks.efficiency, picks.memory, picks.recommended):
         assert (made.trial.id, made.tied_with) == ("t1", ("t2",))
+    once = [make_row(1, 1150.0, **MEDIUM), make_row(2, 920.0, batch_size=128)]
+    picks = pick_from([*once, *run_beside(10, 960.0, 1040.0, num_workers=2), *run_beside(20, 900.0, 980.0)])
+    assert picks.throughput.trial.id == picks.recommended.trial.id
+    assert "t2" in picks.throughput.tied_with == picks.recommended.tied_with
 
 
 @pytest.mark.parametrize("kind", ["end_to_end", "repeat"])
@@ -117,6 +118,8 @@ def test_inside_a_tie_the_recipe_stays_as_it_was(kind):
     without = pick_from([make_row(1, 500.0, kind=kind), *others]).recommended
     assert without.trial.id == "t2"
     assert "a plan that keeps the recipe is taken instead" in without.rule
+    proven = pick_from([own, make_row(2, 1200.0, kind=kind, **MEDIUM)]).recommended
+    assert (proven.trial.id, "recipe" in proven.rule) == ("t2", False), "what is proven faster may change it"
 
 
 @pytest.mark.parametrize(("rate", "chosen"), [(1020.0, 32), (1100.0, 64)])
@@ -124,12 +127,6 @@ def test_the_recipe_is_worth_three_per_cent_of_speed_and_not_ten_that_noise_leav
     runs = [*run_beside(1, 800.0, 1250.0, spread_pct=80.0), *run_beside(3, 0.8 * rate, 1.25 * rate, **MEDIUM)]
     picked = pick_from(runs).recommended
     assert (picked.trial.plan["batch_size"], len(picked.tied_with)) == (chosen, 1)
-
-
-def test_a_plan_that_is_proven_faster_may_change_the_recipe():
-    chosen = pick_from([make_row(1, 1000.0), make_row(2, 1200.0, **MEDIUM)]).recommended
-    assert chosen.trial.id == "t2"
-    assert "recipe" not in chosen.rule
 
 
 def test_keeping_the_recipe_does_not_reach_further_down_than_one_per_cent_of_the_fastest_of_all():
@@ -161,13 +158,6 @@ def test_a_lucky_single_run_does_not_win_against_the_mean_of_runs_side_by_side()
     assert "samples/s per GiB of 2 plans measured side by side, of 3 with a memory figure" in picks.efficiency.rule
     assert "the only one measured side by side, of 2 within 2 % of it" in picks.memory.rule, "the slow one is too slow"
     assert "did not come out clearly slower per GiB" in picks.efficiency.rule
-
-
-def test_two_picks_of_one_plan_for_its_speed_name_the_same_ties():
-    once = [make_row(1, 1150.0, **MEDIUM), make_row(2, 920.0, batch_size=128)]
-    picks = pick_from([*once, *run_beside(10, 960.0, 1040.0, num_workers=2), *run_beside(20, 900.0, 980.0)])
-    assert picks.throughput.trial.id == picks.recommended.trial.id
-    assert "t2" in picks.throughput.tied_with == picks.recommended.tied_with
 
 
 def test_one_round_after_runs_that_lay_far_apart_leaves_ties():

@@ -13,8 +13,5 @@ def test_a_dead_data_worker_is_explained_wherever_torch_tells_of_it():
         measuring.explain_workers(),
     ):
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-
-
-def test_other_errors_stay_what_they_are():
     with pytest.raises(RuntimeError, match="boom"), measuring.explain_workers():
         raise RuntimeError("boom")

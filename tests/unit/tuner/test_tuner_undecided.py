@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from tests.unit.tuner.tuner_cases import build_bare_row
 
 from fulltilt.levers import default_plan
-from fulltilt.records import Measurement
 from fulltilt.tuner.picks.undecided import (
     PRIOR_SPREAD,
     choose,
@@ -12,17 +12,13 @@ from fulltilt.tuner.picks.undecided import (
     compute_doubt,
     compute_run_error,
 )
-from fulltilt.tuner.trials.rows import build_row
 
 PLANS = [default_plan({"batch_size": 16, "threads": threads}) for threads in (1, 2)]
 
 
 def build_run(plan, rate, id="t1"):
-    measured = Measurement(
-        phases_ms=None, samples_per_s=rate, samples_per_s_ci95=(rate * 0.998, rate * 1.002),
-        block_samples_per_s=(rate,), n_steps=8, n_warmup_steps=2,
-    )  # fmt: skip
-    return build_row(plan, id=id, why="", kind="repeat", status="ok", reason=None, measurement=measured)
+    interval = (rate * 0.998, rate * 1.002)
+    return build_bare_row(plan, "repeat", id=id, samples_per_s=rate, samples_per_s_ci95=interval)
 
 
 def draw_runs(seed, spread, *, n_rounds, gap=0.0):
@@ -48,13 +44,11 @@ def test_equal_plans_are_rarely_called_different_however_far_processes_lie_apart
     assert n_told <= 0.08 * 300
 
 
-def test_a_gap_that_is_wide_against_the_spread_is_told():
+def test_a_gap_that_is_wide_against_the_spread_is_told_and_of_plans_that_ran_once_nothing_is_learnt():
     assert tell(draw_runs(0, 0.002, n_rounds=3, gap=0.1)) == PLANS[1]
-
-
-def test_of_plans_that_ran_once_nothing_is_learnt_of_how_runs_differ():
     runs = [[build_run(plan, 100.0)] for plan in PLANS]
     assert compute_doubt(runs) == compute_run_error(runs) == pytest.approx(PRIOR_SPREAD)
+    assert compute_detectable_pct([]) is None
 
 
 @pytest.mark.parametrize(("spread", "n_rounds"), [(0.02, 8), (0.06, 5)])
@@ -63,10 +57,6 @@ def test_a_gap_that_is_said_to_be_detectable_is_told_in_80_of_100_cases(spread, 
     gap = np.log1p(np.median(said) / 100)
     n_told = sum(tell(draw_runs(seed, spread, n_rounds=n_rounds, gap=gap)) is not None for seed in range(200))
     assert 0.65 * 200 <= n_told <= 0.95 * 200
-
-
-def test_without_runs_side_by_side_nothing_is_said_to_be_detectable():
-    assert compute_detectable_pct([]) is None
 
 
 USER = default_plan({"batch_size": 16, "threads": 3})
