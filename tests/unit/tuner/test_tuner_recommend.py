@@ -50,14 +50,6 @@ def test_the_memory_limit_leaves_the_smallest_rows_and_those_below_it(rows, chos
     assert made.memory is None or made.memory.trial.device_memory_peak_gib is not None
 
 
-def test_rows_above_the_limit_are_measured_again_too():
-    rows = [make_row(1, 900.0, memory=9.0, num_workers=2), make_row(2, 2000.0, memory=9.5, **MEDIUM)]
-    finalists = recommend.select_finalists(rows, limit_gib=8.0)
-    assert [plan["num_workers"] for plan in finalists] == [2]
-    chosen = pick_from([*rows, *run_beside(3, 880.0, 880.0, memory=9.0, num_workers=2)], limit_gib=10.0).recommended
-    assert chosen.runs_samples_per_s == (880.0, 880.0)
-
-
 GROWS = "look for memory that grows from step to step, or give a larger --memory-limit"
 SKIPPED = dataclasses.replace(
     make_row(9, None, status="skipped", pin_memory=True), reason="pin_memory=True: no accelerator; use pin_memory false"
@@ -153,6 +145,12 @@ def test_finalists_are_the_recommended_plan_and_those_that_may_be_as_fast():
         finalists = recommend.select_finalists(rows, limit_gib=None, n=n)
         assert [plan["batch_size"] for plan in finalists] == sizes
     assert recommend.select_finalists([], limit_gib=1.0) == []
+    # rows above the limit are measured again too, where there are no others
+    rows = [make_row(1, 900.0, memory=9.0, num_workers=2), make_row(2, 2000.0, memory=9.5, **MEDIUM)]
+    finalists = recommend.select_finalists(rows, limit_gib=8.0)
+    assert [plan["num_workers"] for plan in finalists] == [2]
+    chosen = pick_from([*rows, *run_beside(3, 880.0, 880.0, memory=9.0, num_workers=2)], limit_gib=10.0).recommended
+    assert chosen.runs_samples_per_s == (880.0, 880.0)
 
 
 @pytest.mark.parametrize(

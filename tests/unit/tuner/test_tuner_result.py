@@ -7,7 +7,7 @@ import json
 import jsonschema
 import pytest
 from tests.simulated_target import Answer, SimulatedTarget
-from tests.unit.tuner.tuner_cases import USER, search_to_the_end
+from tests.unit.tuner.tuner_cases import USER, make_row, run_beside, search_to_the_end
 
 from fulltilt.levers import Facts
 from fulltilt.records import Roof
@@ -22,10 +22,6 @@ from fulltilt.tuner.search.session import Session
 FACTS = Facts(device_type="cpu")
 SPACE = Space(axes={"batch_size": (64, 128)}, base=USER, user_plan=USER, facts=FACTS, memory_gib=6.4)
 ROOF = Roof(name="matmul fp32", unit="tflops", measured=1.0, measured_ci95=(0.9, 1.1))
-
-
-def make_run(rate, id="t1", plan=USER, **answer):
-    return SimulatedTarget(lambda _: Answer(samples_per_s=rate, **answer))(plan, id=id, why="")
 
 
 def build_result(rates=(180.0, 100.0, 101.0, 182.0), *, roofs=(ROOF,), n_samples=1800):
@@ -56,11 +52,7 @@ def test_a_gain_that_is_not_proven_is_a_tie_with_the_settings_as_they_were():
     assert unproven.picks.throughput.tied_with == unproven.picks.recommended.tied_with, "one plan, one set of ties"
     assert unproven.search.n_undecided == len(unproven.picks.recommended.tied_with)
     assert build_result().picks.recommended.tied_with == ()
-
-
-def test_a_plan_of_which_a_run_failed_is_no_tie():
-    """The row of the settings as they were is the failed one then, and a tie with it stood beside its status."""
-    unproven = build_result(rates=(180.0, 100.0, 170.0, 182.0))
+    # Of a plan of which a run failed the row is the failed one, and a tie with it stood beside its status.
     own, others = ([row for row in unproven.trials if (row.plan == USER) == is_own] for is_own in (True, False))
     failed = [dataclasses.replace(row, status="timeout", reason="no answer") for row in own]
     picks = recommend.pick(others, user_plan=USER, memory_limit_gib=8.0)
@@ -86,12 +78,17 @@ def test_the_document_follows_its_schema_and_comes_back():
     assert next(iter(document)) == "version"
 
 
-def test_a_result_has_probes_savings_and_advice():
+def test_a_result_has_probes_savings_and_advice_and_picks_that_are_whole_rows_of_the_table():
     document = build_result().to_document()
     assert [probe["kind"] for probe in document["probes"]] == ["device", "memory"]
     assert document["savings"]["verdict"] == "faster"
     assert document["advice"]["roof"]["mfu_pct"] == pytest.approx(18.0)
     assert document["picks"]["memory"]["id"] == document["picks"]["recommended"]["id"]
+    rows = {row["id"]: row for row in document["trials"]}
+    assert set(document["picks"]) == {"throughput", "efficiency", "recommended", "memory"}
+    for made in document["picks"].values():
+        assert rows[made["id"]].items() <= made.items()
+        assert {"rule", "tied_with", "changes"} <= made.keys()
 
 
 def test_every_null_of_the_new_parts_has_its_reason():
@@ -147,17 +144,8 @@ def test_a_damaged_document_is_refused_by_the_key_that_is_missing_or_wrong(damag
         TuneResult.read(document)
 
 
-def test_a_pick_is_a_whole_row_of_the_table():
-    document = build_result().to_document()
-    rows = {row["id"]: row for row in document["trials"]}
-    assert set(document["picks"]) == {"throughput", "efficiency", "recommended", "memory"}
-    for made in document["picks"].values():
-        assert rows[made["id"]].items() <= made.items()
-        assert {"rule", "tied_with", "changes"} <= made.keys()
-
-
 def test_an_epoch_is_samples_over_throughput_with_the_interval_turned_round():
-    row = make_run(200.0, spread_pct=10.0)
+    row = make_row(1, 200.0, spread_pct=10.0)
     epoch = build_epoch_seconds(row, 1000)
     assert epoch.estimate == 5.0
     assert epoch.ci95 == pytest.approx((1000 / 220, 1000 / 180))
@@ -166,26 +154,12 @@ def test_an_epoch_is_samples_over_throughput_with_the_interval_turned_round():
     assert build_epoch_seconds(blind, 1000, runs=[blind]) == EpochSeconds(estimate=5.0, ci95=None)
 
 
-def make_runs(*rates, first=1, comparison=None, **levers):
-    """Runs of the user's plan side by side with others, numbered in their order."""
-    rows = [make_run(rate, f"t{i}", USER.replace(**levers)) for i, rate in enumerate(rates, start=first)]
-    return [dataclasses.replace(row, kind="repeat", comparison=comparison) for row in rows]
-
-
-def test_an_epochs_interval_holds_what_differs_between_processes():
-    runs = make_runs(200.0, 230.0, 180.0)
+def test_an_epochs_interval_holds_what_differs_between_processes_of_the_newest_comparison():
+    runs = run_beside(5, 200.0, 230.0, 180.0, comparison="today", spread_pct=1.0)
     alone, together = (build_epoch_seconds(runs[0], 1000, runs=given) for given in ((), runs))
-    assert alone.estimate == 5.0
+    assert (alone.estimate, alone.ci95) == (5.0, pytest.approx((1000 / 202, 1000 / 198)))
     assert together.estimate == pytest.approx(1000 / (200 * 230 * 180) ** (1 / 3)), "the base of what is saved"
-    assert alone.ci95 == pytest.approx((1000 / 202, 1000 / 198))
-    assert together.ci95[0] < 1000 / 230
-    assert together.ci95[1] > 1000 / 180
-
-
-def test_an_epochs_interval_is_of_the_newest_comparison_alone():
-    old = make_runs(50.0, 60.0, comparison="yesterday")
-    new = make_runs(200.0, 201.0, 199.0, first=5, comparison="today")
-    others = make_runs(400.0, 410.0, first=9, comparison="today", batch_size=64)
-    epoch = build_epoch_seconds(new[0], 1000, runs=[*old, *new, *others])
-    assert epoch == build_epoch_seconds(new[0], 1000, runs=new)
-    assert epoch.ci95[1] < 1000 / 190
+    assert together.ci95[0] < 1000 / 230 < 1000 / 180 < together.ci95[1]
+    old = run_beside(1, 50.0, 60.0, comparison="yesterday")
+    others = run_beside(9, 400.0, 410.0, comparison="today", batch_size=64)
+    assert build_epoch_seconds(runs[0], 1000, runs=[*old, *runs, *others]) == together

@@ -10,7 +10,7 @@ from tests.unit.tuner.tuner_cases import USER as BASE
 from fulltilt.levers import Facts, default_plan, find_obstacles
 from fulltilt.records import PROBES
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner.picks.recommend import find_confirmed, merge_repeats, pick
+from fulltilt.tuner.picks.recommend import merge_repeats, pick
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.confirm import confirm
@@ -106,7 +106,7 @@ def test_coordinate_descent_finds_the_best_plan_with_fewer_trials_than_the_grid(
     assert {row.plan["batch_size"]: row.status for row in first}[256] == "skipped", "above an out of memory"
 
 
-def test_coordinate_descent_runs_no_lever_without_the_one_it_needs():
+def test_coordinate_descent_runs_no_lever_without_the_one_it_needs_and_keeps_the_effective_batch():
     """With no workers there is nothing to prefetch."""
     space = build_space(prefetch_factor=(None, 4), persistent_workers=(False, True), num_workers=(0, 2))
     session, target, _ = run(
@@ -118,9 +118,6 @@ def test_coordinate_descent_runs_no_lever_without_the_one_it_needs():
     assert any("prefetch_factor=4: there are no data workers to prefetch" in reason for reason in reasons)
     best = find_fastest(session).plan
     assert (best["num_workers"], best["prefetch_factor"]) == (2, 4)
-
-
-def test_coordinate_descent_keeps_the_effective_batch():
     space = build_space(default_plan({"batch_size": 64, "accumulate": 4}), batch_size=(64, 128, 256))
     space = dataclasses.replace(space, effective_batch_size=256)
     session, _, _ = run(search.coordinate_descent(space), answer_by_size)
@@ -168,23 +165,10 @@ def test_finalists_are_measured_again_in_rounds_until_they_are_told_apart(rates,
     assert {row.kind for row in session.rows} == {REPEAT}
 
 
-def test_repeats_of_another_comparison_are_no_answer(tmp_path):
-    def confirm_at(rate, plans):
-        target = SimulatedTarget(lambda plan: Answer(samples_per_s=rate + plan["batch_size"], spread_pct=0.1))
-        return run_in_folder(tmp_path, confirm(plans), target), target.asked
-
-    confirm_at(200.0, [A, B])
-    assert confirm_at(200.0, [A, B])[1] == []
-    session, asked = confirm_at(100.0, [B, C])
-    assert set(asked) == {B, C}
-    table, _ = merge_repeats(session.rows)
-    assert {row.plan: row.samples_per_s for row in find_confirmed(table)} == {B: 164.0, C: 228.0}
-
-
-def test_a_round_that_was_broken_off_is_begun_anew(tmp_path):
-    def confirm_at(rate):
+def test_a_round_that_was_broken_off_is_begun_anew_and_repeats_of_another_comparison_are_no_answer(tmp_path):
+    def confirm_at(rate, plans=(A, B)):
         target = SimulatedTarget(lambda plan: Answer(samples_per_s=rate, spread_pct=0.1))
-        session = run_in_folder(tmp_path, confirm([A, B]), target)
+        session = run_in_folder(tmp_path, confirm(plans), target)
         rows = [(row.plan, row.round, row.samples_per_s) for row in session.rows]
         return target.asked, rows, session.journal.notes
 
@@ -198,6 +182,9 @@ def test_a_round_that_was_broken_off_is_begun_anew(tmp_path):
         assert notes == ["t3: of a round that was broken off, set aside: a round counts only whole"]
         assert asked == expected
         assert rows == [(A, 1, 100.0), (B, 1, 100.0), (B, 3, 101.0), (A, 3, 101.0)]
+    asked, rows, _ = confirm_at(50.0, [B, C])
+    assert {(plan, rate) for plan, _, rate in rows if plan != A} == {(B, 100.0), (B, 101.0), (B, 50.0), (C, 50.0)}
+    assert set(asked) == {B, C}
 
 
 def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
@@ -268,19 +255,10 @@ def test_the_best_row_of_another_strategy_in_the_folder_is_a_finalist(tmp_path):
             session.adopt_rest((END_TO_END,))
             run_finals(session, SPACE, n_finalists=2)
             session.adopt_rest()
+    assert {plan["batch_size"] for plan in (A, B, fast)} == {row.plan["batch_size"] for row in session.rows}
     table, _ = merge_repeats(session.rows)
     picked = pick(table, user_plan=BASE, memory_limit_gib=None, runs=session.rows).recommended.trial
     assert (picked.plan, picked.kind) == (fast, REPEAT)
-
-
-def test_rows_on_disk_cost_no_budget_and_are_never_left_out(tmp_path):
-    first = run_in_folder(tmp_path, search.exhaustive(SPACE), SimulatedTarget(answer_by_size))
-    idle = SimulatedTarget(answer_by_size)
-    again = run_in_folder(tmp_path, search.exhaustive(SPACE), idle, budget_s=1.0)
-    assert idle.asked == []
-    assert [row.id for row in again.rows] == [row.id for row in first.rows]
-    other = run_in_folder(tmp_path, confirm([BASE]), SimulatedTarget(answer_by_size), budget_s=1.0)
-    assert {row.id for row in first.rows} <= {row.id for row in other.rows}
 
 
 def test_a_plan_asked_twice_is_run_once_and_a_repeat_is_run_again():
@@ -309,13 +287,15 @@ def test_the_time_left_is_what_trials_of_each_kind_take():
     assert [event.n_done for event in events if isinstance(event, TrialStarted)] == [0, 1, 2, 3]
 
 
-def test_planned_trials_are_an_upper_bound_here():
+def test_planned_trials_are_an_upper_bound_here_and_no_more_than_a_small_grid_holds():
     for name, strategy in search.STRATEGIES.items():
         session, _, _ = run(strategy(SPACE))
         planned = search.count_planned(SPACE, name, is_limited=False)
         for kind in (*PROBES, END_TO_END):
             n_rows = sum(row.kind == kind for row in (*session.rows, *session.probes))
             assert n_rows <= planned.get(kind, 0), (name, kind)
+    planned = search.count_planned(build_space(batch_size=SIZES), "model_first", is_limited=False)
+    assert planned == {"memory": 5, "device": 5, "loader": 4, END_TO_END: 5, REPEAT: 9}
 
 
 def test_the_users_plan_runs_in_the_rounds_of_the_finalists_and_once_in_each():
@@ -339,8 +319,3 @@ def test_no_more_trials_and_time_are_planned_than_the_budget_holds():
     assert [event.n_planned for event in done] == [3, 3, 3]
     assert [event.seconds_left for event in done] == [7.0, 4.0, 1.0]
     assert len(target.asked) == 3
-
-
-def test_a_small_grid_plans_no_more_whole_runs_than_it_holds():
-    planned = search.count_planned(build_space(batch_size=SIZES), "model_first", is_limited=False)
-    assert planned == {"memory": 5, "device": 5, "loader": 4, END_TO_END: 5, REPEAT: 9}
