@@ -90,14 +90,6 @@ def test_only_what_differs_is_written_and_comments_stay(config, file):
     assert apply(file, written, {})[0].diff == "", "it holds the pick already"
 
 
-def test_nothing_is_written_that_was_not_compared_with_the_settings_as_they_were(config, file):
-    result = recommend(config, {"num_workers": 2})
-    result.baseline, result.picks.recommended.trial.id = None, "t9"
-    with pytest.raises(NoPlanError, match=r"left as it was.*nothing is known of how t9 compares.*larger --budget"):
-        apply_result(result, file, searched=config)
-    assert file.read_text() == TEXT
-
-
 def test_a_rate_that_the_file_does_not_set_is_not_written(config):
     said = "the learning rate is set by code, not by the file: scale it × 2 there (sqrt rule, effective batch 32 → 128)"
     for start in (None, 0.7):  # not known; set by the workload's own code
@@ -140,7 +132,7 @@ def test_what_the_search_never_varied_stays_as_the_file_has_it(config, write):
     assert written.run.promise is not None
 
 
-def test_what_only_a_probe_left_out_is_not_varied(write):
+def test_what_only_a_probe_left_out_is_not_varied_and_what_the_search_left_alone_stays_as_it_is_spelled(write):
     """Probes of the step run without the loader's levers; that says nothing of the values those should have."""
     config = load_config(write(TEXT.replace("batch_size: 32", "batch_size: 32, placement: auto, num_workers: 2")))
     bare = plan_of(config).replace(num_workers=0, placement="stream")
@@ -148,10 +140,7 @@ def test_what_only_a_probe_left_out_is_not_varied(write):
     result = recommend(config, {}, probes=probes)
     assert find_varied_levers(result) == {"compile"}
     assert plan_values(result, config) == {}
-
-
-def test_what_the_search_left_as_it_was_stays_as_it_is_spelled(write):
-    """``use_amp: true`` became ``bf16``, which nobody had chosen, where the only plan that ran was the user's own."""
+    # ``use_amp: true`` became ``bf16``, which nobody had chosen, where the only plan that ran was the user's own.
     config = load_config(write(TEXT + "speed: {precision: auto}\n"))
     assert plan_of(config)["precision"] == "auto"
     ran, other = (plan_of(config).replace(precision=precision) for precision in ("bf16", "fp32"))
@@ -245,13 +234,18 @@ def test_a_file_gets_a_promise_of_as_many_processes_as_it_trains_in(write, measu
     assert getattr(config.run.promise, "n_ranks", None) == written
 
 
-def test_a_file_that_is_not_writable_is_refused_and_stays(config, file):
+def test_a_file_that_is_not_writable_or_whose_settings_did_not_run_is_refused_and_stays(config, file):
     """A rename asks for the folder's permission alone: a file of mode 444 was rewritten, and writable afterwards."""
     file.chmod(0o444)
     with pytest.raises(StorageError, match=r"a\.yaml is not writable \(mode 444\); chmod u\+w"):
         apply(file, config, {"num_workers": 2})
     assert (file.read_text(), file.stat().st_mode & 0o7777) == (TEXT, 0o444)
+    result = recommend(config, {"num_workers": 2})
+    result.baseline, result.picks.recommended.trial.id = None, "t9"
     file.chmod(0o640)
+    with pytest.raises(NoPlanError, match=r"left as it was.*nothing is known of how t9 compares.*larger --budget"):
+        apply_result(result, file, searched=config)
+    assert file.read_text() == TEXT
     assert apply(file, config, {"num_workers": 2})[0].diff
     assert file.stat().st_mode & 0o7777 == 0o640
 

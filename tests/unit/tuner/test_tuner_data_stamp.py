@@ -41,7 +41,7 @@ def test_a_file_is_known_by_its_size_and_its_time(tmp_path):
     assert stamp(tmp_path, dataset="hdf5", path="a.h5")["a.h5"]["n_bytes"] == 2
 
 
-def test_a_folder_is_known_by_its_files_and_what_a_run_writes_beside_them_is_no_data(tmp_path):
+def test_a_folder_is_known_by_its_files_and_what_a_run_writes_beside_them_is_no_data(tmp_path, monkeypatch):
     cat, stamps = tmp_path / "cat/1.png", []
     changes = (
         lambda: write(cat), lambda: write(cat, time_ns=NEW_NS), lambda: write(cat, "longer"),
@@ -57,9 +57,6 @@ def test_a_folder_is_known_by_its_files_and_what_a_run_writes_beside_them_is_no_
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     (tmp_path / "round").symlink_to(tmp_path)
     assert stamp(tmp_path, dataset="image_folder", path=".") == first
-
-
-def test_a_large_folder_costs_no_more_than_its_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(data_stamp, "MAX_FILES", 4)
     for number in range(9):
         write(tmp_path / f"images/{number // 3}/{number}.png")

@@ -132,6 +132,13 @@ def test_settings_off_the_list_stay_only_with_the_reason():
     said = "the settings as they were stay, with batch_size 32, which is not among 16, 64: none of these proved faster"
     assert find_notes(result, said)
     assert not find_notes(run(answer_larger_is_faster)[1], "not among")
+    # where they cannot apply a row says why, and others run
+    own, facts = USER.replace(batch_size=512), Facts(device_type="cpu", n_samples=100)
+    space = dataclasses.replace(SPACE, user_plan=own, base=own, facts=facts)
+    session, result = run(answer_larger_is_faster, space)
+    assert result.baseline.status == "skipped"
+    assert "batch_size=512" in result.baseline.reason
+    assert {row.plan["batch_size"] for row in session.rows if row.status == "ok"} == {16, 64}
 
 
 def test_a_budget_gone_before_the_first_run_blames_the_budget_and_no_lever():
@@ -196,15 +203,6 @@ def test_the_users_own_plan_is_the_first_whole_run_of_every_search_that_may_end_
     assert picked.plan == USER, "a budget that holds one run ends there"
 
 
-def test_settings_that_cannot_apply_are_a_row_that_says_why_and_others_run():
-    own, facts = USER.replace(batch_size=512), Facts(device_type="cpu", n_samples=100)
-    space = dataclasses.replace(SPACE, user_plan=own, base=own, facts=facts)
-    session, result = run(answer_larger_is_faster, space)
-    assert result.baseline.status == "skipped"
-    assert "batch_size=512" in result.baseline.reason
-    assert {row.plan["batch_size"] for row in session.rows if row.status == "ok"} == {16, 64}
-
-
 def test_a_search_that_the_budget_ended_says_how_much_is_untried():
     """The user's own plan, which is no point of this grid, is not counted as one that was run."""
     for budget_s, n_untried in ((12.0, 2), (35.0, 1)):
@@ -257,29 +255,23 @@ def test_a_command_whose_budget_holds_no_further_run_says_so_with_the_budget_tha
     assert said == "the same command goes on from these rows"
 
 
-def test_a_run_that_the_budget_broke_off_is_promised_to_nobody():
+def test_a_run_that_the_budget_broke_off_is_promised_to_nobody_and_those_that_failed_before_are_counted():
     clock = Clock()
 
-    def answer(plan):
-        seconds, status = (5.0, "ok") if plan == USER else (25.0, "timeout")
+    def take(seconds, **ended):
         clock.now_s += seconds
-        return Answer(samples_per_s=1.0, status=status, seconds=seconds)
+        return Answer(seconds=seconds, **ended)
+
+    def answer(plan):
+        return take(5.0, samples_per_s=1.0) if plan == USER else take(25.0, status="timeout")
 
     session, result = run(answer, budget_s=20.0, clock=clock)
     assert session.cut is not None
     [said] = find_notes(result, "the budget ended the search")
     assert "the run that was ended takes more than 25.0 s and 15.0 s of the budget were left" in said
     assert "goes on" not in said
-
-
-def test_plans_that_failed_before_the_budget_ended_are_counted_against_the_grid():
-    clock = Clock()
-
-    def answer(plan):
-        clock.now_s += 10.0
-        return Answer(status="error", reason="OSError: disk sector unreadable", seconds=10.0)
-
-    ended = str(say_why_not(search_all(answer, budget_s=15.0, clock=clock)))
+    failed = {"status": "error", "reason": "OSError: disk sector unreadable"}
+    ended = str(say_why_not(search_all(lambda plan: take(10.0, **failed), budget_s=15.0, clock=clock)))
     said = "1 plan of 2 was tried before the budget ended, and it failed: error, t1: OSError: disk sector unreadable"
     assert said in ended
     assert "--budget" in ended
