@@ -32,15 +32,13 @@ def test_each_pick_follows_its_own_rule():
     ("rows", "chosen", "said"),
     [
         ([(1000.0, 9.5, {}), (900.0, 9.0, SMALL)], "t2", "no row has memory at most 8.00 GiB"),
-        (  # not the least memory of all: another with a thousandth more of it is three times as fast
-            [(300.0, 9.00, SMALL), (900.0, 9.01, {"num_workers": 2}), (2000.0, 9.5, MEDIUM)],
-            "t2",
-            "least memory highest samples/s of 2 plans (9.00 GiB, and up to 2 % more)",
-        ),
+        # not the least memory of all: another with a thousandth more of it is three times as fast
+        ([(300.0, 9.00, SMALL), (900.0, 9.01, {"num_workers": 2}), (2000.0, 9.5, MEDIUM)],
+         "t2", "least memory highest samples/s of 2 plans (9.00 GiB, and up to 2 % more)"),
         ([(2000.0, None, MEDIUM), (1000.0, 1.0, {})], "t2", "memory at most 8.00 GiB"),
         ([(2000.0, None, {})], "t1", "memory at most 8.00 GiB"),
     ],
-)
+)  # fmt: skip
 def test_the_memory_limit_leaves_the_smallest_rows_and_those_below_it(rows, chosen, said):
     made = pick_from(make_rows(*rows), limit_gib=10.0)
     assert made.recommended.trial.id == chosen
@@ -68,18 +66,13 @@ def fail(number, reason, status="error"):
         ([fail(1, "rank 1: RuntimeError: expected 3; got 1 (log: l)")], "1 error", "the log of t1 says more"),
         ([fail(1, "no step in 30 s; raise limits.hang_timeout_s")], "1 error", "raise limits.hang_timeout_s"),
         ([], "no plan can run: 1 skipped", "use pin_memory false"),
-        (
-            [fail(1, "", "out_of_memory"), fail(2, "", "out_of_memory"), fail(3, "DataError: cut; copy it again")],
-            "2 out_of_memory, 1 error",
-            "try smaller batch sizes, or a larger --memory-limit",
-        ),
-        (  # a model that leaks: "no plan can run" stood under rows with the speeds of plans that had run
-            [make_row(1, 100.0, batch_size=1), fail(1, "", "out_of_memory"), fail(2, "", "out_of_memory")],
-            "no plan ran each time: 1 ended well and then failed: 2 out_of_memory",
-            GROWS,
-        ),
+        ([fail(1, "", "out_of_memory"), fail(2, "", "out_of_memory"), fail(3, "DataError: cut; copy it again")],
+         "2 out_of_memory, 1 error", "try smaller batch sizes, or a larger --memory-limit"),
+        # a model that leaks: "no plan can run" stood under rows with the speeds of plans that had run
+        ([make_row(1, 100.0, batch_size=1), fail(1, "", "out_of_memory"), fail(2, "", "out_of_memory")],
+         "no plan ran each time: 1 ended well and then failed: 2 out_of_memory", GROWS),
     ],
-)
+)  # fmt: skip
 def test_where_no_plan_ran_the_failures_are_counted_and_the_most_common_one_has_its_remedy(rows, said, remedy):
     with pytest.raises(NoPlanError, match=said) as ended:
         pick_from([*rows, SKIPPED])
@@ -192,40 +185,22 @@ def test_the_learning_rate_follows_only_a_batch_that_was_allowed_to_change(rate,
 @pytest.mark.parametrize(
     ("runs", "chosen", "said"),
     [
-        (
-            make_rows((1000.0, 8.0, LARGE), (910.0, 3.0, MEDIUM), (890.0, 1.0, SMALL), (950.0, 5.0, {"threads": 1})),
-            "t2",
-            "least memory of 3 plans with at least 90 % of the best speed (1,000 samples/s, t1)",
-        ),
-        (  # a median of runs that lay far apart stood above every mean, and left one row fast enough
-            [
-                *run_beside(1, 515.0, 194.0, 528.0, memory=4.0, kind="baseline"),
-                *run_beside(4, 440.0, 440.0, 440.0, memory=1.0, **MEDIUM),
-            ],
-            "t5",
-            "best confirmed speed (440 samples/s, the geometric mean of 3 runs, t5)",
-        ),
-        (
-            make_rows((950.0, 1.0, SMALL), (1000.0, 1.01, MEDIUM), (1040.0, 1.5, {"batch_size": 128})),
-            "t2",
-            "the fastest of 2 plans within 2 % of it",
-        ),
-        (  # a row from a faster minute would make every confirmed one too slow
-            [
-                *make_rows((2000.0, 9.0, LARGE)),
-                *run_beside(2, 1000.0, memory=4.0, **MEDIUM),
-                *run_beside(3, 950.0, memory=2.0, **SMALL),
-            ],
-            "t3",
-            "of the best confirmed speed (1,000 samples/s, t2)",
-        ),
-        (
-            make_rows((1000.0, 1.0, {}), (810.0, 1.0, {})),
-            "t2",
-            "of the best speed (900 samples/s, the geometric mean of 2 runs, t2)",
-        ),
+        (make_rows((1000.0, 8.0, LARGE), (910.0, 3.0, MEDIUM), (890.0, 1.0, SMALL), (950.0, 5.0, {"threads": 1})),
+         "t2", "least memory of 3 plans with at least 90 % of the best speed (1,000 samples/s, t1)"),
+        # a median of runs that lay far apart stood above every mean, and left one row fast enough
+        ([*run_beside(1, 515.0, 194.0, 528.0, memory=4.0, kind="baseline"),
+          *run_beside(4, 440.0, 440.0, 440.0, memory=1.0, **MEDIUM)],
+         "t5", "best confirmed speed (440 samples/s, the geometric mean of 3 runs, t5)"),
+        (make_rows((950.0, 1.0, SMALL), (1000.0, 1.01, MEDIUM), (1040.0, 1.5, {"batch_size": 128})),
+         "t2", "the fastest of 2 plans within 2 % of it"),
+        # a row from a faster minute would make every confirmed one too slow
+        ([*make_rows((2000.0, 9.0, LARGE)), *run_beside(2, 1000.0, memory=4.0, **MEDIUM),
+          *run_beside(3, 950.0, memory=2.0, **SMALL)],
+         "t3", "of the best confirmed speed (1,000 samples/s, t2)"),
+        (make_rows((1000.0, 1.0, {}), (810.0, 1.0, {})),
+         "t2", "of the best speed (900 samples/s, the geometric mean of 2 runs, t2)"),
     ],
-)
+)  # fmt: skip
 def test_the_memory_pick_is_the_smallest_row_at_an_acceptable_speed(runs, chosen, said):
     made = pick_from(runs).memory
     assert made.trial.id == chosen
